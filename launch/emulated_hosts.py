@@ -1,0 +1,306 @@
+"""Hosts on one machine, joined by links of a given rate; one command runs in each.
+
+    unshare --user --map-root-user --net --mount python emulated_hosts.py network.json
+
+network.json:
+
+    {"hosts": [{"name": "host0", "address": "10.77.0.1", "rate_bit_s": 200000000, "command": ["torchrun"],
+                "env": {"GLOO_SOCKET_IFNAME": "eth0"}, "log": "torchrun-0.txt"}, ...],
+     "grace_s": 5, "caller_pid": 4711}
+
+A host is a network namespace whose `eth0` (MTU 1500, 10.77.0.0/16) leads to one bridge. `rate_bit_s` shapes
+what it sends (null: unshaped), so links are full duplex. The machine's own interfaces and mounts stay as they
+are.
+
+Prints `{"host": "host0", "status": 1}` as each command ends (128 + n: killed by signal n) and exits with the
+first status that is not 0. When a command fails, the others get `grace_s` seconds to end by themselves, then
+SIGTERM, and 3 s later SIGKILL; SIGTERM and SIGINT do the same at once. SIGHUP reads the file again, applies
+changed rates and prints `{"host": "host0", "rate_bit_s": 50000000}` for each. Where the network or a process
+cannot be made, one line on stderr says why and the status is 69.
+
+Nothing outlives this process, and it does not outlive its caller, however either ends: the commands live in a
+PID namespace whose first process dies with this one, and the kernel ends the rest. "Caller" is the *thread*
+that started this process. `caller_pid` (optional) covers a caller that dies while Python is still starting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import itertools
+import json
+import math
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+try:
+    pyroute2: Any = importlib.import_module("pyroute2")
+except ImportError:
+    print("emulated_hosts: pyroute2 is missing; install it: pip install pyroute2", file=sys.stderr)
+    sys.exit(os.EX_UNAVAILABLE)
+
+COMMAND = "unshare --user --map-root-user --net --mount python emulated_hosts.py network.json"
+SUBNET, PREFIX_LENGTH = "10.77.0.0", 16
+KILL_AFTER_S = 3.0
+QUEUE_BYTES = 4 << 20
+"""What may wait in a host's queue; TCP itself keeps far less there, so nothing is dropped."""
+RATE_END_BIT_S = 8 * 2**32
+"""The kernel's plain rate field is 32 bits of bytes/s."""
+BURSTS = ((50e6, 32 << 10), (200e6, 64 << 10), (1e9, 128 << 10), (4e9, 256 << 10), (10e9, 512 << 10))
+"""Rate (bit/s) and burst (bytes), found with Gloo's all-reduce of 16 MiB on two hosts and two cores: within
+6 % of 1448/1514 of the rate (10 Gbit/s: bound by the CPU). Smaller ones split packets and lose rate."""
+BURST_MIN = 16 << 10
+"""Ten full frames, which is TCP's first window."""
+
+CLONE_NEWNS, CLONE_NEWPID, CLONE_NEWNET = 0x00020000, 0x20000000, 0x40000000  # linux/sched.h
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_PRIVATE = 2, 4, 8, 1 << 14, 1 << 18  # linux/mount.h
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+TC_H_ROOT = 0xFFFFFFFF  # linux/pkt_sched.h
+TABLE_MAIN, TABLE_LOCAL = 254, 255  # linux/rtnetlink.h
+
+SIGNALS = {signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
+HANDLES = itertools.count(0x10000, 0x10000)
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class UnavailableError(Exception):
+    """Something cannot be made here; the message says what, why and the remedy."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One entry of `hosts` in network.json."""
+
+    name: str
+    address: str
+    rate_bit_s: int | None
+    command: list[str]
+    env: dict[str, str]
+    log: str
+
+    def __post_init__(self) -> None:
+        if self.rate_bit_s is not None and not 8 <= self.rate_bit_s < RATE_END_BIT_S:
+            raise ValueError(f"{self.name}: rate_bit_s is {self.rate_bit_s}, not 8 to {RATE_END_BIT_S - 1}")
+
+
+def burst_bytes(rate_bit_s: float) -> int:
+    """Return the size of the token bucket at a rate, bytes.
+
+    `BURSTS` at its points, straight lines on log-log axes between them. Below, the first line goes on down to
+    `BURST_MIN`; above, the bucket lasts as long as at the last point (0.42 ms): timers grow no finer.
+
+    A full bucket is sent at once, for free: judge no transfer under 8 times its size.
+    """
+    last_rate, last_burst = BURSTS[-1]
+    if rate_bit_s >= last_rate:
+        return round(last_burst * rate_bit_s / last_rate)
+    upper = max(1, next(i for i, (rate, _) in enumerate(BURSTS) if rate_bit_s < rate))
+    (rate0, burst0), (rate1, burst1) = BURSTS[upper - 1 : upper + 1]
+    slope = math.log(burst1 / burst0) / math.log(rate1 / rate0)
+    return max(BURST_MIN, round(burst0 * math.pow(rate_bit_s / rate0, slope)))
+
+
+def libc(function: str, *arguments: int | bytes | None) -> None:
+    """Call a function of the C library that returns 0 or sets errno."""
+    if getattr(LIBC, function)(*arguments) != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+@contextlib.contextmanager
+def making(what: str, remedy: str) -> Iterator[None]:
+    """Turn a refusal by the kernel into one line with its remedy."""
+    try:
+        yield
+    except (pyroute2.NetlinkError, OSError) as problem:
+        raise UnavailableError(f"cannot make {what} ({problem.args[-1]}); {remedy}") from problem
+
+
+def new_network_namespace() -> int:
+    """Move this process into a new network namespace and return a descriptor of it."""
+    libc("unshare", CLONE_NEWNET)
+    return os.open("/proc/self/ns/net", os.O_RDONLY)
+
+
+def build(hosts: list[Host]) -> dict[str, int]:
+    """Make the hosts and the bridge between them; return each host's network namespace."""
+    with making("a network namespace", "is sysctl user.max_net_namespaces too low?"):
+        namespaces = {host.name: new_network_namespace() for host in hosts}
+        new_network_namespace()  # the bridge's own; its descriptor keeps it when this process leaves it
+    with pyroute2.IPRoute() as ip:
+        with making("a bridge", "load its module: modprobe bridge"):
+            ip.link("add", ifname="bridge", kind="bridge", state="up")
+        bridge = ip.link_lookup(ifname="bridge")[0]
+        for number, host in enumerate(hosts):
+            peer = {"ifname": "eth0", "net_ns_fd": namespaces[host.name]}
+            with making("a veth pair", "load its module: modprobe veth"):
+                ip.link("add", ifname=f"port{number}", kind="veth", peer=peer)
+            ip.link("set", index=ip.link_lookup(ifname=f"port{number}")[0], master=bridge, state="up")
+    for host in hosts:
+        libc("setns", namespaces[host.name], CLONE_NEWNET)
+        configure(host)
+    return namespaces
+
+
+def configure(host: Host) -> None:
+    """Set addresses, routes and rate in the current network namespace."""
+    with pyroute2.IPRoute() as ip:
+        eth0 = ip.link_lookup(ifname="eth0")[0]
+        ip.link("set", index=ip.link_lookup(ifname="lo")[0], state="up")
+        ip.addr("add", index=eth0, address=host.address, prefixlen=PREFIX_LENGTH)
+        ip.link("set", index=eth0, state="up")
+        # The machine's default may be bbr, which is slower: by a quarter between hosts at 10 Gbit/s, by two
+        # thirds within one. Set on the routes (to the others, to itself) as the sysctl may be refused.
+        others = {"dst": f"{SUBNET}/{PREFIX_LENGTH}", "table": TABLE_MAIN, "scope": "link"}
+        itself = {"dst": host.address, "table": TABLE_LOCAL, "scope": "host", "type": "local"}
+        with making("a route with the congestion control cubic", "load its module: modprobe tcp_cubic"):
+            for route in (others, itself):
+                ip.route("replace", oif=eth0, prefsrc=host.address, metrics={"cc_algo": "cubic"}, **route)
+                found = ip.get_routes(
+                    family=socket.AF_INET, oif=eth0, table=route["table"], scope=route["scope"]
+                )
+                if {entry.get_nested("RTA_METRICS", "RTAX_CC_ALGO") for entry in found} != {"cubic"}:
+                    raise OSError(0, "the kernel did not keep it")
+    if host.rate_bit_s is not None:
+        shape(host.rate_bit_s)
+
+
+def shape(rate_bit_s: int | None) -> None:
+    """Set the rate at which eth0 of the current network namespace sends, bit/s; None is unshaped.
+
+    A new handle puts a new bucket in the old one's place. Shrinking the old one would block the link for
+    good if a larger packet waits in it; deleting it first would let megabytes pass unshaped. The packets that
+    waited, a few hundred, are lost and sent again.
+    """
+    with pyroute2.IPRoute() as ip, making("a token bucket", "load its module: modprobe sch_tbf"):
+        eth0 = ip.link_lookup(ifname="eth0")[0]
+        if rate_bit_s is None:
+            ip.tc("del", index=eth0, parent=TC_H_ROOT)
+        else:
+            bucket = {"rate": rate_bit_s // 8, "burst": burst_bytes(rate_bit_s), "limit": QUEUE_BYTES}
+            ip.tc("replace", "tbf", eth0, next(HANDLES), **bucket)
+
+
+def change_rates(file: Path, rates: dict[str, int | None], namespaces: dict[str, int]) -> None:
+    """Apply the rates of `file` that differ from `rates`; a file that cannot be read changes nothing."""
+    try:
+        new = {host.name: host.rate_bit_s for host in read(file)[0]}
+        for name in [name for name in rates if new[name] != rates[name]]:
+            libc("setns", namespaces[name], CLONE_NEWNET)
+            shape(new[name])
+            rates[name] = new[name]
+            print(json.dumps({"host": name, "rate_bit_s": new[name]}), flush=True)
+    except (OSError, KeyError, TypeError, ValueError, UnavailableError) as problem:
+        print(f"emulated_hosts: rates not changed: {problem!r}", file=sys.stderr, flush=True)
+
+
+def start(host: Host, namespace: int) -> subprocess.Popen[bytes]:
+    """Start a host's command in its network namespace, in a session and process group of its own."""
+
+    def enter() -> None:
+        libc("setns", namespace, CLONE_NEWNET)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+    with (
+        making(f"a process for {host.name}", "check its command and its log"),
+        Path(host.log).open("wb") as log,
+    ):
+        return subprocess.Popen(
+            host.command,
+            env=os.environ | host.env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=enter,  # noqa: PLW1509  (there are no other threads)
+        )
+
+
+def supervise(file: Path, hosts: list[Host], grace_s: float, namespaces: dict[str, int]) -> int:
+    """Run the hosts' commands to their end; return the first status that is not 0."""
+    rates = {host.name: host.rate_bit_s for host in hosts}
+    running = {host.name: start(host, namespaces[host.name]) for host in hosts}
+    status, term_at_s, kill_at_s = 0, math.inf, math.inf
+    while running:
+        due_s = term_at_s if kill_at_s == math.inf else kill_at_s
+        received = signal.sigtimedwait(SIGNALS, min(60, max(0, due_s - time.monotonic())))
+        number = received.si_signo if received else 0
+        now_s = time.monotonic()
+        if number == signal.SIGHUP:
+            change_rates(file, rates, namespaces)
+        elif number in {signal.SIGINT, signal.SIGTERM}:
+            status, term_at_s = status or 128 + number, min(term_at_s, now_s)
+        for name in [name for name, process in running.items() if process.poll() is not None]:
+            ended = shell_status(running.pop(name).returncode)
+            print(json.dumps({"host": name, "status": ended}), flush=True)
+            if ended and not status:
+                status, term_at_s = ended, now_s + grace_s
+        if now_s >= kill_at_s:
+            os.kill(-1, signal.SIGKILL)  # everything in the PID namespace but this process
+            kill_at_s = now_s + KILL_AFTER_S
+        elif now_s >= term_at_s and kill_at_s == math.inf:
+            kill_at_s = now_s + KILL_AFTER_S
+            for process in running.values():
+                os.killpg(process.pid, signal.SIGTERM)
+    return status
+
+
+def shell_status(returncode: int) -> int:
+    """Return a status as shells count it: 128 + n for signal n."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def read(file: Path) -> tuple[list[Host], dict[str, Any]]:
+    """Return network.json's hosts, and the whole of it."""
+    network = json.loads(file.read_text())
+    return [Host(**host) for host in network["hosts"]], network
+
+
+def first_process(file: Path, parent: int) -> int:
+    """Make the network and run the commands, as the PID namespace's first process."""
+    libc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
+    if select.select([parent], [], [], 0)[0]:
+        return 128 + signal.SIGKILL  # it died before the line above
+    # Tools look up /proc/<os.getpid()>: let it be the right one. Containers that mask parts of /proc refuse.
+    with contextlib.suppress(OSError):
+        libc("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
+    hosts, network = read(file)
+    return supervise(file, hosts, network["grace_s"], build(hosts))
+
+
+def main(file: Path) -> int:
+    """Start the first process in new namespaces, pass signals on to it and return its status."""
+    libc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != read(file)[1].get("caller_pid", os.getppid()):
+        return 128 + signal.SIGKILL  # the caller died before the line above
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    with making("namespaces", f"start it as root or with: {COMMAND}"):
+        libc("unshare", CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET)
+        libc("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
+    parent = os.pidfd_open(os.getpid())
+    child = os.fork()
+    if child == 0:
+        return first_process(file, parent)
+    while True:
+        number = signal.sigwait(SIGNALS)
+        if number != signal.SIGCHLD:
+            os.kill(child, number)
+        elif (ended := os.waitpid(child, os.WNOHANG))[0] == child:
+            return shell_status(os.waitstatus_to_exitcode(ended[1]))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(Path(sys.argv[1])))
+    except UnavailableError as problem:
+        print(f"emulated_hosts: {problem}", file=sys.stderr)
+        sys.exit(os.EX_UNAVAILABLE)

@@ -1,0 +1,23 @@
+#!/bin/sh
+# The one way in which every launcher starts workers: torchrun with this site's environment.
+#
+#   torchrun.sh PROFILE torchrun-arguments... -m scaling.worker RUN LAUNCH WORLD_SIZES
+#
+# PROFILE is gloo or nccl: profiles/PROFILE.env beside this file is read first. Variables that are
+# set already win, so `+env.NAME=value` on the command line overrides a profile.
+# SCALING_PYTHON names the interpreter; the default is the python3 on the PATH.
+set -eu
+
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+profile=$1
+shift
+
+while IFS='=' read -r name value; do
+    case $name in '' | '#'*) continue ;; esac
+    eval "already=\${$name-}"
+    if [ -z "$already" ]; then
+        export "$name=$value"
+    fi
+done <"$here/profiles/$profile.env"
+
+exec "${SCALING_PYTHON:-python3}" -m torch.distributed.run "$@"

@@ -1,0 +1,113 @@
+"""Tables in, analysis out. Pure: the same tables give the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scaling.analysis import curve
+from scaling.analysis.point import Link, point
+from scaling.analysis.quantities import TrialRecords, read_trial
+from scaling.analysis.results import (
+    SCHEMA,
+    Analysis,
+    Fabric,
+    Fits,
+    Level,
+    Point,
+    Quality,
+    RunInfo,
+    TrialOutcome,
+)
+from scaling.analysis.stats import Floats
+from scaling.analysis.verdict import verdicts
+from scaling.collect import Tables
+from scaling.plan import Plan, Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the launches ended, as far as the numbers need to know."""
+
+    duration_s: float
+    launches: int
+    trials: tuple[TrialOutcome, ...]
+    warnings: tuple[str, ...] = ()
+
+
+def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
+    """All of analysis.json."""
+    spec = plan.spec
+    records = {t.world_size: read_trial(tables, plan, t) for t in plan.trials}
+    status = {t.world_size: t.status for t in ending.trials}
+    warmup = {n: steps for rank in tables.ranks for n, steps in rank.warmup.items()}
+    levels: list[Level] = []
+    points: list[Point] = []
+    for trial in plan.trials:
+        sweep, link, level = _sweep(tables, plan, trial, records[trial.world_size])
+        levels += [level] if level else []
+        points.append(
+            point(
+                records[trial.world_size],
+                plan,
+                status=status[trial.world_size],
+                warmup_steps=warmup.get(trial.world_size),
+                whole_batch=records.get(1) if spec.mode == "strong" else None,
+                sweep=sweep,
+                link=link,
+            )
+        )
+    return Analysis(
+        schema=SCHEMA,
+        run=RunInfo(
+            id=plan.id,
+            model=spec.model.name,
+            topology=spec.topology.name,
+            precision=spec.precision,
+            mode=spec.mode,
+            task=spec.task,
+            backend=spec.topology.backend,
+            device=spec.topology.device,
+            started=plan.created,
+            duration_s=ending.duration_s,
+            synthetic=spec.model.synthetic,
+            launches=ending.launches,
+        ),
+        points=tuple(points),
+        fabric=Fabric(levels=tuple(levels)),
+        fits=Fits(),
+        inference=(),
+        verdicts=tuple(v for p in points for v in verdicts(p, plan)),
+        quality=_quality(tables, ending),
+        trials=ending.trials,
+    )
+
+
+def _sweep(
+    tables: Tables, plan: Plan, trial: Trial, records: TrialRecords
+) -> tuple[Mapping[str, Floats], Link | None, Level | None]:
+    """The size sweep of one world size: as quantities of the trial's rounds, as a fitted link, as a curve."""
+    times = curve.sweep_times(tables.fabric, trial.world_size)
+    swept = curve.sweep_rounds(times, plan.spec.seed)
+    if swept is None:
+        return {}, None, None
+    rounds, sizes = swept
+    keys = times.select("launch", "round").unique().sort("launch", "round").rows()
+    values = {
+        str(size): records.per_round(dict(zip(keys, rounds.values[str(size)], strict=True))) for size in sizes
+    }
+    return (
+        values,
+        lambda m: curve.fit(m, sizes, trial.world_size),
+        curve.level(rounds, sizes, plan, trial.world_size),
+    )
+
+
+def _quality(tables: Tables, ending: Ending) -> Quality:
+    bounds = [rank.clock_bound_ns for rank in tables.ranks if rank.clock_bound_ns is not None]
+    return Quality(
+        contended_blocks=0,
+        dropped_samples=tables.dropped_samples,
+        clock_bound_us=max(bounds) / 1e3 if bounds else None,
+        warnings=(*tables.gaps, *ending.warnings),
+    )

@@ -1,0 +1,106 @@
+"""Two runs side by side. They ran apart, so their intervals are combined, not paired."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from scaling.analysis.results import (
+    SCHEMA,
+    Analysis,
+    Comparison,
+    Loss,
+    Measured,
+    Point,
+    PointComparison,
+)
+from scaling.analysis.stats import distinguishable
+from scaling.plan import Plan
+
+_SAME = ("model", "precision", "mode", "task", "synthetic")
+
+
+def compare(base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan) -> Comparison:
+    """`other` over `base` at every world size that both have."""
+    reasons = [
+        f"{name} differs: {getattr(base.run, name)} and {getattr(other.run, name)}"
+        for name in _SAME
+        if getattr(base.run, name) != getattr(other.run, name)
+    ]
+    if base_plan.spec.model.args != other_plan.spec.model.args and base.run.model == other.run.model:
+        reasons.append(f"the model's settings differ: {base_plan.spec.model.args} and {other_plan.spec.model.args}")
+    name = "global_batch" if base_plan.spec.mode == "strong" else "batch_per_rank"
+    for key in (name, "accumulation_steps"):
+        a, b = getattr(base_plan.spec, key), getattr(other_plan.spec, key)
+        if a != b:
+            reasons.append(f"{key} differs: {a} and {b}")
+    others = {p.world_size: p for p in other.points}
+    pairs = [(p, others[p.world_size]) for p in base.points if p.world_size in others]
+    if not pairs:
+        reasons.append("no world size in common")
+    return Comparison(
+        schema=SCHEMA,
+        base=base.run,
+        other=other.run,
+        comparable=not reasons,
+        reasons=tuple(reasons),
+        points=tuple(_point(a, b) for a, b in pairs),
+    )
+
+
+def _point(base: Point, other: Point) -> PointComparison:
+    ratio = _ratio(other.samples_per_s, base.samples_per_s)
+    return PointComparison(
+        world_size=base.world_size,
+        ratio=ratio,
+        distinguishable=distinguishable(ratio),
+        causes=_causes(base, other),
+    )
+
+
+def _causes(base: Point, other: Point) -> dict[str, Measured | None]:
+    """Step time of `other` minus `base` by cause, ms: compute (a rank alone), and each cause of loss."""
+    causes = {"compute": _difference(other.arms_ms.bare_one, base.arms_ms.bare_one)}
+    if base.loss is None or other.loss is None:
+        return causes
+    for field in dataclasses.fields(Loss):
+        a = _product(getattr(base.loss, field.name), base.step_ms)
+        b = _product(getattr(other.loss, field.name), other.step_ms)
+        causes[field.name] = _difference(b, a)
+    return causes
+
+
+def _half(number: Measured) -> float | None:
+    return number.half_width
+
+
+def _ratio(top: Measured | None, bottom: Measured | None) -> Measured | None:
+    """top / bottom; relative half-widths add in quadrature."""
+    if top is None or bottom is None or not bottom.value:
+        return None
+    value, units = top.value / bottom.value, min(top.n, bottom.n)
+    a, b = _half(top), _half(bottom)
+    if a is None or b is None:
+        return Measured(value=value, n=units)
+    half = value * ((a / top.value) ** 2 + (b / bottom.value) ** 2) ** 0.5
+    return Measured(value=value, low=value - half, high=value + half, n=units)
+
+
+def _difference(a: Measured | None, b: Measured | None) -> Measured | None:
+    """a - b; half-widths add in quadrature."""
+    if a is None or b is None:
+        return None
+    value, units = a.value - b.value, min(a.n, b.n)
+    half_a, half_b = _half(a), _half(b)
+    if half_a is None or half_b is None:
+        return Measured(value=value, n=units)
+    half = (half_a**2 + half_b**2) ** 0.5
+    return Measured(value=value, low=value - half, high=value + half, n=units)
+
+
+def _product(share: Measured | None, step: Measured | None) -> Measured | None:
+    """share * step; the share's interval is the one that matters."""
+    if share is None or step is None:
+        return None
+    low = None if share.low is None else share.low * step.value
+    high = None if share.high is None else share.high * step.value
+    return Measured(value=share.value * step.value, low=low, high=high, n=share.n)

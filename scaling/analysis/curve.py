@@ -1,0 +1,120 @@
+"""The fabric's own curve: size sweep of all-reduce in nccl-tests' terms, and an alpha-beta fit.
+
+    T(m) = 2 (n-1) (alpha + m beta / n)        ring all-reduce of m bytes over n ranks
+    algbw = m / T,  busbw = algbw * 2 (n-1) / n
+
+alpha is per hop; 1/beta is the bandwidth that large messages tend to. Source of busbw: nccl-tests,
+doc/PERFORMANCE.md; of the cost model: Thakur, Rabenseifner, Gropp, "Optimization of Collective
+Communication Operations in MPICH", IJHPCA 19(1), 2005.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from scaling.analysis.results import CurvePoint, Level, Measured
+from scaling.analysis.stats import Floats, Means, Rounds, UnknownQuantityError
+from scaling.plan import Plan
+
+LARGE_BYTES = 2**18
+"""beta is fitted from here on: below, fixed costs and the shaper's free burst rule."""
+SMALL_BYTES = 2**14
+"""alpha is read off up to here."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlphaBeta:
+    """Fitted link, ns and ns/byte; arrays hold the estimate first and resampled values after it."""
+
+    world_size: int
+    alpha_ns: Floats
+    beta_ns: Floats
+
+    def time_ns(self, size: Floats | float) -> Floats:
+        """T(m) of an all-reduce."""
+        n = self.world_size
+        result: Floats = 2 * (n - 1) * (self.alpha_ns + size * self.beta_ns / n)
+        return result
+
+
+def bus_factor(world_size: int) -> float:
+    """busbw / algbw of an all-reduce."""
+    return 2 * (world_size - 1) / world_size
+
+
+def sweep_times(fabric: pl.DataFrame, world_size: int) -> pl.DataFrame:
+    """(launch, round, bytes, time_ns): each message from the latest launch to the latest done, mean of a round."""
+    return (
+        fabric.filter(pl.col("world_size") == world_size)
+        .group_by("launch", "round", "block", "step", "seq", "bytes")
+        .agg(time_ns=pl.col("done_ns").max() - pl.col("launch_ns").max(), ranks=pl.len())
+        .filter(pl.col("ranks") == world_size)
+        .group_by("launch", "round", "bytes")
+        .agg(pl.col("time_ns").mean())
+        .sort("launch", "round", "bytes")
+    )
+
+
+def sweep_rounds(times: pl.DataFrame, seed: int) -> tuple[Rounds, tuple[int, ...]] | None:
+    """The sweep as rounds with one quantity a size."""
+    if times.is_empty():
+        return None
+    wide = times.pivot(on="bytes", index=["launch", "round"], values="time_ns").sort("launch", "round")
+    sizes = tuple(sorted(int(name) for name in wide.columns if name.isdigit()))
+    values = {str(size): wide[str(size)].cast(pl.Float64).fill_null(float("nan")).to_numpy() for size in sizes}
+    return Rounds(values, wide["launch"].to_numpy(), seed=seed), sizes
+
+
+def fit(means: Means, sizes: tuple[int, ...], world_size: int) -> AlphaBeta:
+    """Least squares in relative error over the large sizes for beta; alpha from what the small ones leave."""
+    n = world_size
+    large = [s for s in sizes if s >= LARGE_BYTES] or list(sizes[-1:])
+    small = [s for s in sizes if s <= SMALL_BYTES] or list(sizes[:1])
+    if not large or not small:
+        raise UnknownQuantityError("sizes")
+    m = np.array(large, dtype=float)
+    t = np.stack([means[str(s)] for s in large], axis=-1)
+    if len(large) == 1:
+        base = np.stack([means[str(s)] for s in small], axis=-1).mean(axis=-1)
+        slope = (t[:, 0] - base) / m[0]
+    else:
+        w = 1 / t**2
+        total, mean_m, mean_t = w.sum(-1), (w * m).sum(-1), (w * t).sum(-1)
+        slope = (total * (w * m * t).sum(-1) - mean_m * mean_t) / (total * (w * m * m).sum(-1) - mean_m**2)
+    rest = np.stack([means[str(s)] - slope * s for s in small], axis=-1).mean(axis=-1)
+    return AlphaBeta(n, np.maximum(rest, 0.0) / (2 * (n - 1)), slope * n / (2 * (n - 1)))
+
+
+def level(rounds: Rounds, sizes: tuple[int, ...], plan: Plan, world_size: int) -> Level:
+    """One group's curve and fit."""
+    topology = plan.spec.topology
+    across = topology.hosts_of(world_size) > 1
+    nominal = topology.link.nominal_bit_s if across else None
+    factor = bus_factor(world_size)
+
+    def bandwidth(size: int, scale: float) -> Measured:
+        measured = rounds.measure(lambda m: size * 8 * scale / m[str(size)])
+        assert measured is not None
+        return measured
+
+    points = tuple(
+        CurvePoint(
+            collective="all_reduce",
+            bytes=size,
+            time_us=rounds.measure(lambda m, s=size: m[str(s)] / 1e3),  # type: ignore[misc, arg-type]
+            algbw_gbit_s=bandwidth(size, 1.0),
+            busbw_gbit_s=bandwidth(size, factor),
+        )
+        for size in sizes
+    )
+    return Level(
+        name="network" if across else "host",
+        world_size=world_size,
+        alpha_us=rounds.measure(lambda m: fit(m, sizes, world_size).alpha_ns / 1e3),
+        busbw_gbit_s=rounds.measure(lambda m: 8 / fit(m, sizes, world_size).beta_ns),
+        nominal_gbit_s=None if nominal is None else nominal / 1e9,
+        curve=points,
+    )

@@ -1,0 +1,265 @@
+"""One world size: arms, parts, efficiency, the loss waterfall, communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from scaling.analysis.curve import AlphaBeta, bus_factor
+from scaling.analysis.quantities import PHASES, TrialRecords
+from scaling.analysis.results import (
+    Arms,
+    Bucket,
+    Comm,
+    Loss,
+    Measured,
+    Memory,
+    Overhead,
+    Parts,
+    Point,
+)
+from scaling.analysis.simulate import period, period_of_mean
+from scaling.analysis.stats import Floats, Means, Rounds, scaled
+from scaling.analysis.stragglers import describe, late_ranks
+from scaling.plan import Plan
+from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
+
+Link = Callable[[Means], AlphaBeta]
+"""The fitted link of this world size, resampled with the same rounds."""
+
+
+def point(
+    records: TrialRecords,
+    plan: Plan,
+    *,
+    status: str,
+    warmup_steps: int | None,
+    whole_batch: TrialRecords | None,
+    sweep: dict[str, Floats],
+    link: Link | None,
+) -> Point:
+    """Everything about one world size. `whole_batch` is the trial at world size 1 (strong scaling's baseline)."""
+    trial, spec = records.trial, plan.spec
+    n = trial.world_size
+    if records.index.is_empty():
+        return Point(world_size=n, hosts=trial.hosts, status=status, warmup_steps=warmup_steps)
+    everybody = set(range(n))
+    rounds = Rounds(_arm_values(records, everybody), records.launches, seed=spec.seed)
+    overhead = _overhead(rounds)
+    late = late_ranks(records, rounds, _floor(overhead))
+    typical = everybody - {item.rank for item in late} or everybody
+    rounds = rounds.extend(_arm_values(records, typical, typical_only=True))
+    rounds = rounds.extend(_merged_values(records, typical)).extend(sweep)
+    if whole_batch is not None:
+        whole = records.column(whole_batch.arm(BARE_ONE), "step")
+        rounds = rounds.extend({"whole_batch": whole})
+    efficiency = _efficiency(n, strong=whole_batch is not None)
+    return Point(
+        world_size=n,
+        hosts=trial.hosts,
+        status=status,
+        warmup_steps=warmup_steps,
+        step_ms=scaled(rounds.measure("plain"), 1e-6),
+        samples_per_s=rounds.measure(lambda m: trial.batch * n * 1e9 / m["plain"]),
+        speedup=rounds.measure(lambda m: n * efficiency(m)),
+        efficiency=rounds.measure(efficiency),
+        efficiency_loaded=rounds.measure(lambda m: m[BARE_ALL] / m["plain"]) if n > 1 else None,
+        arms_ms=Arms(
+            **{name: scaled(rounds.measure(name), 1e-6) for name in (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE)}
+        ),
+        parts_ms=_parts(rounds, n),
+        closure=rounds.measure(lambda m: m["closure"] / m["plain"]),
+        loss=_loss(rounds, n, efficiency, link, strong=whole_batch is not None, size=records.bucket_bytes),
+        straggler=describe(late[0], records, typical, rounds) if late else None,
+        overhead=overhead,
+        comm=_comm(rounds, records, plan) if n > 1 and records.bucket_bytes else None,
+        memory=Memory(),
+    )
+
+
+def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = False) -> dict[str, Floats]:
+    """Steps and phases of every arm over `ranks`; the step time that is reported stays that of all ranks."""
+    values: dict[str, Floats] = {}
+    for name, arm, detailed in (
+        (BARE_ONE, BARE_ONE, None),
+        (BARE_ALL, BARE_ALL, None),
+        (DDP_SOLO, DDP_SOLO, None),
+        (PROBE, PROBE, False),
+        ("detailed", PROBE, True),
+    ):
+        frame = records.arm(arm, detailed=detailed, ranks=ranks)
+        prefix = f"typical.{name}" if typical_only and name in (PROBE, "detailed") else name
+        values[prefix] = records.column(frame, "step")
+        for phase in PHASES:
+            values[f"{prefix}.{phase}"] = records.column(frame, phase)
+    if not typical_only:
+        values[PLAIN] = records.column(records.arm(PLAIN), "step")
+        for half in (0, 1):
+            values[f"plain.{half}"] = records.column(records.arm(PLAIN, half=half), "step")
+    return values
+
+
+def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats]:
+    """What the ranks did together: merged blocks, their replays, and the step that closure simulates."""
+    values = {name: records.per_round(found) for name, found in records.merged.items()}
+    mask = np.array([r in typical for r in range(records.trial.world_size)])
+    simulated: dict[str, dict[tuple[int, int], float]] = {"sim": {}, "sim_typical": {}, "link_exposed": {}}
+    for cycle in records.cycles:
+        whole = period(cycle.ready, cycle.compute_end, cycle.transfer)
+        mean, exposed = period_of_mean(mask, cycle.ready, cycle.compute_end, cycle.transfer)
+        simulated["sim"][cycle.key] = float(whole.mean())
+        simulated["sim_typical"][cycle.key] = float(mean.mean())
+        simulated["link_exposed"][cycle.key] = float(exposed.mean())
+    values |= {name: records.per_round(found) for name, found in simulated.items()}
+    values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
+    values["closure"] = records.per_round(_closure(records, typical))
+    return values
+
+
+def _closure(records: TrialRecords, typical: set[int]) -> dict[tuple[int, int], float]:
+    """The step from ddp_solo's ready times, stretched by the measured overlap, and replay's bucket times."""
+    light, solo = records.arm(PROBE, detailed=False, ranks=typical), records.arm(DDP_SOLO, ranks=typical)
+    stretch = {
+        name: records.column(light, name) / records.column(solo, name) for name in ("forward", "compute")
+    }
+    found: dict[tuple[int, int], float] = {}
+    for i, key in enumerate(records.keys()):
+        alone, transfer = records.solo.get(key), records.replay.get(key)
+        if alone is None or transfer is None or alone["ready"].shape[1] != len(transfer):
+            continue
+        tail = alone["optimizer"] + alone["host"]
+        before = tail + alone["input"] + alone["forward"] * stretch["forward"][i]
+        backward = alone["ready"] - (alone["input"] + alone["forward"])[:, None]
+        ready = before[:, None] + np.maximum(backward, 0.0) * stretch["compute"][i]
+        compute_end = before + alone["compute"] * stretch["compute"][i]
+        found[key] = float(period(ready[None], compute_end[None], transfer[None])[0])
+    return found
+
+
+def _overhead(rounds: Rounds) -> Overhead:
+    return Overhead(
+        probe_over_plain=rounds.measure(lambda m: m[PROBE] / m[PLAIN]),
+        aa_floor=rounds.measure(lambda m: m["plain.1"] / m["plain.0"]),
+    )
+
+
+def _floor(overhead: Overhead) -> float:
+    """The A/A floor as a fraction: how far two plain blocks differ by chance."""
+    floor = overhead.aa_floor
+    if floor is None:
+        return 0.0
+    return max(abs(x - 1) for x in (floor.value, floor.low, floor.high) if x is not None)
+
+
+def _efficiency(n: int, *, strong: bool) -> Callable[[Means], Floats]:
+    if strong:
+        return lambda m: m["whole_batch"] / (n * m["plain"])
+    return lambda m: m[BARE_ONE] / m["plain"]
+
+
+def _parts(rounds: Rounds, n: int) -> Parts:
+    """The light probe's step; its wait for communication is split as the detailed blocks split theirs."""
+
+    def split(name: str) -> Callable[[Means], Floats]:
+        return lambda m: m[f"{PROBE}.exposed"] * m[name] / m["exposed_all"]
+
+    def ms(formula: Callable[[Means], Floats] | str) -> Measured | None:
+        return scaled(rounds.measure(formula), 1e-6)
+
+    def backward(m: Means) -> Floats:
+        """Compute, and what backward does after its last bucket."""
+        waits = split("exposed_transfer")(m) + split("exposed_skew")(m) if n > 1 else 0.0
+        result: Floats = m[f"{PROBE}.compute"] + m[f"{PROBE}.exposed"] - waits
+        return result
+
+    return Parts(
+        input=ms(f"{PROBE}.input"),
+        forward=ms(f"{PROBE}.forward"),
+        backward=ms(backward),
+        exposed_transfer=ms(split("exposed_transfer")) if n > 1 else None,
+        exposed_skew=ms(split("exposed_skew")) if n > 1 else None,
+        optimizer=ms(f"{PROBE}.optimizer"),
+        host=ms(f"{PROBE}.host"),
+    )
+
+
+def _loss(
+    rounds: Rounds,
+    n: int,
+    efficiency: Callable[[Means], Floats],
+    link: Link | None,
+    *,
+    strong: bool,
+    size: tuple[int, ...],
+) -> Loss | None:
+    """1 - E by cause, as section "The loss waterfall" of docs/method.md derives it."""
+    if n == 1:
+        return None
+
+    def grown(m: Means, arm: str, base: str, *phases: str) -> Floats:
+        result: Floats = sum((m[f"{arm}.{p}"] - m[f"{base}.{p}"] for p in phases), np.zeros(1))
+        return result
+
+    side = ("input", "host")
+
+    def probe(m: Means) -> Floats:
+        """The light probe's ns to shares of the plain step: its own cost is taken out."""
+        return 1 / m[PROBE]
+
+    def linked(m: Means) -> Floats:
+        return m["link_exposed"] / m["detailed"]
+
+    def latency_share(m: Means) -> Floats:
+        assert link is not None
+        fitted = link(m)
+        fixed = 2 * (n - 1) * fitted.alpha_ns * len(size)
+        moved = 2 * (n - 1) / n * fitted.beta_ns * sum(size)
+        result: Floats = fixed / (fixed + moved)
+        return result
+
+    terms: dict[str, Callable[[Means], Floats]] = {
+        "neighbours": lambda m: (m[BARE_ALL] - m[BARE_ONE] - grown(m, BARE_ALL, BARE_ONE, *side)) / m[PLAIN],
+        "ddp_overhead": lambda m: (m[DDP_SOLO] - m[BARE_ALL] - grown(m, DDP_SOLO, BARE_ALL, *side)) / m[PLAIN],
+        "straggler": lambda m: (m["sim"] - m["sim_typical"]) / m["detailed"],
+        "overlap": lambda m: grown(m, "typical.probe", DDP_SOLO, "forward", "compute") * probe(m),
+        "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input") * probe(m),
+        "host": lambda m: grown(m, "typical.probe", BARE_ONE, "host") * probe(m),
+    }
+    if link is not None:
+        terms["link_latency"] = lambda m: linked(m) * latency_share(m)
+        terms["link_bandwidth"] = lambda m: linked(m) * (1 - latency_share(m))
+    else:
+        terms["link_bandwidth"] = linked
+    if strong:
+        terms["small_batch"] = lambda m: (m[BARE_ONE] - m["whole_batch"] / n) / m[PLAIN]
+    measured = {name: rounds.measure(term) for name, term in terms.items()}
+    known = [terms[name] for name, number in measured.items() if number is not None]
+    unexplained = rounds.measure(lambda m: 1 - efficiency(m) - sum(term(m) for term in known))
+    return None if unexplained is None else Loss(**measured, unexplained=unexplained)
+
+
+def _comm(rounds: Rounds, records: TrialRecords, plan: Plan) -> Comm:
+    n, total = records.trial.world_size, sum(records.bucket_bytes)
+    factor = bus_factor(n)
+    topology = plan.spec.topology
+    nominal = topology.link.nominal_bit_s if topology.hosts_of(n) > 1 else None
+    buckets = tuple(
+        Bucket(
+            bytes=size,
+            ready_ms=scaled(rounds.measure(f"bucket.{k}.ready"), 1e-6),
+            transfer_ms=scaled(rounds.measure(f"bucket.{k}.transfer"), 1e-6),
+            skew_ms=scaled(rounds.measure(f"bucket.{k}.skew"), 1e-6),
+        )
+        for k, size in enumerate(records.bucket_bytes)
+    )
+    return Comm(
+        bytes_per_step=total,
+        buckets=buckets,
+        busbw_gbit_s=rounds.measure(lambda m: factor * total * 8 / m["busy"]),
+        curve_share=rounds.measure(lambda m: m["replay"] / m["busy"]),
+        nominal_share=(
+            None if nominal is None else rounds.measure(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal)
+        ),
+        hidden_share=rounds.measure(lambda m: 1 - m["exposed_transfer"] / m["busy"]),
+    )

@@ -1,0 +1,331 @@
+"""What the analysis found: frozen results, one class per object of analysis.json.
+
+Field names are the JSON keys (a trailing underscore is dropped). A measured number is a
+`Measured`, or the whole object is None: never 0 for "unknown".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A number with its 95 % interval. `low` and `high` are None where the data bear no interval.
+
+    `n` counts the independent units (rounds of blocks) behind it, not steps.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the interval's length, None without one."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """What was measured, on what."""
+
+    id: str
+    model: str
+    topology: str
+    precision: str
+    mode: str
+    task: str
+    backend: str
+    device: str
+    started: str
+    duration_s: float
+    synthetic: bool
+    launches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arms:
+    """Mean step time of each arm, ms."""
+
+    bare_one: Measured | None = None
+    bare_all: Measured | None = None
+    ddp_solo: Measured | None = None
+    plain: Measured | None = None
+    probe: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """A step of the probe arm, ms, mean over ranks; they add up to it."""
+
+    input: Measured | None = None
+    forward: Measured | None = None
+    backward: Measured | None = None
+    exposed_transfer: Measured | None = None
+    exposed_skew: Measured | None = None
+    optimizer: Measured | None = None
+    host: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """1 - efficiency by cause, each a fraction of the plain step at this world size; they add up to it."""
+
+    small_batch: Measured | None = None
+    neighbours: Measured | None = None
+    ddp_overhead: Measured | None = None
+    straggler: Measured | None = None
+    link_latency: Measured | None = None
+    link_bandwidth: Measured | None = None
+    overlap: Measured | None = None
+    input: Measured | None = None
+    host: Measured | None = None
+    clocks: Measured | None = None
+    unexplained: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """The late rank, the phase it is late in, and what it costs the others."""
+
+    rank: int
+    phase: str
+    by_itself: bool | None
+    """Whether it is slow alone too (bare_one); None where that was not measured."""
+    cost_ms: Measured
+    skew_ms: Measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """The probe's own cost, and the same statistic between alternate plain blocks (ratios near 1)."""
+
+    probe_over_plain: Measured | None = None
+    aa_floor: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """One bucket of gradients, ms after the start of backward; transfer is its share of the busy link."""
+
+    bytes: int
+    ready_ms: Measured | None
+    transfer_ms: Measured | None
+    skew_ms: Measured | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comm:
+    """Gradient traffic of one step."""
+
+    bytes_per_step: int
+    buckets: tuple[Bucket, ...]
+    busbw_gbit_s: Measured | None
+    curve_share: Measured | None
+    nominal_share: Measured | None
+    hidden_share: Measured | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Peak bytes of a rank (the largest rank)."""
+
+    peak_bytes: int | None = None
+    communicators_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One world size."""
+
+    world_size: int
+    hosts: int
+    status: str
+    warmup_steps: int | None = None
+    step_ms: Measured | None = None
+    samples_per_s: Measured | None = None
+    speedup: Measured | None = None
+    efficiency: Measured | None = None
+    efficiency_loaded: Measured | None = None
+    arms_ms: Arms = field(default_factory=Arms)
+    parts_ms: Parts = field(default_factory=Parts)
+    closure: Measured | None = None
+    loss: Loss | None = None
+    straggler: Straggler | None = None
+    overhead: Overhead = field(default_factory=Overhead)
+    comm: Comm | None = None
+    memory: Memory = field(default_factory=Memory)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """One message size of the fabric sweep, in nccl-tests' terms."""
+
+    collective: str
+    bytes: int
+    time_us: Measured
+    algbw_gbit_s: Measured
+    busbw_gbit_s: Measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level:
+    """A group's own curve: time = 2(n-1) (alpha + m beta / n) for an all-reduce of m bytes."""
+
+    name: str
+    world_size: int
+    alpha_us: Measured | None
+    busbw_gbit_s: Measured | None
+    """1/beta: the bandwidth the large sizes tend to."""
+    nominal_gbit_s: float | None
+    curve: tuple[CurvePoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """All levels that were swept."""
+
+    levels: tuple[Level, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KarpFlatt:
+    """Serial fraction by Karp and Flatt (1990), strong scaling only."""
+
+    world_size: int
+    serial_fraction: Measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usl:
+    """Universal Scalability Law (Gunther 2007): contention sigma and coherency kappa."""
+
+    sigma: Measured
+    kappa: Measured
+    peak_world_size: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fits:
+    """Scaling laws fitted over world sizes."""
+
+    karp_flatt: tuple[KarpFlatt, ...] = ()
+    usl: Usl | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """Something to change: exact overrides, the line of one's own code they stand for, the predicted gain."""
+
+    overrides: str
+    code: str
+    predicted_gain: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A named cause at one world size. `share` is what removing it would save, over the plain step."""
+
+    cause: str
+    world_size: int
+    share: Measured | None
+    confidence: str
+    evidence: tuple[str, ...]
+    try_: tuple[Remedy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """What stands against the numbers."""
+
+    contended_blocks: int
+    dropped_samples: int
+    clock_bound_us: float | None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialOutcome:
+    """How a trial ended."""
+
+    world_size: int
+    status: str
+    error: str | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Analysis:
+    """The whole of analysis.json."""
+
+    schema: int
+    run: RunInfo
+    points: tuple[Point, ...]
+    fabric: Fabric
+    fits: Fits
+    inference: tuple[dict[str, object], ...]
+    verdicts: tuple[Verdict, ...]
+    quality: Quality
+    trials: tuple[TrialOutcome, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A stretch of one rank's typical step, ms from the step's first begin."""
+
+    rank: int
+    lane: str
+    """`compute` or `link`."""
+    name: str
+    """input, forward, backward, exposed_transfer, exposed_skew, optimizer, host, or bucket k."""
+    begin_ms: float
+    end_ms: float
+    bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """One typical step of a world size: the step whose length is nearest to the mean."""
+
+    world_size: int
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepHistory:
+    """Plain and probe steps of rank 0 in the order in which they ran; columns of equal length.
+
+    Parts are None in the steps of the plain arm, which takes two stamps only.
+    """
+
+    world_size: int
+    columns: dict[str, tuple[float | None, ...]]
+    """`time_s` since the launch began, `step_ms`, and each part in ms as `<part>_ms`."""
+    arm: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointComparison:
+    """B over A at one world size: throughput ratio (above 1: B is faster)."""
+
+    world_size: int
+    ratio: Measured | None
+    distinguishable: bool
+    causes: dict[str, Measured | None]
+    """Difference of step time B - A by cause, ms: compute and each loss cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two runs side by side; the first is the base."""
+
+    schema: int
+    base: RunInfo
+    other: RunInfo
+    comparable: bool
+    reasons: tuple[str, ...]
+    points: tuple[PointComparison, ...]

@@ -1,0 +1,51 @@
+"""A data-parallel step as arithmetic: bucket ready times through one shared link.
+
+Times count from the end of the step before (its last reduced bucket), which is the one instant
+that all ranks share. A bucket is released when its last rank is ready with it; the link serves
+what is released without idling, so whatever the order in which a backend interleaves buckets,
+the last one is done at
+
+    max over b of ( R_b + sum of T_j for j >= b )
+
+and the step's period is that, or the latest end of compute where nothing is left to wait for.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def last_done(released: Floats, transfer: Floats) -> Floats:
+    """When the last bucket is done, S: `released` and `transfer` are S x K in the order of reduction."""
+    left = np.flip(np.cumsum(np.flip(transfer, axis=-1), axis=-1), axis=-1)
+    ordered = np.maximum.accumulate(released, axis=-1)
+    done: Floats = (ordered + left).max(axis=-1)
+    return done
+
+
+def period(ready: Floats, compute_end: Floats, transfer: Floats) -> Floats:
+    """Step period, S: `ready` S x R x K and `compute_end` S x R, both since the step before."""
+    result: Floats = np.maximum(last_done(ready.max(axis=1), transfer), compute_end.max(axis=1))
+    return result
+
+
+def period_without(rank: int, ready: Floats, compute_end: Floats, transfer: Floats) -> Floats:
+    """The period with one rank's times replaced by its peers' mean, S: what the step would be without its lateness."""
+    peers = np.arange(ready.shape[1]) != rank
+    ready, compute_end = ready.copy(), compute_end.copy()
+    ready[:, rank] = ready[:, peers].mean(axis=1)
+    compute_end[:, rank] = compute_end[:, peers].mean(axis=1)
+    return period(ready, compute_end, transfer)
+
+
+def period_of_mean(
+    ranks: NDArray[np.bool_], ready: Floats, compute_end: Floats, transfer: Floats
+) -> tuple[Floats, Floats]:
+    """(period, exposed transfer), S each, with every rank at the mean of the given (typical) ranks."""
+    together = ready[:, ranks].mean(axis=1)
+    compute = compute_end[:, ranks].mean(axis=1)
+    last = last_done(together, transfer)
+    return np.maximum(last, compute), np.maximum(last - compute, 0.0)

@@ -1,0 +1,142 @@
+"""Point estimates and intervals from rounds of blocks. Pure functions of arrays.
+
+The independent unit is the round: one block of every arm, in random order, close together in
+time. Steps inside a block are autocorrelated and are averaged first. A statistic is a formula
+over the arms' means; resampling draws whole rounds, so whatever the arms of a round share
+(drift of the machine) cancels in differences and ratios, as in a paired test.
+
+An interval is estimate +- t * se, where se is the bootstrap's standard deviation times
+sqrt(R/(R-1)) and t is Student's quantile at R-1 degrees of freedom: with few rounds the plain
+percentile bootstrap is too narrow by just these two factors (T. Hesterberg, "What Teachers Should
+Know About the Bootstrap", The American Statistician 69(4), 2015, section 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from scaling.analysis.results import Measured
+
+Floats = NDArray[np.float64]
+Formula = Callable[["Means"], Floats]
+
+RESAMPLES = 1000
+LEVEL = 0.95
+UNITS_MIN = 3
+"""Below three rounds there is no interval."""
+
+
+class UnknownQuantityError(KeyError):
+    """A formula asked for something that was not measured."""
+
+
+class Means(Mapping[str, Floats]):
+    """Mean of every quantity: element 0 over all rounds, the others over resampled rounds."""
+
+    def __init__(self, values: Mapping[str, Floats], weights: Floats) -> None:
+        self._values, self._weights = values, weights
+        self._cache: dict[str, Floats] = {}
+
+    def __getitem__(self, name: str) -> Floats:
+        if name not in self._cache:
+            if name not in self._values or not np.isfinite(self._values[name]).any():
+                raise UnknownQuantityError(name)
+            values = self._values[name]
+            there = np.isfinite(values)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                total = self._weights @ np.where(there, values, 0.0)
+                self._cache[name] = total / (self._weights @ there)
+        return self._cache[name]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]  # noqa: ANN204
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class Rounds:
+    """Named quantities, one value a round (NaN where a round lacks it), and the launch of each round."""
+
+    def __init__(self, values: Mapping[str, Floats], launch: NDArray[np.int64], *, seed: int = 0) -> None:
+        self.values = dict(values)
+        self.launch = launch
+        self._weights = resampling_weights(launch, seed)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values and bool(np.isfinite(self.values[name]).any())
+
+    def extend(self, values: Mapping[str, Floats]) -> Rounds:
+        """The same rounds with more quantities."""
+        grown = object.__new__(Rounds)
+        grown.values = {**self.values, **values}
+        grown.launch, grown._weights = self.launch, self._weights  # noqa: SLF001
+        return grown
+
+    def measure(self, formula: Formula | str) -> Measured | None:
+        """A formula over the means (or one quantity by name) with its interval; None where unknown."""
+        of = (lambda m: m[formula]) if isinstance(formula, str) else formula
+        try:
+            results = np.asarray(of(Means(self.values, self._weights)), dtype=float)
+        except UnknownQuantityError:
+            return None
+        if not np.isfinite(results[0]):
+            return None
+        return interval(float(results[0]), results[1:], self.units)
+
+    @property
+    def units(self) -> int:
+        """Independent units behind an interval: launches where there are several, else rounds."""
+        launches = len(np.unique(self.launch))
+        return launches if launches > 1 else len(self.launch)
+
+
+def resampling_weights(launch: NDArray[np.int64], seed: int) -> Floats:
+    """Rows of weights over rounds: the plain mean first, then RESAMPLES draws.
+
+    With several launches they are drawn first and rounds within each (hierarchical bootstrap).
+    """
+    rng = np.random.default_rng(seed)
+    rounds = len(launch)
+    weights = np.zeros((RESAMPLES + 1, rounds))
+    weights[0] = 1.0
+    groups = [np.flatnonzero(launch == k) for k in np.unique(launch)]
+    for row in range(1, RESAMPLES + 1):
+        for index in rng.integers(len(groups), size=len(groups)):
+            group = groups[index]
+            weights[row] += np.bincount(rng.choice(group, size=len(group)), minlength=rounds)
+    return weights
+
+
+def interval(value: float, resampled: Floats, units: int) -> Measured:
+    """`value` with its 95 % interval from resampled values; no interval below UNITS_MIN units."""
+    finite = resampled[np.isfinite(resampled)]
+    if units < UNITS_MIN or len(finite) < RESAMPLES / 2:
+        return Measured(value=value, n=units)
+    half = student(units - 1) * float(np.std(finite)) * (units / (units - 1)) ** 0.5
+    return Measured(value=value, low=value - half, high=value + half, n=units)
+
+
+def student(degrees: int) -> float:
+    """Two-sided 95 % quantile of Student's t."""
+    return float(stdtrit(degrees, 1 - (1 - LEVEL) / 2))
+
+
+def distinguishable(ratio: Measured | None, floor: float = 0.0) -> bool:
+    """Whether a ratio's interval leaves 1 by more than `floor` (a fraction)."""
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return False
+    return ratio.low > 1 + floor or ratio.high < 1 - floor
+
+
+def scaled(number: Measured | None, factor: float) -> Measured | None:
+    """The same number in another unit."""
+    if number is None:
+        return None
+    low = None if number.low is None else number.low * factor
+    high = None if number.high is None else number.high * factor
+    return Measured(value=number.value * factor, low=low, high=high, n=number.n)

@@ -1,0 +1,140 @@
+"""A typical step of each rank as spans, and the history of steps: what the reports draw."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from scaling.analysis.merge import BlockStamps, merge
+from scaling.analysis.quantities import DURATIONS, detailed_blocks
+from scaling.analysis.results import Span, StepHistory, Timeline
+from scaling.collect import Tables
+from scaling.plan import Plan
+from scaling.records import PLAIN, PROBE
+
+RANKS_MAX = 16
+"""Ranks drawn."""
+
+
+def timelines(tables: Tables, plan: Plan) -> tuple[Timeline, ...]:
+    """One typical step of every world size above 1."""
+    found = []
+    for trial in plan.trials:
+        n = trial.world_size
+        if n == 1:
+            continue
+        own = tables.steps.filter((pl.col("world_size") == n) & (pl.col("rank") < n))
+        blocks = detailed_blocks(own, tables.buckets.filter(pl.col("world_size") == n), n)
+        if blocks:
+            found.append(Timeline(world_size=n, spans=_typical([stamps for _, stamps in blocks])))
+    return tuple(found)
+
+
+def _typical(blocks: list[BlockStamps]) -> tuple[Span, ...]:
+    """The step whose length is nearest to the mean of all."""
+    lengths = [(b.end - b.begin).mean(axis=1) for b in blocks]
+    mean = np.concatenate(lengths).mean()
+    block = min(range(len(blocks)), key=lambda i: np.abs(lengths[i] - mean).min())
+    return _spans(blocks[block], int(np.abs(lengths[block] - mean).argmin()))
+
+
+def _spans(stamps: BlockStamps, step: int) -> tuple[Span, ...]:
+    origin = stamps.begin[step].min()
+    merged = merge(stamps)
+    busy = _union(list(zip(merged.released[step], merged.finished[step], strict=True)))
+    spans: list[Span] = []
+    for rank in range(min(stamps.begin.shape[1], RANKS_MAX)):
+
+        def add(lane: str, name: str, low: float, high: float, size: int | None = None, rank: int = rank) -> None:
+            if high > low:
+                spans.append(
+                    Span(
+                        rank=rank,
+                        lane=lane,
+                        name=name,
+                        begin_ms=round((low - origin) / 1e6, 4),
+                        end_ms=round((high - origin) / 1e6, 4),
+                        bytes=size,
+                    )
+                )
+
+        begin = stamps.begin[step, rank]
+        forward = begin + stamps.input[step, rank]
+        backward = stamps.sync_end[step, rank] - stamps.backward[step, rank]
+        compute_end, sync_end = stamps.compute_end[step, rank], stamps.sync_end[step, rank]
+        optimizer_end = sync_end + stamps.optimizer[step, rank]
+        add("compute", "input", begin, forward)
+        add("compute", "forward", forward, backward)
+        add("compute", "backward", backward, compute_end)
+        last = stamps.done[step, rank].max()
+        at = compute_end
+        for low, high in busy:
+            add("compute", "exposed_skew", at, min(max(low, at), last))
+            add("compute", "exposed_transfer", max(low, at), min(high, last))
+            at = max(at, high)
+        add("compute", "optimizer", sync_end, optimizer_end)
+        add("compute", "host", optimizer_end, stamps.end[step, rank])
+        for k, size in enumerate(stamps.bytes):
+            add("link", f"bucket {k}", stamps.launch[step, rank, k], stamps.done[step, rank, k], int(size))
+    return tuple(spans)
+
+
+def _union(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for low, high in sorted(intervals):
+        if merged and low <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+        else:
+            merged.append((low, high))
+    return merged
+
+
+def chrome(found: tuple[Timeline, ...]) -> str:
+    """Chrome's trace format, as Perfetto opens it: a process a world size, a thread a rank and lane; us."""
+    events: list[dict[str, Any]] = []
+    for timeline in found:
+        pid = timeline.world_size
+        events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"world size {pid}"}})
+        for span in timeline.spans:
+            thread = span.rank * 2 + (span.lane == "link")
+            label = {"name": f"rank {span.rank} {span.lane}"}
+            events.append({"ph": "M", "pid": pid, "tid": thread, "name": "thread_name", "args": label})
+            event = {
+                "ph": "X",
+                "pid": pid,
+                "tid": thread,
+                "name": span.name,
+                "ts": round(span.begin_ms * 1e3, 1),
+                "dur": round((span.end_ms - span.begin_ms) * 1e3, 1),
+            }
+            events.append(event if span.bytes is None else {**event, "args": {"bytes": span.bytes}})
+    unique = {json.dumps(e, sort_keys=True): e for e in events}
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": list(unique.values())})
+
+
+def histories(tables: Tables, plan: Plan) -> tuple[StepHistory, ...]:
+    """Plain and light probe steps of rank 0 in the order in which they ran, a history a world size."""
+    found = []
+    start = tables.steps["begin_ns"].min()
+    for trial in plan.trials:
+        rows = (
+            tables.steps.filter(
+                (pl.col("world_size") == trial.world_size)
+                & (pl.col("rank") == 0)
+                & ((pl.col("arm") == PLAIN) | ((pl.col("arm") == PROBE) & ~pl.col("detailed")))
+            )
+            .sort("launch", "begin_ns")
+            .select("arm", ((pl.col("begin_ns") - start) / 1e9).alias("time_s"), *DURATIONS)
+        )
+        if rows.is_empty():
+            continue
+        columns: dict[str, tuple[float | None, ...]] = {"time_s": tuple(rows["time_s"].to_list())}
+        for name in rows.columns[2:]:
+            columns[f"{name}_ms"] = tuple(None if v is None else v / 1e6 for v in rows[name].to_list())
+        found.append(
+            StepHistory(world_size=trial.world_size, columns=columns, arm=tuple(rows["arm"].to_list()))
+        )
+    return tuple(found)

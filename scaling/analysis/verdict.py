@@ -1,0 +1,147 @@
+"""What it is, how sure, and what to change: rules over one point's waterfall."""
+
+from __future__ import annotations
+
+from scaling.analysis.results import Loss, Measured, Point, Remedy, Verdict
+from scaling.plan import Plan
+
+NOTABLE = 0.03
+"""A cause that costs less than this share of the step is not worth a verdict."""
+SCALES_WELL = 0.90
+"""An efficiency whose interval lies above this needs no remedy."""
+
+_CAUSES = (
+    "small_batch",
+    "neighbours",
+    "ddp_overhead",
+    "straggler",
+    "link_latency",
+    "link_bandwidth",
+    "overlap",
+    "input",
+    "host",
+    "clocks",
+)
+
+
+def verdicts(point: Point, plan: Plan) -> tuple[Verdict, ...]:
+    """The causes at one world size, largest first; `scales_well` or `undecided` where none stands out."""
+    if point.world_size == 1 or point.efficiency is None:
+        return ()
+    if point.loss is None or point.efficiency.low is None or point.efficiency.high is None:
+        return (_undecided(point, "too few rounds for an interval; use measure=standard"),)
+    found = [
+        Verdict(
+            cause=cause,
+            world_size=point.world_size,
+            share=share,
+            confidence="high" if _low(share) > NOTABLE else "medium",
+            evidence=_evidence(cause, point),
+            try_=_remedies(cause, plan),
+        )
+        for cause, share in _shares(point.loss)
+        if _low(share) > 0 and share.value > NOTABLE and (cause != "straggler" or point.straggler)
+    ]
+    if found:
+        return tuple(found)
+    if point.efficiency.low > SCALES_WELL:
+        return (
+            Verdict(
+                cause="scales_well",
+                world_size=point.world_size,
+                share=None,
+                confidence="high",
+                evidence=(f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}",),
+            ),
+        )
+    return (_undecided(point, "no cause stands clear of the noise; measure longer (measure=thorough)"),)
+
+
+def _shares(loss: Loss) -> list[tuple[str, Measured]]:
+    shares = [(cause, getattr(loss, cause)) for cause in _CAUSES]
+    return sorted(((c, s) for c, s in shares if s is not None), key=lambda item: -item[1].value)
+
+
+def _low(share: Measured) -> float:
+    return share.low if share.low is not None else 0.0
+
+
+def _undecided(point: Point, why: str) -> Verdict:
+    return Verdict(
+        cause="undecided", world_size=point.world_size, share=None, confidence="low", evidence=(why,)
+    )
+
+
+def _evidence(cause: str, point: Point) -> tuple[str, ...]:
+    comm, parts, arms = point.comm, point.parts_ms, point.arms_ms
+    lines: list[str] = []
+    if cause in ("link_bandwidth", "link_latency") and comm is not None:
+        if parts.exposed_transfer is not None and point.step_ms is not None:
+            lines.append(
+                f"{parts.exposed_transfer.value:.1f} of {point.step_ms.value:.1f} ms wait for data on the link"
+            )
+        if comm.busbw_gbit_s is not None:
+            share = comm.nominal_share
+            of_link = f", {share.value:.0%} of what the link can carry" if share else ""
+            lines.append(f"{comm.bytes_per_step / 2**20:.1f} MiB a step at {comm.busbw_gbit_s.value:.3g} Gbit/s{of_link}")
+        lines.append(f"{len(comm.buckets)} buckets")
+    if cause == "straggler" and point.straggler is not None:
+        late = point.straggler
+        lines.append(
+            f"rank {late.rank} is late by {late.skew_ms.value:.1f} ms at the first bucket, mostly in {late.phase}; "
+            f"it costs {late.cost_ms.value:.1f} ms a step"
+        )
+        if late.by_itself is not None:
+            lines.append("it is slow alone too" if late.by_itself else "alone it is as fast as the others")
+    if cause == "neighbours" and arms.bare_all and arms.bare_one:
+        lines.append(
+            f"without any DDP a step takes {arms.bare_all.value:.1f} ms beside the other ranks, "
+            f"{arms.bare_one.value:.1f} ms alone"
+        )
+    if cause == "ddp_overhead" and arms.ddp_solo and arms.bare_all:
+        lines.append(
+            f"DDP over one rank takes {arms.ddp_solo.value:.1f} ms a step, the bare module {arms.bare_all.value:.1f} ms"
+        )
+    if cause == "overlap":
+        lines.append("forward and backward compute take longer while gradients are being reduced")
+    if cause == "small_batch" and arms.bare_one:
+        lines.append(f"a rank's part of the batch takes {arms.bare_one.value:.1f} ms, more than its fair share")
+    if cause in ("input", "host"):
+        part = getattr(parts, cause)
+        if part is not None:
+            lines.append(f"{part.value:.1f} ms a step are spent in {cause}")
+    return tuple(lines)
+
+
+def _remedies(cause: str, plan: Plan) -> tuple[Remedy, ...]:
+    spec = plan.spec
+    if cause == "link_bandwidth":
+        double = spec.accumulation_steps * 2
+        return (
+            Remedy(
+                overrides=f"accumulation_steps={double} batch_per_rank={spec.batch_per_rank * 2}",
+                code="reduce gradients every other batch: `with ddp.no_sync():` around the others",
+            ),
+        )
+    if cause == "link_latency":
+        return (
+            Remedy(
+                overrides=f"ddp.bucket_cap_mb={spec.ddp.bucket_cap_mb * 4:g}",
+                code=f"DistributedDataParallel(model, bucket_cap_mb={spec.ddp.bucket_cap_mb * 4:g})",
+            ),
+        )
+    if cause == "ddp_overhead" and spec.ddp.find_unused_parameters:
+        return (
+            Remedy(
+                overrides="ddp.find_unused_parameters=false",
+                code="DistributedDataParallel(model, find_unused_parameters=False)",
+            ),
+        )
+    if cause == "ddp_overhead" and not spec.ddp.gradient_as_bucket_view:
+        return (
+            Remedy(
+                overrides="ddp.gradient_as_bucket_view=true",
+                code="DistributedDataParallel(model, gradient_as_bucket_view=True)",
+            ),
+        )
+    return ()

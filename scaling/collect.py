@@ -1,0 +1,237 @@
+"""Rank files to tables. Whole blocks only; what is cut off or missing is said, never filled in.
+
+Absolute stamps come out on rank 0's clock: each rank's offset, measured before and after the
+rounds, is interpolated in time and subtracted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from scaling.plan import Plan
+from scaling.records import COLLECTIVE_FIELDS, FABRIC, SCHEMA, STEP_FIELDS
+from scaling.store import LaunchFolder, RunFolder
+
+TABLE_SCHEMA = "1"
+"""Version of the derived tables, in each Parquet file's metadata."""
+
+_BLOCK_KEYS = {
+    "launch": pl.Int64,
+    "rank": pl.Int64,
+    "block": pl.Int64,
+    "round": pl.Int64,
+    "world_size": pl.Int64,
+    "arm": pl.String,
+    "detailed": pl.Boolean,
+    "solo_rank": pl.Int64,
+    "batch": pl.Int64,
+}
+_BLOCK_COLUMNS = {
+    **_BLOCK_KEYS,
+    "accumulation": pl.Int64,
+    "lead_in": pl.Int64,
+    "steps": pl.Int64,
+    "begin_ns": pl.Int64,
+    "end_ns": pl.Int64,
+    "cpu_ns": pl.Int64,
+    "thread_cpu_ns": pl.Int64,
+    "preempted": pl.Int64,
+}
+_STEP_COLUMNS = {"launch": pl.Int64, "rank": pl.Int64, "block": pl.Int64, "step": pl.Int64} | dict.fromkeys(
+    STEP_FIELDS, pl.Int64
+)
+_BUCKET_COLUMNS = {"launch": pl.Int64, "rank": pl.Int64, "block": pl.Int64, "step": pl.Int64} | dict.fromkeys(
+    COLLECTIVE_FIELDS, pl.Int64
+)
+
+
+class _Head(msgspec.Struct, tag_field="t", tag="head"):
+    schema: int
+    rank: int
+    host: int
+    hostname: str = ""
+    launch: int = 0
+    world: int = 0
+    groups: dict[str, list[int]] = {}
+    warmup: dict[str, int] = {}
+
+
+class _Clock(msgspec.Struct, tag_field="t", tag="clock"):
+    at: str
+    offset_ns: int
+    bound_ns: int
+    time_ns: int
+
+
+class _Step(msgspec.Struct, tag_field="t", tag="step"):
+    b: int
+    i: int
+    s: list[int]
+    c: list[list[int]] = []
+
+
+class _Block(msgspec.Struct, tag_field="t", tag="block"):
+    id: int
+    round: int
+    world_size: int
+    arm: str
+    detailed: bool
+    solo_rank: int
+    batch: int
+    accumulation: int
+    lead_in: int
+    steps: int
+    begin_ns: int
+    end_ns: int
+    cpu_ns: int
+    thread_cpu_ns: int
+    preempted: int
+
+
+_LINE = msgspec.json.Decoder(_Head | _Clock | _Step | _Block)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFile:
+    """What one rank left: its head, and whether its file ends in the middle of something."""
+
+    launch: int
+    rank: int
+    host: int
+    warmup: dict[int, int]
+    clock_bound_ns: int | None
+    cut_off: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """All records of a run. One row a block and rank, a step and rank, a collective and rank."""
+
+    blocks: pl.DataFrame
+    steps: pl.DataFrame
+    buckets: pl.DataFrame
+    """Buckets of ddp_solo, probe and replay blocks."""
+    fabric: pl.DataFrame
+    """Messages of the size sweep."""
+    ranks: tuple[RankFile, ...]
+    gaps: tuple[str, ...]
+    """What is missing, in words."""
+    dropped_samples: int
+    """Steps that were written but belong to no whole block."""
+
+
+def collect(folder: RunFolder, plan: Plan) -> Tables:
+    """Read every launch of a run."""
+    columns = _Columns()
+    ranks: list[RankFile] = []
+    gaps: list[str] = []
+    for launch in folder.launches():
+        for rank in range(plan.ranks):
+            path = launch.rank(rank)
+            try:
+                ranks.append(_read(path, launch, rank, columns))
+            except FileNotFoundError:
+                gaps.append(f"launch {launch.index}: rank {rank} left no records")
+            except (msgspec.DecodeError, OSError, ValueError) as error:
+                gaps.append(f"launch {launch.index}: rank {rank}: {error}")
+            else:
+                if ranks[-1].cut_off:
+                    gaps.append(f"launch {launch.index}: rank {rank}'s records are cut off; whole blocks are used")
+    blocks = pl.DataFrame(columns.blocks, schema=_BLOCK_COLUMNS, orient="row")
+    steps = pl.DataFrame(columns.steps, schema=_STEP_COLUMNS, orient="row")
+    buckets = pl.DataFrame(columns.buckets, schema=_BUCKET_COLUMNS, orient="row")
+    key = blocks.select(list(_BLOCK_KEYS))
+    kept = steps.join(key, on=["launch", "rank", "block"], how="inner")
+    collectives = buckets.join(key, on=["launch", "rank", "block"], how="inner")
+    return Tables(
+        blocks=blocks,
+        steps=kept,
+        buckets=collectives.filter(pl.col("arm") != FABRIC),
+        fabric=collectives.filter(pl.col("arm") == FABRIC),
+        ranks=tuple(ranks),
+        gaps=tuple(gaps),
+        dropped_samples=steps.height - kept.height,
+    )
+
+
+def write_tables(folder: RunFolder, tables: Tables) -> None:
+    """The derived Parquet files, by rename."""
+    for name in ("blocks", "steps", "buckets", "fabric"):
+        path = folder.table(name)
+        part = path.with_name(f".{path.name}.part")
+        getattr(tables, name).write_parquet(part, metadata={"schema": TABLE_SCHEMA})
+        part.replace(path)
+
+
+class _Columns:
+    """Rows of all ranks, gathered before any table is made."""
+
+    def __init__(self) -> None:
+        self.blocks: list[tuple[Any, ...]] = []
+        self.steps: list[tuple[Any, ...]] = []
+        self.buckets: list[tuple[Any, ...]] = []
+
+
+def _read(path: Path, launch: LaunchFolder, rank: int, columns: _Columns) -> RankFile:
+    lines = path.read_bytes().split(b"\n")
+    cut_off = lines.pop() != b""  # a whole file ends in a newline
+    decoded = [_LINE.decode(line) for line in lines if line]
+    if not decoded or not isinstance(decoded[0], _Head):
+        raise ValueError("no head line; the file was cut off at its start")
+    head = decoded[0]
+    if head.schema != SCHEMA:
+        raise ValueError(f"written in format {head.schema}, this version reads format {SCHEMA}")
+    clocks = [line for line in decoded if isinstance(line, _Clock)]
+    shift = _Shift(clocks)
+    blocks = 0
+    open_steps = 0
+    for line in decoded:
+        if isinstance(line, _Step):
+            open_steps += 1
+            place = (launch.index, rank, line.b, line.i)
+            columns.steps.append((*place, *shift.step(line.s)))
+            columns.buckets.extend((*place, *shift.collective(row)) for row in line.c)
+        elif isinstance(line, _Block):
+            blocks += 1
+            open_steps = 0
+            values = (getattr(line, name) for name in list(_BLOCK_COLUMNS)[3:])
+            columns.blocks.append((launch.index, rank, line.id, *values))
+    return RankFile(
+        launch=launch.index,
+        rank=rank,
+        host=head.host,
+        warmup={int(n): steps for n, steps in head.warmup.items()},
+        clock_bound_ns=max((c.bound_ns for c in clocks), default=None),
+        cut_off=cut_off or open_steps > 0,
+    )
+
+
+class _Shift:
+    """This rank's stamps on rank 0's clock."""
+
+    def __init__(self, clocks: list[_Clock]) -> None:
+        self._clocks = clocks
+        self._still = not any(c.offset_ns for c in clocks)
+
+    def at(self, time_ns: int) -> int:
+        """One stamp; 0 means "not taken" and stays."""
+        if self._still or time_ns == 0:
+            return time_ns
+        first, last = self._clocks[0], self._clocks[-1]
+        span = last.time_ns - first.time_ns
+        share = 0.0 if span <= 0 else min(1.0, max(0.0, (time_ns - first.time_ns) / span))
+        return time_ns - round(first.offset_ns + share * (last.offset_ns - first.offset_ns))
+
+    def step(self, stamps: list[int]) -> list[int | None]:
+        if len(stamps) == 2:  # a plain step
+            return [self.at(stamps[0]), self.at(stamps[1]), *[None] * (len(STEP_FIELDS) - 2)]
+        begin, end, *durations, compute_end, sync_end = stamps
+        return [self.at(begin), self.at(end), *durations, self.at(compute_end), self.at(sync_end)]
+
+    def collective(self, row: list[int]) -> list[int]:
+        return [*row[:4], *(self.at(stamp) for stamp in row[4:])]

@@ -1,0 +1,34 @@
+"""Tab completion: verbs by ourselves, everything after `run` and `plan` by Hydra."""
+
+from __future__ import annotations
+
+import os
+
+COMPOSED = ("run", "plan")
+"""Verbs whose arguments are overrides."""
+
+_BASH = """\
+_scaling() {
+    local words
+    words=$(COMP_LINE="$COMP_LINE" scaling -sc query=bash 2>/dev/null)
+    COMPREPLY=($words)
+    [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} != *[=/] ]] || compopt -o nospace
+}
+COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
+complete -F _scaling scaling
+"""
+
+
+def complete(arguments: list[str], verbs: tuple[str, ...]) -> int:
+    """`-sc install=bash` prints what a shell evaluates; `-sc query=bash` the candidates for COMP_LINE."""
+    if arguments[1:] == ["install=bash"]:
+        print(_BASH, end="")
+        return 0
+    words = os.environ.get("COMP_LINE", "").split(" ")[1:]
+    if len(words) <= 1:
+        print(" ".join(v for v in verbs if v.startswith(words[0] if words else "")))
+    elif words[0] in COMPOSED:
+        from scaling.config import candidates  # noqa: PLC0415  # Hydra is slow to import
+
+        print(" ".join(candidates(words[-1])))
+    return 0

@@ -1,0 +1,154 @@
+"""Start a launch, follow it, and make sure that it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from scaling.launchers.commands import Command
+from scaling.spec import Measure
+from scaling.store import LaunchFolder, write_json
+
+POLL_S = 0.2
+END_S = 8
+"""From asking a launch to end to making it."""
+START_S = 120
+"""Start-up of torchrun and set-up of the model may take so long without a word."""
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a launch ended: done, failed, timeout or interrupted, with the first error and its rank."""
+
+    status: str
+    error: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+
+
+def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: Progress) -> Outcome:
+    """Run one launch to its end. Ctrl-C ends it in order; nothing is left running in any case."""
+    if command.network is not None:
+        write_json(launch.fabric, command.network)
+    with launch.agent_log(0).with_name("launcher.txt").open("ab") as log:
+        process = subprocess.Popen(
+            command.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **command.env},
+            start_new_session=True,  # a Ctrl-C at the terminal reaches us only; we pass it on
+            preexec_fn=_die_with_parent,
+        )
+        try:
+            late = _wait(process, launch, measure, progress)
+        except KeyboardInterrupt:
+            _end(process)
+            return Outcome(status="interrupted", error="interrupted by Ctrl-C")
+        finally:
+            _end(process)
+    if late:
+        error = first_error(launch) or {}
+        return _failed(error, launch, status="timeout", text=f"no progress for {late:.0f} s")
+    if process.returncode == 0:
+        return Outcome(status="done")
+    return _failed(first_error(launch) or {}, launch, status="failed", text=_last_words(launch, process.returncode))
+
+
+def first_error(launch: LaunchFolder) -> dict[str, Any] | None:
+    """The error record of the rank that failed first; later ones mostly tell of lost connections."""
+    records = []
+    for path in sorted(launch.path.glob("error-*.json")):
+        with contextlib.suppress(OSError, ValueError):
+            records.append((path.stat().st_mtime_ns, json.loads(path.read_text(encoding="utf-8"))))
+    if not records:
+        return None
+    records.sort(key=lambda item: (not item[1].get("first"), item[0]))
+    return dict(records[0][1])
+
+
+def describe(command: Command) -> str:
+    """The commands of a launch as a person can run them, one a line."""
+    lines = [_shell(command.env, command.argv)]
+    if command.network is not None:
+        lines += [f"#   {h['name']}: {_shell(h['env'], h['command'])}" for h in command.network["hosts"]]
+    return "\n".join(lines) + "\n"
+
+
+def _shell(env: dict[str, str], argv: Any) -> str:
+    return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in env.items()), shlex.join(argv)])
+
+
+def _wait(process: subprocess.Popen[bytes], launch: LaunchFolder, measure: Measure, progress: Progress) -> float:
+    """Until the process ends (0) or has been silent for too long (how long, s)."""
+    patience = START_S + 2 * measure.step_timeout_s
+    heard, last = time.monotonic(), ""
+    while process.poll() is None:
+        time.sleep(POLL_S)
+        with contextlib.suppress(OSError, ValueError):
+            text = launch.progress.read_text(encoding="utf-8")
+            if text != last:
+                heard, last = time.monotonic(), text
+                progress(json.loads(text))
+        if time.monotonic() - heard > patience:
+            return time.monotonic() - heard
+    return 0.0
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, then SIGKILL, to the whole session of the launch. A second Ctrl-C skips the waiting."""
+    try:
+        if process.poll() is None:
+            _signal(process, signal.SIGTERM)
+            process.wait(timeout=END_S)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        pass
+    finally:
+        _signal(process, signal.SIGKILL)
+        process.wait()
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)
+
+
+def _die_with_parent() -> None:
+    """In the child: SIGTERM when the program that started it dies, even by SIGKILL (PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def _failed(error: dict[str, Any], launch: LaunchFolder, *, status: str, text: str) -> Outcome:
+    if not error:
+        return Outcome(status=status, error=text)
+    where = f" ({error['file']}:{error['line']})" if error.get("file") else ""
+    stage = str(error.get("stage", ""))
+    size = stage.split("world size ")[1].split(",")[0] if "world size " in stage else ""
+    return Outcome(
+        status=status,
+        error=f"{error['type']}: {error['message']}{where}, in {stage}; log: {launch.log(error['rank'])}",
+        rank=error["rank"],
+        world_size=int(size) if size.isdigit() else None,
+    )
+
+
+def _last_words(launch: LaunchFolder, code: int) -> str:
+    """The last line that looks like an error in what torchrun printed."""
+    for path in [*sorted(launch.path.glob("torchrun-*.txt")), launch.path / "launcher.txt"]:
+        with contextlib.suppress(OSError):
+            lines = [x.strip() for x in path.read_text(encoding="utf-8", errors="replace").splitlines() if x.strip()]
+            errors = [x for x in lines if "Error" in x or "error" in x] or lines[-1:]
+            if errors:
+                return f"{errors[-1][:300]} ({path})"
+    return f"the launch ended with status {code}"

@@ -1,0 +1,56 @@
+"""What this machine has, found without torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One CUDA device; `capability` is None where the driver does not tell."""
+
+    name: str
+    capability: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Cores this process may use, and CUDA devices it can see."""
+
+    cores: int
+    gpus: tuple[Gpu, ...] = ()
+
+
+def find_machine() -> Machine:
+    """Cores by affinity; devices by NVML, narrowed by CUDA_VISIBLE_DEVICES."""
+    return Machine(cores=len(os.sched_getaffinity(0)), gpus=_gpus())
+
+
+def _gpus() -> tuple[Gpu, ...]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and visible.strip() in ("", "-1", "NoDevFiles"):
+        return ()
+    if not os.path.exists("/proc/driver/nvidia") and not os.path.exists("/dev/nvidiactl"):  # noqa: PTH110
+        return ()
+    import pynvml  # noqa: PLC0415
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        gpus = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            name = pynvml.nvmlDeviceGetName(handle)
+            try:
+                capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+            except pynvml.NVMLError:
+                capability = None
+            gpus.append(Gpu(name=name if isinstance(name, str) else name.decode(), capability=capability))
+    finally:
+        pynvml.nvmlShutdown()
+    if visible is not None:
+        gpus = gpus[: len([v for v in visible.split(",") if v.strip()])]
+    return tuple(gpus)

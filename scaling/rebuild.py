@@ -1,0 +1,105 @@
+"""Everything that is derived from the rank files: tables, analysis.json, timeline, reports. Can be deleted and rebuilt."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from scaling import plan as plans
+from scaling.analysis.analyze import Ending, analyze
+from scaling.analysis.results import SCHEMA, Analysis, StepHistory, TrialOutcome
+from scaling.analysis.timeline import chrome, histories, timelines
+from scaling.collect import Tables, collect, write_tables
+from scaling.errors import ScalingError
+from scaling.plan import Plan
+from scaling.report.html import page
+from scaling.report.terminal import print_analysis
+from scaling.run import STATUS_SCHEMA, Status
+from scaling.store import RunFolder, read_json, write_json, write_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """A run read back from its facts."""
+
+    plan: Plan
+    analysis: Analysis
+    histories: tuple[StepHistory, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 3 when some trial is not whole."""
+        return 0 if all(t.status == "done" for t in self.analysis.trials) else 3
+
+
+def read_plan(folder: RunFolder) -> Plan:
+    """The plan of a run's folder; InputError when it is none."""
+    return read_json(folder.require().plan, Plan, plans.SCHEMA)
+
+
+def read_analysis(folder: RunFolder) -> Analysis:
+    """analysis.json, rebuilt when it is not there."""
+    if not folder.require().analysis.is_file():
+        return rebuild(folder).analysis
+    return read_json(folder.analysis, Analysis, SCHEMA)
+
+
+def rebuild(folder: RunFolder) -> Rebuilt:
+    """Rank files to everything after them. ScalingError when not one block was measured."""
+    plan = read_plan(folder)
+    status = _status(folder)
+    tables = collect(folder, plan)
+    trials = tuple(_outcome(t.world_size, status, folder, tables) for t in plan.trials)
+    if tables.steps.is_empty():
+        said = next((t.error for t in trials if t.error), "no worker wrote a record")
+        raise ScalingError(f"{folder.path}: nothing was measured: {said}")
+    write_tables(folder, tables)
+    ending = Ending(
+        duration_s=status.duration_s if status else 0.0,
+        launches=len({rank.launch for rank in tables.ranks}),
+        trials=trials,
+    )
+    analysis = analyze(tables, plan, ending)
+    write_json(folder.analysis, analysis)
+    drawn = timelines(tables, plan)
+    write_text(folder.timeline, chrome(drawn))
+    write_text(folder.report_html, page(analysis, plan, drawn))
+    text = io.StringIO()
+    print_analysis(Console(file=text, width=80, no_color=True), analysis, plan, report_path=folder.report_html)
+    write_text(folder.report_txt, text.getvalue())
+    return Rebuilt(plan=plan, analysis=analysis, histories=histories(tables, plan))
+
+
+def _status(folder: RunFolder) -> Status | None:
+    """status.json; None where it is missing or damaged, which costs no number."""
+    with contextlib.suppress(ScalingError):
+        return read_json(folder.status, Status, STATUS_SCHEMA)
+    return None
+
+
+def _outcome(world_size: int, status: Status | None, folder: RunFolder, tables: Tables) -> TrialOutcome:
+    """How one trial stands, from the launches' end and from what is on disk."""
+
+    def outcome(state: str, error: str | None = None, rank: int | None = None) -> TrialOutcome:
+        return TrialOutcome(world_size=world_size, status=state, error=error, rank=rank)
+
+    if any((launch.path / f"oom-{world_size}.json").exists() for launch in folder.launches()):
+        return outcome("oom", "a rank ran out of memory in its first step")
+    state = status.state if status else "lost"
+    if state == "running":
+        state = "interrupted"
+    if state != "done":
+        error = status.error if status else "status.json is missing"
+        if status is not None and status.world_size not in (None, world_size):
+            return outcome("lost", f"cut off when world size {status.world_size} {state}")
+        return outcome(state, error, status.rank if status else None)
+    whole = {rank.rank for rank in tables.ranks if not rank.cut_off}
+    missing = [rank for rank in range(world_size) if rank not in whole]
+    if missing:
+        return outcome("lost", next((g for g in tables.gaps if f"rank {missing[0]}" in g), None), missing[0])
+    return outcome("done")
+
+

@@ -1,0 +1,70 @@
+"""What a worker writes down: one JSON line a step, positional integers, nanoseconds and bytes.
+
+The record is the same for the harness's own loop and for anyone else's. A rank file is
+
+    {"t":"head", "schema":1, "rank":..., "host":..., "groups":{...}}    once
+    {"t":"clock", ...}                                                  offset to rank 0's clock
+    {"t":"step", "b":block, "i":step, "s":[STEP_FIELDS], "c":[[COLLECTIVE_FIELDS], ...]}
+    {"t":"block", ...BLOCK_FIELDS by name}                              after the block's last step
+
+A block line lands after its steps, so a block without one was cut off and is not used.
+Times are CLOCK_MONOTONIC_RAW of the rank's own host; 0 means "not taken".
+"""
+
+from __future__ import annotations
+
+SCHEMA = 1
+
+BARE_ONE = "bare_one"
+BARE_ALL = "bare_all"
+DDP_SOLO = "ddp_solo"
+PLAIN = "plain"
+PROBE = "probe"
+REPLAY = "replay"
+FABRIC = "fabric"
+WARMUP = "warmup"
+
+STEP_ARMS = (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE)
+"""Arms whose records are training steps."""
+
+STEP_FIELDS = (
+    "begin_ns",  # absolute
+    "end_ns",  # absolute
+    "input_ns",  # durations, summed over the micro-steps of accumulation
+    "forward_ns",
+    "backward_ns",  # calls of backward, waiting for communication included
+    "optimizer_ns",
+    "compute_end_ns",  # absolute: the last micro-step's backward compute is done
+    "sync_end_ns",  # absolute: its gradients are reduced, backward() returned
+)
+"""A plain block writes the first two only."""
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+
+COLLECTIVE_FIELDS = (
+    "seq",  # position within the step, the same on every rank
+    "kind",  # index into COLLECTIVES
+    "group",  # key of the head line's groups
+    "bytes",  # payload of this rank
+    "ready_ns",  # absolute: the bucket's last gradient was there
+    "launch_ns",  # absolute: handed to the backend
+    "done_ns",  # absolute: complete on this rank
+)
+
+BLOCK_FIELDS = (
+    "id",  # the same on every rank
+    "round",
+    "world_size",
+    "arm",
+    "detailed",  # per-bucket stamps
+    "solo_rank",  # bare_one: the rank that ran; else -1
+    "batch",  # samples a rank and step
+    "accumulation",
+    "lead_in",  # steps at the start that were dropped from the timing
+    "steps",  # timed steps
+    "begin_ns",
+    "end_ns",
+    "cpu_ns",  # CPU time of the process over the block
+    "thread_cpu_ns",  # of the thread that runs the steps
+    "preempted",  # involuntary context switches
+)

@@ -1,0 +1,183 @@
+"""The findings in sentences, the same in every renderer."""
+
+from __future__ import annotations
+
+from scaling.analysis.results import (
+    Analysis,
+    Comm,
+    Comparison,
+    Level,
+    Measured,
+    Overhead,
+    Point,
+    Quality,
+    RunInfo,
+    Straggler,
+    TrialOutcome,
+    Verdict,
+)
+from scaling.report.text import (
+    PARTS,
+    cause_name,
+    change,
+    count,
+    number,
+    percent,
+    plain,
+    quantity,
+    ranks,
+    status_name,
+    value_of,
+)
+from scaling.units import format_bytes
+
+OPEN_VERDICTS = ("undecided", "scales_well")
+"""Verdicts that name no cause."""
+
+
+def answer(analysis: Analysis) -> str:
+    """How well the run scales and what eats most of the rest, in a sentence or two."""
+    measured = [p for p in analysis.points if p.step_ms is not None]
+    missing = _missing(analysis)
+    if not measured:
+        return f"Nothing could be measured. {missing}".strip()
+    point = max(measured, key=lambda p: p.world_size)
+    if point.efficiency is None or point.world_size == 1:
+        alone = f"A step at {ranks(point.world_size)} takes {quantity(point.step_ms, 'ms')}"
+        why = "a second world size" if point.world_size == 1 else "the baseline of one rank"
+        return f"{alone}; without {why} there is no efficiency to report. {missing}".strip()
+    kept = f"At {ranks(point.world_size)} the run keeps {percent(point.efficiency)} of ideal"
+    return f"{kept}{_main_cause(analysis, point)} {missing}".strip()
+
+
+def _main_cause(analysis: Analysis, point: Point) -> str:
+    here = [v for v in analysis.verdicts if v.world_size == point.world_size]
+    named = [v for v in here if v.cause not in OPEN_VERDICTS and v.share is not None]
+    if named and point.efficiency is not None:
+        main = max(named, key=lambda v: v.share.value if v.share else 0.0)
+        share = main.share.value if main.share else 0.0
+        part = "most" if share > (1 - point.efficiency.value) / 2 else "the largest part"
+        return (
+            f"; {part} of the loss, {value_of(main.share, 100)} % of the step, is {cause_name(main.cause)}."
+        )
+    if any(v.cause == "scales_well" for v in here):
+        return ": it scales well."
+    if any(v.cause == "undecided" for v in here):
+        return "; what takes the rest is undecided."
+    return "."
+
+
+def _missing(analysis: Analysis) -> str:
+    lost = [t for t in analysis.trials if t.status != "done"]
+    if not lost:
+        return ""
+    if len(lost) == 1:
+        return f"The trial at {ranks(lost[0].world_size)} is missing ({status_name(lost[0].status)})."
+    return f"{len(lost)} of {len(analysis.trials)} trials are missing."
+
+
+def straggler_line(straggler: Straggler) -> str:
+    """Who is late, where, at which cost, and whether by itself."""
+    alone = {
+        True: "it is slow by itself too",
+        False: "alone it is as fast as the others",
+        None: "whether it is slow alone was not measured",
+    }[straggler.by_itself]
+    phase = PARTS.get(straggler.phase, plain(straggler.phase))
+    cost, skew = quantity(straggler.cost_ms, "ms"), quantity(straggler.skew_ms, "ms")
+    return f"rank {straggler.rank} is late in {phase} and costs {cost} a step (skew {skew}); {alone}"
+
+
+def overhead_line(overhead: Overhead) -> str:
+    """The probe's own cost beside what two runs of the same thing differ by."""
+    own, floor = change(overhead.probe_over_plain), change(overhead.aa_floor)
+    return f"{own} of the plain step; plain against plain (A/A floor) {floor}"
+
+
+def closure_line(closure: Measured) -> str:
+    """The check that can fail: a step put together from its pieces against the measured one."""
+    return f"the step simulated from its pieces is {percent(closure)} of the measured one"
+
+
+def comm_line(comm: Comm, rate_source: str) -> str:
+    """What a step sends, at which bandwidth, and how that compares."""
+    parts = [f"{format_bytes(comm.bytes_per_step)} a rank and step in {count(len(comm.buckets), 'bucket')}"]
+    if comm.busbw_gbit_s:
+        parts.append(f"busbw {quantity(comm.busbw_gbit_s, 'Gbit/s')}")
+    if comm.curve_share:
+        parts.append(f"{percent(comm.curve_share)} of the machine's own curve")
+    if comm.nominal_share:
+        source = f" ({plain(rate_source)})" if rate_source else ""
+        parts.append(f"{percent(comm.nominal_share)} of nominal{source}")
+    if comm.hidden_share:
+        parts.append(f"{percent(comm.hidden_share)} of the transfer hidden behind compute")
+    return "; ".join(parts)
+
+
+def level_line(level: Level) -> str:
+    """One level of the fabric: latency a hop and bandwidth, with the nominal rate where known."""
+    return f"{plain(level.name)}, {ranks(level.world_size)}: {level_figures(level)}"
+
+
+def level_figures(level: Level) -> str:
+    """The same without the level's name."""
+    rate = "unknown" if level.nominal_gbit_s is None else f"{number(level.nominal_gbit_s)} Gbit/s"
+    alpha, busbw = quantity(level.alpha_us, "us"), quantity(level.busbw_gbit_s, "Gbit/s")
+    return f"alpha {alpha} a hop, busbw {busbw}, nominal {rate}"
+
+
+def verdict_title(verdict: Verdict) -> str:
+    """The finding as a headline: `link bandwidth, 33.1 % ±0.4 of the step at 2 ranks`."""
+    share = f", {percent(verdict.share)} of the step" if verdict.share else ""
+    return f"{cause_name(verdict.cause)}{share} at {ranks(verdict.world_size)}"
+
+
+def quality_lines(quality: Quality) -> tuple[str, ...]:
+    """What stands against the numbers; empty when nothing does."""
+    lines = []
+    if quality.contended_blocks:
+        lines.append(f"{count(quality.contended_blocks, 'block')} ran while something else used the machine")
+    if quality.dropped_samples:
+        lines.append(f"{count(quality.dropped_samples, 'sample')} dropped")
+    return (*lines, *(plain(w) for w in quality.warnings))
+
+
+def trial_line(trial: TrialOutcome) -> str:
+    """A trial that did not finish: how it ended, where, and with which error."""
+    where = "" if trial.rank is None else f" on rank {trial.rank}"
+    error = f": {plain(trial.error)}" if trial.error else ""
+    return f"{ranks(trial.world_size)}: {status_name(trial.status)}{where}{error}"
+
+
+def run_names(comparison: Comparison) -> tuple[str, str]:
+    """What tells the two runs apart: the settings that differ, or their ids."""
+    base, other = comparison.base, comparison.other
+    fields = ("model", "topology", "precision", "mode", "backend", "device")
+    differing = [f for f in fields if getattr(base, f) != getattr(other, f)]
+
+    def name(run: RunInfo) -> str:
+        return plain(", ".join(getattr(run, f) for f in differing) or run.id)
+
+    return name(base), name(other)
+
+
+def largest_causes(causes: dict[str, Measured | None], most: int) -> tuple[tuple[str, Measured], ...]:
+    """The causes of a difference that weigh most, largest first, whichever their sign."""
+    known = [(cause, value) for cause, value in causes.items() if value is not None]
+    return tuple(sorted(known, key=lambda pair: -abs(pair[1].value))[:most])
+
+
+def comparison_answer(comparison: Comparison) -> str:
+    """Which run is faster, or that one cannot tell."""
+    if not comparison.comparable:
+        return f"The two runs are not comparable: {'; '.join(map(plain, comparison.reasons))}."
+    measured = [p for p in comparison.points if p.ratio is not None]
+    if not measured:
+        return "The two runs have no world size in common that was measured in both."
+    point = max(measured, key=lambda p: p.world_size)
+    at, ratio = f"At {ranks(point.world_size)}", quantity(point.ratio)
+    if not point.distinguishable or point.ratio is None:
+        return f"{at} the two runs are not distinguishable: their throughput ratio is {ratio}."
+    base, other = run_names(comparison)
+    faster = "faster" if point.ratio.value > 1 else "slower"
+    return f"{at} {other} is {faster} than {base}: {ratio} times its throughput."

@@ -1,0 +1,73 @@
+"""What would run, in words and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scaling import codec
+from scaling.launchers.commands import command
+from scaling.launchers.follow import describe as shell
+from scaling.plan import Plan, round_blocks
+from scaling.store import RunFolder
+from scaling.units import format_duration, format_rate
+
+START_S = 10.0
+"""torchrun, torch's import, wrapping and warm-up; about, on two cores."""
+
+
+def document(plan: Plan, folder: RunFolder) -> dict[str, Any]:
+    """The plan as JSON, with the commands and the time it would take at most."""
+    return {
+        **codec.encode(plan),
+        "run_dir": str(folder.path),
+        "seconds_max": _seconds(plan),
+        "idle_rank_hours_max": _idle_rank_hours(plan),
+        "commands": _commands(plan, folder).splitlines(),
+    }
+
+
+def describe(plan: Plan, folder: RunFolder) -> str:
+    """The plan for a person."""
+    spec, topology = plan.spec, plan.spec.topology
+    link = f", link {format_rate(topology.link.rate_bit_s)}" if topology.link.rate_bit_s else ""
+    batch = f"global batch {spec.global_batch}" if spec.mode == "strong" else f"{spec.batch_per_rank} a rank"
+    lines = [
+        f"# model     {spec.model.name} {spec.model.args}, {spec.precision}, {spec.mode} scaling, {batch}",
+        f"# topology  {topology.name}: {topology.hosts} hosts x {topology.ranks_per_host} ranks, "
+        f"{topology.device}, {topology.backend}{link}",
+    ]
+    if topology.note:
+        lines.append(f"#           {topology.note}")
+    if spec.model.synthetic:
+        lines.append("#           SYNTHETIC compute: sleeps, not arithmetic")
+    measure = spec.measure
+    lines += [
+        f"# measure   {measure.name}: {measure.rounds_min} to {measure.rounds_max} rounds, "
+        f"at most {format_duration(measure.budget_s)} a launch, {spec.repeats} launches",
+        f"# time      at most about {format_duration(_seconds(plan))}; "
+        f"{_idle_rank_hours(plan):.3f} rank-hours stand idle while smaller world sizes run",
+        f"# run_dir   {folder.path}",
+        "#",
+        "# world size  hosts  batch a rank  blocks a round",
+    ]
+    blocks = round_blocks(plan, plan.trials, 0, 0)
+    lines += [
+        f"#   {t.world_size:>8}  {t.hosts:>5}  {t.batch:>12}  {sum(b.trial == t for b in blocks):>14}" for t in plan.trials
+    ]
+    return "\n".join([*lines, "#", _commands(plan, folder)])
+
+
+def _commands(plan: Plan, folder: RunFolder) -> str:
+    sizes = [t.world_size for t in plan.trials]
+    return "".join(shell(command(plan, folder, folder.launch(k), sizes)) for k in range(plan.spec.repeats)).rstrip()
+
+
+def _seconds(plan: Plan) -> float:
+    return (plan.spec.measure.budget_s + START_S) * plan.spec.repeats
+
+
+def _idle_rank_hours(plan: Plan) -> float:
+    """Ranks that wait while others run, over the whole budget: blocks of a round weigh alike."""
+    blocks = round_blocks(plan, plan.trials, 0, 0)
+    idle = sum(plan.ranks - (1 if b.solo_rank >= 0 else b.trial.world_size) for b in blocks) / len(blocks)
+    return idle * plan.spec.measure.budget_s * plan.spec.repeats / 3600

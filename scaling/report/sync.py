@@ -1,0 +1,205 @@
+"""All contact with W&B: its SDK and its commands run in processes of their own, each within a bound.
+
+Runs are written as offline files first and uploaded from there, so a server that is slow or
+away never holds up or changes anything, and nothing of W&B's (hooks, threads, variables)
+reaches the process that measures.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import scaling
+from scaling.errors import ScalingError
+from scaling.store import RunFolder
+
+WRITE_BOUND_S = 60.0
+UPLOAD_BOUND_S = 600.0
+LINE_MAX = 300
+"""Characters of another program's message that are passed on."""
+
+SERVER_VARIABLES = frozenset(
+    {
+        "WANDB_API_KEY",
+        "WANDB_APP_URL",
+        "WANDB_BASE_URL",
+        "WANDB_CONFIG_DIR",
+        "WANDB_CREDENTIALS_FILE",
+        "WANDB_ENTITY",
+        "WANDB_HTTP_PROXY",
+        "WANDB_HTTPS_PROXY",
+        "WANDB_IDENTITY_TOKEN_FILE",
+        "WANDB_INSECURE_DISABLE_SSL",
+        "WANDB_X_EXTRA_HTTP_HEADERS",
+        "WANDB_X_PROXIES",
+    }
+)
+"""Who the user is and how to reach the server. W&B's other variables (mode, run id, sweep, ...) belong to
+the user's own training and would redirect ours."""
+
+QUIET = {
+    "console": "off",
+    "disable_code": True,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "init_timeout": 20,
+    "quiet": True,
+    "sagemaker_disable": True,
+    "save_code": False,
+    "silent": True,
+    "use_dot_wandb": False,
+    "x_disable_machine_info": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+}
+"""Settings of every run: nothing is logged but what is handed over, and nothing said on the terminal."""
+
+
+def write(folder: RunFolder, document: dict[str, Any], *, bound_s: float = WRITE_BOUND_S) -> None:
+    """Replace the offline W&B runs of a run folder by those of a document (see `scaling.report.wandb`).
+
+    Run ids are stable and each run holds its whole history, so earlier copies are of no use. They
+    come back when writing fails, which raises ScalingError or OSError.
+    """
+    current, before = folder.wandb / "wandb", folder.wandb / ".wandb-before"
+    shutil.rmtree(before, ignore_errors=True)
+    if current.exists():
+        current.rename(before)
+    try:
+        text = json.dumps(document, allow_nan=False)
+        _run_module(folder, ["scaling.report.sync"], bound_s=bound_s, text=text, check=True)
+    except BaseException:
+        shutil.rmtree(current, ignore_errors=True)
+        if before.exists():
+            before.rename(current)
+        raise
+    shutil.rmtree(before, ignore_errors=True)
+
+
+def sync(folder: RunFolder, *, bound_s: float = UPLOAD_BOUND_S) -> str:
+    """Upload the offline W&B runs of a run folder, within `bound_s` seconds; what was done, in one line."""
+    runs = sorted((folder.wandb / "wandb").glob("offline-run-*"))
+    if not runs:
+        raise ScalingError(f"{folder.path}: no W&B runs to upload; tracking=offline and online write them")
+    pending, output = [run for run in runs if not _uploaded(run)], ""
+    if not pending:
+        return f"W&B: {_count(len(runs))} uploaded before, nothing to do"
+    try:
+        output = _run_module(folder, ["wandb", "sync", *map(str, pending)], bound_s=bound_s)
+        reason = _last_word(output)
+    except (ScalingError, OSError) as error:
+        reason = str(error)
+    # `wandb sync` exits with 0 also when the server cannot be reached: the marks it leaves tell.
+    left = [run for run in pending if not _uploaded(run)]
+    if left:
+        raise ScalingError(f"W&B: {len(left)} of {_count(len(runs))} not uploaded: {reason}")
+    links = sorted(re.findall(r"View run .* at (\S+)", output))  # the summary run's comes last
+    return f"W&B: {_count(len(pending))} uploaded{''.join(f', see {link}' for link in links[-1:])}"
+
+
+def _run_module(
+    folder: RunFolder, arguments: Sequence[str], *, bound_s: float, text: str = "", check: bool = False
+) -> str:
+    """Output of `python -m *arguments` with `text` on its input; killed after `bound_s` seconds.
+
+    Output goes to a file: W&B's service process inherits it, and would keep a pipe open after its parent.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as output, tempfile.TemporaryDirectory() as cache:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", *arguments],
+                input=text,
+                text=True,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(folder.wandb.resolve(), cache),
+                timeout=bound_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ScalingError(f"not done within {bound_s:g} s") from error
+        output.seek(0)
+        said = output.read()
+    if check and done.returncode:
+        raise ScalingError(_last_word(said))
+    return said
+
+
+def _environment(root: Path, cache: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_") or k in SERVER_VARIABLES}
+    sources = (str(Path(scaling.__file__).parents[1]), os.environ.get("PYTHONPATH"))
+    return kept | {
+        "PYTHONPATH": os.pathsep.join(path for path in sources if path),
+        "PYTHONSAFEPATH": "1",
+        "WANDB_DIR": str(root),
+        "WANDB_DATA_DIR": str(root / "wandb"),  # tables wait here for their upload, not in the user's home
+        "WANDB_CACHE_DIR": cache,
+        "WANDB_ERROR_REPORTING": "false",  # an offline run makes no connection at all
+        "WANDB_X_GRAPHQL_RETRY_MAX": "3",  # W&B's own patience is days
+    }
+
+
+def _last_word(output: str) -> str:
+    """The line of a program's output that says best what went wrong."""
+    lines = [line.removeprefix("wandb:").strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if line.lower().startswith("error") and "error logs at" not in line]
+    said = errors[0] if errors else [*lines, "no message"][max(len(lines) - 1, 0)]
+    return said.removeprefix("ERROR").removeprefix("Error:").strip()[:LINE_MAX]
+
+
+def _uploaded(run: Path) -> bool:
+    return any(run.glob("*.wandb.synced"))
+
+
+def _count(runs: int) -> str:
+    return f"{runs} run{'s' if runs != 1 else ''}"
+
+
+def _replay(document: dict[str, Any]) -> None:
+    """Log a document through W&B's SDK: one process, and one service of W&B's, for all its runs."""
+    import wandb  # noqa: PLC0415  a third of a second, and only this process needs it
+
+    known: dict[str, Any] = {k: v for k, v in QUIET.items() if k in wandb.Settings.model_fields}
+    for one in document["runs"]:
+        run = wandb.init(
+            **document["init"],
+            mode="offline",
+            id=one["id"],
+            name=one["name"],
+            config=one["config"],
+            settings=wandb.Settings(**known),
+        )
+        run.define_metric(one["x"], hidden=True, summary="none")
+        for name in sorted({name for row in one["history"] for name in row} - {one["x"]}):
+            run.define_metric(name, step_metric=one["x"], summary="none")
+        for row in one["history"]:
+            run.log(row)
+        media = {
+            k: wandb.Table(columns=t["columns"], data=t["rows"]) for k, t in one.get("tables", {}).items()
+        }
+        media |= {k: _line_chart(chart) for k, chart in one.get("charts", {}).items()}
+        if media:
+            run.log(media)
+        run.summary.update(one["summary"])
+        run.finish(exit_code=0 if one["summary"].get("status", "done") == "done" else 1)
+
+
+def _line_chart(chart: dict[str, Any]) -> Any:
+    import wandb  # noqa: PLC0415
+
+    xs, ys = ([[pair[i] for pair in pairs] for pairs in chart["series"].values()] for i in (0, 1))
+    return wandb.plot.line_series(xs, ys, keys=list(chart["series"]), title=chart["title"], xname=chart["x"])
+
+
+if __name__ == "__main__":
+    _replay(json.load(sys.stdin))

@@ -1,0 +1,227 @@
+"""The results as text, in the manner of nccl-tests: `#` lines say what holds, the others carry numbers.
+
+Nothing is told by colour alone, so a piped or saved report loses nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from scaling.analysis.results import (
+    Analysis,
+    Comparison,
+    Loss,
+    Measured,
+    Parts,
+    Point,
+    PointComparison,
+    Verdict,
+)
+from scaling.plan import Plan
+from scaling.report import findings, text
+
+WIDTH = 80
+NAME = 17
+NUMBER = 18
+BAR = WIDTH - 2 - NAME - NUMBER - 2 - 1
+CAUSES_SHOWN = 4
+"""Causes of a difference that a comparison lists for each world size."""
+
+_PLAIN_ASCII = str.maketrans({"█": "#", "░": "=", "▏": "|", "±": "+-"})
+
+
+def print_analysis(
+    console: Console, analysis: Analysis, plan: Plan, *, report_path: Path | str | None = None
+) -> None:
+    """Print the whole analysis: conditions, figures, where each step goes, verdicts, the answer."""
+    _print(console, _analysis(analysis, plan, report_path))
+
+
+def print_comparison(console: Console, comparison: Comparison) -> None:
+    """Print two runs side by side: what differs, by how much, and why."""
+    _print(console, _comparison(comparison))
+
+
+def _print(console: Console, lines: Iterable[Text]) -> None:
+    for line in lines:
+        if console.options.ascii_only:
+            line.plain = line.plain.translate(_PLAIN_ASCII)
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _analysis(analysis: Analysis, plan: Plan, report_path: Path | str | None) -> Iterator[Text]:
+    yield from _conditions(text.conditions(analysis.run, plan))
+    yield from _key_figures(analysis.points)
+    source = plan.spec.topology.link.source
+    for point in analysis.points:
+        if point.world_size > 1:
+            yield from _point(point, source)
+    if analysis.fabric.levels:
+        yield _head("fabric")
+        for level in analysis.fabric.levels:
+            yield from _prose(findings.level_line(level), hang="    ")
+    yield from _section("quality", findings.quality_lines(analysis.quality))
+    failed = [findings.trial_line(t) for t in analysis.trials if t.status != "done"]
+    yield from _section("trials that did not finish", failed)
+    if analysis.verdicts:
+        yield _head("verdicts")
+        for verdict in analysis.verdicts:
+            yield from _verdict(verdict)
+    yield _head("answer")
+    yield from _prose(findings.answer(analysis), style="bold")
+    if report_path is not None:
+        # A path stays on one line, so that it can be opened with a click.
+        yield Text(f"# report  {text.plain(str(report_path))}", style="dim")
+
+
+def _conditions(pairs: Iterable[tuple[str, str]]) -> Iterator[Text]:
+    for name, value in pairs:
+        style = "bold yellow" if name.isupper() or "SYNTHETIC" in value else "dim"
+        yield from _prose(value, lead=f"# {name:<9}  ", hang=f"# {'':<9}  ", style=style)
+
+
+def _key_figures(points: tuple[Point, ...]) -> Iterator[Text]:
+    yield _head("key figures")
+    yield from _table(*text.key_table(points))
+    yield from _prose(text.COLUMNS_NOTE, lead="# ", hang="# ", style="dim")
+
+
+def _table(columns: Sequence[tuple[str, str]], rows: Sequence[tuple[str, ...]]) -> Iterator[Text]:
+    """A two-row header, name and unit, then the rows; two spaces between columns where they fit."""
+    names, units = zip(*columns, strict=True)
+    widths = [max(map(len, column)) for column in zip(names, units, *rows, strict=True)]
+    gap = "  " if 1 + sum(widths) + 2 * (len(widths) - 1) < WIDTH else " "
+    for cells in (names, units):
+        yield Text("#" + gap.join(_aligned(cells, widths)).rstrip(), style="dim")
+    for row in rows:
+        yield Text(" " + gap.join(_aligned(row, widths)).rstrip())
+
+
+def _aligned(cells: tuple[str, ...], widths: list[int]) -> list[str]:
+    return [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+
+
+def _point(point: Point, rate_source: str) -> Iterator[Text]:
+    if point.step_ms is None:
+        return
+    at = f"{text.ranks(point.world_size)} on {text.count(point.hosts, 'host')}"
+    yield _head(f"{at}: a step of {text.quantity(point.step_ms, 'ms')}")
+    yield from _parts(point.parts_ms)
+    if point.loss is not None:
+        yield from _waterfall(point.loss, point.efficiency)
+    if point.straggler is not None:
+        yield from _fact("straggler", findings.straggler_line(point.straggler), style="bold red")
+    if point.comm is not None:
+        yield from _fact("gradients", findings.comm_line(point.comm, rate_source))
+    if point.overhead.probe_over_plain is not None:
+        yield from _fact("probe's cost", findings.overhead_line(point.overhead))
+    if point.closure is not None:
+        yield from _fact("closure", findings.closure_line(point.closure))
+
+
+def _parts(parts: Parts) -> Iterator[Text]:
+    found = text.parts_of(parts)
+    if not found:
+        return
+    whole = sum(value.value for _, value in found)
+    yield Text(f"#   {'part of a step':<{NAME - 2}}{'ms':>6}", style="dim")
+    for key, value in found:
+        cells = round(BAR * value.value / whole) if whole > 0 else 0
+        yield _bar_line(text.PARTS[key], text.quantity(value), range(cells), "cyan")
+
+
+def _waterfall(loss: Loss, efficiency: Measured | None) -> Iterator[Text]:
+    """From the ideal down to what was measured, one cause a line, each bar where the last one ended."""
+    found = text.losses_of(loss)
+    level, edges = 1.0, [1.0]
+    for _, value in found:
+        level -= value.value if value else 0.0
+        edges.append(level)
+    cells = [max(0, round(BAR * edge / max(edges))) for edge in edges]
+    yield Text(f"#   {'loss':<{NAME - 2}}{'%':>6} of the step", style="dim")
+    yield _bar_line("ideal", "100", range(cells[0]), "green")
+    for (cause, value), (start, end) in zip(found, itertools.pairwise(cells), strict=True):
+        style, block = ("green", "░") if end > start else ("red", "█")
+        share = text.quantity(value, scale=100)
+        yield _bar_line(text.cause_name(cause), share, range(*sorted((start, end))), style, block)
+    if efficiency is not None:
+        measured = round(BAR * efficiency.value / max(edges))
+        yield _bar_line("measured", text.quantity(efficiency, scale=100), range(measured), "bold")
+
+
+def _bar_line(name: str, number: str, cells: range, style: str, block: str = "█") -> Text:
+    value, _, interval = number.partition(" ")
+    figures = f"{value:>6} {interval}"
+    bar = block * len(cells) or "▏"
+    return Text.assemble(f"  {name:<{NAME}}{figures:<{NUMBER}}  {' ' * cells.start}", (bar, style))
+
+
+def _verdict(verdict: Verdict) -> Iterator[Text]:
+    title = (
+        f"{text.sentence(findings.verdict_title(verdict))[:-1]} (confidence {text.plain(verdict.confidence)})"
+    )
+    yield from _prose(title, style="bold")
+    for evidence in verdict.evidence:
+        yield from _prose(text.plain(evidence), lead="  - ", hang="    ")
+    for remedy in verdict.try_:
+        gain = f": predicted gain {text.percent(remedy.predicted_gain)}" if remedy.predicted_gain else ""
+        yield from _prose(
+            f"{text.plain(remedy.overrides)}{gain}", lead="  try  ", hang="       ", style="green"
+        )
+        if remedy.code:
+            yield from _prose(text.plain(remedy.code), lead="       in code: ", hang="       ")
+
+
+def _comparison(comparison: Comparison) -> Iterator[Text]:
+    names = findings.run_names(comparison)
+    for role, name, run in zip(("base", "other"), names, (comparison.base, comparison.other), strict=True):
+        synthetic = ", SYNTHETIC compute" if run.synthetic else ""
+        yield from _conditions([(role, f"{name} ({text.plain(run.id)}{synthetic})")])
+    if not comparison.comparable:
+        yield Text("# NOT COMPARABLE", style="bold red")
+        for reason in comparison.reasons:
+            yield from _prose(text.plain(reason), lead="  - ", hang="    ")
+    yield _head("throughput, other over base")
+    for point in comparison.points:
+        ratio = text.quantity(point.ratio)
+        note = "" if point.distinguishable or point.ratio is None else "  not distinguishable"
+        yield Text(f"  {text.ranks(point.world_size):<{NAME + 2}}{ratio:<{NUMBER}}{note}".rstrip())
+        yield from _causes(point)
+    yield _head("answer")
+    yield from _prose(findings.comparison_answer(comparison), style="bold")
+
+
+def _causes(point: PointComparison) -> Iterator[Text]:
+    for cause, value in findings.largest_causes(point.causes, CAUSES_SHOWN):
+        style = "green" if value.value < 0 else "red"
+        change = text.signed(text.quantity(value, "ms"))
+        yield Text.assemble(f"    {text.cause_name(cause):<{NAME}}", (change, style), " a step")
+
+
+def _section(title: str, lines: Iterable[str]) -> Iterator[Text]:
+    lines = tuple(lines)
+    if lines:
+        yield _head(title)
+    for line in lines:
+        yield from _prose(line, lead="  - ", hang="    ", style="yellow")
+
+
+def _head(title: str) -> Text:
+    return Text(f"#\n# {title}", style="bold")
+
+
+def _fact(name: str, value: str, style: str = "") -> Iterator[Text]:
+    return _prose(value, lead=f"  {name:<{NAME}}", hang=" " * (2 + NAME), style=style)
+
+
+def _prose(value: str, *, lead: str = "  ", hang: str = "  ", style: str = "") -> Iterator[Text]:
+    # A number, its unit and its interval stay on one line.
+    bound = value.replace(" ±", "\N{NO-BREAK SPACE}±").replace(" %", "\N{NO-BREAK SPACE}%")
+    lines = textwrap.wrap(bound, WIDTH, initial_indent=lead, subsequent_indent=hang, break_on_hyphens=False)
+    return (Text(line.replace("\N{NO-BREAK SPACE}", " "), style=style) for line in lines)

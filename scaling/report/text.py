@@ -1,0 +1,271 @@
+"""How numbers and names read. Every renderer formats through here, so that one number reads one way."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import fields
+
+from scaling.analysis.results import (
+    Loss,
+    Measured,
+    Parts,
+    Point,
+    RunInfo,
+)
+from scaling.plan import Plan
+from scaling.spec import Ddp, Inject, Spec
+from scaling.units import format_duration, format_rate
+
+NONE = "-"
+DIGITS = 4
+"""Significant digits of a value at most, however narrow its interval."""
+SKEWED = 1.5
+"""An interval is written out when one side is so many times as long as the other."""
+
+PARTS = {
+    "input": "input",
+    "forward": "forward",
+    "backward": "backward",
+    "exposed_transfer": "exposed transfer",
+    "exposed_skew": "exposed skew",
+    "optimizer": "optimizer",
+    "host": "host",
+}
+CAUSES = {
+    "small_batch": "smaller batch",
+    "neighbours": "busy neighbours",
+    "ddp_overhead": "DDP overhead",
+    "straggler": "straggler",
+    "link_latency": "link latency",
+    "link_bandwidth": "link bandwidth",
+    "overlap": "overlap slowdown",
+    "input": "input",
+    "host": "host",
+    "clocks": "lower clocks",
+    "unexplained": "unexplained",
+}
+STATUSES = {
+    "planned": "not started",
+    "oom": "out of memory",
+    "timeout": "timed out",
+    "interrupted": "stopped",
+}
+
+COLUMNS: tuple[tuple[str, str], ...] = (
+    ("ranks", ""),
+    ("hosts", ""),
+    ("step", "ms"),
+    ("samples", "1/s"),
+    ("speedup", ""),
+    ("efficiency", "%"),
+    ("transfer", "ms"),
+    ("skew", "ms"),
+    ("busbw", "Gbit/s"),
+    ("status", ""),
+)
+"""Name and unit of the key figures of a world size, in the order of `key_figures`."""
+COLUMNS_NOTE = "transfer, skew: what a step waits for (exposed); ±: half of the 95 % interval"
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def plain(text: str) -> str:
+    """Outside text without escape sequences and control characters."""
+    return _ESCAPES.sub("", text)
+
+
+def number(value: float, decimals: int | None = None) -> str:
+    """A number without interval: three significant digits unless the decimals are given."""
+    if not math.isfinite(value):
+        return NONE
+    if decimals is None:
+        decimals = 0 if value == 0 else max(0, 2 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{decimals}f}"
+    return text.lstrip("-") if float(text) == 0 else text
+
+
+def decimals_of(measured: Measured, scale: float = 1.0) -> int | None:
+    """Decimals that the interval bears: one digit of the half-width, two where it starts with 1."""
+    half = measured.half_width
+    if not half or not math.isfinite(half):
+        return None
+    digits, place = f"{half * scale:.1e}".split("e")
+    borne = -int(place) + (float(digits) < 2)
+    value = abs(measured.value * scale)
+    most = DIGITS - 1 - math.floor(math.log10(value)) if value > 0 else borne
+    return max(0, min(borne, most))
+
+
+def value_of(measured: Measured | None, scale: float = 1.0) -> str:
+    """The value alone, with the digits that its interval bears: `66.2`."""
+    return NONE if measured is None else number(measured.value * scale, decimals_of(measured, scale))
+
+
+def cell(measured: Measured | None, scale: float = 1.0) -> str:
+    """A table's cell: the value and half of the interval's length, `66.2 ±0.8`."""
+    if measured is None:
+        return NONE
+    decimals = decimals_of(measured, scale)
+    if decimals is None or measured.half_width is None:
+        return value_of(measured, scale)
+    # Never ±0: where the digits run out, the last one shown is the bound.
+    half = max(measured.half_width * scale, 10.0**-decimals)
+    return f"{value_of(measured, scale)} ±{number(half, decimals)}"
+
+
+def quantity(measured: Measured | None, unit: str = "", scale: float = 1.0) -> str:
+    """Prose: `66.2 ms ±0.8`, `66.2 ms [65.1, 67.9]` where the sides differ, `-` for None."""
+    if measured is None:
+        return NONE
+    value, _, half = cell(measured, scale).partition(" ±")
+    shown = f"{value} {unit}".rstrip()
+    if not half or measured.low is None or measured.high is None:
+        return shown
+    short, long = sorted((measured.value - measured.low, measured.high - measured.value))
+    decimals = decimals_of(measured, scale)
+    # Sides that differ by less than a digit shown read as one.
+    if long > SKEWED * short and (long - short) * scale > 10.0 ** -(decimals or 0):
+        low, high = (number(edge * scale, decimals) for edge in (measured.low, measured.high))
+        return f"{shown} [{low}, {high}]"
+    return f"{shown} ±{half}"
+
+
+def percent(measured: Measured | None) -> str:
+    """A fraction of 1 as `61.2 % ±1.2`."""
+    return quantity(measured, "%", 100)
+
+
+def change(ratio: Measured | None) -> str:
+    """A ratio near 1 as a signed change: `+0.3 % ±0.4`."""
+    if ratio is None:
+        return NONE
+    low, high = (None if edge is None else edge - 1 for edge in (ratio.low, ratio.high))
+    return signed(percent(Measured(ratio.value - 1, low, high, ratio.n)))
+
+
+def signed(text: str) -> str:
+    """A formatted number with its sign."""
+    return text if text.startswith(("-", "0 ", "0.0 ")) else f"+{text}"
+
+
+def ranks(world_size: int) -> str:
+    """`1 rank`, `4 ranks`."""
+    return count(world_size, "rank")
+
+
+def count(many: int, noun: str) -> str:
+    """`1 host`, `2 hosts`."""
+    return f"{many} {noun}" if many == 1 else f"{many} {noun}s"
+
+
+def cause_name(cause: str) -> str:
+    """A loss cause or a verdict in words."""
+    return CAUSES.get(cause, plain(cause).replace("_", " "))
+
+
+def status_name(status: str) -> str:
+    """How a trial ended, in words."""
+    return STATUSES.get(status, plain(status))
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
+
+
+def parts_of(parts: Parts) -> tuple[tuple[str, Measured], ...]:
+    """(key, ms) of the parts of a step that were measured, in the order in which they run."""
+    found = ((key, getattr(parts, key)) for key in PARTS)
+    return tuple((key, value) for key, value in found if value is not None)
+
+
+def losses_of(loss: Loss) -> tuple[tuple[str, Measured | None], ...]:
+    """(cause, fraction) of the known causes; `unexplained` always, known or not."""
+    found = ((key, getattr(loss, key)) for key in CAUSES)
+    return tuple((key, value) for key, value in found if value is not None or key == "unexplained")
+
+
+def key_figures(point: Point) -> tuple[str, ...]:
+    """The cells of one world size, under COLUMNS."""
+    return (
+        str(point.world_size),
+        str(point.hosts),
+        cell(point.step_ms),
+        value_of(point.samples_per_s),
+        value_of(point.speedup),
+        cell(point.efficiency, 100),
+        value_of(point.parts_ms.exposed_transfer),
+        value_of(point.parts_ms.exposed_skew),
+        value_of(point.comm.busbw_gbit_s if point.comm else None),
+        status_name(point.status),
+    )
+
+
+def key_table(points: Sequence[Point]) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, ...], ...]]:
+    """Columns and rows of the key figures; the status is left out where every trial is done."""
+    shown = len(COLUMNS) - all(p.status == "done" for p in points)
+    return COLUMNS[:shown], tuple(key_figures(p)[:shown] for p in points)
+
+
+def moment(iso: str) -> str:
+    """`2026-03-02T10:15:00Z` as `2026-03-02 10:15 UTC`; anything else as it is."""
+    match = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)[\d:.]*(Z|\+00:00)", iso)
+    return f"{match.group(1)} {match.group(2)} UTC" if match else plain(iso)
+
+
+def conditions(run: RunInfo, plan: Plan | None = None) -> tuple[tuple[str, str], ...]:
+    """What the numbers hold for, as (name, text). Without a plan: what the run says of itself."""
+    synthetic = ", SYNTHETIC compute (sleeps; parameters and traffic are real)" if run.synthetic else ""
+    lines = [("model", f"{run.model}{synthetic}"), ("precision", run.precision)]
+    if plan is None:
+        lines += [("scaling", run.mode), ("topology", run.topology)]
+    else:
+        lines += _spec_lines(plan.spec)
+    lines += [("backend", run.backend), ("device", run.device)]
+    launched = f"{count(run.launches, 'launch') if run.launches == 1 else f'{run.launches} launches'}"
+    if plan is not None:
+        launched = f"{plan.spec.launcher}, {launched}, {count(plan.spec.threads, 'thread')} a rank"
+    lines.append(("launch", launched))
+    if plan is not None:
+        m = plan.spec.measure
+        rounds = f"{m.name}, {m.rounds_min} to {m.rounds_max} rounds, blocks of {count(m.steps, 'step')}"
+        lines.append(("measure", f"{rounds}; 95 % intervals over rounds"))
+    lines.append(("run", f"{run.id}, {moment(run.started)}, took {format_duration(run.duration_s)}"))
+    return tuple((name, plain(text)) for name, text in lines)
+
+
+def _spec_lines(spec: Spec) -> list[tuple[str, str]]:
+    top = spec.topology
+    batch = f"{spec.batch_per_rank} a rank" if spec.mode == "weak" else f"{spec.global_batch} over all ranks"
+    micro = f", {spec.accumulation_steps} accumulation steps" if spec.accumulation_steps > 1 else ""
+    hosts = f"{count(top.hosts, 'host')} x {ranks(top.ranks_per_host)}"
+    lines = [
+        ("batch", f"{batch} ({spec.mode} scaling){micro}"),
+        ("topology", f"{top.name}, {hosts}"),
+    ]
+    if top.hosts > 1 or top.link.rate_bit_s is not None:
+        rate = "rate unknown" if top.link.rate_bit_s is None else f"{format_rate(top.link.rate_bit_s)} a host"
+        source = f" ({top.link.source})" if top.link.source else ""
+        lines.append(("link", f"{rate}{source}"))
+    if top.note:
+        lines.append(("note", top.note))
+    settings = _settings(spec)
+    if settings:
+        lines.append(("settings", ", ".join(settings)))
+    injected = _changed("inject.", spec.inject, Inject())
+    if spec.inject.active:
+        lines.append(("INJECTED", ", ".join(injected)))
+    return lines
+
+
+def _settings(spec: Spec) -> list[str]:
+    switches = [f.name for f in fields(spec) if f.default is False and getattr(spec, f.name)]
+    environment = [f"env.{name}={value}" for name, value in spec.env.items()]
+    return [f"{name}=true" for name in switches] + _changed("ddp.", spec.ddp, Ddp()) + environment
+
+
+def _changed(prefix: str, settings: Ddp | Inject, default: Ddp | Inject) -> list[str]:
+    pairs = ((f.name, getattr(settings, f.name), getattr(default, f.name)) for f in fields(settings))
+    return [f"{prefix}{name}={str(value).lower()}" for name, value, usual in pairs if value != usual]

@@ -1,0 +1,20 @@
+"""Finds conf/, launch/ and slurm/ in a wheel, an editable install or a plain checkout alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def folder(name: str) -> Path:
+    """The `conf`, `launch` or `slurm` folder of this installation: the wheel's copy, else the checkout's."""
+    for root in (_PACKAGE / "_shipped", _PACKAGE.parent):
+        if (root / name).is_dir():
+            return root / name
+    raise FileNotFoundError(f"no {name}/ beside the package {_PACKAGE}")
+
+
+def import_root() -> Path:
+    """The folder that has to be on a worker's import path."""
+    return _PACKAGE.parent

@@ -1,0 +1,105 @@
+"""The main job: plan, launch, collect, analyse, report. One page."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scaling import __version__
+from scaling.config import Request
+from scaling.errors import InputError
+from scaling.launchers.commands import command
+from scaling.launchers.follow import Outcome, describe, follow
+from scaling.plan import Plan, make_plan
+from scaling.store import RunFolder, write_json, write_text
+
+STATUS_SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """status.json: how the run and each of its trials stand."""
+
+    schema: int
+    state: str
+    started: str
+    duration_s: float
+    launches: int
+    error: str | None
+    rank: int | None
+    world_size: int | None
+    trials: dict[str, str]
+
+
+def plan_request(request: Request) -> Plan:
+    """A plan with a fresh id, `<date>-<time>-<hash>`."""
+    now = datetime.datetime.now(tz=datetime.timezone.utc).astimezone()
+    salt = hashlib.sha256(f"{request.yaml}{now.isoformat()}{os.getpid()}".encode()).hexdigest()[:8]
+    return make_plan(
+        request.spec,
+        run_id=f"{now:%Y%m%d-%H%M%S}-{salt}",
+        created=now.isoformat(timespec="seconds"),
+        version=__version__,
+    )
+
+
+def default_folder(plan: Plan) -> Path:
+    """runs/<date>/<time>-<hash>."""
+    date, clock, salt = plan.id.split("-")
+    return Path("runs") / f"{date[:4]}-{date[4:6]}-{date[6:]}" / f"{clock}-{salt}"
+
+
+def check_folder(path: Path) -> RunFolder:
+    """InputError when a run could not be put there. Creates nothing."""
+    if (path / "plan.json").exists():
+        raise InputError(f"run_dir={path}: already holds a run; name another folder, or `scaling analyze {path}`")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise InputError(f"run_dir={path}: not an empty folder; name one that does not exist yet")
+    parent = next(p for p in [path, *path.absolute().parents] if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"run_dir={path}: {parent} cannot be written to; name a folder that can")
+    return RunFolder(path)
+
+
+def measure(request: Request, plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], None]) -> Status:
+    """Run every launch of a plan; what was measured stays on disk whatever happens."""
+    folder.path.mkdir(parents=True, exist_ok=True)
+    write_text(folder.config, request.yaml)
+    write_json(folder.plan, plan)
+    begin, outcome, launches = time.monotonic(), Outcome(status="planned"), 0
+    status = _status(plan, "running", begin, outcome, launches)
+    write_json(folder.status, status)
+    texts = []
+    for index in range(plan.spec.repeats):
+        launch = folder.launch(index)
+        launch.path.mkdir(parents=True)
+        what = command(plan, folder, launch, [t.world_size for t in plan.trials])
+        texts.append(describe(what))
+        write_text(folder.command, "".join(texts))
+        outcome = follow(what, launch, plan.spec.measure, lambda p, k=index: progress({**p, "launch": k}))  # type: ignore[misc]
+        launches += 1
+        if outcome.status != "done":
+            break
+    status = _status(plan, outcome.status, begin, outcome, launches)
+    write_json(folder.status, status)
+    return status
+
+
+def _status(plan: Plan, state: str, begin: float, outcome: Outcome, launches: int) -> Status:
+    return Status(
+        schema=STATUS_SCHEMA,
+        state=state,
+        started=plan.created,
+        duration_s=round(time.monotonic() - begin, 1),
+        launches=launches,
+        error=outcome.error,
+        rank=outcome.rank,
+        world_size=outcome.world_size,
+        trials={str(t.world_size): state for t in plan.trials},
+    )

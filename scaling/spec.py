@@ -1,0 +1,166 @@
+"""What a person asked for, checked and frozen. Made once by `scaling.config`, read by everything after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+MODES = ("weak", "strong")
+TASKS = ("train",)
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+LAUNCHERS = ("local", "emulated")
+TRACKING_MODES = ("offline", "online", "disabled")
+
+TCP_PAYLOAD_SHARE = 1448 / 1514
+"""TCP payload over Ethernet frame at MTU 1500 with timestamps: what a shaped link can carry for its users."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A workload's factory and what it is called with."""
+
+    name: str
+    target: str
+    """Dotted path of a callable that returns a `Workload`; resolved in the worker only."""
+    args: dict[str, Any]
+    synthetic: bool = False
+    """Compute is made of sleeps; said wherever the results are shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One host's link to the others. `rate_bit_s` is the line rate, None where unknown."""
+
+    rate_bit_s: int | None = None
+    source: str = ""
+    """Where the rate comes from; printed beside every number that is divided by it."""
+
+    @property
+    def nominal_bit_s(self) -> float | None:
+        """What the link can carry for TCP's users, bit/s."""
+        return None if self.rate_bit_s is None else self.rate_bit_s * TCP_PAYLOAD_SHARE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Hosts, ranks on each, and what joins them."""
+
+    name: str
+    kind: str
+    """`local`, `emulated` or `slurm`: which launcher it takes."""
+    hosts: int
+    ranks_per_host: int
+    device: str
+    """`cpu` or `cuda`."""
+    backend: str
+    """`gloo` or `nccl`: what carries the gradients."""
+    link: Link = field(default_factory=Link)
+    note: str = ""
+    """Said wherever the results are shown, for instance that an emulated link is scaled down."""
+
+    @property
+    def capacity(self) -> int:
+        """The largest world size it holds."""
+        return self.hosts * self.ranks_per_host
+
+    def host_of(self, rank: int) -> int:
+        """The host a rank runs on; ranks fill one host before the next."""
+        return rank // self.ranks_per_host
+
+    def hosts_of(self, world_size: int) -> int:
+        """How many hosts the first `world_size` ranks touch."""
+        return -(-world_size // self.ranks_per_host)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ddp:
+    """Arguments of DistributedDataParallel, as torch names them."""
+
+    bucket_cap_mb: float = 25.0
+    gradient_as_bucket_view: bool = True
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """How long to measure, and how precisely."""
+
+    name: str
+    rounds_min: int
+    rounds_max: int
+    steps: int
+    """Timed steps of a block."""
+    lead_in: int
+    """Steps at the start of a block that are run and dropped."""
+    warmup_max: int
+    target_half_width: float | None
+    """Stop when the efficiency's 95 % half-width is below this fraction; None: stop by time."""
+    budget_s: float
+    """Cap of the whole run, start-up excluded."""
+    fabric_bytes_max: int
+    step_timeout_s: float
+    """A rank that shows no progress for this long beyond its expected time is taken for hung."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inject:
+    """Faults put in on purpose. They act at world sizes of 2 or more, in every arm but bare_one and replay."""
+
+    rank: int | None = None
+    compute_ms: float = 0.0
+    input_ms: float = 0.0
+    host_ms: float = 0.0
+    link_rate_bit_s: int | None = None
+    wrong_no_sync: bool = False
+    contention: int = 0
+    fail_after_blocks: int | None = None
+    """Raise in that rank after so many blocks: what a failing training script does."""
+
+    @property
+    def active(self) -> bool:
+        """Whether anything at all is injected."""
+        return self != Inject(rank=self.rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracking:
+    """Where W&B runs go."""
+
+    mode: str = "offline"
+    project: str = "scaling"
+    entity: str | None = None
+    group: str | None = None
+    job_type: str = "scaling"
+    tags: tuple[str, ...] = ()
+    notes: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """One run: a model, a precision and a topology, over a list of world sizes."""
+
+    model: Model
+    topology: Topology
+    world_sizes: tuple[int, ...]
+    mode: str
+    batch_per_rank: int
+    global_batch: int
+    """Only read when `mode` is strong."""
+    precision: str
+    measure: Measure
+    accumulation_steps: int = 1
+    ddp: Ddp = field(default_factory=Ddp)
+    task: str = "train"
+    repeats: int = 1
+    seed: int = 0
+    threads: int = 1
+    """Compute threads a rank, the same in every arm."""
+    launcher: str = "local"
+    inject: Inject = field(default_factory=Inject)
+    env: dict[str, str] = field(default_factory=dict)
+    tracking: Tracking = field(default_factory=Tracking)
+
+    def batch_at(self, world_size: int) -> int:
+        """Samples of one rank in one optimizer step, over all accumulation steps."""
+        return self.global_batch // world_size if self.mode == "strong" else self.batch_per_rank

@@ -1,0 +1,175 @@
+"""The run folder: every name from one class, files that land by rename, versions that are checked.
+
+The write half (this module) needs the standard library alone, so that workers can use it;
+reading rank files into tables is `scaling.collect`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+from scaling import codec
+from scaling.errors import InputError
+
+T = TypeVar("T")
+
+
+class RunFolder:
+    """Names of everything below RUN/."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def config(self) -> Path:
+        """The composed Hydra config."""
+        return self.path / "config.yaml"
+
+    @property
+    def plan(self) -> Path:
+        """What was to run."""
+        return self.path / "plan.json"
+
+    @property
+    def command(self) -> Path:
+        """The commands that were executed, one a line."""
+        return self.path / "command.txt"
+
+    @property
+    def status(self) -> Path:
+        """How each trial stands."""
+        return self.path / "status.json"
+
+    @property
+    def analysis(self) -> Path:
+        """The numbers others read."""
+        return self.path / "analysis.json"
+
+    @property
+    def timeline(self) -> Path:
+        """Typical steps in Chrome's trace format."""
+        return self.path / "timeline.json"
+
+    @property
+    def report_html(self) -> Path:
+        """The report as one page."""
+        return self.path / "report.html"
+
+    @property
+    def report_txt(self) -> Path:
+        """The report as in the terminal."""
+        return self.path / "report.txt"
+
+    @property
+    def wandb(self) -> Path:
+        """Parent of the offline W&B runs."""
+        return self.path
+
+    @property
+    def comparison(self) -> Path:
+        """Comparison of the runs below (multirun folders)."""
+        return self.path / "comparison.json"
+
+    @property
+    def comparison_html(self) -> Path:
+        """The same as a page."""
+        return self.path / "comparison.html"
+
+    def table(self, name: str) -> Path:
+        """A derived table: steps, buckets, fabric or blocks."""
+        return self.path / f"{name}.parquet"
+
+    def launch(self, index: int) -> LaunchFolder:
+        """One torchrun launch."""
+        return LaunchFolder(self.path / "launches" / str(index), index)
+
+    def launches(self) -> list[LaunchFolder]:
+        """Those that exist, in order."""
+        parent = self.path / "launches"
+        if not parent.is_dir():
+            return []
+        return [self.launch(i) for i in sorted(int(p.name) for p in parent.iterdir() if p.name.isdigit())]
+
+    def require(self) -> RunFolder:
+        """Return self when this is a run's folder; InputError otherwise."""
+        if not self.plan.is_file():
+            what = "no such folder" if not self.path.exists() else "not a run: it has no plan.json"
+            raise InputError(f"{self.path}: {what}; name a folder that `scaling run` made")
+        return self
+
+
+class LaunchFolder:
+    """Names of everything below RUN/launches/<k>/."""
+
+    def __init__(self, path: Path, index: int) -> None:
+        self.path = path
+        self.index = index
+
+    def rank(self, rank: int) -> Path:
+        """The records of one rank."""
+        return self.path / f"rank-{rank}.jsonl"
+
+    def env(self, rank: int) -> Path:
+        """Versions, device and environment of one rank."""
+        return self.path / f"env-{rank}.json"
+
+    def error(self, rank: int) -> Path:
+        """The exception that ended one rank."""
+        return self.path / f"error-{rank}.json"
+
+    def log(self, rank: int) -> Path:
+        """Standard output and error of one rank."""
+        return self.path / f"log-{rank}.txt"
+
+    def agent_log(self, host: int) -> Path:
+        """Standard output and error of one host's torchrun."""
+        return self.path / f"torchrun-{host}.txt"
+
+    @property
+    def progress(self) -> Path:
+        """Rank 0's word on how far it is."""
+        return self.path / "progress.json"
+
+    @property
+    def fabric(self) -> Path:
+        """What the emulated network is made of."""
+        return self.path / "network.json"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write by rename, so that a reader sees the whole file or none."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
+    """Write a dataclass or plain value as JSON, by rename."""
+    write_text(path, json.dumps(codec.encode(value), indent=indent, allow_nan=False) + "\n")
+
+
+def read_json(path: Path, kind: type[T], schema: int) -> T:
+    """Read a versioned file; InputError names the way out when it is older, newer or damaged."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        found = data.get("schema")
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); it should be a file that `scaling` wrote") from error
+    if found != schema:
+        way_out = (
+            "update scaling-harness" if isinstance(found, int) and found > schema else "run `scaling analyze` again"
+        )
+        raise InputError(f"{path}: written in format {found}, this version reads format {schema}; {way_out}")
+    try:
+        return codec.decode(kind, data)
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path}: damaged ({error}); it should be a file that `scaling` wrote") from error

@@ -1,0 +1,60 @@
+"""Units at the edges: text to integers on the way in, numbers to text on the way out.
+
+Inside the program times are integer nanoseconds, sizes integer bytes and rates bit/s; the
+unit is in every name. Rates are decimal (Gbit = 1e9 bit/s, as networks are sold), sizes are
+binary where written with an i (MiB = 2**20).
+"""
+
+from __future__ import annotations
+
+import re
+
+from scaling.errors import InputError
+
+_RATE = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
+_SIZE = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+def parse_rate_bit_s(text: str, where: str) -> int:
+    """Read a link rate such as `200mbit` or `2.5gbit` as bit/s; `where` names the key in the error."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", str(text))
+    unit = match.group(2).lower().removesuffix("/s").removesuffix("ps") if match else ""
+    if match is None or unit not in _RATE or float(match.group(1)) <= 0:
+        raise InputError(f"{where}={text}: not a link rate; write a number and a unit ({', '.join(_RATE)}), such as 200mbit")
+    return round(float(match.group(1)) * _RATE[unit])
+
+
+def parse_bytes(text: str, where: str) -> int:
+    """Read a size such as `2GiB` as bytes; `where` names the key in the error."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", str(text))
+    if match is None or match.group(2) not in _SIZE or float(match.group(1)) <= 0:
+        raise InputError(f"{where}={text}: not a size; write a number and a unit ({', '.join(_SIZE)}), such as 2GiB")
+    return round(float(match.group(1)) * _SIZE[match.group(2)])
+
+
+def format_bytes(count: float) -> str:
+    """1536 -> `1.5 KiB`."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}" if count / size < 1000 else f"{count / size:.0f} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_rate(bit_s: float) -> str:
+    """200000000 -> `200 Mbit/s`."""
+    for unit, size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)):
+        if bit_s >= size:
+            return f"{bit_s / size:.4g} {unit}"
+    return f"{bit_s:.0f} bit/s"
+
+
+def format_duration(seconds: float) -> str:
+    """75 -> `1 min 15 s`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

@@ -1,0 +1,69 @@
+"""`python -m scaling.worker RUN LAUNCH [WORLD_SIZE,...]`, started by torchrun on every rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from scaling.plan import SCHEMA, Plan
+from scaling.store import LaunchFolder, RunFolder, read_json, write_json
+
+
+def main(arguments: list[str]) -> None:
+    """Run this rank. An error is written down, told to the others, and ends the process at once."""
+    run, index, sizes = RunFolder(arguments[0]), int(arguments[1]), [int(n) for n in arguments[2].split(",")]
+    folder = run.launch(index)
+    rank = int(os.environ["RANK"])
+    _log_to(folder.log(rank))
+    plan = read_json(run.plan, Plan, SCHEMA)
+    launch = None
+    try:
+        from scaling.worker.launch import Launch  # noqa: PLC0415  # torch takes seconds: only after the log is open
+
+        launch = Launch(plan, folder, tuple(t for t in plan.trials if t.world_size in sizes))
+        launch.run()
+    except BaseException as error:  # noqa: BLE001  # whatever ends a rank has to be told
+        traceback.print_exc()
+        _report(error, rank, folder, launch)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)  # no clean-up that could wait for the others
+
+
+def _log_to(path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+
+
+def _report(error: BaseException, rank: int, folder: LaunchFolder, launch: Any) -> None:
+    """error-<r>.json: what, where in whose code, in which stage, and whether this rank was the first."""
+    place = _place(error)
+    record = {
+        "rank": rank,
+        "type": type(error).__name__,
+        "message": str(error).strip().split("\n")[0][:500],
+        "file": place.filename if place else "",
+        "line": place.lineno if place else 0,
+        "stage": launch.stage if launch else "start",
+        "traceback": traceback.format_exc(),
+    }
+    try:
+        record["first"] = launch.control.abort(record) if launch else True
+    except Exception:  # noqa: BLE001  # the store may be gone with its host
+        record["first"] = False
+    write_json(folder.error(rank), record)
+
+
+def _place(error: BaseException) -> traceback.FrameSummary | None:
+    """The last frame that is neither torch's nor, if there is another, the harness's own."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
+    own = [f for f in frames if "/scaling/worker/" not in f.filename and "/importlib/" not in f.filename]
+    return (own or frames or [None])[-1]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,85 @@
+"""The control plane: who runs when, who has failed, what was agreed. Over the store, never inside a collective.
+
+Idle ranks sleep in `store.wait` in slices and look at the abort key in between, so a rank
+that fails ends everybody within a slice.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+SLICE = timedelta(seconds=2)
+ABORT = "abort"
+
+
+class Aborted(Exception):  # noqa: N818
+    """Another rank failed first; its own error file says how."""
+
+
+class Control:
+    """Agreement between the ranks of one launch."""
+
+    def __init__(self, store: dist.Store, rank: int) -> None:
+        self._store = store
+        self._rank = rank
+
+    def abort(self, record: dict[str, Any]) -> bool:
+        """Tell everybody that this rank failed; True when it was the first to."""
+        text = json.dumps(record)
+        return bool(self._store.compare_set(ABORT, "", text) == text.encode())
+
+    def wait(self, key: str) -> None:
+        """Sleep until `key` is set; `Aborted` when a rank failed meanwhile."""
+        while True:
+            try:
+                self._store.wait([key], SLICE)
+            except dist.DistStoreError:
+                self.check()
+            else:
+                return
+
+    def check(self) -> None:
+        """Raise `Aborted` when a rank failed."""
+        if self._store.check([ABORT]):
+            raise Aborted(self._store.get(ABORT).decode())
+
+    def say(self, key: str, value: Any) -> None:
+        """Publish a decision under a fresh key."""
+        self._store.set(key, json.dumps(value))
+
+    def hear(self, key: str) -> Any:
+        """The decision under `key`, once it is there."""
+        self.wait(key)
+        return json.loads(self._store.get(key))
+
+    def agree(self, key: str, value: Any, *, lead: bool) -> Any:
+        """The lead's value, on every rank that asks for `key`."""
+        if lead:
+            self.say(key, value)
+            return value
+        return self.hear(key)
+
+    def gather(self, key: str, count: int, value: Any) -> list[Any]:
+        """Every rank's value under `key`, in order of arrival; returns on all `count` of them."""
+        place = self._store.add(f"{key}/count", 1)
+        self.say(f"{key}/{place}", value)
+        return [self.hear(f"{key}/{i + 1}") for i in range(count)]
+
+    def start(self, block: int, *, conductor: bool) -> None:
+        """Begin a block together: rank 0 gives the word once the block before is finished."""
+        if conductor:
+            self.say(f"start/{block}", 1)
+        self.wait(f"start/{block}")
+
+    def finish(self, block: int, participants: int) -> None:
+        """Say that this rank is through with a block."""
+        if self._store.add(f"done/{block}", 1) == participants:
+            self.say(f"finished/{block}", 1)
+
+    def finished(self, block: int) -> None:
+        """Sleep until every participant is through with a block."""
+        self.wait(f"finished/{block}")

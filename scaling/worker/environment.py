@@ -1,0 +1,53 @@
+"""What a rank runs on: versions, device, memory, and the environment that changes results."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import Any
+
+import torch
+
+from scaling.spec import Spec
+
+SCHEMA = 1
+_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "TORCHELASTIC_", "OMP_", "MKL_", "KMP_", "CUDA_", "CUBLAS_", "PYTORCH_", "SLURM_")
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+
+
+def describe(spec: Spec, rank: int, host: int, module: torch.nn.Module) -> dict[str, Any]:
+    """Everything that goes into env-<r>.json. Names that smell of secrets are left out."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    return {
+        "schema": SCHEMA,
+        "rank": rank,
+        "host": host,
+        "hostname": platform.node(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "device": spec.topology.device,
+        "backend": spec.topology.backend,
+        "parameters": sum(p.numel() for p in parameters),
+        "parameter_tensors": len(parameters),
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "buffers_bytes": sum(b.numel() * b.element_size() for b in module.buffers()),
+        "environment": {
+            k: v
+            for k, v in sorted(os.environ.items())
+            if (k.startswith(_PREFIXES) or k in spec.env) and not any(s in k.upper() for s in _SECRET)
+        },
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"

@@ -1,0 +1,80 @@
+"""One rank's file of records: kept in memory while a block runs, written after its last step."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from scaling.records import SCHEMA
+from scaling.worker.clock import now_ns
+
+
+class Recorder:
+    """Appends lines to `rank-<r>.jsonl`. Nothing is written between the first and the last step of a block."""
+
+    def __init__(self, path: Path, head: dict[str, Any]) -> None:
+        self._file = path.open("w", encoding="ascii")
+        self._line({"t": "head", "schema": SCHEMA, **head})
+        self._file.flush()
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """One line outside of any block."""
+        self._line({"t": kind, **fields})
+        self._file.flush()
+
+    def block(
+        self,
+        fields: dict[str, Any],
+        steps: Sequence[Sequence[int]],
+        collectives: Sequence[Sequence[Sequence[int]]],
+        usage: Usage,
+    ) -> None:
+        """The steps of one block, then the block itself. `collectives` is empty or one list a step."""
+        for index, step in enumerate(steps):
+            line: dict[str, Any] = {"t": "step", "b": fields["id"], "i": index, "s": step}
+            if collectives:
+                line["c"] = collectives[index]
+            self._line(line)
+        self._line({"t": "block", **fields, **usage.fields()})
+        self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close."""
+        self._file.close()
+
+    def _line(self, value: dict[str, Any]) -> None:
+        self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+
+
+class Usage:
+    """Wall and CPU time of a stretch, and how often the kernel took the CPU away."""
+
+    def __enter__(self) -> Usage:
+        self._begin_ns = now_ns()
+        self._cpu_ns = time.process_time_ns()
+        self._thread_cpu_ns = time.thread_time_ns()
+        self._preempted = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end_ns = now_ns()
+        self._cpu_ns = time.process_time_ns() - self._cpu_ns
+        self._thread_cpu_ns = time.thread_time_ns() - self._thread_cpu_ns
+        self._preempted = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - self._preempted
+
+    def fields(self) -> dict[str, int]:
+        """As the block line has them."""
+        return {
+            "begin_ns": self._begin_ns,
+            "end_ns": self._end_ns,
+            "cpu_ns": self._cpu_ns,
+            "thread_cpu_ns": self._thread_cpu_ns,
+            "preempted": self._preempted,
+        }

@@ -1,0 +1,48 @@
+"""What is trained: a module, its batches, its loss and its optimizer."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from scaling.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A training workload, made by a factory that `model._target_` names.
+
+    `make_batch(n, generator)` returns `(inputs, targets)` of n samples; a step computes
+    `loss(module(inputs), targets)`. `optimizer` takes the parameters.
+    """
+
+    module: torch.nn.Module
+    make_batch: Callable[[int, torch.Generator], tuple[Any, Any]]
+    loss: Callable[[Any, Any], torch.Tensor]
+    optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+def build(target: str, args: dict[str, Any]) -> Workload:
+    """Import `target` and call it; InputError says what is missing."""
+    module_name, _, name = target.rpartition(".")
+    try:
+        factory = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise InputError(
+            f"model._target_={target}: cannot be imported ({error}); a callable on the import path is expected"
+        ) from error
+    workload = factory(**args)
+    if not isinstance(workload, Workload):
+        raise InputError(f"model._target_={target}: returned {type(workload).__name__}, a scaling.Workload is expected")
+    if not any(p.requires_grad for p in workload.module.parameters()):
+        raise InputError(f"model._target_={target}: has no trainable parameter; DDP needs at least one")
+    return workload
+
+
+def sgd(parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Plain SGD with a rate so small that long runs on made-up data stay finite."""
+    return torch.optim.SGD(parameters, lr=1e-4)

@@ -1,0 +1,37 @@
+"""Fixtures for all test folders."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+def load(path: Path) -> ModuleType:
+    """Import a file by its path: siblings are no importable names under `--import-mode=importlib`."""
+    if path.stem in sys.modules:
+        return sys.modules[path.stem]
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # before it runs: dataclasses look their own module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def cluster() -> ModuleType:
+    """The simulator's module: Truth, Bucket, Straggler, simulate and its physics."""
+    return load(Path(__file__).with_name("simulated_cluster.py"))
+
+
+@pytest.fixture(scope="session")
+def simulate(cluster: ModuleType) -> Callable[[Any, Path], Any]:
+    """simulate(truth, path) -> Expected: writes the run folder `path`."""
+    return cluster.simulate

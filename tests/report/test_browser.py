@@ -1,0 +1,109 @@
+"""The pages in a real browser: everything is drawn, nothing is fetched, nothing sticks out."""
+
+import shutil
+
+import pytest
+
+from scaling.report.html import comparison_page, page
+
+pytestmark = pytest.mark.browser
+
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("no chromium on PATH")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def pages(sample, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    texts = {
+        "good": page(sample.good(), sample.plan(), (sample.timeline(2), sample.timeline(4, 55.1))),
+        "bad": page(sample.bad(), sample.bad_plan(), ()),
+        "comparison": comparison_page(sample.comparison(), sample.good(), sample.other()),
+        "unlike": comparison_page(sample.comparison(comparable=False), sample.good(), sample.bad()),
+    }
+    for name, text in texts.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    return {name: (folder / f"{name}.html").as_uri() for name in texts}
+
+
+@pytest.fixture
+def opened(chromium):
+    """A page, and all it said or asked for."""
+    contexts = []
+
+    def open_page(uri, *, width, scheme):
+        context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        tab, events = context.new_page(), []
+        tab.on("console", lambda message: events.append(("console", message.text)))
+        tab.on("pageerror", lambda error: events.append(("error", str(error))))
+        tab.on("dialog", lambda dialog: (events.append(("dialog", dialog.message)), dialog.dismiss()))
+        tab.on("request", lambda request: events.append(("request", request.url)))
+        tab.goto(uri)
+        tab.wait_for_function(
+            "[...document.querySelectorAll('.plot')].every(p => p.querySelector('.main-svg'))"
+        )
+        return tab, events
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("name", ["good", "bad", "comparison", "unlike"])
+def test_a_page_draws_fetches_nothing_and_fits(opened, pages, name, width, scheme):
+    tab, events = opened(pages[name], width=width, scheme=scheme)
+    assert [e for e in events if e != ("request", pages[name])] == []
+    assert tab.locator(".plot").count() == tab.locator("figure").count() > 0
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    outside = "e => e.getBoundingClientRect().right > innerWidth + 1"
+    assert tab.evaluate(f"[...document.querySelectorAll('.main-svg')].filter({outside}).length") == 0
+
+
+INK = "getComputedStyle(document.querySelector('#plot-0 .xtick text')).fill"
+
+
+def test_the_figures_follow_the_colour_scheme(opened, pages):
+    tab, _ = opened(pages["good"], width=1280, scheme="light")
+    light = tab.evaluate(INK)
+    tab.emulate_media(color_scheme="dark")
+    tab.wait_for_function(f"{INK} !== '{light}'")
+    assert tab.evaluate(INK) == tab.evaluate("getComputedStyle(document.body).color")
+
+
+def test_paper_gets_the_light_colours(opened, pages):
+    tab, _ = opened(pages["good"], width=1280, scheme="dark")
+    dark = tab.evaluate(INK)
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    tab.wait_for_function(f"{INK} !== '{dark}'")
+    assert tab.evaluate("document.querySelector('#plot-0 .main-svg').getBoundingClientRect().width") <= 660
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    tab.wait_for_function(f"{INK} === '{dark}'")
+    assert tab.evaluate("document.querySelector('#plot-0 .main-svg').getBoundingClientRect().width") > 900
+
+
+def test_labels_stay_inside_their_figure(opened, pages):
+    cut = """[...document.querySelectorAll('.plot')].flatMap(plot => {
+      const box = plot.getBoundingClientRect();
+      return [...plot.querySelectorAll('text')].filter(t => {
+        const b = t.getBoundingClientRect();
+        return b.width && (b.left < box.left - 1 || b.right > box.right + 1 || b.bottom > box.bottom + 1);
+      }).map(t => plot.id + ': ' + t.textContent);
+    })"""
+    for name in ("good", "bad", "comparison"):
+        for width in (1280, 390):
+            tab, _ = opened(pages[name], width=width, scheme="light")
+            assert tab.evaluate(cut) == []

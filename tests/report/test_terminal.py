@@ -1,0 +1,113 @@
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from scaling.analysis.results import Fabric
+from scaling.report import text
+from scaling.report.terminal import print_analysis, print_comparison
+
+
+def printed(show, *args, encoding="utf-8", **settings):
+    """What a show prints to a pipe of 80 columns."""
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding, newline="\n")
+    console = Console(file=file, width=80)
+    show(console, *args, **settings)
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+@pytest.fixture
+def good(sample):
+    return printed(print_analysis, sample.good(), sample.plan(), report_path="runs/a/report.html")
+
+
+@pytest.fixture
+def bad(sample):
+    return printed(print_analysis, sample.bad(), sample.bad_plan())
+
+
+def row(out, name):
+    return next(line for line in out.splitlines() if line.strip().startswith(name))
+
+
+def test_nothing_is_wider_than_80_columns_or_coloured(good, bad, sample):
+    compared = [printed(print_comparison, sample.comparison(comparable=c)) for c in (True, False)]
+    for out in (good, bad, *compared):
+        assert max(map(len, out.splitlines())) <= 80
+        assert "\x1b" not in out
+
+
+def test_the_key_figures_stand_under_a_name_and_a_unit(good):
+    lines = good.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("#ranks"))
+    assert lines[at + 1].split() == ["#", "ms", "1/s", "%", "ms", "ms", "Gbit/s"]
+    assert lines[at + 4].split()[:3] == ["4", "4", "139.6"]
+    assert "57.4 ±1.2" in lines[at + 4]
+    assert "status" not in lines[at]
+
+
+def test_the_waterfall_runs_from_ideal_to_measured(good):
+    assert row(good, "ideal").count("█") > row(good, "measured").count("█") > 20
+    assert "29.2 ±0.7" in row(good, "link bandwidth")
+    assert "[-0.4, 3.0]" in row(good, "unexplained")
+    assert "clocks" not in good
+
+
+def test_a_cause_without_a_number_is_left_out_but_unexplained_is_not(bad):
+    assert row(bad, "unexplained").split()[:2] == ["unexplained", "-"]
+    assert "21 [12, 24]" in row(bad, "straggler")
+
+
+def test_parts_overhead_fabric_and_verdicts_are_there(good):
+    assert "36.9 ±0.9" in row(good, "exposed transfer")
+    assert "+0.3 % ±0.4 of the plain step" in row(good, "probe's cost")
+    assert "alpha 120 us ±6 a hop, busbw 0.183 Gbit/s ±0.002" in good
+    assert "Link bandwidth, 38.3 % ±0.7 of the step at 4 ranks (confidence high)" in good
+    assert "try  ddp.comm_hook=bf16: predicted gain 19 % ±2" in good
+    assert good.splitlines()[-1] == "# report  runs/a/report.html"
+
+
+def test_trouble_is_told(bad):
+    assert "4 ranks: failed on rank 3: RuntimeError" in bad
+    assert "3 blocks ran while something else used the machine" in bad
+    assert "rank 1 is late in forward" in bad
+    assert "SYNTHETIC" in bad
+    assert "INJECTED" in bad
+    assert row(bad, "2 ").endswith("stopped")
+    assert row(bad, "4 ").split() == ["4", "4", *"-------", "failed"]
+
+
+def test_a_run_without_any_result_still_prints(sample):
+    nothing = replace(sample.bad(), points=(), verdicts=(), fabric=Fabric())
+    assert "Nothing could be measured." in printed(print_analysis, nothing, sample.plan())
+
+
+def test_a_console_of_plain_ascii_gets_plain_ascii(sample):
+    out = printed(print_analysis, sample.good(), sample.plan(), encoding="ascii")
+    assert "66.1 +-1.2" in out
+    assert "####" in row(out, "ideal")
+
+
+def test_colour_adds_nothing(sample, good):
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system="standard")
+    print_analysis(console, sample.good(), sample.plan(), report_path="runs/a/report.html")
+    assert "\x1b[" in out.getvalue()
+    assert text.plain(out.getvalue()) == good
+
+
+def test_a_comparison(sample):
+    out = printed(print_comparison, sample.comparison())
+    assert row(out, "1 rank").endswith("not distinguishable")
+    assert "1.36 [1.33, 1.42]" in row(out, "2 ranks")
+    assert "-31.0 ms ±1.1 a step" in row(out, "link bandwidth")
+    assert "NOT COMPARABLE" not in out
+
+
+def test_a_comparison_of_unlike_runs(sample):
+    out = printed(print_comparison, sample.comparison(comparable=False))
+    assert "# NOT COMPARABLE" in out
+    assert "- precision differs: fp32, bf16" in out

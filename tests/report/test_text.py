@@ -1,0 +1,155 @@
+from dataclasses import replace
+
+import pytest
+
+from scaling.analysis.results import Fabric, Measured, TrialOutcome
+from scaling.report import findings, text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (65.4, 67.0, "66.2 ms ±0.8"),
+        (65.0, 67.4, "66.2 ms ±1.2"),
+        (65.1, 67.9, "66.2 ms [65.1, 67.9]"),
+        (65.13, 67.36, "66.2 ms ±1.1"),
+        (60.0, 72.4, "66 ms ±6"),
+        (None, None, "66.2 ms"),
+        (66.2, 66.2, "66.2 ms"),
+        (66.19999, 66.20001, "66.20 ms ±0.01"),
+    ],
+)
+def test_a_quantity_shows_the_digits_its_interval_bears(low, high, expected):
+    assert text.quantity(Measured(66.2, low, high), "ms") == expected
+
+
+@pytest.mark.parametrize(
+    ("measured", "expected"),
+    [
+        (Measured(0.612, 0.60, 0.624), "61.2 % ±1.2"),
+        (Measured(0.66, 0.63, 0.69), "66 % ±3"),
+        (Measured(-0.0002, -0.005, 0.0046), "0.0 % ±0.5"),
+        (Measured(0.0), "0 %"),
+        (None, "-"),
+    ],
+)
+def test_percent(measured, expected):
+    assert text.percent(measured) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1234.5, "1234"),
+        (66.25, "66.2"),
+        (0.012345, "0.0123"),
+        (0, "0"),
+        (-0.4, "-0.400"),
+        (float("nan"), "-"),
+    ],
+)
+def test_a_number_without_interval_has_three_digits(value, expected):
+    assert text.number(value) == expected
+
+
+def test_a_cell_and_a_sentence_show_the_same_digits():
+    measured = Measured(0.1812, 0.1797, 0.1827)
+    assert text.cell(measured) == "0.1812 ±0.0015"
+    assert text.quantity(measured, "Gbit/s") == "0.1812 Gbit/s ±0.0015"
+    assert text.value_of(measured) == "0.1812"
+
+
+def test_a_ratio_near_one_reads_as_a_signed_change():
+    assert text.change(Measured(1.003, 0.999, 1.007)) == "+0.3 % ±0.4"
+    assert text.change(Measured(0.98, 0.976, 0.984)) == "-2.0 % ±0.4"
+    assert text.change(None) == "-"
+
+
+def test_outside_text_loses_escape_sequences():
+    assert text.plain("\x1b[31mred\x1b[0m\x07 tape") == "red tape"
+
+
+def test_the_answer_names_the_main_cause(sample):
+    assert findings.answer(sample.good()) == (
+        "At 4 ranks the run keeps 57.4 % ±1.2 of ideal; "
+        "most of the loss, 38.3 % of the step, is link bandwidth."
+    )
+
+
+def test_the_answer_says_what_is_missing_and_undecided(sample):
+    assert findings.answer(sample.bad()) == (
+        "At 2 ranks the run keeps 50.1 % of ideal; what takes the rest is undecided. "
+        "2 of 3 trials are missing."
+    )
+
+
+def test_the_answer_of_a_run_that_scales_well(sample):
+    good = sample.good()
+    verdict = replace(good.verdicts[0], cause="scales_well", share=None)
+    assert findings.answer(replace(good, verdicts=(verdict,))).endswith("of ideal: it scales well.")
+
+
+def test_the_answer_of_one_rank_alone(sample):
+    alone = replace(sample.good(), points=(sample.one_rank(),))
+    assert findings.answer(alone).startswith(
+        "A step at 1 rank takes 80.3 ms ±0.6; without a second world size"
+    )
+
+
+def test_the_answer_without_any_result(sample):
+    lost = (TrialOutcome(world_size=2, status="oom", rank=0),)
+    nothing = replace(sample.good(), points=(), verdicts=(), trials=lost, fabric=Fabric())
+    assert (
+        findings.answer(nothing)
+        == "Nothing could be measured. The trial at 2 ranks is missing (out of memory)."
+    )
+
+
+def test_conditions_say_what_is_not_real(sample):
+    shown = dict(text.conditions(sample.bad().run, sample.bad_plan()))
+    assert "SYNTHETIC compute" in shown["model"]
+    assert "scaled down" in shown["note"]
+    assert shown["link"] == "200 Mbit/s a host (shaped)"
+    assert shown["INJECTED"] == "inject.rank=1, inject.compute_ms=33"
+    assert "INJECTED" not in dict(text.conditions(sample.good().run, sample.plan()))
+
+
+def test_unexplained_is_listed_even_when_unknown(sample):
+    losses = dict(text.losses_of(sample.bad().points[1].loss))
+    assert losses["unexplained"] is None
+    assert "clocks" not in losses
+
+
+@pytest.mark.parametrize(
+    ("by_itself", "said"),
+    [(True, "slow by itself too"), (False, "alone it is as fast"), (None, "was not measured")],
+)
+def test_straggler(sample, by_itself, said):
+    straggler = replace(sample.bad().points[1].straggler, by_itself=by_itself)
+    line = findings.straggler_line(straggler)
+    assert line.startswith("rank 1 is late in forward and costs 34 ms ±4 a step")
+    assert said in line
+
+
+def test_a_comparison_names_what_differs(sample):
+    assert findings.run_names(sample.comparison()) == ("emulated_pcie", "emulated_nvlink")
+    assert findings.comparison_answer(sample.comparison()) == (
+        "At 4 ranks emulated_nvlink is faster than emulated_pcie: 1.52 ±0.03 times its throughput."
+    )
+
+
+def test_a_comparison_within_the_noise_says_so(sample):
+    near = sample.comparison()
+    answer = findings.comparison_answer(replace(near, points=near.points[:1]))
+    assert answer == "At 1 rank the two runs are not distinguishable: their throughput ratio is 1.002 ±0.009."
+
+
+def test_runs_that_are_not_comparable(sample):
+    assert "not comparable: precision differs" in findings.comparison_answer(
+        sample.comparison(comparable=False)
+    )
+
+
+def test_the_largest_causes_come_first_whichever_their_sign(sample):
+    causes = findings.largest_causes(sample.comparison().points[1].causes, 2)
+    assert [cause for cause, _ in causes] == ["link_bandwidth", "overlap"]
