@@ -28,7 +28,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import itertools
 import json
 import math
 import os
@@ -59,6 +58,10 @@ RATE_END_BIT_S = 8 * 2**32
 BURSTS = ((50e6, 32 << 10), (200e6, 64 << 10), (1e9, 128 << 10), (4e9, 256 << 10), (10e9, 512 << 10))
 """Rate (bit/s) and burst (bytes), found with Gloo's all-reduce of 16 MiB on two hosts and two cores: within
 6 % of 1448/1514 of the rate (10 Gbit/s: bound by the CPU). Smaller ones split packets and lose rate."""
+PACKET_MAX = 72 << 10
+"""Least burst where packets already wait: one that is larger than the bucket blocks the link for good. They are
+up to 64 KiB, plus the headers of the 46 frames they become. (A bucket put in the old one's place would drop what
+waits, which stalls TCP for up to 0.1 s; deleting the old one first would let megabytes pass.)"""
 BURST_MIN = 16 << 10
 """Ten full frames, which is TCP's first window."""
 
@@ -69,7 +72,6 @@ TC_H_ROOT = 0xFFFFFFFF  # linux/pkt_sched.h
 TABLE_MAIN, TABLE_LOCAL = 254, 255  # linux/rtnetlink.h
 
 SIGNALS = {signal.SIGCHLD, signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
-HANDLES = itertools.count(0x10000, 0x10000)
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -174,20 +176,15 @@ def configure(host: Host) -> None:
         shape(host.rate_bit_s)
 
 
-def shape(rate_bit_s: int | None) -> None:
-    """Set the rate at which eth0 of the current network namespace sends, bit/s; None is unshaped.
-
-    A new handle puts a new bucket in the old one's place. Shrinking the old one would block the link for
-    good if a larger packet waits in it; deleting it first would let megabytes pass unshaped. The packets that
-    waited, a few hundred, are lost and sent again.
-    """
+def shape(rate_bit_s: int | None, burst_min: int = 0) -> None:
+    """Set the rate at which eth0 of the current network namespace sends, bit/s; None is unshaped."""
     with pyroute2.IPRoute() as ip, making("a token bucket", "load its module: modprobe sch_tbf"):
         eth0 = ip.link_lookup(ifname="eth0")[0]
         if rate_bit_s is None:
             ip.tc("del", index=eth0, parent=TC_H_ROOT)
         else:
-            bucket = {"rate": rate_bit_s // 8, "burst": burst_bytes(rate_bit_s), "limit": QUEUE_BYTES}
-            ip.tc("replace", "tbf", eth0, next(HANDLES), **bucket)
+            burst = max(burst_min, burst_bytes(rate_bit_s))
+            ip.tc("replace", "tbf", eth0, 0x10000, rate=rate_bit_s // 8, burst=burst, limit=QUEUE_BYTES)
 
 
 def change_rates(file: Path, rates: dict[str, int | None], namespaces: dict[str, int]) -> None:
@@ -196,7 +193,7 @@ def change_rates(file: Path, rates: dict[str, int | None], namespaces: dict[str,
         new = {host.name: host.rate_bit_s for host in read(file)[0]}
         for name in [name for name in rates if new[name] != rates[name]]:
             libc("setns", namespaces[name], CLONE_NEWNET)
-            shape(new[name])
+            shape(new[name], PACKET_MAX)
             rates[name] = new[name]
             print(json.dumps({"host": name, "rate_bit_s": new[name]}), flush=True)
     except (OSError, KeyError, TypeError, ValueError, UnavailableError) as problem:

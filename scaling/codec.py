@@ -50,7 +50,7 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
         names = {f.name.rstrip("_"): f.name for f in dataclasses.fields(kind)}
         unknown = set(data) - set(names)
         if unknown:
-            raise ValueError(f"{where}: unknown key {sorted(unknown)[0]!r}")
+            raise ValueError(f"{where}: unknown key {min(unknown)!r}")
         values = {names[k]: _decode(hints[names[k]], v, f"{where}.{k}") for k, v in data.items()}
         return kind(**values)  # type: ignore[operator]
     if kind is float and isinstance(data, int):

@@ -141,7 +141,9 @@ def collect(folder: RunFolder, plan: Plan) -> Tables:
                 gaps.append(f"launch {launch.index}: rank {rank}: {error}")
             else:
                 if ranks[-1].cut_off:
-                    gaps.append(f"launch {launch.index}: rank {rank}'s records are cut off; whole blocks are used")
+                    gaps.append(
+                        f"launch {launch.index}: rank {rank}'s records are cut off; whole blocks are used"
+                    )
     blocks = pl.DataFrame(columns.blocks, schema=_BLOCK_COLUMNS, orient="row")
     steps = pl.DataFrame(columns.steps, schema=_STEP_COLUMNS, orient="row")
     buckets = pl.DataFrame(columns.buckets, schema=_BUCKET_COLUMNS, orient="row")
@@ -212,11 +214,15 @@ def _read(path: Path, launch: LaunchFolder, rank: int, columns: _Columns) -> Ran
 
 
 class _Shift:
-    """This rank's stamps on rank 0's clock."""
+    """One rank's stamps on rank 0's clock.
+
+    An offset within its own bound is not one that was seen: namespaces and ranks of a host share
+    a clock, and a correction would only add the measurement's error.
+    """
 
     def __init__(self, clocks: list[_Clock]) -> None:
         self._clocks = clocks
-        self._still = not any(c.offset_ns for c in clocks)
+        self._still = all(abs(c.offset_ns) <= c.bound_ns for c in clocks)
 
     def at(self, time_ns: int) -> int:
         """One stamp; 0 means "not taken" and stays."""

@@ -106,10 +106,14 @@ def _try_model(plan: Plan) -> None:
             env=_worker_environment(),
         )
     except subprocess.TimeoutExpired as error:
-        raise InputError(f"model._target_={model.target}: its first step took longer than {TRY_S} s") from error
+        raise InputError(
+            f"model._target_={model.target}: its first step took longer than {TRY_S} s"
+        ) from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise InputError(lines[-1] if lines else f"model._target_={model.target}: failed with {done.returncode}")
+        raise InputError(
+            lines[-1] if lines else f"model._target_={model.target}: failed with {done.returncode}"
+        )
 
 
 def _worker_environment() -> dict[str, str]:
@@ -184,7 +188,9 @@ def _compare(
     if fail_below is None:
         return 0
     if not all(item.comparable for item in found):
-        raise InputError(f"--fail-below: the runs are not comparable: {'; '.join(r for i in found for r in i.reasons)}")
+        raise InputError(
+            f"--fail-below: the runs are not comparable: {'; '.join(r for i in found for r in i.reasons)}"
+        )
     ratios = [p.ratio for item in found for p in item.points]
     return int(any(r is not None and r.high is not None and r.high < fail_below for r in ratios))
 

@@ -15,7 +15,7 @@ from typing import Any
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -117,6 +117,10 @@ class Config:
     run_dir: str | None = None
 
 
+EXAMPLES = {"model._target_": "package.module.factory"}
+"""What to say where a mandatory key has no value."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One checked request: what to run, where to put it, and the YAML it was composed to."""
@@ -149,11 +153,16 @@ def requests(verb: str, arguments: list[str]) -> Requests:
 
     multirun = "-m" in arguments or "--multirun" in arguments
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us instead of being printed
-    main = hydra.main(config_path=str(resources.folder("conf")), config_name="config", version_base="1.3")(task)
+    main = hydra.main(config_path=str(resources.folder("conf")), config_name="config", version_base="1.3")(
+        task
+    )
     errors = io.StringIO()
     argv, sys.argv = sys.argv, [f"scaling {verb}", *arguments]
     try:
-        with tempfile.TemporaryDirectory(prefix="scaling-sweep-") as scratch, contextlib.redirect_stderr(errors):
+        with (
+            tempfile.TemporaryDirectory(prefix="scaling-sweep-") as scratch,
+            contextlib.redirect_stderr(errors),
+        ):
             if multirun:  # the sweeper insists on a folder of its own
                 sys.argv.append(f"hydra.sweep.dir={scratch}")
             main()
@@ -180,7 +189,7 @@ def candidates(word: str) -> list[str]:
     search = create_config_search_path(str(resources.folder("conf")))
     loader = Hydra.create_main_hydra2("scaling", search).config_loader
     plugin = next(p for p in Plugins.instance().discover(CompletionPlugin) if p.provides() == "bash")  # type: ignore[attr-defined]
-    found: list[str] = plugin(loader)._query("config", word)  # type: ignore[call-arg]  # noqa: SLF001
+    found: list[str] = plugin(loader)._query("config", word)  # type: ignore[call-arg, attr-defined]  # noqa: SLF001
     return found
 
 
@@ -207,15 +216,21 @@ def to_spec(config: Config, machine: Machine) -> spec.Spec:
     for key in ("compute_ms", "input_ms", "host_ms", "contention"):
         _at_least(f"inject.{key}", getattr(config.inject, key), 0)
     if not config.ddp.bucket_cap_mb > 0:
-        raise InputError(f"ddp.bucket_cap_mb={config.ddp.bucket_cap_mb}: a positive number of MiB is expected")
+        raise InputError(
+            f"ddp.bucket_cap_mb={config.ddp.bucket_cap_mb}: a positive number of MiB is expected"
+        )
     _batch(config, world_sizes)
     _precision(config.precision.name, topology, machine)
     if config.inject.rank is not None and not 0 <= config.inject.rank < max(world_sizes):
-        raise InputError(f"inject.rank={config.inject.rank}: ranks of this run are 0 to {max(world_sizes) - 1}")
+        raise InputError(
+            f"inject.rank={config.inject.rank}: ranks of this run are 0 to {max(world_sizes) - 1}"
+        )
     launcher = topology.kind if config.launcher.name == "auto" else config.launcher.name
     _one_of("launcher", launcher, spec.LAUNCHERS)
     if launcher == "local" and topology.hosts > 1:
-        raise InputError(f"launcher=local: topology={topology.name} has {topology.hosts} hosts; use launcher=emulated")
+        raise InputError(
+            f"launcher=local: topology={topology.name} has {topology.hosts} hosts; use launcher=emulated"
+        )
     ranks_here = topology.ranks_per_host * (topology.hosts if launcher == "emulated" else 1)
     threads = config.threads if config.threads is not None else max(1, machine.cores // ranks_here)
     _at_least("threads", threads, 1)
@@ -244,7 +259,9 @@ def _model(config: dict[str, Any]) -> spec.Model:
     own = {"name", "_target_", "synthetic", "args"}
     target = config.get("_target_")
     if not isinstance(target, str) or "." not in target:
-        raise InputError(f"model._target_={target}: the dotted path of a factory is expected, such as package.module.factory")
+        raise InputError(
+            f"model._target_={target}: the dotted path of a factory is expected, such as package.module.factory"
+        )
     args = {str(k): v for k, v in config.items() if k not in own} | dict(config.get("args") or {})
     return spec.Model(
         name=str(config.get("name", target.rsplit(".", 1)[-1])),
@@ -270,7 +287,9 @@ def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
     _at_least("topology.hosts", config.hosts, 1)
     _at_least("topology.ranks_per_host", ranks, 1)
     if device == "cuda" and backend == "nccl" and ranks > len(machine.gpus):
-        raise InputError(f"topology.ranks_per_host={ranks}: this machine has {len(machine.gpus)} CUDA devices")
+        raise InputError(
+            f"topology.ranks_per_host={ranks}: this machine has {len(machine.gpus)} CUDA devices"
+        )
     rate = config.link.rate
     return spec.Topology(
         name=config.name,
@@ -374,9 +393,15 @@ def _one_line(error: Exception) -> str:
             text = str(cause).strip() if len(str(cause)) > 5 else text
         cause = cause.__cause__
     lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: cannot be read ({lines[0]}); key=value is expected, lists as [1,2]"
     key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
     message = lines[0] if lines else type(error).__name__
-    message = message.removesuffix("."). replace("To append to your config use", "To add a new key use")
+    if "is not a ListConfig" in message:
+        return f"{key}: a list is expected, such as {key}=[1,2]"
+    if "Missing mandatory value" in message:
+        return f"{key}: a value is expected, such as {key}={EXAMPLES.get(key, '...')}"
+    message = message.removesuffix(".").replace("To append to your config use", "To add a new key use")
     if "is not in struct" in message or "not in '" in message:
         return _unknown_key(message, key)
     return f"{key}: {message}" if key and key not in message else message

@@ -1,4 +1,4 @@
-"""Everything that is derived from the rank files: tables, analysis.json, timeline, reports. Can be deleted and rebuilt."""
+"""Everything derived from the rank files: tables, analysis.json, timeline, reports. It can be deleted and rebuilt."""
 
 from __future__ import annotations
 
@@ -68,7 +68,9 @@ def rebuild(folder: RunFolder) -> Rebuilt:
     write_text(folder.timeline, chrome(drawn))
     write_text(folder.report_html, page(analysis, plan, drawn))
     text = io.StringIO()
-    print_analysis(Console(file=text, width=80, no_color=True), analysis, plan, report_path=folder.report_html)
+    print_analysis(
+        Console(file=text, width=80, no_color=True), analysis, plan, report_path=folder.report_html
+    )
     write_text(folder.report_txt, text.getvalue())
     return Rebuilt(plan=plan, analysis=analysis, histories=histories(tables, plan))
 
@@ -101,5 +103,3 @@ def _outcome(world_size: int, status: Status | None, folder: RunFolder, tables: 
     if missing:
         return outcome("lost", next((g for g in tables.gaps if f"rank {missing[0]}" in g), None), missing[0])
     return outcome("done")
-
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import hashlib
 import os
 import time
@@ -39,7 +39,7 @@ class Status:
 
 def plan_request(request: Request) -> Plan:
     """A plan with a fresh id, `<date>-<time>-<hash>`."""
-    now = datetime.datetime.now(tz=datetime.timezone.utc).astimezone()
+    now = dt.datetime.now(tz=dt.timezone.utc).astimezone()
     salt = hashlib.sha256(f"{request.yaml}{now.isoformat()}{os.getpid()}".encode()).hexdigest()[:8]
     return make_plan(
         request.spec,
@@ -58,7 +58,9 @@ def default_folder(plan: Plan) -> Path:
 def check_folder(path: Path) -> RunFolder:
     """InputError when a run could not be put there. Creates nothing."""
     if (path / "plan.json").exists():
-        raise InputError(f"run_dir={path}: already holds a run; name another folder, or `scaling analyze {path}`")
+        raise InputError(
+            f"run_dir={path}: already holds a run; name another folder, or `scaling analyze {path}`"
+        )
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise InputError(f"run_dir={path}: not an empty folder; name one that does not exist yet")
     parent = next(p for p in [path, *path.absolute().parents] if p.exists())
@@ -67,9 +69,16 @@ def check_folder(path: Path) -> RunFolder:
     return RunFolder(path)
 
 
-def measure(request: Request, plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], None]) -> Status:
+def measure(
+    request: Request, plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], None]
+) -> Status:
     """Run every launch of a plan; what was measured stays on disk whatever happens."""
-    folder.path.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"run_dir={folder.path}: cannot be made ({error.strerror}); name a folder that can"
+        ) from error
     write_text(folder.config, request.yaml)
     write_json(folder.plan, plan)
     begin, outcome, launches = time.monotonic(), Outcome(status="planned"), 0

@@ -163,10 +163,14 @@ def read_json(path: Path, kind: type[T], schema: int) -> T:
         data = json.loads(path.read_text(encoding="utf-8"))
         found = data.get("schema")
     except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); it should be a file that `scaling` wrote") from error
+        raise InputError(
+            f"{path}: cannot be read ({error}); it should be a file that `scaling` wrote"
+        ) from error
     if found != schema:
         way_out = (
-            "update scaling-harness" if isinstance(found, int) and found > schema else "run `scaling analyze` again"
+            "update scaling-harness"
+            if isinstance(found, int) and found > schema
+            else "run `scaling analyze` again"
         )
         raise InputError(f"{path}: written in format {found}, this version reads format {schema}; {way_out}")
     try:

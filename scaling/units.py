@@ -12,7 +12,16 @@ import re
 from scaling.errors import InputError
 
 _RATE = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
-_SIZE = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
 
 
 def parse_rate_bit_s(text: str, where: str) -> int:
@@ -20,7 +29,9 @@ def parse_rate_bit_s(text: str, where: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", str(text))
     unit = match.group(2).lower().removesuffix("/s").removesuffix("ps") if match else ""
     if match is None or unit not in _RATE or float(match.group(1)) <= 0:
-        raise InputError(f"{where}={text}: not a link rate; write a number and a unit ({', '.join(_RATE)}), such as 200mbit")
+        raise InputError(
+            f"{where}={text}: not a link rate; write a number and a unit ({', '.join(_RATE)}), such as 200mbit"
+        )
     return round(float(match.group(1)) * _RATE[unit])
 
 
@@ -28,7 +39,9 @@ def parse_bytes(text: str, where: str) -> int:
     """Read a size such as `2GiB` as bytes; `where` names the key in the error."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", str(text))
     if match is None or match.group(2) not in _SIZE or float(match.group(1)) <= 0:
-        raise InputError(f"{where}={text}: not a size; write a number and a unit ({', '.join(_SIZE)}), such as 2GiB")
+        raise InputError(
+            f"{where}={text}: not a size; write a number and a unit ({', '.join(_SIZE)}), such as 2GiB"
+        )
     return round(float(match.group(1)) * _SIZE[match.group(2)])
 
 

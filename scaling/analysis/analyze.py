@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scaling.analysis import curve
@@ -38,7 +37,7 @@ class Ending:
 def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     """All of analysis.json."""
     spec = plan.spec
-    records = {t.world_size: read_trial(tables, plan, t) for t in plan.trials}
+    records = {t.world_size: read_trial(tables, t) for t in plan.trials}
     status = {t.world_size: t.status for t in ending.trials}
     warmup = {n: steps for rank in tables.ranks for n, steps in rank.warmup.items()}
     levels: list[Level] = []
@@ -85,7 +84,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
 
 def _sweep(
     tables: Tables, plan: Plan, trial: Trial, records: TrialRecords
-) -> tuple[Mapping[str, Floats], Link | None, Level | None]:
+) -> tuple[dict[str, Floats], Link | None, Level | None]:
     """The size sweep of one world size: as quantities of the trial's rounds, as a fitted link, as a curve."""
     times = curve.sweep_times(tables.fabric, trial.world_size)
     swept = curve.sweep_rounds(times, plan.spec.seed)

@@ -27,7 +27,9 @@ def compare(base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan) 
         if getattr(base.run, name) != getattr(other.run, name)
     ]
     if base_plan.spec.model.args != other_plan.spec.model.args and base.run.model == other.run.model:
-        reasons.append(f"the model's settings differ: {base_plan.spec.model.args} and {other_plan.spec.model.args}")
+        reasons.append(
+            f"the model's settings differ: {base_plan.spec.model.args} and {other_plan.spec.model.args}"
+        )
     name = "global_batch" if base_plan.spec.mode == "strong" else "batch_per_rank"
     for key in (name, "accumulation_steps"):
         a, b = getattr(base_plan.spec, key), getattr(other_plan.spec, key)

@@ -48,7 +48,7 @@ def point(
     rounds = Rounds(_arm_values(records, everybody), records.launches, seed=spec.seed)
     overhead = _overhead(rounds)
     late = late_ranks(records, rounds, _floor(overhead))
-    typical = everybody - {item.rank for item in late} or everybody
+    typical = everybody - set(late.ranks) if late else everybody
     rounds = rounds.extend(_arm_values(records, typical, typical_only=True))
     rounds = rounds.extend(_merged_values(records, typical)).extend(sweep)
     if whole_batch is not None:
@@ -66,12 +66,15 @@ def point(
         efficiency=rounds.measure(efficiency),
         efficiency_loaded=rounds.measure(lambda m: m[BARE_ALL] / m["plain"]) if n > 1 else None,
         arms_ms=Arms(
-            **{name: scaled(rounds.measure(name), 1e-6) for name in (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE)}
+            **{
+                name: scaled(rounds.measure(name), 1e-6)
+                for name in (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE)
+            }
         ),
         parts_ms=_parts(rounds, n),
         closure=rounds.measure(lambda m: m["closure"] / m["plain"]),
         loss=_loss(rounds, n, efficiency, link, strong=whole_batch is not None, size=records.bucket_bytes),
-        straggler=describe(late[0], records, typical, rounds) if late else None,
+        straggler=describe(late, records, typical, rounds) if late else None,
         overhead=overhead,
         comm=_comm(rounds, records, plan) if n > 1 and records.bucket_bytes else None,
         memory=Memory(),
@@ -113,26 +116,26 @@ def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats
         simulated["link_exposed"][cycle.key] = float(exposed.mean())
     values |= {name: records.per_round(found) for name, found in simulated.items()}
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
-    values["closure"] = records.per_round(_closure(records, typical))
+    values["closure"] = records.per_round(_closure(records))
     return values
 
 
-def _closure(records: TrialRecords, typical: set[int]) -> dict[tuple[int, int], float]:
-    """The step from ddp_solo's ready times, stretched by the measured overlap, and replay's bucket times."""
-    light, solo = records.arm(PROBE, detailed=False, ranks=typical), records.arm(DDP_SOLO, ranks=typical)
-    stretch = {
-        name: records.column(light, name) / records.column(solo, name) for name in ("forward", "compute")
-    }
+def _closure(records: TrialRecords) -> dict[tuple[int, int], float]:
+    """The step from ddp_solo's ready times, stretched by each rank's overlap, and replay's bucket times."""
+    ranks = range(records.trial.world_size)
+    light = [records.arm(PROBE, detailed=False, ranks={rank}) for rank in ranks]
+    both = {name: np.stack([records.column(f, name) for f in light]) for name in ("forward", "compute")}
     found: dict[tuple[int, int], float] = {}
     for i, key in enumerate(records.keys()):
         alone, transfer = records.solo.get(key), records.replay.get(key)
         if alone is None or transfer is None or alone["ready"].shape[1] != len(transfer):
             continue
         tail = alone["optimizer"] + alone["host"]
-        before = tail + alone["input"] + alone["forward"] * stretch["forward"][i]
+        before = tail + alone["input"] + both["forward"][:, i]
         backward = alone["ready"] - (alone["input"] + alone["forward"])[:, None]
-        ready = before[:, None] + np.maximum(backward, 0.0) * stretch["compute"][i]
-        compute_end = before + alone["compute"] * stretch["compute"][i]
+        stretch = both["compute"][:, i] / alone["compute"]
+        ready = before[:, None] + np.maximum(backward, 0.0) * stretch[:, None]
+        compute_end = before + both["compute"][:, i]
         found[key] = float(period(ready[None], compute_end[None], transfer[None])[0])
     return found
 
@@ -220,7 +223,9 @@ def _loss(
 
     terms: dict[str, Callable[[Means], Floats]] = {
         "neighbours": lambda m: (m[BARE_ALL] - m[BARE_ONE] - grown(m, BARE_ALL, BARE_ONE, *side)) / m[PLAIN],
-        "ddp_overhead": lambda m: (m[DDP_SOLO] - m[BARE_ALL] - grown(m, DDP_SOLO, BARE_ALL, *side)) / m[PLAIN],
+        "ddp_overhead": lambda m: (
+            (m[DDP_SOLO] - m[BARE_ALL] - grown(m, DDP_SOLO, BARE_ALL, *side)) / m[PLAIN]
+        ),
         "straggler": lambda m: (m["sim"] - m["sim_typical"]) / m["detailed"],
         "overlap": lambda m: grown(m, "typical.probe", DDP_SOLO, "forward", "compute") * probe(m),
         "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input") * probe(m),
@@ -259,7 +264,9 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan) -> Comm:
         busbw_gbit_s=rounds.measure(lambda m: factor * total * 8 / m["busy"]),
         curve_share=rounds.measure(lambda m: m["replay"] / m["busy"]),
         nominal_share=(
-            None if nominal is None else rounds.measure(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal)
+            None
+            if nominal is None
+            else rounds.measure(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal)
         ),
         hidden_share=rounds.measure(lambda m: 1 - m["exposed_transfer"] / m["busy"]),
     )

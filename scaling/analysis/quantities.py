@@ -14,7 +14,7 @@ import polars as pl
 from scaling.analysis.merge import BlockStamps, Merged, merge
 from scaling.analysis.stats import Floats
 from scaling.collect import Tables
-from scaling.plan import Plan, Trial
+from scaling.plan import Trial
 from scaling.records import BARE_ONE, DDP_SOLO, PLAIN, PROBE, REPLAY
 
 PHASES = ("input", "forward", "compute", "optimizer", "host", "exposed")
@@ -79,7 +79,14 @@ class TrialRecords:
         """Align scalars to the rounds; NaN where a round has none."""
         return np.array([values.get(key, np.nan) for key in self.keys()], dtype=float)
 
-    def arm(self, arm: str, *, detailed: bool | None = None, ranks: set[int] | None = None, half: int | None = None) -> pl.DataFrame:
+    def arm(
+        self,
+        arm: str,
+        *,
+        detailed: bool | None = None,
+        ranks: set[int] | None = None,
+        half: int | None = None,
+    ) -> pl.DataFrame:
         """(launch, round, step, *PHASES): mean over the given ranks."""
         rows = self.ranks.filter(pl.col("arm") == arm)
         if detailed is not None:
@@ -93,13 +100,16 @@ class TrialRecords:
     def column(self, frame: pl.DataFrame, name: str) -> Floats:
         """One column of `arm()` aligned to the rounds."""
         joined = self.index.join(frame, on=["launch", "round"], how="left", maintain_order="left")
-        return joined[name].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+        values: Floats = joined[name].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+        return values
 
 
-def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
+def read_trial(tables: Tables, trial: Trial) -> TrialRecords:
     """Everything recorded of one trial; bare_one blocks of equal batch are shared between trials."""
     n = trial.world_size
-    own = tables.steps.filter((pl.col("world_size") == n) & (pl.col("arm") != BARE_ONE) & (pl.col("rank") < n))
+    own = tables.steps.filter(
+        (pl.col("world_size") == n) & (pl.col("arm") != BARE_ONE) & (pl.col("rank") < n)
+    )
     bare = tables.steps.filter(
         (pl.col("arm") == BARE_ONE) & (pl.col("batch") == trial.batch) & (pl.col("solo_rank") < n)
     )
@@ -108,7 +118,8 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         *[expression.mean() for expression in DURATIONS]
     )
     by_block = by_block.with_columns(
-        half=pl.col("block").rank("dense").over("launch", "round", "arm", "detailed", "rank").cast(pl.Int64) - 1
+        half=pl.col("block").rank("dense").over("launch", "round", "arm", "detailed", "rank").cast(pl.Int64)
+        - 1
     )
     index = own.filter(pl.col("arm") == PLAIN).select("launch", "round").unique().sort("launch", "round")
     buckets = tables.buckets.filter(pl.col("world_size") == n)
@@ -150,11 +161,15 @@ def _detailed(
     return tuple(cycles), scalars, sizes
 
 
-def detailed_blocks(own: pl.DataFrame, buckets: pl.DataFrame, n: int) -> list[tuple[tuple[int, int], BlockStamps]]:
+def detailed_blocks(
+    own: pl.DataFrame, buckets: pl.DataFrame, n: int
+) -> list[tuple[tuple[int, int], BlockStamps]]:
     """Detailed probe blocks that all ranks have whole, as arrays."""
     found = []
     steps = own.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort("launch", "block", "step", "rank")
-    rows = buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort("launch", "block", "step", "rank", "seq")
+    rows = buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort(
+        "launch", "block", "step", "rank", "seq"
+    )
     row_parts = rows.partition_by("launch", "block", as_dict=True)
     for block_key, part in steps.partition_by("launch", "block", as_dict=True, maintain_order=True).items():
         block_rows = row_parts.get(block_key)
@@ -168,7 +183,9 @@ def detailed_blocks(own: pl.DataFrame, buckets: pl.DataFrame, n: int) -> list[tu
         def grid(name: str, frame: pl.DataFrame = part, shape: tuple[int, ...] = (count, n)) -> Floats:
             return frame[name].to_numpy().astype(float).reshape(shape)
 
-        def cube(name: str, frame: pl.DataFrame = block_rows, shape: tuple[int, ...] = (count, n, width)) -> Floats:
+        def cube(
+            name: str, frame: pl.DataFrame = block_rows, shape: tuple[int, ...] = (count, n, width)
+        ) -> Floats:
             return frame[name].to_numpy().astype(float).reshape(shape)
 
         key = (int(part["launch"][0]), int(part["round"][0]))
@@ -216,12 +233,19 @@ def _solo(own: pl.DataFrame, buckets: pl.DataFrame, n: int) -> dict[tuple[int, i
     steps = own.filter((pl.col("arm") == DDP_SOLO) & pl.col("detailed"))
     rows = (
         buckets.filter((pl.col("arm") == DDP_SOLO) & (pl.col("ready_ns") > 0))
-        .join(steps.select("launch", "rank", "block", "step", "begin_ns"), on=["launch", "rank", "block", "step"])
+        .join(
+            steps.select("launch", "rank", "block", "step", "begin_ns"),
+            on=["launch", "rank", "block", "step"],
+        )
         .group_by("launch", "round", "rank", "seq")
         .agg(ready=(pl.col("ready_ns") - pl.col("begin_ns")).mean())
         .sort("launch", "round", "rank", "seq")
     )
-    phases = steps.group_by("launch", "round", "rank").agg(*[e.mean() for e in DURATIONS]).sort("launch", "round", "rank")
+    phases = (
+        steps.group_by("launch", "round", "rank")
+        .agg(*[e.mean() for e in DURATIONS])
+        .sort("launch", "round", "rank")
+    )
     found: dict[tuple[int, int], dict[str, Floats]] = {}
     row_parts = rows.partition_by("launch", "round", as_dict=True)
     for key, part in phases.partition_by("launch", "round", as_dict=True).items():

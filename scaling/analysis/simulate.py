@@ -12,6 +12,8 @@ and the step's period is that, or the latest end of compute where nothing is lef
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,12 +34,12 @@ def period(ready: Floats, compute_end: Floats, transfer: Floats) -> Floats:
     return result
 
 
-def period_without(rank: int, ready: Floats, compute_end: Floats, transfer: Floats) -> Floats:
-    """The period with one rank's times replaced by its peers' mean, S: what the step would be without its lateness."""
-    peers = np.arange(ready.shape[1]) != rank
+def period_without(late: Sequence[int], ready: Floats, compute_end: Floats, transfer: Floats) -> Floats:
+    """The period with some ranks' times replaced by the others' mean, S: the step without their lateness."""
+    peers = np.setdiff1d(np.arange(ready.shape[1]), late)
     ready, compute_end = ready.copy(), compute_end.copy()
-    ready[:, rank] = ready[:, peers].mean(axis=1)
-    compute_end[:, rank] = compute_end[:, peers].mean(axis=1)
+    ready[:, late] = ready[:, peers].mean(axis=1, keepdims=True)
+    compute_end[:, late] = compute_end[:, peers].mean(axis=1, keepdims=True)
     return period(ready, compute_end, transfer)
 
 

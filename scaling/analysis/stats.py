@@ -14,6 +14,7 @@ Know About the Bootstrap", The American Statistician 69(4), 2015, section 4).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,7 @@ class Rounds:
         """The same rounds with more quantities."""
         grown = object.__new__(Rounds)
         grown.values = {**self.values, **values}
-        grown.launch, grown._weights = self.launch, self._weights  # noqa: SLF001
+        grown.launch, grown._weights = self.launch, self._weights
         return grown
 
     def measure(self, formula: Formula | str) -> Measured | None:
@@ -133,6 +134,10 @@ def distinguishable(ratio: Measured | None, floor: float = 0.0) -> bool:
     return ratio.low > 1 + floor or ratio.high < 1 - floor
 
 
+@overload
+def scaled(number: Measured, factor: float) -> Measured: ...
+@overload
+def scaled(number: Measured | None, factor: float) -> Measured | None: ...
 def scaled(number: Measured | None, factor: float) -> Measured | None:
     """The same number in another unit."""
     if number is None:

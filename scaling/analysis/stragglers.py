@@ -13,7 +13,7 @@ import numpy as np
 from scaling.analysis.quantities import PHASES, TrialRecords
 from scaling.analysis.results import Measured, Straggler
 from scaling.analysis.simulate import period, period_without
-from scaling.analysis.stats import Floats, Rounds
+from scaling.analysis.stats import Floats, Rounds, scaled
 
 FLOOR = 0.01
 """A rank that costs less than this share of the step is not called late."""
@@ -23,68 +23,84 @@ CANDIDATES = 4
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A late rank and what it costs the step, ns."""
+    """The late ranks, latest first, and what all of them together cost the step, ns."""
 
-    rank: int
+    ranks: tuple[int, ...]
     cost_ns: Measured
     skew_ns: Measured
+    """How long the others wait for the latest of them at the first bucket."""
 
 
-def late_ranks(records: TrialRecords, rounds: Rounds, floor: float) -> tuple[Late, ...]:
-    """Ranks whose cost's interval lies above the greater of `floor` (a share of the step) and FLOOR; worst first."""
+def late_ranks(records: TrialRecords, rounds: Rounds, floor: float) -> Late | None:
+    """Ranks whose cost's interval lies above the greater of `floor` (a share of the step) and FLOOR.
+
+    Candidates are tried from the latest on, each together with those before it: of two ranks that
+    are equally late, neither costs anything as long as the other stays.
+    """
     n = records.trial.world_size
     step = rounds.measure("plain")
     if n < 2 or not records.cycles or step is None:
-        return ()
+        return None
     lateness = np.mean([c.compute_end.mean(axis=0) for c in records.cycles], axis=0)
-    late = []
-    for rank in np.argsort(-lateness)[: min(CANDIDATES, n)]:
-        cost: dict[tuple[int, int], float] = {}
-        skew: dict[tuple[int, int], float] = {}
-        for cycle in records.cycles:
-            whole = period(cycle.ready, cycle.compute_end, cycle.transfer)
-            without = period_without(int(rank), cycle.ready, cycle.compute_end, cycle.transfer)
-            cost[cycle.key] = float((whole - without).mean())
-            peers = np.arange(n) != rank
-            skew[cycle.key] = float((cycle.ready[:, rank, 0] - cycle.ready[:, peers, 0].mean(axis=1)).mean())
-        name = f"cost.{rank}"
-        grown = rounds.extend({name: records.per_round(cost), "skew": records.per_round(skew)})
-        cost_ns, skew_ns = grown.measure(name), grown.measure("skew")
-        if cost_ns is None or cost_ns.low is None or skew_ns is None:
+    order = [int(rank) for rank in np.argsort(-lateness)]
+    late: Late | None = None
+    for count in range(1, min(CANDIDATES, n // 2) + 1):
+        ranks = tuple(order[:count])
+        before = late.ranks if late else ()
+        values = {"cost": _cost(records, ranks), "skew": _skew(records, order[0], ranks)}
+        values["more"] = values["cost"] - (_cost(records, before) if before else 0.0)
+        grown = rounds.extend(values)
+        cost, more, skew = (grown.measure(name) for name in ("cost", "more", "skew"))
+        if cost is None or more is None or skew is None or more.low is None:
             continue
-        if cost_ns.low > max(floor, FLOOR) * step.value:
-            late.append(Late(int(rank), cost_ns, skew_ns))
-    return tuple(sorted(late, key=lambda item: -item.cost_ns.value))
+        if more.low > max(floor, FLOOR) * step.value:
+            late = Late(ranks, cost, skew)
+    return late
+
+
+def _cost(records: TrialRecords, ranks: tuple[int, ...]) -> Floats:
+    """Step minus the step without these ranks' lateness, per round."""
+    found = {}
+    for cycle in records.cycles:
+        whole = period(cycle.ready, cycle.compute_end, cycle.transfer)
+        without = period_without(ranks, cycle.ready, cycle.compute_end, cycle.transfer)
+        found[cycle.key] = float((whole - without).mean())
+    return records.per_round(found)
+
+
+def _skew(records: TrialRecords, rank: int, late: tuple[int, ...]) -> Floats:
+    """How much later than the others a rank is with its first bucket, per round."""
+    peers = np.setdiff1d(np.arange(records.trial.world_size), late)
+    return records.per_round(
+        {
+            c.key: float((c.ready[:, rank, 0] - c.ready[:, peers, 0].mean(axis=1)).mean())
+            for c in records.cycles
+        }
+    )
 
 
 def describe(late: Late, records: TrialRecords, typical: set[int], rounds: Rounds) -> Straggler:
     """The late rank's phase, and whether it is slow alone too."""
-    mine, others = records.arm("probe", ranks={late.rank}), records.arm("probe", ranks=typical)
+    mine, others = records.arm("probe", ranks={late.ranks[0]}), records.arm("probe", ranks=typical)
     excess: dict[str, float] = {}
     for phase in PHASES[:-1]:  # waiting for communication is what the others do
         difference = records.column(mine, phase) - records.column(others, phase)
         excess[phase] = float(np.nanmean(difference))
     phase = max(excess, key=lambda name: excess[name])
     return Straggler(
-        rank=late.rank,
+        rank=late.ranks[0],
         phase="backward" if phase == "compute" else phase,
         by_itself=_slow_alone(late, records, typical, rounds),
-        cost_ms=_ms(late.cost_ns),
-        skew_ms=_ms(late.skew_ns),
+        cost_ms=scaled(late.cost_ns, 1e-6),
+        skew_ms=scaled(late.skew_ns, 1e-6),
     )
 
 
 def _slow_alone(late: Late, records: TrialRecords, typical: set[int], rounds: Rounds) -> bool | None:
-    mine = records.column(records.arm("bare_one", ranks={late.rank}), "step")
+    mine = records.column(records.arm("bare_one", ranks={late.ranks[0]}), "step")
     others = records.column(records.arm("bare_one", ranks=typical), "step")
     difference: Floats = mine - others
     found = rounds.extend({"alone": difference}).measure("alone")
     if found is None or found.low is None:
         return None
     return found.low > 0 and found.value > late.cost_ns.value / 2
-
-
-def _ms(number: Measured) -> Measured:
-    low = None if number.low is None else number.low / 1e6
-    high = None if number.high is None else number.high / 1e6
-    return Measured(value=number.value / 1e6, low=low, high=high, n=number.n)

@@ -48,7 +48,9 @@ def _spans(stamps: BlockStamps, step: int) -> tuple[Span, ...]:
     spans: list[Span] = []
     for rank in range(min(stamps.begin.shape[1], RANKS_MAX)):
 
-        def add(lane: str, name: str, low: float, high: float, size: int | None = None, rank: int = rank) -> None:
+        def add(
+            lane: str, name: str, low: float, high: float, size: int | None = None, rank: int = rank
+        ) -> None:
             if high > low:
                 spans.append(
                     Span(

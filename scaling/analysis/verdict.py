@@ -83,7 +83,9 @@ def _evidence(cause: str, point: Point) -> tuple[str, ...]:
         if comm.busbw_gbit_s is not None:
             share = comm.nominal_share
             of_link = f", {share.value:.0%} of what the link can carry" if share else ""
-            lines.append(f"{comm.bytes_per_step / 2**20:.1f} MiB a step at {comm.busbw_gbit_s.value:.3g} Gbit/s{of_link}")
+            lines.append(
+                f"{comm.bytes_per_step / 2**20:.1f} MiB a step at {comm.busbw_gbit_s.value:.3g} Gbit/s{of_link}"
+            )
         lines.append(f"{len(comm.buckets)} buckets")
     if cause == "straggler" and point.straggler is not None:
         late = point.straggler
@@ -105,7 +107,9 @@ def _evidence(cause: str, point: Point) -> tuple[str, ...]:
     if cause == "overlap":
         lines.append("forward and backward compute take longer while gradients are being reduced")
     if cause == "small_batch" and arms.bare_one:
-        lines.append(f"a rank's part of the batch takes {arms.bare_one.value:.1f} ms, more than its fair share")
+        lines.append(
+            f"a rank's part of the batch takes {arms.bare_one.value:.1f} ms, more than its fair share"
+        )
     if cause in ("input", "host"):
         part = getattr(parts, cause)
         if part is not None:

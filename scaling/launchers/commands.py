@@ -26,7 +26,9 @@ class Command:
     network: dict[str, Any] | None = None
 
 
-def torchrun(spec: Spec, ranks: int, folder: RunFolder, launch: LaunchFolder, sizes: list[int], *where: str) -> list[str]:
+def torchrun(
+    spec: Spec, ranks: int, folder: RunFolder, launch: LaunchFolder, sizes: list[int], *where: str
+) -> list[str]:
     """`launch/torchrun.sh` with `ranks` workers on one host; `where` says how hosts find each other."""
     return [
         str(resources.folder("launch") / "torchrun.sh"),
@@ -94,5 +96,3 @@ def _emulated(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[i
         env={},
         network={"hosts": hosts, "grace_s": GRACE_S},
     )
-
-

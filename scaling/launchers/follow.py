@@ -49,7 +49,7 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
             stderr=subprocess.STDOUT,
             env={**os.environ, **command.env},
             start_new_session=True,  # a Ctrl-C at the terminal reaches us only; we pass it on
-            preexec_fn=_die_with_parent,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509  # one prctl; this program has no threads by then
         )
         try:
             late = _wait(process, launch, measure, progress)
@@ -63,7 +63,9 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
         return _failed(error, launch, status="timeout", text=f"no progress for {late:.0f} s")
     if process.returncode == 0:
         return Outcome(status="done")
-    return _failed(first_error(launch) or {}, launch, status="failed", text=_last_words(launch, process.returncode))
+    return _failed(
+        first_error(launch) or {}, launch, status="failed", text=_last_words(launch, process.returncode)
+    )
 
 
 def first_error(launch: LaunchFolder) -> dict[str, Any] | None:
@@ -90,7 +92,9 @@ def _shell(env: dict[str, str], argv: Any) -> str:
     return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in env.items()), shlex.join(argv)])
 
 
-def _wait(process: subprocess.Popen[bytes], launch: LaunchFolder, measure: Measure, progress: Progress) -> float:
+def _wait(
+    process: subprocess.Popen[bytes], launch: LaunchFolder, measure: Measure, progress: Progress
+) -> float:
     """Until the process ends (0) or has been silent for too long (how long, s)."""
     patience = START_S + 2 * measure.step_timeout_s
     heard, last = time.monotonic(), ""
@@ -134,7 +138,7 @@ def _failed(error: dict[str, Any], launch: LaunchFolder, *, status: str, text: s
         return Outcome(status=status, error=text)
     where = f" ({error['file']}:{error['line']})" if error.get("file") else ""
     stage = str(error.get("stage", ""))
-    size = stage.split("world size ")[1].split(",")[0] if "world size " in stage else ""
+    size = stage.partition("world size ")[2].partition(",")[0]
     return Outcome(
         status=status,
         error=f"{error['type']}: {error['message']}{where}, in {stage}; log: {launch.log(error['rank'])}",
@@ -147,7 +151,11 @@ def _last_words(launch: LaunchFolder, code: int) -> str:
     """The last line that looks like an error in what torchrun printed."""
     for path in [*sorted(launch.path.glob("torchrun-*.txt")), launch.path / "launcher.txt"]:
         with contextlib.suppress(OSError):
-            lines = [x.strip() for x in path.read_text(encoding="utf-8", errors="replace").splitlines() if x.strip()]
+            lines = [
+                x.strip()
+                for x in path.read_text(encoding="utf-8", errors="replace").splitlines()
+                if x.strip()
+            ]
             errors = [x for x in lines if "Error" in x or "error" in x] or lines[-1:]
             if errors:
                 return f"{errors[-1][:300]} ({path})"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import re
 from collections.abc import Iterable, Sequence
 
 from plotly.offline.offline import get_plotlyjs
@@ -122,6 +121,8 @@ dd { margin: 0; min-width: 0; }
 @media print {
   main { max-width: none; padding: 0; }
   .pair { display: block; }
+  table { font-size: .72rem; }
+  th, td { padding: 4px 6px; }
   .pair figure + figure { margin-top: 24px; }
   figure, .card, table { break-inside: avoid; }
   h2, h3 { break-after: avoid; }
@@ -330,7 +331,7 @@ def _verdict(verdict: Verdict) -> str:
 
 
 def _remedy(remedy: Remedy) -> str:
-    gain = f" predicted gain {_esc(text.percent(remedy.predicted_gain))}" if remedy.predicted_gain else ""
+    gain = f": predicted gain {_esc(text.percent(remedy.predicted_gain))}" if remedy.predicted_gain else ""
     code = f"<pre><code>{_esc(remedy.code)}</code></pre>" if remedy.code else ""
     return f"<li><code>{_esc(remedy.overrides)}</code>{gain}{code}</li>"
 
@@ -424,5 +425,4 @@ def _items(lines: Iterable[str], kind: str = "") -> str:
 
 
 def _esc(outside: str) -> str:
-    # A number, its unit and its interval stay on one line.
-    return re.sub(" (?=[±%])", "\N{NO-BREAK SPACE}", html.escape(text.plain(outside)))
+    return html.escape(text.bound(text.plain(outside)))

@@ -52,14 +52,17 @@ def describe(plan: Plan, folder: RunFolder) -> str:
     ]
     blocks = round_blocks(plan, plan.trials, 0, 0)
     lines += [
-        f"#   {t.world_size:>8}  {t.hosts:>5}  {t.batch:>12}  {sum(b.trial == t for b in blocks):>14}" for t in plan.trials
+        f"#   {t.world_size:>8}  {t.hosts:>5}  {t.batch:>12}  {sum(b.trial == t for b in blocks):>14}"
+        for t in plan.trials
     ]
     return "\n".join([*lines, "#", _commands(plan, folder)])
 
 
 def _commands(plan: Plan, folder: RunFolder) -> str:
     sizes = [t.world_size for t in plan.trials]
-    return "".join(shell(command(plan, folder, folder.launch(k), sizes)) for k in range(plan.spec.repeats)).rstrip()
+    return "".join(
+        shell(command(plan, folder, folder.launch(k), sizes)) for k in range(plan.spec.repeats)
+    ).rstrip()
 
 
 def _seconds(plan: Plan) -> float:

@@ -19,6 +19,9 @@ from scaling.units import format_bytes
 RANKS_SHOWN = 16
 """Ranks of a timeline that are drawn; more would be too thin to read."""
 
+LABELS = 5
+"""A curve of more points names its last one only."""
+
 Json = dict[str, Any]
 
 _PATTERNS = {
@@ -60,7 +63,9 @@ def scaling_curve(series: Sequence[tuple[str, Sequence[Point]]]) -> Plot | None:
         return None
     ends = [sizes[0] / 1.25, sizes[-1] * 1.25]
     data = [_line(ends, [100, 100], "$muted", "dot") | {"hoverinfo": "skip", "showlegend": False}]
-    notes = [_note(0, 100, "ideal", xref="x domain", yanchor="bottom", font={"color": "$muted"})]
+    notes = [
+        _note(1, 100, "ideal", xref="x domain", xanchor="right", yanchor="bottom", font={"color": "$muted"})
+    ]
     for index, (name, points) in enumerate(measured):
         data += _curve(name, points, index, labelled=len(measured) == 1)
     layout = _layout("world size (ranks, log scale)", "efficiency (% of ideal)")
@@ -89,8 +94,9 @@ def _curve(name: str, points: Sequence[Point], index: int, *, labelled: bool) ->
     band = {"x": x + x[::-1], "y": edges, "fill": "toself", "fillcolor": hue + "-soft", "mode": "lines"}
     band |= {"line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "type": "scatter"}
     line = _line([n for n, _ in sure], [100 * m.value for _, m in sure], hue, _DASHES[index % 2])
-    # One rank keeps all of itself; its 100 % would only sit on the line.
-    said = ["" if n == 1 else text.percent(m) for n, m in sure]
+    # One rank keeps all of itself: its 100 % would only sit on the line. Many labels would sit on each other.
+    named = {n for n, _ in sure if n > 1} if len(sure) <= LABELS else {sure[-1][0]} if sure else set()
+    said = [text.percent(m) if n in named else "" for n, m in sure]
     line |= {"mode": "lines+markers+text" if labelled else "lines+markers", "name": _safe(name)}
     line |= {"marker": {"size": 9, "symbol": _SYMBOLS[index], "color": hue}, "showlegend": not labelled}
     line |= {"text": said, "textposition": "bottom left", "cliponaxis": False}
@@ -209,11 +215,12 @@ def parts(rows: Sequence[tuple[str, Parts]]) -> Plot | None:
 
 def fabric(level: Level, bucket_bytes: Iterable[int]) -> Plot | None:
     """Bus bandwidth against message size: measured, fitted, nominal, and where the model's buckets lie."""
-    if not level.curve:
+    curve = [c for c in level.curve if c.bytes > 0]
+    if not curve:
         return None
     data = []
-    for index, collective in enumerate(dict.fromkeys(c.collective for c in level.curve)):
-        found = [c for c in level.curve if c.collective == collective]
+    for index, collective in enumerate(dict.fromkeys(c.collective for c in curve)):
+        found = [c for c in curve if c.collective == collective]
         busbw = [c.busbw_gbit_s for c in found]
         trace = _line([c.bytes for c in found], [m.value for m in busbw], "$accent", "solid")
         error = {"type": "data", "symmetric": False, "color": "$accent", "thickness": 1, "width": 3}
@@ -225,7 +232,7 @@ def fabric(level: Level, bucket_bytes: Iterable[int]) -> Plot | None:
         trace |= {"marker": {"size": 8, "symbol": _SYMBOLS[index % len(_SYMBOLS)], "color": "$accent"}}
         said = [f"{format_bytes(c.bytes)}: {text.quantity(c.busbw_gbit_s, 'Gbit/s')}" for c in found]
         data.append(trace | {"text": said, "hovertemplate": "%{text}<extra></extra>"})
-    sizes = [c.bytes for c in level.curve]
+    sizes = [c.bytes for c in curve]
     buckets = sorted(set(bucket_bytes))
     low, high = min([*sizes, *buckets]), max([*sizes, *buckets])
     data += _fit(level, low, high)

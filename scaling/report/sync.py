@@ -93,7 +93,7 @@ def sync(folder: RunFolder, *, bound_s: float = UPLOAD_BOUND_S) -> str:
         raise ScalingError(f"{folder.path}: no W&B runs to upload; tracking=offline and online write them")
     pending, output = [run for run in runs if not _uploaded(run)], ""
     if not pending:
-        return f"W&B: {_count(len(runs))} uploaded before, nothing to do"
+        return f"{_count(len(runs))} uploaded before, nothing to do"
     try:
         output = _run_module(folder, ["wandb", "sync", *map(str, pending)], bound_s=bound_s)
         reason = _last_word(output)
@@ -102,9 +102,9 @@ def sync(folder: RunFolder, *, bound_s: float = UPLOAD_BOUND_S) -> str:
     # `wandb sync` exits with 0 also when the server cannot be reached: the marks it leaves tell.
     left = [run for run in pending if not _uploaded(run)]
     if left:
-        raise ScalingError(f"W&B: {len(left)} of {_count(len(runs))} not uploaded: {reason}")
+        raise ScalingError(f"{len(left)} of {_count(len(runs))} not uploaded: {reason}")
     links = sorted(re.findall(r"View run .* at (\S+)", output))  # the summary run's comes last
-    return f"W&B: {_count(len(pending))} uploaded{''.join(f', see {link}' for link in links[-1:])}"
+    return f"{_count(len(pending))} uploaded{''.join(f', see {link}' for link in links[-1:])}"
 
 
 def _run_module(
@@ -162,7 +162,7 @@ def _uploaded(run: Path) -> bool:
 
 
 def _count(runs: int) -> str:
-    return f"{runs} run{'s' if runs != 1 else ''}"
+    return f"{runs} W&B run{'s' if runs != 1 else ''}"
 
 
 def _replay(document: dict[str, Any]) -> None:

@@ -221,7 +221,7 @@ def _fact(name: str, value: str, style: str = "") -> Iterator[Text]:
 
 
 def _prose(value: str, *, lead: str = "  ", hang: str = "  ", style: str = "") -> Iterator[Text]:
-    # A number, its unit and its interval stay on one line.
-    bound = value.replace(" ±", "\N{NO-BREAK SPACE}±").replace(" %", "\N{NO-BREAK SPACE}%")
-    lines = textwrap.wrap(bound, WIDTH, initial_indent=lead, subsequent_indent=hang, break_on_hyphens=False)
+    lines = textwrap.wrap(
+        text.bound(value), WIDTH, initial_indent=lead, subsequent_indent=hang, break_on_hyphens=False
+    )
     return (Text(line.replace("\N{NO-BREAK SPACE}", " "), style=style) for line in lines)

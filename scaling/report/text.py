@@ -70,10 +70,17 @@ COLUMNS_NOTE = "transfer, skew: what a step waits for (exposed); ±: half of the
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
+_INSIDE_QUANTITY = re.compile(r" (?=±)|(?<=\d) (?=%|(?:[mu]s|[kMG]?bit/s|[KMG]?i?B|ranks?)\b)")
+
 
 def plain(text: str) -> str:
     """Outside text without escape sequences and control characters."""
     return _ESCAPES.sub("", text)
+
+
+def bound(text: str) -> str:
+    """With no-break spaces inside quantities: a number, its unit and its interval stay on one line."""
+    return _INSIDE_QUANTITY.sub("\N{NO-BREAK SPACE}", text)
 
 
 def number(value: float, decimals: int | None = None) -> str:

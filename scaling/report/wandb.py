@@ -23,7 +23,6 @@ from scaling.analysis.results import (
     StepHistory,
     Verdict,
 )
-from scaling.errors import ScalingError
 from scaling.plan import Plan, Trial
 from scaling.report import sync
 from scaling.store import RunFolder
@@ -59,11 +58,11 @@ def log_run(
     try:
         sync.write(folder, _document(folder, plan, analysis, histories, comparison))
     except Exception as error:  # noqa: BLE001  no failure of tracking may cost a measurement
-        return f"W&B: nothing was logged: {' '.join(str(error).split())}"
+        return f"nothing was logged: {' '.join(str(error).split())}"
     if mode == "online":
         try:
             sync.sync(folder, bound_s=ONLINE_BOUND_S)
-        except ScalingError as error:
+        except Exception as error:  # noqa: BLE001  likewise
             return f"{error}; they are kept offline, `scaling sync {folder.path}` tries again"
     return None
 
@@ -135,10 +134,10 @@ def _trial_config(plan: Plan, trial: Trial) -> Json:
 def _versions(folder: RunFolder) -> Json:
     """Library versions as rank 0 of the last launch wrote them down, where it did."""
     try:
-        found = json.loads(folder.launches()[-1].env(0).read_text(encoding="utf-8"))["versions"]
-    except (OSError, ValueError, LookupError, TypeError):
+        found = json.loads(folder.launches()[-1].env(0).read_text(encoding="utf-8"))
+    except (OSError, ValueError, IndexError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return {name: found[name] for name in ("python", "torch", "cuda", "nccl") if name in found}
 
 
 def _dotted(tree: Json, prefix: str = "") -> Iterable[tuple[str, Any]]:

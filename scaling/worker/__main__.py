@@ -62,7 +62,7 @@ def _place(error: BaseException) -> traceback.FrameSummary | None:
     """The last frame that is neither torch's nor, if there is another, the harness's own."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/torch/" not in f.filename]
     own = [f for f in frames if "/scaling/worker/" not in f.filename and "/importlib/" not in f.filename]
-    return (own or frames or [None])[-1]
+    return next(reversed(own or frames), None)
 
 
 if __name__ == "__main__":

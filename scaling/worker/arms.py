@@ -23,6 +23,9 @@ from scaling.worker.workload import Workload
 BATCHES = 4
 """Made once and used in turn."""
 
+DEFAULT_BUCKET_MB = 25
+"""torch's default, MiB."""
+
 _ALL_REDUCE = COLLECTIVES.index("all_reduce")
 
 
@@ -30,7 +33,15 @@ class Arms:
     """All step loops of one trial on one rank. Wrappers share the module; only one is in use at a time."""
 
     def __init__(
-        self, *, spec: Spec, trial: Trial, workload: Workload, group: Any, solo: Any, faults: Faults, rank: int
+        self,
+        *,
+        spec: Spec,
+        trial: Trial,
+        workload: Workload,
+        group: Any,
+        solo: Any,
+        faults: Faults,
+        rank: int,
     ) -> None:
         generator = torch.Generator().manual_seed(spec.seed * 1_000_003 + rank)
         micro_batch = trial.batch // spec.accumulation_steps
@@ -51,7 +62,9 @@ class Arms:
         wrap = functools.partial(
             DistributedDataParallel,
             workload.module,
-            bucket_cap_mb=spec.ddp.bucket_cap_mb,
+            # Given a number, DDP sizes its first bucket by it too; only None gives its own default
+            # of a first bucket of 1 MiB.
+            bucket_cap_mb=None if spec.ddp.bucket_cap_mb == DEFAULT_BUCKET_MB else spec.ddp.bucket_cap_mb,
             gradient_as_bucket_view=spec.ddp.gradient_as_bucket_view,
             static_graph=spec.ddp.static_graph,
             find_unused_parameters=spec.ddp.find_unused_parameters,

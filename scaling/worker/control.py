@@ -23,7 +23,7 @@ class Aborted(Exception):  # noqa: N818
 class Control:
     """Agreement between the ranks of one launch."""
 
-    def __init__(self, store: dist.Store, rank: int) -> None:
+    def __init__(self, store: Any, rank: int) -> None:
         self._store = store
         self._rank = rank
 
@@ -63,11 +63,18 @@ class Control:
             return value
         return self.hear(key)
 
-    def gather(self, key: str, count: int, value: Any) -> list[Any]:
-        """Every rank's value under `key`, in order of arrival; returns on all `count` of them."""
-        place = self._store.add(f"{key}/count", 1)
-        self.say(f"{key}/{place}", value)
-        return [self.hear(f"{key}/{i + 1}") for i in range(count)]
+    def meet(self, key: str, count: int) -> None:
+        """Sleep until `count` ranks have come to `key`."""
+        if self._store.add(f"{key}/count", 1) == count:
+            self.say(key, 1)
+        self.wait(key)
+
+    def all_true(self, key: str, count: int, value: bool) -> bool:
+        """Whether `value` is true on every one of `count` ranks."""
+        if not value:
+            self.say(f"{key}/no", 1)
+        self.meet(key, count)
+        return not self._store.check([f"{key}/no"])
 
     def start(self, block: int, *, conductor: bool) -> None:
         """Begin a block together: rank 0 gives the word once the block before is finished."""

@@ -12,7 +12,19 @@ import torch
 from scaling.spec import Spec
 
 SCHEMA = 1
-_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "TORCHELASTIC_", "OMP_", "MKL_", "KMP_", "CUDA_", "CUBLAS_", "PYTORCH_", "SLURM_")
+_PREFIXES = (
+    "NCCL_",
+    "GLOO_",
+    "TORCH_",
+    "TORCHELASTIC_",
+    "OMP_",
+    "MKL_",
+    "KMP_",
+    "CUDA_",
+    "CUBLAS_",
+    "PYTORCH_",
+    "SLURM_",
+)
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 

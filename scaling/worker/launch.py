@@ -18,6 +18,7 @@ from scaling.worker.clock import now_ns
 from scaling.worker.control import Control
 from scaling.worker.environment import describe
 from scaling.worker.inject import Faults
+from scaling.worker.offsets import offset_ns
 from scaling.worker.pace import Pace, fabric_sizes
 from scaling.worker.recorder import Recorder, Usage
 from scaling.worker.workload import build
@@ -38,7 +39,8 @@ class Launch:
         self.trials = trials
         timeout = timedelta(seconds=self.spec.measure.step_timeout_s)
         dist.init_process_group("gloo", timeout=timeout)
-        store = dist.PrefixStore(f"launch/{folder.index}", dist.distributed_c10d._get_default_store())  # noqa: SLF001
+        everybody = dist.distributed_c10d._get_default_store()  # noqa: SLF001
+        store = dist.PrefixStore(f"launch/{folder.index}", everybody)  # type: ignore[attr-defined]
         self.control = Control(store, self.rank)
         # Every group is made by every rank in the same order; group n is ranks 0..n-1, which fill hosts in turn.
         self.groups = {
@@ -69,13 +71,22 @@ class Launch:
                 trials.append(trial)
         self.recorder = Recorder(self.folder.rank(self.rank), self._head())
         try:
+            self._clock("begin")
             self._rounds(tuple(trials))
+            self._clock("end")
         finally:
             self.faults.close()
             self.recorder.close()
         self.stage = "end"
-        self.control.gather("end", self.world, self.rank)
+        self.control.meet("end", self.world)
         dist.destroy_process_group()
+
+    def _clock(self, at: str) -> None:
+        """Note this rank's clock against rank 0's. Ranks that share rank 0's kernel share its clock."""
+        self.stage = f"clock offsets at the {at}"
+        self.control.meet(f"clock/{at}", self.world)  # all idle: nobody sits long in a receive
+        offset, bound = offset_ns(self.rank, self.world, None)
+        self.recorder.note("clock", at=at, offset_ns=offset, bound_ns=bound, time_ns=now_ns())
 
     def _head(self) -> dict[str, Any]:
         groups = {str(n): list(range(n)) for n in self.groups} | {"1": [self.rank]}
@@ -107,8 +118,7 @@ class Launch:
                 fits = True
             except OUT_OF_MEMORY:
                 fits = False
-            verdict = self.control.gather(f"fits/{n}", n, [self.rank, fits])
-            if all(ok for _, ok in verdict):
+            if self.control.all_true(f"fits/{n}", n, fits):
                 self.arms[n] = arms
                 self._warm_up(trial, arms)
         if self.rank == 0:
@@ -231,7 +241,9 @@ class Launch:
     def _exchanges(self, block: Block, arms: Arms) -> list[list[int]]:
         if block.arm == REPLAY:
             return [arms.buckets()] * 3
-        return [[size] for size in self.sizes[block.trial.world_size] for _ in range(4 if size <= 2**16 else 1)]
+        return [
+            [size] for size in self.sizes[block.trial.world_size] for _ in range(4 if size <= 2**16 else 1)
+        ]
 
     def _progress(self, stage: str, elapsed_s: float, pace: Pace | None, rounds: float = 0.0) -> None:
         if self.rank != 0:

@@ -52,7 +52,10 @@ class Pace:
         """Until the last round ends, None while unknown."""
         if rounds < 0.2:
             return None
-        return round(max(0.0, min(self._measure.budget_s, elapsed_s / rounds * self._measure.rounds_max) - elapsed_s), 1)
+        return round(
+            max(0.0, min(self._measure.budget_s, elapsed_s / rounds * self._measure.rounds_max) - elapsed_s),
+            1,
+        )
 
 
 def fabric_sizes(

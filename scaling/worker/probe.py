@@ -29,17 +29,20 @@ class BucketProbe:
         self._rows: list[list[int]] = []
         ddp.register_comm_hook(None, self._hook)
 
-    def _hook(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _hook(
+        self,
+        _state: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[torch.Tensor]:
         tensor = bucket.buffer()
         tensor.div_(self._size)  # DDP's default divides while it copies into the bucket; a hook has to itself
         row = [bucket.index(), tensor.numel() * tensor.element_size(), now_ns(), 0]
         self._rows.append(row)
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
 
-        def done(future: torch.futures.Future[Any]) -> torch.Tensor:
+        def done(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
             row[3] = now_ns()
-            value = future.value()
-            return value[0] if isinstance(value, list | tuple) else value
+            return future.value()[0]
 
         return work.get_future().then(done)  # type: ignore[no-any-return]
 
@@ -63,7 +66,7 @@ class ReadyTimes:
     def absolute_ns(self, forward_end_ns: int) -> list[int]:
         """In the order of reduction. DDP counts from the end of the module's forward; empty while unsettled."""
         if not self._parameters:  # the buckets do not change once they are rebuilt
-            text = str(self._ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices") or "")  # noqa: SLF001
+            text = str(ddp_logging_data(self._ddp).get("rebuilt_per_bucket_param_indices") or "")
             self._parameters = [[int(i) for i in part.split()] for part in text.split(",") if part.strip()]
         since_forward = self._ddp.reducer.get_backward_stats()
         return [forward_end_ns + max(since_forward[i] for i in indices) for indices in self._parameters]
@@ -85,8 +88,13 @@ class SoloProbe:
         ]
 
 
+def ddp_logging_data(ddp: DistributedDataParallel) -> dict[str, Any]:
+    """What DDP says of itself: settings, buckets, times."""
+    return dict(ddp._get_ddp_logging_data())  # type: ignore[no-untyped-call]  # noqa: SLF001
+
+
 def bucket_bytes(ddp: DistributedDataParallel) -> list[int]:
     """Sizes of the buckets in the order of reduction, bytes; DDP settles them in its second step."""
-    data = ddp._get_ddp_logging_data()  # noqa: SLF001
+    data = ddp_logging_data(ddp)
     text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
     return [int(size) for size in str(text).split(",") if size.strip()]

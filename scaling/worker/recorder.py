@@ -54,7 +54,7 @@ class Recorder:
 class Usage:
     """Wall and CPU time of a stretch, and how often the kernel took the CPU away."""
 
-    def __enter__(self) -> Usage:
+    def __enter__(self) -> Usage:  # noqa: PYI034  # typing.Self is younger than Python 3.10
         self._begin_ns = now_ns()
         self._cpu_ns = time.process_time_ns()
         self._thread_cpu_ns = time.thread_time_ns()

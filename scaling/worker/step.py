@@ -66,7 +66,7 @@ class Loop:
                 forward_begin = now_ns()
                 loss = self._forward(inputs, targets)
                 if last:
-                    loss.register_hook(lambda _grad: _ENGINE.queue_callback(lambda: _stamp(compute_end)))
+                    _at_end_of_backward(loss, compute_end)
                 backward_begin = now_ns()
                 loss.backward()  # type: ignore[no-untyped-call]
                 backward_end = now_ns()
@@ -120,5 +120,14 @@ class Loop:
         self._optimizer.zero_grad(set_to_none=True)
 
 
-def _stamp(cell: list[int]) -> None:
-    cell[0] = now_ns()
+def _at_end_of_backward(loss: torch.Tensor, cell: list[int]) -> None:
+    """Stamp `cell` when backward's own compute is done, before DDP waits for its last bucket.
+
+    Queued from the first node of backward, the callback runs ahead of the one with which DDP,
+    once its last bucket is ready, waits for communication.
+    """
+
+    def stamp() -> None:
+        cell[0] = now_ns()
+
+    loss.register_hook(lambda _grad: _ENGINE.queue_callback(stamp))  # type: ignore[no-untyped-call]

@@ -29,7 +29,9 @@ def tryout(target: str, args: dict[str, Any], batch: int) -> None:
         raise
     except Exception as error:
         text = str(error).strip().split("\n")[0]
-        raise InputError(f"model._target_={target}: {stage} failed: {type(error).__name__}: {text}") from error
+        raise InputError(
+            f"model._target_={target}: {stage} failed: {type(error).__name__}: {text}"
+        ) from error
 
 
 if __name__ == "__main__":

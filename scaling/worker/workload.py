@@ -37,7 +37,9 @@ def build(target: str, args: dict[str, Any]) -> Workload:
         ) from error
     workload = factory(**args)
     if not isinstance(workload, Workload):
-        raise InputError(f"model._target_={target}: returned {type(workload).__name__}, a scaling.Workload is expected")
+        raise InputError(
+            f"model._target_={target}: returned {type(workload).__name__}, a scaling.Workload is expected"
+        )
     if not any(p.requires_grad for p in workload.module.parameters()):
         raise InputError(f"model._target_={target}: has no trainable parameter; DDP needs at least one")
     return workload

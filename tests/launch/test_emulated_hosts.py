@@ -20,7 +20,7 @@ UNSHARE = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
 PAYLOAD_SHARE = 1448 / 1514
 MBIT = 10**6
 LOW, HIGH = 0.89, 1.03
-"""Share of the payload rate that is right; above 1 where the receiver was late to its first sample on a busy machine."""
+"""Right shares of the payload rate; above 1 where a busy machine let the receiver start late."""
 
 STREAM = """
 import json, socket, sys, threading, time
@@ -46,7 +46,7 @@ def receive(server):
     total, told_s = 0, 0.0
     while chunk := sock.recv(1 << 18):
         total += len(chunk)
-        if time.monotonic() > told_s + 0.01:
+        if time.monotonic() > told_s + 0.005:
             told_s = time.monotonic()
             print(json.dumps({"at_s": told_s, "bytes": total}), flush=True)
     print(json.dumps({"at_s": time.monotonic(), "bytes": total, "receiver": congestion(sock)}), flush=True)
@@ -247,7 +247,7 @@ def test_both_directions_get_the_rate_at_once(network: Network) -> None:
 @pytest.mark.launch
 @needs_network
 def test_only_what_a_host_sends_is_shaped(network: Network) -> None:
-    count = 64 << 20
+    count = 256 << 20
     network.write(
         [
             network.python(STREAM, "10.77.0.1", "10.77.0.2", count, 0),
@@ -264,7 +264,7 @@ def test_only_what_a_host_sends_is_shaped(network: Network) -> None:
 @pytest.mark.launch
 @needs_network
 def test_ranks_of_one_host_are_not_slowed(network: Network) -> None:
-    count = 64 << 20
+    count = 256 << 20
     network.write([network.python(STREAM, "10.77.0.1", "10.77.0.1", count, count)], (50 * MBIT,))
     assert network.run()[0] == 0
     assert {line["sender"] for line in network.lines(0) if "sender" in line} == {"cubic"}
@@ -273,7 +273,7 @@ def test_ranks_of_one_host_are_not_slowed(network: Network) -> None:
 
 @pytest.mark.launch
 @needs_network
-@pytest.mark.parametrize(("old", "new"), [(200, 50), (50, 200), (1000, 50), (50, None)])
+@pytest.mark.parametrize(("old", "new"), [(200, 50), (50, 200), (500, 50), (50, None)])
 def test_sighup_changes_the_rate(network: Network, old: int, new: int | None) -> None:
     commands = [
         network.python(STREAM, "10.77.0.1", "10.77.0.2", 1 << 40, 0),
@@ -289,12 +289,13 @@ def test_sighup_changes_the_rate(network: Network, old: int, new: int | None) ->
     assert process.stdout is not None
     assert json.loads(process.stdout.readline()) == {"host": "host0", "rate_bit_s": new_bit_s}
     changed_s = time.monotonic()
-    time.sleep(0.6)
+    time.sleep(0.9)
     process.send_signal(signal.SIGTERM)
     assert process.wait(5) == 128 + signal.SIGTERM
     samples = network.lines(1)
     before = rate_bit_s([s for s in samples if samples[0]["at_s"] + 0.1 < s["at_s"] < changed_s - 0.05])
-    after = rate_bit_s([s for s in samples if changed_s + 0.1 < s["at_s"] < changed_s + 0.55])
+    # 0.3 s: what a busy receiver had not yet read comes at the old rate.
+    after = rate_bit_s([s for s in samples if changed_s + 0.3 < s["at_s"] < changed_s + 0.85])
     print(f"{old} -> {new}: {before / MBIT:.1f}, {after / MBIT:.1f} Mbit/s")
     assert LOW < before / (old * MBIT * PAYLOAD_SHARE) < HIGH
     if new is None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import scaling
 from scaling.analysis.results import (
     Analysis,
     Arms,
@@ -43,7 +44,8 @@ from scaling.spec import Link, Measure, Model, Spec, Topology, Tracking
 from scaling.store import RunFolder
 
 RUN_ID = "2026-01-02/03-04-05-c0ffee"
-STEPS = 40
+STEPS = 200
+"""Enough for a file of more than one block."""
 
 
 @dataclass
@@ -64,7 +66,7 @@ class Logged:
 
 
 def chunks(data: bytes):
-    """Records of a LevelDB log: 32 KiB blocks of (crc u32, length u16, type u8, payload) after 7 bytes of W&B's."""
+    """Records of a LevelDB log: after 7 bytes of W&B's, blocks of 32 KiB of (crc, length, type, payload)."""
     assert data[:4] == b":W&B"
     at, record = 7, b""
     while at + 7 <= len(data):
@@ -108,17 +110,12 @@ def read(path: Path) -> Logged:
     return logged
 
 
-@pytest.fixture
-def logged():
+def read_all(folder: RunFolder) -> dict[str, Logged]:
     """Every offline run of a folder by the end of its id; the link `latest-run` is no run."""
-
-    def find(folder: RunFolder) -> dict[str, Logged]:
-        runs = [read(p) for p in sorted(folder.path.glob("wandb/offline-run-*/run-*.wandb"))]
-        found = {run.run.run_id.rsplit("-", 1)[-1]: run for run in runs}
-        assert len(found) == len(runs)
-        return found
-
-    return find
+    runs = [read(p) for p in sorted(folder.path.glob("wandb/offline-run-*/run-*.wandb"))]
+    found = {run.run.run_id.rsplit("-", 1)[-1]: run for run in runs}
+    assert len(found) == len(runs)
+    return found
 
 
 @pytest.fixture
@@ -128,12 +125,29 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(monkeypatch, tmp_path: Path):
-    """Nobody's key, no network, and a home of its own: whatever lands there was not asked for."""
+def home(monkeypatch, tmp_path: Path) -> Path:
+    """Nobody's key, and a home of its own: whatever lands there was not asked for."""
     for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "home").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory) -> dict[str, Logged]:
+    """The runs of one folder, read back."""
+    folder = RunFolder(tmp_path_factory.mktemp("offline"))
+    folder.launch(0).path.mkdir(parents=True)
+    folder.launch(0).env(0).write_text(json.dumps({"schema": 1, "torch": "2.13.0"}))
+    info = run_info()
+    one = PointComparison(
+        world_size=2, ratio=Measured(1.2, 1.1, 1.3), distinguishable=True, causes={"compute": None}
+    )
+    both = Comparison(schema=1, base=info, other=info, comparable=True, reasons=(), points=(one,))
+    tracked = plan(project="team-scaling", group="sweep", job_type="weekly", tags=("a", "b"), notes="on PCIe")
+    assert report.log_run(folder, tracked, analysis(), histories(), both) is None
+    return read_all(folder)
 
 
 def plan(mode: str = "offline", **tracking: Any) -> Plan:
@@ -258,25 +272,24 @@ def histories(steps: int = STEPS) -> tuple[StepHistory, ...]:
     return of(1), of(2)
 
 
-def test_offline_runs_hold_history_config_and_summary(folder, logged):
-    tracked = plan(project="team-scaling", group="sweep", job_type="weekly", tags=("a", "b"), notes="on PCIe")
-    assert report.log_run(folder, tracked, analysis(), histories()) is None
-    runs = logged(folder)
-    assert set(runs) == {"n1", "n2", "summary"}
-    for run in (r.run for r in runs.values()):
-        assert (run.project, run.run_group, run.job_type, run.notes) == (
-            "team-scaling",
-            "sweep",
-            "weekly",
-            "on PCIe",
-        )
-        assert list(run.tags) == ["a", "b"]
-    two = runs["n2"]
+def test_one_run_a_world_size_and_a_summary_in_one_group(offline):
+    assert set(offline) == {"n1", "n2", "summary"}
+    for run in (r.run for r in offline.values()):
+        assert (run.project, run.run_group, run.job_type) == ("team-scaling", "sweep", "weekly")
+        assert (list(run.tags), run.notes) == (["a", "b"], "on PCIe")
+
+
+def test_history_is_in_order_and_leaves_out_what_is_unknown(offline):
+    two = offline["n2"]
     assert [row["step"] for row in two.history] == list(range(STEPS))
     assert [row["step_ms"] for row in two.history] == [100.0 + i for i in range(STEPS)]
     assert "forward_ms" not in two.history[0]
     assert (two.history[1]["forward_ms"], two.history[1]["arm"]) == (21.0, "probe")
     assert two.metrics["step_ms"] == two.metrics["forward_ms"] == two.metrics["time_s"] == "step"
+
+
+def test_summary_holds_the_points_numbers(offline):
+    two = offline["n2"]
     expected = {"efficiency": 0.625, "efficiency_low": 0.61, "efficiency_high": 0.64, "step_ms": 80.0}
     expected |= {"samples_per_s": 800.0, "loss_link_bandwidth": 0.3, "parts_exposed_transfer_ms": 30.0}
     expected |= {"arms_plain_ms": 80.0, "status": "done"}
@@ -285,9 +298,8 @@ def test_offline_runs_hold_history_config_and_summary(folder, logged):
     assert two.exit_code == 0
 
 
-def test_config_names_the_overrides(folder, logged):
-    report.log_run(folder, plan(), analysis(), histories())
-    config = logged(folder)["n2"].config
+def test_config_names_the_overrides(offline):
+    config = offline["n2"].config
     expected = {
         "model": "mlp",
         "model.args.width": 64,
@@ -301,38 +313,18 @@ def test_config_names_the_overrides(folder, logged):
         "mode": "weak",
     }
     expected |= {"batch_per_rank": 32, "ddp.bucket_cap_mb": 25.0, "ddp.static_graph": False, "seed": 0}
-    expected |= {
-        "accumulation_steps": 1,
-        "versions.scaling": "0.1",
-        "env.NCCL_P2P_DISABLE": "1",
-        "run": RUN_ID,
-    }
+    expected |= {"accumulation_steps": 1, "versions.scaling": "0.1", "versions.torch": "2.13.0"}
+    expected |= {"env.NCCL_P2P_DISABLE": "1", "run": RUN_ID}
     assert expected.items() <= config.items()
     assert "global_batch" not in config, "it is not read in weak scaling"
     assert "hidden" not in config.values(), "a secret in the environment stays here"
 
 
-def test_library_versions_come_from_the_launch(folder, logged):
-    folder.launch(0).path.mkdir(parents=True)
-    folder.launch(0).env(0).write_text(json.dumps({"versions": {"torch": "2.13.0"}}))
-    report.log_run(folder, plan(), analysis(), histories())
-    assert logged(folder)["n1"].config["versions.torch"] == "2.13.0"
-
-
-def test_summary_run_holds_tables_and_charts(folder, logged):
-    info = run_info()
-    one = PointComparison(
-        world_size=2, ratio=Measured(1.2, 1.1, 1.3), distinguishable=True, causes={"compute": None}
-    )
-    both = Comparison(schema=1, base=info, other=info, comparable=True, reasons=(), points=(one,))
-    report.log_run(folder, plan(), analysis(), histories(), both)
-    run = logged(folder)["summary"]
+def test_summary_run_holds_tables_and_charts(offline):
+    run = offline["summary"]
     table = run.table("efficiency_by_world_size")
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
-    assert [(r["world_size"], r["efficiency"], r["efficiency_low"]) for r in rows] == [
-        (1, 1.0, None),
-        (2, 0.625, 0.61),
-    ]
+    assert [(r["efficiency"], r["efficiency_low"]) for r in rows] == [(1.0, None), (0.625, 0.61)]
     assert run.table("loss_waterfall")["data"][0] == [2, "link_bandwidth", 0.3, 0.28, 0.32]
     assert len(run.table("fabric_curve")["data"]) == 2
     verdicts = run.table("verdicts")
@@ -348,14 +340,14 @@ def test_summary_run_holds_tables_and_charts(folder, logged):
     assert run.metrics["efficiency"] == "world_size"
 
 
-def test_a_failed_world_size_is_a_failed_run(folder, logged):
+def test_a_failed_world_size_is_a_failed_run(folder):
     trials = (
         TrialOutcome(world_size=1, status="done"),
         TrialOutcome(world_size=2, status="oom", error="too large"),
     )
     found = replace(analysis(), points=analysis().points[:1], trials=trials)
     assert report.log_run(folder, plan(), found, histories()[:1]) is None
-    run = logged(folder)["n2"]
+    run = read_all(folder)["n2"]
     assert (run.summary["status"], run.summary["error"], run.exit_code, run.history) == (
         "oom",
         "too large",
@@ -364,11 +356,11 @@ def test_a_failed_world_size_is_a_failed_run(folder, logged):
     )
 
 
-def test_logging_again_replaces_the_same_runs(folder, logged):
+def test_logging_again_replaces_the_same_runs(folder):
     report.log_run(folder, plan(), analysis(), histories(3))
-    before = {k: v.run.run_id for k, v in logged(folder).items()}
+    before = {k: v.run.run_id for k, v in read_all(folder).items()}
     report.log_run(folder, plan(), analysis(), histories(6))
-    after = logged(folder)
+    after = read_all(folder)
     assert {k: v.run.run_id for k, v in after.items()} == before
     assert before["n2"] == "2026-01-02-03-04-05-c0ffee-n2"
     assert after["n2"].run.run_group == RUN_ID
@@ -376,48 +368,48 @@ def test_logging_again_replaces_the_same_runs(folder, logged):
     assert not list(folder.path.glob(".wandb*"))
 
 
-def test_a_failure_is_a_line_and_keeps_what_was_there(folder, logged):
+def test_a_failure_is_a_line_and_keeps_what_was_there(folder):
     report.log_run(folder, plan(), analysis(), histories())
     warning = report.log_run(folder, plan(project="no/such"), analysis(), histories())
     assert warning is not None
-    assert warning.startswith("W&B: nothing was logged: ")
+    assert warning.startswith("nothing was logged: ")
     assert "Invalid project name" in warning
     assert "\n" not in warning
-    assert set(logged(folder)) == {"n1", "n2", "summary"}
+    assert set(read_all(folder)) == {"n1", "n2", "summary"}
     with pytest.raises(ScalingError, match="not done within"):
         sync.write(folder, {"runs": []}, bound_s=0.02)
-    assert set(logged(folder)) == {"n1", "n2", "summary"}
+    assert set(read_all(folder)) == {"n1", "n2", "summary"}
 
 
 def test_disabled_writes_and_imports_nothing(folder):
     code = "import sys; from scaling.report.wandb import log_run; assert 'wandb' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(scaling.__file__).parents[1])
     assert report.log_run(folder, plan("disabled"), analysis(), histories()) is None
     assert list(folder.path.iterdir()) == []
 
 
-def test_offline_ignores_the_users_own_wandb(folder, logged, monkeypatch, tmp_path):
+def test_offline_ignores_the_users_own_wandb(folder, home, monkeypatch):
     mine = {"MODE": "online", "RUN_ID": "mine", "PROJECT": "mine", "RUN_GROUP": "mine", "RESUME": "must"}
     for name, value in mine.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     assert report.log_run(folder, plan(), analysis(), histories()) is None
-    runs = logged(folder)
+    runs = read_all(folder)
     assert set(runs) == {"n1", "n2", "summary"}
     assert runs["n1"].run.project == "scaling"
-    assert [p for p in (tmp_path / "home").rglob("*") if p.is_file()] == []
+    assert [p for p in home.rglob("*") if p.is_file()] == []
 
 
-def test_online_without_a_key_logs_offline(folder, logged):
+def test_online_without_a_key_logs_offline(folder):
     warning = report.log_run(folder, plan("online"), analysis(), histories())
     assert warning is not None
     assert "No API key" in warning
     assert "scaling sync" in warning
     assert "\n" not in warning
-    assert set(logged(folder)) == {"n1", "n2", "summary"}
+    assert set(read_all(folder)) == {"n1", "n2", "summary"}
 
 
-def test_an_unreachable_server_is_a_warning(folder, logged, monkeypatch):
+def test_an_unreachable_server_is_a_warning(folder, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(report, "ONLINE_BOUND_S", 2.0)
@@ -425,14 +417,15 @@ def test_an_unreachable_server_is_a_warning(folder, logged, monkeypatch):
     warning = report.log_run(folder, plan("online"), analysis(), histories())
     assert time.monotonic() - begin < 15
     assert warning is not None
-    assert "3 of 3 runs not uploaded" in warning
-    assert set(logged(folder)) == {"n1", "n2", "summary"}
+    assert "3 of 3 W&B runs not uploaded" in warning
+    assert set(read_all(folder)) == {"n1", "n2", "summary"}
 
 
 class Server(BaseHTTPRequestHandler):
-    """As much of a W&B server as an upload asks for; `taken` collects (run id, history lines)."""
+    """As much of a W&B server as an upload asks for."""
 
-    taken: list[tuple[str, int]]
+    taken: dict[str, list[str]]
+    """History lines by run id."""
 
     def log_message(self, *_):
         pass
@@ -440,12 +433,11 @@ class Server(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/graphql":
-            self.reply({"data": self.answer(body["query"], body["variables"])})
+            self.reply({"data": self.answer(body["query"], body.get("variables") or {})})
             return
         lines = body.get("files", {}).get("wandb-history.jsonl")
         if lines:
-            assert lines["offset"] == 0, "the whole history, in place of what the server had"
-            self.taken.append((self.path.split("/")[-2], len(lines["content"])))
+            self.taken.setdefault(self.path.split("/")[-2], [])[lines["offset"] :] = lines["content"]
         self.reply({})
 
     def do_PUT(self):
@@ -477,8 +469,8 @@ class Server(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch):
-    """A W&B server on this machine, and the key to it; the list of what it was given."""
-    Server.taken = []
+    """A W&B server on this machine, and the key to it; what it was given."""
+    Server.taken = {}
     http = ThreadingHTTPServer(("127.0.0.1", 0), Server)
     threading.Thread(target=http.serve_forever, daemon=True).start()
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{http.server_port}")
@@ -488,21 +480,22 @@ def server(monkeypatch):
     http.server_close()
 
 
-def test_online_uploads_every_run_once(folder, server):
-    assert report.log_run(folder, plan("online"), analysis(), histories()) is None
+def test_online_uploads_and_replaces_every_run(folder, server):
     stem = "2026-01-02-03-04-05-c0ffee"
-    assert sorted(server) == [(f"{stem}-n1", STEPS), (f"{stem}-n2", STEPS), (f"{stem}-summary", 3)]
-    assert sync.sync(folder) == "W&B: 3 runs uploaded before, nothing to do"
-    assert len(server) == 3
+    for steps in (STEPS, 6):
+        assert report.log_run(folder, plan("online"), analysis(), histories(steps)) is None
+        taken = {run: len(lines) for run, lines in server.items()}
+        assert taken == {f"{stem}-n1": steps, f"{stem}-n2": steps, f"{stem}-summary": 3}
 
 
-def test_sync_uploads_what_was_logged_offline(folder, server):
+def test_sync_uploads_what_was_logged_offline_once(folder, server):
     report.log_run(folder, plan(), analysis(), histories())
-    assert server == []
-    said = sync.sync(folder)
-    assert said.startswith("W&B: 3 runs uploaded, see http://")
+    assert server == {}
+    said = sync.sync(folder, bound_s=60)
+    assert said.startswith("3 W&B runs uploaded, see http://")
     assert said.endswith("c0ffee-summary")
     assert len(server) == 3
+    assert sync.sync(folder) == "3 W&B runs uploaded before, nothing to do"
 
 
 def test_sync_says_why_there_is_nothing_to_do(folder):
@@ -511,4 +504,4 @@ def test_sync_says_why_there_is_nothing_to_do(folder):
     run = folder.path / "wandb" / "offline-run-20260102_030405-x-n1"
     run.mkdir(parents=True)
     (run / "run-x-n1.wandb.synced").touch()
-    assert sync.sync(folder) == "W&B: 1 run uploaded before, nothing to do"
+    assert sync.sync(folder) == "1 W&B run uploaded before, nothing to do"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import nn
 
@@ -13,14 +15,14 @@ def build(image: int, channels: int, hidden: int, classes: int) -> Workload:
 
     Parameters: 147 C + 2 (49 C^2) in the convolutions, C (image/2)^2 hidden in the linear layer.
     """
-    wide = {"kernel_size": 7, "padding": 3}
+    wide = functools.partial(nn.Conv2d, kernel_size=7, padding=3)
     module = nn.Sequential(
-        nn.Conv2d(3, channels, **wide),
+        wide(3, channels),
         nn.ReLU(),
-        nn.Conv2d(channels, channels, **wide),
+        wide(channels, channels),
         nn.ReLU(),
         nn.MaxPool2d(2),
-        nn.Conv2d(channels, channels, **wide),
+        wide(channels, channels),
         nn.ReLU(),
         nn.Flatten(),
         nn.Linear(channels * (image // 2) ** 2, hidden),

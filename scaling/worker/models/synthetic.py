@@ -48,7 +48,7 @@ def build(param_mb: float, layers: int, compute_ms: float, reference_batch: int)
     elements = max(1, round(param_mb * 2**20 / 4 / layers))
     seconds_a_sample = compute_ms / 1e3 / reference_batch / layers
 
-    def make_batch(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    def make_batch(n: int, _generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.ones(n, 1, requires_grad=True), torch.zeros(n, 1)
 
     def loss(outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,142 @@
+"""Bad input: one line on stderr (what, where, what would be accepted), nothing on stdout, exit 2, nothing created."""
+
+import os
+
+import pytest
+
+from scaling.cli import main
+
+CASES = [
+    (["rnu"], "did you mean `run`"),
+    (["run", "model=resnet51"], "available: custom, highmem_cnn, mlp, synthetic"),
+    (["run", "topology=hgx"], "available: emulated_nvlink, emulated_pcie, local"),
+    (["run", "topologi=local"], "topology"),
+    (["run", "measure.step=3"], "measure.steps"),
+    (["run", "--bogus"], "--bogus"),
+    (["run", "world_sizes=[0]", "topology=emulated_pcie"], "between 1 and 2"),
+    (["run", "world_sizes=[-1,2]", "topology=emulated_pcie"], "between 1 and 2"),
+    (["run", "world_sizes=[1,64]", "topology=emulated_pcie"], "64 is not between 1 and 2"),
+    (["run", "world_sizes=[]", "topology=emulated_pcie"], "such as [1,2]"),
+    (["run", "world_sizes=2", "topology=emulated_pcie"], "such as world_sizes=[1,2]"),
+    (["run", "world_sizes=[a", "topology=emulated_pcie"], "world_sizes=[a"),
+    (["run", "world_sizes=[1.5]", "topology=emulated_pcie"], "world_sizes"),
+    (["run", "mode=strong", "global_batch=31", "topology=emulated_pcie"], "does not divide by world size 2"),
+    (["run", "mode=strong"], "global_batch is missing"),
+    (["run", "mode=sideways"], "one of weak, strong"),
+    (["run", "accumulation_steps=5"], "use a multiple"),
+    (["run", "batch_per_rank=0"], "at least 1"),
+    (["run", "topology=emulated_pcie", "topology.link.rate=200"], "such as 200mbit"),
+    (["run", "topology=emulated_pcie", "topology.link.rate=fast"], "such as 200mbit"),
+    (["run", "precision=tf32", "topology.device=cpu"], "fp32 or bf16"),
+    (["run", "precision=fp16", "topology.device=cpu"], "fp32 or bf16"),
+    (["run", "precision=int4"], "available: bf16, fp16, fp32, tf32"),
+    (["run", "topology.backend=nccl", "topology.device=cpu"], "use topology.backend=gloo"),
+    (["run", "topology.hosts=0"], "at least 1"),
+    (["run", "ddp.bucket_cap_mb=0"], "positive"),
+    (["run", "inject.rank=7", "topology=emulated_pcie"], "ranks of this run are 0 to 1"),
+    (["run", "tracking.mode=loud"], "offline, online, disabled"),
+    (["run", "launcher=local", "topology=emulated_pcie"], "use launcher=emulated"),
+    (["run", "seed=abc"], "abc"),
+    (["run", "model=custom"], "package.module.factory"),
+    (["run", "model=custom", "model._target_=nothing"], "package.module.factory"),
+    (["plan", "model=resnet51"], "available"),
+    (["analyze"], "one run folder expected"),
+    (["analyze", "nowhere"], "no such folder"),
+    (["analyze", "--fast", "x"], "--json"),
+    (["compare", "one"], "2 or more"),
+    (["compare", "a", "b", "--fail-below", "much"], "such as 0.95"),
+    (["report", "nowhere"], "no such folder"),
+    (["sync", "nowhere"], "no such folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), CASES, ids=[" ".join(c[0]) for c in CASES])
+def test_one_line_and_exit_2(arguments, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("scaling: ")
+    assert said in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (None, "cannot be imported"),
+        ("def factory():\n    return 3\n", "returned int"),
+        ("def factory(width):\n    pass\n", "width"),
+        (
+            "import torch\nfrom scaling.worker.workload import Workload, sgd\n"
+            "def factory():\n"
+            "    return Workload(module=torch.nn.ReLU(), make_batch=None, loss=None, optimizer=sgd)\n",
+            "no trainable parameter",
+        ),
+        (
+            "import torch\nfrom scaling.worker.workload import Workload, sgd\n"
+            "def factory():\n"
+            "    return Workload(module=torch.nn.Linear(3, 1), loss=lambda o, t: o.sum(), optimizer=sgd,\n"
+            "                    make_batch=lambda n, g: (torch.zeros(n, 4), None))\n",
+            "forward failed: RuntimeError",
+        ),
+    ],
+    ids=["no module", "no workload", "missing argument", "nothing to train", "wrong shape"],
+)
+def test_a_custom_model_is_tried_before_anything_is_launched(source, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    if source is not None:
+        (tmp_path / "mine.py").write_text(source)
+    assert main(["run", "model=custom", "model._target_=mine.factory"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert said in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_that_holds_a_run_is_not_touched(tmp_path, monkeypatch, capsys):
+    (tmp_path / "plan.json").write_text("{}")
+    assert main(["run", f"run_dir={tmp_path}"]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_a_folder_with_other_things_in_it_is_not_touched(tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("")
+    assert main(["run", f"run_dir={tmp_path}"]) == 2
+    assert "not an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_folder(tmp_path, capsys):
+    tmp_path.chmod(0o500)
+    assert main(["run", f"run_dir={tmp_path / 'a' / 'b'}"]) == 2
+    assert "cannot be written to" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_made(capsys):
+    assert main(["run", "run_dir=/proc/scaling-run"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "name a folder that can" in err
+
+
+def test_a_run_folder_below_a_file(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["run", f"run_dir={tmp_path / 'file' / 'run'}"]) == 2
+    assert "cannot be written to" in capsys.readouterr().err
+
+
+def test_a_plan_from_another_version_is_refused_with_the_way_out(tmp_path, capsys):
+    (tmp_path / "plan.json").write_text('{"schema": 99}')
+    assert main(["analyze", str(tmp_path)]) == 2
+    assert "update scaling-harness" in capsys.readouterr().err
+
+
+def test_a_plan_that_is_no_json(tmp_path, capsys):
+    (tmp_path / "plan.json").write_text("hello")
+    assert main(["analyze", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
