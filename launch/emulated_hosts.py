@@ -9,8 +9,7 @@ network.json:
      "grace_s": 5, "caller_pid": 4711}
 
 A host is a network namespace whose `eth0` (MTU 1500, 10.77.0.0/16) leads to one bridge. `rate_bit_s` shapes
-what it sends (null: unshaped), so links are full duplex. The machine's own interfaces and mounts stay as they
-are.
+what it sends (null: unshaped), so links are full duplex. The machine's own interfaces and mounts stay untouched.
 
 Prints `{"host": "host0", "status": 1}` as each command ends (128 + n: killed by signal n) and exits with the
 first status that is not 0. When a command fails, the others get `grace_s` seconds to end by themselves, then
@@ -19,8 +18,9 @@ changed rates and prints `{"host": "host0", "rate_bit_s": 50000000}` for each. W
 cannot be made, one line on stderr says why and the status is 69.
 
 Nothing outlives this process, and it does not outlive its caller, however either ends: the commands live in a
-PID namespace whose first process dies with this one, and the kernel ends the rest. "Caller" is the *thread*
-that started this process. `caller_pid` (optional) covers a caller that dies while Python is still starting.
+PID namespace (so they see process numbers of their own) whose first process dies with this one, and the kernel
+ends the rest. "Caller" is the *thread* that started this process. `caller_pid` (optional) covers a caller that
+dies while Python is still starting.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ BURSTS = ((50e6, 32 << 10), (200e6, 64 << 10), (1e9, 128 << 10), (4e9, 256 << 10
 """Rate (bit/s) and burst (bytes), found with Gloo's all-reduce of 16 MiB on two hosts and two cores: within
 6 % of 1448/1514 of the rate (10 Gbit/s: bound by the CPU). Smaller ones split packets and lose rate."""
 PACKET_MAX = 72 << 10
-"""Least burst where packets already wait: one that is larger than the bucket blocks the link for good. They are
-up to 64 KiB, plus the headers of the 46 frames they become. (A bucket put in the old one's place would drop what
+"""Least burst where packets already wait: one larger than the bucket blocks the link for good. They are up to
+64 KiB, plus the headers of the 46 frames they become. (A new bucket in the old one's place would drop what
 waits, which stalls TCP for up to 0.1 s; deleting the old one first would let megabytes pass.)"""
 BURST_MIN = 16 << 10
 """Ten full frames, which is TCP's first window."""

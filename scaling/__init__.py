@@ -1,10 +1,25 @@
 """Measure how a DDP training scales, what eats the rest, and how sure that is."""
 
+from __future__ import annotations
+
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scaling.worker.workload import Workload
 
 try:
     __version__ = version("scaling-harness")
 except PackageNotFoundError:  # a plain checkout on PYTHONPATH
     __version__ = "0.1.0.dev0"
 
-__all__ = ["__version__"]
+__all__ = ["Workload", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """What needs torch is imported when it is asked for."""
+    if name == "Workload":
+        from scaling.worker.workload import Workload  # noqa: PLC0415
+
+        return Workload
+    raise AttributeError(f"module 'scaling' has no attribute {name!r}")

@@ -40,7 +40,7 @@ _BLOCK_COLUMNS = {
     "end_ns": pl.Int64,
     "cpu_ns": pl.Int64,
     "thread_cpu_ns": pl.Int64,
-    "preempted": pl.Int64,
+    "delayed_ns": pl.Int64,
 }
 _STEP_COLUMNS = {"launch": pl.Int64, "rank": pl.Int64, "block": pl.Int64, "step": pl.Int64} | dict.fromkeys(
     STEP_FIELDS, pl.Int64
@@ -90,7 +90,7 @@ class _Block(msgspec.Struct, tag_field="t", tag="block"):
     end_ns: int
     cpu_ns: int
     thread_cpu_ns: int
-    preempted: int
+    delayed_ns: int
 
 
 _LINE = msgspec.json.Decoder(_Head | _Clock | _Step | _Block)

@@ -117,6 +117,9 @@ class Config:
     run_dir: str | None = None
 
 
+EMULATED_BIT_S_MAX = 8 * 2**32
+"""The shaper's rate field is 32 bits of bytes/s (launch/emulated_hosts.py)."""
+
 EXAMPLES = {"model._target_": "package.module.factory"}
 """What to say where a mandatory key has no value."""
 
@@ -182,6 +185,7 @@ def candidates(word: str) -> list[str]:
     """What `word` on a `scaling run` line can be completed to, as Hydra's own completion has it."""
     from hydra._internal.hydra import Hydra  # noqa: PLC0415
     from hydra._internal.utils import create_config_search_path  # noqa: PLC0415
+    from hydra.core.global_hydra import GlobalHydra  # noqa: PLC0415
     from hydra.core.plugins import Plugins  # noqa: PLC0415
     from hydra.plugins.completion_plugin import CompletionPlugin  # noqa: PLC0415
 
@@ -189,6 +193,7 @@ def candidates(word: str) -> list[str]:
     search = create_config_search_path(str(resources.folder("conf")))
     loader = Hydra.create_main_hydra2("scaling", search).config_loader
     plugin = next(p for p in Plugins.instance().discover(CompletionPlugin) if p.provides() == "bash")  # type: ignore[attr-defined]
+    GlobalHydra.instance().clear()
     found: list[str] = plugin(loader)._query("config", word)  # type: ignore[call-arg, attr-defined]  # noqa: SLF001
     return found
 
@@ -290,7 +295,9 @@ def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
         raise InputError(
             f"topology.ranks_per_host={ranks}: this machine has {len(machine.gpus)} CUDA devices"
         )
-    rate = config.link.rate
+    rate = None if config.link.rate is None else parse_rate_bit_s(config.link.rate, "topology.link.rate")
+    if config.kind == "emulated" and rate is not None and rate >= EMULATED_BIT_S_MAX:
+        raise InputError(f"topology.link.rate={config.link.rate}: an emulated link takes less than 34 Gbit/s")
     return spec.Topology(
         name=config.name,
         kind=config.kind,
@@ -299,7 +306,7 @@ def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
         device=device,
         backend=backend,
         link=spec.Link(
-            rate_bit_s=None if rate is None else parse_rate_bit_s(rate, "topology.link.rate"),
+            rate_bit_s=rate,
             source=config.link.source,
         ),
         note=config.note,

@@ -66,5 +66,5 @@ BLOCK_FIELDS = (
     "end_ns",
     "cpu_ns",  # CPU time of the process over the block
     "thread_cpu_ns",  # of the thread that runs the steps
-    "preempted",  # involuntary context switches
+    "delayed_ns",  # the same thread was ready to run and had no core; -1: the kernel does not tell
 )

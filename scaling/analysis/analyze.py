@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import polars as pl
+
 from scaling.analysis import curve
 from scaling.analysis.point import Link, point
 from scaling.analysis.quantities import TrialRecords, read_trial
@@ -22,6 +24,12 @@ from scaling.analysis.stats import Floats
 from scaling.analysis.verdict import verdicts
 from scaling.collect import Tables
 from scaling.plan import Plan, Trial
+from scaling.records import BARE_ALL, BARE_ONE
+
+CONTENDED = 0.05
+"""A block without communication whose thread had to wait for a core for more than this share was not alone."""
+CONTENDED_SHARE = 0.1
+"""So many blocks of that kind and it is said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,10 +111,20 @@ def _sweep(
 
 
 def _quality(tables: Tables, ending: Ending) -> Quality:
+    alone = tables.blocks.filter(pl.col("arm").is_in([BARE_ONE, BARE_ALL]))
+    crowded = alone.filter(pl.col("delayed_ns") > CONTENDED * (pl.col("end_ns") - pl.col("begin_ns"))).height
+    contended = (
+        (
+            f"{crowded} of {alone.height} compute blocks waited for a core more than {CONTENDED:.0%} of the time: "
+            "other programs were running here; expect wide intervals, and measure again on a quiet machine",
+        )
+        if crowded > CONTENDED_SHARE * alone.height
+        else ()
+    )
     bounds = [rank.clock_bound_ns for rank in tables.ranks if rank.clock_bound_ns is not None]
     return Quality(
-        contended_blocks=0,
+        contended_blocks=crowded,
         dropped_samples=tables.dropped_samples,
         clock_bound_us=max(bounds) / 1e3 if bounds else None,
-        warnings=(*tables.gaps, *ending.warnings),
+        warnings=(*tables.gaps, *contended, *ending.warnings),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -94,5 +95,5 @@ def _emulated(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[i
     return Command(
         argv=(*_UNSHARE, sys.executable, script, str(launch.fabric.absolute())),
         env={},
-        network={"hosts": hosts, "grace_s": GRACE_S},
+        network={"hosts": hosts, "grace_s": GRACE_S, "caller_pid": os.getpid()},
     )

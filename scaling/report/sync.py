@@ -84,6 +84,9 @@ def write(folder: RunFolder, document: dict[str, Any], *, bound_s: float = WRITE
             before.rename(current)
         raise
     shutil.rmtree(before, ignore_errors=True)
+    for path in current.rglob("*"):  # links to W&B's own logs, which offline runs do not have
+        if path.is_symlink() and not path.exists():
+            path.unlink()
 
 
 def sync(folder: RunFolder, *, bound_s: float = UPLOAD_BOUND_S) -> str:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from scaling.plan import Block, Plan, Trial, round_blocks
-from scaling.records import BARE_ONE, FABRIC, PLAIN, PROBE, REPLAY
+from scaling.records import BARE_ONE, FABRIC, PLAIN, PROBE, REPLAY, STEP_ARMS
 from scaling.store import LaunchFolder, write_json
 from scaling.worker.arms import Arms, all_reduce_row
 from scaling.worker.clock import now_ns
@@ -159,7 +159,12 @@ class Launch:
             )
 
     def _rounds(self, trials: tuple[Trial, ...]) -> None:
-        pace = Pace(self.spec.measure, max(self.step_ns.values(), default=0)) if self.rank == 0 else None
+        pace = None
+        if self.rank == 0 and trials:
+            blocks = round_blocks(self.plan, trials, self.folder.index, 0)
+            pace = Pace(
+                self.spec.measure, [self.step_ns[b.trial.world_size] for b in blocks if b.arm in STEP_ARMS]
+            )
         begin, number, go = time.monotonic(), 0, bool(trials)
         while go:
             steps, lead_in = self.control.agree(

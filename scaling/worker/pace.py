@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from scaling.spec import Measure
@@ -11,8 +11,8 @@ BLOCK_NS_MIN = 300_000_000
 """Blocks of very short steps get more of them: a block is to outlast a scheduler's hiccup."""
 BLOCK_STEPS_MAX = 200
 STEPS_MIN = 3
-BLOCKS_A_ROUND = 8
-"""About; to fit rounds_min rounds into the budget where steps are long."""
+EXCHANGE_SHARE = 0.15
+"""Of a round, about, for replay and the size sweep."""
 SWEEP_SHARE = 0.01
 """One message of the sweep may take this much of the budget."""
 
@@ -20,17 +20,19 @@ SWEEP_SHARE = 0.01
 class Pace:
     """Kept by rank 0, which decides for all."""
 
-    def __init__(self, measure: Measure, step_ns: int) -> None:
+    def __init__(self, measure: Measure, step_ns: Sequence[int]) -> None:
+        """`step_ns`: about what one step of each block of a round takes."""
         self._measure = measure
-        self._step_ns = max(step_ns, 1)
+        self._longest_ns = max(1, *step_ns)
+        self._round_ns = max(1, sum(step_ns))
         self._rounds_s: list[float] = []
         self._elapsed_s = 0.0
 
     def block_steps(self) -> tuple[int, int]:
-        """Timed steps and lead-in steps of a block."""
+        """Timed steps and lead-in steps of a block: rounds_min rounds are to fit into the budget."""
         measure = self._measure
-        steps = min(BLOCK_STEPS_MAX, max(measure.steps, -(-BLOCK_NS_MIN // self._step_ns)))
-        affordable = measure.budget_s * 1e9 / measure.rounds_min / BLOCKS_A_ROUND / self._step_ns
+        steps = min(BLOCK_STEPS_MAX, max(measure.steps, -(-BLOCK_NS_MIN // self._longest_ns)))
+        affordable = measure.budget_s * 1e9 * (1 - EXCHANGE_SHARE) / measure.rounds_min / self._round_ns
         if steps + measure.lead_in <= affordable:
             return steps, measure.lead_in
         lead_in = 1 if affordable < 2 * STEPS_MIN else min(measure.lead_in, 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,13 +51,13 @@ class Recorder:
 
 
 class Usage:
-    """Wall and CPU time of a stretch, and how often the kernel took the CPU away."""
+    """Wall and CPU time of a stretch, and how long its thread was kept waiting for a core."""
 
     def __enter__(self) -> Usage:  # noqa: PYI034  # typing.Self is younger than Python 3.10
         self._begin_ns = now_ns()
         self._cpu_ns = time.process_time_ns()
         self._thread_cpu_ns = time.thread_time_ns()
-        self._preempted = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        self._delayed_ns = _run_delay_ns()
         return self
 
     def __exit__(
@@ -67,7 +66,8 @@ class Usage:
         self._end_ns = now_ns()
         self._cpu_ns = time.process_time_ns() - self._cpu_ns
         self._thread_cpu_ns = time.thread_time_ns() - self._thread_cpu_ns
-        self._preempted = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - self._preempted
+        delayed = _run_delay_ns()
+        self._delayed_ns = -1 if delayed < 0 else delayed - self._delayed_ns
 
     def fields(self) -> dict[str, int]:
         """As the block line has them."""
@@ -76,5 +76,13 @@ class Usage:
             "end_ns": self._end_ns,
             "cpu_ns": self._cpu_ns,
             "thread_cpu_ns": self._thread_cpu_ns,
-            "preempted": self._preempted,
+            "delayed_ns": self._delayed_ns,
         }
+
+
+def _run_delay_ns() -> int:
+    """Time this thread has spent runnable without running, ns (second number of schedstat); -1 if unknown."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return -1

@@ -1,0 +1,55 @@
+"""How long a person waits before anything happens: `scaling --help` <= 0.3 s, `scaling plan` <= 1 s.
+
+The best of several starts in fresh processes, interleaved; the last line is the result. Also shows
+which heavy packages each of them imports: none may.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+BARS_S = {"--help": 0.3, "plan topology=emulated_pcie": 1.0}
+HEAVY = ("torch", "wandb", "plotly", "polars", "scipy")
+STARTS = 7
+
+COUNT = """
+import sys, io, contextlib
+from scaling.cli import main
+with contextlib.redirect_stdout(io.StringIO()):
+    main(sys.argv[1:])
+print(" ".join(m for m in {heavy!r} if m in sys.modules))
+""".format(heavy=HEAVY)
+
+
+def seconds(arguments: str) -> float:
+    begin = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "scaling.cli", *arguments.split()], check=True, capture_output=True)
+    return time.perf_counter() - begin
+
+
+def main() -> int:
+    times: dict[str, list[float]] = {name: [] for name in BARS_S}
+    for _ in range(STARTS):
+        for name, found in times.items():
+            found.append(seconds(name))
+    ok = True
+    print(f"{'command':<32} {'best s':>7} {'median s':>9} {'bar s':>6}  heavy imports")
+    for name, bar in BARS_S.items():
+        command = [sys.executable, "-c", COUNT, *name.split()]
+        heavy = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        best, median = min(times[name]), sorted(times[name])[STARTS // 2]
+        ok &= best <= bar and not heavy
+        print(f"scaling {name:<24} {best:7.3f} {median:9.3f} {bar:6.1f}  {heavy or 'none'}")
+    print(
+        json.dumps(
+            {"benchmark": "startup", "best_s": {k: round(min(v), 3) for k, v in times.items()}, "ok": ok}
+        )
+    )
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

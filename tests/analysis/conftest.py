@@ -1,0 +1,55 @@
+"""A simulated run, collected and analysed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scaling import plan as plans
+from scaling.analysis.analyze import Ending, analyze
+from scaling.analysis.results import Analysis, Point, TrialOutcome
+from scaling.collect import Tables, collect
+from scaling.plan import Plan
+from scaling.store import RunFolder, read_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What was put in, what was recorded, what was found."""
+
+    expected: Any
+    plan: Plan
+    tables: Tables
+    analysis: Analysis
+
+    def point(self, world_size: int) -> Point:
+        return next(p for p in self.analysis.points if p.world_size == world_size)
+
+    def analyze(self, tables: Tables) -> Analysis:
+        """The same run had it recorded these tables."""
+        return analyzed(tables, self.plan)
+
+
+def analyzed(tables: Tables, plan: Plan) -> Analysis:
+    trials = tuple(TrialOutcome(world_size=t.world_size, status="done") for t in plan.trials)
+    return analyze(tables, plan, Ending(duration_s=60.0, launches=1, trials=trials))
+
+
+@pytest.fixture(scope="session")
+def measure(simulate) -> Callable[[Any], Run]:
+    """measure(truth): simulate it, read the rank files, analyse them."""
+
+    def measured(truth) -> Run:
+        with tempfile.TemporaryDirectory() as parent:
+            folder = RunFolder(Path(parent) / "run")
+            expected = simulate(truth, folder.path)
+            plan = read_json(folder.plan, Plan, plans.SCHEMA)
+            tables = collect(folder, plan)
+        return Run(expected=expected, plan=plan, tables=tables, analysis=analyzed(tables, plan))
+
+    return measured

@@ -1,0 +1,184 @@
+"""Two runs side by side."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scaling.analysis.compare import compare
+from scaling.analysis.results import (
+    SCHEMA,
+    Analysis,
+    Arms,
+    Fabric,
+    Fits,
+    Loss,
+    Measured,
+    Point,
+    Quality,
+    RunInfo,
+)
+from scaling.plan import make_plan
+
+
+def about(value, relative=0.02):
+    return Measured(value, value * (1 - relative), value * (1 + relative), 8)
+
+
+@pytest.fixture
+def plan(cluster):
+    return make_plan(cluster.spec_of(cluster.Truth()), run_id="", created="", version="")
+
+
+def run(*points, **changes):
+    info = RunInfo(
+        id="run",
+        model="mlp",
+        topology="local",
+        precision="fp32",
+        mode="weak",
+        task="train",
+        backend="gloo",
+        device="cpu",
+        started="",
+        duration_s=60.0,
+        synthetic=False,
+        launches=1,
+    )
+    return Analysis(
+        schema=SCHEMA,
+        run=replace(info, **changes),
+        points=points,
+        fabric=Fabric(),
+        fits=Fits(),
+        inference=(),
+        verdicts=(),
+        quality=Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None),
+        trials=(),
+    )
+
+
+def point(n=4, step=100.0, alone=60.0, relative=0.02, **loss):
+    """Throughput is 128 samples a step; what no cause is given for is unexplained."""
+    rest = 1 - alone / step - sum(loss.values())
+    return Point(
+        world_size=n,
+        hosts=n,
+        status="done",
+        step_ms=about(step, relative),
+        samples_per_s=about(128e3 / step, relative),
+        efficiency=about(alone / step, relative),
+        arms_ms=Arms(bare_one=about(alone, relative), plain=about(step, relative)),
+        loss=Loss(**{k: about(v, relative) for k, v in loss.items()}, unexplained=about(rest)),
+    )
+
+
+def test_a_run_beside_itself_is_not_distinguishable(plan):
+    found = compare(run(point()), run(point()), plan, plan)
+    (only,) = found.points
+    assert (found.comparable, found.reasons) == (True, ())
+    assert only.ratio.value == 1
+    assert not only.distinguishable
+    assert all(cause.value == 0 for cause in only.causes.values() if cause)
+
+
+def test_a_faster_run_has_a_ratio_above_one(plan):
+    (found,) = compare(run(point(step=100.0)), run(point(step=80.0)), plan, plan).points
+    assert found.ratio.value == pytest.approx(1.25)
+    assert found.distinguishable
+
+
+def test_half_widths_of_two_runs_add_in_quadrature(plan):
+    (found,) = compare(run(point(relative=0.03)), run(point(relative=0.04)), plan, plan).points
+    assert found.ratio.half_width == pytest.approx(0.05)
+
+
+def test_a_difference_inside_the_noise_is_not_distinguishable(plan):
+    (found,) = compare(run(point(step=100.0)), run(point(step=98.0)), plan, plan).points
+    assert found.ratio.value > 1
+    assert not found.distinguishable
+
+
+def test_without_intervals_there_is_a_ratio_and_no_claim(plan):
+    bare = replace(point(), samples_per_s=Measured(1280.0, n=2))
+    (found,) = compare(run(bare), run(point(step=50.0)), plan, plan).points
+    assert (found.ratio.value, found.ratio.low) == (pytest.approx(2.0), None)
+    assert not found.distinguishable
+
+
+def test_causes_say_in_ms_where_the_difference_comes_from(plan):
+    slow = point(step=120.0, alone=60.0, link_bandwidth=0.5)
+    fast = point(step=80.0, alone=60.0, link_bandwidth=0.25)
+    (found,) = compare(run(slow), run(fast), plan, plan).points
+    assert found.causes["compute"].value == 0
+    assert found.causes["link_bandwidth"].value == pytest.approx(20.0 - 60.0)
+
+
+def test_causes_of_weak_scaling_add_up_to_the_difference(plan):
+    base = point(step=120.0, neighbours=0.1, overlap=0.0)
+    other = point(step=80.0, alone=50.0, neighbours=0.0, overlap=0.2)
+    (found,) = compare(run(base), run(other), plan, plan).points
+    assert sum(c.value for c in found.causes.values() if c) == pytest.approx(80.0 - 120.0)
+
+
+def test_causes_of_strong_scaling_add_up_too(measure, cluster):
+    """`small_batch` holds what a rank's part of the batch takes beyond its fair share."""
+    truth = cluster.Truth(mode="strong", batch=64, world_sizes=(1, 4), rounds=4)
+    slow = measure(truth)
+    fast = measure(replace(truth, forward_ns=truth.forward_ns / 2))
+    four = compare(slow.analysis, fast.analysis, slow.plan, fast.plan).points[-1]
+    difference = fast.point(4).step_ms.value - slow.point(4).step_ms.value
+    assert sum(c.value for c in four.causes.values() if c) == pytest.approx(difference)
+
+
+def test_what_one_run_does_not_know_has_no_difference(plan):
+    (found,) = compare(run(replace(point(), loss=None)), run(point()), plan, plan).points
+    assert set(found.causes) == {"compute"}
+    (found,) = compare(run(point()), run(replace(point(), arms_ms=Arms())), plan, plan).points
+    assert found.causes["compute"] is None
+    assert found.causes["overlap"] is None
+    (found,) = compare(run(replace(point(), samples_per_s=None)), run(point()), plan, plan).points
+    assert found.ratio is None
+
+
+# Comparable
+
+
+@pytest.mark.parametrize(
+    "changes", [{"model": "gpt2"}, {"precision": "bf16"}, {"mode": "strong"}, {"synthetic": True}]
+)
+def test_runs_of_different_things_are_not_comparable(plan, changes):
+    found = compare(run(point()), run(point(), **changes), plan, plan)
+    (name,) = changes
+    assert not found.comparable
+    assert name in found.reasons[0]
+    assert found.points  # shown all the same
+
+
+@pytest.mark.parametrize("changes", [{"topology": "hgx"}, {"id": "other"}, {"backend": "nccl"}])
+def test_runs_of_the_same_thing_on_other_machines_are(plan, changes):
+    assert compare(run(point()), run(point(), **changes), plan, plan).comparable
+
+
+def test_another_batch_or_model_setting_is_a_reason(plan):
+    def changed(**changes):
+        other = replace(plan, spec=replace(plan.spec, **changes))
+        return compare(run(point()), run(point()), plan, other).reasons
+
+    assert changed(batch_per_rank=64) == ("batch_per_rank differs: 32 and 64",)
+    assert changed(accumulation_steps=2) == ("accumulation_steps differs: 1 and 2",)
+    assert changed(global_batch=77) == ()  # read in strong scaling only
+    (said,) = changed(model=replace(plan.spec.model, args={"layers": 3}))
+    assert "layers" in said
+
+
+def test_no_world_size_in_common_is_a_reason(plan):
+    found = compare(run(point(n=2)), run(point(n=4)), plan, plan)
+    assert (found.comparable, found.points) == (False, ())
+    assert found.reasons == ("no world size in common",)
+
+
+def test_only_common_world_sizes_are_compared(plan):
+    found = compare(run(point(n=2), point(n=4)), run(point(n=4), point(n=8)), plan, plan)
+    assert [p.world_size for p in found.points] == [4]

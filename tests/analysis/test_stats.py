@@ -1,0 +1,147 @@
+"""Intervals from rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scaling.analysis.results import Measured
+from scaling.analysis.stats import Rounds, distinguishable, resampling_weights, scaled
+
+EXPERIMENTS = 2000
+
+
+def one_launch(count):
+    return np.zeros(count, dtype=np.int64)
+
+
+def rounds_of(**values):
+    arrays = {name: np.asarray(v, dtype=float) for name, v in values.items()}
+    return Rounds(arrays, one_launch(len(next(iter(arrays.values())))))
+
+
+def coverage(samples, truth):
+    """Share of experiments (rows) whose interval for the mean holds the truth."""
+    rounds = Rounds({}, one_launch(samples.shape[1]))  # independent rows may share their resampling
+    found = [rounds.extend({"x": row}).measure("x") for row in samples]
+    return np.mean([m.low <= truth <= m.high for m in found])
+
+
+# What an interval promises
+
+
+@pytest.mark.parametrize("count", [3, 4, 8, 20])
+def test_95_percent_of_intervals_hold_the_truth(count):
+    samples = np.random.default_rng(1).normal(10.0, 1.0, size=(EXPERIMENTS, count))
+    assert coverage(samples, 10.0) == pytest.approx(0.95, abs=0.02)
+
+
+def test_so_do_intervals_of_a_quantity_that_half_of_the_rounds_lack():
+    samples = np.random.default_rng(2).normal(10.0, 1.0, size=(EXPERIMENTS, 8))
+    samples[:, ::2] = np.nan
+    assert coverage(samples, 10.0) == pytest.approx(0.95, abs=0.02)
+
+
+def test_means_add_up_whatever_the_rounds():
+    rng = np.random.default_rng(3)
+    rounds = rounds_of(a=rng.normal(1, 1, 6), b=rng.normal(5, 1, 6))
+    total = rounds.measure(lambda m: m["a"] + m["b"])
+    assert total.value == pytest.approx(rounds.measure("a").value + rounds.measure("b").value)
+
+
+def test_the_same_rounds_give_the_same_interval():
+    assert rounds_of(x=[1, 2, 4]).measure("x") == rounds_of(x=[1, 2, 4]).measure("x")
+
+
+# Too little to tell
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_fewer_than_three_rounds_bear_no_interval(count):
+    found = rounds_of(x=[4.0, 6.0][:count]).measure("x")
+    assert (found.low, found.high, found.n) == (None, None, count)
+    assert found.value == np.mean([4.0, 6.0][:count])
+
+
+def test_nor_do_fewer_than_three_rounds_that_have_the_quantity():
+    found = rounds_of(x=[4.0, 6.0, *[np.nan] * 6]).measure("x")
+    assert found.value == 5.0
+    assert (found.low, found.high) == (None, None)
+
+
+def test_a_round_without_the_quantity_is_left_out_of_its_mean():
+    rounds = rounds_of(x=[1.0, np.nan, 3.0, np.nan, 5.0], y=[1.0] * 5)
+    found = rounds.measure(lambda m: m["x"] + m["y"])
+    assert found.value == 4.0
+    assert found.low < 4.0 < found.high
+
+
+@pytest.mark.parametrize("formula", ["nothing", "empty", lambda m: m["x"] / m["nothing"]])
+def test_what_was_not_measured_is_unknown(formula):
+    rounds = rounds_of(x=[1.0, 2.0, 3.0], empty=[np.nan] * 3)
+    assert rounds.measure(formula) is None
+    assert "empty" not in rounds
+    assert "x" in rounds
+
+
+# Several launches
+
+
+def test_launches_are_drawn_first_and_rounds_within_each():
+    launch = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2])
+    weights = resampling_weights(launch, seed=0)
+    by_launch = np.stack([weights[:, launch == k].sum(axis=1) for k in range(3)], axis=1)
+    assert (weights[0] == 1).all()
+    assert (weights.sum(axis=1) == len(launch)).all()
+    assert set(np.unique(by_launch)) == {0, 3, 6, 9}  # whole launches: none, once, twice, three times
+
+
+def test_rounds_of_one_launch_are_no_independent_launches():
+    between = np.repeat([0.0, 1.0, 2.0, 3.0], 5)  # all the variation is between the launches
+    together = Rounds({"x": between}, np.repeat(np.arange(4), 5)).measure("x")
+    as_one = Rounds({"x": between}, one_launch(20)).measure("x")
+    assert together.n == 4
+    assert together.half_width > 2 * as_one.half_width
+
+
+def test_more_quantities_are_resampled_with_the_same_rounds():
+    rounds = rounds_of(x=[1.0, 2.0, 4.0])
+    same = rounds.extend({"y": np.array([1.0, 2.0, 4.0])})
+    assert same.measure(lambda m: m["x"] - m["y"]) == Measured(0.0, 0.0, 0.0, 3)
+
+
+# Comparing
+
+
+def test_a_ratio_of_the_same_rounds_cancels_what_they_share():
+    rng = np.random.default_rng(4)
+    drift = np.exp(0.1 * rng.standard_normal(12))
+    a, b = (drift * t * np.exp(0.005 * rng.standard_normal(12)) for t in (11.0, 10.0))
+    paired = rounds_of(a=a, b=b).measure(lambda m: m["a"] / m["b"])
+    apart = rounds_of(a=a, b=np.roll(b, 5)).measure(lambda m: m["a"] / m["b"])
+    assert paired.low < 1.1 < paired.high
+    assert paired.half_width < apart.half_width / 5
+    assert distinguishable(paired)
+    assert not distinguishable(apart)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "floor", "clear"),
+    [
+        (Measured(1.1, 1.05, 1.15, 8), 0.0, True),
+        (Measured(0.9, 0.85, 0.95, 8), 0.0, True),
+        (Measured(1.1, 0.99, 1.21, 8), 0.0, False),
+        (Measured(1.1, 1.05, 1.15, 8), 0.06, False),
+        (Measured(0.9, 0.85, 0.95, 8), 0.06, False),
+        (Measured(1.5), 0.0, False),
+        (None, 0.0, False),
+    ],
+)
+def test_distinguishable_is_an_interval_clear_of_one_and_of_the_floor(ratio, floor, clear):
+    assert distinguishable(ratio, floor) is clear
+
+
+def test_another_unit_keeps_what_is_unknown_unknown():
+    assert scaled(Measured(2e6, 1e6, 3e6, 5), 1e-6) == Measured(2.0, 1.0, 3.0, 5)
+    assert scaled(Measured(2e6, n=2), 1e-6) == Measured(2.0, n=2)
+    assert scaled(None, 1e-6) is None

@@ -1,0 +1,131 @@
+"""A typical step as spans, and the history of steps."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from scaling.analysis.timeline import RANKS_MAX, chrome, histories, timelines
+
+PHASES = ("input", "forward", "backward", "optimizer", "host")
+SLACK_MS = 1e-3  # spans are rounded to 0.1 us
+
+
+@pytest.fixture(scope="module")
+def run(measure, cluster):
+    return measure(cluster.Truth(world_sizes=(1, 2), rounds=3))
+
+
+@pytest.fixture(scope="module")
+def drawn(run):
+    return timelines(run.tables, run.plan)
+
+
+def spans(timeline, rank, lane):
+    return sorted(
+        (s for s in timeline.spans if (s.rank, s.lane) == (rank, lane)), key=lambda s: (s.begin_ms, s.end_ms)
+    )
+
+
+def test_one_rank_alone_has_no_link_to_draw(drawn):
+    assert [t.world_size for t in drawn] == [2]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_ranks_phases_follow_each_other_without_gaps(drawn, rank):
+    phases = spans(drawn[0], rank, "compute")
+    assert [s.name for s in phases if not s.name.startswith("exposed")] == list(PHASES)
+    for before, after in pairwise(phases):
+        assert after.begin_ms == pytest.approx(before.end_ms, abs=SLACK_MS)
+
+
+def test_the_step_drawn_is_a_typical_one(run, drawn):
+    phases = spans(drawn[0], 0, "compute")
+    length = phases[-1].end_ms - phases[0].begin_ms
+    assert length == pytest.approx(run.point(2).arms_ms.probe.value, rel=0.03)
+
+
+def test_buckets_are_drawn_with_their_bytes_under_the_same_clock(run, drawn):
+    buckets = spans(drawn[0], 1, "link")
+    assert [s.name for s in buckets] == [f"bucket {k}" for k in range(len(buckets))]
+    assert sum(s.bytes for s in buckets) == run.point(2).comm.bytes_per_step
+    waited = [s for s in spans(drawn[0], 1, "compute") if s.name.startswith("exposed")]
+    assert waited[-1].end_ms == pytest.approx(buckets[-1].end_ms, abs=SLACK_MS)
+
+
+def test_waiting_for_a_late_rank_is_drawn_as_skew_on_its_peers(measure, cluster):
+    late = cluster.Straggler(rank=1, extra_ns=30e6)
+    found = measure(cluster.Truth(world_sizes=(2,), rounds=3, stragglers=(late,)))
+    (timeline,) = timelines(found.tables, found.plan)
+
+    def skew(rank):
+        return sum(
+            s.end_ms - s.begin_ms for s in spans(timeline, rank, "compute") if s.name == "exposed_skew"
+        )
+
+    assert skew(0) > 10
+    assert skew(1) < 1
+
+
+def test_so_many_ranks_are_drawn_and_no_more(measure, cluster):
+    n = RANKS_MAX + 2
+    found = measure(cluster.Truth(world_sizes=(n,), hosts=n, rounds=1, steps=2))
+    (timeline,) = timelines(found.tables, found.plan)
+    assert {s.rank for s in timeline.spans} == set(range(RANKS_MAX))
+
+
+def test_a_run_without_detailed_blocks_draws_nothing(run):
+    empty = run.tables.buckets.clear()
+    tables = type(run.tables)(
+        blocks=run.tables.blocks,
+        steps=run.tables.steps,
+        buckets=empty,
+        fabric=run.tables.fabric,
+        ranks=(),
+        gaps=(),
+        dropped_samples=0,
+    )
+    assert timelines(tables, run.plan) == ()
+
+
+def test_chromes_format_has_a_process_a_world_size_and_two_threads_a_rank(drawn):
+    events = json.loads(chrome(drawn))["traceEvents"]
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {"world size 2"}
+    threads = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
+    assert set(threads) == {f"rank {r} {lane}" for r in (0, 1) for lane in ("compute", "link")}
+    assert len(set(threads.values())) == 4
+    complete = [e for e in events if e["ph"] == "X"]
+    assert len(complete) == len(drawn[0].spans)
+    forward = next(e for e in complete if (e["name"], e["tid"]) == ("forward", threads["rank 0 compute"]))
+    span = next(s for s in spans(drawn[0], 0, "compute") if s.name == "forward")
+    assert forward["ts"] == pytest.approx(span.begin_ms * 1e3, abs=0.1)
+    assert forward["dur"] == pytest.approx((span.end_ms - span.begin_ms) * 1e3, abs=0.1)
+
+
+# History
+
+
+def test_every_plain_and_light_probe_step_is_in_the_history(run):
+    for history, trial in zip(histories(run.tables, run.plan), run.plan.trials, strict=True):
+        assert history.world_size == trial.world_size
+        blocks, steps = run.plan.spec.measure.rounds_max * 3, run.plan.spec.measure.steps
+        assert len(history.arm) == blocks * steps
+        assert {len(column) for column in history.columns.values()} == {len(history.arm)}
+        assert set(history.arm) == {"plain", "probe"}
+
+
+def test_history_is_in_the_order_of_time(run):
+    for history in histories(run.tables, run.plan):
+        time = history.columns["time_s"]
+        assert list(time) == sorted(time)
+        assert time[0] >= 0
+
+
+def test_plain_steps_have_no_parts_and_probe_steps_have_all(run):
+    history = histories(run.tables, run.plan)[-1]
+    parts = [name for name in history.columns if name not in {"time_s", "step_ms"}]
+    for k, arm in enumerate(history.arm):
+        assert history.columns["step_ms"][k] > 0
+        assert all((history.columns[p][k] is None) == (arm == "plain") for p in parts)

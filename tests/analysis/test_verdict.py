@@ -1,0 +1,175 @@
+"""From a waterfall to causes and remedies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scaling.analysis.results import Arms, Bucket, Comm, Loss, Measured, Parts, Point, Straggler
+from scaling.analysis.verdict import verdicts
+from scaling.plan import make_plan
+
+
+def about(value, half=0.005):
+    return Measured(value, value - half, value + half, 8)
+
+
+@pytest.fixture
+def plan(cluster):
+    return make_plan(cluster.spec_of(cluster.Truth()), run_id="", created="", version="")
+
+
+def with_spec(plan, **changes):
+    return replace(plan, spec=replace(plan.spec, **changes))
+
+
+def point(loss, *, efficiency=None, **more):
+    """Four ranks; the step is 100 ms."""
+    shares = {cause: x if isinstance(x, Measured | None) else about(x) for cause, x in loss.items()}
+    lost = sum(x.value for x in shares.values() if x)
+    return Point(
+        world_size=4,
+        hosts=4,
+        status="done",
+        step_ms=about(100.0),
+        efficiency=efficiency or about(1 - lost),
+        loss=Loss(**shares),
+        **more,
+    )
+
+
+def causes(found):
+    return [v.cause for v in found]
+
+
+def test_causes_come_largest_first(plan):
+    found = verdicts(point({"neighbours": 0.1, "link_bandwidth": 0.3, "overlap": 0.2}), plan)
+    assert causes(found) == ["link_bandwidth", "overlap", "neighbours"]
+    assert [v.share.value for v in found] == [0.3, 0.2, 0.1]
+    assert {v.world_size for v in found} == {4}
+
+
+def test_a_small_cause_is_not_worth_a_verdict(plan):
+    assert causes(verdicts(point({"neighbours": 0.029, "overlap": 0.2}), plan)) == ["overlap"]
+
+
+def test_a_cause_that_may_be_nothing_is_none(plan):
+    assert causes(verdicts(point({"neighbours": about(0.05, 0.06), "overlap": 0.2}), plan)) == ["overlap"]
+
+
+def test_confidence_is_high_where_even_the_low_end_is_notable(plan):
+    found = verdicts(point({"overlap": about(0.2, 0.1), "neighbours": about(0.05, 0.03)}), plan)
+    assert [v.confidence for v in found] == ["high", "medium"]
+
+
+def test_what_is_unexplained_is_no_cause(plan):
+    assert causes(verdicts(point({"unexplained": 0.3}), plan)) == ["undecided"]
+
+
+def test_little_lost_scales_well(plan):
+    (found,) = verdicts(point({"neighbours": 0.02}), plan)
+    assert found.cause == "scales_well"
+    assert found.share is None
+    assert "97.5%" in found.evidence[0]
+
+
+@pytest.mark.parametrize("efficiency", [about(0.7), about(0.91, 0.03), Measured(0.95)])
+def test_nothing_that_stands_out_is_undecided(plan, efficiency):
+    (found,) = verdicts(point({"unexplained": 0.02}, efficiency=efficiency), plan)
+    assert (found.cause, found.share, found.try_) == ("undecided", None, ())
+    assert "measure=" in found.evidence[0]
+
+
+def test_without_a_waterfall_it_is_undecided(plan):
+    bare = replace(point({}), loss=None, efficiency=about(0.5))
+    assert causes(verdicts(bare, plan)) == ["undecided"]
+
+
+def test_one_rank_and_a_trial_that_was_not_measured_have_no_verdict(plan):
+    assert verdicts(Point(world_size=1, hosts=1, status="done", efficiency=about(1.0)), plan) == ()
+    assert verdicts(Point(world_size=4, hosts=4, status="failed"), plan) == ()
+
+
+def test_a_straggler_is_named_with_its_evidence(plan):
+    late = Straggler(rank=2, phase="input", by_itself=False, cost_ms=about(30.0), skew_ms=about(28.0))
+    (found,) = verdicts(point({"straggler": 0.3}, straggler=late), plan)
+    text = "; ".join(found.evidence)
+    assert found.cause == "straggler"
+    assert "rank 2 is late by 28.0 ms" in text
+    assert "mostly in input" in text
+    assert "costs 30.0 ms" in text
+    assert "alone it is as fast" in text
+    by_itself = point({"straggler": 0.3}, straggler=replace(late, by_itself=True))
+    assert "slow alone too" in "; ".join(verdicts(by_itself, plan)[0].evidence)
+
+
+def test_nobody_late_is_no_straggler(plan):
+    assert causes(verdicts(point({"straggler": 0.1}), plan)) == ["undecided"]
+
+
+def test_evidence_has_numbers_and_units(plan):
+    comm = Comm(
+        bytes_per_step=9 * 2**20,
+        buckets=(Bucket(bytes=9 * 2**20, ready_ms=None, transfer_ms=None, skew_ms=None),),
+        busbw_gbit_s=about(0.185),
+        curve_share=None,
+        nominal_share=about(0.97),
+        hidden_share=None,
+    )
+    full = point(
+        dict.fromkeys(("small_batch", "neighbours", "ddp_overhead", "link_bandwidth", "input", "host"), 0.1),
+        comm=comm,
+        arms_ms=Arms(bare_one=about(50.0), bare_all=about(60.0), ddp_solo=about(65.0)),
+        parts_ms=Parts(exposed_transfer=about(20.0), input=about(7.0), host=about(8.0)),
+    )
+    said = {v.cause: "; ".join(v.evidence) for v in verdicts(full, plan)}
+    assert "20.0 of 100.0 ms" in said["link_bandwidth"]
+    assert "9.0 MiB a step at 0.185 Gbit/s, 97% of what the link can carry" in said["link_bandwidth"]
+    assert "60.0 ms beside the other ranks, 50.0 ms alone" in said["neighbours"]
+    assert "65.0 ms" in said["ddp_overhead"]
+    assert "50.0 ms" in said["small_batch"]
+    assert "7.0 ms" in said["input"]
+    assert "8.0 ms" in said["host"]
+
+
+# What to try
+
+
+def overrides(cause, plan):
+    (found,) = verdicts(point({cause: 0.3}), plan)
+    return [r.overrides for r in found.try_]
+
+
+def test_a_slow_link_asks_for_fewer_reductions(plan):
+    assert overrides("link_bandwidth", plan) == ["accumulation_steps=2 batch_per_rank=64"]
+    deeper = with_spec(plan, accumulation_steps=4)
+    assert overrides("link_bandwidth", deeper) == ["accumulation_steps=8 batch_per_rank=64"]
+
+
+def test_in_strong_scaling_it_is_the_global_batch_that_grows(plan):
+    strong = with_spec(plan, mode="strong", global_batch=128)
+    (tried,) = overrides("link_bandwidth", strong)
+    assert "global_batch=256" in tried
+    assert "batch_per_rank" not in tried  # only read in weak scaling
+
+
+def test_latency_asks_for_larger_buckets(plan):
+    assert overrides("link_latency", plan) == ["ddp.bucket_cap_mb=100"]
+
+
+def test_ddps_own_cost_asks_for_what_is_switched_wrong(plan):
+    def ddp(**changes):
+        return with_spec(plan, ddp=replace(plan.spec.ddp, **changes))
+
+    assert overrides("ddp_overhead", ddp(find_unused_parameters=True)) == ["ddp.find_unused_parameters=false"]
+    assert overrides("ddp_overhead", ddp(gradient_as_bucket_view=False)) == [
+        "ddp.gradient_as_bucket_view=true"
+    ]
+    assert overrides("ddp_overhead", plan) == []
+
+
+def test_a_remedy_says_the_line_of_ones_own_code(plan):
+    for cause in ("link_bandwidth", "link_latency"):
+        (found,) = verdicts(point({cause: 0.3}), plan)
+        assert all(r.code for r in found.try_)

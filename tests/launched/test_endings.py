@@ -1,0 +1,114 @@
+"""How a run ends when something is wrong: what was measured stays, the cause is named, nothing is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+QUICK = ("model=synthetic", "model.param_mb=2", "model.compute_ms=20", "measure=quick", "tracking=disabled")
+
+
+def test_emulated_run_with_a_failing_worker(scaling, tmp_path, left_behind):
+    begin = time.monotonic()
+    done = scaling(
+        "run",
+        "topology=emulated_nvlink",
+        *QUICK,
+        "inject.rank=1",
+        "inject.fail_after_blocks=12",
+        "run_dir=run",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 3, done.stderr
+    assert time.monotonic() - begin < 60  # start-up, two rounds, the report; no 30-minute timeout
+    assert "rank 1" in done.stdout
+    assert "injected failure after 12 blocks" in " ".join(done.stdout.split())
+    assert "inject.py:" in done.stdout
+    document = json.loads((tmp_path / "run/analysis.json").read_text())
+    assert document["points"][1]["step_ms"]["value"] > 0
+    assert [t["status"] for t in document["trials"]] == ["lost", "failed"]
+    assert left_behind(tmp_path) == []
+
+
+def test_emulated_run_interrupted_by_ctrl_c(tmp_path, left_behind):
+    process = start(tmp_path, "topology=emulated_nvlink", "measure.budget_s=100")
+    progress = tmp_path / "run/launches/0/progress.json"
+    wait_for(lambda: progress.exists() and json.loads(progress.read_text())["rounds"] >= 1.2, process)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 3, err
+    assert time.monotonic() - begin < 30
+    assert "stopped" in out or "interrupted" in out
+    assert json.loads((tmp_path / "run/analysis.json").read_text())["points"][1]["step_ms"]["value"] > 0
+    assert left_behind(tmp_path) == []
+
+
+def test_emulated_run_whose_driver_is_killed_leaves_no_process(tmp_path, left_behind):
+    process = start(tmp_path, "topology=emulated_nvlink", "measure.budget_s=100")
+    wait_for(lambda: (tmp_path / "run/launches/0/progress.json").exists(), process)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: left_behind(tmp_path) == [], None)
+
+
+def test_local_run_whose_driver_is_killed_leaves_no_process(tmp_path, left_behind):
+    process = start(tmp_path, "topology=local", "topology.ranks_per_host=2", "measure.budget_s=100")
+    wait_for(lambda: (tmp_path / "run/launches/0/progress.json").exists(), process)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: left_behind(tmp_path) == [], None)
+
+
+def test_a_worker_that_cannot_start_measures_nothing(scaling, tmp_path, left_behind):
+    done = scaling(
+        "run",
+        "topology=local",
+        "topology.ranks_per_host=2",
+        "topology.device=cpu",
+        *QUICK,
+        "+env.GLOO_SOCKET_IFNAME=nosuch0",
+        "run_dir=run",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert "nothing was measured" in done.stderr
+    assert done.stderr.count("\n") <= 2  # one line of progress, one of the cause
+    assert left_behind(tmp_path) == []
+
+
+def start(cwd: Path, *overrides: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "scaling.cli",
+            "run",
+            *QUICK,
+            *overrides,
+            "topology.device=cpu",
+            "run_dir=run",
+        ],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+
+
+def wait_for(condition, process: subprocess.Popen[str] | None, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if condition():
+                return
+        except (OSError, ValueError):
+            pass
+        if process is not None and process.poll() is not None:
+            raise AssertionError(f"ended early with {process.returncode}: {process.communicate()}")
+        time.sleep(0.2)
+    raise AssertionError(f"did not come about within {seconds} s")

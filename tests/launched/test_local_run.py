@@ -1,0 +1,99 @@
+"""Plain Gloo ranks on this machine: precision, strong scaling, accumulation, one's own model, a multirun."""
+
+import json
+
+import pytest
+
+LOCAL = (
+    "topology=local",
+    "topology.device=cpu",
+    "topology.ranks_per_host=2",
+    "world_sizes=[1,2]",
+    "measure=quick",
+    "measure.budget_s=6",
+    "measure.rounds_max=3",
+    "tracking=disabled",
+)
+
+
+def test_strong_scaling_in_bf16_with_accumulation(scaling, tmp_path, point_of):
+    done = scaling(
+        "run",
+        *LOCAL,
+        "model=mlp",
+        "model.width=256",
+        "mode=strong",
+        "global_batch=64",
+        "precision=bf16",
+        "accumulation_steps=2",
+        "run_dir=run",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    point = point_of(tmp_path / "run", 2)
+    assert point["loss"]["small_batch"] is not None
+    assert point["samples_per_s"]["value"] == pytest.approx(64e3 / point["step_ms"]["value"])
+    # Gradients are reduced once a step, not once a micro-step.
+    assert (
+        point["comm"]["bytes_per_step"]
+        == json.loads((tmp_path / "run/launches/0/env-0.json").read_text())["parameter_bytes"]
+    )
+
+
+def test_wrong_no_sync_moves_the_gradients_in_every_micro_step(scaling, tmp_path, point_of):
+    done = scaling(
+        "run",
+        *LOCAL,
+        "model=mlp",
+        "model.width=256",
+        "accumulation_steps=2",
+        "inject.wrong_no_sync=true",
+        "run_dir=run",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    payload = json.loads((tmp_path / "run/launches/0/env-0.json").read_text())["parameter_bytes"]
+    assert point_of(tmp_path / "run", 2)["comm"]["bytes_per_step"] == 2 * payload
+
+
+def test_ones_own_model(scaling, tmp_path, point_of):
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "from scaling import Workload\n"
+        "def factory(width):\n"
+        "    return Workload(\n"
+        "        module=torch.nn.Linear(width, 1),\n"
+        "        make_batch=lambda n, g: (torch.randn(n, width, generator=g), torch.zeros(n, 1)),\n"
+        "        loss=torch.nn.functional.mse_loss,\n"
+        "        optimizer=lambda p: torch.optim.Adam(p, lr=1e-4),\n"
+        "    )\n"
+    )
+    done = scaling(
+        "run",
+        *LOCAL,
+        "model=custom",
+        "model._target_=mine.factory",
+        "+model.args.width=64",
+        "run_dir=run",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert point_of(tmp_path / "run", 2)["comm"]["bytes_per_step"] == 65 * 4
+
+
+def test_a_multirun_ends_in_a_comparison(scaling, tmp_path):
+    done = scaling("run", "-m", *LOCAL, "model=mlp", "model.width=64,65", "run_dir=both", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    comparison = json.loads((tmp_path / "both/comparison.json").read_text())
+    assert (tmp_path / "both/0/analysis.json").exists()
+    assert (tmp_path / "both/1/analysis.json").exists()
+    assert (tmp_path / "both/comparison.html").exists()
+    assert comparison["comparable"] is False  # two widths are two models
+    assert "settings differ" in comparison["reasons"][0]
+    assert {p["world_size"] for p in comparison["points"]} == {1, 2}
+    gate = scaling("compare", "both/0", "both/1", "--fail-below", "0.5", cwd=tmp_path)
+    assert gate.returncode == 2
+    assert "not comparable" in gate.stderr
+    same = scaling("compare", "both/0", "both/0", "--fail-below", "0.5", "--json", cwd=tmp_path)
+    assert same.returncode == 0
+    assert json.loads(same.stdout)["points"][0]["distinguishable"] is False

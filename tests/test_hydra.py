@@ -1,0 +1,79 @@
+"""`scaling run` is a real Hydra application: its flags, grammar and completion work."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scaling.cli import main
+from scaling.config import requests
+from scaling.resources import folder
+
+EXPERIMENTS = sorted(path.stem for path in (folder("conf") / "experiment").glob("*.yaml"))
+
+
+def test_cfg_job_prints_the_composed_config(capsys):
+    assert main(["run", "--cfg", "job", "model=mlp", "model.width=77"]) == 0
+    assert "width: 77" in capsys.readouterr().out
+
+
+def test_help_lists_groups_and_keys(capsys):
+    assert main(["run", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "topology: emulated_nvlink, emulated_pcie, local" in out
+    assert "batch_per_rank" in out
+
+
+def test_multirun_sweeps():
+    asked = requests("run", ["-m", "topology=emulated_pcie,emulated_nvlink", "seed=range(2)"])
+    assert asked.multirun
+    assert [(r.spec.topology.name, r.spec.seed) for r in asked.items] == [
+        ("emulated_pcie", 0),
+        ("emulated_pcie", 1),
+        ("emulated_nvlink", 0),
+        ("emulated_nvlink", 1),
+    ]
+
+
+def test_new_keys_take_a_plus():
+    spec = requests("run", ["+env.NCCL_P2P_DISABLE=1"]).items[0].spec
+    assert spec.env == {"NCCL_P2P_DISABLE": "1"}
+
+
+def test_the_burst_follows_from_any_rate():
+    spec = requests("run", ["topology=emulated_pcie", "topology.link.rate=37.5mbit"]).items[0].spec
+    assert spec.topology.link.rate_bit_s == 37_500_000
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_composes(name):
+    requests("run", [f"experiment={name}", "topology=emulated_pcie"])
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("scaling r", {"run", "report"}),
+        ("scaling run model=m", {"model=mlp"}),
+        ("scaling run topology=emulated", {"topology=emulated_nvlink", "topology=emulated_pcie"}),
+        ("scaling run mode=strong topology.link.ra", {"topology.link.rate="}),
+    ],
+)
+def test_completion(line, expected, monkeypatch, capsys):
+    monkeypatch.setenv("COMP_LINE", line)
+    assert main(["-sc", "query=bash"]) == 0
+    assert set(capsys.readouterr().out.split()) == expected
+
+
+def test_completion_in_a_real_shell():
+    script = f"""
+        scaling() {{ {sys.executable} -m scaling.cli "$@"; }}
+        eval "$(scaling -sc install=bash)"
+        COMP_LINE='scaling run model=hi' COMP_WORDS=(scaling run model=hi) COMP_CWORD=2
+        _scaling 2>/dev/null; echo "${{COMPREPLY[@]}}"
+    """
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.strip() == "model=highmem_cnn"

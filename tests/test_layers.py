@@ -1,0 +1,127 @@
+"""Who may import whom, read from the source: the arrows of the design point one way."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import scaling
+
+ROOT = Path(scaling.__file__).parent
+FACTS = {"scaling." + name for name in ("spec", "records", "units", "errors", "codec")}
+
+
+def module_of(path: Path) -> str:
+    parts = ("scaling", *path.relative_to(ROOT).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+PATHS = {module_of(p): p for p in ROOT.rglob("*.py") if "_shipped" not in p.parts}
+MODULES = sorted(PATHS)
+
+
+def imports(module: str) -> set[str]:
+    """Modules that one imports anywhere, in functions too; a name taken from a package counts as its module."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(PATHS[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            submodules = inner & PATHS.keys()
+            found |= submodules
+            if len(submodules) < len(inner):
+                found.add(str(node.module))
+    return found
+
+
+def within(module: str, *packages: str) -> bool:
+    return any(module == p or module.startswith(p + ".") for p in packages)
+
+
+def ours(module: str) -> set[str]:
+    """Modules of ours; not the package itself, which is imported with each of them."""
+    return {m for m in imports(module) if within(m, "scaling")} - {"scaling"}
+
+
+def theirs(module: str) -> set[str]:
+    """Packages that are neither ours nor Python's."""
+    tops = {m.split(".")[0] for m in imports(module)}
+    return {top for top in tops if top != "scaling" and top not in sys.stdlib_module_names}
+
+
+def of(package: str) -> list[str]:
+    found = [m for m in MODULES if within(m, package)]
+    assert found, package
+    return found
+
+
+def importers(*packages: str) -> set[str]:
+    return {m for m in MODULES if theirs(m) & set(packages)}
+
+
+def test_every_module_is_seen():
+    assert {"scaling.cli", "scaling.worker.launch", "scaling.analysis.point"} <= PATHS.keys()
+
+
+def test_the_package_itself_brings_nothing_along():
+    tree = ast.parse(PATHS["scaling"].read_text(encoding="utf-8"))
+    at_once = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {getattr(node, "module", None) or node.names[0].name for node in at_once}
+    assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("module", sorted(FACTS))
+def test_facts_import_nothing_but_errors_and_the_standard_library(module):
+    assert ours(module) <= {"scaling.errors"}
+    assert theirs(module) == set()
+
+
+@pytest.mark.parametrize("module", of("scaling.worker"))
+def test_a_worker_needs_torch_and_the_standard_library(module):
+    assert theirs(module) <= {"torch"}
+    allowed = FACTS | {"scaling.plan", "scaling.store"}
+    assert {m for m in ours(module) if not within(m, "scaling.worker")} <= allowed
+
+
+def test_nor_does_what_a_worker_imports_bring_anything_along():
+    seen: set[str] = set()
+    left = set(of("scaling.worker"))
+    while left:
+        module = left.pop()
+        seen.add(module)
+        left |= ours(module) - seen
+    assert set().union(*(theirs(m) for m in seen)) <= {"torch"}
+    assert not {m for m in seen if within(m, "scaling.analysis", "scaling.report", "scaling.config")}
+
+
+@pytest.mark.parametrize("module", of("scaling.analysis"))
+def test_analysis_is_pure(module):
+    assert not theirs(module) & {"torch", "rich", "wandb", "hydra", "omegaconf", "plotly"}
+    outside = ("scaling.report", "scaling.launchers", "scaling.worker", "scaling.config")
+    assert not {m for m in ours(module) if within(m, *outside)}
+
+
+@pytest.mark.parametrize("module", of("scaling.report"))
+def test_a_report_knows_results_and_computes_nothing(module):
+    allowed = {"scaling.analysis.results", "scaling.codec", "scaling.errors", "scaling.plan"}
+    allowed |= {"scaling.spec", "scaling.store", "scaling.units"}
+    if module == "scaling.report.planned":
+        allowed |= {"scaling.launchers.commands", "scaling.launchers.follow"}
+    assert {m for m in ours(module) if not within(m, "scaling.report")} <= allowed
+
+
+def test_hydra_stays_at_the_edge():
+    assert importers("hydra", "omegaconf") == {"scaling.config"}
+
+
+def test_wandb_stays_in_the_report():
+    assert importers("wandb") <= {"scaling.report.wandb", "scaling.report.sync"}
+
+
+def test_torch_stays_in_the_worker():
+    assert all(within(m, "scaling.worker") for m in importers("torch"))

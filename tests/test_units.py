@@ -1,0 +1,100 @@
+"""Text to integers and numbers to text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scaling.errors import InputError
+from scaling.units import format_bytes, format_duration, format_rate, parse_bytes, parse_rate_bit_s
+
+
+@pytest.mark.parametrize(
+    ("text", "bit_s"),
+    [
+        ("200mbit", 200_000_000),
+        ("2.5gbit", 2_500_000_000),
+        ("1 Gbit/s", 10**9),
+        ("100 mbitps", 10**8),
+        ("64kbit", 64_000),
+        ("1tbit", 10**12),
+        ("300bit", 300),
+    ],
+)
+def test_rates_are_decimal(text, bit_s):
+    assert parse_rate_bit_s(text, "topology.link.rate") == bit_s
+
+
+@pytest.mark.parametrize(
+    "text", ["", "200", "fast", "-5mbit", "0mbit", "0.4bit", "1e3mbit", "5MiB", "mbit", "1 2mbit"]
+)
+def test_what_is_no_rate_is_refused_with_the_key_and_an_example(text):
+    with pytest.raises(InputError, match=r"topology\.link\.rate=.*mbit.*such as 200mbit") as caught:
+        parse_rate_bit_s(text, "topology.link.rate")
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("2GiB", 2**31), ("1.5KiB", 1536), ("10 MB", 10**7), ("512B", 512), ("1TiB", 2**40), ("1KB", 1000)],
+)
+def test_sizes_are_binary_where_written_with_an_i(text, count):
+    assert parse_bytes(text, "memory_limit") == count
+
+
+@pytest.mark.parametrize("text", ["", "2", "-1GiB", "0MiB", "2gib", "2 bits", "GiB", "0.3B"])
+def test_what_is_no_size_is_refused_with_the_key_and_an_example(text):
+    with pytest.raises(InputError, match=r"memory_limit=.*GiB.*such as 2GiB"):
+        parse_bytes(text, "memory_limit")
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (9 * 2**20, "9 MiB"), (2**31, "2 GiB")],
+)
+def test_bytes_are_read_at_a_glance(count, text):
+    assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("bit_s", "text"),
+    [
+        (300, "300 bit/s"),
+        (64e3, "64 kbit/s"),
+        (200e6, "200 Mbit/s"),
+        (191_281_373, "191.3 Mbit/s"),
+        (3.2e12, "3.2 Tbit/s"),
+    ],
+)
+def test_rates_are_read_at_a_glance(bit_s, text):
+    assert format_rate(bit_s) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.04, "0.0 s"),
+        (7.25, "7.2 s"),
+        (12.3, "12 s"),
+        (60, "1 min 0 s"),
+        (75, "1 min 15 s"),
+        (59.7, "1 min 0 s"),
+        (3599.7, "1 h 0 min"),
+        (3 * 3600 + 90, "3 h 1 min"),
+    ],
+)
+def test_durations_are_read_at_a_glance(seconds, text):
+    assert format_duration(seconds) == text
+
+
+@settings(deadline=None)
+@given(st.integers(1, 2**50))
+def test_a_size_that_was_printed_reads_back_to_its_digits(count):
+    assert parse_bytes(format_bytes(count), "size") == pytest.approx(count, rel=0.005)
+
+
+@settings(deadline=None)
+@given(st.integers(10**3, 10**14))
+def test_so_does_a_rate(bit_s):
+    assert parse_rate_bit_s(format_rate(bit_s), "rate") == pytest.approx(bit_s, rel=0.0005)

@@ -1,0 +1,88 @@
+"""What is shipped: a wheel whose only top-level name is `scaling`, and which works from any folder."""
+
+import json
+import site
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    out = tmp_path_factory.mktemp("dist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT],
+        check=True,
+        capture_output=True,
+    )
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A clean environment with the wheel in it; its dependencies are borrowed, after it on the path."""
+    folder = tmp_path_factory.mktemp("env")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    (packages,) = folder.glob("lib/python*/site-packages")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", packages, wheel],
+        check=True,
+    )
+    (packages / "borrowed.pth").write_text(
+        "\n".join(p for p in site.getsitepackages() if "site-packages" in p)
+    )
+    return python
+
+
+def test_scaling_is_the_only_top_level_name(wheel):
+    names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {name for name in names if not name.endswith(".dist-info")} == {"scaling"}
+
+
+def test_the_users_folders_travel_inside(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "scaling/_shipped/conf/config.yaml" in names
+    assert "scaling/_shipped/launch/torchrun.sh" in names
+    assert "scaling/_shipped/launch/emulated_hosts.py" in names
+
+
+def test_plan_works_from_another_folder(installed, tmp_path):
+    done = subprocess.run(
+        [installed, "-m", "scaling.cli", "plan", "topology=emulated_pcie", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    plan = json.loads(done.stdout)
+    assert plan["spec"]["topology"]["name"] == "emulated_pcie"
+    assert "_shipped/launch" in plan["commands"][0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_users_own_config_folder_is_found(installed, tmp_path):
+    (tmp_path / "mine/model").mkdir(parents=True)
+    (tmp_path / "mine/model/wide.yaml").write_text(
+        "name: wide\n_target_: scaling.worker.models.mlp.build\nfeatures: 8\nwidth: 9\ndepth: 1\nclasses: 2\n"
+    )
+    done = subprocess.run(
+        [installed, "-m", "scaling.cli", "plan", "--config-dir", "mine", "model=wide", "--json"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["spec"]["model"]["args"]["width"] == 9
+
+
+def test_the_shell_script_is_still_executable(installed):
+    script = next(installed.parents[1].glob("lib/python*/site-packages/scaling/_shipped/launch/torchrun.sh"))
+    assert script.stat().st_mode & 0o111
