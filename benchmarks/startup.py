@@ -15,13 +15,13 @@ BARS_S = {"--help": 0.3, "plan topology=emulated_pcie": 1.0}
 HEAVY = ("torch", "wandb", "plotly", "polars", "scipy")
 STARTS = 7
 
-COUNT = """
+COUNT = f"""
 import sys, io, contextlib
 from scaling.cli import main
 with contextlib.redirect_stdout(io.StringIO()):
     main(sys.argv[1:])
-print(" ".join(m for m in {heavy!r} if m in sys.modules))
-""".format(heavy=HEAVY)
+print(" ".join(m for m in {HEAVY!r} if m in sys.modules))
+"""
 
 
 def seconds(arguments: str) -> float:

@@ -74,6 +74,12 @@ class _Step(msgspec.Struct, tag_field="t", tag="step"):
     s: list[int]
     c: list[list[int]] = []
 
+    @property
+    def whole(self) -> bool:
+        """Whether every array has its length."""
+        width = len(COLLECTIVE_FIELDS)
+        return len(self.s) in (2, len(STEP_FIELDS)) and all(len(row) == width for row in self.c)
+
 
 class _Block(msgspec.Struct, tag_field="t", tag="block"):
     id: int
@@ -93,7 +99,8 @@ class _Block(msgspec.Struct, tag_field="t", tag="block"):
     delayed_ns: int
 
 
-_LINE = msgspec.json.Decoder(_Head | _Clock | _Step | _Block)
+_HEAD = msgspec.json.Decoder(_Head)
+_LINE = msgspec.json.Decoder(_Clock | _Step | _Block)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,29 +187,39 @@ class _Columns:
 
 
 def _read(path: Path, launch: LaunchFolder, rank: int, columns: _Columns) -> RankFile:
+    """Read one rank's file up to its end, or to the first line that is not whole."""
     lines = path.read_bytes().split(b"\n")
     cut_off = lines.pop() != b""  # a whole file ends in a newline
-    decoded = [_LINE.decode(line) for line in lines if line]
-    if not decoded or not isinstance(decoded[0], _Head):
-        raise ValueError("no head line; the file was cut off at its start")
-    head = decoded[0]
+    try:
+        head = _HEAD.decode(lines[0] if lines else b"")
+    except msgspec.DecodeError as error:
+        raise ValueError("no head line; the file was cut off or damaged at its start") from error
     if head.schema != SCHEMA:
         raise ValueError(f"written in format {head.schema}, this version reads format {SCHEMA}")
-    clocks = [line for line in decoded if isinstance(line, _Clock)]
+    rest: list[_Clock | _Step | _Block] = []
+    for line in lines[1:]:
+        try:
+            record = _LINE.decode(line)
+        except msgspec.DecodeError:
+            cut_off = True
+            break
+        if isinstance(record, _Step) and not record.whole:
+            cut_off = True
+            break
+        rest.append(record)
+    clocks = [line for line in rest if isinstance(line, _Clock)]
     shift = _Shift(clocks)
-    blocks = 0
     open_steps = 0
-    for line in decoded:
-        if isinstance(line, _Step):
+    for record in rest:
+        if isinstance(record, _Step):
             open_steps += 1
-            place = (launch.index, rank, line.b, line.i)
-            columns.steps.append((*place, *shift.step(line.s)))
-            columns.buckets.extend((*place, *shift.collective(row)) for row in line.c)
-        elif isinstance(line, _Block):
-            blocks += 1
+            place = (launch.index, rank, record.b, record.i)
+            columns.steps.append((*place, *shift.step(record.s)))
+            columns.buckets.extend((*place, *shift.collective(row)) for row in record.c)
+        elif isinstance(record, _Block):
             open_steps = 0
-            values = (getattr(line, name) for name in list(_BLOCK_COLUMNS)[3:])
-            columns.blocks.append((launch.index, rank, line.id, *values))
+            values = (getattr(record, name) for name in list(_BLOCK_COLUMNS)[3:])
+            columns.blocks.append((launch.index, rank, record.id, *values))
     return RankFile(
         launch=launch.index,
         rank=rank,

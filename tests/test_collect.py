@@ -199,11 +199,12 @@ GARBAGE = {
 
 @pytest.mark.parametrize("line", GARBAGE.values(), ids=GARBAGE)
 @pytest.mark.parametrize("last", [False, True], ids=["in the middle", "at the end"])
-def test_a_garbage_line_is_said_and_blocks_are_whole(folder, line, last):
-    content = lines(folder)
-    content.insert(len(content) if last else places(folder, "block")[3] + 1, line)
+def test_a_garbage_line_is_said_and_the_blocks_before_it_are_used(folder, line, last):
+    content, blocks = lines(folder), places(folder, "block")
+    content.insert(len(content) if last else blocks[3] + 1, line)
     write(folder, content)
     tables = collected(folder)
+    assert of_rank(tables.blocks, 1).height == (len(blocks) if last else 4)
     assert len(tables.gaps) == 1
     assert "rank 1" in tables.gaps[0]
     assert_whole(tables)

@@ -61,7 +61,10 @@ def _point(base: Point, other: Point) -> PointComparison:
 
 def _causes(base: Point, other: Point) -> dict[str, Measured | None]:
     """Step time of `other` minus `base` by cause, ms: compute (a rank alone), and each cause of loss."""
-    causes = {"compute": _difference(other.arms_ms.bare_one, base.arms_ms.bare_one)}
+    ideal = [
+        _product(p.efficiency, p.step_ms) for p in (base, other)
+    ]  # the step of a rank that loses nothing
+    causes = {"compute": _difference(ideal[1], ideal[0])}
     if base.loss is None or other.loss is None:
         return causes
     for field in dataclasses.fields(Loss):

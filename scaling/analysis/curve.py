@@ -73,19 +73,16 @@ def sweep_rounds(times: pl.DataFrame, seed: int) -> tuple[Rounds, tuple[int, ...
 def fit(means: Means, sizes: tuple[int, ...], world_size: int) -> AlphaBeta:
     """Least squares in relative error over the large sizes for beta; alpha from what the small ones leave."""
     n = world_size
-    large = [s for s in sizes if s >= LARGE_BYTES] or list(sizes[-1:])
+    if len(sizes) < 2:
+        raise UnknownQuantityError("one size cannot tell alpha from beta")
+    large = [s for s in sizes if s >= LARGE_BYTES]
+    large = large if len(large) > 1 else list(sizes[-2:])
     small = [s for s in sizes if s <= SMALL_BYTES] or list(sizes[:1])
-    if not large or not small:
-        raise UnknownQuantityError("sizes")
     m = np.array(large, dtype=float)
     t = np.stack([means[str(s)] for s in large], axis=-1)
-    if len(large) == 1:
-        base = np.stack([means[str(s)] for s in small], axis=-1).mean(axis=-1)
-        slope = (t[:, 0] - base) / m[0]
-    else:
-        w = 1 / t**2
-        total, mean_m, mean_t = w.sum(-1), (w * m).sum(-1), (w * t).sum(-1)
-        slope = (total * (w * m * t).sum(-1) - mean_m * mean_t) / (total * (w * m * m).sum(-1) - mean_m**2)
+    w = 1 / t**2
+    total, sum_m, sum_t = w.sum(-1), (w * m).sum(-1), (w * t).sum(-1)
+    slope = (total * (w * m * t).sum(-1) - sum_m * sum_t) / (total * (w * m * m).sum(-1) - sum_m**2)
     rest = np.stack([means[str(s)] - slope * s for s in small], axis=-1).mean(axis=-1)
     return AlphaBeta(n, np.maximum(rest, 0.0) / (2 * (n - 1)), slope * n / (2 * (n - 1)))
 

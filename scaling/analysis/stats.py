@@ -41,6 +41,8 @@ class Means(Mapping[str, Floats]):
     def __init__(self, values: Mapping[str, Floats], weights: Floats) -> None:
         self._values, self._weights = values, weights
         self._cache: dict[str, Floats] = {}
+        self.used = np.ones(weights.shape[1], dtype=bool)
+        """Rounds that have every quantity asked for so far."""
 
     def __getitem__(self, name: str) -> Floats:
         if name not in self._cache:
@@ -48,6 +50,7 @@ class Means(Mapping[str, Floats]):
                 raise UnknownQuantityError(name)
             values = self._values[name]
             there = np.isfinite(values)
+            self.used &= there
             with np.errstate(invalid="ignore", divide="ignore"):
                 total = self._weights @ np.where(there, values, 0.0)
                 self._cache[name] = total / (self._weights @ there)
@@ -82,18 +85,15 @@ class Rounds:
         """A formula over the means (or one quantity by name) with its interval; None where unknown."""
         of = (lambda m: m[formula]) if isinstance(formula, str) else formula
         try:
-            results = np.asarray(of(Means(self.values, self._weights)), dtype=float)
+            means = Means(self.values, self._weights)
+            results = np.asarray(of(means), dtype=float)
         except UnknownQuantityError:
             return None
         if not np.isfinite(results[0]):
             return None
-        return interval(float(results[0]), results[1:], self.units)
-
-    @property
-    def units(self) -> int:
-        """Independent units behind an interval: launches where there are several, else rounds."""
-        launches = len(np.unique(self.launch))
-        return launches if launches > 1 else len(self.launch)
+        launches = self.launch[means.used]
+        units = len(np.unique(launches)) if len(np.unique(self.launch)) > 1 else len(launches)
+        return interval(float(results[0]), results[1:], units)
 
 
 def resampling_weights(launch: NDArray[np.int64], seed: int) -> Floats:

@@ -120,10 +120,13 @@ def _evidence(cause: str, point: Point) -> tuple[str, ...]:
 def _remedies(cause: str, plan: Plan) -> tuple[Remedy, ...]:
     spec = plan.spec
     if cause == "link_bandwidth":
-        double = spec.accumulation_steps * 2
+        strong = spec.mode == "strong"
+        batch = (
+            f"global_batch={spec.global_batch * 2}" if strong else f"batch_per_rank={spec.batch_per_rank * 2}"
+        )
         return (
             Remedy(
-                overrides=f"accumulation_steps={double} batch_per_rank={spec.batch_per_rank * 2}",
+                overrides=f"accumulation_steps={spec.accumulation_steps * 2} {batch}",
                 code="reduce gradients every other batch: `with ddp.no_sync():` around the others",
             ),
         )

@@ -113,6 +113,7 @@ def test_causes_say_in_ms_where_the_difference_comes_from(plan):
     (found,) = compare(run(slow), run(fast), plan, plan).points
     assert found.causes["compute"].value == 0
     assert found.causes["link_bandwidth"].value == pytest.approx(20.0 - 60.0)
+    assert found.causes["link_bandwidth"].half_width == pytest.approx(0.02 * (20.0**2 + 60.0**2) ** 0.5)
 
 
 def test_causes_of_weak_scaling_add_up_to_the_difference(plan):
@@ -135,7 +136,7 @@ def test_causes_of_strong_scaling_add_up_too(measure, cluster):
 def test_what_one_run_does_not_know_has_no_difference(plan):
     (found,) = compare(run(replace(point(), loss=None)), run(point()), plan, plan).points
     assert set(found.causes) == {"compute"}
-    (found,) = compare(run(point()), run(replace(point(), arms_ms=Arms())), plan, plan).points
+    (found,) = compare(run(point()), run(replace(point(), efficiency=None)), plan, plan).points
     assert found.causes["compute"] is None
     assert found.causes["overlap"] is None
     (found,) = compare(run(replace(point(), samples_per_s=None)), run(point()), plan, plan).points

@@ -67,6 +67,12 @@ def test_a_shapers_free_burst_does_not_bend_beta():
     assert close_to_the_truth(found)
 
 
+def test_errors_count_by_their_share_and_not_by_their_size():
+    times = {size: exact(size, 2) for size in SWEEP}
+    times[SWEEP[-1]] *= 1.1  # in absolute terms this one message would outweigh all others
+    assert fitted(times, 2).beta_ns[0] == pytest.approx(BETA_NS, rel=0.05)
+
+
 def test_alpha_is_never_negative():
     times = {size: exact(size, 2) for size in SWEEP}
     times |= dict.fromkeys(SWEEP[:3], 1.0)

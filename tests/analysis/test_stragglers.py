@@ -80,6 +80,10 @@ def test_two_late_ranks_are_named_with_the_latest_first():
     assert late.cost_ns.value == pytest.approx(30 * MS)  # the step without either
 
 
+def test_two_that_only_together_cost_enough_are_found():
+    assert set(find([0.3, 0.6, 0, 0]).ranks) == {0, 1}  # of 40 ms; either alone saves 0.3 at most
+
+
 def test_four_late_ranks_of_eight_are_found():
     assert set(find([0, 30, 0, 30, 0, 30, 0, 30]).ranks) == {1, 3, 5, 7}
 

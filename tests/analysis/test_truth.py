@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -34,14 +34,19 @@ class Case:
     truth: dict[str, Any]
     late: tuple[int, str, bool] | None = None
     extra_ms: float = 0.0
+    everyone_ms: dict[str, float] = field(default_factory=dict)
+    """What all four ranks take longer, by phase."""
 
     def make(self, cluster: ModuleType, seed: int) -> Any:
-        stragglers = ()
+        stragglers = tuple(
+            cluster.Straggler(rank=rank, phase=phase, extra_ns=ms * MS)
+            for phase, ms in self.everyone_ms.items()
+            for rank in range(4)
+        )
         if self.late:
             rank, phase, alone = self.late
-            stragglers = (
-                cluster.Straggler(rank=rank, phase=phase, alone=alone, extra_ns=self.extra_ms * MS),
-            )
+            late = cluster.Straggler(rank=rank, phase=phase, alone=alone, extra_ns=self.extra_ms * MS)
+            stragglers = (*stragglers, late)
         # Ranks differ by nothing but what is put in.
         shape = {"world_sizes": (2, 4), "step_noise": 0.0, "stragglers": stragglers}
         return cluster.Truth(**{**shape, **self.truth}, seed=seed)
@@ -53,6 +58,7 @@ CASES = {
     "late_in_input": Case({}, (0, "input", False), 20),
     "late_in_host": Case({}, (1, "host", False), 20),
     "slow_by_itself": Case({}, (1, "forward", True), 15),
+    "all_slow_in_input_and_host": Case({}, everyone_ms={"input": 6, "host": 4}),
     "fast_link": Case({"beta_ns": 0.1}),
     "strong_scaling": Case({"mode": "strong", "batch": 64, "world_sizes": (1, 2, 4)}),
     "one_channel": Case({"channels": 1}),

@@ -49,18 +49,18 @@ def test_emulated_run_interrupted_by_ctrl_c(tmp_path, left_behind):
 
 def test_emulated_run_whose_driver_is_killed_leaves_no_process(tmp_path, left_behind):
     process = start(tmp_path, "topology=emulated_nvlink", "measure.budget_s=100")
-    wait_for(lambda: (tmp_path / "run/launches/0/progress.json").exists(), process)
+    wait_for((tmp_path / "run/launches/0/progress.json").exists, process)
     process.kill()
     process.communicate()
-    wait_for(lambda: left_behind(tmp_path) == [], None)
+    wait_for(lambda: not left_behind(tmp_path), None)
 
 
 def test_local_run_whose_driver_is_killed_leaves_no_process(tmp_path, left_behind):
     process = start(tmp_path, "topology=local", "topology.ranks_per_host=2", "measure.budget_s=100")
-    wait_for(lambda: (tmp_path / "run/launches/0/progress.json").exists(), process)
+    wait_for((tmp_path / "run/launches/0/progress.json").exists, process)
     process.kill()
     process.communicate()
-    wait_for(lambda: left_behind(tmp_path) == [], None)
+    wait_for(lambda: not left_behind(tmp_path), None)
 
 
 def test_a_worker_that_cannot_start_measures_nothing(scaling, tmp_path, left_behind):
