@@ -53,6 +53,8 @@ def _decode(kind: Any, data: Any, where: str) -> Any:
             raise ValueError(f"{where}: unknown key {min(unknown)!r}")
         values = {names[k]: _decode(hints[names[k]], v, f"{where}.{k}") for k, v in data.items()}
         return kind(**values)  # type: ignore[operator]
-    if kind is float and isinstance(data, int):
+    if kind is float and isinstance(data, int) and not isinstance(data, bool):
         return float(data)
+    if kind in (int, float, str, bool) and type(data) is not kind:
+        raise ValueError(f"{where}: expected {kind.__name__}, found {type(data).__name__}")
     return data

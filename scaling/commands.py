@@ -16,7 +16,7 @@ from scaling import codec, resources
 from scaling.config import Request, requests
 from scaling.errors import InputError, ScalingError
 from scaling.plan import Plan
-from scaling.run import check_folder, default_folder, measure, plan_request
+from scaling.run import check_folder, create, default_folder, measure, plan_request
 from scaling.store import RunFolder, write_json, write_text
 
 TRY_S = 120
@@ -40,12 +40,14 @@ def run(arguments: list[str]) -> int:
     jobs = _jobs(asked.items, multirun=asked.multirun)
     for job in jobs:
         _try_model(job.plan)
+    for job in jobs:
+        create(job.request, job.plan, job.folder)
     from scaling.report.progress import watching  # noqa: PLC0415
 
     console, codes = Console(), []
     for job in jobs:
         with watching(job.plan) as progress:
-            status = measure(job.request, job.plan, job.folder, progress)
+            status = measure(job.plan, job.folder, progress)
         codes.append(_finish(job, console))
         if status.state == "interrupted":
             break

@@ -69,10 +69,8 @@ def check_folder(path: Path) -> RunFolder:
     return RunFolder(path)
 
 
-def measure(
-    request: Request, plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], None]
-) -> Status:
-    """Run every launch of a plan; what was measured stays on disk whatever happens."""
+def create(request: Request, plan: Plan, folder: RunFolder) -> None:
+    """Make the run's folder with its config and plan; InputError when it cannot be made."""
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -81,6 +79,10 @@ def measure(
         ) from error
     write_text(folder.config, request.yaml)
     write_json(folder.plan, plan)
+
+
+def measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], None]) -> Status:
+    """Run every launch of a plan; what was measured stays on disk whatever happens."""
     begin, outcome, launches = time.monotonic(), Outcome(status="planned"), 0
     status = _status(plan, "running", begin, outcome, launches)
     write_json(folder.status, status)

@@ -25,24 +25,27 @@ _SIZE = {
 
 
 def parse_rate_bit_s(text: str, where: str) -> int:
-    """Read a link rate such as `200mbit` or `2.5gbit` as bit/s; `where` names the key in the error."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", str(text))
-    unit = match.group(2).lower().removesuffix("/s").removesuffix("ps") if match else ""
-    if match is None or unit not in _RATE or float(match.group(1)) <= 0:
+    """Read a link rate such as `200mbit` or `2.5 Gbit/s` as bit/s; `where` names the key in the error."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)(?:/s)?\s*", str(text))
+    factor = _RATE.get(match.group(2).lower().removesuffix("ps")) if match else None
+    rate = round(float(match.group(1)) * factor) if match and factor else 0
+    if rate <= 0:
         raise InputError(
             f"{where}={text}: not a link rate; write a number and a unit ({', '.join(_RATE)}), such as 200mbit"
         )
-    return round(float(match.group(1)) * _RATE[unit])
+    return rate
 
 
 def parse_bytes(text: str, where: str) -> int:
     """Read a size such as `2GiB` as bytes; `where` names the key in the error."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", str(text))
-    if match is None or match.group(2) not in _SIZE or float(match.group(1)) <= 0:
+    factor = _SIZE.get(match.group(2)) if match else None
+    size = round(float(match.group(1)) * factor) if match and factor else 0
+    if size <= 0:
         raise InputError(
             f"{where}={text}: not a size; write a number and a unit ({', '.join(_SIZE)}), such as 2GiB"
         )
-    return round(float(match.group(1)) * _SIZE[match.group(2)])
+    return size
 
 
 def format_bytes(count: float) -> str:
@@ -63,9 +66,9 @@ def format_rate(bit_s: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """75 -> `1 min 15 s`."""
-    if seconds < 10:
+    if seconds < 9.95:
         return f"{seconds:.1f} s"
-    if seconds < 60:
+    if seconds < 59.5:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

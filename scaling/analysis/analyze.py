@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import polars as pl
@@ -25,9 +26,12 @@ from scaling.analysis.verdict import verdicts
 from scaling.collect import Tables
 from scaling.plan import Plan, Trial
 from scaling.records import BARE_ALL, BARE_ONE
+from scaling.units import format_duration
 
 CONTENDED = 0.05
 """A block without communication whose thread had to wait for a core for more than this share was not alone."""
+TARGETS = (5.0, 2.0, 1.0, 0.5)
+"""Half-widths of the efficiency worth naming, percentage points."""
 CONTENDED_SHARE = 0.1
 """So many blocks of that kind and it is said."""
 
@@ -85,7 +89,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         fits=Fits(),
         inference=(),
         verdicts=tuple(v for p in points for v in verdicts(p, plan)),
-        quality=_quality(tables, ending),
+        quality=_quality(tables, ending, tuple(points)),
         trials=ending.trials,
     )
 
@@ -110,12 +114,31 @@ def _sweep(
     )
 
 
-def _quality(tables: Tables, ending: Ending) -> Quality:
+def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
+    """The efficiency's half-width at the largest world size, and the rounds and time that the next step would take."""
+    known = [p for p in points if p.world_size > 1 and p.efficiency and p.efficiency.half_width is not None]
+    if not known:
+        return ()
+    found = known[-1].efficiency
+    assert found is not None
+    assert found.half_width is not None
+    half, rounds = found.half_width * 100, found.n
+    text = f"efficiency at {known[-1].world_size} ranks is known to ±{half:.2g} points from {rounds} rounds"
+    target = next((points for points in TARGETS if points < half / 1.2), None)
+    if target is None:
+        return (text,)
+    more = math.ceil(rounds * (half / target) ** 2)
+    blocks = tables.blocks
+    took_s = float(blocks["end_ns"].max() - blocks["begin_ns"].min()) / 1e9 / rounds  # type: ignore[operator]
+    return (f"{text}; ±{target:g} would take about {more} rounds ({format_duration(more * took_s)})",)
+
+
+def _quality(tables: Tables, ending: Ending, points: tuple[Point, ...]) -> Quality:
     alone = tables.blocks.filter(pl.col("arm").is_in([BARE_ONE, BARE_ALL]))
     crowded = alone.filter(pl.col("delayed_ns") > CONTENDED * (pl.col("end_ns") - pl.col("begin_ns"))).height
     contended = (
         (
-            f"{crowded} of {alone.height} compute blocks waited for a core more than {CONTENDED:.0%} of the time: "
+            f"contended: {crowded} of {alone.height} compute blocks waited for a core more than {CONTENDED:.0%} of the time: "
             "other programs were running here; expect wide intervals, and measure again on a quiet machine",
         )
         if crowded > CONTENDED_SHARE * alone.height
@@ -126,5 +149,6 @@ def _quality(tables: Tables, ending: Ending) -> Quality:
         contended_blocks=crowded,
         dropped_samples=tables.dropped_samples,
         clock_bound_us=max(bounds) / 1e3 if bounds else None,
+        reached=_reached(tables, points),
         warnings=(*tables.gaps, *contended, *ending.warnings),
     )

@@ -95,7 +95,7 @@ def level(rounds: Rounds, sizes: tuple[int, ...], plan: Plan, world_size: int) -
     factor = bus_factor(world_size)
 
     def bandwidth(size: int, scale: float) -> Measured:
-        measured = rounds.measure(lambda m: size * 8 * scale / m[str(size)])
+        measured = rounds.ratio(lambda m: size * 8 * scale / m[str(size)])
         assert measured is not None
         return measured
 
@@ -103,7 +103,7 @@ def level(rounds: Rounds, sizes: tuple[int, ...], plan: Plan, world_size: int) -
         CurvePoint(
             collective="all_reduce",
             bytes=size,
-            time_us=rounds.measure(lambda m, s=size: m[str(s)] / 1e3),  # type: ignore[misc, arg-type]
+            time_us=rounds.ratio(lambda m, s=size: m[str(s)] / 1e3),  # type: ignore[misc, arg-type]
             algbw_gbit_s=bandwidth(size, 1.0),
             busbw_gbit_s=bandwidth(size, factor),
         )
@@ -113,7 +113,7 @@ def level(rounds: Rounds, sizes: tuple[int, ...], plan: Plan, world_size: int) -
         name="network" if across else "host",
         world_size=world_size,
         alpha_us=rounds.measure(lambda m: fit(m, sizes, world_size).alpha_ns / 1e3),
-        busbw_gbit_s=rounds.measure(lambda m: 8 / fit(m, sizes, world_size).beta_ns),
+        busbw_gbit_s=rounds.ratio(lambda m: 8 / fit(m, sizes, world_size).beta_ns),
         nominal_gbit_s=None if nominal is None else nominal / 1e9,
         curve=points,
     )

@@ -60,19 +60,19 @@ def point(
         hosts=trial.hosts,
         status=status,
         warmup_steps=warmup_steps,
-        step_ms=scaled(rounds.measure("plain"), 1e-6),
-        samples_per_s=rounds.measure(lambda m: trial.batch * n * 1e9 / m["plain"]),
-        speedup=rounds.measure(lambda m: n * efficiency(m)),
-        efficiency=rounds.measure(efficiency),
-        efficiency_loaded=rounds.measure(lambda m: m[BARE_ALL] / m["plain"]) if n > 1 else None,
+        step_ms=scaled(rounds.ratio("plain"), 1e-6),
+        samples_per_s=rounds.ratio(lambda m: trial.batch * n * 1e9 / m["plain"]),
+        speedup=rounds.ratio(lambda m: n * efficiency(m)),
+        efficiency=rounds.ratio(efficiency),
+        efficiency_loaded=rounds.ratio(lambda m: m[BARE_ALL] / m["plain"]) if n > 1 else None,
         arms_ms=Arms(
             **{
-                name: scaled(rounds.measure(name), 1e-6)
+                name: scaled(rounds.ratio(name), 1e-6)
                 for name in (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE)
             }
         ),
         parts_ms=_parts(rounds, n),
-        closure=rounds.measure(lambda m: m["closure"] / m["plain"]),
+        closure=rounds.ratio(lambda m: m["closure"] / m["plain"]),
         loss=_loss(rounds, n, efficiency, link, strong=whole_batch is not None, size=records.bucket_bytes),
         straggler=describe(late, records, typical, rounds) if late else None,
         overhead=overhead,
@@ -142,8 +142,8 @@ def _closure(records: TrialRecords) -> dict[tuple[int, int], float]:
 
 def _overhead(rounds: Rounds) -> Overhead:
     return Overhead(
-        probe_over_plain=rounds.measure(lambda m: m[PROBE] / m[PLAIN]),
-        aa_floor=rounds.measure(lambda m: m["plain.1"] / m["plain.0"]),
+        probe_over_plain=rounds.ratio(lambda m: m[PROBE] / m[PLAIN]),
+        aa_floor=rounds.ratio(lambda m: m["plain.1"] / m["plain.0"]),
     )
 
 
@@ -261,12 +261,12 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan) -> Comm:
     return Comm(
         bytes_per_step=total,
         buckets=buckets,
-        busbw_gbit_s=rounds.measure(lambda m: factor * total * 8 / m["busy"]),
-        curve_share=rounds.measure(lambda m: m["replay"] / m["busy"]),
+        busbw_gbit_s=rounds.ratio(lambda m: factor * total * 8 / m["busy"]),
+        curve_share=rounds.ratio(lambda m: m["replay"] / m["busy"]),
         nominal_share=(
             None
             if nominal is None
-            else rounds.measure(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal)
+            else rounds.ratio(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal)
         ),
         hidden_share=rounds.measure(lambda m: 1 - m["exposed_transfer"] / m["busy"]),
     )

@@ -245,6 +245,8 @@ class Quality:
     contended_blocks: int
     dropped_samples: int
     clock_bound_us: float | None
+    reached: tuple[str, ...] = ()
+    """How well the efficiency is known, and what knowing it better would take."""
     warnings: tuple[str, ...] = ()
 
 

@@ -5,7 +5,8 @@ time. Steps inside a block are autocorrelated and are averaged first. A statisti
 over the arms' means; resampling draws whole rounds, so whatever the arms of a round share
 (drift of the machine) cancels in differences and ratios, as in a paired test.
 
-An interval is estimate +- t * se, where se is the bootstrap's standard deviation times
+An interval is estimate +- t * se (of the logarithm for ratios, rates and times, so that none reaches
+below zero), where se is the bootstrap's standard deviation times
 sqrt(R/(R-1)) and t is Student's quantile at R-1 degrees of freedom: with few rounds the plain
 percentile bootstrap is too narrow by just these two factors (T. Hesterberg, "What Teachers Should
 Know About the Bootstrap", The American Statistician 69(4), 2015, section 4).
@@ -13,6 +14,7 @@ Know About the Bootstrap", The American Statistician 69(4), 2015, section 4).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import overload
 
@@ -27,6 +29,8 @@ Formula = Callable[["Means"], Floats]
 
 RESAMPLES = 1000
 LEVEL = 0.95
+LAUNCHES_MIN = 3
+"""From so many launches on, an interval covers what differs between launches."""
 UNITS_MIN = 3
 """Below three rounds there is no interval."""
 
@@ -81,7 +85,11 @@ class Rounds:
         grown.launch, grown._weights = self.launch, self._weights
         return grown
 
-    def measure(self, formula: Formula | str) -> Measured | None:
+    def ratio(self, formula: Formula | str) -> Measured | None:
+        """As `measure`, for what is positive by nature: the interval is one of the logarithm."""
+        return self.measure(formula, positive=True)
+
+    def measure(self, formula: Formula | str, *, positive: bool = False) -> Measured | None:
         """A formula over the means (or one quantity by name) with its interval; None where unknown."""
         of = (lambda m: m[formula]) if isinstance(formula, str) else formula
         try:
@@ -92,14 +100,16 @@ class Rounds:
         if not np.isfinite(results[0]):
             return None
         launches = self.launch[means.used]
-        units = len(np.unique(launches)) if len(np.unique(self.launch)) > 1 else len(launches)
-        return interval(float(results[0]), results[1:], units)
+        several = len(np.unique(self.launch)) >= LAUNCHES_MIN
+        units = len(np.unique(launches)) if several else len(launches)
+        return interval(float(results[0]), results[1:], units, positive=positive)
 
 
 def resampling_weights(launch: NDArray[np.int64], seed: int) -> Floats:
     """Rows of weights over rounds: the plain mean first, then RESAMPLES draws.
 
-    With several launches they are drawn first and rounds within each (hierarchical bootstrap).
+    With LAUNCHES_MIN launches or more, launches are drawn first and rounds within each (hierarchical
+    bootstrap); with fewer, rounds within each launch, and the interval holds for these launches.
     """
     rng = np.random.default_rng(seed)
     rounds = len(launch)
@@ -107,18 +117,24 @@ def resampling_weights(launch: NDArray[np.int64], seed: int) -> Floats:
     weights[0] = 1.0
     groups = [np.flatnonzero(launch == k) for k in np.unique(launch)]
     for row in range(1, RESAMPLES + 1):
-        for index in rng.integers(len(groups), size=len(groups)):
+        drawn = (
+            rng.integers(len(groups), size=len(groups)) if len(groups) >= LAUNCHES_MIN else range(len(groups))
+        )
+        for index in drawn:
             group = groups[index]
             weights[row] += np.bincount(rng.choice(group, size=len(group)), minlength=rounds)
     return weights
 
 
-def interval(value: float, resampled: Floats, units: int) -> Measured:
+def interval(value: float, resampled: Floats, units: int, *, positive: bool = False) -> Measured:
     """`value` with its 95 % interval from resampled values; no interval below UNITS_MIN units."""
-    finite = resampled[np.isfinite(resampled)]
+    finite = resampled[np.isfinite(resampled) & ((resampled > 0) | (not positive))]
     if units < UNITS_MIN or len(finite) < RESAMPLES / 2:
         return Measured(value=value, n=units)
-    half = student(units - 1) * float(np.std(finite)) * (units / (units - 1)) ** 0.5
+    spread = float(np.std(np.log(finite) if positive else finite))
+    half = student(units - 1) * spread * (units / (units - 1)) ** 0.5
+    if positive and value > 0:
+        return Measured(value=value, low=value * math.exp(-half), high=value * math.exp(half), n=units)
     return Measured(value=value, low=value - half, high=value + half, n=units)
 
 

@@ -133,10 +133,10 @@ def verdict_title(verdict: Verdict) -> str:
 
 
 def quality_lines(quality: Quality) -> tuple[str, ...]:
-    """What stands against the numbers; empty when nothing does."""
-    lines = []
-    if quality.contended_blocks:
-        lines.append(f"{count(quality.contended_blocks, 'block')} ran while something else used the machine")
+    """How well the numbers are known, and what stands against them."""
+    lines = [plain(text) for text in quality.reached]
+    if quality.clock_bound_us:
+        lines.append(f"the ranks' clocks are compared to within {quality.clock_bound_us:.0f} us")
     if quality.dropped_samples:
         lines.append(f"{count(quality.dropped_samples, 'sample')} dropped")
     return (*lines, *(plain(w) for w in quality.warnings))

@@ -53,7 +53,7 @@ def test_the_waterfall_runs_from_ideal_to_measured(good):
     assert row(good, "ideal").count("█") > row(good, "measured").count("█") > 20
     assert "29.2 ±0.7" in row(good, "link bandwidth")
     assert "[-0.4, 3.0]" in row(good, "unexplained")
-    assert "clocks" not in good
+    assert not [line for line in good.splitlines() if line.strip().startswith("clocks")]
 
 
 def test_a_cause_without_a_number_is_left_out_but_unexplained_is_not(bad):
@@ -72,7 +72,7 @@ def test_parts_overhead_fabric_and_verdicts_are_there(good):
 
 def test_trouble_is_told(bad):
     assert "4 ranks: failed on rank 3: RuntimeError" in bad
-    assert "3 blocks ran while something else used the machine" in bad
+    assert "7 points wide" in bad
     assert "rank 1 is late in forward" in bad
     assert "SYNTHETIC" in bad
     assert "INJECTED" in bad
