@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -19,6 +20,7 @@ from scaling.report.html import page
 from scaling.report.terminal import print_analysis
 from scaling.run import STATUS_SCHEMA, Status
 from scaling.store import RunFolder, read_json, write_json, write_text
+from scaling.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,7 @@ def rebuild(folder: RunFolder) -> Rebuilt:
         duration_s=status.duration_s if status else 0.0,
         launches=len({rank.launch for rank in tables.ranks}),
         trials=trials,
+        warnings=_unseen(folder, plan),
     )
     analysis = analyze(tables, plan, ending)
     write_json(folder.analysis, analysis)
@@ -73,6 +76,25 @@ def rebuild(folder: RunFolder) -> Rebuilt:
     )
     write_text(folder.report_txt, text.getvalue())
     return Rebuilt(plan=plan, analysis=analysis, histories=histories(tables, plan))
+
+
+def _unseen(folder: RunFolder, plan: Plan) -> tuple[str, ...]:
+    """Traffic of DDP that is in the step time and not in `comm`."""
+    said = []
+    buffers = 0
+    for launch in folder.launches():
+        with contextlib.suppress(OSError, ValueError):
+            buffers = int(json.loads(launch.env(0).read_text(encoding="utf-8")).get("buffers_bytes", 0))
+    if buffers and plan.ranks > 1:
+        said.append(
+            f"the module has {format_bytes(buffers)} of buffers: DDP broadcasts them before every forward, "
+            "which is in the step time and not in the gradients' traffic"
+        )
+    if plan.spec.ddp.find_unused_parameters and plan.ranks > 1:
+        said.append(
+            "find_unused_parameters: its extra all-reduce is in the step time and not in the gradients' traffic"
+        )
+    return tuple(said)
 
 
 def _status(folder: RunFolder) -> Status | None:

@@ -88,7 +88,11 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         fabric=Fabric(levels=tuple(levels)),
         fits=Fits(),
         inference=(),
-        verdicts=tuple(v for p in points for v in verdicts(p, plan)),
+        verdicts=tuple(
+            v
+            for p in points
+            for v in verdicts(p, plan, next((x for x in levels if x.world_size == p.world_size), None))
+        ),
         quality=_quality(tables, ending, tuple(points)),
         trials=ending.trials,
     )
@@ -115,7 +119,7 @@ def _sweep(
 
 
 def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
-    """The efficiency's half-width at the largest world size, and the rounds and time that the next step would take."""
+    """The efficiency's half-width at the largest world size, and what the next better one would take."""
     known = [p for p in points if p.world_size > 1 and p.efficiency and p.efficiency.half_width is not None]
     if not known:
         return ()
@@ -124,12 +128,12 @@ def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
     assert found.half_width is not None
     half, rounds = found.half_width * 100, found.n
     text = f"efficiency at {known[-1].world_size} ranks is known to ±{half:.2g} points from {rounds} rounds"
-    target = next((points for points in TARGETS if points < half / 1.2), None)
+    target = next((width for width in TARGETS if width < half / 1.2), None)
     if target is None:
         return (text,)
     more = math.ceil(rounds * (half / target) ** 2)
-    blocks = tables.blocks
-    took_s = float(blocks["end_ns"].max() - blocks["begin_ns"].min()) / 1e9 / rounds  # type: ignore[operator]
+    begin, end = tables.blocks.select(pl.col("begin_ns").min(), pl.col("end_ns").max()).row(0)
+    took_s = (end - begin) / 1e9 / rounds
     return (f"{text}; ±{target:g} would take about {more} rounds ({format_duration(more * took_s)})",)
 
 
@@ -138,8 +142,8 @@ def _quality(tables: Tables, ending: Ending, points: tuple[Point, ...]) -> Quali
     crowded = alone.filter(pl.col("delayed_ns") > CONTENDED * (pl.col("end_ns") - pl.col("begin_ns"))).height
     contended = (
         (
-            f"contended: {crowded} of {alone.height} compute blocks waited for a core more than {CONTENDED:.0%} of the time: "
-            "other programs were running here; expect wide intervals, and measure again on a quiet machine",
+            f"contended: {crowded} of {alone.height} compute blocks waited for a core more than {CONTENDED:.0%} "
+            "of the time: other programs were running here; expect wide intervals, and measure again on a quiet machine",
         )
         if crowded > CONTENDED_SHARE * alone.height
         else ()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from scaling.analysis.results import Loss, Measured, Point, Remedy, Verdict
+from scaling.analysis.results import Level, Loss, Measured, Point, Remedy, Verdict
+from scaling.analysis.stats import scaled
 from scaling.plan import Plan
 
 NOTABLE = 0.03
 """A cause that costs less than this share of the step is not worth a verdict."""
 SCALES_WELL = 0.90
 """An efficiency whose interval lies above this needs no remedy."""
+
+SLOW_PATH = 0.6
+"""Large messages below this share of what the link can carry: the data go another way than promised."""
 
 _CAUSES = (
     "small_batch",
@@ -24,8 +28,17 @@ _CAUSES = (
 )
 
 
-def verdicts(point: Point, plan: Plan) -> tuple[Verdict, ...]:
-    """The causes at one world size, largest first; `scales_well` or `undecided` where none stands out."""
+def verdicts(point: Point, plan: Plan, level: Level | None = None) -> tuple[Verdict, ...]:
+    """The causes at one world size, largest first; `scales_well` or `undecided` where none stands out.
+
+    A link that is clearly slower than the topology promises (`slow_path`) comes before all others:
+    whatever else is said of communication follows from it.
+    """
+    slow = _slow_path(point, level)
+    return (*slow, *_causes_of(point, plan))
+
+
+def _causes_of(point: Point, plan: Plan) -> tuple[Verdict, ...]:
     if point.world_size == 1 or point.efficiency is None:
         return ()
     if point.loss is None or point.efficiency.low is None or point.efficiency.high is None:
@@ -57,6 +70,29 @@ def verdicts(point: Point, plan: Plan) -> tuple[Verdict, ...]:
     return (_undecided(point, "no cause stands clear of the noise; measure longer (measure=thorough)"),)
 
 
+def _slow_path(point: Point, level: Level | None) -> tuple[Verdict, ...]:
+    """The transport that the topology promises against what its own size sweep reached."""
+    if level is None or level.nominal_gbit_s is None or level.busbw_gbit_s is None:
+        return ()
+    reached = level.busbw_gbit_s
+    if reached.high is None or reached.high > SLOW_PATH * level.nominal_gbit_s:
+        return ()
+    lost = point.loss.link_bandwidth if point.loss else None
+    return (
+        Verdict(
+            cause="slow_path",
+            world_size=point.world_size,
+            share=scaled(lost, 1 - reached.value / level.nominal_gbit_s),
+            confidence="high",
+            evidence=(
+                f"large messages reach {reached.value:.3g} Gbit/s over the {level.name}, "
+                f"the topology promises {level.nominal_gbit_s:.3g}",
+                "the traffic takes another path than it should, or one host's link is slow",
+            ),
+        ),
+    )
+
+
 def _shares(loss: Loss) -> list[tuple[str, Measured]]:
     shares = [(cause, getattr(loss, cause)) for cause in _CAUSES]
     return sorted(((c, s) for c, s in shares if s is not None), key=lambda item: -item[1].value)
@@ -67,8 +103,15 @@ def _low(share: Measured) -> float:
 
 
 def _undecided(point: Point, why: str) -> Verdict:
+    shares = _shares(point.loss) if point.loss else []
+    notable = [
+        f"the largest term, not yet proven: {cause}, {share.value:.0%} of the step"
+        for cause, share in shares[:1]
+        if share.value > NOTABLE
+    ]
+    evidence = (why, *notable)
     return Verdict(
-        cause="undecided", world_size=point.world_size, share=None, confidence="low", evidence=(why,)
+        cause="undecided", world_size=point.world_size, share=None, confidence="low", evidence=evidence
     )
 
 
