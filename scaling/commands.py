@@ -173,7 +173,17 @@ def _compare(
 
     analyses = [(read_analysis(folder), read_plan(folder)) for folder in folders]
     (base, base_plan), others = analyses[0], analyses[1:]
-    found = [compared(base, other, base_plan, other_plan) for other, other_plan in others]
+    machine = _machine(folders[0])
+    found = [
+        compared(
+            base,
+            other,
+            base_plan,
+            other_plan,
+            same_machine=machine is not None and machine == _machine(folder),
+        )
+        for folder, (other, other_plan) in zip(folders[1:], others, strict=True)
+    ]
     documents: list[Any] = [codec.encode(item) for item in found]
     whole = documents[0] if len(documents) == 1 else {"comparisons": documents}
     if as_json:
@@ -195,6 +205,17 @@ def _compare(
         )
     ratios = [p.ratio for item in found for p in item.points]
     return int(any(r is not None and r.high is not None and r.high < fail_below for r in ratios))
+
+
+def _machine(folder: RunFolder) -> tuple[str, ...] | None:
+    """What tells one machine from another in the records of a run; None where they are gone."""
+    try:
+        record = json.loads(folder.launch(0).env(0).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return tuple(
+        str(record.get(key)) for key in ("hostname", "cpu", "cores", "kernel", "torch", "device_name")
+    )
 
 
 def report(path: str, *, show: bool) -> int:

@@ -143,7 +143,7 @@ def _quality(tables: Tables, ending: Ending, points: tuple[Point, ...]) -> Quali
     contended = (
         (
             f"contended: {crowded} of {alone.height} compute blocks waited for a core more than {CONTENDED:.0%} "
-            "of the time: other programs were running here; expect wide intervals, and measure again on a quiet machine",
+            "of the time: other programs were running; intervals are wide, measure again on a quiet machine",
         )
         if crowded > CONTENDED_SHARE * alone.height
         else ()

@@ -19,8 +19,14 @@ from scaling.plan import Plan
 _SAME = ("model", "precision", "mode", "task", "synthetic")
 
 
-def compare(base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan) -> Comparison:
-    """`other` over `base` at every world size that both have."""
+def compare(
+    base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan, *, same_machine: bool = False
+) -> Comparison:
+    """`other` over `base` at every world size that both have.
+
+    Intervals cover what happens within a run. On the `same_machine` a rank alone should take the
+    same time in both: what it does not is drift between the runs, and no ratio within it is real.
+    """
     reasons = [
         f"{name} differs: {getattr(base.run, name)} and {getattr(other.run, name)}"
         for name in _SAME
@@ -45,16 +51,18 @@ def compare(base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan) 
         other=other.run,
         comparable=not reasons,
         reasons=tuple(reasons),
-        points=tuple(_point(a, b) for a, b in pairs),
+        points=tuple(_point(a, b, same_machine=same_machine) for a, b in pairs),
     )
 
 
-def _point(base: Point, other: Point) -> PointComparison:
+def _point(base: Point, other: Point, *, same_machine: bool) -> PointComparison:
     ratio = _ratio(other.samples_per_s, base.samples_per_s)
+    control = _ratio(base.arms_ms.bare_one, other.arms_ms.bare_one) if same_machine else None
     return PointComparison(
         world_size=base.world_size,
         ratio=ratio,
-        distinguishable=distinguishable(ratio),
+        distinguishable=distinguishable(ratio, floor=abs(control.value - 1) if control else 0.0),
+        control=control,
         causes=_causes(base, other),
     )
 

@@ -317,8 +317,11 @@ class PointComparison:
     world_size: int
     ratio: Measured | None
     distinguishable: bool
+    """Whether the ratio's interval leaves 1 by more than the machine itself moved between the runs (`control`)."""
     causes: dict[str, Measured | None]
     """Difference of step time B - A by cause, ms: compute and each loss cause."""
+    control: Measured | None = None
+    """The same ratio of a rank alone, on one and the same machine: an A/A pair, 1 but for the machine's drift."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

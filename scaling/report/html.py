@@ -377,11 +377,12 @@ def _ratios(comparison: Comparison) -> str:
         (
             str(p.world_size),
             text.quantity(p.ratio),
+            text.quantity(p.control),
             _distinguished(measured=p.ratio is not None, distinguishable=p.distinguishable),
         )
         for p in comparison.points
     ]
-    columns = (("ranks", ""), ("other / base", "throughput"), ("", ""))
+    columns = (("ranks", ""), ("other / base", "throughput"), ("a rank alone", "1 but for drift"), ("", ""))
     return _table(columns, rows) if rows else ""
 
 

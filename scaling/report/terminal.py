@@ -192,6 +192,9 @@ def _comparison(comparison: Comparison) -> Iterator[Text]:
         ratio = text.quantity(point.ratio)
         note = "" if point.distinguishable or point.ratio is None else "  not distinguishable"
         yield Text(f"  {text.ranks(point.world_size):<{NAME + 2}}{ratio:<{NUMBER}}{note}".rstrip())
+        if point.control is not None:
+            control = text.quantity(point.control)
+            yield Text(f"    {'a rank alone':<{NAME}}{control}  (1 but for the machine's drift)")
         yield from _causes(point)
     yield _head("answer")
     yield from _prose(findings.comparison_answer(comparison), style="bold")

@@ -107,6 +107,16 @@ def test_without_intervals_there_is_a_ratio_and_no_claim(plan):
     assert not found.distinguishable
 
 
+def test_on_one_machine_a_ratio_within_its_drift_is_no_difference(plan):
+    """A rank alone took 10 % longer in the second run: so much the machine moved, whatever is compared."""
+    base, other = point(step=100.0, alone=60.0), point(step=105.0, alone=66.0)
+    (found,) = compare(run(base), run(other), plan, plan, same_machine=True).points
+    assert found.control.value == pytest.approx(60 / 66)
+    assert not found.distinguishable
+    (elsewhere,) = compare(run(base), run(other), plan, plan).points
+    assert elsewhere.control is None
+
+
 def test_causes_say_in_ms_where_the_difference_comes_from(plan):
     slow = point(step=120.0, alone=60.0, link_bandwidth=0.5)
     fast = point(step=80.0, alone=60.0, link_bandwidth=0.25)
