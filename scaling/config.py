@@ -283,9 +283,16 @@ def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
     device = ("cuda" if machine.gpus else "cpu") if config.device == "auto" else config.device
     if device == "cuda" and not machine.gpus:
         raise InputError("topology.device=cuda: no CUDA device was found here; use topology.device=cpu")
-    backend = ("nccl" if device == "cuda" else "gloo") if config.backend == "auto" else config.backend
+    backend = config.backend
+    if backend == "auto":
+        backend = "nccl" if device == "cuda" and config.kind != "emulated" else "gloo"
     if backend == "nccl" and device == "cpu":
         raise InputError("topology.backend=nccl: NCCL needs CUDA devices; use topology.backend=gloo")
+    if backend == "nccl" and config.kind == "emulated":
+        raise InputError(
+            "topology.backend=nccl: NCCL would see one machine behind the emulated hosts and go around their links; "
+            "use topology.backend=gloo"
+        )
     ranks = config.ranks_per_host
     if ranks is None:
         ranks = len(machine.gpus) if device == "cuda" else machine.cores
@@ -293,7 +300,8 @@ def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
     _at_least("topology.ranks_per_host", ranks, 1)
     if device == "cuda" and backend == "nccl" and ranks > len(machine.gpus):
         raise InputError(
-            f"topology.ranks_per_host={ranks}: this machine has {len(machine.gpus)} CUDA devices"
+            f"topology.ranks_per_host={ranks}: this machine has {len(machine.gpus)} CUDA devices; "
+            "use fewer, or topology.backend=gloo, with which ranks can share a device"
         )
     rate = None if config.link.rate is None else parse_rate_bit_s(config.link.rate, "topology.link.rate")
     if config.kind == "emulated" and rate is not None and rate >= EMULATED_BIT_S_MAX:

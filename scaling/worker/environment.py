@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from scaling.spec import Spec
+from scaling.worker.devices import Device
 
 SCHEMA = 1
 _PREFIXES = (
@@ -28,7 +29,7 @@ _PREFIXES = (
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
-def describe(spec: Spec, rank: int, host: int, module: torch.nn.Module) -> dict[str, Any]:
+def describe(spec: Spec, rank: int, host: int, module: torch.nn.Module, device: Device) -> dict[str, Any]:
     """Everything that goes into env-<r>.json. Names that smell of secrets are left out."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     return {
@@ -45,6 +46,7 @@ def describe(spec: Spec, rank: int, host: int, module: torch.nn.Module) -> dict[
         "threads": torch.get_num_threads(),
         "device": spec.topology.device,
         "backend": spec.topology.backend,
+        **device.facts(),
         "parameters": sum(p.numel() for p in parameters),
         "parameter_tensors": len(parameters),
         "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),

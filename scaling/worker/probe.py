@@ -1,7 +1,10 @@
-"""Per-bucket stamps of DDP's own all-reduce, and the ready times that DDP itself keeps."""
+"""Per-bucket stamps of DDP's own all-reduce, and when each bucket was ready."""
 
 # No postponed annotations here: DDP checks a hook's annotations by identity.
 
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,8 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records import COLLECTIVES
 from scaling.worker.clock import now_ns
+from scaling.worker.devices import Device
 
 _ALL_REDUCE = COLLECTIVES.index("all_reduce")
+
+Take = Callable[[int], list[list[int]]]
+"""Given the step's forward_end_ns, its collectives as records.COLLECTIVE_FIELDS rows of tokens."""
 
 
 class BucketProbe:
@@ -19,13 +26,22 @@ class BucketProbe:
 
     On sampled blocks only and on a wrapper of its own: a hook costs some 0.1 ms of CPU a bucket
     and cannot be removed.
+
+    On CUDA the hook runs in autograd's thread with the compute stream current, so launch is an event
+    behind the bucket's last gradient. NCCL's future is complete once the all-reduce is enqueued:
+    `.then` runs at once, on a stream of its own that waits for the all-reduce, and an event there is
+    its end. Gloo's is complete when the host has the sum, so host time is right there; the copy back
+    to the device, still to come, is not in it.
     """
 
-    def __init__(self, ddp: DistributedDataParallel, group: Any, group_key: int) -> None:
+    def __init__(self, ddp: DistributedDataParallel, group: Any, group_key: int, device: Device) -> None:
         self._group = group
         self._group_key = group_key
         self._size = dist.get_world_size(group)
-        self._ready = ReadyTimes(ddp)
+        self._stamp = device.clock.stamp
+        self._stamp_done = device.clock.stamp if dist.get_backend(group) == "nccl" else now_ns
+        # DDP keeps its ready times in host time, in which a device's kernels are only queued.
+        self._ready = ReadyTimes(ddp) if device.type == "cpu" else None
         self._rows: list[list[int]] = []
         ddp.register_comm_hook(None, self._hook)
 
@@ -36,22 +52,27 @@ class BucketProbe:
     ) -> torch.futures.Future[torch.Tensor]:
         tensor = bucket.buffer()
         tensor.div_(self._size)  # DDP's default divides while it copies into the bucket; a hook has to itself
-        row = [bucket.index(), tensor.numel() * tensor.element_size(), now_ns(), 0]
+        row = [bucket.index(), tensor.numel() * tensor.element_size(), self._stamp(), 0]
         self._rows.append(row)
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
 
         def done(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-            row[3] = now_ns()
+            row[3] = self._stamp_done()
             return future.value()[0]
 
         return work.get_future().then(done)  # type: ignore[no-any-return]
 
     def take(self, forward_end_ns: int) -> list[list[int]]:
-        """The step's collectives as records.COLLECTIVE_FIELDS rows; empties the store."""
+        """The step's collectives; empties the store. On a device a bucket is ready when it is launched.
+
+        DDP counts its ready times from a little before `forward_end_ns` is stamped, which can put one
+        some 10 us behind the launch it led to: it is held to that.
+        """
         rows, self._rows = self._rows, []
-        ready = self._ready.absolute_ns(forward_end_ns)
+        known = self._ready.absolute_ns(forward_end_ns) if self._ready else [row[2] for row in rows]
+        ready = dict(enumerate(known))
         return [
-            [seq, _ALL_REDUCE, self._group_key, size, ready[index] if index < len(ready) else 0, launch, done]
+            [seq, _ALL_REDUCE, self._group_key, size, min(ready.get(index, 0), launch), launch, done]
             for seq, (index, size, launch, done) in enumerate(rows)
         ]
 
@@ -66,22 +87,43 @@ class ReadyTimes:
     def absolute_ns(self, forward_end_ns: int) -> list[int]:
         """In the order of reduction. DDP counts from the end of the module's forward; empty while unsettled."""
         if not self._parameters:  # the buckets do not change once they are rebuilt
-            text = str(ddp_logging_data(self._ddp).get("rebuilt_per_bucket_param_indices") or "")
-            self._parameters = [[int(i) for i in part.split()] for part in text.split(",") if part.strip()]
+            self._parameters = bucket_parameters(self._ddp)
         since_forward = self._ddp.reducer.get_backward_stats()
         return [forward_end_ns + max(since_forward[i] for i in indices) for indices in self._parameters]
 
 
 class SoloProbe:
-    """Ready times of a wrapper that reduces over one rank: there is no wire, so no launch and no done."""
+    """Ready times of a wrapper that reduces over one rank: there is no wire, so no launch and no done.
 
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._ready = ReadyTimes(ddp)
+    On the CPU they are DDP's own. On a device a hook on the last parameter of each bucket stamps its
+    gradient's end; these hooks are there inside `taking` only, since all arms share the parameters.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel, device: Device) -> None:
+        self._ddp = ddp
         self._bytes = bucket_bytes(ddp)
+        self._ready = ReadyTimes(ddp) if device.type == "cpu" else None
+        self._stamp = device.clock.stamp
+        self._stamps = [0] * len(self._bytes)
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[Take]:
+        """Inside, `take` can be asked after each step."""
+        with contextlib.ExitStack() as hooks:
+            if self._ready is None:
+                parameters = [p for p in self._ddp.module.parameters() if p.requires_grad]
+                for index, members in enumerate(bucket_parameters(self._ddp)):
+                    # Buckets are rebuilt in the order in which gradients came, so the last comes last.
+                    hook = functools.partial(self._note, index)
+                    hooks.callback(parameters[members[-1]].register_post_accumulate_grad_hook(hook).remove)
+            yield self.take
+
+    def _note(self, index: int, _parameter: torch.Tensor) -> None:
+        self._stamps[index] = self._stamp()
 
     def take(self, forward_end_ns: int) -> list[list[int]]:
-        """The step's buckets as records.COLLECTIVE_FIELDS rows."""
-        ready = self._ready.absolute_ns(forward_end_ns)
+        """The step's buckets."""
+        ready = self._ready.absolute_ns(forward_end_ns) if self._ready else self._stamps
         return [
             [seq, _ALL_REDUCE, 1, size, at, 0, 0]
             for seq, (size, at) in enumerate(zip(self._bytes, ready, strict=False))
@@ -91,6 +133,12 @@ class SoloProbe:
 def ddp_logging_data(ddp: DistributedDataParallel) -> dict[str, Any]:
     """What DDP says of itself: settings, buckets, times."""
     return dict(ddp._get_ddp_logging_data())  # type: ignore[no-untyped-call]  # noqa: SLF001
+
+
+def bucket_parameters(ddp: DistributedDataParallel) -> list[list[int]]:
+    """Indices of each bucket's parameters, in the order of reduction; empty before DDP's second step."""
+    text = str(ddp_logging_data(ddp).get("rebuilt_per_bucket_param_indices") or "")
+    return [[int(i) for i in part.split()] for part in text.split(",") if part.strip()]
 
 
 def bucket_bytes(ddp: DistributedDataParallel) -> list[int]:

@@ -1,9 +1,12 @@
-"""One optimizer step, bare of everything or with phase stamps. The same work in the same order either way."""
+"""One optimizer step, bare of everything or with phase stamps. The same work in the same order either way.
+
+A step only takes stamps and returns their tokens; durations are made of them after the block.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +14,9 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.worker.clock import now_ns
+from scaling.worker.devices import Device
 from scaling.worker.inject import Faults
+from scaling.worker.precision import Precision
 from scaling.worker.workload import Workload
 
 _ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: the one way to the end of backward's compute
@@ -26,108 +31,128 @@ class Loop:
         workload: Workload,
         module: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        batches: list[tuple[Any, Any]],
+        batches: list[Any],
         accumulation: int,
-        autocast: Callable[[], contextlib.AbstractContextManager[Any]],
+        device: Device,
+        precision: Precision,
         faults: Faults,
     ) -> None:
+        """`batches` as `device.stage` left them."""
         self.module = module
         self._loss = workload.loss
         self._optimizer = optimizer
         self._batches = batches
-        self._accumulation = accumulation
-        self._autocast = autocast
+        self.micro_steps = accumulation
+        self._stamp = device.clock.stamp
+        self._load = device.load
+        self._autocast = precision.autocast
+        self._scaler = precision.scaler()
         self._faults = faults
         self._next = 0
+        self.stamps = 4 * accumulation + 5
+        """How many a stamped step takes."""
         self.forward_end_ns = 0
-        """Stamp of the last micro-step's module call: where DDP's ready times count from."""
+        """Host time of the last micro-step's module call: where DDP's ready times count from."""
 
-    def plain(self) -> tuple[int, int]:
-        """A step with two stamps: begin and end, ns."""
-        begin = now_ns()
+    def plain(self) -> list[int]:
+        """A step with two stamps: begin and end."""
+        begin = self._stamp()
         for last in self._micro_steps():
             with self._sync(last):
                 inputs, targets = self._fetch()
                 self._forward(inputs, targets).backward()  # type: ignore[no-untyped-call]
         self._optimize()
         self._faults.host()
-        return begin, now_ns()
+        return [begin, self._stamp()]
 
-    def stamped(self) -> tuple[int, ...]:
-        """A step with all of records.STEP_FIELDS."""
-        begin = now_ns()
-        input_ns = forward_ns = backward_ns = 0
+    def stamped(self) -> list[int]:
+        """A step with the stamps that `step_fields` takes."""
+        stamp = self._stamp
+        stamps = [stamp()]
         compute_end = [0]
-        backward_end = begin
         for last in self._micro_steps():
             with self._sync(last):
-                fetch_begin = now_ns()
+                stamps.append(stamp())
                 inputs, targets = self._fetch()
-                forward_begin = now_ns()
+                stamps.append(stamp())
                 loss = self._forward(inputs, targets)
                 if last:
-                    _at_end_of_backward(loss, compute_end)
-                backward_begin = now_ns()
+                    _at_end_of_backward(loss, stamp, compute_end)
+                stamps.append(stamp())
                 loss.backward()  # type: ignore[no-untyped-call]
-                backward_end = now_ns()
-            input_ns += forward_begin - fetch_begin
-            forward_ns += backward_begin - forward_begin
-            backward_ns += backward_end - backward_begin
-        optimizer_begin = now_ns()
+                stamps.append(stamp())
+        stamps.append(stamp())
         self._optimize()
-        optimizer_end = now_ns()
+        stamps.append(stamp())
         self._faults.host()
-        return (
-            begin,
-            now_ns(),
-            input_ns,
-            forward_ns,
-            backward_ns,
-            optimizer_end - optimizer_begin,
-            compute_end[0],
-            backward_end,
-        )
+        return [*stamps, stamp(), *compute_end]
 
     def local(self) -> None:
         """A step that reduces nothing, whatever the module: to see whether it fits in memory."""
-        with self._sync(last=False):
-            inputs, targets = self._fetch()
-            self._forward(inputs, targets).backward()  # type: ignore[no-untyped-call]
-        self._optimizer.zero_grad(set_to_none=True)
+        try:
+            with self._sync(last=False):
+                inputs, targets = self._fetch()
+                self._forward(inputs, targets).backward()  # type: ignore[no-untyped-call]
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
 
     def _micro_steps(self) -> list[bool]:
-        return [i == self._accumulation - 1 for i in range(self._accumulation)]
+        return [i == self.micro_steps - 1 for i in range(self.micro_steps)]
 
     def _sync(self, last: bool) -> contextlib.AbstractContextManager[Any]:
         if last or self._faults.wrong_no_sync or not isinstance(self.module, DistributedDataParallel):
             return contextlib.nullcontext()
         return self.module.no_sync()
 
-    def _fetch(self) -> tuple[Any, Any]:
+    def _fetch(self) -> Any:
         self._faults.input()
         self._next = (self._next + 1) % len(self._batches)
-        return self._batches[self._next]
+        return self._load(self._batches[self._next])
 
     def _forward(self, inputs: Any, targets: Any) -> torch.Tensor:
         self._faults.compute()
         with self._autocast():
             outputs = self.module(inputs)
             self.forward_end_ns = now_ns()
-            return self._loss(outputs, targets)
+            loss = self._loss(outputs, targets)
+        return self._scaler.scale(loss)
 
     def _optimize(self) -> None:
-        self._optimizer.step()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
 
 
-def _at_end_of_backward(loss: torch.Tensor, cell: list[int]) -> None:
-    """Stamp `cell` when backward's own compute is done, before DDP waits for its last bucket.
+def step_fields(stamps: Sequence[int]) -> list[int]:
+    """records.STEP_FIELDS of a step's stamps, once they are times; a plain step's two stay as they are."""
+    if len(stamps) == 2:
+        return list(stamps)
+    begin, *micro_steps, optimizer_begin, optimizer_end, end, compute_end = stamps
+    fetch, forward, backward, backward_end = (micro_steps[phase::4] for phase in range(4))
+    return [
+        begin,
+        end,
+        sum(forward) - sum(fetch),
+        sum(backward) - sum(forward),
+        sum(backward_end) - sum(backward),
+        optimizer_end - optimizer_begin,
+        compute_end,
+        backward_end[-1],
+    ]
+
+
+def _at_end_of_backward(loss: torch.Tensor, stamp: Callable[[], int], cell: list[int]) -> None:
+    """Put a stamp into `cell` when backward's own compute is done, before DDP waits for its last bucket.
 
     Queued from the first node of backward, the callback runs ahead of the one with which DDP,
-    once its last bucket is ready, waits for communication.
+    once its last bucket is ready, waits for communication. On CUDA both run in the device's
+    autograd thread, after the engine has made the streams that were current when backward() was
+    called wait for the leaves, and with those streams current (engine.cpp,
+    exec_post_processing). So the stamp is an event on the compute stream behind all of backward's
+    kernels, and ahead of DDP's wait, which holds up that stream and not the host.
     """
 
-    def stamp() -> None:
-        cell[0] = now_ns()
+    def at_end() -> None:
+        cell[0] = stamp()
 
-    loss.register_hook(lambda _grad: _ENGINE.queue_callback(stamp))  # type: ignore[no-untyped-call]
+    loss.register_hook(lambda _grad: _ENGINE.queue_callback(at_end))  # type: ignore[no-untyped-call]

@@ -1,0 +1,110 @@
+"""One block on one rank: run it, tell its stamps in host time, write it down."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from scaling.plan import Block
+from scaling.records import BARE_ONE, PLAIN, REPLAY, STEP_ARMS
+from scaling.worker.arms import Arms
+from scaling.worker.devices import Device
+from scaling.worker.exchange import Exchange, stamps_of
+from scaling.worker.groups import Groups
+from scaling.worker.recorder import Recorder, Usage
+from scaling.worker.step import step_fields
+
+REPLAYS = 3
+"""Exchanges of all buckets in a replay block."""
+SMALL_BYTES, SMALL_REPEATS = 2**16, 4
+"""Messages up to this size are swept so often: each is short and noisy."""
+
+Rows = list[list[int]]
+
+
+class BlockRunner:
+    """Runs the blocks of one launch."""
+
+    def __init__(
+        self, *, device: Device, groups: Groups, exchange: Exchange, recorder: Recorder, accumulation: int
+    ) -> None:
+        self._device = device
+        self._groups = groups
+        self._exchange = exchange
+        self._recorder = recorder
+        self._accumulation = accumulation
+
+    def run(self, block: Block, arms: Arms, sweep: Sequence[int], *, steps: int, lead_in: int) -> None:
+        """`sweep`: the sizes of the fabric arm, bytes."""
+        if block.arm in STEP_ARMS:
+            rows, collectives, usage = self._steps(block, arms, steps, lead_in)
+        else:
+            lead_in = 0
+            rows, collectives, usage = self._exchanges(block, _sizes(block, arms, sweep))
+        resolve = self._device.clock.resolve
+        fields: dict[str, Any] = {
+            "id": block.id,
+            "round": block.round,
+            "world_size": block.trial.world_size,
+            "arm": block.arm,
+            "detailed": block.detailed,
+            "solo_rank": block.solo_rank,
+            "batch": block.trial.batch,
+            "accumulation": self._accumulation,
+            "lead_in": lead_in,
+            "steps": len(rows),
+        }
+        self._recorder.block(
+            fields,
+            [step_fields(resolve(row)) for row in rows],
+            [[resolve(row) for row in step] for step in collectives],
+            usage,
+        )
+
+    def _steps(self, block: Block, arms: Arms, steps: int, lead_in: int) -> tuple[Rows, list[Rows], Usage]:
+        rows: Rows = []
+        collectives: list[Rows] = []
+        loop = arms.loop(block.arm, detailed=block.detailed)
+        step = loop.plain if block.arm == PLAIN else loop.stamped
+        stamps = (lead_in + steps) * arms.stamps(block.arm, detailed=block.detailed)
+        with (
+            arms.taking(block.arm, detailed=block.detailed) as take,
+            self._device.clock.window(stamps),
+        ):
+            self._together(block)
+            with Usage() as usage:
+                for index in range(-lead_in, steps):
+                    row = step()
+                    taken = take(loop.forward_end_ns) if take else None
+                    if index >= 0:
+                        rows.append(row)
+                        if taken is not None:
+                            collectives.append(taken)
+                self._device.synchronize()
+        return rows, collectives, usage
+
+    def _exchanges(self, block: Block, exchanges: list[list[int]]) -> tuple[Rows, list[Rows], Usage]:
+        rows: Rows = []
+        collectives: list[Rows] = []
+        with self._device.clock.window(stamps_of(exchanges)):
+            self._together(block)
+            with Usage() as usage:
+                for sizes in exchanges:
+                    row, messages = self._exchange.run(block.trial.world_size, sizes)
+                    rows.append(row)
+                    collectives.append(messages)
+                self._device.synchronize()
+        return rows, collectives, usage
+
+    def _together(self, block: Block) -> None:
+        n = block.trial.world_size
+        if block.arm != BARE_ONE and n > 1:
+            dist.barrier(self._groups.control[n])
+
+
+def _sizes(block: Block, arms: Arms, sweep: Sequence[int]) -> list[list[int]]:
+    if block.arm == REPLAY:
+        return [arms.buckets()] * REPLAYS
+    return [[size] for size in sweep for _ in range(SMALL_REPEATS if size <= SMALL_BYTES else 1)]

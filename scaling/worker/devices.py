@@ -1,0 +1,113 @@
+"""Where a rank computes: the CPU, or one CUDA device. All that differs between them outside the clocks."""
+
+from __future__ import annotations
+
+import resource
+from typing import Any, cast
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from scaling.spec import Spec
+from scaling.worker.clock import Clock, CudaClock, Event, HostClock
+
+
+class Device:
+    """The CPU: data is where it is used, work is done when a call returns."""
+
+    type = "cpu"
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self.clock: Clock = HostClock()
+
+    def stage(self, batch: Any) -> Any:
+        """A batch as the loader leaves it on the host."""
+        return batch
+
+    def load(self, batch: Any) -> Any:
+        """The batch where the module is; the input phase of a step."""
+        return batch
+
+    def synchronize(self) -> None:
+        """Wait until all work that was handed out is done."""
+
+    def release_memory(self) -> None:
+        """Give back what an attempt that ran out of memory has left in caches."""
+
+    def peak_bytes(self) -> int:
+        """The most memory that this process has held."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def facts(self) -> dict[str, Any]:
+        """Of the device and its libraries; null where there are none."""
+        names = ("cuda", "nccl", "device_name", "device_memory_bytes", "compute_capability")
+        return dict.fromkeys(names)
+
+
+class CudaDevice(Device):
+    """One CUDA device, on its default stream.
+
+    The default stream it has to be: Gloo, given CUDA tensors, orders its copy back against the
+    default stream only.
+    """
+
+    type = "cuda"
+
+    def __init__(self, index: int) -> None:
+        torch.cuda.set_device(index)
+        self.torch_device = torch.device("cuda", index)
+        self.clock = CudaClock(_timing_event, self.synchronize)
+
+    def stage(self, batch: Any) -> Any:
+        """Page-locked, so that copies to the device need not wait for the host. Tensors in lists, tuples and dicts."""
+        return tree_map_only(torch.Tensor, lambda t: t.detach().pin_memory(), batch)
+
+    def load(self, batch: Any) -> Any:
+        """Copied on the current stream, without waiting, as a training loop does."""
+        return tree_map_only(torch.Tensor, lambda t: t.to(self.torch_device, non_blocking=True), batch)
+
+    def synchronize(self) -> None:
+        """All streams of the device."""
+        torch.cuda.synchronize(self.torch_device)
+
+    def release_memory(self) -> None:
+        """The caching allocator's unused blocks."""
+        torch.cuda.empty_cache()
+
+    def peak_bytes(self) -> int:
+        """The most that tensors have held; the allocator's cache and NCCL's buffers not counted."""
+        return torch.cuda.max_memory_allocated(self.torch_device)
+
+    def facts(self) -> dict[str, Any]:
+        """Versions, name, memory and compute capability."""
+        properties = torch.cuda.get_device_properties(self.torch_device)
+        nccl = torch.cuda.nccl.version() if torch.distributed.is_nccl_available() else None  # type: ignore[no-untyped-call]
+        return {
+            "cuda": torch.version.cuda,
+            "nccl": None if nccl is None else ".".join(map(str, nccl)),
+            "device_name": properties.name,
+            "device_memory_bytes": properties.total_memory,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+        }
+
+
+def _timing_event() -> Event:
+    return cast("Event", torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+
+
+def open_device(spec: Spec, *, rank: int, local_rank: int) -> Device:
+    """The rank's own: cuda:LOCAL_RANK, wrapping around where ranks share devices (Gloo only)."""
+    if spec.topology.device == "cpu":
+        return Device()
+    # Emulated hosts number their ranks from 0 each, but all of them are this machine.
+    place = rank if spec.launcher == "emulated" else local_rank
+    count = torch.cuda.device_count()
+    if count == 0:
+        raise RuntimeError("no CUDA device is visible to this rank; use topology.device=cpu")
+    if spec.topology.backend == "nccl" and place >= count:
+        raise RuntimeError(
+            f"local rank {place} has no CUDA device of its own ({count} visible), which NCCL needs; "
+            "use topology.backend=gloo or fewer ranks a host"
+        )
+    return CudaDevice(place % count)

@@ -1,0 +1,88 @@
+"""Making a trial ready: wrap, see that it fits into memory everywhere, warm up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from scaling.plan import Trial
+from scaling.records import PROBE
+from scaling.spec import Measure
+from scaling.worker.arms import Arms
+from scaling.worker.clock import Clock
+from scaling.worker.control import Control
+from scaling.worker.exchange import Exchange
+from scaling.worker.pace import fabric_sizes
+from scaling.worker.step import Loop
+
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+WARMUP_CHUNK = 3
+WARMUP_SETTLED = 0.10
+"""Warm-up ends when a chunk of steps is no longer faster than the chunk before by more than this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """One trial on one rank, ready to be measured."""
+
+    arms: Arms
+    warmup_steps: int
+    step_ns: int
+    """About what one plain step takes."""
+    sweep: list[int]
+    """Sizes of the fabric arm, bytes; none at world size 1."""
+
+
+def fits(arms: Arms) -> bool:
+    """Whether one local step fits into this rank's memory: nothing is reduced, so no peer is left waiting."""
+    try:
+        arms.bare.local()
+    except OUT_OF_MEMORY:
+        return False
+    return True
+
+
+def warm_up(
+    trial: Trial,
+    arms: Arms,
+    *,
+    clock: Clock,
+    control: Control,
+    exchange: Exchange,
+    measure: Measure,
+    lead: bool,
+) -> Ready:
+    """Each loop a few steps (DDP rebuilds its buckets in the second), then plain ones until they settle."""
+    n = trial.world_size
+    for loop in (arms.bare, arms.plain, arms.solo, arms.detailed):
+        if loop is not None:
+            _chunk(loop, clock)
+    if arms.detailed is not None:
+        with arms.taking(PROBE, detailed=True) as take:
+            assert take is not None
+            take(arms.detailed.forward_end_ns)  # what the hook has gathered is not wanted
+    steps, before, settled = WARMUP_CHUNK, float("inf"), False
+    while not settled and steps < measure.warmup_max:
+        took = _chunk(arms.plain, clock)
+        steps += WARMUP_CHUNK
+        settled = control.agree(f"warm/{n}/{steps}", took > before * (1 - WARMUP_SETTLED), lead=lead)
+        before = took
+    sweep: list[int] = []
+    if n > 1:
+        exchange.reserve(max(measure.fabric_bytes_max, *arms.buckets()))
+        sweep = fabric_sizes(
+            measure.fabric_bytes_max,
+            measure.budget_s,
+            lambda size: exchange.once(n, size),
+            lambda key, value: control.agree(f"fabric/{n}/{key}", value, lead=lead),
+        )
+    return Ready(arms=arms, warmup_steps=steps, step_ns=int(before) // WARMUP_CHUNK, sweep=sweep)
+
+
+def _chunk(loop: Loop, clock: Clock) -> int:
+    """How long a few plain steps take, ns."""
+    with clock.window(2 * WARMUP_CHUNK):
+        stamps = [loop.plain() for _ in range(WARMUP_CHUNK)]
+    begin, end = clock.resolve([stamps[0][0], stamps[-1][1]])
+    return end - begin

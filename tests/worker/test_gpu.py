@@ -1,0 +1,217 @@
+"""The CUDA path on a real device: what the fakes assume of events, streams, autograd's thread and NCCL."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.records import STEP_FIELDS
+from scaling.spec import Inject
+from scaling.worker.devices import CudaDevice
+from scaling.worker.inject import Faults
+from scaling.worker.precision import Precision
+from scaling.worker.probe import BucketProbe, SoloProbe, bucket_bytes
+from scaling.worker.step import Loop, step_fields
+from scaling.worker.workload import Workload, sgd
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here"),
+]
+
+ROOT = Path(__file__).parents[2]
+MS = 1_000_000
+SPIN = 50_000_000
+"""Device clock cycles: some 30 ms."""
+
+
+@pytest.fixture(scope="module")
+def device():
+    return CudaDevice(0)
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    """NCCL over this rank alone, Gloo as the default."""
+    store = tmp_path_factory.mktemp("store") / "file"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield dist.new_group([0], backend="nccl", timeout=timedelta(seconds=60))
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def no_implicit_sync():
+    """torch raises where a call of its own would make the host wait for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def layers(width=1024, depth=8):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(depth)]).cuda()
+
+
+def make_loop(module, inner, device, precision="fp32"):
+    workload = Workload(
+        module=inner, make_batch=lambda n, g: None, loss=torch.nn.functional.mse_loss, optimizer=sgd
+    )
+    return Loop(
+        workload=workload,
+        module=module,
+        optimizer=sgd(inner.parameters()),
+        batches=[device.stage((torch.randn(256, 1024), torch.randn(256, 1024)))],
+        accumulation=1,
+        device=device,
+        precision=Precision(precision, "cuda"),
+        faults=Faults(Inject(), rank=0, first_on_host=True),
+    )
+
+
+def test_an_event_resolves_to_when_the_host_could_have_seen_it(device):
+    with device.clock.window(2):
+        begin = device.clock.stamp()
+        torch.cuda._sleep(SPIN)
+        end = device.clock.stamp()
+        device.synchronize()
+        seen = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+    first, last = device.clock.resolve([begin, end])
+    assert last - first > 5 * MS
+    assert abs(seen - last) < 200_000 + device.clock.bound_ns
+    assert device.clock.bound_ns < 200_000
+
+
+def test_the_device_clock_agrees_with_the_host_s_over_a_second(device):
+    stamps, seen = [], []
+    with device.clock.window(20):
+        for _ in range(20):
+            time.sleep(0.05)
+            stamps.append(device.clock.stamp())
+            device.synchronize()
+            seen.append(time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW))
+    late = [s - t for s, t in zip(seen, device.clock.resolve(stamps), strict=True)]
+    assert min(late) > -device.clock.bound_ns - 2_000
+    assert sorted(late)[10] < 200_000
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_nothing_synchronises_inside_a_step(device, precision, no_implicit_sync):
+    module = layers()
+    loop = make_loop(module, module, device, precision)
+    with device.clock.window(20 * loop.stamps):
+        steps = [loop.stamped() for _ in range(20)]
+    for step in steps[5:]:
+        fields = dict(zip(STEP_FIELDS, step_fields(device.clock.resolve(step)), strict=True))
+        order = [fields[f"{name}_ns"] for name in ("begin", "compute_end", "sync_end", "end")]
+        assert order == sorted(order)
+        assert all(fields[f"{name}_ns"] > 0 for name in ("input", "forward", "backward", "optimizer"))
+
+
+def test_compute_end_is_behind_all_of_backward_s_kernels(device):
+    module = layers(depth=2)
+    module[0].weight.register_hook(lambda grad: (torch.cuda._sleep(SPIN), grad)[1])  # autograd's last node
+    loop = make_loop(module, module, device)
+    with device.clock.window(4 * loop.stamps):
+        steps = [loop.stamped() for _ in range(4)]
+    fields = dict(zip(STEP_FIELDS, step_fields(device.clock.resolve(steps[-1])), strict=True))
+    assert fields["backward_ns"] > 5 * MS
+    assert fields["sync_end_ns"] - fields["compute_end_ns"] < MS
+
+
+def test_fp16_trains(device):
+    module = layers()
+    loop = make_loop(module, module, device, "fp16")
+    before = module[0].weight.detach().clone()
+    for _ in range(20):
+        loop.plain()
+    assert torch.isfinite(module[0].weight).all()
+    assert not torch.equal(before, module[0].weight)
+
+
+def test_buckets_on_nccl(device, group):
+    plain, hooked = (
+        DistributedDataParallel(layers(), process_group=group, bucket_cap_mb=4) for _ in range(2)
+    )
+    probe = BucketProbe(hooked, group, 1, device)
+    batch = torch.randn(256, 1024, device="cuda")
+    with device.clock.window(200):
+        for _ in range(4):
+            for ddp in (plain, hooked):
+                ddp.zero_grad(set_to_none=True)
+                ddp(batch).square().mean().backward()
+            taken = probe.take(0)
+        end = device.clock.stamp()
+    rows = [device.clock.resolve(row) for row in taken]
+    (end_ns,) = device.clock.resolve([end])
+    assert [row[3] for row in rows] == bucket_bytes(hooked)
+    assert all(row[4] == row[5] <= row[6] <= end_ns + 2_000 for row in rows)
+    for a, b in zip(plain.parameters(), hooked.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_bucket_is_done_on_the_device_not_when_it_is_enqueued(device, group):
+    ddp = DistributedDataParallel(layers(depth=4), process_group=group, bucket_cap_mb=4)
+    probe = BucketProbe(ddp, group, 1, device)
+    batch = torch.randn(256, 1024, device="cuda")
+    for _ in range(3):
+        ddp(batch).square().mean().backward()
+        probe.take(0)
+    with device.clock.window(50):
+        begin = device.clock.stamp()
+        torch.cuda._sleep(SPIN)  # the host is through with the step long before the device begins it
+        ddp(batch).square().mean().backward()
+        rows = probe.take(0)
+    (begin_ns,) = device.clock.resolve([begin])
+    assert all(device.clock.resolve(row)[5] - begin_ns > 5 * MS for row in rows)
+
+
+def test_ready_times_alone_on_nccl(device, group):
+    ddp = DistributedDataParallel(layers(), process_group=group, bucket_cap_mb=4)
+    batch = torch.randn(256, 1024, device="cuda")
+    for _ in range(3):
+        ddp(batch).square().mean().backward()
+    with SoloProbe(ddp, device).taking() as take, device.clock.window(50):
+        ddp(batch).square().mean().backward()
+        rows = [list(row) for row in take(0)]
+    ready = [device.clock.resolve(row)[4] for row in rows]
+    assert len(ready) == len(bucket_bytes(ddp))
+    assert ready == sorted(ready)
+    assert ready[0] > 0
+
+
+@pytest.mark.launch
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["world_sizes=[1]", "topology.ranks_per_host=1"],
+        ["world_sizes=[1,2]", "topology.ranks_per_host=2", "topology.backend=gloo"],
+        ["world_sizes=[1]", "topology.ranks_per_host=1", "precision=fp16"],
+    ],
+    ids=["nccl", "gloo-sharing-a-device", "fp16"],
+)
+def test_a_run(tmp_path, overrides):
+    run = tmp_path / "run"
+    words = ["topology=local", "topology.device=cuda", "model=mlp", "measure=quick", "measure.budget_s=8"]
+    command = [sys.executable, "-m", "scaling.cli", "run", *words, "tracking=disabled", f"run_dir={run}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, *overrides], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((run / "launches/0/env-0.json").read_text())
+    assert found["device"] == "cuda"
+    assert found["device_name"]
+    assert found["compute_capability"]
+    memory = json.loads((run / "launches/0/memory-0.json").read_text())
+    assert memory["peak_bytes"] > 2**20
+    assert 0 < memory["device_clock_bound_ns"] < MS

@@ -1,0 +1,97 @@
+"""The bucket probe on two real ranks: the same gradients as plain DDP's, stamps in their order."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("two_ranks.py")
+ROOT = SCRIPT.parents[2]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(rank), str(store)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = []
+    try:
+        for process in ranks:
+            out, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+            outputs.append(json.loads(out.splitlines()[-1]))
+    finally:
+        for process in ranks:
+            process.kill()
+    return outputs
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_gradients_are_plain_ddp_s(two, kind):
+    assert [rank[f"{kind}_close"] for rank in two] == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["host", "device"])
+def test_every_bucket_has_a_row_in_order(two, kind):
+    for rank in two:
+        rows = rank[kind]["rows"]
+        assert len(rank["buckets"]) > 1
+        assert [row[3] for row in rows] == rank["buckets"]
+        assert [row[0] for row in rows] == list(range(len(rows)))
+        assert {row[2] for row in rows} == {2}
+
+
+def test_ready_launch_done(two):
+    for rank in two:
+        step = rank["host"]
+        for *_, ready, launch, done in step["rows"]:
+            assert step["forward_end"] <= ready <= launch < done <= step["end"]
+
+
+def test_on_a_device_a_bucket_is_ready_when_launched(two):
+    for rank in two:
+        step = rank["device"]
+        for *_, ready, launch, done in step["rows"]:
+            assert step["forward_end"] <= ready == launch < done <= step["end"]
+
+
+@pytest.mark.parametrize("kind", ["solo_host", "solo_device"])
+def test_alone_there_are_ready_times_only(two, kind):
+    for rank in two:
+        step = rank[kind]
+        assert [row[3] for row in step["rows"]] == rank["buckets"]
+        ready = [row[4] for row in step["rows"]]
+        assert ready == sorted(ready)
+        assert step["forward_end"] <= ready[0]
+        assert ready[-1] <= step["end"]
+        assert {(row[2], *row[5:]) for row in step["rows"]} == {(1, 0, 0)}
+
+
+def test_hooks_are_gone_after_the_block(two):
+    assert [rank["hooks_left"] for rank in two] == [0, 0]
+
+
+def test_on_gloo_the_control_group_is_the_data_group(two):
+    assert all(rank["same_group"] for rank in two)
+
+
+def test_an_exchange_alone(two):
+    for rank in two:
+        (begin, end), rows = rank["exchange"]
+        assert [row[3] for row in rows] == [1024, 4096]
+        stamps = [begin, rows[0][5], rows[0][6], rows[1][5], rows[1][6], end]
+        assert stamps == sorted(stamps)

@@ -1,0 +1,90 @@
+"""`two_ranks.py RANK STORE`: one of two Gloo ranks; prints what test_probe.py asks about as one JSON line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.worker.clock import now_ns
+from scaling.worker.devices import Device
+from scaling.worker.exchange import Exchange
+from scaling.worker.groups import make_groups
+from scaling.worker.probe import BucketProbe, SoloProbe, bucket_bytes
+
+STEPS = 4
+
+
+class Hooked(Device):
+    """Takes the ways that a CUDA device takes, with the host's clock."""
+
+    type = "cuda"
+
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(10)])
+
+
+def step(ddp, inputs):
+    """Begin, end of forward, end; gradients are left."""
+    ddp.zero_grad(set_to_none=True)
+    begin = now_ns()
+    loss = ddp(inputs).square().mean()
+    forward_end = now_ns()
+    loss.backward()
+    return begin, forward_end, now_ns()
+
+
+def observe(wrapper, take, inputs):
+    found = []
+    for _ in range(STEPS):
+        begin, forward_end, end = step(wrapper, inputs)
+        found.append({"begin": begin, "forward_end": forward_end, "end": end, "rows": take(forward_end)})
+    return found[-1]
+
+
+def main(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    groups = make_groups([1, 2], rank=rank, world=2, backend="gloo", timeout=timedelta(seconds=60))
+    generator = torch.Generator().manual_seed(rank)
+    inputs = torch.randn(16, 256, generator=generator)
+    result = {"rank": rank, "same_group": groups.control[2] is groups.data[2]}
+
+    plain = DistributedDataParallel(model(), process_group=groups.data[2], bucket_cap_mb=1)
+    for _ in range(STEPS):
+        step(plain, inputs)
+    expected = [p.grad.clone() for p in plain.parameters()]
+    result["buckets"] = bucket_bytes(plain)
+    for name, device in (("host", Device()), ("device", Hooked())):
+        ddp = DistributedDataParallel(model(), process_group=groups.data[2], bucket_cap_mb=1)
+        result[name] = observe(ddp, BucketProbe(ddp, groups.data[2], 2, device).take, inputs)
+        result[f"{name}_close"] = all(
+            torch.allclose(a, p.grad, rtol=1e-5, atol=1e-8)
+            for a, p in zip(expected, ddp.parameters(), strict=True)
+        )
+    alone = DistributedDataParallel(model(), process_group=groups.solo, bucket_cap_mb=1)
+    for _ in range(STEPS):
+        step(alone, inputs)
+    for name, device in (("solo_host", Device()), ("solo_device", Hooked())):
+        with SoloProbe(alone, device).taking() as take:
+            result[name] = observe(alone, take, inputs)
+    result["hooks_left"] = sum(bool(p._post_accumulate_grad_hooks) for p in alone.parameters())
+
+    exchange = Exchange(Device(), groups)
+    exchange.reserve(4096)
+    result["exchange"] = exchange.run(2, [1024, 4096])
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
