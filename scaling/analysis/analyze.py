@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from scaling.analysis.results import (
     Quality,
     RunInfo,
     TrialOutcome,
+    Verdict,
 )
 from scaling.analysis.stats import Floats
 from scaling.analysis.verdict import verdicts
@@ -88,11 +90,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         fabric=Fabric(levels=tuple(levels)),
         fits=Fits(),
         inference=(),
-        verdicts=tuple(
-            v
-            for p in points
-            for v in verdicts(p, plan, next((x for x in levels if x.world_size == p.world_size), None))
-        ),
+        verdicts=_verdicts(tables, plan, tuple(points), levels),
         quality=_quality(tables, ending, tuple(points)),
         trials=ending.trials,
     )
@@ -137,15 +135,21 @@ def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
     return (f"{text}; ±{target:g} would take about {more} rounds ({format_duration(more * took_s)})",)
 
 
-def _quality(tables: Tables, ending: Ending, points: tuple[Point, ...]) -> Quality:
+def _crowded(tables: Tables) -> tuple[int, int]:
+    """(contended, all) blocks of bare compute: their one thread needs one core, so any wait for it is somebody else."""
     alone = tables.blocks.filter(pl.col("arm").is_in([BARE_ONE, BARE_ALL]))
-    crowded = alone.filter(pl.col("delayed_ns") > CONTENDED * (pl.col("end_ns") - pl.col("begin_ns"))).height
+    wall = pl.col("end_ns") - pl.col("begin_ns")
+    return alone.filter(pl.col("delayed_ns") > CONTENDED * wall).height, alone.height
+
+
+def _quality(tables: Tables, ending: Ending, points: tuple[Point, ...]) -> Quality:
+    crowded, blocks = _crowded(tables)
     contended = (
         (
-            f"contended: {crowded} of {alone.height} compute blocks waited for a core more than {CONTENDED:.0%} "
+            f"contended: {crowded} of {blocks} compute blocks waited for a core more than {CONTENDED:.0%} "
             "of the time: other programs were running; intervals are wide, measure again on a quiet machine",
         )
-        if crowded > CONTENDED_SHARE * alone.height
+        if crowded > CONTENDED_SHARE * blocks
         else ()
     )
     bounds = [rank.clock_bound_ns for rank in tables.ranks if rank.clock_bound_ns is not None]
@@ -156,3 +160,16 @@ def _quality(tables: Tables, ending: Ending, points: tuple[Point, ...]) -> Quali
         reached=_reached(tables, points),
         warnings=(*tables.gaps, *contended, *ending.warnings),
     )
+
+
+def _verdicts(
+    tables: Tables, plan: Plan, points: tuple[Point, ...], levels: list[Level]
+) -> tuple[Verdict, ...]:
+    """All points' verdicts; on a contended machine none is more than a hint."""
+    by_size = {level.world_size: level for level in levels}
+    found = [v for p in points for v in verdicts(p, plan, by_size.get(p.world_size))]
+    crowded, blocks = _crowded(tables)
+    if crowded <= CONTENDED_SHARE * blocks:
+        return tuple(found)
+    doubt = "other programs were running on this machine: a hint, not a finding"
+    return tuple(dataclasses.replace(v, confidence="low", evidence=(*v.evidence, doubt)) for v in found)

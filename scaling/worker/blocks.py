@@ -36,8 +36,8 @@ class BlockRunner:
         self._recorder = recorder
         self._accumulation = accumulation
 
-    def run(self, block: Block, arms: Arms, sweep: Sequence[int], *, steps: int, lead_in: int) -> None:
-        """`sweep`: the sizes of the fabric arm, bytes."""
+    def run(self, block: Block, arms: Arms, sweep: Sequence[int], *, steps: int, lead_in: int) -> float:
+        """Run and record one block; `sweep`: the sizes of the fabric arm, bytes. Returns the mean of a step, ns."""
         if block.arm in STEP_ARMS:
             rows, collectives, usage = self._steps(block, arms, steps, lead_in)
         else:
@@ -62,6 +62,7 @@ class BlockRunner:
             [[resolve(row) for row in step] for step in collectives],
             usage,
         )
+        return (resolve(rows[-1])[1] - resolve(rows[0])[0]) / len(rows)
 
     def _steps(self, block: Block, arms: Arms, steps: int, lead_in: int) -> tuple[Rows, list[Rows], Usage]:
         rows: Rows = []

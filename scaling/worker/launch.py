@@ -179,12 +179,12 @@ class Launch:
                     self._progress(
                         f"round {number + 1}", time.monotonic() - begin, pace, number + index / len(blocks)
                     )
-                self._block(block, steps, lead_in)
+                self._block(block, steps, lead_in, pace)
             number += 1
             more = pace.go_on(number, time.monotonic() - begin) if pace else None
             go = bool(self.control.agree(f"go/{number}", more, lead=self.rank == 0))
 
-    def _block(self, block: Block, steps: int, lead_in: int) -> None:
+    def _block(self, block: Block, steps: int, lead_in: int, pace: Pace | None) -> None:
         if self.rank == 0:
             self.control.start(block.id, conductor=True)
         if block.runs_on(self.rank):
@@ -193,9 +193,11 @@ class Launch:
             ready = self.ready[block.trial.world_size]
             self.faults.begin(block)
             try:
-                self.blocks.run(block, ready.arms, ready.sweep, steps=steps, lead_in=lead_in)
+                step_ns = self.blocks.run(block, ready.arms, ready.sweep, steps=steps, lead_in=lead_in)
             finally:
                 self.faults.end()
+            if pace is not None:
+                pace.note(block, step_ns)
             self.control.finish(block.id, 1 if block.arm == BARE_ONE else block.trial.world_size)
         if self.rank == 0:
             self.control.finished(block.id)

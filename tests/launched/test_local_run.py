@@ -1,6 +1,8 @@
 """Plain Gloo ranks on this machine: precision, strong scaling, accumulation, one's own model, a multirun."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -79,6 +81,25 @@ def test_ones_own_model(scaling, tmp_path, point_of):
     )
     assert done.returncode == 0, done.stderr
     assert point_of(tmp_path / "run", 2)["comm"]["bytes_per_step"] == 65 * 4
+
+
+def test_a_contended_machine_is_said_and_nothing_is_claimed_with_confidence(scaling, tmp_path, analysis_of):
+    """Two programs keep both cores busy; the model is all compute, so no cause there is would be true."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        done = scaling("run", *LOCAL, "model=highmem_cnn", "batch_per_rank=16", "run_dir=run", cwd=tmp_path)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert done.returncode == 0, done.stderr
+    document = analysis_of(tmp_path / "run")
+    assert document["quality"]["contended_blocks"] > 0
+    assert any("contended" in warning for warning in document["quality"]["warnings"])
+    assert "contended" in done.stdout
+    assert {verdict["confidence"] for verdict in document["verdicts"]} == {"low"}
+    efficiency = document["points"][1]["efficiency"]
+    assert efficiency["high"] - efficiency["low"] > 0.05
 
 
 def test_a_multirun_ends_in_a_comparison(scaling, tmp_path):

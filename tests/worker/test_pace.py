@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from scipy.special import stdtrit
 
+from scaling.plan import Block, Trial
 from scaling.spec import Measure
-from scaling.worker.pace import BLOCK_NS_MIN, BLOCK_STEPS_MAX, STEPS_MIN, Pace, fabric_sizes
+from scaling.worker.pace import BLOCK_NS_MIN, BLOCK_STEPS_MAX, STEPS_MIN, Pace, fabric_sizes, student
 
 MS = 1_000_000
 
@@ -92,3 +94,39 @@ def test_the_sweep_ends_with_the_first_size_whose_next_is_too_dear():
 def test_rank_0_decides_for_all(said):
     sizes = fabric_sizes(2**14, 100.0, lambda size: row(size, 10**12), lambda _key, _value: said)
     assert len(sizes) == (3 if said else 1)
+
+
+def noted(pace, rounds, spread):
+    """Rounds in which the ratio of plain to bare_one alternates by `spread`."""
+    trial = Trial(world_size=2, hosts=2, batch=32)
+    for number in range(rounds):
+        pace.note(Block(id=0, round=number, trial=trial, arm="bare_one", solo_rank=0), 40.0 * MS)
+        for _ in range(2):
+            pace.note(
+                Block(id=0, round=number, trial=trial, arm="plain"), 50.0 * MS * (1 + spread * (-1) ** number)
+            )
+        pace.go_on(number + 1, number + 1.0)
+    return pace
+
+
+def test_it_stops_when_the_efficiency_is_known_well_enough():
+    precise = noted(Pace(measure(target_half_width=0.02), [50 * MS] * 8), rounds=4, spread=0.005)
+    assert precise.half_width(2) < 0.02
+    assert not precise.go_on(4, 4.0)
+
+
+def test_it_goes_on_while_it_is_not():
+    vague = noted(Pace(measure(target_half_width=0.02), [50 * MS] * 8), rounds=4, spread=0.05)
+    assert vague.half_width(2) > 0.02
+    assert vague.go_on(4, 4.0)
+
+
+def test_without_a_target_time_decides():
+    quick = noted(Pace(measure(), [50 * MS] * 8), rounds=4, spread=0.0)
+    assert quick.go_on(4, 4.0)
+    assert not quick.go_on(5, 99.9)
+
+
+@pytest.mark.parametrize("degrees", [3, 5, 10, 30])
+def test_students_quantile(degrees):
+    assert student(degrees) == pytest.approx(stdtrit(degrees, 0.975), rel=0.01)
