@@ -112,6 +112,8 @@ class RankFile:
     host: int
     warmup: dict[int, int]
     clock_bound_ns: int | None
+    clock_corrected: bool
+    """Whether its stamps were moved onto rank 0's clock."""
     cut_off: bool
 
 
@@ -226,6 +228,7 @@ def _read(path: Path, launch: LaunchFolder, rank: int, columns: _Columns) -> Ran
         host=head.host,
         warmup={int(n): steps for n, steps in head.warmup.items()},
         clock_bound_ns=max((c.bound_ns for c in clocks), default=None),
+        clock_corrected=not shift.still,
         cut_off=cut_off or open_steps > 0,
     )
 
@@ -239,11 +242,11 @@ class _Shift:
 
     def __init__(self, clocks: list[_Clock]) -> None:
         self._clocks = clocks
-        self._still = all(abs(c.offset_ns) <= c.bound_ns for c in clocks)
+        self.still = all(abs(c.offset_ns) <= c.bound_ns for c in clocks)
 
     def at(self, time_ns: int) -> int:
         """One stamp; 0 means "not taken" and stays."""
-        if self._still or time_ns == 0:
+        if self.still or time_ns == 0:
             return time_ns
         first, last = self._clocks[0], self._clocks[-1]
         span = last.time_ns - first.time_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import webbrowser
@@ -44,6 +45,7 @@ def run(arguments: list[str]) -> int:
         create(job.request, job.plan, job.folder)
     from scaling.report.progress import watching  # noqa: PLC0415
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside as by Ctrl-C: in order
     console, codes = Console(), []
     for job in jobs:
         with watching(job.plan) as progress:

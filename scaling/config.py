@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from scaling import resources, spec
 from scaling.errors import InputError
 from scaling.machine import Machine, find_machine
+from scaling.records import COLLECTIVES
 from scaling.units import parse_bytes, parse_rate_bit_s
 
 # Hydra cannot hold frozen dataclasses or Literal, so the schema is a set of types of its own.
@@ -61,6 +62,7 @@ class MeasureConfig:
     target_half_width: float | None = None
     budget_s: float = MISSING
     fabric_max: str = MISSING
+    collectives: list[str] = field(default_factory=lambda: ["all_reduce"])
     step_timeout_s: float = MISSING
 
 
@@ -371,6 +373,9 @@ def _precision(name: str, topology: spec.Topology, machine: Machine) -> None:
 
 def _measure(config: MeasureConfig) -> spec.Measure:
     values = {k: v for k, v in vars(config).items() if k != "fabric_max"}
+    for name in config.collectives:
+        _one_of("measure.collectives", name, COLLECTIVES)
+    values["collectives"] = tuple(config.collectives)
     return spec.Measure(**values, fabric_bytes_max=parse_bytes(config.fabric_max, "measure.fabric_max"))
 
 

@@ -110,16 +110,15 @@ def _outcome(world_size: int, status: Status | None, folder: RunFolder, tables: 
     def outcome(state: str, error: str | None = None, rank: int | None = None) -> TrialOutcome:
         return TrialOutcome(world_size=world_size, status=state, error=error, rank=rank)
 
-    if any((launch.path / f"oom-{world_size}.json").exists() for launch in folder.launches()):
+    if any(launch.out_of_memory(world_size).exists() for launch in folder.launches()):
         return outcome("oom", "a rank ran out of memory in its first step")
-    state = status.state if status else "lost"
-    if state == "running":
-        state = "interrupted"
-    if state != "done":
-        error = status.error if status else "status.json is missing"
-        if status is not None and status.world_size not in (None, world_size):
-            return outcome("lost", f"cut off when world size {status.world_size} {state}")
-        return outcome(state, error, status.rank if status else None)
+    stood = next((t for t in status.trials if t.world_size == world_size), None) if status else None
+    if stood is None:
+        return outcome("lost", "status.json is missing")
+    if stood.status == "running":
+        return outcome("interrupted", "the run was cut off")
+    if stood.status != "done":
+        return outcome(stood.status, stood.error, stood.rank)
     whole = {rank.rank for rank in tables.ranks if not rank.cut_off}
     missing = [rank for rank in range(world_size) if rank not in whole]
     if missing:

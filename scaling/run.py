@@ -23,6 +23,16 @@ STATUS_SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrialStatus:
+    """How one trial stands: planned running done failed oom timeout lost interrupted, with the first error."""
+
+    world_size: int
+    status: str
+    error: str | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """status.json: how the run and each of its trials stand."""
 
@@ -31,10 +41,7 @@ class Status:
     started: str
     duration_s: float
     launches: int
-    error: str | None
-    rank: int | None
-    world_size: int | None
-    trials: dict[str, str]
+    trials: tuple[TrialStatus, ...]
 
 
 def plan_request(request: Request) -> Plan:
@@ -109,8 +116,13 @@ def _status(plan: Plan, state: str, begin: float, outcome: Outcome, launches: in
         started=plan.created,
         duration_s=round(time.monotonic() - begin, 1),
         launches=launches,
-        error=outcome.error,
-        rank=outcome.rank,
-        world_size=outcome.world_size,
-        trials={str(t.world_size): state for t in plan.trials},
+        trials=tuple(_trial(t.world_size, state, outcome) for t in plan.trials),
     )
+
+
+def _trial(world_size: int, state: str, outcome: Outcome) -> TrialStatus:
+    """A failure belongs to the trial it happened in; the launch's other trials are cut off by it."""
+    if outcome.world_size not in (None, world_size):
+        error = f"cut off when world size {outcome.world_size} {state}"
+        return TrialStatus(world_size=world_size, status="lost", error=error)
+    return TrialStatus(world_size=world_size, status=state, error=outcome.error, rank=outcome.rank)

@@ -99,6 +99,8 @@ class Measure:
     budget_s: float
     """Cap of the whole run, start-up excluded."""
     fabric_bytes_max: int
+    collectives: tuple[str, ...] = ("all_reduce",)
+    """What the size sweep runs, of records.COLLECTIVES."""
     step_timeout_s: float
     """A rank that shows no progress for this long beyond its expected time is taken for hung."""
 

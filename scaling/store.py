@@ -134,6 +134,14 @@ class LaunchFolder:
         """Rank 0's word on how far it is."""
         return self.path / "progress.json"
 
+    def memory(self, rank: int) -> Path:
+        """Peak memory of one rank."""
+        return self.path / f"memory-{rank}.json"
+
+    def out_of_memory(self, world_size: int) -> Path:
+        """There when a world size did not fit into some rank's memory."""
+        return self.path / f"oom-{world_size}.json"
+
     @property
     def fabric(self) -> Path:
         """What the emulated network is made of."""

@@ -54,6 +54,8 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     records = {t.world_size: read_trial(tables, t) for t in plan.trials}
     status = {t.world_size: t.status for t in ending.trials}
     warmup = {n: steps for rank in tables.ranks for n, steps in rank.warmup.items()}
+    # Where clocks had to be corrected, what compares ranks is uncertain by the correction's bound.
+    clock_bound = max((r.clock_bound_ns or 0 for r in tables.ranks if r.clock_corrected), default=0)
     levels: list[Level] = []
     points: list[Point] = []
     for trial in plan.trials:
@@ -68,6 +70,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
                 whole_batch=records.get(1) if spec.mode == "strong" else None,
                 sweep=sweep,
                 link=link,
+                clock_bound_ns=clock_bound,
             )
         )
     return Analysis(
@@ -100,20 +103,21 @@ def _sweep(
     tables: Tables, plan: Plan, trial: Trial, records: TrialRecords
 ) -> tuple[dict[str, Floats], Link | None, Level | None]:
     """The size sweep of one world size: as quantities of the trial's rounds, as a fitted link, as a curve."""
-    times = curve.sweep_times(tables.fabric, trial.world_size)
-    swept = curve.sweep_rounds(times, plan.spec.seed)
-    if swept is None:
+    n = trial.world_size
+    times = {name: curve.sweep_times(tables.fabric, n, name) for name in plan.spec.measure.collectives}
+    swept = {name: curve.sweep_rounds(found, plan.spec.seed) for name, found in times.items()}
+    known = {name: sweep for name, sweep in swept.items() if sweep is not None}
+    if not known:
         return {}, None, None
-    rounds, sizes = swept
-    keys = times.select("launch", "round").unique().sort("launch", "round").rows()
+    level = curve.level(known, plan, n)
+    if "all_reduce" not in known:
+        return {}, None, level
+    rounds, sizes = known["all_reduce"]
+    keys = times["all_reduce"].select("launch", "round").unique().sort("launch", "round").rows()
     values = {
         str(size): records.per_round(dict(zip(keys, rounds.values[str(size)], strict=True))) for size in sizes
     }
-    return (
-        values,
-        lambda m: curve.fit(m, sizes, trial.world_size),
-        curve.level(rounds, sizes, plan, trial.world_size),
-    )
+    return values, lambda m: curve.fit(m, sizes, n), level
 
 
 def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ Communication Operations in MPICH", IJHPCA 19(1), 2005.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ import polars as pl
 from scaling.analysis.results import CurvePoint, Level, Measured
 from scaling.analysis.stats import Floats, Means, Rounds, UnknownQuantityError
 from scaling.plan import Plan
+from scaling.records import COLLECTIVES
 
 LARGE_BYTES = 2**18
 """beta is fitted from here on: below, fixed costs and the shaper's free burst rule."""
@@ -40,15 +42,23 @@ class AlphaBeta:
         return result
 
 
-def bus_factor(world_size: int) -> float:
-    """busbw / algbw of an all-reduce."""
-    return 2 * (world_size - 1) / world_size
+def bus_factor(world_size: int, collective: str = "all_reduce") -> float:
+    """busbw / algbw of a collective (nccl-tests, doc/PERFORMANCE.md)."""
+    n = world_size
+    return {
+        "all_reduce": 2 * (n - 1) / n,
+        "all_gather": (n - 1) / n,
+        "reduce_scatter": (n - 1) / n,
+        "broadcast": 1.0,
+    }[collective]
 
 
-def sweep_times(fabric: pl.DataFrame, world_size: int) -> pl.DataFrame:
+def sweep_times(fabric: pl.DataFrame, world_size: int, collective: str = "all_reduce") -> pl.DataFrame:
     """(launch, round, bytes, time_ns): each message from the latest launch to the latest done, mean of a round."""
     return (
-        fabric.filter(pl.col("world_size") == world_size)
+        fabric.filter(
+            (pl.col("world_size") == world_size) & (pl.col("kind") == COLLECTIVES.index(collective))
+        )
         .group_by("launch", "round", "block", "step", "seq", "bytes")
         .agg(time_ns=pl.col("done_ns").max() - pl.col("launch_ns").max(), ranks=pl.len())
         .filter(pl.col("ranks") == world_size)
@@ -58,7 +68,11 @@ def sweep_times(fabric: pl.DataFrame, world_size: int) -> pl.DataFrame:
     )
 
 
-def sweep_rounds(times: pl.DataFrame, seed: int) -> tuple[Rounds, tuple[int, ...]] | None:
+Sweep = tuple[Rounds, tuple[int, ...]]
+"""Times of one collective, a quantity a size, and the sizes, bytes."""
+
+
+def sweep_rounds(times: pl.DataFrame, seed: int) -> Sweep | None:
     """The sweep as rounds with one quantity a size."""
     if times.is_empty():
         return None
@@ -87,33 +101,39 @@ def fit(means: Means, sizes: tuple[int, ...], world_size: int) -> AlphaBeta:
     return AlphaBeta(n, np.maximum(rest, 0.0) / (2 * (n - 1)), slope * n / (2 * (n - 1)))
 
 
-def level(rounds: Rounds, sizes: tuple[int, ...], plan: Plan, world_size: int) -> Level:
-    """One group's curve and fit."""
+def level(swept: Mapping[str, Sweep], plan: Plan, world_size: int) -> Level:
+    """One group's curves by collective, and the fit of its all-reduce."""
     topology = plan.spec.topology
     across = topology.hosts_of(world_size) > 1
     nominal = topology.link.nominal_bit_s if across else None
-    factor = bus_factor(world_size)
+    rounds, sizes = swept.get("all_reduce", next(iter(swept.values())))
+    fitted = "all_reduce" in swept
+    return Level(
+        name="network" if across else "host",
+        world_size=world_size,
+        alpha_us=rounds.measure(lambda m: fit(m, sizes, world_size).alpha_ns / 1e3) if fitted else None,
+        busbw_gbit_s=rounds.ratio(lambda m: 8 / fit(m, sizes, world_size).beta_ns) if fitted else None,
+        nominal_gbit_s=None if nominal is None else nominal / 1e9,
+        curve=tuple(
+            _curve_point(collective, size, found, world_size)
+            for collective, (found, of) in swept.items()
+            for size in of
+        ),
+    )
 
-    def bandwidth(size: int, scale: float) -> Measured:
+
+def _curve_point(collective: str, size: int, rounds: Rounds, world_size: int) -> CurvePoint:
+    def bandwidth(scale: float) -> Measured:
         measured = rounds.ratio(lambda m: size * 8 * scale / m[str(size)])
         assert measured is not None
         return measured
 
-    points = tuple(
-        CurvePoint(
-            collective="all_reduce",
-            bytes=size,
-            time_us=rounds.ratio(lambda m, s=size: m[str(s)] / 1e3),  # type: ignore[misc, arg-type]
-            algbw_gbit_s=bandwidth(size, 1.0),
-            busbw_gbit_s=bandwidth(size, factor),
-        )
-        for size in sizes
-    )
-    return Level(
-        name="network" if across else "host",
-        world_size=world_size,
-        alpha_us=rounds.measure(lambda m: fit(m, sizes, world_size).alpha_ns / 1e3),
-        busbw_gbit_s=rounds.ratio(lambda m: 8 / fit(m, sizes, world_size).beta_ns),
-        nominal_gbit_s=None if nominal is None else nominal / 1e9,
-        curve=points,
+    time_us = rounds.ratio(lambda m: m[str(size)] / 1e3)
+    assert time_us is not None
+    return CurvePoint(
+        collective=collective,
+        bytes=size,
+        time_us=time_us,
+        algbw_gbit_s=bandwidth(1.0),
+        busbw_gbit_s=bandwidth(bus_factor(world_size, collective)),
     )

@@ -20,7 +20,7 @@ from scaling.analysis.results import (
     Point,
 )
 from scaling.analysis.simulate import period, period_of_mean
-from scaling.analysis.stats import Floats, Means, Rounds, scaled
+from scaling.analysis.stats import Floats, Means, Rounds, scaled, widened
 from scaling.analysis.stragglers import describe, late_ranks
 from scaling.plan import Plan
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
@@ -38,8 +38,13 @@ def point(
     whole_batch: TrialRecords | None,
     sweep: dict[str, Floats],
     link: Link | None,
+    clock_bound_ns: int = 0,
 ) -> Point:
-    """Everything about one world size. `whole_batch` is the trial at world size 1 (strong scaling's baseline)."""
+    """Everything about one world size.
+
+    `whole_batch` is the trial at world size 1 (strong scaling's baseline); `clock_bound_ns` how
+    far corrected clocks may be off.
+    """
     trial, spec = records.trial, plan.spec
     n = trial.world_size
     if records.index.is_empty():
@@ -71,12 +76,12 @@ def point(
                 for name in (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE)
             }
         ),
-        parts_ms=_parts(rounds, n),
+        parts_ms=_parts(rounds, n, clock_bound_ns / 1e6),
         closure=rounds.ratio(lambda m: m["closure"] / m["plain"]),
         loss=_loss(rounds, n, efficiency, link, strong=whole_batch is not None, size=records.bucket_bytes),
         straggler=describe(late, records, typical, rounds) if late else None,
         overhead=overhead,
-        comm=_comm(rounds, records, plan) if n > 1 and records.bucket_bytes else None,
+        comm=_comm(rounds, records, plan, clock_bound_ns) if n > 1 and records.bucket_bytes else None,
         memory=Memory(),
     )
 
@@ -109,7 +114,7 @@ def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats
     mask = np.array([r in typical for r in range(records.trial.world_size)])
     simulated: dict[str, dict[tuple[int, int], float]] = {"sim": {}, "sim_typical": {}, "link_exposed": {}}
     for cycle in records.cycles:
-        whole = period(cycle.ready, cycle.compute_end, cycle.transfer)
+        whole = period(cycle.ready, cycle.compute_end, cycle.transfer, cycle.start)
         mean, exposed = period_of_mean(mask, cycle.ready, cycle.compute_end, cycle.transfer)
         simulated["sim"][cycle.key] = float(whole.mean())
         simulated["sim_typical"][cycle.key] = float(mean.mean())
@@ -161,7 +166,7 @@ def _efficiency(n: int, *, strong: bool) -> Callable[[Means], Floats]:
     return lambda m: m[BARE_ONE] / m["plain"]
 
 
-def _parts(rounds: Rounds, n: int) -> Parts:
+def _parts(rounds: Rounds, n: int, clock_bound_ms: float) -> Parts:
     """The light probe's step; its wait for communication is split as the detailed blocks split theirs."""
 
     def split(name: str) -> Callable[[Means], Floats]:
@@ -180,8 +185,8 @@ def _parts(rounds: Rounds, n: int) -> Parts:
         input=ms(f"{PROBE}.input"),
         forward=ms(f"{PROBE}.forward"),
         backward=ms(backward),
-        exposed_transfer=ms(split("exposed_transfer")) if n > 1 else None,
-        exposed_skew=ms(split("exposed_skew")) if n > 1 else None,
+        exposed_transfer=widened(ms(split("exposed_transfer")), clock_bound_ms) if n > 1 else None,
+        exposed_skew=widened(ms(split("exposed_skew")), clock_bound_ms) if n > 1 else None,
         optimizer=ms(f"{PROBE}.optimizer"),
         host=ms(f"{PROBE}.host"),
     )
@@ -244,11 +249,15 @@ def _loss(
     return None if unexplained is None else Loss(**measured, unexplained=unexplained)
 
 
-def _comm(rounds: Rounds, records: TrialRecords, plan: Plan) -> Comm:
+def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int) -> Comm:
     n, total = records.trial.world_size, sum(records.bucket_bytes)
     factor = bus_factor(n)
     topology = plan.spec.topology
     nominal = topology.link.nominal_bit_s if topology.hosts_of(n) > 1 else None
+    busbw = rounds.ratio(lambda m: factor * total * 8 / m["busy"])
+    busy = rounds.measure("busy")
+    if busbw is not None and busy is not None:
+        busbw = widened(busbw, busbw.value * clock_bound_ns / busy.value)
     buckets = tuple(
         Bucket(
             bytes=size,
@@ -261,7 +270,7 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan) -> Comm:
     return Comm(
         bytes_per_step=total,
         buckets=buckets,
-        busbw_gbit_s=rounds.ratio(lambda m: factor * total * 8 / m["busy"]),
+        busbw_gbit_s=busbw,
         curve_share=rounds.ratio(lambda m: m["replay"] / m["busy"]),
         nominal_share=(
             None

@@ -40,13 +40,14 @@ DURATIONS = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """A detailed block's steps as periods: every time since the step before ended on the link, ns."""
+    """A detailed block's steps as periods, ns; times as scaling.analysis.simulate has them."""
 
     key: tuple[int, int]
     """(launch, round)"""
     ready: Floats  # S x R x K, launches
     compute_end: Floats  # S x R
     transfer: Floats  # S x K
+    start: Floats  # S x R
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,13 +150,14 @@ def _detailed(
             scalars.setdefault(name, {})[key] = value
         if len(stamps.begin) < 2:
             continue
-        since = stamps.done.max(axis=(1, 2))[:-1]
+        own_end = stamps.done.max(axis=2)[:-1]
         cycles.append(
             Cycle(
                 key=key,
-                ready=stamps.launch[1:] - since[:, None, None],
-                compute_end=stamps.compute_end[1:] - since[:, None],
+                ready=stamps.launch[1:] - own_end[:, :, None],
+                compute_end=stamps.compute_end[1:] - own_end,
                 transfer=merged.transfer[1:],
+                start=own_end - own_end.max(axis=1, keepdims=True),
             )
         )
     return tuple(cycles), scalars, sizes

@@ -150,6 +150,13 @@ def distinguishable(ratio: Measured | None, floor: float = 0.0) -> bool:
     return ratio.low > 1 + floor or ratio.high < 1 - floor
 
 
+def widened(number: Measured | None, by: float) -> Measured | None:
+    """The same number with `by` more on either side: a bound that no resampling shows."""
+    if number is None or number.low is None or number.high is None or not by:
+        return number
+    return Measured(value=number.value, low=number.low - by, high=number.high + by, n=number.n)
+
+
 @overload
 def scaled(number: Measured, factor: float) -> Measured: ...
 @overload

@@ -62,8 +62,8 @@ def _cost(records: TrialRecords, ranks: tuple[int, ...]) -> Floats:
     """Step minus the step without these ranks' lateness, per round."""
     found = {}
     for cycle in records.cycles:
-        whole = period(cycle.ready, cycle.compute_end, cycle.transfer)
-        without = period_without(ranks, cycle.ready, cycle.compute_end, cycle.transfer)
+        whole = period(cycle.ready, cycle.compute_end, cycle.transfer, cycle.start)
+        without = period_without(ranks, cycle.ready, cycle.compute_end, cycle.transfer, cycle.start)
         found[cycle.key] = float((whole - without).mean())
     return records.per_round(found)
 

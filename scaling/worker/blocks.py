@@ -8,10 +8,10 @@ from typing import Any
 import torch.distributed as dist
 
 from scaling.plan import Block
-from scaling.records import BARE_ONE, PLAIN, REPLAY, STEP_ARMS
+from scaling.records import BARE_ONE, COLLECTIVES, PLAIN, REPLAY, STEP_ARMS
 from scaling.worker.arms import Arms
 from scaling.worker.devices import Device
-from scaling.worker.exchange import Exchange, stamps_of
+from scaling.worker.exchange import ALL_REDUCE, Exchange, Message, stamps_of
 from scaling.worker.groups import Groups
 from scaling.worker.recorder import Recorder, Usage
 from scaling.worker.step import step_fields
@@ -28,13 +28,22 @@ class BlockRunner:
     """Runs the blocks of one launch."""
 
     def __init__(
-        self, *, device: Device, groups: Groups, exchange: Exchange, recorder: Recorder, accumulation: int
+        self,
+        *,
+        device: Device,
+        groups: Groups,
+        exchange: Exchange,
+        recorder: Recorder,
+        accumulation: int,
+        collectives: Sequence[str],
     ) -> None:
+        """`collectives`: names of what the size sweep runs."""
         self._device = device
         self._groups = groups
         self._exchange = exchange
         self._recorder = recorder
         self._accumulation = accumulation
+        self._kinds = [COLLECTIVES.index(name) for name in collectives]
 
     def run(self, block: Block, arms: Arms, sweep: Sequence[int], *, steps: int, lead_in: int) -> float:
         """Run and record one block; `sweep`: the sizes of the fabric arm, bytes. Returns the mean of a step, ns."""
@@ -42,7 +51,7 @@ class BlockRunner:
             rows, collectives, usage = self._steps(block, arms, steps, lead_in)
         else:
             lead_in = 0
-            rows, collectives, usage = self._exchanges(block, _sizes(block, arms, sweep))
+            rows, collectives, usage = self._exchanges(block, _messages(block, arms, sweep, self._kinds))
         resolve = self._device.clock.resolve
         fields: dict[str, Any] = {
             "id": block.id,
@@ -86,16 +95,16 @@ class BlockRunner:
                 self._device.synchronize()
         return rows, collectives, usage
 
-    def _exchanges(self, block: Block, exchanges: list[list[int]]) -> tuple[Rows, list[Rows], Usage]:
+    def _exchanges(self, block: Block, exchanges: list[list[Message]]) -> tuple[Rows, list[Rows], Usage]:
         rows: Rows = []
         collectives: list[Rows] = []
         with self._device.clock.window(stamps_of(exchanges)):
             self._together(block)
             with Usage() as usage:
-                for sizes in exchanges:
-                    row, messages = self._exchange.run(block.trial.world_size, sizes)
+                for messages in exchanges:
+                    row, done = self._exchange.run(block.trial.world_size, messages)
                     rows.append(row)
-                    collectives.append(messages)
+                    collectives.append(done)
                 self._device.synchronize()
         return rows, collectives, usage
 
@@ -105,7 +114,9 @@ class BlockRunner:
             dist.barrier(self._groups.control[n])
 
 
-def _sizes(block: Block, arms: Arms, sweep: Sequence[int]) -> list[list[int]]:
+def _messages(block: Block, arms: Arms, sweep: Sequence[int], kinds: Sequence[int]) -> list[list[Message]]:
+    """One list a repetition: a replay's buckets in a row, the sweep's messages one by one."""
     if block.arm == REPLAY:
-        return [arms.buckets()] * REPLAYS
-    return [[size] for size in sweep for _ in range(SMALL_REPEATS if size <= SMALL_BYTES else 1)]
+        return [[(ALL_REDUCE, size) for size in arms.buckets()]] * REPLAYS
+    repeats = [(size, SMALL_REPEATS if size <= SMALL_BYTES else 1) for size in sweep]
+    return [[(kind, size)] for kind in kinds for size, count in repeats for _ in range(count)]

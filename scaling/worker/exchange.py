@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 
@@ -9,25 +11,34 @@ from scaling.records import COLLECTIVES
 from scaling.worker.devices import Device
 from scaling.worker.groups import Groups
 
-_ALL_REDUCE = COLLECTIVES.index("all_reduce")
 _ITEM_BYTES = 4
+ALL_REDUCE = COLLECTIVES.index("all_reduce")
+# Renamed in torch 2.13; the older names still exist there and warn.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+Message = tuple[int, int]
+"""(index into records.COLLECTIVES, bytes), the bytes as nccl-tests counts them: of the whole result of an
+all-gather, of the whole input of a reduce-scatter."""
 
 
 class Exchange:
-    """All-reduces of one buffer of fp32 on the device."""
+    """Collectives over one buffer of fp32 on the device."""
 
     def __init__(self, device: Device, groups: Groups) -> None:
         self._device = device
         self._groups = groups
         self._buffer = torch.zeros(0)
+        self._part = torch.zeros(0)
 
     def reserve(self, size: int) -> None:
         """Make messages of up to `size` bytes possible."""
         if self._buffer.numel() * _ITEM_BYTES < size:
             self._buffer = torch.zeros(size // _ITEM_BYTES + 1, device=self._device.torch_device)
+            self._part = torch.zeros_like(self._buffer)
 
-    def run(self, n: int, sizes: list[int]) -> tuple[list[int], list[list[int]]]:
-        """Messages of `sizes` bytes one after the other, ranks aligned at the first.
+    def run(self, n: int, messages: Sequence[Message]) -> tuple[list[int], list[list[int]]]:
+        """Messages one after the other, ranks aligned at the first.
 
         Tokens of begin and end, and one records.COLLECTIVE_FIELDS row of tokens each.
         """
@@ -35,24 +46,36 @@ class Exchange:
         self._device.synchronize()
         dist.barrier(self._groups.control[n])
         begin = stamp()
-        rows = [self._all_reduce(n, size, seq) for seq, size in enumerate(sizes)]
+        rows = [self._one(n, kind, size, seq) for seq, (kind, size) in enumerate(messages)]
         return [begin, stamp()], rows
 
     def once(self, n: int, size: int) -> list[int]:
-        """One message in a window of its own, in ns."""
+        """One all-reduce in a window of its own, in ns."""
         clock = self._device.clock
         with clock.window(4):
-            _, (row,) = self.run(n, [size])
+            _, (row,) = self.run(n, [(ALL_REDUCE, size)])
         return clock.resolve(row)
 
-    def _all_reduce(self, n: int, size: int, seq: int) -> list[int]:
-        stamp = self._device.clock.stamp
-        part = self._buffer[: max(1, size // _ITEM_BYTES)]
+    def _one(self, n: int, kind: int, size: int, seq: int) -> list[int]:
+        """Run and stamp one message; on CUDA the current stream waits for it."""
+        stamp, group = self._device.clock.stamp, self._groups.data[n]
+        each = max(1, size // _ITEM_BYTES // n)
+        split = COLLECTIVES[kind] in ("all_gather", "reduce_scatter")
+        whole = self._buffer[: each * n if split else max(1, size // _ITEM_BYTES)]
+        part = self._part[:each]
         launch = stamp()
-        dist.all_reduce(part, group=self._groups.data[n])  # on CUDA: the current stream waits for it
-        return [seq, _ALL_REDUCE, n, part.numel() * _ITEM_BYTES, launch, launch, stamp()]
+        match COLLECTIVES[kind]:
+            case "all_gather":
+                _all_gather(whole, part, group=group)
+            case "reduce_scatter":
+                _reduce_scatter(part, whole, group=group)
+            case "broadcast":
+                dist.broadcast(whole, 0, group=group)
+            case _:
+                dist.all_reduce(whole, group=group)
+        return [seq, kind, n, whole.numel() * _ITEM_BYTES, launch, launch, stamp()]
 
 
-def stamps_of(exchanges: list[list[int]]) -> int:
-    """How many stamps `run` takes over these lists of sizes."""
-    return sum(2 + 2 * len(sizes) for sizes in exchanges)
+def stamps_of(exchanges: Sequence[Sequence[Message]]) -> int:
+    """How many stamps `run` takes over these lists of messages."""
+    return sum(2 + 2 * len(messages) for messages in exchanges)

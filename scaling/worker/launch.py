@@ -84,6 +84,7 @@ class Launch:
             exchange=self.exchange,
             recorder=self.recorder,
             accumulation=self.spec.accumulation_steps,
+            collectives=self.spec.measure.collectives,
         )
         try:
             self._clock("begin")
@@ -112,7 +113,7 @@ class Launch:
             "peak_bytes": self.device.peak_bytes(),
             "device_clock_bound_ns": self.device.clock.bound_ns,
         }
-        write_json(self.folder.path / f"memory-{self.rank}.json", record)
+        write_json(self.folder.memory(self.rank), record)
 
     def _head(self) -> dict[str, Any]:
         groups = {str(t.world_size): list(range(t.world_size)) for t in self.trials} | {"1": [self.rank]}
@@ -157,7 +158,7 @@ class Launch:
             self.control.say(f"ready/{n}", n in self.ready)
         fits_all = bool(self.control.hear(f"ready/{n}"))
         if not fits_all and self.rank == 0:
-            write_json(self.folder.path / f"oom-{n}.json", {"world_size": n})
+            write_json(self.folder.out_of_memory(n), {"world_size": n})
         return fits_all
 
     def _rounds(self, trials: tuple[Trial, ...]) -> None:

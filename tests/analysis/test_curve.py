@@ -95,6 +95,7 @@ def row(rank, size, launch, done, *, number=0, step=0, seq=0, n=2):
         "world_size": n,
         "step": step,
         "seq": seq,
+        "kind": 0,
         "bytes": size,
         "launch_ns": launch,
         "done_ns": done,
@@ -144,7 +145,7 @@ def curve_of(cluster):
         plan = make_plan(cluster.spec_of(truth), run_id="", created="", version="")
         times = times or {size: exact(size, n) for size in SWEEP}
         rounds = Rounds({str(s): np.full(8, t) for s, t in times.items()}, np.zeros(8, dtype=np.int64))
-        return level(rounds, tuple(times), plan, n), plan.spec.topology.link
+        return level({"all_reduce": (rounds, tuple(times))}, plan, n), plan.spec.topology.link
 
     return made
 
@@ -172,6 +173,24 @@ def test_a_nominal_link_is_known_between_hosts_only(curve_of):
     assert (network.name, network.nominal_gbit_s) == ("network", link.nominal_bit_s / 1e9)
     host, _ = curve_of(4, ranks_per_host=4)
     assert (host.name, host.nominal_gbit_s) == ("host", None)
+
+
+@pytest.mark.parametrize(
+    ("collective", "factor"),
+    [("all_reduce", 1.5), ("all_gather", 0.75), ("reduce_scatter", 0.75), ("broadcast", 1.0)],
+)
+def test_every_collective_has_its_own_bus_factor(collective, factor):
+    assert bus_factor(4, collective) == factor
+
+
+def test_other_collectives_stand_beside_and_do_not_enter_the_fit(cluster):
+    plan = make_plan(cluster.spec_of(cluster.Truth(world_sizes=(4,))), run_id="", created="", version="")
+    one = Rounds({str(s): np.full(8, exact(s, 4)) for s in SWEEP}, np.zeros(8, dtype=np.int64))
+    two = Rounds({str(MIB): np.full(8, 1e6)}, np.zeros(8, dtype=np.int64))
+    found = level({"all_reduce": (one, SWEEP), "broadcast": (two, (MIB,))}, plan, 4)
+    assert found.alpha_us.value == pytest.approx(ALPHA_NS / 1e3)
+    assert found.curve[-1].collective == "broadcast"
+    assert found.curve[-1].busbw_gbit_s.value == pytest.approx(MIB * 8 / 1e6)
 
 
 def test_one_size_gives_a_curve_and_no_fit(curve_of):

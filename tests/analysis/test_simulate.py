@@ -75,3 +75,14 @@ def test_replaying_leaves_the_stamps_as_they_are():
     ready, ends = np.array([[[2.0], [50.0]]]), np.array([[2.0, 50.0]])
     period_without([1], ready, ends, np.array([[10.0]]))
     assert ready[0, 1, 0] == ends[0, 1] == 50
+
+
+def test_a_rank_that_has_its_last_bucket_later_than_others_is_not_late_by_that():
+    """In a ring the ranks end up to one chunk apart; only a rank's own work is replaced by its peers'."""
+    start = np.array([[-20.0, 0.0]])
+    ready, compute_end, transfer = np.array([[[40.0], [40.0]]]), np.array([[40.0, 40.0]]), np.array([[100.0]])
+    assert period(ready, compute_end, transfer, start)[0] == 140
+    assert period_without([1], ready, compute_end, transfer, start)[0] == 140
+    late = ready + np.array([0.0, 30.0])[None, :, None]
+    assert period(late, compute_end, transfer, start)[0] == 170
+    assert period_without([1], late, compute_end, transfer, start)[0] == 140

@@ -35,6 +35,7 @@ def find(extra_ms, *, rounds=8, noise_ms=0.0, early_ms=0.0, floor=0.0, seed=0):
                 ready=ready,
                 compute_end=COMPUTE + extra,
                 transfer=np.tile(transfer, (steps, 1)),
+                start=np.zeros((steps, n)),
             )
         )
     records = TrialRecords(

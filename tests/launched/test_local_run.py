@@ -118,3 +118,29 @@ def test_a_multirun_ends_in_a_comparison(scaling, tmp_path):
     same = scaling("compare", "both/0", "both/0", "--fail-below", "0.5", "--json", cwd=tmp_path)
     assert same.returncode == 0
     assert json.loads(same.stdout)["points"][0]["distinguishable"] is False
+
+
+def test_several_launches_and_every_collective(scaling, tmp_path, analysis_of):
+    done = scaling(
+        "run",
+        *LOCAL,
+        "model=mlp",
+        "model.width=64",
+        "repeats=2",
+        "measure.budget_s=4",
+        "measure.collectives=[all_reduce,all_gather,reduce_scatter,broadcast]",
+        "measure.fabric_max=64KiB",
+        "run_dir=run",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    document = analysis_of(tmp_path / "run")
+    assert document["run"]["launches"] == 2
+    assert (tmp_path / "run/launches/1/rank-1.jsonl").exists()
+    assert document["points"][1]["efficiency"]["n"] >= 4  # rounds of both launches
+    assert {p["collective"] for p in document["fabric"]["levels"][0]["curve"]} == {
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "broadcast",
+    }

@@ -95,3 +95,10 @@ def test_an_exchange_alone(two):
         assert [row[3] for row in rows] == [1024, 4096]
         stamps = [begin, rows[0][5], rows[0][6], rows[1][5], rows[1][6], end]
         assert stamps == sorted(stamps)
+
+
+def test_every_collective_runs_and_says_its_kind_and_bytes(two):
+    for rank in two:
+        _, rows = rank["collectives"]
+        assert [(row[1], row[3]) for row in rows] == [(kind, 4096) for kind in range(4)]
+        assert all(row[5] <= row[6] for row in rows)

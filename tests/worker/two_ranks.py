@@ -80,7 +80,8 @@ def main(rank: int, store: str) -> None:
 
     exchange = Exchange(Device(), groups)
     exchange.reserve(4096)
-    result["exchange"] = exchange.run(2, [1024, 4096])
+    result["exchange"] = exchange.run(2, [(0, 1024), (0, 4096)])
+    result["collectives"] = exchange.run(2, [(kind, 4096) for kind in range(4)])
     dist.barrier()
     dist.destroy_process_group()
     print(json.dumps(result))

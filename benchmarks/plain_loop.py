@@ -1,0 +1,127 @@
+"""The size sweep beside a plain all-reduce loop of a dozen lines, on the same shaped link.
+
+    python benchmarks/plain_loop.py [--rate 500mbit]
+
+Two emulated hosts; the loop is what anyone would write to see the bandwidth of a link. `scaling run` and the
+loop alternate. Bar: bandwidths within 3 % of each other from 1 MiB on. Exit 77 without namespaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+BAR = 0.03
+SIZES = (2**20, 2**22)
+REPEATS = {2**20: 24, 2**22: 12}
+TURNS = 2
+
+
+def loop(out: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    found = {}
+    for size in SIZES:
+        tensor = torch.zeros(size // 4)
+        for _ in range(2):
+            dist.all_reduce(tensor)
+        times = []
+        for _ in range(REPEATS[size]):
+            dist.barrier()
+            begin = time.perf_counter()
+            dist.all_reduce(tensor)
+            times.append(time.perf_counter() - begin)
+        found[size] = sum(times) / len(times)
+    if dist.get_rank() == 0:
+        out.write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run_loop(folder: Path, rate: str) -> dict[int, float]:
+    """Seconds by size: the loop under torchrun on two hosts of the same script's network."""
+    from scaling import resources
+    from scaling.units import parse_rate_bit_s
+
+    out, hosts = folder / "loop.json", []
+    for rank in range(2):
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}"]
+        command += ["--nproc-per-node=1", "--master-addr=10.77.0.1", "--master-port=29500"]
+        hosts.append(
+            {
+                "name": f"host{rank}",
+                "address": f"10.77.0.{rank + 1}",
+                "rate_bit_s": parse_rate_bit_s(rate, "--rate"),
+                "command": [*command, str(Path(__file__).absolute()), "--loop", str(out)],
+                "env": {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
+                "log": str(folder / f"loop-{rank}.txt"),
+            }
+        )
+    network = folder / "network.json"
+    network.write_text(json.dumps({"hosts": hosts, "grace_s": 5}))
+    script = str(resources.folder("launch") / "emulated_hosts.py")
+    unshare = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
+    subprocess.run([*unshare, sys.executable, script, str(network)], check=True, capture_output=True)
+    return {int(size): seconds for size, seconds in json.loads(out.read_text()).items()}
+
+
+def run_scaling(folder: Path, rate: str) -> dict[int, float]:
+    """Seconds by size, from the run's own fabric curve."""
+    overrides = ["topology=emulated_pcie", f"topology.link.rate={rate}", "world_sizes=[2]", "model=synthetic"]
+    overrides += ["model.param_mb=1", "model.compute_ms=5", "measure=quick", "measure.budget_s=20"]
+    overrides += [
+        "measure.rounds_max=12",
+        "measure.steps=4",
+        "tracking=disabled",
+        f"run_dir={folder / 'run'}",
+    ]
+    subprocess.run([sys.executable, "-m", "scaling.cli", "run", *overrides], check=True, capture_output=True)
+    document: dict[str, Any] = json.loads((folder / "run" / "analysis.json").read_text())
+    curve = document["fabric"]["levels"][-1]["curve"]
+    return {p["bytes"]: p["time_us"]["value"] / 1e6 for p in curve if p["bytes"] in SIZES}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rate", default="500mbit")
+    parser.add_argument("--loop", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.loop:
+        loop(options.loop)
+        return 0
+    if subprocess.run(["unshare", "-Urnm", "true"], check=False, capture_output=True).returncode:
+        print("user namespaces are not to be had here (`unshare -Urnm true` fails)")
+        return 77
+    ours: list[dict[int, float]] = []
+    plain: list[dict[int, float]] = []
+    with tempfile.TemporaryDirectory(prefix="scaling-loop-") as scratch:
+        for turn in range(TURNS):
+            folder = Path(scratch) / str(turn)
+            folder.mkdir()
+            plain.append(run_loop(folder, options.rate))
+            ours.append(run_scaling(folder, options.rate))
+    print(
+        f"{'bytes':>9} {'plain loop':>12} {'scaling run':>12} {'difference':>11}   ({options.rate}, Gbit/s)"
+    )
+    worst = 0.0
+    for size in SIZES:
+        a, b = (sum(t[size] for t in found) / TURNS for found in (plain, ours))
+        worst = max(worst, abs(a / b - 1))
+        print(f"{size:>9} {size * 8 / a / 1e9:>12.4f} {size * 8 / b / 1e9:>12.4f} {a / b - 1:>+11.2%}")
+    ok = worst <= BAR
+    print(json.dumps({"benchmark": "plain_loop", "worst": worst, "bar": BAR, "ok": ok}))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
