@@ -158,7 +158,8 @@ def main() -> int:
         command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
         command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", __file__, "--worker", str(out)]
         env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, *command, "--rounds", str(options.rounds)], check=True, env=env)
+        run = [sys.executable, *command, "--rounds", str(options.rounds)]
+        subprocess.run(run, check=True, env=env, capture_output=True)  # the profiler prints of every start
         times = json.loads(out.read_text())
     rounds = Rounds(
         {f"{kind}.{name}": np.array(times[kind][name]) for kind in ("wall", "cpu") for name in ARMS},
