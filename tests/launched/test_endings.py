@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 QUICK = ("model=synthetic", "model.param_mb=2", "model.compute_ms=20", "measure=quick", "tracking=disabled")
 
 
@@ -33,12 +35,13 @@ def test_emulated_run_with_a_failing_worker(scaling, tmp_path, left_behind):
     assert left_behind(tmp_path) == []
 
 
-def test_emulated_run_interrupted_by_ctrl_c(tmp_path, left_behind):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_emulated_run_interrupted(number, tmp_path, left_behind):
     process = start(tmp_path, "topology=emulated_nvlink", "measure.budget_s=100")
     progress = tmp_path / "run/launches/0/progress.json"
     wait_for(lambda: progress.exists() and json.loads(progress.read_text())["rounds"] >= 1.2, process)
     begin = time.monotonic()
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 3, err
     assert time.monotonic() - begin < 30

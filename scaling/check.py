@@ -1,0 +1,202 @@
+"""A composed config checked against itself and this machine, and frozen. InputError says what would be accepted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scaling import spec
+from scaling.errors import InputError
+from scaling.machine import Machine
+from scaling.records import COLLECTIVES
+from scaling.schema import Config, InjectConfig, MeasureConfig, TopologyConfig
+from scaling.units import parse_bytes, parse_rate_bit_s
+
+EMULATED_BIT_S_MAX = 8 * 2**32
+"""The shaper's rate field is 32 bits of bytes/s (launch/emulated_hosts.py)."""
+
+
+def to_spec(config: Config, machine: Machine) -> spec.Spec:
+    """Check a composed config against itself and this machine."""
+    topology = _topology(config.topology, machine)
+    world_sizes = _world_sizes(config.world_sizes, topology)
+    _one_of("mode", config.mode, spec.MODES)
+    _one_of("tracking.mode", config.tracking.mode, spec.TRACKING_MODES)
+    for key in ("batch_per_rank", "accumulation_steps", "repeats"):
+        _at_least(key, getattr(config, key), 1)
+    for key in ("rounds_min", "rounds_max", "steps", "budget_s", "step_timeout_s"):
+        _at_least(f"measure.{key}", getattr(config.measure, key), 1)
+    for key in ("compute_ms", "input_ms", "host_ms", "contention"):
+        _at_least(f"inject.{key}", getattr(config.inject, key), 0)
+    if not config.ddp.bucket_cap_mb > 0:
+        raise InputError(
+            f"ddp.bucket_cap_mb={config.ddp.bucket_cap_mb}: a positive number of MiB is expected"
+        )
+    _batch(config, world_sizes)
+    _precision(config.precision.name, topology, machine)
+    if config.inject.rank is not None and not 0 <= config.inject.rank < max(world_sizes):
+        raise InputError(
+            f"inject.rank={config.inject.rank}: ranks of this run are 0 to {max(world_sizes) - 1}"
+        )
+    launcher = topology.kind if config.launcher.name == "auto" else config.launcher.name
+    _one_of("launcher", launcher, spec.LAUNCHERS)
+    if launcher == "local" and topology.hosts > 1:
+        raise InputError(
+            f"launcher=local: topology={topology.name} has {topology.hosts} hosts; use launcher=emulated"
+        )
+    ranks_here = topology.ranks_per_host * (topology.hosts if launcher == "emulated" else 1)
+    threads = config.threads if config.threads is not None else max(1, machine.cores // ranks_here)
+    _at_least("threads", threads, 1)
+    return spec.Spec(
+        model=_model(config.model),
+        topology=topology,
+        world_sizes=world_sizes,
+        mode=config.mode,
+        batch_per_rank=config.batch_per_rank,
+        global_batch=config.global_batch or config.batch_per_rank * max(world_sizes),
+        precision=config.precision.name,
+        measure=_measure(config.measure),
+        accumulation_steps=config.accumulation_steps,
+        ddp=spec.Ddp(**vars(config.ddp)),
+        repeats=config.repeats,
+        seed=config.seed,
+        threads=threads,
+        launcher=launcher,
+        inject=_inject(config.inject),
+        env={str(k): str(v) for k, v in config.env.items()},
+        tracking=spec.Tracking(**{**vars(config.tracking), "tags": tuple(config.tracking.tags)}),
+    )
+
+
+def _model(config: dict[str, Any]) -> spec.Model:
+    own = {"name", "_target_", "synthetic", "args"}
+    target = config.get("_target_")
+    if not isinstance(target, str) or "." not in target:
+        raise InputError(
+            f"model._target_={target}: the dotted path of a factory is expected, such as package.module.factory"
+        )
+    args = {str(k): v for k, v in config.items() if k not in own} | dict(config.get("args") or {})
+    return spec.Model(
+        name=str(config.get("name", target.rsplit(".", 1)[-1])),
+        target=target,
+        args=args,
+        synthetic=bool(config.get("synthetic", False)),
+    )
+
+
+def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
+    _one_of("topology.kind", config.kind, ("local", "emulated"))
+    _one_of("topology.device", config.device, ("auto", "cpu", "cuda"))
+    _one_of("topology.backend", config.backend, ("auto", "gloo", "nccl"))
+    device = ("cuda" if machine.gpus else "cpu") if config.device == "auto" else config.device
+    if device == "cuda" and not machine.gpus:
+        raise InputError("topology.device=cuda: no CUDA device was found here; use topology.device=cpu")
+    backend = config.backend
+    if backend == "auto":
+        backend = "nccl" if device == "cuda" and config.kind != "emulated" else "gloo"
+    if backend == "nccl" and device == "cpu":
+        raise InputError("topology.backend=nccl: NCCL needs CUDA devices; use topology.backend=gloo")
+    if backend == "nccl" and config.kind == "emulated":
+        raise InputError(
+            "topology.backend=nccl: NCCL would see one machine behind the emulated hosts and go around their links; "
+            "use topology.backend=gloo"
+        )
+    ranks = config.ranks_per_host
+    if ranks is None:
+        ranks = len(machine.gpus) if device == "cuda" else machine.cores
+    _at_least("topology.hosts", config.hosts, 1)
+    _at_least("topology.ranks_per_host", ranks, 1)
+    if device == "cuda" and backend == "nccl" and ranks > len(machine.gpus):
+        raise InputError(
+            f"topology.ranks_per_host={ranks}: this machine has {len(machine.gpus)} CUDA devices; "
+            "use fewer, or topology.backend=gloo, with which ranks can share a device"
+        )
+    rate = None if config.link.rate is None else parse_rate_bit_s(config.link.rate, "topology.link.rate")
+    if config.kind == "emulated" and rate is not None and rate >= EMULATED_BIT_S_MAX:
+        raise InputError(f"topology.link.rate={config.link.rate}: an emulated link takes less than 34 Gbit/s")
+    return spec.Topology(
+        name=config.name,
+        kind=config.kind,
+        hosts=config.hosts,
+        ranks_per_host=ranks,
+        device=device,
+        backend=backend,
+        link=spec.Link(
+            rate_bit_s=rate,
+            source=config.link.source,
+        ),
+        note=config.note,
+    )
+
+
+def _world_sizes(asked: list[int] | None, topology: spec.Topology) -> tuple[int, ...]:
+    capacity = topology.capacity
+    if asked is None:
+        powers = [2**k for k in range(capacity.bit_length()) if 2**k <= capacity]
+        return tuple(sorted({*powers, capacity}))
+    if not asked:
+        raise InputError("world_sizes=[]: at least one world size is expected, such as [1,2]")
+    for size in asked:
+        if not 1 <= size <= capacity:
+            raise InputError(
+                f"world_sizes={list(asked)}: {size} is not between 1 and {capacity}, which is what "
+                f"topology={topology.name} holds ({topology.hosts} hosts x {topology.ranks_per_host} ranks)"
+            )
+    return tuple(sorted(set(asked)))
+
+
+def _batch(config: Config, world_sizes: tuple[int, ...]) -> None:
+    if config.mode == "strong":
+        if config.global_batch is None:
+            raise InputError("mode=strong: global_batch is missing, the samples of one step over all ranks")
+        _at_least("global_batch", config.global_batch, 1)
+        for size in world_sizes:
+            if config.global_batch % (size * config.accumulation_steps):
+                raise InputError(
+                    f"global_batch={config.global_batch}: does not divide by world size {size} x "
+                    f"accumulation_steps {config.accumulation_steps}; use a multiple"
+                )
+    elif config.batch_per_rank % config.accumulation_steps:
+        raise InputError(
+            f"batch_per_rank={config.batch_per_rank}: does not divide by "
+            f"accumulation_steps={config.accumulation_steps}; use a multiple"
+        )
+
+
+def _precision(name: str, topology: spec.Topology, machine: Machine) -> None:
+    _one_of("precision", name, spec.PRECISIONS)
+    if topology.device == "cpu":
+        if name in ("tf32", "fp16"):
+            raise InputError(f"precision={name}: this run's device is a CPU, which does fp32 or bf16")
+        return
+    weak = [gpu for gpu in machine.gpus if gpu.capability is not None and gpu.capability < (8, 0)]
+    if name in ("tf32", "bf16") and weak:
+        raise InputError(
+            f"precision={name}: {weak[0].name} has compute capability "
+            f"{weak[0].capability[0]}.{weak[0].capability[1]}, 8.0 is needed; it does fp32 or fp16"  # type: ignore[index]
+        )
+
+
+def _measure(config: MeasureConfig) -> spec.Measure:
+    values = {k: v for k, v in vars(config).items() if k != "fabric_max"}
+    for name in config.collectives:
+        _one_of("measure.collectives", name, COLLECTIVES)
+    values["collectives"] = tuple(config.collectives)
+    return spec.Measure(**values, fabric_bytes_max=parse_bytes(config.fabric_max, "measure.fabric_max"))
+
+
+def _inject(config: InjectConfig) -> spec.Inject:
+    values = {k: v for k, v in vars(config).items() if k != "link_rate"}
+    rate = config.link_rate
+    return spec.Inject(
+        **values, link_rate_bit_s=None if rate is None else parse_rate_bit_s(rate, "inject.link_rate")
+    )
+
+
+def _one_of(key: str, value: str, accepted: tuple[str, ...]) -> None:
+    if value not in accepted:
+        raise InputError(f"{key}={value}: one of {', '.join(accepted)} is expected")
+
+
+def _at_least(key: str, value: float, least: float) -> None:
+    if value < least:
+        raise InputError(f"{key}={value}: at least {least} is expected")

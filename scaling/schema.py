@@ -1,0 +1,103 @@
+"""The shape of the Hydra config: mutable, since Hydra cannot hold frozen dataclasses or Literal.
+
+Fields are explained where they are frozen: scaling/spec.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+MISSING: Any = "???"
+"""OmegaConf's mark of a mandatory value."""
+
+
+@dataclass
+class LinkConfig:
+    rate: str | None = None
+    source: str = ""
+
+
+@dataclass
+class TopologyConfig:
+    name: str = MISSING
+    kind: str = MISSING
+    hosts: int = 1
+    ranks_per_host: int | None = None
+    device: str = "auto"
+    backend: str = "auto"
+    link: LinkConfig = field(default_factory=LinkConfig)
+    note: str = ""
+
+
+@dataclass
+class NameConfig:
+    name: str = MISSING
+
+
+@dataclass
+class MeasureConfig:
+    name: str = MISSING
+    rounds_min: int = MISSING
+    rounds_max: int = MISSING
+    steps: int = MISSING
+    lead_in: int = MISSING
+    warmup_max: int = MISSING
+    target_half_width: float | None = None
+    budget_s: float = MISSING
+    fabric_max: str = MISSING
+    collectives: list[str] = field(default_factory=lambda: ["all_reduce"])
+    step_timeout_s: float = MISSING
+
+
+@dataclass
+class DdpConfig:
+    bucket_cap_mb: float = 25
+    gradient_as_bucket_view: bool = True
+    static_graph: bool = False
+    find_unused_parameters: bool = False
+
+
+@dataclass
+class InjectConfig:
+    rank: int | None = None
+    compute_ms: float = 0
+    input_ms: float = 0
+    host_ms: float = 0
+    link_rate: str | None = None
+    wrong_no_sync: bool = False
+    contention: int = 0
+    fail_after_blocks: int | None = None
+
+
+@dataclass
+class TrackingConfig:
+    mode: str = "offline"
+    project: str = "scaling"
+    entity: str | None = None
+    group: str | None = None
+    job_type: str = "scaling"
+    tags: list[str] = field(default_factory=list)
+    notes: str | None = None
+
+
+@dataclass
+class Config:
+    model: dict[str, Any] = field(default_factory=dict)
+    topology: TopologyConfig = field(default_factory=TopologyConfig)
+    precision: NameConfig = field(default_factory=NameConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    launcher: NameConfig = field(default_factory=NameConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    inject: InjectConfig = field(default_factory=InjectConfig)
+    ddp: DdpConfig = field(default_factory=DdpConfig)
+    world_sizes: list[int] | None = None
+    mode: str = "weak"
+    batch_per_rank: int = 32
+    global_batch: int | None = None
+    accumulation_steps: int = 1
+    repeats: int = 1
+    seed: int = 0
+    threads: int | None = None
+    env: dict[str, Any] = field(default_factory=dict)
+    run_dir: str | None = None
