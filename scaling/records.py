@@ -22,7 +22,6 @@ PLAIN = "plain"
 PROBE = "probe"
 REPLAY = "replay"
 FABRIC = "fabric"
-WARMUP = "warmup"
 
 STEP_ARMS = (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE)
 """Arms whose records are training steps."""

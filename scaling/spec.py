@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MODES = ("weak", "strong")
-TASKS = ("train",)
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 LAUNCHERS = ("local", "emulated")
 TRACKING_MODES = ("offline", "online", "disabled")

@@ -74,11 +74,6 @@ class RunFolder:
         """Comparison of the runs below (multirun folders)."""
         return self.path / "comparison.json"
 
-    @property
-    def comparison_html(self) -> Path:
-        """The same as a page."""
-        return self.path / "comparison.html"
-
     def table(self, name: str) -> Path:
         """A derived table: steps, buckets, fabric or blocks."""
         return self.path / f"{name}.parquet"

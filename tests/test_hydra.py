@@ -42,7 +42,7 @@ def test_new_keys_take_a_plus():
     assert spec.env == {"NCCL_P2P_DISABLE": "1"}
 
 
-def test_the_burst_follows_from_any_rate():
+def test_any_rate_is_taken():
     spec = requests("run", ["topology=emulated_pcie", "topology.link.rate=37.5mbit"]).items[0].spec
     assert spec.topology.link.rate_bit_s == 37_500_000
 

@@ -24,8 +24,7 @@ Floats = NDArray[np.float64]
 def last_done(released: Floats, transfer: Floats) -> Floats:
     """When the last bucket is done, S: `released` and `transfer` are S x K in the order of reduction."""
     left = np.flip(np.cumsum(np.flip(transfer, axis=-1), axis=-1), axis=-1)
-    ordered = np.maximum.accumulate(released, axis=-1)
-    done: Floats = (ordered + left).max(axis=-1)
+    done: Floats = (released + left).max(axis=-1)
     return done
 
 

@@ -8,6 +8,16 @@ import pytest
 TCP_SHARE = 1448 / 1514
 """What TCP's users get of a link's rate at MTU 1500."""
 
+SYNTHETIC = (
+    "topology=emulated_pcie",
+    "topology.link.rate=1gbit",
+    "model=synthetic",
+    "model.param_mb=8",
+    "model.compute_ms=45",
+    "measure=quick",
+    "measure.budget_s=20",
+)
+
 
 @pytest.fixture(scope="module")
 def synthetic(scaling, tmp_path_factory):
@@ -15,13 +25,7 @@ def synthetic(scaling, tmp_path_factory):
     cwd = tmp_path_factory.mktemp("synthetic")
     done = scaling(
         "run",
-        "topology=emulated_pcie",
-        "topology.link.rate=1gbit",
-        "model=synthetic",
-        "model.param_mb=8",
-        "model.compute_ms=45",
-        "measure=quick",
-        "measure.budget_s=20",
+        *SYNTHETIC,
         "run_dir=run",
         cwd=cwd,
     )
@@ -197,13 +201,7 @@ def test_a_real_model_at_200_mbit(scaling, tmp_path, point_of):
 def test_a_straggler_is_skew_and_not_a_slow_link(scaling, synthetic, tmp_path, point_of, analysis_of):
     done = scaling(
         "run",
-        "topology=emulated_pcie",
-        "topology.link.rate=1gbit",
-        "model=synthetic",
-        "model.param_mb=8",
-        "model.compute_ms=45",
-        "measure=quick",
-        "measure.budget_s=20",
+        *SYNTHETIC,
         "inject.rank=1",
         "inject.compute_ms=50",
         "run_dir=run",
