@@ -76,6 +76,28 @@ def check_folder(path: Path) -> RunFolder:
     return RunFolder(path)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run that is about to start."""
+
+    request: Request
+    plan: Plan
+    folder: RunFolder
+
+
+def jobs_of(asked: tuple[Request, ...], *, multirun: bool) -> list[Job]:
+    """A folder for every run; those of a multirun are numbered below one."""
+    jobs: list[Job] = []
+    parent: Path | None = None
+    for index, request in enumerate(asked):
+        plan = plan_request(request)
+        path = request.run_dir or parent or default_folder(plan)
+        parent = path if multirun else None
+        folder = check_folder(path / str(index) if multirun else path)
+        jobs.append(Job(request=request, plan=plan, folder=folder))
+    return jobs
+
+
 def create(request: Request, plan: Plan, folder: RunFolder) -> None:
     """Make the run's folder with its config and plan; InputError when it cannot be made."""
     try:
