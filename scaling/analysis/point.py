@@ -20,7 +20,7 @@ from scaling.analysis.results import (
     Point,
 )
 from scaling.analysis.simulate import period, period_of_mean
-from scaling.analysis.stats import Floats, Means, Rounds, scaled, widened
+from scaling.analysis.stats import Floats, Means, Rounds, no_finer, scaled, widened
 from scaling.analysis.stragglers import describe, late_ranks
 from scaling.plan import Plan
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
@@ -81,7 +81,9 @@ def point(
         loss=_loss(rounds, n, efficiency, link, strong=whole_batch is not None, size=records.bucket_bytes),
         straggler=describe(late, records, typical, rounds) if late else None,
         overhead=overhead,
-        comm=_comm(rounds, records, plan, clock_bound_ns) if n > 1 and records.bucket_bytes else None,
+        comm=_comm(rounds, records, plan, clock_bound_ns, _floor(overhead))
+        if n > 1 and records.bucket_bytes
+        else None,
         memory=Memory(),
     )
 
@@ -249,7 +251,7 @@ def _loss(
     return None if unexplained is None else Loss(**measured, unexplained=unexplained)
 
 
-def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int) -> Comm:
+def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int, floor: float) -> Comm:
     n, total = records.trial.world_size, sum(records.bucket_bytes)
     factor = bus_factor(n)
     topology = plan.spec.topology
@@ -257,7 +259,7 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int
     busbw = rounds.ratio(lambda m: factor * total * 8 / m["busy"])
     busy = rounds.measure("busy")
     if busbw is not None and busy is not None:
-        busbw = widened(busbw, busbw.value * clock_bound_ns / busy.value)
+        busbw = no_finer(widened(busbw, busbw.value * clock_bound_ns / busy.value), floor)
     buckets = tuple(
         Bucket(
             bytes=size,
@@ -275,7 +277,7 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int
         nominal_share=(
             None
             if nominal is None
-            else rounds.ratio(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal)
+            else no_finer(rounds.ratio(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal), floor)
         ),
         hidden_share=rounds.measure(lambda m: 1 - m["exposed_transfer"] / m["busy"]),
     )

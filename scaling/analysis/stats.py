@@ -157,6 +157,19 @@ def widened(number: Measured | None, by: float) -> Measured | None:
     return Measured(value=number.value, low=number.low - by, high=number.high + by, n=number.n)
 
 
+def no_finer(number: Measured | None, share: float) -> Measured | None:
+    """The same number with an interval of at least `share` (a fraction of it) on either side.
+
+    The spread of a few rounds is itself known badly, and now and then comes out far too small. What
+    equal blocks differ by (the A/A floor) is the least that an absolute figure can claim.
+    """
+    if number is None or number.low is None or number.high is None:
+        return number
+    by = abs(number.value) * share
+    low, high = min(number.low, number.value - by), max(number.high, number.value + by)
+    return Measured(value=number.value, low=low, high=high, n=number.n)
+
+
 @overload
 def scaled(number: Measured, factor: float) -> Measured: ...
 @overload

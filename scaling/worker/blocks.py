@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from scaling.plan import Block
-from scaling.records import BARE_ONE, COLLECTIVES, PLAIN, REPLAY, STEP_ARMS
+from scaling.records import BARE_ONE, COLLECTIVES, FABRIC, PLAIN, REPLAY, STEP_ARMS
 from scaling.worker.arms import Arms
 from scaling.worker.devices import Device
 from scaling.worker.exchange import ALL_REDUCE, Exchange, Message, stamps_of
@@ -18,8 +18,10 @@ from scaling.worker.step import step_fields
 
 REPLAYS = 3
 """Exchanges of all buckets in a replay block."""
-SMALL_BYTES, SMALL_REPEATS = 2**16, 4
+SMALL_BYTES, SMALL_REPEATS = 2**16, 12
 """Messages up to this size are swept so often: each is short and noisy."""
+LEAD_IN_BYTES = 2**16
+"""One message of this size before a sweep, not recorded: the first after a pause finds everything asleep."""
 
 Rows = list[list[int]]
 
@@ -98,6 +100,8 @@ class BlockRunner:
     def _exchanges(self, block: Block, exchanges: list[list[Message]]) -> tuple[Rows, list[Rows], Usage]:
         rows: Rows = []
         collectives: list[Rows] = []
+        if block.arm == FABRIC:
+            self._exchange.once(block.trial.world_size, LEAD_IN_BYTES)
         with self._device.clock.window(stamps_of(exchanges)):
             self._together(block)
             with Usage() as usage:

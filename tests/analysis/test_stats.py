@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scaling.analysis.results import Measured
-from scaling.analysis.stats import Rounds, distinguishable, resampling_weights, scaled
+from scaling.analysis.stats import Rounds, distinguishable, no_finer, resampling_weights, scaled
 
 EXPERIMENTS = 2000
 
@@ -108,6 +108,14 @@ def test_more_quantities_are_resampled_with_the_same_rounds():
     rounds = rounds_of(x=[1.0, 2.0, 4.0])
     same = rounds.extend({"y": np.array([1.0, 2.0, 4.0])})
     assert same.measure(lambda m: m["x"] - m["y"]) == Measured(0.0, 0.0, 0.0, 3)
+
+
+def test_an_absolute_figure_claims_no_more_than_equal_blocks_agree():
+    lucky, wide = Measured(100.0, 99.9, 100.1, 3), Measured(100.0, 95.0, 104.0, 3)
+    assert no_finer(lucky, 0.01) == Measured(100.0, 99.0, 101.0, 3)
+    assert no_finer(wide, 0.01) == wide
+    assert no_finer(Measured(100.0), 0.01) == Measured(100.0)
+    assert no_finer(None, 0.01) is None
 
 
 # Comparing
