@@ -9,9 +9,9 @@ independent units of the statistics.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, PLAIN, PROBE, REPLAY
+from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, PLAIN, PROBE, REPLAY, VARIANT
 from scaling.spec import Spec
 
 SCHEMA = 1
@@ -39,6 +39,8 @@ class Plan:
     version: str
     spec: Spec
     trials: tuple[Trial, ...]
+    variant: Spec | None = None
+    """Set for a verification: plain steps of `spec` and of this, in turns, and nothing else."""
 
     @property
     def ranks(self) -> int:
@@ -97,6 +99,8 @@ def round_blocks(plan: Plan, trials: tuple[Trial, ...], launch: int, number: int
     not depend on the world size (weak scaling), so it is measured once a round, at the largest.
     """
     rng = random.Random(f"{plan.spec.seed}/{launch}/{number}")
+    if plan.variant is not None:
+        return _verifying(plan.variant, trials, number, rng)
     visits: list[list[tuple[str, bool, int]]] = []
     order = list(trials)
     rng.shuffle(order)
@@ -121,6 +125,22 @@ def round_blocks(plan: Plan, trials: tuple[Trial, ...], launch: int, number: int
                 )
             )
     return tuple(blocks)
+
+
+def _verifying(
+    variant: Spec, trials: tuple[Trial, ...], number: int, rng: random.Random
+) -> tuple[Block, ...]:
+    """Each setting twice a round, for an A/A control of either."""
+    visits = []
+    for trial in trials:
+        other = replace(trial, batch=variant.batch_at(trial.world_size))
+        visit = [(PLAIN, trial), (PLAIN, trial), (VARIANT, other), (VARIANT, other)]
+        rng.shuffle(visit)
+        visits += visit
+    return tuple(
+        Block(id=number * 1000 + index, round=number, trial=trial, arm=arm)
+        for index, (arm, trial) in enumerate(visits)
+    )
 
 
 def bare_ranks(world_size: int, number: int) -> tuple[int, ...]:

@@ -20,10 +20,12 @@ BARE_ALL = "bare_all"
 DDP_SOLO = "ddp_solo"
 PLAIN = "plain"
 PROBE = "probe"
+VARIANT = "variant"
+"""plain under other settings, beside plain itself: what `scaling verify` measures."""
 REPLAY = "replay"
 FABRIC = "fabric"
 
-STEP_ARMS = (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE)
+STEP_ARMS = (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE, VARIANT)
 """Arms whose records are training steps."""
 
 STEP_FIELDS = (

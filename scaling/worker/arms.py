@@ -6,10 +6,11 @@ import contextlib
 import functools
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.plan import Trial
-from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
+from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, STEP_ARMS, VARIANT
 from scaling.spec import Spec
 from scaling.worker.devices import Device
 from scaling.worker.groups import Groups
@@ -26,6 +27,55 @@ DEFAULT_BUCKET_MB = 25
 """torch's default, MiB."""
 
 
+class Settings:
+    """How a spec wraps and feeds the module at one world size. Several may share the module and its optimizer."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        trial: Trial,
+        workload: Workload,
+        optimizer: torch.optim.Optimizer,
+        device: Device,
+        precision: Precision,
+        faults: Faults,
+        rank: int,
+    ) -> None:
+        generator = torch.Generator().manual_seed(spec.seed * 1_000_003 + rank)
+        micro_batch = spec.batch_at(trial.world_size) // spec.accumulation_steps
+        batches = [device.stage(workload.make_batch(micro_batch, generator)) for _ in range(BATCHES)]
+        self._loop = functools.partial(
+            Loop,
+            workload=workload,
+            optimizer=optimizer,
+            batches=batches,
+            accumulation=spec.accumulation_steps,
+            device=device,
+            precision=precision,
+            faults=faults,
+        )
+        self._module, self._ddp = workload.module, spec.ddp
+
+    def loop(self, module: torch.nn.Module) -> Loop:
+        """The steps of a module, bare or wrapped."""
+        return self._loop(module=module)
+
+    def wrap(self, group: dist.ProcessGroup) -> DistributedDataParallel:
+        """The module as DDP over a group."""
+        ddp = self._ddp
+        return DistributedDataParallel(
+            self._module,
+            process_group=group,
+            # Given a number, DDP sizes its first bucket by it too; only None gives its own default
+            # of a first bucket of 1 MiB.
+            bucket_cap_mb=None if ddp.bucket_cap_mb == DEFAULT_BUCKET_MB else ddp.bucket_cap_mb,
+            gradient_as_bucket_view=ddp.gradient_as_bucket_view,
+            static_graph=ddp.static_graph,
+            find_unused_parameters=ddp.find_unused_parameters,
+        )
+
+
 class Arms:
     """All step loops of one trial on one rank. Wrappers share the module; only one is in use at a time."""
 
@@ -33,6 +83,7 @@ class Arms:
         self,
         *,
         spec: Spec,
+        variant: Spec | None,
         trial: Trial,
         workload: Workload,
         groups: Groups,
@@ -41,42 +92,34 @@ class Arms:
         faults: Faults,
         rank: int,
     ) -> None:
-        generator = torch.Generator().manual_seed(spec.seed * 1_000_003 + rank)
-        micro_batch = trial.batch // spec.accumulation_steps
-        batches = [device.stage(workload.make_batch(micro_batch, generator)) for _ in range(BATCHES)]
-        loop = functools.partial(
-            Loop,
+        n, group = trial.world_size, groups.data[trial.world_size]
+        settings = functools.partial(
+            Settings,
+            trial=trial,
             workload=workload,
             optimizer=workload.optimizer(workload.module.parameters()),
-            batches=batches,
-            accumulation=spec.accumulation_steps,
             device=device,
             precision=precision,
             faults=faults,
+            rank=rank,
         )
-        wrap = functools.partial(
-            DistributedDataParallel,
-            workload.module,
-            # Given a number, DDP sizes its first bucket by it too; only None gives its own default
-            # of a first bucket of 1 MiB.
-            bucket_cap_mb=None if spec.ddp.bucket_cap_mb == DEFAULT_BUCKET_MB else spec.ddp.bucket_cap_mb,
-            gradient_as_bucket_view=spec.ddp.gradient_as_bucket_view,
-            static_graph=spec.ddp.static_graph,
-            find_unused_parameters=spec.ddp.find_unused_parameters,
-        )
-        n = trial.world_size
+        own = settings(spec)
         self._device = device
-        self.bare = loop(module=workload.module)
-        self._plain_ddp = wrap(process_group=groups.data[n])
-        self.plain = loop(module=self._plain_ddp)
+        self.bare = own.loop(workload.module)
+        self._plain_ddp = own.wrap(group)
+        self.plain = own.loop(self._plain_ddp)
+        self.variant: Loop | None = None
         self.solo: Loop | None = None
         self.detailed: Loop | None = None
-        if n > 1:
-            self._solo_ddp = wrap(process_group=groups.solo)
-            self.solo = loop(module=self._solo_ddp)
-            detailed = wrap(process_group=groups.data[n])
-            self._probe = BucketProbe(detailed, groups.data[n], n, device)
-            self.detailed = loop(module=detailed)
+        if variant is not None:
+            other = settings(variant)
+            self.variant = other.loop(other.wrap(group))
+        elif n > 1:
+            self._solo_ddp = own.wrap(groups.solo)
+            self.solo = own.loop(self._solo_ddp)
+            detailed = own.wrap(group)
+            self._probe = BucketProbe(detailed, group, n, device)
+            self.detailed = own.loop(detailed)
 
     def loop(self, arm: str, *, detailed: bool) -> Loop:
         """The loop of a step arm. The light probe runs on the plain wrapper: its stamps register no hook there."""
@@ -86,9 +129,14 @@ class Arms:
             PLAIN: self.plain,
             DDP_SOLO: self.solo,
             PROBE: self.detailed if detailed else self.plain,
+            VARIANT: self.variant,
         }[arm]
         assert found is not None
         return found
+
+    def micro_steps(self, arm: str) -> int:
+        """Of one optimizer step; replay and sweep go by the spec's."""
+        return self.loop(arm, detailed=False).micro_steps if arm in STEP_ARMS else self.plain.micro_steps
 
     def taking(self, arm: str, *, detailed: bool) -> contextlib.AbstractContextManager[Take | None]:
         """What collects a detailed step's buckets, while it can."""

@@ -36,7 +36,6 @@ class BlockRunner:
         groups: Groups,
         exchange: Exchange,
         recorder: Recorder,
-        accumulation: int,
         collectives: Sequence[str],
     ) -> None:
         """`collectives`: names of what the size sweep runs."""
@@ -44,7 +43,6 @@ class BlockRunner:
         self._groups = groups
         self._exchange = exchange
         self._recorder = recorder
-        self._accumulation = accumulation
         self._kinds = [COLLECTIVES.index(name) for name in collectives]
 
     def run(self, block: Block, arms: Arms, sweep: Sequence[int], *, steps: int, lead_in: int) -> float:
@@ -63,7 +61,7 @@ class BlockRunner:
             "detailed": block.detailed,
             "solo_rank": block.solo_rank,
             "batch": block.trial.batch,
-            "accumulation": self._accumulation,
+            "accumulation": arms.micro_steps(block.arm),
             "lead_in": lead_in,
             "steps": len(rows),
         }

@@ -83,7 +83,6 @@ class Launch:
             groups=self.groups,
             exchange=self.exchange,
             recorder=self.recorder,
-            accumulation=self.spec.accumulation_steps,
             collectives=self.spec.measure.collectives,
         )
         try:
@@ -133,6 +132,7 @@ class Launch:
         if self.rank < n:
             arms = Arms(
                 spec=self.spec,
+                variant=self.plan.variant,
                 trial=trial,
                 workload=workload,
                 groups=self.groups,

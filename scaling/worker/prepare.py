@@ -55,7 +55,7 @@ def warm_up(
 ) -> Ready:
     """Each loop a few steps (DDP rebuilds its buckets in the second), then plain ones until they settle."""
     n = trial.world_size
-    for loop in (arms.bare, arms.plain, arms.solo, arms.detailed):
+    for loop in (arms.bare, arms.plain, arms.variant, arms.solo, arms.detailed):
         if loop is not None:
             _chunk(loop, clock)
     if arms.detailed is not None:
@@ -69,7 +69,7 @@ def warm_up(
         settled = control.agree(f"warm/{n}/{steps}", took > before * (1 - WARMUP_SETTLED), lead=lead)
         before = took
     sweep: list[int] = []
-    if n > 1:
+    if arms.detailed is not None:
         exchange.reserve(max(measure.fabric_bytes_max, *arms.buckets()))
         sweep = fabric_sizes(
             measure.fabric_bytes_max,
