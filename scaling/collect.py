@@ -78,7 +78,9 @@ class _Step(msgspec.Struct, tag_field="t", tag="step"):
     def whole(self) -> bool:
         """Whether every array has its length."""
         width = len(COLLECTIVE_FIELDS)
-        return len(self.s) in (2, len(STEP_FIELDS)) and all(len(row) == width for row in self.c)
+        return len(self.s) in (2, len(STEP_FIELDS) - 1, len(STEP_FIELDS)) and all(
+            len(row) == width for row in self.c
+        )
 
 
 class _Block(msgspec.Struct, tag_field="t", tag="block"):
@@ -256,8 +258,18 @@ class _Shift:
     def step(self, stamps: list[int]) -> list[int | None]:
         if len(stamps) == 2:  # a plain step
             return [self.at(stamps[0]), self.at(stamps[1]), *[None] * (len(STEP_FIELDS) - 2)]
-        begin, end, *durations, compute_end, sync_end = stamps
-        return [self.at(begin), self.at(end), *durations, self.at(compute_end), self.at(sync_end)]
+        begin, end, fetch, forward, backward, optimizer, compute_end, sync_end, *earlier = stamps
+        absolute = (self.at(compute_end), self.at(sync_end))
+        return [
+            self.at(begin),
+            self.at(end),
+            fetch,
+            forward,
+            backward,
+            optimizer,
+            *absolute,
+            *(earlier or [0]),
+        ]
 
     def collective(self, row: list[int]) -> list[int]:
         return [*row[:4], *(self.at(stamp) for stamp in row[4:])]

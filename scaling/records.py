@@ -37,8 +37,9 @@ STEP_FIELDS = (
     "optimizer_ns",
     "compute_end_ns",  # absolute: the last micro-step's backward compute is done
     "sync_end_ns",  # absolute: its gradients are reduced, backward() returned
+    "earlier_wait_ns",  # duration: such waits of earlier micro-steps, which no_sync would spare
 )
-"""A plain block writes the first two only."""
+"""A plain block writes the first two only; the last may be left out where there was none."""
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 

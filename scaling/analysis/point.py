@@ -218,7 +218,10 @@ def _loss(
         return 1 / m[PROBE]
 
     def linked(m: Means) -> Floats:
-        return m["link_exposed"] / m["detailed"]
+        # What earlier micro-steps of accumulation waited is the link's too: no_sync was left out.
+        earlier = m["detailed.exposed"] - m["exposed_all"]
+        result: Floats = (m["link_exposed"] + earlier) / m["detailed"]
+        return result
 
     def latency_share(m: Means) -> Floats:
         assert link is not None
@@ -271,6 +274,7 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int
     )
     return Comm(
         bytes_per_step=total,
+        gradient_bytes=records.gradient_bytes or None,
         buckets=buckets,
         busbw_gbit_s=busbw,
         curve_share=rounds.ratio(lambda m: m["replay"] / m["busy"]),

@@ -20,11 +20,13 @@ from scaling.records import BARE_ONE, DDP_SOLO, PLAIN, PROBE, REPLAY
 PHASES = ("input", "forward", "compute", "optimizer", "host", "exposed")
 """`compute` is backward without the wait for communication, `exposed` is that wait."""
 
+_WAIT = pl.col("sync_end_ns") - pl.col("compute_end_ns") + pl.col("earlier_wait_ns")
+
 DURATIONS = [
     (pl.col("end_ns") - pl.col("begin_ns")).alias("step"),
     pl.col("input_ns").alias("input"),
     pl.col("forward_ns").alias("forward"),
-    (pl.col("backward_ns") - (pl.col("sync_end_ns") - pl.col("compute_end_ns"))).alias("compute"),
+    (pl.col("backward_ns") - _WAIT).alias("compute"),
     pl.col("optimizer_ns").alias("optimizer"),
     (
         pl.col("end_ns")
@@ -34,7 +36,7 @@ DURATIONS = [
         - pl.col("backward_ns")
         - pl.col("optimizer_ns")
     ).alias("host"),
-    (pl.col("sync_end_ns") - pl.col("compute_end_ns")).alias("exposed"),
+    _WAIT.alias("exposed"),
 ]
 
 
@@ -63,9 +65,12 @@ class TrialRecords:
     merged: dict[str, dict[tuple[int, int], float]]
     """Scalars of the merged detailed blocks by name and round."""
     bucket_bytes: tuple[int, ...]
+    """Reduced in a step, in the order of reduction."""
     solo: dict[tuple[int, int], dict[str, Floats]] = field(default_factory=dict)
     replay: dict[tuple[int, int], Floats] = field(default_factory=dict)
     """Per round, K: each bucket's time alone."""
+    gradient_bytes: int = 0
+    """Of all buckets once, as replay has them; 0 where it did not run."""
 
     @property
     def launches(self) -> np.ndarray:
@@ -134,6 +139,7 @@ def read_trial(tables: Tables, trial: Trial) -> TrialRecords:
         bucket_bytes=sizes,
         solo=_solo(own, buckets, n),
         replay=_replay(buckets, n),
+        gradient_bytes=_gradient_bytes(buckets),
     )
 
 
@@ -276,3 +282,10 @@ def _replay(buckets: pl.DataFrame, n: int) -> dict[tuple[int, int], Floats]:
         (int(key[0]), int(key[1])): part["time"].to_numpy()
         for key, part in times.partition_by("launch", "round", as_dict=True).items()
     }
+
+
+def _gradient_bytes(buckets: pl.DataFrame) -> int:
+    """Payload of one replay."""
+    replays = buckets.filter(pl.col("arm") == REPLAY)
+    key = ["launch", "rank", "block", "step"]
+    return int(replays.join(replays.select(key).head(1), on=key)["bytes"].sum())

@@ -123,11 +123,14 @@ class Comm:
     """Gradient traffic of one step."""
 
     bytes_per_step: int
+    """Reduced in a step, payload of a rank."""
     buckets: tuple[Bucket, ...]
     busbw_gbit_s: Measured | None
     curve_share: Measured | None
     nominal_share: Measured | None
     hidden_share: Measured | None
+    gradient_bytes: int | None = None
+    """Of all gradients once. Less than `bytes_per_step` where accumulation reduces in every micro-step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ class Loop:
         self._scaler = precision.scaler()
         self._faults = faults
         self._next = 0
-        self.stamps = 4 * accumulation + 5
+        self.stamps = 5 * accumulation + 4
         """How many a stamped step takes."""
         self.forward_end_ns = 0
         """Host time of the last micro-step's module call: where DDP's ready times count from."""
@@ -69,14 +69,15 @@ class Loop:
         """A step with the stamps that `step_fields` takes."""
         stamp = self._stamp
         stamps = [stamp()]
-        compute_end = [0]
+        compute_end: list[int] = []
         for last in self._micro_steps():
             with self._sync(last):
                 stamps.append(stamp())
                 inputs, targets = self._fetch()
                 stamps.append(stamp())
                 loss = self._forward(inputs, targets)
-                if last:
+                compute_end.append(0)
+                if last or self._faults.wrong_no_sync:
                     _at_end_of_backward(loss, stamp, compute_end)
                 stamps.append(stamp())
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -127,7 +128,13 @@ def step_fields(stamps: Sequence[int]) -> list[int]:
     """records.STEP_FIELDS of a step's stamps, once they are times; a plain step's two stay as they are."""
     if len(stamps) == 2:
         return list(stamps)
-    begin, *micro_steps, optimizer_begin, optimizer_end, end, compute_end = stamps
+    count = (len(stamps) - 4) // 5
+    begin, *rest = stamps
+    micro_steps, (optimizer_begin, optimizer_end, end), compute_end = (
+        rest[: 4 * count],
+        rest[4 * count : -count],
+        rest[-count:],
+    )
     fetch, forward, backward, backward_end = (micro_steps[phase::4] for phase in range(4))
     return [
         begin,
@@ -136,13 +143,18 @@ def step_fields(stamps: Sequence[int]) -> list[int]:
         sum(backward) - sum(forward),
         sum(backward_end) - sum(backward),
         optimizer_end - optimizer_begin,
-        compute_end,
+        compute_end[-1],
         backward_end[-1],
+        sum(
+            done - computed
+            for computed, done in zip(compute_end[:-1], backward_end, strict=False)
+            if computed
+        ),
     ]
 
 
 def _at_end_of_backward(loss: torch.Tensor, stamp: Callable[[], int], cell: list[int]) -> None:
-    """Put a stamp into `cell` when backward's own compute is done, before DDP waits for its last bucket.
+    """Put a stamp into the last of `cell` when backward's own compute is done, before DDP waits for its last bucket.
 
     Queued from the first node of backward, the callback runs ahead of the one with which DDP,
     once its last bucket is ready, waits for communication. On CUDA both run in the device's
@@ -153,6 +165,6 @@ def _at_end_of_backward(loss: torch.Tensor, stamp: Callable[[], int], cell: list
     """
 
     def at_end() -> None:
-        cell[0] = stamp()
+        cell[-1] = stamp()
 
     loss.register_hook(lambda _grad: _ENGINE.queue_callback(at_end))  # type: ignore[no-untyped-call]

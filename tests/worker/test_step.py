@@ -77,11 +77,17 @@ def test_durations_are_sums_over_micro_steps():
         "optimizer_ns": 10,
         "compute_end_ns": 205,
         "sync_end_ns": 210,
+        "earlier_wait_ns": 0,
     }
-    two = [100, 110, 130, 160, 210, 1110, 1131, 1162, 1213, 1220, 1230, 1250, 1205]
+    two = [100, 110, 130, 160, 210, 1110, 1131, 1162, 1213, 1220, 1230, 1250, 0, 1205]
     fields = named(two)
     assert (fields["input_ns"], fields["forward_ns"], fields["backward_ns"]) == (20 + 21, 30 + 31, 50 + 51)
     assert (fields["compute_end_ns"], fields["sync_end_ns"]) == (1205, 1213)
+
+
+def test_a_wait_of_an_earlier_micro_step_is_told_apart_from_its_compute():
+    waited = [100, 110, 130, 160, 210, 1110, 1131, 1162, 1213, 1220, 1230, 1250, 190, 1205]
+    assert named(waited)["earlier_wait_ns"] == 210 - 190
 
 
 def test_a_plain_step_keeps_its_two():
@@ -93,7 +99,8 @@ def test_host_stamps_of_a_real_step_are_in_order(accumulation):
     loop = make_loop(torch.nn.Linear(2, 2), Device(), accumulation=accumulation)
     stamps = loop.stamped()
     assert len(stamps) == loop.stamps
-    assert stamps[:-1] == sorted(stamps[:-1])
+    assert stamps[:-accumulation] == sorted(stamps[:-accumulation])
+    assert stamps[-accumulation:-1] == [0] * (accumulation - 1)  # nothing waits under no_sync
     fields = named(stamps)
     assert fields["begin_ns"] < fields["compute_end_ns"] < fields["sync_end_ns"] < fields["end_ns"]
     parts = sum(fields[f"{name}_ns"] for name in ("input", "forward", "backward", "optimizer"))
