@@ -220,7 +220,11 @@ def _loss(
     def linked(m: Means) -> Floats:
         # What earlier micro-steps of accumulation waited is the link's too: no_sync was left out.
         earlier = m["detailed.exposed"] - m["exposed_all"]
-        result: Floats = (m["link_exposed"] + earlier) / m["detailed"]
+        # The detailed probe's own cost stretches backward and hides more than the step itself would:
+        # its shares of the wait hold, the wait is the light probe's.
+        wait = m["detailed.exposed"]
+        share = np.divide(m["link_exposed"] + earlier, wait, out=np.zeros_like(wait), where=wait > 0)
+        result: Floats = share * m[f"{PROBE}.exposed"] / m[PROBE]
         return result
 
     def latency_share(m: Means) -> Floats:
