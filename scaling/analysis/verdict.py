@@ -14,6 +14,9 @@ SCALES_WELL = 0.90
 SLOW_PATH = 0.6
 """Large messages below this share of what the link can carry: the data go another way than promised."""
 
+LATENCY_SHARE = 0.2
+"""A message whose fixed costs are more of its time than this tells nothing of the link's speed."""
+
 _CAUSES = (
     "small_batch",
     "neighbours",
@@ -77,6 +80,8 @@ def _slow_path(point: Point, level: Level | None) -> tuple[Verdict, ...]:
     reached = level.busbw_gbit_s
     if reached.high is None or reached.high > SLOW_PATH * level.nominal_gbit_s:
         return ()
+    if not _saturating(level):
+        return ()
     lost = point.loss.link_bandwidth if point.loss else None
     return (
         Verdict(
@@ -91,6 +96,18 @@ def _slow_path(point: Point, level: Level | None) -> tuple[Verdict, ...]:
             ),
         ),
     )
+
+
+def _saturating(level: Level) -> bool:
+    """Whether the largest message was large enough to tell, and is itself as slow as the fit says."""
+    assert level.nominal_gbit_s is not None
+    assert level.alpha_us is not None
+    sweep = [point for point in level.curve if point.collective == "all_reduce"]
+    largest = max(sweep, key=lambda point: point.bytes)
+    fixed_us = 2 * (level.world_size - 1) * level.alpha_us.value
+    fastest = largest.busbw_gbit_s.high
+    slow = fastest is not None and fastest <= SLOW_PATH * level.nominal_gbit_s
+    return slow and fixed_us < LATENCY_SHARE * largest.time_us.value
 
 
 def _shares(loss: Loss) -> list[tuple[str, Measured]]:

@@ -18,6 +18,9 @@ USAGE: dict[str, tuple[tuple[str, str], ...]] = {
             "the runs against the first: ratio, and which part differs",
         ),
     ),
+    "selftest": (
+        ("selftest [--full] [--json]", "put known faults in, print hit rate and attribution error"),
+    ),
     "report": (("report RUN [--open]", "the report of a run: print it, say where the page is"),),
     "sync": (("sync RUN", "upload a run's offline W&B runs"),),
 }
