@@ -477,7 +477,7 @@ def block_line(block: Block, whole: np.ndarray, steps: int) -> str:
     waited = (whole[4] - whole[3]).sum() if block.arm in STEP_ARMS else 0
     cpu = int((whole[-1] - whole[0]).sum() - waited)
     what = (block.id, block.round, block.trial.world_size, block.arm, block.detailed, block.solo_rank)
-    how = (block.trial.batch, 1, whole.shape[1] - steps, steps)
+    how = (block.trial.batch, 1, whole.shape[1] - steps, steps, [])
     usage = (int(whole[0, 0]), int(whole[-1, -1]), cpu, cpu, 0)
     return line({"t": "block", **dict(zip(records.BLOCK_FIELDS, what + how + usage, strict=True))})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -116,6 +117,7 @@ class Arms:
             self.variant = other.loop(other.wrap(group))
         elif n > 1:
             self._solo_ddp = own.wrap(groups.solo)
+            self._solo_probe: SoloProbe | None = None
             self.solo = own.loop(self._solo_ddp)
             detailed = own.wrap(group)
             self._probe = BucketProbe(detailed, group, n, device)
@@ -143,8 +145,15 @@ class Arms:
         if not detailed:
             return contextlib.nullcontext()
         if arm == DDP_SOLO:
-            return SoloProbe(self._solo_ddp, self._device).taking()
+            self._solo_probe = SoloProbe(self._solo_ddp, self._device)
+            return self._solo_probe.taking()
         return contextlib.nullcontext(self._probe.take)
+
+    def parameters(self, arm: str, begin_ns: Sequence[int]) -> list[list[int]]:
+        """[bytes, ready] of every parameter, as the ddp_solo block that just ran has them; else empty."""
+        if arm != DDP_SOLO or self._solo_probe is None:
+            return []
+        return self._solo_probe.parameters(begin_ns)
 
     def stamps(self, arm: str, *, detailed: bool) -> int:
         """How many a step of the arm takes at most."""
