@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.plan import Trial
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, STEP_ARMS, VARIANT
-from scaling.spec import Spec
+from scaling.spec import DEFAULT_BUCKET_MB, Spec
 from scaling.worker.devices import Device
 from scaling.worker.groups import Groups
 from scaling.worker.inject import Faults
@@ -23,9 +23,6 @@ from scaling.worker.workload import Workload
 
 BATCHES = 4
 """Made once and used in turn."""
-
-DEFAULT_BUCKET_MB = 25
-"""torch's default, MiB."""
 
 
 class Settings:
