@@ -49,6 +49,8 @@ _BUCKET_COLUMNS = {"launch": pl.Int64, "rank": pl.Int64, "block": pl.Int64, "ste
     COLLECTIVE_FIELDS, pl.Int64
 )
 
+_PARAMETER_COLUMNS = {**_BLOCK_KEYS, "index": pl.Int64, "bytes": pl.Int64, "ready_ns": pl.Int64}
+
 
 class _Head(msgspec.Struct, tag_field="t", tag="head"):
     schema: int
@@ -99,6 +101,7 @@ class _Block(msgspec.Struct, tag_field="t", tag="block"):
     cpu_ns: int
     thread_cpu_ns: int
     delayed_ns: int
+    parameters: list[tuple[int, int]] = []
 
 
 _HEAD = msgspec.json.Decoder(_Head)
@@ -129,6 +132,9 @@ class Tables:
     """Buckets of ddp_solo, probe and replay blocks."""
     fabric: pl.DataFrame
     """Messages of the size sweep."""
+    parameters: pl.DataFrame
+    """A row a ddp_solo block, rank and parameter in the order of registration: bytes, and when its gradient was
+    ready, mean over the block's steps, since the step's begin. Empty on a device."""
     ranks: tuple[RankFile, ...]
     gaps: tuple[str, ...]
     """What is missing, in words."""
@@ -166,6 +172,7 @@ def collect(folder: RunFolder, plan: Plan) -> Tables:
         steps=kept,
         buckets=collectives.filter(pl.col("arm") != FABRIC),
         fabric=collectives.filter(pl.col("arm") == FABRIC),
+        parameters=pl.DataFrame(columns.parameters, schema=_PARAMETER_COLUMNS, orient="row"),
         ranks=tuple(ranks),
         gaps=tuple(gaps),
         dropped_samples=steps.height - kept.height,
@@ -174,7 +181,7 @@ def collect(folder: RunFolder, plan: Plan) -> Tables:
 
 def write_tables(folder: RunFolder, tables: Tables) -> None:
     """The derived Parquet files, by rename."""
-    for name in ("blocks", "steps", "buckets", "fabric"):
+    for name in ("blocks", "steps", "buckets", "fabric", "parameters"):
         path = folder.table(name)
         part = path.with_name(f".{path.name}.part")
         getattr(tables, name).write_parquet(part, metadata={"schema": TABLE_SCHEMA})
@@ -188,6 +195,7 @@ class _Columns:
         self.blocks: list[tuple[Any, ...]] = []
         self.steps: list[tuple[Any, ...]] = []
         self.buckets: list[tuple[Any, ...]] = []
+        self.parameters: list[tuple[Any, ...]] = []
 
 
 def _read(path: Path, launch: LaunchFolder, rank: int, columns: _Columns) -> RankFile:
@@ -224,6 +232,8 @@ def _read(path: Path, launch: LaunchFolder, rank: int, columns: _Columns) -> Ran
             open_steps = 0
             values = (getattr(record, name) for name in list(_BLOCK_COLUMNS)[3:])
             columns.blocks.append((launch.index, rank, record.id, *values))
+            key = columns.blocks[-1][: len(_BLOCK_KEYS)]
+            columns.parameters.extend((*key, i, *each) for i, each in enumerate(record.parameters))
     return RankFile(
         launch=launch.index,
         rank=rank,

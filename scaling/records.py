@@ -64,6 +64,7 @@ BLOCK_FIELDS = (
     "accumulation",
     "lead_in",  # steps at the start that were dropped from the timing
     "steps",  # timed steps
+    "parameters",  # ddp_solo: [bytes, ready ns since the step's begin] of each, mean over the steps; else empty
     "begin_ns",
     "end_ns",
     "cpu_ns",  # CPU time of the process over the block

@@ -10,6 +10,8 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 LAUNCHERS = ("local", "emulated")
 TRACKING_MODES = ("offline", "online", "disabled")
 
+DEFAULT_BUCKET_MB = 25
+"""torch's default of `ddp.bucket_cap_mb`, with which the first bucket has a limit of its own."""
 TCP_PAYLOAD_SHARE = 1448 / 1514
 """TCP payload over Ethernet frame at MTU 1500 with timestamps: what a shaped link can carry for its users."""
 
@@ -75,7 +77,7 @@ class Topology:
 class Ddp:
     """Arguments of DistributedDataParallel, as torch names them."""
 
-    bucket_cap_mb: float = 25.0
+    bucket_cap_mb: float = DEFAULT_BUCKET_MB
     gradient_as_bucket_view: bool = True
     static_graph: bool = False
     find_unused_parameters: bool = False

@@ -469,15 +469,23 @@ class RankFiles:
                 columns += [c[b] for b in range(len(ready)) for c in (track.payload, ready, launched, done)]
             rows = np.column_stack([np.arange(at.shape[1]), *columns]).tolist()
             steps = "".join([f"{template}}}\n" % tuple(row) for row in rows])
-            self.append(rank, steps + block_line(block, self.stamps(track.whole[:, :, k], rank), at.shape[1]))
+            parameters = _parameters(track, k) if solo else []
+            whole = self.stamps(track.whole[:, :, k], rank)
+            self.append(rank, steps + block_line(block, whole, at.shape[1], parameters))
 
 
-def block_line(block: Block, whole: np.ndarray, steps: int) -> str:
+def _parameters(track: Track, k: int) -> list[list[int]]:
+    """Every bucket is one parameter's; registered in the reverse of the order in which they are ready."""
+    since = (track.ready[:, :, k] - track.at[0, :, k]).mean(axis=1)
+    return [[int(b), int(at)] for b, at in zip(track.payload[::-1, 0], since[::-1], strict=True)]
+
+
+def block_line(block: Block, whole: np.ndarray, steps: int, parameters: list[list[int]]) -> str:
     """The line after a block's steps; `whole`: its stamps with the lead-in. Waiting takes no CPU."""
     waited = (whole[4] - whole[3]).sum() if block.arm in STEP_ARMS else 0
     cpu = int((whole[-1] - whole[0]).sum() - waited)
     what = (block.id, block.round, block.trial.world_size, block.arm, block.detailed, block.solo_rank)
-    how = (block.trial.batch, 1, whole.shape[1] - steps, steps)
+    how = (block.trial.batch, 1, whole.shape[1] - steps, steps, parameters)
     usage = (int(whole[0, 0]), int(whole[-1, -1]), cpu, cpu, 0)
     return line({"t": "block", **dict(zip(records.BLOCK_FIELDS, what + how + usage, strict=True))})
 

@@ -14,7 +14,7 @@ from scaling.plan import Plan, round_blocks
 from scaling.records import SCHEMA, STEP_FIELDS
 from scaling.store import RunFolder, read_json
 
-FRAMES = ("blocks", "steps", "buckets", "fabric")
+FRAMES = ("blocks", "steps", "buckets", "fabric", "parameters")
 
 
 @pytest.fixture(scope="module")

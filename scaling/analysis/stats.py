@@ -85,6 +85,10 @@ class Rounds:
         grown.launch, grown._weights = self.launch, self._weights
         return grown
 
+    def means(self) -> Means:
+        """Every quantity's mean and its resampled values."""
+        return Means(self.values, self._weights)
+
     def ratio(self, formula: Formula | str) -> Measured | None:
         """As `measure`, for what is positive by nature: the interval is one of the logarithm."""
         return self.measure(formula, positive=True)
@@ -93,7 +97,7 @@ class Rounds:
         """A formula over the means (or one quantity by name) with its interval; None where unknown."""
         of = (lambda m: m[formula]) if isinstance(formula, str) else formula
         try:
-            means = Means(self.values, self._weights)
+            means = self.means()
             results = np.asarray(of(means), dtype=float)
         except UnknownQuantityError:
             return None

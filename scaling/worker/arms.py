@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.plan import Trial
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, STEP_ARMS, VARIANT
-from scaling.spec import Spec
+from scaling.spec import DEFAULT_BUCKET_MB, Spec
 from scaling.worker.devices import Device
 from scaling.worker.groups import Groups
 from scaling.worker.inject import Faults
@@ -22,9 +23,6 @@ from scaling.worker.workload import Workload
 
 BATCHES = 4
 """Made once and used in turn."""
-
-DEFAULT_BUCKET_MB = 25
-"""torch's default, MiB."""
 
 
 class Settings:
@@ -116,6 +114,7 @@ class Arms:
             self.variant = other.loop(other.wrap(group))
         elif n > 1:
             self._solo_ddp = own.wrap(groups.solo)
+            self._solo_probe: SoloProbe | None = None
             self.solo = own.loop(self._solo_ddp)
             detailed = own.wrap(group)
             self._probe = BucketProbe(detailed, group, n, device)
@@ -143,8 +142,15 @@ class Arms:
         if not detailed:
             return contextlib.nullcontext()
         if arm == DDP_SOLO:
-            return SoloProbe(self._solo_ddp, self._device).taking()
+            self._solo_probe = SoloProbe(self._solo_ddp, self._device)
+            return self._solo_probe.taking()
         return contextlib.nullcontext(self._probe.take)
+
+    def parameters(self, arm: str, begin_ns: Sequence[int]) -> list[list[int]]:
+        """[bytes, ready] of every parameter, as the ddp_solo block that just ran has them; else empty."""
+        if arm != DDP_SOLO or self._solo_probe is None:
+            return []
+        return self._solo_probe.parameters(begin_ns)
 
     def stamps(self, arm: str, *, detailed: bool) -> int:
         """How many a step of the arm takes at most."""

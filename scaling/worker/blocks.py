@@ -64,6 +64,7 @@ class BlockRunner:
             "accumulation": arms.micro_steps(block.arm),
             "lead_in": lead_in,
             "steps": len(rows),
+            "parameters": arms.parameters(block.arm, [resolve(row)[0] for row in rows]),
         }
         self._recorder.block(
             fields,

@@ -4,7 +4,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -88,8 +88,12 @@ class ReadyTimes:
         """In the order of reduction. DDP counts from the end of the module's forward; empty while unsettled."""
         if not self._parameters:  # the buckets do not change once they are rebuilt
             self._parameters = bucket_parameters(self._ddp)
-        since_forward = self._ddp.reducer.get_backward_stats()
-        return [forward_end_ns + max(since_forward[i] for i in indices) for indices in self._parameters]
+        each = self.of_parameters(forward_end_ns)
+        return [max(each[i] for i in indices) for indices in self._parameters]
+
+    def of_parameters(self, forward_end_ns: int) -> list[int]:
+        """Every parameter's, in the order of registration."""
+        return [forward_end_ns + since for since in self._ddp.reducer.get_backward_stats()]
 
 
 class SoloProbe:
@@ -105,10 +109,12 @@ class SoloProbe:
         self._ready = ReadyTimes(ddp) if device.type == "cpu" else None
         self._stamp = device.clock.stamp
         self._stamps = [0] * len(self._bytes)
+        self._parameters: list[list[int]] = []
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[Take]:
         """Inside, `take` can be asked after each step."""
+        self._parameters = []
         with contextlib.ExitStack() as hooks:
             if self._ready is None:
                 parameters = [p for p in self._ddp.module.parameters() if p.requires_grad]
@@ -123,10 +129,27 @@ class SoloProbe:
 
     def take(self, forward_end_ns: int) -> list[list[int]]:
         """The step's buckets."""
+        if self._ready:
+            self._parameters.append(self._ready.of_parameters(forward_end_ns))
         ready = self._ready.absolute_ns(forward_end_ns) if self._ready else self._stamps
         return [
             [seq, _ALL_REDUCE, 1, size, at, 0, 0]
             for seq, (size, at) in enumerate(zip(self._bytes, ready, strict=False))
+        ]
+
+    def parameters(self, begin_ns: Sequence[int]) -> list[list[int]]:
+        """[bytes, ready ns since the step's begin] of every parameter, mean over the last steps taken.
+
+        `begin_ns` is when these steps began. Empty on a device, where DDP knows no ready times.
+        """
+        taken = self._parameters[-len(begin_ns) :]
+        if not taken:
+            return []
+        begun = sum(begin_ns)
+        held = [p for p in self._ddp.module.parameters() if p.requires_grad]
+        return [
+            [p.numel() * p.element_size(), (sum(stamps) - begun) // len(taken)]
+            for p, stamps in zip(held, zip(*taken, strict=True), strict=True)
         ]
 
 

@@ -90,6 +90,7 @@ def test_a_run_without_detailed_blocks_draws_nothing(run):
         steps=run.tables.steps,
         buckets=empty,
         fabric=run.tables.fabric,
+        parameters=run.tables.parameters,
         ranks=(),
         gaps=(),
         dropped_samples=0,

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from scaling.analysis.buckets import Gradients, bucketed
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
 ROOT = SCRIPT.parents[2]
@@ -79,6 +82,23 @@ def test_alone_there_are_ready_times_only(two, kind):
         assert step["forward_end"] <= ready[0]
         assert ready[-1] <= step["end"]
         assert {(row[2], *row[5:]) for row in step["rows"]} == {(1, 0, 0)}
+
+
+def test_alone_every_parameter_has_its_bytes_and_when_it_was_ready(two):
+    for rank in two:
+        parameters, step = rank["solo_host_parameters"], rank["solo_host"]
+        assert [size for size, _ in parameters] == [256 * 256 * 4, 256 * 4] * 10
+        ready = [step["begin"] + since for _, since in parameters]
+        assert step["forward_end"] <= min(ready)
+        assert max(ready) == step["rows"][-1][4]
+        assert rank["solo_device_parameters"] == []
+
+
+def test_other_buckets_are_foretold_from_the_parameters_ready_times(two):
+    sizes, ready = zip(*two[0]["solo_host_parameters"], strict=True)
+    gradients = Gradients(sizes=sizes, ready=np.array([ready], dtype=float))
+    for cap, buckets in two[0]["buckets_at"].items():
+        assert list(bucketed(gradients, float(cap)).sizes) == buckets
 
 
 def test_hooks_are_gone_after_the_block(two):

@@ -74,9 +74,20 @@ def main(rank: int, store: str) -> None:
     for _ in range(STEPS):
         step(alone, inputs)
     for name, device in (("solo_host", Device()), ("solo_device", Hooked())):
-        with SoloProbe(alone, device).taking() as take:
+        probe = SoloProbe(alone, device)
+        with probe.taking() as take:
             result[name] = observe(alone, take, inputs)
+        result[f"{name}_parameters"] = probe.parameters([result[name]["begin"]])
     result["hooks_left"] = sum(bool(p._post_accumulate_grad_hooks) for p in alone.parameters())
+
+    result["buckets_at"] = {}
+    for cap in (0.3, 2, 25):
+        other = DistributedDataParallel(
+            model(), process_group=groups.data[2], bucket_cap_mb=None if cap == 25 else cap
+        )
+        for _ in range(STEPS):
+            step(other, inputs)
+        result["buckets_at"][cap] = bucket_bytes(other)
 
     exchange = Exchange(Device(), groups)
     exchange.reserve(4096)

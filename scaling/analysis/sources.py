@@ -1,0 +1,210 @@
+"""What a run measured at each world size, as the pieces that a prediction starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from scaling.analysis import curve
+from scaling.analysis.buckets import Buckets, Gradients, pieces
+from scaling.analysis.change import Source
+from scaling.analysis.quantities import PHASES, TrialRecords, read_trial
+from scaling.analysis.ring import Hops, PerHop
+from scaling.analysis.stats import Floats, Means, Rounds, UnknownQuantityError
+from scaling.analysis.stragglers import late_ranks
+from scaling.collect import Tables
+from scaling.plan import Plan, Trial
+from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
+
+OWN = PHASES[:-1]
+"""Phases of a rank's own; `exposed` is the others' doing."""
+
+
+def read_sources(
+    tables: Tables, plan: Plan, records: Mapping[int, TrialRecords] | None = None
+) -> tuple[Source, ...]:
+    """A source for each world size above 1 of which every piece was measured."""
+    found = []
+    for trial in plan.trials:
+        if trial.world_size == 1:
+            continue
+        own = records[trial.world_size] if records else read_trial(tables, trial)
+        try:
+            found.append(_source(tables, plan, trial, own))
+        except UnknownQuantityError:
+            continue
+    return tuple(found)
+
+
+def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> Source:
+    """UnknownQuantityError where a piece is missing."""
+    spec, n = plan.spec, trial.world_size
+    rounds = Rounds(_values(tables, plan, records), records.launches, seed=spec.seed)
+    late = late_ranks(records, rounds, 0.0)
+    late_set = late.ranks if late else ()
+    peers = [r for r in range(n) if r not in late_set]
+    swept = curve.sweep_rounds(curve.sweep_times(tables.fabric, n), spec.seed)
+    if swept is None or not records.bucket_bytes:
+        raise UnknownQuantityError("link")
+    means = rounds.means()
+    buckets, gradients = _ready(tables, records, means, spec.accumulation_steps)
+
+    def over(arm: str, ranks: Sequence[int]) -> dict[str, Floats]:
+        return {p: np.mean([means[f"{arm}.{r}.{p}"] for r in ranks], axis=0) for p in OWN}
+
+    def by_rank(arm: str) -> dict[str, Floats]:
+        return {p: np.stack([means[f"{arm}.{r}.{p}"] for r in range(n)], axis=-1) for p in OWN}
+
+    alone = {p: means[f"alone.{p}"] for p in OWN}
+    shared = spec.mode == "strong"
+    whole = {p: means[f"whole.{p}"] for p in OWN} if shared else alone
+    return Source(
+        world_size=n,
+        batch=trial.batch,
+        accumulation=spec.accumulation_steps,
+        reductions=max(1, round(sum(records.bucket_bytes) / max(records.gradient_bytes, 1))),
+        kernels=spec.topology.backend == "nccl",
+        units=len(records.launches),
+        plain=means[PLAIN],
+        whole=whole,
+        shared=shared,
+        alone=alone,
+        beside=over(BARE_ALL, peers),
+        solo=by_rank(DDP_SOLO),
+        own=by_rank(PROBE),
+        buckets=buckets,
+        gradients=gradients,
+        link=_link(means, plan, n, swept[1], buckets.sizes),
+        late=late_set,
+        jitter=means["jitter"],
+        fixed_share=_fixed_share(alone, whole, n) if shared else None,
+    )
+
+
+def _values(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floats]:
+    """Everything that a source is made of, a value a round."""
+    n = records.trial.world_size
+    values = {PLAIN: records.column(records.arm(PLAIN), "step")}
+    for arm, detailed in ((BARE_ALL, None), (DDP_SOLO, None), (PROBE, False)):
+        for rank in range(n):
+            frame = records.arm(arm, detailed=detailed, ranks={rank})
+            values |= {f"{arm}.{rank}.{p}": records.column(frame, p) for p in OWN}
+    alone = records.arm(BARE_ONE)
+    values |= {f"alone.{p}": records.column(alone, p) for p in OWN}
+    if plan.spec.mode == "strong":
+        whole = next((t for t in plan.trials if t.world_size == 1), None)
+        if whole is None:
+            raise UnknownQuantityError("whole")
+        frame = read_trial(tables, whole).arm(BARE_ONE)
+        values |= {f"whole.{p}": records.column(frame, p) for p in OWN}
+    values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
+    values["jitter"] = records.per_round({c.key: _jitter(c.compute_end) for c in records.cycles})
+    values |= _per_parameter(tables, records) | _per_bucket(records)
+    times = curve.sweep_times(tables.fabric, n)
+    for (size,), part in times.partition_by("bytes", as_dict=True).items():
+        keys = zip(part["launch"], part["round"], strict=True)
+        values[str(size)] = records.per_round(dict(zip(keys, part["time_ns"], strict=True)))
+    return values
+
+
+def _link(means: Means, plan: Plan, n: int, swept: Sequence[int], buckets: Sequence[int]) -> Hops:
+    """The measured link: beta of the sweep, alpha by size.
+
+    Large messages are judged by the model's own buckets, one after the other (replay): alone, a message
+    finds a shaper's burst refilled. What the sweep's slope leaves of them is latency as far as it lies
+    between none and that of a small message; the slope of a few sizes is known too badly to say more,
+    so the rest is bandwidth.
+    """
+    topology = plan.spec.topology
+    beta = curve.fit(means, tuple(swept), n).beta_ns
+    nominal = topology.link.nominal_bit_s if topology.hosts_of(n) > 1 else None
+    if nominal is not None and topology.kind == "emulated":
+        beta = np.maximum(beta, 8e9 / nominal)  # a shaper lets nothing faster through
+    moved = 2 * (n - 1) / n * beta
+
+    def beyond(name: str, size: float, count: int) -> Floats:
+        result: Floats = (means[name] - moved * size) / (2 * (n - 1) * count)
+        return result
+
+    alpha = {size: beyond(str(size), size, 1) for size in swept if size < curve.LARGE_BYTES}
+    if not alpha:
+        raise UnknownQuantityError("small messages")
+    least = alpha[min(alpha)]
+    if min(buckets) >= curve.LARGE_BYTES:
+        large = np.clip(beyond("replay", sum(buckets), len(buckets)), 0.0, np.maximum(least, 0.0))
+        beta = (means["replay"] - 2 * (n - 1) * len(buckets) * large) / (2 * (n - 1) / n * sum(buckets))
+    else:
+        alone = [beyond(str(size), size, 1) for size in swept if size >= curve.LARGE_BYTES]
+        large = np.clip(np.mean(alone, axis=0), 0.0, np.maximum(least, 0.0)) if alone else least
+    alpha[curve.LARGE_BYTES] = large
+    name = "network" if topology.hosts_of(n) > 1 else "host"
+    values = np.stack(list(alpha.values()), axis=-1)
+    return Hops(name=name, ranks=None, alpha=PerHop(sizes=tuple(alpha), values=values), beta_ns=beta)
+
+
+def _jitter(compute_end: Floats) -> float:
+    """Standard deviation over steps of what a rank does not share with the others; `compute_end` S x R."""
+    apart = compute_end - compute_end.mean(axis=1, keepdims=True)
+    ranks = compute_end.shape[1]
+    return float(apart.std(axis=0, ddof=1).mean() * (ranks / (ranks - 1)) ** 0.5) if len(apart) > 1 else 0.0
+
+
+def _per_parameter(tables: Tables, records: TrialRecords) -> dict[str, Floats]:
+    """`parameter.<i>`: ready since the step's begin, mean over ranks."""
+    own = tables.parameters.filter(pl.col("world_size") == records.trial.world_size)
+    mean = own.group_by("launch", "round", "index").agg(pl.col("ready_ns").mean())
+    found = {}
+    for (index,), part in mean.partition_by("index", as_dict=True).items():
+        keys = zip(part["launch"], part["round"], strict=True)
+        found[f"parameter.{index}"] = records.per_round(dict(zip(keys, part["ready_ns"], strict=True)))
+    return found
+
+
+def _per_bucket(records: TrialRecords) -> dict[str, Floats]:
+    """`bucket.<k>`: ready since the step's begin, mean over ranks."""
+    count = max((solo["ready"].shape[1] for solo in records.solo.values()), default=0)
+    return {
+        f"bucket.{k}": records.per_round(
+            {
+                key: float(solo["ready"][:, k].mean())
+                for key, solo in records.solo.items()
+                if solo["ready"].shape[1] == count
+            }
+        )
+        for k in range(count)
+    }
+
+
+def _ready(
+    tables: Tables, records: TrialRecords, means: Means, micro_steps: int
+) -> tuple[Buckets, Gradients]:
+    """When each bucket and each parameter's gradient is ready, as a part of the last micro-step's backward."""
+    n = records.trial.world_size
+    phases = {p: np.mean([means[f"{DDP_SOLO}.{r}.{p}"] for r in range(n)], axis=0) for p in OWN}
+    last = phases["compute"] / micro_steps
+    begin = phases["input"] + phases["forward"] + phases["compute"] - last
+
+    def part(name: str) -> Floats:
+        found: Floats = np.clip((means[name] - begin) / last, 0.0, 1.0)
+        return found
+
+    reduced = records.bucket_bytes[: sum(name.startswith("bucket.") for name in means)]
+    if not reduced:
+        raise UnknownQuantityError("ready")
+    ready = np.stack([part(f"bucket.{k}") for k in range(len(reduced))], axis=-1)
+    buckets = Buckets(sizes=reduced, ready=ready)
+    own = tables.parameters.filter(pl.col("world_size") == n)
+    sizes = own.select("index", "bytes").unique().sort("index")["bytes"].to_list()
+    if not sizes:
+        return buckets, pieces(buckets)
+    ready = np.stack([part(f"parameter.{i}") for i in range(len(sizes))], axis=-1)
+    return buckets, Gradients(sizes=tuple(sizes), ready=ready)
+
+
+def _fixed_share(alone: Mapping[str, Floats], whole: Mapping[str, Floats], parts: int) -> float:
+    """Of forward and backward at the small batch, what the straight line through both batches has at none."""
+    small, large = (float(phases["forward"][0] + phases["compute"][0]) for phases in (alone, whole))
+    each = (large - small) / (parts - 1)
+    return min(1.0, max(0.0, 1 - each / small))

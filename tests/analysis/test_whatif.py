@@ -1,0 +1,152 @@
+"""Predictions from a simulated cluster, against the same cluster simulated as predicted."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from scaling.analysis.change import Change
+from scaling.analysis.predict import predict
+from scaling.analysis.ring import Hops
+from scaling.analysis.sources import read_sources
+from scaling.analysis.whatif import outcome
+
+MS = 1e6
+NEAR = 0.01
+"""The model is exact on these clusters but for what they do at random."""
+
+
+@pytest.fixture(scope="module")
+def truth(cluster):
+    """Enough link that part of it is exposed, little noise."""
+    return cluster.Truth(
+        world_sizes=(1, 2, 4), block_noise=0.002, step_noise=0.0, link_noise=0.002, drift=0.0
+    )
+
+
+@pytest.fixture(scope="module")
+def sources(measure, truth):
+    run = measure(truth)
+    return {source.world_size: source for source in read_sources(run.tables, run.plan)}
+
+
+@pytest.fixture(scope="module")
+def expected(cluster):
+    def step_ns(truth, world_size, batch=None):
+        found = cluster.expect(
+            truth, cluster.Trial(world_size=world_size, hosts=world_size, batch=batch or truth.batch)
+        )
+        return found.step_ns["plain"]
+
+    return step_ns
+
+
+def times_as_fast(source, factor):
+    return (Hops(name="network", ranks=None, alpha=source.link.alpha, beta_ns=source.link.beta_ns / factor),)
+
+
+def test_with_nothing_changed_it_is_the_measured_step(sources, measure, truth):
+    for source in sources.values():
+        found = predict(source, Change())
+        assert found["step"].value == source.plain[0]
+        assert found["gain"].value == 1
+        assert found["gain"].half_width < 1e-9
+
+
+def test_so_are_its_losses(sources, measure, truth):
+    run = measure(truth)
+    for n, source in sources.items():
+        found, known = predict(source, Change()), run.point(n).loss
+        for cause in ("neighbours", "ddp_overhead", "link_latency", "link_bandwidth", "overlap", "input"):
+            assert found[cause].value == pytest.approx(getattr(known, cause).value, abs=0.01), cause
+
+
+@pytest.mark.parametrize("factor", [0.25, 0.5, 2.0, 10.0])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_another_links_step(sources, truth, expected, factor, world_size):
+    target = dataclasses.replace(truth, beta_ns=truth.beta_ns / factor)
+    source = sources[world_size]
+    found = predict(source, Change(fabric=times_as_fast(source, factor)))["step"]
+    assert found.value == pytest.approx(expected(target, world_size), rel=2 * NEAR)
+    assert found.low < expected(target, world_size) < found.high
+
+
+@pytest.mark.parametrize(("start", "end"), [(2, 4), (4, 2), (4, 8), (2, 1)])
+def test_another_world_sizes_step(sources, truth, expected, cluster, start, end):
+    target = dataclasses.replace(truth, world_sizes=(1, 2, 4, 8), hosts=8)
+    found = predict(sources[start], Change(world_size=end))["step"].value
+    assert found == pytest.approx(expected(target, end), rel=NEAR)
+
+
+def test_one_bucket_instead_of_three(sources, truth, expected, cluster):
+    merged = cluster.Bucket(bytes=truth.payload, at=1.0)
+    target = dataclasses.replace(truth, buckets=(merged,))
+    found = predict(sources[4], Change(bucket_cap_mb=100))["step"].value
+    assert found == pytest.approx(expected(target, 4), rel=NEAR)
+
+
+def test_a_target_of_twice_the_compute(sources, truth, expected):
+    half = {
+        name: getattr(truth, name) / 2 for name in ("forward_ns", "backward_ns", "optimizer_ns", "ddp_ns")
+    }
+    found = predict(sources[4], Change(compute_scale=2.0))["step"].value
+    assert found == pytest.approx(expected(dataclasses.replace(truth, **half), 4), rel=NEAR)
+
+
+def test_half_the_bytes_move_in_half_the_time(sources, truth, expected):
+    source = sources[4]
+    sent = predict(source, Change(compression=2.0))["step"].value
+    moved = predict(source, Change(fabric=times_as_fast(source, 2)))["step"].value
+    assert sent == pytest.approx(moved, rel=0.02)  # but for latency, which goes by the size
+
+
+def test_without_its_late_rank(measure, cluster, truth, expected):
+    late = dataclasses.replace(truth, stragglers=(cluster.Straggler(rank=1, extra_ns=30 * MS),))
+    run = measure(late)
+    source = next(s for s in read_sources(run.tables, run.plan) if s.world_size == 4)
+    assert source.late == (1,)
+    found = predict(source, Change(without_straggler=True))
+    assert found["step"].value == pytest.approx(expected(truth, 4), rel=NEAR)
+    assert found["straggler"].value == 0
+    assert predict(source, Change())["straggler"].value == pytest.approx(30 * MS / source.plain[0], rel=0.03)
+
+
+def test_twice_the_batch_shares_out_what_a_step_costs_once(sources):
+    found = outcome(sources[4], Change(batch=64, whole_batch=2.0))
+    assert 1 < found["gain"][0] < 2
+    assert found["efficiency"][0] > outcome(sources[4], Change())["efficiency"][0]
+
+
+def test_reducing_every_other_time_hides_nothing_of_the_first_half(sources):
+    """Two micro-steps of half the batch: the same compute and bytes, less of it beside each other."""
+    once, twice = (outcome(sources[4], Change(accumulation=a))["step"][0] for a in (1, 2))
+    assert twice > once
+
+
+def test_losses_add_up_to_what_efficiency_lacks(sources):
+    found = outcome(sources[4], Change(world_size=8, bucket_cap_mb=2, compute_scale=3.0))
+    causes = [value for name, value in found.items() if name not in ("step", "efficiency", "gain")]
+    assert np.sum([c[0] for c in causes]) == pytest.approx(1 - found["efficiency"][0])
+
+
+def test_what_is_far_from_the_measured_is_known_worse(sources):
+    near = predict(sources[4], Change(world_size=8))["step"]
+    far = predict(sources[4], Change(world_size=8, batch=16, whole_batch=0.5))["step"]
+    assert far.half_width / far.value > near.half_width / near.value
+    assert near.half_width > 0
+
+
+def test_strong_scaling_knows_its_batches(measure, cluster, expected):
+    truth = cluster.Truth(
+        mode="strong", batch=64, block_noise=0.002, step_noise=0.0, link_noise=0.002, drift=0.0
+    )
+    run = measure(truth)
+    source = next(s for s in read_sources(run.tables, run.plan) if s.world_size == 2)
+    assert source.fixed_share == pytest.approx(0.2 / (0.2 + 0.8 / 2), rel=0.05)
+    found = predict(source, Change(world_size=4, batch=16))
+    target = cluster.expect(truth, cluster.Trial(world_size=4, hosts=4, batch=16))
+    assert found["step"].value == pytest.approx(target.step_ns["plain"], rel=2 * NEAR)
+    assert found["efficiency"].value == pytest.approx(target.efficiency, rel=2 * NEAR)
+    assert found["small_batch"].value == pytest.approx(target.loss["small_batch"], abs=0.01)
