@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import polars as pl
 
 from scaling.analysis import curve
 from scaling.analysis.point import Link, point
+from scaling.analysis.predict import predict
 from scaling.analysis.quantities import TrialRecords, read_trial
 from scaling.analysis.results import (
     SCHEMA,
@@ -23,8 +25,9 @@ from scaling.analysis.results import (
     TrialOutcome,
     Verdict,
 )
+from scaling.analysis.sources import read_sources
 from scaling.analysis.stats import Floats
-from scaling.analysis.verdict import verdicts
+from scaling.analysis.verdict import Gain, no_gain, verdicts
 from scaling.collect import Tables
 from scaling.plan import Plan, Trial
 from scaling.records import BARE_ALL, BARE_ONE
@@ -93,7 +96,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         fabric=Fabric(levels=tuple(levels)),
         fits=Fits(),
         inference=(),
-        verdicts=_verdicts(tables, plan, tuple(points), levels),
+        verdicts=_verdicts(tables, plan, tuple(points), levels, records),
         quality=_quality(tables, ending, tuple(points)),
         trials=ending.trials,
     )
@@ -167,11 +170,23 @@ def _quality(tables: Tables, ending: Ending, points: tuple[Point, ...]) -> Quali
 
 
 def _verdicts(
-    tables: Tables, plan: Plan, points: tuple[Point, ...], levels: list[Level]
+    tables: Tables,
+    plan: Plan,
+    points: tuple[Point, ...],
+    levels: list[Level],
+    records: Mapping[int, TrialRecords],
 ) -> tuple[Verdict, ...]:
     """All points' verdicts; on a contended machine none is more than a hint."""
     by_size = {level.world_size: level for level in levels}
-    found = [v for p in points for v in verdicts(p, plan, by_size.get(p.world_size))]
+    sources = {source.world_size: source for source in read_sources(tables, plan, records)}
+
+    def gain(world_size: int) -> Gain:
+        source = sources.get(world_size)
+        return (
+            no_gain if source is None else lambda change: predict(source, change, other_launch=False)["gain"]
+        )
+
+    found = [v for p in points for v in verdicts(p, plan, by_size.get(p.world_size), gain(p.world_size))]
     crowded, blocks = _crowded(tables)
     if crowded <= CONTENDED_SHARE * blocks:
         return tuple(found)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from scaling.analysis.change import Change
+from scaling.analysis.remedies import REDUCED_TOO_OFTEN, offers
 from scaling.analysis.results import Level, Loss, Measured, Point, Remedy, Verdict
 from scaling.analysis.stats import scaled
 from scaling.plan import Plan
@@ -31,17 +35,28 @@ _CAUSES = (
 )
 
 
-def verdicts(point: Point, plan: Plan, level: Level | None = None) -> tuple[Verdict, ...]:
+Gain = Callable[[Change], Measured | None]
+"""What the simulation promises of a change: throughput over the present, above 1 is faster."""
+
+
+def no_gain(_change: Change) -> Measured | None:
+    """Where nothing can be simulated."""
+    return None
+
+
+def verdicts(
+    point: Point, plan: Plan, level: Level | None = None, gain: Gain = no_gain
+) -> tuple[Verdict, ...]:
     """The causes at one world size, largest first; `scales_well` or `undecided` where none stands out.
 
     A link that is clearly slower than the topology promises (`slow_path`) comes before all others:
     whatever else is said of communication follows from it.
     """
-    slow = _slow_path(point, level)
-    return (*slow, *_causes_of(point, plan))
+    slow = _slow_path(point, plan, level)
+    return (*slow, *_causes_of(point, plan, gain))
 
 
-def _causes_of(point: Point, plan: Plan) -> tuple[Verdict, ...]:
+def _causes_of(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
     if point.world_size == 1 or point.efficiency is None:
         return ()
     if point.loss is None or point.efficiency.low is None or point.efficiency.high is None:
@@ -53,7 +68,7 @@ def _causes_of(point: Point, plan: Plan) -> tuple[Verdict, ...]:
             share=share,
             confidence="high" if _low(share) > NOTABLE else "medium",
             evidence=_evidence(cause, point),
-            try_=_remedies(cause, plan),
+            try_=_remedies(cause, point, plan, gain),
         )
         for cause, share in _shares(point.loss)
         if _low(share) > 0 and share.value > NOTABLE and (cause != "straggler" or point.straggler)
@@ -73,7 +88,7 @@ def _causes_of(point: Point, plan: Plan) -> tuple[Verdict, ...]:
     return (_undecided(point, "no cause stands clear of the noise; measure longer (measure=thorough)"),)
 
 
-def _slow_path(point: Point, level: Level | None) -> tuple[Verdict, ...]:
+def _slow_path(point: Point, plan: Plan, level: Level | None) -> tuple[Verdict, ...]:
     """The transport that the topology promises against what its own size sweep reached."""
     if level is None or level.nominal_gbit_s is None or level.busbw_gbit_s is None:
         return ()
@@ -94,6 +109,7 @@ def _slow_path(point: Point, level: Level | None) -> tuple[Verdict, ...]:
                 f"the topology promises {level.nominal_gbit_s:.3g}",
                 "the traffic takes another path than it should, or one host's link is slow",
             ),
+            try_=_remedies("slow_path", point, plan, no_gain),
         ),
     )
 
@@ -147,6 +163,11 @@ def _evidence(cause: str, point: Point) -> tuple[str, ...]:
                 f"{comm.bytes_per_step / 2**20:.1f} MiB a step at {comm.busbw_gbit_s.value:.3g} Gbit/s{of_link}"
             )
         lines.append(f"{len(comm.buckets)} buckets")
+        if comm.gradient_bytes and comm.bytes_per_step > REDUCED_TOO_OFTEN * comm.gradient_bytes:
+            lines.append(
+                f"gradients of {comm.gradient_bytes / 2**20:.1f} MiB are reduced "
+                f"{comm.bytes_per_step / comm.gradient_bytes:.1f} times a step: no_sync is missing"
+            )
     if cause == "straggler" and point.straggler is not None:
         late = point.straggler
         lines.append(
@@ -177,38 +198,12 @@ def _evidence(cause: str, point: Point) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _remedies(cause: str, plan: Plan) -> tuple[Remedy, ...]:
-    spec = plan.spec
-    if cause == "link_bandwidth":
-        strong = spec.mode == "strong"
-        batch = (
-            f"global_batch={spec.global_batch * 2}" if strong else f"batch_per_rank={spec.batch_per_rank * 2}"
+def _remedies(cause: str, point: Point, plan: Plan, gain: Gain) -> tuple[Remedy, ...]:
+    return tuple(
+        Remedy(
+            overrides=offer.overrides,
+            code=offer.code,
+            predicted_gain=None if offer.change is None else gain(offer.change),
         )
-        return (
-            Remedy(
-                overrides=f"accumulation_steps={spec.accumulation_steps * 2} {batch}",
-                code="reduce gradients every other batch: `with ddp.no_sync():` around the others",
-            ),
-        )
-    if cause == "link_latency":
-        return (
-            Remedy(
-                overrides=f"ddp.bucket_cap_mb={spec.ddp.bucket_cap_mb * 4:g}",
-                code=f"DistributedDataParallel(model, bucket_cap_mb={spec.ddp.bucket_cap_mb * 4:g})",
-            ),
-        )
-    if cause == "ddp_overhead" and spec.ddp.find_unused_parameters:
-        return (
-            Remedy(
-                overrides="ddp.find_unused_parameters=false",
-                code="DistributedDataParallel(model, find_unused_parameters=False)",
-            ),
-        )
-    if cause == "ddp_overhead" and not spec.ddp.gradient_as_bucket_view:
-        return (
-            Remedy(
-                overrides="ddp.gradient_as_bucket_view=true",
-                code="DistributedDataParallel(model, gradient_as_bucket_view=True)",
-            ),
-        )
-    return ()
+        for offer in offers(cause, point, plan)
+    )

@@ -11,12 +11,14 @@ from scaling.analysis.results import (
     Overhead,
     Point,
     Quality,
+    Remedy,
     RunInfo,
     Straggler,
     TrialOutcome,
     Verdict,
 )
 from scaling.report.text import (
+    change,
     PARTS,
     cause_name,
     change,
@@ -181,3 +183,8 @@ def comparison_answer(comparison: Comparison) -> str:
     base, other = run_names(comparison)
     faster = "faster" if point.ratio.value > 1 else "slower"
     return f"{at} {other} is {faster} than {base}: {ratio} times its throughput."
+
+
+def gain(remedy: Remedy) -> str:
+    """`: +43 % throughput predicted`, or nothing where nothing was predicted."""
+    return f": {change(remedy.predicted_gain)} throughput predicted" if remedy.predicted_gain else ""

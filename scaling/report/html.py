@@ -184,9 +184,9 @@ def _verdict(verdict: Verdict) -> str:
 
 
 def _remedy(remedy: Remedy) -> str:
-    gain = f": predicted gain {_esc(text.percent(remedy.predicted_gain))}" if remedy.predicted_gain else ""
+    overrides = f"<code>{_esc(remedy.overrides)}</code>" if remedy.overrides else ""
     code = f"<pre><code>{_esc(remedy.code)}</code></pre>" if remedy.code else ""
-    return f"<li><code>{_esc(remedy.overrides)}</code>{gain}{code}</li>"
+    return f"<li>{overrides}{_esc(findings.gain(remedy))}{code}</li>"
 
 
 def _communication(analysis: Analysis, plan: Plan, figures: _Figures) -> str:

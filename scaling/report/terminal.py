@@ -170,12 +170,11 @@ def _verdict(verdict: Verdict) -> Iterator[Text]:
     for evidence in verdict.evidence:
         yield from _prose(text.plain(evidence), lead="  - ", hang="    ")
     for remedy in verdict.try_:
-        gain = f": predicted gain {text.percent(remedy.predicted_gain)}" if remedy.predicted_gain else ""
-        yield from _prose(
-            f"{text.plain(remedy.overrides)}{gain}", lead="  try  ", hang="       ", style="green"
-        )
-        if remedy.code:
-            yield from _prose(text.plain(remedy.code), lead="       in code: ", hang="       ")
+        what, *code = [text.plain(line) for line in (remedy.overrides, remedy.code) if line]
+        gain = findings.gain(remedy)
+        yield from _prose(f"{what}{gain}", lead="  try  ", hang="       ", style="green")
+        for line in code:
+            yield from _prose(line, lead="       in code: ", hang="       ")
 
 
 def _comparison(comparison: Comparison) -> Iterator[Text]:
