@@ -116,7 +116,7 @@ def _larger_buckets(spec: Spec) -> tuple[Offer, ...]:
 
 
 def _lighter_ddp(spec: Spec) -> tuple[Offer, ...]:
-    wanted = (("find_unused_parameters", False), ("gradient_as_bucket_view", True), ("static_graph", True))
+    wanted = (("find_unused_parameters", False), ("gradient_as_bucket_view", True))
     return tuple(
         Offer(
             overrides=f"ddp.{name}={str(value).lower()}",

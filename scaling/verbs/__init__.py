@@ -18,6 +18,13 @@ USAGE: dict[str, tuple[tuple[str, str], ...]] = {
             "the runs against the first: ratio, and which part differs",
         ),
     ),
+    "predict": (
+        (
+            "predict RUN [overrides] [--json]",
+            "a run under other settings: fabric, world sizes, buckets, batch",
+        ),
+    ),
+    "verify": (("verify RUN [--try N] [--json]", "measure the remedy that the verdict proposes"),),
     "selftest": (
         ("selftest [--full] [--json]", "put known faults in, print hit rate and attribution error"),
     ),
