@@ -156,7 +156,7 @@ def test_in_strong_scaling_it_is_the_global_batch_that_grows(plan):
 
 def test_latency_asks_for_larger_buckets(plan):
     assert overrides("link_latency", plan) == [
-        "ddp.bucket_cap_mb=25",
+        "ddp.bucket_cap_mb=100",
         "accumulation_steps=2 batch_per_rank=64",
     ]
 
