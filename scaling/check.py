@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from scaling import spec
 from scaling.errors import InputError
 from scaling.machine import Machine
 from scaling.records import COLLECTIVES
-from scaling.schema import Config, InjectConfig, MeasureConfig, TopologyConfig
+from scaling.schema import Config, InjectConfig, LevelConfig, LinkConfig, MeasureConfig, TopologyConfig
 from scaling.units import parse_bytes, parse_rate_bit_s
 
 EMULATED_BIT_S_MAX = 8 * 2**32
@@ -89,7 +90,10 @@ def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
     _one_of("topology.backend", config.backend, ("auto", "gloo", "nccl"))
     device = ("cuda" if machine.gpus else "cpu") if config.device == "auto" else config.device
     if device == "cuda" and not machine.gpus:
-        raise InputError("topology.device=cuda: no CUDA device was found here; use topology.device=cpu")
+        raise InputError(
+            "topology.device=cuda: no CUDA device was found here; use topology.device=cpu, or ask what a run "
+            f"would take there: scaling predict RUN topology={config.name}"
+        )
     backend = config.backend
     if backend == "auto":
         backend = "nccl" if device == "cuda" and config.kind != "emulated" else "gloo"
@@ -110,8 +114,8 @@ def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
             f"topology.ranks_per_host={ranks}: this machine has {len(machine.gpus)} CUDA devices; "
             "use fewer, or topology.backend=gloo, with which ranks can share a device"
         )
-    rate = None if config.link.rate is None else parse_rate_bit_s(config.link.rate, "topology.link.rate")
-    if config.kind == "emulated" and rate is not None and rate >= EMULATED_BIT_S_MAX:
+    link = to_link(config.link, "topology.link")
+    if config.kind == "emulated" and link.rate_bit_s is not None and link.rate_bit_s >= EMULATED_BIT_S_MAX:
         raise InputError(f"topology.link.rate={config.link.rate}: an emulated link takes less than 34 Gbit/s")
     return spec.Topology(
         name=config.name,
@@ -120,12 +124,41 @@ def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
         ranks_per_host=ranks,
         device=device,
         backend=backend,
-        link=spec.Link(
-            rate_bit_s=rate,
-            source=config.link.source,
-        ),
+        link=link,
+        levels=to_levels(config.levels),
         note=config.note,
     )
+
+
+def to_link(config: LinkConfig, where: str) -> spec.Link:
+    """A link's rate, and what is known of it."""
+    return spec.Link(**_link(config, where))
+
+
+def to_levels(configs: list[LevelConfig]) -> tuple[spec.Level, ...]:
+    """Levels within a host, from the innermost out; each joins more ranks than the one before."""
+    levels = tuple(
+        spec.Level(name=c.name, ranks=c.ranks, **_link(c, f"topology.levels.{i}"))
+        for i, c in enumerate(configs)
+    )
+    for inner, outer in itertools.pairwise((0, *(level.ranks for level in levels))):
+        if outer <= inner:
+            raise InputError(f"topology.levels: {outer} ranks after {inner}; each level joins more ranks")
+    return levels
+
+
+def _link(config: LinkConfig, where: str) -> dict[str, Any]:
+    rate = None if config.rate is None else parse_rate_bit_s(config.rate, f"{where}.rate")
+    if config.share is not None and not 0 < config.share <= 1:
+        raise InputError(f"{where}.share={config.share}: a fraction of the rate is expected, such as 0.8")
+    if config.latency_us is not None:
+        _at_least(f"{where}.latency_us", config.latency_us, 0)
+    return {
+        "rate_bit_s": rate,
+        "share": config.share,
+        "latency_us": config.latency_us,
+        "source": config.source,
+    }
 
 
 def _world_sizes(asked: list[int] | None, topology: spec.Topology) -> tuple[int, ...]:

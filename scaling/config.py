@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml  # type: ignore[import-untyped]
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -23,7 +25,7 @@ from scaling import resources, spec
 from scaling.check import to_spec
 from scaling.errors import InputError
 from scaling.machine import Machine, find_machine
-from scaling.schema import Config
+from scaling.schema import Config, WhatIfConfig
 
 EXAMPLES = {"model._target_": "package.module.factory"}
 """What to say where a mandatory key has no value."""
@@ -84,6 +86,33 @@ def requests(verb: str, arguments: list[str]) -> Requests:
         sys.argv = argv
     machine = find_machine()
     return Requests(items=tuple(_request(cfg, machine) for cfg in composed), multirun=multirun)
+
+
+def changed(measured: str, arguments: list[str]) -> tuple[WhatIfConfig, WhatIfConfig]:
+    """A run's own config.yaml as it is, and with a command line's overrides; nothing of it is executed.
+
+    A topology that is named replaces the run's. InputError with one line for what cannot be read.
+    """
+    store = ConfigStore.instance()
+    store.store(name="whatif", node=WhatIfConfig)
+    found: list[WhatIfConfig] = []
+    try:
+        base = OmegaConf.to_container(OmegaConf.create(measured))
+        assert isinstance(base, dict)
+        named = {override.key_or_group for override in OverridesParser.create().parse_overrides(arguments)}
+        groups = [{path.name: None} for path in resources.folder("conf").iterdir() if path.is_dir()]
+        with hydra.initialize_config_dir(str(resources.folder("conf")), version_base="1.3"):
+            for overrides in ([], arguments):
+                replaced = {"topology"} & named if overrides else set()
+                node = {key: value for key, value in base.items() if key not in replaced}
+                node["defaults"] = ["whatif", "_self_", *groups]
+                store.store(name="measured", node=node)
+                config = OmegaConf.to_object(hydra.compose("measured", overrides=overrides))
+                assert isinstance(config, WhatIfConfig)
+                found.append(config)
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise InputError(_one_line(error)) from error
+    return found[0], found[1]
 
 
 def candidates(word: str) -> list[str]:

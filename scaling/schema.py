@@ -15,7 +15,15 @@ MISSING: Any = "???"
 @dataclass
 class LinkConfig:
     rate: str | None = None
+    share: float | None = None
+    latency_us: float | None = None
     source: str = ""
+
+
+@dataclass
+class LevelConfig(LinkConfig):
+    name: str = MISSING
+    ranks: int = MISSING
 
 
 @dataclass
@@ -27,6 +35,7 @@ class TopologyConfig:
     device: str = "auto"
     backend: str = "auto"
     link: LinkConfig = field(default_factory=LinkConfig)
+    levels: list[LevelConfig] = field(default_factory=list)
     note: str = ""
 
 
@@ -101,3 +110,10 @@ class Config:
     threads: int | None = None
     env: dict[str, Any] = field(default_factory=dict)
     run_dir: str | None = None
+
+
+@dataclass
+class WhatIfConfig(Config):
+    compute_scale: float = 1
+    gradient_compression: float = 1
+    without_straggler: bool = False

@@ -9,6 +9,8 @@ MODES = ("weak", "strong")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 LAUNCHERS = ("local", "emulated")
 TRACKING_MODES = ("offline", "online", "disabled")
+WORLD_SIZE_MAX = 2**17
+"""As far as anything is predicted."""
 
 DEFAULT_BUCKET_MB = 25
 """torch's default of `ddp.bucket_cap_mb`, with which the first bucket has a limit of its own."""
@@ -30,16 +32,29 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One host's link to the others. `rate_bit_s` is the line rate, None where unknown."""
+    """One host's link to the others. `rate_bit_s` is the line rate in one direction, None where unknown."""
 
     rate_bit_s: int | None = None
+    share: float | None = None
+    """Of the rate, what an all-reduce is known to reach; None where that is not known."""
+    latency_us: float | None = None
+    """Of one hop; None where that is not known."""
     source: str = ""
-    """Where the rate comes from; printed beside every number that is divided by it."""
+    """Where these come from; printed beside every number that is divided by the rate."""
 
     @property
     def nominal_bit_s(self) -> float | None:
         """What the link can carry for TCP's users, bit/s."""
         return None if self.rate_bit_s is None else self.rate_bit_s * TCP_PAYLOAD_SHARE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level(Link):
+    """What joins ranks of one host; the rate is that of a rank."""
+
+    name: str
+    ranks: int
+    """How many it joins; ranks fill one group before the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +71,8 @@ class Topology:
     backend: str
     """`gloo` or `nccl`: what carries the gradients."""
     link: Link = field(default_factory=Link)
+    levels: tuple[Level, ...] = ()
+    """Within a host, from the innermost out; only predictions read them."""
     note: str = ""
     """Said wherever the results are shown, for instance that an emulated link is scaled down."""
 
@@ -167,3 +184,26 @@ class Spec:
     def batch_at(self, world_size: int) -> int:
         """Samples of one rank in one optimizer step, over all accumulation steps."""
         return self.global_batch // world_size if self.mode == "strong" else self.batch_per_rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """A run under other settings; None: as in the run."""
+
+    changes: tuple[str, ...]
+    """As they were asked for, `key=value`."""
+    world_sizes: tuple[int, ...]
+    topology: Topology
+    elsewhere: bool
+    """Whether links or hosts differ from the run's."""
+    bucket_cap_mb: float | None
+    accumulation: int | None
+    batch_per_rank: int
+    global_batch: int
+    compute_scale: float
+    compression: float
+    without_straggler: bool
+
+    def batch_at(self, world_size: int, mode: str) -> int:
+        """Samples a rank and optimizer step."""
+        return max(1, self.global_batch // world_size) if mode == "strong" else self.batch_per_rank

@@ -9,7 +9,7 @@ from scaling.cli import main
 CASES = [
     (["rnu"], "did you mean `run`"),
     (["run", "model=resnet51"], "available: custom, highmem_cnn, mlp, synthetic"),
-    (["run", "topology=hgx"], "available: emulated_nvlink, emulated_pcie, local"),
+    (["run", "topology=hgx"], "available: dgx1_v100, dgx_a100, emulated_nvlink"),
     (["run", "topologi=local"], "topology"),
     (["run", "measure.step=3"], "measure.steps"),
     (["run", "--bogus"], "--bogus"),

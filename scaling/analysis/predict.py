@@ -25,10 +25,18 @@ FIXED_SHARE = 0.2
 _POSITIVE = ("step", "efficiency", "gain")
 
 
-def predict(source: Source, change: Change, *, other_launch: bool = True) -> dict[str, Measured]:
-    """`outcome` with intervals. `other_launch` False: for a comparison within one launch, as `verify` makes it."""
+def predict(
+    source: Source, change: Change, *, other_launch: bool = True, doubt: float = 0.0
+) -> dict[str, Measured]:
+    """`outcome` with intervals.
+
+    `other_launch` False: for a comparison within one launch, as `verify` makes it. `doubt`: by what
+    fraction of the step the model missed what the run itself measured, at its back-test.
+    """
     values = outcome(source, change)
     moves = [] if _nothing(source, change) else _moves(source, change, other_launch=other_launch)
+    if moves and doubt:
+        moves.append({name: doubt * (values[name][0] if name in _POSITIVE else 0.0) for name in values})
     found = {}
     for name, drawn in values.items():
         number = interval(float(drawn[0]), drawn[1:], source.units, positive=name in _POSITIVE)

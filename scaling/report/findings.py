@@ -10,6 +10,7 @@ from scaling.analysis.results import (
     Measured,
     Overhead,
     Point,
+    Prediction,
     Quality,
     Remedy,
     RunInfo,
@@ -28,6 +29,7 @@ from scaling.report.text import (
     plain,
     quantity,
     ranks,
+    sentence,
     status_name,
     value_of,
 )
@@ -188,3 +190,35 @@ def comparison_answer(comparison: Comparison) -> str:
 def gain(remedy: Remedy) -> str:
     """`: +43 % throughput predicted`, or nothing where nothing was predicted."""
     return f": {change(remedy.predicted_gain)} throughput predicted" if remedy.predicted_gain else ""
+
+
+def prediction_conditions(prediction: Prediction) -> tuple[tuple[str, str], ...]:
+    """What was asked of which run, as (name, text)."""
+    run = prediction.run
+    synthetic = ", SYNTHETIC compute" if run.synthetic else ""
+    asked = ", ".join(prediction.changes) or "nothing changed"
+    return (
+        ("run", plain(f"{run.model} on {run.topology} ({run.id}{synthetic})")),
+        ("predicted", plain(f"{asked}; topology {prediction.topology}")),
+    )
+
+
+def prediction_answer(prediction: Prediction) -> str:
+    """What to expect at the largest world size, where it stops to pay, and how far the model can be trusted."""
+    why = next((p.cannot for p in prediction.points if p.cannot), None)
+    if why is not None:
+        return sentence(f"cannot say: {plain(why)}")
+    last = prediction.points[-1]
+    said = [
+        f"{ranks(last.world_size)}: a step of {quantity(last.step_ms, 'ms')}, efficiency {percent(last.efficiency)}"
+    ]
+    if prediction.half_at is None:
+        said.append(f"efficiency stays above a half up to {ranks(prediction.looked_up_to)}")
+    else:
+        said.append(f"efficiency falls below a half at {ranks(prediction.half_at)}")
+    if prediction.backtest:
+        worst = max(prediction.backtest, key=lambda test: abs(test.error))
+        said.append(
+            f"left out and predicted, {ranks(worst.world_size)} of this run came out {worst.error:+.1%} off"
+        )
+    return " ".join(sentence(part) for part in said)

@@ -21,6 +21,7 @@ from scaling.analysis.results import (
     Parts,
     Point,
     PointComparison,
+    Prediction,
     Verdict,
 )
 from scaling.plan import Plan
@@ -46,6 +47,11 @@ def print_analysis(
 def print_comparison(console: Console, comparison: Comparison) -> None:
     """Print two runs side by side: what differs, by how much, and why."""
     _print(console, _comparison(comparison))
+
+
+def print_prediction(console: Console, prediction: Prediction) -> None:
+    """Print a run under other settings, and how well the model tells what the run itself measured."""
+    _print(console, _prediction(prediction))
 
 
 def _print(console: Console, lines: Iterable[Text]) -> None:
@@ -204,6 +210,26 @@ def _causes(point: PointComparison) -> Iterator[Text]:
         style = "green" if value.value < 0 else "red"
         change = text.signed(text.quantity(value, "ms"))
         yield Text.assemble(f"    {text.cause_name(cause):<{NAME}}", (change, style), " a step")
+
+
+def _prediction(prediction: Prediction) -> Iterator[Text]:
+    yield from _conditions(findings.prediction_conditions(prediction))
+    yield _head("predicted")
+    yield from _table(*text.prediction_table(prediction.points))
+    yield from _prose(
+        "±: half of the 95 % interval, the model's own error in it", lead="# ", hang="# ", style="dim"
+    )
+    last = prediction.points[-1]
+    if last.loss is not None and last.world_size > 1:
+        yield _head(f"{text.ranks(last.world_size)}: a step of {text.quantity(last.step_ms, 'ms')}")
+        yield from _waterfall(last.loss, last.efficiency)
+    yield _head("back-test: each measured world size, predicted from the others")
+    if prediction.backtest:
+        yield from _table(*text.backtest_table(prediction.backtest))
+    yield from _prose(prediction.backtest_missing or "", style="yellow")
+    yield from _section("what this leans on", prediction.notes)
+    yield _head("answer")
+    yield from _prose(findings.prediction_answer(prediction), style="bold")
 
 
 def _section(title: str, lines: Iterable[str]) -> Iterator[Text]:

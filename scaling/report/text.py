@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from scaling.analysis.results import (
+    Backtest,
     Loss,
     Measured,
     Parts,
     Point,
+    PredictedPoint,
     RunInfo,
 )
 from scaling.plan import Plan
@@ -214,6 +216,58 @@ def key_table(points: Sequence[Point]) -> tuple[tuple[tuple[str, str], ...], tup
     """Columns and rows of the key figures; the status is left out where every trial is done."""
     shown = len(COLUMNS) - all(p.status == "done" for p in points)
     return COLUMNS[:shown], tuple(key_figures(p)[:shown] for p in points)
+
+
+def prediction_table(
+    points: Sequence[PredictedPoint],
+) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, ...], ...]]:
+    """Columns and rows of predicted world sizes."""
+    columns = (
+        ("ranks", ""),
+        ("hosts", ""),
+        ("step", "ms"),
+        ("samples", "1/s"),
+        ("speedup", ""),
+        ("efficiency", "%"),
+    )
+    rows = tuple(
+        (
+            str(p.world_size),
+            str(p.hosts),
+            cell(p.step_ms),
+            value_of(p.samples_per_s),
+            value_of(p.speedup),
+            cell(p.efficiency, 100),
+        )
+        for p in points
+    )
+    return columns, rows
+
+
+def backtest_table(
+    tests: Sequence[Backtest],
+) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, ...], ...]]:
+    """Columns and rows of a back-test."""
+    columns = (
+        ("ranks", ""),
+        ("from", ""),
+        ("predicted", "ms"),
+        ("measured", "ms"),
+        ("error", "%"),
+        ("held", ""),
+    )
+    rows = tuple(
+        (
+            str(t.world_size),
+            str(t.from_world_size),
+            cell(t.predicted_ms),
+            cell(t.measured_ms),
+            f"{t.error * 100:+.1f}",
+            "yes" if t.held else "no",
+        )
+        for t in tests
+    )
+    return columns, rows
 
 
 def moment(iso: str) -> str:

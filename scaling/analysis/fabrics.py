@@ -1,0 +1,69 @@
+"""The links of a topology as a prediction needs them, from what was measured of others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scaling import spec
+from scaling.analysis.change import Source
+from scaling.analysis.ring import Hops, PerHop
+
+SHARE_UNKNOWN = 0.8
+"""What an all-reduce reaches of a link's rate where neither the link nor the run tells."""
+DOUBT_UNKNOWN = 0.3
+DOUBT_OTHER_KIND = 0.3
+"""A share of the rate that was measured on one kind of link, carried over to another."""
+DOUBT_SHARE = 0.1
+"""A share of the rate that the topology's file gives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """Levels from the innermost out, and by what fraction their bandwidth may be off."""
+
+    levels: tuple[Hops, ...]
+    doubt: float = 0.0
+
+
+def measured_fabric(topology: spec.Topology, sources: Sequence[Source]) -> Fabric:
+    """The run's own links: within a host and between hosts as measured; between hosts else by the link's rate."""
+    inside = [s.link for s in sources if topology.hosts_of(s.world_size) == 1][-1:]
+    across = [s.link for s in sources if topology.hosts_of(s.world_size) > 1][-1:]
+    levels = (*(replace(link, ranks=topology.ranks_per_host) for link in inside), *across)
+    if across or topology.link.rate_bit_s is None:
+        return Fabric(levels=levels)
+    network, doubt = _hops(topology.link, "network", None, topology, sources[-1])
+    return Fabric(levels=(*levels, network), doubt=doubt)
+
+
+def named_fabric(topology: spec.Topology, own: spec.Topology, source: Source) -> Fabric:
+    """A topology's links from their rates; what they do not tell is as in `source`."""
+    found = [_hops(level, level.name, level.ranks, own, source) for level in topology.levels]
+    if topology.link.rate_bit_s is not None:
+        found.append(_hops(topology.link, "network", None, own, source))
+    return Fabric(
+        levels=tuple(hops for hops, _ in found), doubt=max((doubt for _, doubt in found), default=0.0)
+    )
+
+
+def _hops(
+    link: spec.Link, name: str, ranks: int | None, own: spec.Topology, source: Source
+) -> tuple[Hops, float]:
+    alpha = source.link.alpha
+    if link.latency_us is not None:
+        alpha = PerHop(sizes=(1,), values=np.full((len(source.plain), 1), link.latency_us * 1e3))
+    rate = link.rate_bit_s
+    measured_rate = own.link.rate_bit_s if own.hosts_of(source.world_size) > 1 else None
+    if rate is None:
+        beta, doubt = source.link.beta_ns, DOUBT_UNKNOWN
+    elif link.share is not None:
+        beta, doubt = np.full(len(source.plain), 8e9 / (rate * link.share)), DOUBT_SHARE
+    elif measured_rate is not None:
+        beta = source.link.beta_ns * (measured_rate / rate)
+        doubt = 0.0 if own.kind == "emulated" and name == "network" else DOUBT_OTHER_KIND
+    else:
+        beta, doubt = np.full(len(source.plain), 8e9 / (rate * SHARE_UNKNOWN)), DOUBT_UNKNOWN
+    return Hops(name=name, ranks=ranks, alpha=alpha, beta_ns=beta), doubt

@@ -1,0 +1,58 @@
+"""`scaling predict`: a measured run under other settings, with the back-test of the model that says so."""
+
+from __future__ import annotations
+
+import json
+
+from rich.console import Console
+
+from scaling import codec
+from scaling.analysis.predictions import predictions
+from scaling.analysis.results import Prediction
+from scaling.analysis.ring import NoPathError
+from scaling.analysis.sources import read_sources
+from scaling.check_whatif import to_whatif
+from scaling.collect import collect
+from scaling.config import changed
+from scaling.errors import InputError
+from scaling.rebuild import read_analysis, read_plan
+from scaling.report.terminal import print_prediction
+from scaling.store import RunFolder
+from scaling.verbs import lines
+
+
+def main(arguments: list[str]) -> int:
+    """0 for an answer, also where it is that nothing can be said."""
+    if "-h" in arguments or "--help" in arguments:
+        print(lines("predict"))
+        return 0
+    words = [word for word in arguments if word != "--json"]
+    if not words or "=" in words[0]:
+        raise InputError(
+            "scaling predict: a run folder is expected first, then overrides such as world_sizes=[8,64]"
+        )
+    found = prediction(RunFolder(words[0]).require(), words[1:])
+    if "--json" in arguments:
+        print(json.dumps(codec.encode(found), indent=1))
+    else:
+        print_prediction(Console(), found)
+    return 0
+
+
+def prediction(folder: RunFolder, overrides: list[str], *, start: int | None = None) -> Prediction:
+    """The run of `folder` under `overrides`; `start`: from this measured world size only. InputError for nonsense."""
+    plan = read_plan(folder)
+    try:
+        measured = folder.config.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"{folder.config}: cannot be read ({error.strerror}); it is what overrides change"
+        ) from error
+    base, config = changed(measured, overrides)
+    asked = to_whatif(config, base, plan, overrides)
+    analysis = read_analysis(folder)
+    sources = read_sources(collect(folder, plan), plan)
+    try:
+        return predictions(sources, plan, analysis, asked, start=start)
+    except NoPathError as error:
+        raise InputError(f"world_sizes={list(asked.world_sizes)}: {error}") from error
