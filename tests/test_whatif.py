@@ -104,6 +104,19 @@ def test_every_machine_that_is_shipped(capsys, run, machine):
         assert across["hosts"] in (8, 16)
 
 
+def test_a_machine_of_ones_own(capsys, run, tmp_path):
+    (tmp_path / "topology").mkdir()
+    (tmp_path / "topology" / "mine.yaml").write_text(
+        "{name: mine, kind: local, ranks_per_host: 4, levels: [{name: nvlink, ranks: 2, rate: 100gbit}, "
+        "{name: pcie, ranks: 4, rate: 10gbit}]}"
+    )
+    options = ("--config-dir", str(tmp_path))
+    two, four = predicted(capsys, run, "topology=mine", "world_sizes=[2,4]", *options)["points"]
+    assert two["loss"]["link_bandwidth"]["value"] < four["loss"]["link_bandwidth"]["value"]
+    assert "joins 4 ranks" in refused(capsys, run, "topology=mine", "world_sizes=[8]", *options)
+    assert "no such folder" in refused(capsys, run, "--config-dir=nowhere")
+
+
 @pytest.mark.parametrize("machine", MACHINES)
 def test_every_number_of_a_machine_has_its_source_beside_it(machine):
     for line in (folder("conf") / "topology" / f"{machine}.yaml").read_text().splitlines():

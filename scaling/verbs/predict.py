@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from rich.console import Console
 
@@ -26,17 +27,32 @@ def main(arguments: list[str]) -> int:
     if "-h" in arguments or "--help" in arguments:
         print(lines("predict"))
         return 0
-    words = [word for word in arguments if word != "--json"]
-    if not words or "=" in words[0]:
+    words, own = _without_config_dir([word for word in arguments if word != "--json"])
+    if not words or "=" in words[0] or words[0].startswith("-"):
         raise InputError(
             "scaling predict: a run folder is expected first, then overrides such as world_sizes=[8,64]"
         )
-    found = prediction(RunFolder(words[0]).require(), words[1:])
+    found = prediction(RunFolder(words[0]).require(), [*words[1:], *own])
     if "--json" in arguments:
         print(json.dumps(codec.encode(found), indent=1))
     else:
         print_prediction(Console(), found)
     return 0
+
+
+def _without_config_dir(words: list[str]) -> tuple[list[str], list[str]]:
+    """The words, and what `--config-dir DIR` among them means to Hydra."""
+    for index, word in enumerate(words):
+        name, equals, directory = word.partition("=")
+        if name in ("--config-dir", "-cd"):
+            after = index + (1 if equals else 2)
+            path = Path(directory if equals else "".join(words[index + 1 : after])).expanduser()
+            if not path.is_dir():
+                raise InputError(
+                    f"--config-dir {path}: no such folder; one with topology/mine.yaml is expected"
+                )
+            return [*words[:index], *words[after:]], [f"hydra.searchpath=[file://{path.absolute()}]"]
+    return words, []
 
 
 def prediction(folder: RunFolder, overrides: list[str], *, start: int | None = None) -> Prediction:
@@ -49,7 +65,7 @@ def prediction(folder: RunFolder, overrides: list[str], *, start: int | None = N
             f"{folder.config}: cannot be read ({error.strerror}); it is what overrides change"
         ) from error
     base, config = changed(measured, overrides)
-    asked = to_whatif(config, base, plan, overrides)
+    asked = to_whatif(config, base, plan, [o for o in overrides if not o.startswith("hydra.")])
     analysis = read_analysis(folder)
     sources = read_sources(collect(folder, plan), plan)
     try:
