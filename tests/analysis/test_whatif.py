@@ -114,7 +114,7 @@ def test_without_its_late_rank(measure, cluster, truth, expected):
 
 
 def test_twice_the_batch_shares_out_what_a_step_costs_once(sources):
-    found = outcome(sources[4], Change(batch=64, whole_batch=2.0))
+    found = outcome(sources[4], Change(batch=64))
     assert 1 < found["gain"][0] < 2
     assert found["efficiency"][0] > outcome(sources[4], Change())["efficiency"][0]
 
@@ -133,7 +133,7 @@ def test_losses_add_up_to_what_efficiency_lacks(sources):
 
 def test_what_is_far_from_the_measured_is_known_worse(sources):
     near = predict(sources[4], Change(world_size=8))["step"]
-    far = predict(sources[4], Change(world_size=8, batch=16, whole_batch=0.5))["step"]
+    far = predict(sources[4], Change(world_size=8, batch=16))["step"]
     assert far.half_width / far.value > near.half_width / near.value
     assert near.half_width > 0
 
