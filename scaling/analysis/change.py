@@ -86,7 +86,7 @@ class Change:
     batch: int | None = None
     """Samples a rank and optimizer step, at the changed world size."""
     whole_batch: float = 1.0
-    """The batch of `whole` over the measured one."""
+    """Strong scaling: the batch of all ranks over the measured one."""
     accumulation: int | None = None
     reductions: int | None = None
     bucket_cap_mb: float | None = None

@@ -98,13 +98,12 @@ def change_of(n: int, source: Source, sources: Sequence[Source], plan: Plan, ask
     own, mode = plan.spec.topology, plan.spec.mode
     fabric = _fabric(n, source, sources, own, asked)
     batch = asked.batch_at(n, mode)
-    whole = asked.global_batch / plan.spec.global_batch if mode == "strong" else batch / source.batch
     return Change(
         world_size=n,
         fabric=fabric.levels if fabric else None,
         fabric_doubt=fabric.doubt if fabric else 0.0,
         batch=None if batch == source.batch else batch,
-        whole_batch=whole,
+        whole_batch=asked.global_batch / plan.spec.global_batch,
         accumulation=asked.accumulation,
         bucket_cap_mb=asked.bucket_cap_mb,
         compression=asked.compression,

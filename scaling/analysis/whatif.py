@@ -118,14 +118,15 @@ def _settle(source: Source, change: Change, lean: Lean) -> _Target:
     if change.without_straggler:
         ranks = [r if r in source.peers else PEERS for r in ranks]
     later = _latest(n) - _latest(source.world_size)
+    samples = (change.batch or source.batch) / source.batch
     return _Target(
         world_size=n,
         ranks=ranks,
         typical=typical if any(typical) else [True] * n,
         micro_steps=micro_steps,
         reductions=change.reductions or (micro_steps if source.reductions > 1 else 1),
-        factor=_factors(source, change, lean, (change.batch or source.batch) / source.batch),
-        whole_factor=_factors(source, change, lean, change.whole_batch),
+        factor=_factors(source, change, lean, samples),
+        whole_factor=_factors(source, change, lean, change.whole_batch if source.shared else samples),
         ready=buckets.ready,
         transfer=np.maximum(fixed + moved, 0.0),
         latency_share=np.clip(fixed.sum(axis=1) / np.maximum((fixed + moved).sum(axis=1), 1.0), 0.0, 1.0),

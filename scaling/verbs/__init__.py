@@ -28,6 +28,12 @@ USAGE: dict[str, tuple[tuple[str, str], ...]] = {
     "selftest": (
         ("selftest [--full] [--json]", "put known faults in, print hit rate and attribution error"),
     ),
+    "predict": (
+        (
+            "predict RUN [overrides] [--json]",
+            "a run under other settings: fabric, world sizes, buckets, batch",
+        ),
+    ),
     "report": (("report RUN [--open]", "the report of a run: print it, say where the page is"),),
     "sync": (("sync RUN", "upload a run's offline W&B runs"),),
 }

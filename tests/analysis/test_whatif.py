@@ -114,7 +114,7 @@ def test_without_its_late_rank(measure, cluster, truth, expected):
 
 
 def test_twice_the_batch_shares_out_what_a_step_costs_once(sources):
-    found = outcome(sources[4], Change(batch=64, whole_batch=2.0))
+    found = outcome(sources[4], Change(batch=64))
     assert 1 < found["gain"][0] < 2
     assert found["efficiency"][0] > outcome(sources[4], Change())["efficiency"][0]
 
@@ -133,7 +133,7 @@ def test_losses_add_up_to_what_efficiency_lacks(sources):
 
 def test_what_is_far_from_the_measured_is_known_worse(sources):
     near = predict(sources[4], Change(world_size=8))["step"]
-    far = predict(sources[4], Change(world_size=8, batch=16, whole_batch=0.5))["step"]
+    far = predict(sources[4], Change(world_size=8, batch=16))["step"]
     assert far.half_width / far.value > near.half_width / near.value
     assert near.half_width > 0
 
@@ -150,3 +150,29 @@ def test_strong_scaling_knows_its_batches(measure, cluster, expected):
     assert found["step"].value == pytest.approx(target.step_ns["plain"], rel=2 * NEAR)
     assert found["efficiency"].value == pytest.approx(target.efficiency, rel=2 * NEAR)
     assert found["small_batch"].value == pytest.approx(target.loss["small_batch"], abs=0.01)
+
+
+def test_where_no_sync_was_left_out_putting_it_in_saves_the_earlier_reductions(sources):
+    every = dataclasses.replace(sources[4], accumulation=2, reductions=2)
+    assert outcome(every, Change())["step"][0] == pytest.approx(every.plain[0])
+    once = outcome(every, Change(reductions=1))
+    assert once["step"][0] < every.plain[0]
+    assert once["gain"][0] > 1
+
+
+def test_what_kernels_of_the_link_slow_down_goes_by_how_long_both_run(sources):
+    """NCCL: a link twice as fast runs beside compute for less long, so compute is slowed down less."""
+    source = dataclasses.replace(sources[4], kernels=True)
+    fast = Change(fabric=times_as_fast(source, 8))
+    assert outcome(source, fast)["overlap"][0] < outcome(sources[4], fast)["overlap"][0]
+
+
+def test_within_one_launch_a_prediction_is_surer(sources):
+    change = Change(bucket_cap_mb=2)
+    inside, elsewhere = (predict(sources[4], change, other_launch=o)["gain"] for o in (False, True))
+    assert inside.half_width < elsewhere.half_width
+
+
+def test_a_model_that_missed_at_its_back_test_is_doubted_by_as_much(sources):
+    found = predict(sources[4], Change(world_size=8), doubt=0.1)["step"]
+    assert found.high > 1.1 * found.value
