@@ -28,6 +28,12 @@ USAGE: dict[str, tuple[tuple[str, str], ...]] = {
     "selftest": (
         ("selftest [--full] [--json]", "put known faults in, print hit rate and attribution error"),
     ),
+    "doctor": (
+        (
+            "doctor [overrides] [--json] [--parity FILE]",
+            "machine, roofline and precision parity on every rank, with a remedy a line",
+        ),
+    ),
     "report": (("report RUN [--open]", "the report of a run: print it, say where the page is"),),
     "sync": (("sync RUN", "upload a run's offline W&B runs"),),
 }
