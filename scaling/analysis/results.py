@@ -300,6 +300,8 @@ class RooflineResult:
     operators: int
     """Calls a step."""
     step_ms: Measured
+    said: str
+    """What binds it, in words."""
     bound: str
     """compute, memory, launch, input, host_transfer, or `none`: no ceiling explains the step."""
     least_ms: dict[str, Measured]
@@ -405,6 +407,8 @@ class Comparison:
     comparable: bool
     reasons: tuple[str, ...]
     points: tuple[PointComparison, ...]
+    roofline: tuple[str, ...] = ()
+    """Which ceiling each of them hits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,8 +44,10 @@ def roofline(
     transfer = best_of(ceilings, TO_DEVICE_PINNED)
     least["host_transfer"] = 1e3 * work.input_bytes / transfer if transfer else 0.0
     least["input"] = max(0.0, (input_ms.value if input_ms else 0.0) - least["host_transfer"])
-    bound = max(least, key=lambda name: least[name])
+    most = max(least, key=lambda name: least[name])
+    bound = most if least[most] > EXPLAINS * step_ms.value else "none"
     achieved = _per(work.flops, step_ms)
+    mfu = _times(achieved, 1 / peak)
     return RooflineResult(
         rank=rank,
         device=device,
@@ -55,10 +57,11 @@ def roofline(
         bytes=work.bytes,
         operators=work.calls,
         step_ms=step_ms,
-        bound=bound if least[bound] > EXPLAINS * step_ms.value else "none",
+        said=_said(bound, work.precision, step_ms, least, mfu),
+        bound=bound,
         least_ms={name: Measured(value) for name, value in least.items()},
         achieved_flop_s=achieved,
-        mfu=_times(achieved, 1 / peak),
+        mfu=mfu,
         mfu_at={n: _times(_per(work.flops, step), 1 / peak) for n, step in (mfu_at or {}).items()},
         ceilings=tuple(
             CeilingResult(name=c.name, unit=c.unit, size=c.size, best=Measured(c.best, n=c.repeats))
@@ -72,7 +75,7 @@ def explain(base: RooflineResult | None, other: RooflineResult | None) -> tuple[
     """Which ceiling each of two runs hits, in words; why a faster device need not train faster."""
     if base is None or other is None:
         return ()
-    said = [f"{role}: {bound_line(found)}" for role, found in (("base", base), ("other", other))]
+    said = [f"{role}: {found.said}" for role, found in (("base", base), ("other", other))]
     peaks = [best_result(found, MATMUL + found.precision) for found in (base, other)]
     if peaks[0] and peaks[1] and base.device != other.device:
         faster = peaks[1] / peaks[0]
@@ -84,18 +87,17 @@ def explain(base: RooflineResult | None, other: RooflineResult | None) -> tuple[
     return tuple(said)
 
 
-def bound_line(found: RooflineResult) -> str:
-    """`memory-bound: at least 8.1 of 12.3 ms ...` of one roofline."""
-    mfu = f"; MFU {found.mfu.value:.0%} of the measured {found.precision} product" if found.mfu else ""
-    if found.bound == "none":
-        most = max(found.least_ms, key=lambda name: found.least_ms[name].value)
+def _said(bound: str, precision: str, step_ms: Measured, least: Mapping[str, float], mfu: Measured) -> str:
+    share = f"; MFU {mfu.value:.0%} of the measured {precision} matrix product"
+    most = max(least, key=lambda name: least[name])
+    if bound == "none":
         return (
-            f"no ceiling explains the step of {found.step_ms.value:.3g} ms (the nearest, {most}, "
-            f"{found.least_ms[most].value:.3g} ms){mfu}"
+            f"no ceiling explains the step of {step_ms.value:.3g} ms (the nearest, {most.replace('_', ' ')}, "
+            f"{least[most]:.3g} ms){share}"
         )
     return (
-        f"{found.bound.replace('_', '-')}-bound: {found.bound.replace('_', ' ')} needs at least "
-        f"{found.least_ms[found.bound].value:.3g} of the {found.step_ms.value:.3g} ms of a step{mfu}"
+        f"{bound.replace('_', '-')}-bound: {bound.replace('_', ' ')} needs at least {least[bound]:.3g} of the "
+        f"{step_ms.value:.3g} ms of a step{share}"
     )
 
 

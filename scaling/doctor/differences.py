@@ -42,7 +42,7 @@ _SHOULD_AGREE = {
     "iommu": "set the same IOMMU mode in every host's boot parameters",
 }
 
-_OWN = ("hostname", "cpus", "numa_nodes", "device_uuid", "device_pci")
+_OWN = ("host", "hostname", "cpus", "numa_nodes", "device_uuid", "device_pci")
 """Facts that every rank has its own of."""
 _OWN_ENV = ("env.CUDA_VISIBLE_DEVICES", "env.SLURM_", "env.TORCHELASTIC_", "env.CUDA_DEVICE_ORDINAL")
 

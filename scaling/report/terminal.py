@@ -66,6 +66,9 @@ def _analysis(analysis: Analysis, plan: Plan, report_path: Path | str | None) ->
         yield _head("fabric")
         for level in analysis.fabric.levels:
             yield from _prose(findings.level_line(level), hang="    ")
+    if analysis.roofline is not None:
+        yield _head(f"roofline, a step of rank {analysis.roofline.rank} without DDP")
+        yield from _prose(analysis.roofline.said, hang="    ")
     yield from _section("quality", findings.quality_lines(analysis.quality))
     failed = [findings.trial_line(t) for t in analysis.trials if t.status != "done"]
     yield from _section("trials that did not finish", failed)
@@ -180,6 +183,10 @@ def _comparison(comparison: Comparison) -> Iterator[Text]:
             control = text.quantity(point.control)
             yield Text(f"    {'a rank alone':<{NAME}}{control}  (1 but for the machine's drift)")
         yield from _causes(point)
+    if comparison.roofline:
+        yield _head("roofline")
+        for line in comparison.roofline:
+            yield from _prose(text.plain(line), hang="    ")
     yield _head("answer")
     yield from _prose(findings.comparison_answer(comparison), style="bold")
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -39,8 +41,14 @@ class Device:
         """The most memory that this process has held."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
+    def held_bytes(self) -> int | None:
+        """What tensors hold on the device now; None where that is the process's own memory."""
+        return None
+
     def reset_peak(self) -> None:
-        """Count the peak from here on, where that can be done; a process's own cannot."""
+        """Count the peak from here on, where the kernel lets a process do that (proc(5), clear_refs)."""
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
     def peer_access(self, local_rank: int) -> bool | None:  # noqa: ARG002
         """Whether this device can reach another's memory without the host; None where that has no meaning."""
@@ -93,6 +101,10 @@ class CudaDevice(Device):
     def peak_bytes(self) -> int:
         """The most that tensors have held; the allocator's cache and NCCL's buffers not counted."""
         return torch.cuda.max_memory_allocated(self.torch_device)
+
+    def held_bytes(self) -> int:
+        """The allocator's cache not counted."""
+        return torch.cuda.memory_allocated(self.torch_device)
 
     def reset_peak(self) -> None:
         """From what is allocated now."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,6 +55,8 @@ def describe(spec: Spec, rank: int, host: int, module: torch.nn.Module, device: 
         "threads": torch.get_num_threads(),
         "device": spec.topology.device,
         "backend": spec.topology.backend,
+        "driver": driver_version(),
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         **device.facts(),
         "parameters": sum(p.numel() for p in parameters),
         "parameter_tensors": len(parameters),
@@ -70,6 +74,16 @@ def recorded(also: Iterable[str] = ()) -> dict[str, str]:
         for k, v in sorted(os.environ.items())
         if (k.startswith(_PREFIXES) or k in names) and not any(s in k.upper() for s in _SECRET)
     }
+
+
+def driver_version(root: Path = Path("/")) -> str | None:
+    """Of NVIDIA's kernel module, as /proc has it."""
+    try:
+        text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module[^0-9]*([0-9][0-9.]+)", text)
+    return found.group(1) if found else None
 
 
 def cpu_name() -> str:

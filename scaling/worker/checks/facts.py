@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from scaling.worker.devices import Device
-from scaling.worker.environment import cpu_name, recorded
+from scaling.worker.environment import cpu_name, driver_version, recorded
 
 _LIMITS = {
     "open_files": resource.RLIMIT_NOFILE,
@@ -40,7 +40,7 @@ def facts(device: Device, root: Path = Path("/")) -> dict[str, Any]:
         **{f"limit.{name}": _limit(number) for name, number in _LIMITS.items()},
         **_memory(root),
         **_platform(root),
-        "driver": _driver(root),
+        "driver": driver_version(root),
         "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
         **device.facts(),
         **_flags(),
@@ -141,11 +141,6 @@ def _platform(root: Path) -> dict[str, Any]:
         "iommu": any(iommu.iterdir()) if iommu.is_dir() else False,
         "virtual_machine": " hypervisor " in (_text(root / "proc/cpuinfo") or ""),
     }
-
-
-def _driver(root: Path) -> str | None:
-    found = re.search(r"Kernel Module[^0-9]*([0-9][0-9.]+)", _text(root / "proc/driver/nvidia/version") or "")
-    return found.group(1) if found else None
 
 
 def numbers(text: str) -> list[int]:

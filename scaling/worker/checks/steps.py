@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from scaling.worker.devices import Device
 from scaling.worker.inject import Faults
 from scaling.worker.precision import Precision
 from scaling.worker.prepare import OUT_OF_MEMORY
+from scaling.worker.recorder import resident_bytes
 from scaling.worker.step import Loop, step_fields
 from scaling.worker.workload import Workload
 
@@ -68,7 +67,7 @@ class Bench:
 
     def _loop(self, batch: int) -> tuple[Loop, list[Any]]:
         generator = torch.Generator().manual_seed(self._plan.spec.seed * 1_000_003 + self._rank)
-        micro_batch = max(1, batch // self._plan.spec.accumulation_steps)
+        micro_batch = self._micro(batch)
         batches = [
             self._device.stage(self._workload.make_batch(micro_batch, generator)) for _ in range(BATCHES)
         ]
@@ -83,6 +82,9 @@ class Bench:
             faults=self._faults,
         )
         return loop, batches
+
+    def _micro(self, batch: int) -> int:
+        return max(1, batch // self._plan.spec.accumulation_steps)
 
     def _timed(self, batch: int) -> list[list[int]]:
         """records.STEP_FIELDS of some steps."""
@@ -115,7 +117,9 @@ class Bench:
         optimizer = workload.optimizer(workload.module.parameters())
         note("model")
         generator = torch.Generator().manual_seed(self._plan.spec.seed)
-        inputs, targets = device.load(device.stage(workload.make_batch(self._trial.batch, generator)))
+        inputs, targets = device.load(
+            device.stage(workload.make_batch(self._micro(self._trial.batch), generator))
+        )
         note("input")
         with self._precision.autocast():
             loss = workload.loss(workload.module(inputs), targets)
@@ -126,15 +130,6 @@ class Bench:
         optimizer.zero_grad(set_to_none=True)
         note("optimizer")
         return tuple(found)
-
-
-def resident_bytes() -> int:
-    """What this process holds in memory now; 0 where the kernel does not tell."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _tensors(batch: Any) -> list[torch.Tensor]:
