@@ -1,10 +1,13 @@
-"""The doctor's ceilings against independent measurements on the same machine, interleaved in the same run.
+"""The doctor's ceilings against independent measurements, and three models whose bound is known beforehand.
 
     python benchmarks/ceilings.py
 
-Bar: each within 10 %. Independent means another library or another path: NumPy's BLAS for matrix products
-where it is as fast (else torch.utils.benchmark over another shape), libc's memcpy for the copies,
-torch.utils.benchmark for the launch rates.
+Bar: each ceiling within 10 %, each bound as expected: a chain of large matrix products is compute-bound,
+highmem_cnn with a wide linear layer and two samples memory-bound, a chain of one-element operators launch-bound.
+
+Independent means another path: torch.utils.benchmark and another shape for the matrix products, on a CPU NumPy's
+own loop for the copies (an elementwise one: memcpy passes the caches by, which no operator of torch does),
+torch.utils.benchmark for the launch rate.
 
 Each side measures in turns, `ROUNDS` times, and its best counts: on a machine that is shared both
 meet the same disturbances. Exit 1 when the bar is missed, 77 where it cannot be run.
@@ -12,33 +15,26 @@ meet the same disturbances. Exit 1 when the bar is missed, 77 where it cannot be
 
 from __future__ import annotations
 
-import ctypes
 import sys
-import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
+import numpy as np
 import torch
 from torch.utils import benchmark
 
 from scaling import checkup
+from scaling.analysis.roofline import median, roofline
 from scaling.worker.checks import ceilings
+from scaling.worker.checks.steps import Bench
 from scaling.worker.devices import CudaDevice, Device
+from scaling.worker.models import highmem_cnn
+from scaling.worker.precision import Precision
+from scaling.worker.workload import Workload, sgd
 
 BAR = 0.10
 ROUNDS = 5
 SECONDS = 0.2
-
-
-def best_s(work: Callable[[], object], calls: int = 1) -> float:
-    """Seconds of one call, the best in SECONDS."""
-    work()
-    best, end = float("inf"), time.perf_counter() + SECONDS
-    while time.perf_counter() < end:
-        begin = time.perf_counter()
-        for _ in range(calls):
-            work()
-        best = min(best, (time.perf_counter() - begin) / calls)
-    return best
 
 
 def timed(statement: str, **names: object) -> float:
@@ -48,7 +44,7 @@ def timed(statement: str, **names: object) -> float:
 
 
 def product(device: Device, dtype: torch.dtype) -> float:
-    """FLOP/s of torch.matmul over a shape that is not the doctor's: a batch against a square."""
+    """FLOP/s over a shape that is not the doctor's."""
     side = 1024 if device.type == "cpu" else 8192
     rows = side * 3 // 2
     a = torch.randn(rows, side, device=device.torch_device).to(dtype)
@@ -58,10 +54,9 @@ def product(device: Device, dtype: torch.dtype) -> float:
 
 def copy(device: Device, size: int) -> float:
     """bytes/s, read and written."""
-    if device.type == "cpu" and torch.get_num_threads() == 1:
-        source, target = (ctypes.create_string_buffer(size) for _ in range(2))
-        ctypes.memset(source, 1, size)
-        return 2 * size / best_s(lambda: ctypes.memmove(target, source, size), max(1, 2**24 // size))
+    if device.type == "cpu":
+        source = np.ones(size // 4, dtype=np.float32)
+        return 2 * size / timed("negative(a, out=b)", negative=np.negative, a=source, b=np.empty_like(source))
     a = torch.ones(size // 4, device=device.torch_device)
     b = torch.empty_like(a)
     return 2 * size / timed("torch.mul(a, 1.0, out=b)", torch=torch, a=a, b=b)
@@ -73,8 +68,67 @@ def launches(device: Device) -> float:
     return 64 / timed("for _ in range(64): x.add_(1)", x=x)
 
 
+def chain(width: int, depth: int, layer: Callable[[int], torch.nn.Module]) -> Workload:
+    """`depth` layers in a row."""
+    module = torch.nn.Sequential(*[layer(width) for _ in range(depth)])
+    return Workload(
+        module=module,
+        make_batch=lambda n, g: (torch.randn(n, width, generator=g), None),
+        loss=lambda outputs, _targets: outputs.sum(),
+        optimizer=sgd,
+    )
+
+
+class Scale(torch.nn.Module):
+    """One element, one product."""
+
+    def __init__(self, _width: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x times the weight."""
+        return x * self.weight
+
+
+def bounds(device: Device) -> bool:
+    """Print what binds each model; whether all are as expected."""
+    with_product = torch.nn.Linear
+    cases = {
+        "compute": (chain(1024, 4, lambda width: with_product(width, width, bias=False)), 1024),
+        "memory": (highmem_cnn.build(image=16, channels=32, hidden=8192, classes=10), 2),
+        "launch": (chain(1, 300, lambda width: torch.nn.Sequential(Scale(width))), 1),
+    }
+    # A chain of scalars has no FLOP that the counter knows: one small product gives it some.
+    cases["launch"][0].module.append(torch.nn.Linear(1, 1))
+    found = ceilings.measure(device, ("fp32",))
+    met = True
+    print(f"# {'expected':<10}{'found':<10}{'step ms':>9}{'compute':>10}{'memory':>9}{'launch':>9}{'MFU':>8}")
+    for expected, (workload, batch) in cases.items():
+        spec = SimpleNamespace(seed=0, accumulation_steps=1, precision="fp32")
+        workload.module.to(device.torch_device)
+        bench = Bench(
+            SimpleNamespace(spec=spec),
+            SimpleNamespace(batch=batch),
+            workload,
+            device,
+            Precision("fp32", device.type),
+            0,
+        )
+        work, times = bench.work(), bench.times()
+        step = median(times.step_ns)
+        assert step is not None
+        line = roofline(found, work, step, rank=0, device=device.type, input_ms=median(times.input_ns))
+        assert line is not None
+        least = [line.least_ms[name].value for name in ("compute", "memory", "launch")]
+        figures = "".join(f"{value:>9.3g}" for value in least)
+        print(f"  {expected:<10}{line.bound:<10}{step.value:>9.3g} {figures}{line.mfu.value:>8.1%}")
+        met = met and line.bound == expected
+    return met
+
+
 def main() -> int:
-    """Print the table; 1 when a ceiling is further off than the bar."""
+    """Print the tables; 1 when a ceiling is further off than the bar, or a bound not as expected."""
     device: Device = CudaDevice(0) if torch.cuda.is_available() else Device()
     torch.set_num_threads(1)  # what a rank has on a full host; both sides alike
     formats = tuple(f for f in ceilings.available(device) if f in ("fp64", "fp32", "bf16"))
@@ -102,8 +156,12 @@ def main() -> int:
         ratio = ours[key] / theirs[key]
         worst = max(worst, abs(ratio - 1))
         print(f"  {key[0]:<16}{key[1] or '':>12}{ours[key]:>14.4g}{theirs[key]:>14.4g}{ratio:>8.3f}")
-    met = worst <= BAR
-    print(f"ceilings: worst {worst:.1%} off, bar {BAR:.0%}: {'met' if met else 'MISSED'}")
+    expected = bounds(device)
+    met = worst <= BAR and expected
+    as_expected = "as expected" if expected else "NOT as expected"
+    print(
+        f"ceilings: worst {worst:.1%} off, bar {BAR:.0%}; bounds {as_expected}: {'met' if met else 'MISSED'}"
+    )
     return 0 if met else 1
 
 

@@ -8,6 +8,7 @@ import polars as pl
 from scipy.stats import theilslopes
 
 from scaling.analysis.results import Measured, MemoryGrowth
+from scaling.records import STEP_ARMS
 from scaling.units import format_bytes
 
 BLOCKS_MIN = 12
@@ -25,12 +26,13 @@ def growth(memory: pl.DataFrame, blocks: pl.DataFrame) -> tuple[MemoryGrowth, ..
     lead-in included: the median of the slopes between all pairs, with its 95 % interval.
     """
     keys = ["launch", "rank", "block"]
-    joined = memory.join(blocks.select([*keys, "begin_ns", "lead_in", "steps"]), on=keys, how="inner")
+    joined = memory.join(blocks.select([*keys, "arm", "begin_ns", "lead_in", "steps"]), on=keys, how="inner")
     found: list[MemoryGrowth] = []
     for (launch, rank), rows in joined.sort("launch", "rank", "begin_ns").group_by(
         ["launch", "rank"], maintain_order=True
     ):
-        steps = (rows["lead_in"] + rows["steps"]).cum_sum()
+        trained = rows["arm"].is_in(STEP_ARMS).cast(pl.Int64)  # exchanges train nothing
+        steps = (trained * (rows["lead_in"] + rows["steps"])).cum_sum()
         for kind in ("host", "device"):
             held = rows[f"{kind}_bytes"]
             if held.null_count() == 0 and held.min():

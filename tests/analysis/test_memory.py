@@ -17,8 +17,8 @@ def tables(held, kind="host"):
         rows, schema=["launch", "rank", "block", "host_bytes", "device_bytes"], orient="row"
     )
     blocks = pl.DataFrame(
-        [(0, 1, b, b * 10**9, LEAD_IN, STEPS) for b in range(BLOCKS)],
-        schema=["launch", "rank", "block", "begin_ns", "lead_in", "steps"],
+        [(0, 1, b, "plain", b * 10**9, LEAD_IN, STEPS) for b in range(BLOCKS)],
+        schema=["launch", "rank", "block", "arm", "begin_ns", "lead_in", "steps"],
         orient="row",
     )
     return memory, blocks

@@ -20,15 +20,15 @@ class Odd(torch.nn.Linear):
 
     def forward(self, x):
         y = super().forward(x)
-        if os.environ["ODD"] == "layer" and os.environ.get("RANK") == "1":
+        if "layer" in os.environ["ODD"] and os.environ.get("RANK") == "1":
             y = y * 1.001
-        if os.environ["ODD"] == "item":
+        if "item" in os.environ["ODD"]:
             y = y * (1 + 0 * y.sum().item())
         return y
 
 
 def factory():
-    if os.environ["ODD"] == "flag" and os.environ.get("RANK") == "1":
+    if "flag" in os.environ["ODD"] and os.environ.get("RANK") == "1":
         torch.set_float32_matmul_precision("medium")
     module = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU(), Odd(1024, 1024), torch.nn.Linear(1024, 8))
     return Workload(
@@ -76,15 +76,13 @@ def test_equal_ranks_agree_to_the_last_bit_and_the_next_machine_is_compared(doct
 
 
 def test_another_flag_on_one_rank_and_an_item_in_the_step(doctor):
-    done, document = doctor("flag")
+    done, document = doctor("flag item")
     assert done.returncode == 1
     (problem,) = said(document, "flags.float32_matmul_precision differs")
     assert problem["severity"] == "error"
     if said(document, "fp32: rank 1 part"):  # a processor without bf16 products has nothing to part with
         assert any("float32_matmul_precision" in p["what"] for p in said(document, "fp32: rank 1 part"))
 
-    done, document = doctor("item")
     (problem,) = said(document, "read back to the host")
     assert "mine.py:15" in problem["what"]
     assert "in 2" in problem["what"]
-    assert done.returncode == 0
