@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Any
 
 from scaling.analysis.results import Measured
 from scaling.analysis.roofline import median
-from scaling.checkup import Layer, PrecisionRecord
+from scaling.checkup import PrecisionRecord
 from scaling.doctor import differences
+from scaling.doctor.apart import furthest, parts_at
 from scaling.doctor.results import ERROR, WARNING, Difference, Divergence, Problem
 from scaling.errors import InputError
 from scaling.store import read_json
@@ -121,7 +121,7 @@ def _parted(
         f"; {'; '.join(differ[:4])}" if differ else "; nothing in its environment differs: suspect the device"
     )
     rounding = device_of[ranks[0]] != device_of[peers[0]] or usual.repeat_parted or record.repeat_parted
-    small = _furthest(record, usual) <= ALLOWED * EPSILON[precision]
+    small = furthest(record, usual) <= ALLOWED * EPSILON[precision]
     return Problem(
         what=f"{precision}: {differences.ranks_text(ranks)} part from {differences.ranks_text(peers)} "
         f"at {parts_at(record, usual)}{why}",
@@ -184,7 +184,7 @@ def _other_machine(
     facts: Mapping[str, Any],
 ) -> Iterator[Problem]:
     """Two machines may round differently; more than that is a finding."""
-    apart = _furthest(ours, theirs)
+    apart = furthest(ours, theirs)
     if apart <= ALLOWED * EPSILON[precision]:
         return
     differ = differences.differences({0: other.facts, 1: dict(facts)})
@@ -224,47 +224,6 @@ def _row(
         peak_bytes=record.peak_bytes,
         parts_at="" if first is None else parts_at(record, first),
     )
-
-
-def parts_at(record: PrecisionRecord, other: PrecisionRecord) -> str:
-    """The first layer that is not the same, and how far off it is; `` where all are."""
-    for kind, mine, theirs in (
-        ("", record.layers, other.layers),
-        ("gradient of ", tuple(reversed(record.gradients)), tuple(reversed(other.gradients))),
-    ):
-        for a, b in zip(mine, theirs, strict=False):
-            if a.name != b.name or a.digest != b.digest:
-                return f"{kind}{a.name} ({_apart_text(a, b)})"
-    if [s.digest for s in record.steps] == [s.digest for s in other.steps]:
-        return ""
-    index = next(
-        i for i, (a, b) in enumerate(zip(record.steps, other.steps, strict=False)) if a.digest != b.digest
-    )
-    return f"step {index + 1}"
-
-
-def _apart_text(a: Layer, b: Layer) -> str:
-    apart = _apart(a, b)
-    return f"{apart:.1e} apart" if math.isfinite(apart) else "not comparable"
-
-
-def _furthest(record: PrecisionRecord, other: PrecisionRecord) -> float:
-    """The distance of the layers that are furthest apart."""
-    both = zip(record.layers, other.layers, strict=False)
-    return max((_apart(a, b) for a, b in both if a.digest != b.digest), default=0.0)
-
-
-def _apart(a: Layer, b: Layer) -> float:
-    """|a - b| / |b| over the kept elements; infinite where only one is finite, or the shapes differ."""
-    if len(a.samples) != len(b.samples):
-        return math.inf
-    pairs = list(zip(a.samples, b.samples, strict=True))
-    if any((x is None) != (y is None) for x, y in pairs):
-        return math.inf
-    finite = [(x, y) for x, y in pairs if x is not None and y is not None]
-    norm = math.sqrt(sum(y * y for _, y in finite))
-    apart = math.sqrt(sum((x - y) ** 2 for x, y in finite))
-    return apart / norm if norm else apart
 
 
 def _precisions(records: Mapping[int, Sequence[PrecisionRecord]]) -> list[str]:

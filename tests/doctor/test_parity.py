@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from scaling.doctor import parity
+from scaling.doctor.apart import parts_at
 from scaling.doctor.results import ERROR, WARNING
 from scaling.errors import InputError
 from scaling.store import write_json
@@ -131,4 +132,4 @@ def test_speed_stands_beside_it(node, a_record):
 
 def test_a_shape_that_changed_is_far_apart(a_record, a_layer):
     short = dataclasses.replace(a_layer("1"), samples=(1.0,), digest="short")
-    assert "not comparable" in parity.parts_at(a_record("fp32", (a_layer("0"), short)), a_record("fp32"))
+    assert "not comparable" in parts_at(a_record("fp32", (a_layer("0"), short)), a_record("fp32"))
