@@ -114,12 +114,11 @@ def _batch(check: RankCheck) -> _Found:
 
 
 def batch_gain(times: StepTimes | None) -> float | None:
-    """Samples a second at twice the batch over those at the batch: the quickest steps, which nothing disturbed."""
+    """Samples a second at twice the batch over those at the batch: the lesser of what quickest and middle steps say."""
     if times is None or not times.step_ns or not times.double_batch_step_ns:
         return None
-    single = sorted(times.step_ns)[: max(1, len(times.step_ns) // 2)]
-    doubled = sorted(times.double_batch_step_ns)[: max(1, len(times.double_batch_step_ns) // 2)]
-    return 2 * median(single) / median(doubled)
+    single, doubled = times.step_ns, times.double_batch_step_ns
+    return 2 * min(min(single) / min(doubled), median(single) / median(doubled))
 
 
 def _cudnn(check: RankCheck, device: str) -> _Found:
