@@ -6,7 +6,7 @@ rounds, is interpolated in time and subtracted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,15 @@ _BUCKET_COLUMNS = {"launch": pl.Int64, "rank": pl.Int64, "block": pl.Int64, "ste
 )
 
 _PARAMETER_COLUMNS = {**_BLOCK_KEYS, "index": pl.Int64, "bytes": pl.Int64, "ready_ns": pl.Int64}
+
+
+_MEMORY_COLUMNS = {
+    "launch": pl.Int64,
+    "rank": pl.Int64,
+    "block": pl.Int64,
+    "host_bytes": pl.Int64,
+    "device_bytes": pl.Int64,
+}
 
 
 class _Head(msgspec.Struct, tag_field="t", tag="head"):
@@ -104,8 +113,14 @@ class _Block(msgspec.Struct, tag_field="t", tag="block"):
     parameters: list[tuple[int, int]] = []
 
 
+class _Memory(msgspec.Struct, tag_field="t", tag="memory"):
+    b: int
+    host_bytes: int
+    device_bytes: int | None = None
+
+
 _HEAD = msgspec.json.Decoder(_Head)
-_LINE = msgspec.json.Decoder(_Clock | _Step | _Block)
+_LINE = msgspec.json.Decoder(_Clock | _Step | _Block | _Memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +150,8 @@ class Tables:
     parameters: pl.DataFrame
     """A row a ddp_solo block, rank and parameter in the order of registration: bytes, and when its gradient was
     ready, mean over the block's steps, since the step's begin. Empty on a device."""
+    memory: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_MEMORY_COLUMNS))
+    """What each rank held after each block."""
     ranks: tuple[RankFile, ...]
     gaps: tuple[str, ...]
     """What is missing, in words."""
@@ -173,6 +190,7 @@ def collect(folder: RunFolder, plan: Plan) -> Tables:
         buckets=collectives.filter(pl.col("arm") != FABRIC),
         fabric=collectives.filter(pl.col("arm") == FABRIC),
         parameters=pl.DataFrame(columns.parameters, schema=_PARAMETER_COLUMNS, orient="row"),
+        memory=pl.DataFrame(columns.memory, schema=_MEMORY_COLUMNS, orient="row"),
         ranks=tuple(ranks),
         gaps=tuple(gaps),
         dropped_samples=steps.height - kept.height,
@@ -196,6 +214,7 @@ class _Columns:
         self.steps: list[tuple[Any, ...]] = []
         self.buckets: list[tuple[Any, ...]] = []
         self.parameters: list[tuple[Any, ...]] = []
+        self.memory: list[tuple[Any, ...]] = []
 
 
 def _read(path: Path, launch: LaunchFolder, rank: int, columns: _Columns) -> RankFile:
@@ -208,7 +227,7 @@ def _read(path: Path, launch: LaunchFolder, rank: int, columns: _Columns) -> Ran
         raise ValueError("no head line; the file was cut off or damaged at its start") from error
     if head.schema != SCHEMA:
         raise ValueError(f"written in format {head.schema}, this version reads format {SCHEMA}")
-    rest: list[_Clock | _Step | _Block] = []
+    rest: list[_Clock | _Step | _Block | _Memory] = []
     for line in lines[1:]:
         try:
             record = _LINE.decode(line)
@@ -234,6 +253,8 @@ def _read(path: Path, launch: LaunchFolder, rank: int, columns: _Columns) -> Ran
             columns.blocks.append((launch.index, rank, record.id, *values))
             key = columns.blocks[-1][: len(_BLOCK_KEYS)]
             columns.parameters.extend((*key, i, *each) for i, each in enumerate(record.parameters))
+        elif isinstance(record, _Memory):
+            columns.memory.append((launch.index, rank, record.b, record.host_bytes, record.device_bytes))
     return RankFile(
         launch=launch.index,
         rank=rank,

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 from dataclasses import dataclass
 
 from rich.console import Console
 
+from scaling import checkup
 from scaling import plan as plans
+from scaling.analysis import clocks, memory
 from scaling.analysis.analyze import Ending, analyze
-from scaling.analysis.results import SCHEMA, Analysis, StepHistory, TrialOutcome
+from scaling.analysis.results import SCHEMA, Analysis, RooflineResult, StepHistory, TrialOutcome
+from scaling.analysis.roofline import roofline
 from scaling.analysis.timeline import chrome, histories, timelines
 from scaling.collect import Tables, collect, write_tables
+from scaling.doctor import preflight
 from scaling.errors import ScalingError
 from scaling.plan import Plan
 from scaling.report.html import page
@@ -63,9 +68,12 @@ def rebuild(folder: RunFolder) -> Rebuilt:
         duration_s=status.duration_s if status else 0.0,
         launches=len({rank.launch for rank in tables.ranks}),
         trials=trials,
-        warnings=_unseen(folder, plan),
+        warnings=(*_unseen(folder, plan), *preflight.warnings(folder, plan), *_during(folder, plan, tables)),
     )
-    analysis = analyze(tables, plan, ending)
+    analysis = dataclasses.replace(
+        analyze(tables, plan, ending), memory=memory.growth(tables.memory, tables.blocks)
+    )
+    analysis = dataclasses.replace(analysis, roofline=_roofline(folder, plan, analysis))
     write_json(folder.analysis, analysis)
     drawn = timelines(tables, plan)
     write_text(folder.timeline, chrome(drawn))
@@ -95,6 +103,40 @@ def _unseen(folder: RunFolder, plan: Plan) -> tuple[str, ...]:
             "find_unused_parameters: its extra all-reduce is in the step time and not in the gradients' traffic"
         )
     return tuple(said)
+
+
+def _during(folder: RunFolder, plan: Plan, tables: Tables) -> tuple[str, ...]:
+    """What the ranks' memory and the devices' clocks did while the blocks ran."""
+    leaks = memory.warnings(memory.growth(tables.memory, tables.blocks))
+    clocked = clocks.block_clocks(tables.blocks, preflight.clocks(folder, plan))
+    return (*leaks, *clocks.warnings(clocked))
+
+
+def _roofline(folder: RunFolder, plan: Plan, analysis: Analysis) -> RooflineResult | None:
+    """Rank 0's step without DDP, beside all others where it was measured so, against its ceilings."""
+    largest = max(analysis.points, key=lambda p: p.world_size)
+    step = largest.arms_ms.bare_all or largest.arms_ms.bare_one or largest.step_ms
+    for launch in folder.launches():
+        with contextlib.suppress(ScalingError):
+            record = read_json(launch.roofline(0), checkup.Roofline, checkup.SCHEMA)
+            if step is None:
+                return None
+            name = preflight.environments(launch, plan).get(0, {})
+            batches = {t.world_size: t.batch for t in plan.trials}
+            return roofline(
+                record.ceilings,
+                record.work,
+                step,
+                rank=0,
+                device=f"{analysis.run.device}: {name.get('device_name') or name.get('cpu')}",
+                input_ms=largest.parts_ms.input,
+                mfu_at={
+                    str(p.world_size): p.step_ms
+                    for p in analysis.points
+                    if p.step_ms and batches[p.world_size] == record.work.batch
+                },
+            )
+    return None
 
 
 def _status(folder: RunFolder) -> Status | None:

@@ -6,6 +6,7 @@ The record is the same for the harness's own loop and for anyone else's. A rank 
     {"t":"clock", ...}                                                  offset to rank 0's clock
     {"t":"step", "b":block, "i":step, "s":[STEP_FIELDS], "c":[[COLLECTIVE_FIELDS], ...]}
     {"t":"block", ...BLOCK_FIELDS by name}                              after the block's last step
+    {"t":"memory", "b":block, "host_bytes":..., "device_bytes":...}     what the rank held after it
 
 A block line lands after its steps, so a block without one was cut off and is not used.
 Times are CLOCK_MONOTONIC_RAW of the rank's own host; 0 means "not taken".

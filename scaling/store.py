@@ -74,6 +74,11 @@ class RunFolder:
         """Comparison of the runs below (multirun folders)."""
         return self.path / "comparison.json"
 
+    @property
+    def doctor(self) -> Path:
+        """What `scaling doctor` found."""
+        return self.path / "doctor.json"
+
     def table(self, name: str) -> Path:
         """A derived table: steps, buckets, fabric or blocks."""
         return self.path / f"{name}.parquet"
@@ -132,6 +137,18 @@ class LaunchFolder:
     def memory(self, rank: int) -> Path:
         """Peak memory of one rank."""
         return self.path / f"memory-{rank}.json"
+
+    def check(self, rank: int) -> Path:
+        """What one rank found out about itself (`scaling doctor`)."""
+        return self.path / f"check-{rank}.json"
+
+    def roofline(self, rank: int) -> Path:
+        """What one rank's device gives and the step asks for."""
+        return self.path / f"roofline-{rank}.json"
+
+    def telemetry(self, host: int) -> Path:
+        """Samples of one host's state."""
+        return self.path / f"telemetry-{host}.jsonl"
 
     def out_of_memory(self, world_size: int) -> Path:
         """There when a world size did not fit into some rank's memory."""

@@ -32,6 +32,12 @@ def cluster() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def fake_nvml() -> Callable[..., Any]:
+    """fake_nvml(count=4) -> what stands for the pynvml module."""
+    return load(Path(__file__).with_name("fake_nvml.py")).FakeNvml  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="session")
 def simulate(cluster: ModuleType) -> Callable[[Any, Path], Any]:
     """simulate(truth, path) -> Expected: writes the run folder `path`."""
     return cluster.simulate

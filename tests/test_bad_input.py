@@ -1,5 +1,6 @@
 """Bad input: one line on stderr (what, where, what would be accepted), nothing on stdout, exit 2, nothing created."""
 
+import json
 import os
 
 import pytest
@@ -47,6 +48,12 @@ CASES = [
     (["compare", "a", "b", "--fail-below", "much"], "such as 0.95"),
     (["report", "nowhere"], "no such folder"),
     (["sync", "nowhere"], "no such folder"),
+    (["doctor", "topology.device=cuda"], "no CUDA device was found"),
+    (["doctor", "model=synthetic"], "a step has no FLOPs"),
+    (["doctor", "model=resnet51"], "available"),
+    (["doctor", "--parity"], "path of a parity file"),
+    (["doctor", "--parity", "nowhere/p.json"], "cannot be written to"),
+    (["doctor", "-m", "model=mlp,highmem_cnn"], "checks one configuration"),
 ]
 
 
@@ -140,3 +147,15 @@ def test_a_plan_that_is_no_json(tmp_path, capsys):
     (tmp_path / "plan.json").write_text("hello")
     assert main(["analyze", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_parity_file_of_another_model_is_refused_before_anything_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    machine = {"schema": 1, "model": "other(), batch 8, seed 0", "hostname": "a", "device": "b", "facts": {}}
+    (tmp_path / "p.json").write_text(json.dumps(machine))
+    assert main(["doctor", "--parity", "p.json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "was written for other(), batch 8, seed 0" in err
+    assert not (tmp_path / "runs").exists()

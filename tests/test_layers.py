@@ -11,7 +11,7 @@ import pytest
 import scaling
 
 ROOT = Path(scaling.__file__).parent
-FACTS = {"scaling." + name for name in ("spec", "records", "units", "errors", "codec")}
+FACTS = {"scaling." + name for name in ("spec", "records", "checkup", "units", "errors", "codec")}
 
 
 def module_of(path: Path) -> str:
@@ -106,9 +106,23 @@ def test_analysis_is_pure(module):
     assert not {m for m in ours(module) if within(m, *outside)}
 
 
+@pytest.mark.parametrize("module", of("scaling.doctor"))
+def test_the_doctor_is_rules_over_what_was_measured(module):
+    assert theirs(module) == set()
+    outside = ("scaling.report", "scaling.launchers", "scaling.worker", "scaling.config")
+    assert not {m for m in ours(module) if within(m, *outside)}
+
+
+@pytest.mark.parametrize("module", of("scaling.telemetry"))
+def test_telemetry_stands_alone_and_needs_nothing_but_nvml(module):
+    assert theirs(module) <= {"pynvml"}
+    assert all(within(m, "scaling.telemetry") for m in ours(module))
+
+
 @pytest.mark.parametrize("module", of("scaling.report"))
 def test_a_report_knows_results_and_computes_nothing(module):
-    allowed = {"scaling.analysis.results", "scaling.codec", "scaling.errors", "scaling.plan"}
+    allowed = {"scaling.analysis.results", "scaling.doctor.results"}
+    allowed |= {"scaling.codec", "scaling.errors", "scaling.plan"}
     allowed |= {"scaling.spec", "scaling.store", "scaling.units"}
     if module == "scaling.report.planned":
         allowed |= {"scaling.launchers.commands", "scaling.launchers.follow"}

@@ -13,6 +13,7 @@ from scaling.analysis.results import (
     Point,
     PointComparison,
 )
+from scaling.analysis.roofline import explain
 from scaling.analysis.stats import distinguishable
 from scaling.plan import Plan
 
@@ -52,6 +53,7 @@ def compare(
         comparable=not reasons,
         reasons=tuple(reasons),
         points=tuple(_point(a, b, same_machine=same_machine) for a, b in pairs),
+        roofline=explain(base.roofline, other.roofline),
     )
 
 

@@ -8,9 +8,19 @@ from collections.abc import Iterable, Sequence
 
 from plotly.offline.offline import get_plotlyjs
 
-from scaling.analysis.results import Analysis, Comparison, Parts, Point, Remedy, RunInfo, Timeline, Verdict
+from scaling.analysis.results import (
+    Analysis,
+    Comparison,
+    Parts,
+    Point,
+    Remedy,
+    RooflineResult,
+    RunInfo,
+    Timeline,
+    Verdict,
+)
 from scaling.plan import Plan
-from scaling.report import findings, plots, text
+from scaling.report import findings, plots, rooflines, text
 from scaling.report.page import SCRIPT, STYLE
 
 CAUSES_SHOWN = 6
@@ -32,6 +42,7 @@ def page(analysis: Analysis, plan: Plan, timelines: tuple[Timeline, ...]) -> str
         _section("What limits it, and what to try", "".join(map(_verdict, analysis.verdicts))),
         _section("Communication", _communication(analysis, plan, figures)),
         _section("One typical step", _timelines(timelines, figures)),
+        _section("Roofline", _roofline(analysis.roofline, figures)),
         _section("Conditions", _pairs(text.conditions(run, plan))),
         _section("Trials that did not finish", _items(_unfinished(analysis))),
         _section("Quality", _quality(analysis)),
@@ -51,6 +62,7 @@ def comparison_page(comparison: Comparison, base: Analysis, other: Analysis) -> 
         _section("Throughput", _ratios(comparison)),
         _section("Scaling", figures.add(curve)),
         _section("What makes the difference", _differences(comparison, figures)),
+        _section("Roofline", _items(comparison.roofline)),
         _section("Parts of a step", figures.add(plots.parts(_paired_parts(base, other)))),
         _section("Conditions", _both_conditions(comparison)),
     )
@@ -202,6 +214,26 @@ def _communication(analysis: Analysis, plan: Plan, figures: _Figures) -> str:
         curves.append(figures.add(plots.fabric(level, sizes), title))
     drawn = "".join(curves)
     return lines + (f'<div class="pair">{drawn}</div>' if drawn else "")
+
+
+def _roofline(found: RooflineResult | None, figures: _Figures) -> str:
+    if found is None:
+        return ""
+    rows = [
+        (
+            f"{o.name} {o.layer}".strip(),
+            str(o.count),
+            f"{o.flops / 1e9:.3g}",
+            text.number(o.least_ms.value),
+            o.bound,
+        )
+        for o in found.top
+    ]
+    columns = (("operator", ""), ("calls", ""), ("work", "GFLOP"), ("at least", "ms"), ("bound", ""))
+    details = (
+        f"<details><summary>The operators that must take longest</summary>{_table(columns, rows)}</details>"
+    )
+    return _items([found.said]) + figures.add(rooflines.roofline(found)) + details
 
 
 def _timelines(timelines: Iterable[Timeline], figures: _Figures) -> str:

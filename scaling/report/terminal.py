@@ -6,8 +6,7 @@ Nothing is told by colour alone, so a piped or saved report loses nothing.
 from __future__ import annotations
 
 import itertools
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -26,15 +25,17 @@ from scaling.analysis.results import (
 )
 from scaling.plan import Plan
 from scaling.report import findings, text
+from scaling.report.lines import WIDTH
+from scaling.report.lines import head as _head
+from scaling.report.lines import printed as _print
+from scaling.report.lines import prose as _prose
+from scaling.report.lines import table as _table
 
-WIDTH = 80
 NAME = 17
 NUMBER = 18
 BAR = WIDTH - 2 - NAME - NUMBER - 2 - 1
 CAUSES_SHOWN = 4
 """Causes of a difference that a comparison lists for each world size."""
-
-_PLAIN_ASCII = str.maketrans({"█": "#", "░": "=", "▏": "|", "±": "+-"})
 
 
 def print_analysis(
@@ -54,13 +55,6 @@ def print_prediction(console: Console, prediction: Prediction) -> None:
     _print(console, _prediction(prediction))
 
 
-def _print(console: Console, lines: Iterable[Text]) -> None:
-    for line in lines:
-        if console.options.ascii_only:
-            line.plain = line.plain.translate(_PLAIN_ASCII)
-        console.print(line, soft_wrap=True, highlight=False)
-
-
 def _analysis(analysis: Analysis, plan: Plan, report_path: Path | str | None) -> Iterator[Text]:
     yield from _conditions(text.conditions(analysis.run, plan))
     yield from _key_figures(analysis.points)
@@ -72,6 +66,9 @@ def _analysis(analysis: Analysis, plan: Plan, report_path: Path | str | None) ->
         yield _head("fabric")
         for level in analysis.fabric.levels:
             yield from _prose(findings.level_line(level), hang="    ")
+    if analysis.roofline is not None:
+        yield _head(f"roofline, a step of rank {analysis.roofline.rank} without DDP")
+        yield from _prose(analysis.roofline.said, hang="    ")
     yield from _section("quality", findings.quality_lines(analysis.quality))
     failed = [findings.trial_line(t) for t in analysis.trials if t.status != "done"]
     yield from _section("trials that did not finish", failed)
@@ -96,21 +93,6 @@ def _key_figures(points: tuple[Point, ...]) -> Iterator[Text]:
     yield _head("key figures")
     yield from _table(*text.key_table(points))
     yield from _prose(text.COLUMNS_NOTE, lead="# ", hang="# ", style="dim")
-
-
-def _table(columns: Sequence[tuple[str, str]], rows: Sequence[tuple[str, ...]]) -> Iterator[Text]:
-    """A two-row header, name and unit, then the rows; two spaces between columns where they fit."""
-    names, units = zip(*columns, strict=True)
-    widths = [max(map(len, column)) for column in zip(names, units, *rows, strict=True)]
-    gap = "  " if 1 + sum(widths) + 2 * (len(widths) - 1) < WIDTH else " "
-    for cells in (names, units):
-        yield Text("#" + gap.join(_aligned(cells, widths)).rstrip(), style="dim")
-    for row in rows:
-        yield Text(" " + gap.join(_aligned(row, widths)).rstrip())
-
-
-def _aligned(cells: tuple[str, ...], widths: list[int]) -> list[str]:
-    return [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
 
 
 def _point(point: Point, rate_source: str) -> Iterator[Text]:
@@ -201,6 +183,10 @@ def _comparison(comparison: Comparison) -> Iterator[Text]:
             control = text.quantity(point.control)
             yield Text(f"    {'a rank alone':<{NAME}}{control}  (1 but for the machine's drift)")
         yield from _causes(point)
+    if comparison.roofline:
+        yield _head("roofline")
+        for line in comparison.roofline:
+            yield from _prose(text.plain(line), hang="    ")
     yield _head("answer")
     yield from _prose(findings.comparison_answer(comparison), style="bold")
 
@@ -240,16 +226,5 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[Text]:
         yield from _prose(line, lead="  - ", hang="    ", style="yellow")
 
 
-def _head(title: str) -> Text:
-    return Text(f"#\n# {title}", style="bold")
-
-
 def _fact(name: str, value: str, style: str = "") -> Iterator[Text]:
     return _prose(value, lead=f"  {name:<{NAME}}", hang=" " * (2 + NAME), style=style)
-
-
-def _prose(value: str, *, lead: str = "  ", hang: str = "  ", style: str = "") -> Iterator[Text]:
-    lines = textwrap.wrap(
-        text.bound(value), WIDTH, initial_indent=lead, subsequent_indent=hang, break_on_hyphens=False
-    )
-    return (Text(line.replace("\N{NO-BREAK SPACE}", " "), style=style) for line in lines)

@@ -9,12 +9,20 @@ USAGE: dict[str, tuple[tuple[str, str], ...]] = {
     "run": (
         ("run [overrides]", "plan, measure, analyse, report, here"),
         ("run -m topology=a,b", "one run per combination, then a comparison of them"),
+        ("run --resume RUN", "go on with the trials that are left"),
     ),
     "plan": (("plan [overrides] [--json]", "what would run, for how long, with which commands"),),
+    "submit": (
+        ("submit [overrides] [-m]", "the same through Slurm: one job a run; --wait follows it"),
+        ("submit --dry-run [overrides]", "print the job's script"),
+        ("submit --resume RUN", "go on with the trials that are left, in a new job"),
+    ),
+    "status": (("status RUN", "how a submitted run stands: its job, and trial by trial"),),
+    "cancel": (("cancel RUN", "end a submitted run's job; what it measured stays"),),
     "analyze": (("analyze RUN [--json]", "rebuild everything derived from the rank files"),),
     "compare": (
         (
-            "compare RUN RUN... [--json] [--fail-below RATIO]",
+            "compare RUN RUN... [--json] [--fail-below RATIO] [--into DIR]",
             "the runs against the first: ratio, and which part differs",
         ),
     ),
@@ -28,11 +36,15 @@ USAGE: dict[str, tuple[tuple[str, str], ...]] = {
     "selftest": (
         ("selftest [--full] [--json]", "put known faults in, print hit rate and attribution error"),
     ),
-    "predict": (
+    "doctor": (
         (
-            "predict RUN [overrides] [--json]",
-            "a run under other settings: fabric, world sizes, buckets, batch",
+            "doctor [overrides] [--json] [--parity FILE]",
+            "machine, roofline and precision parity on every rank, with a remedy a line",
         ),
+    ),
+    "trace": (("trace PATH... [--json] [--hta]", "the same decomposition from existing profiler traces"),),
+    "import": (
+        ("import KIND FILE [--name NAME]", "nccl-tests, topo or nccl-xml: a machine to conf/topology"),
     ),
     "report": (("report RUN [--open]", "the report of a run: print it, say where the page is"),),
     "sync": (("sync RUN", "upload a run's offline W&B runs"),),

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
 import sys
 
 from rich.console import Console
 
-from scaling import resources
 from scaling.config import requests
 from scaling.errors import InputError, ScalingError
-from scaling.plan import Plan
 from scaling.run import Job, create, jobs_of, measure
 from scaling.store import RunFolder
+from scaling.tryout import try_model
 from scaling.verbs.compare import compare_folders
-
-TRY_S = 120
-"""A custom model's factory and first step may take so long when it is tried before a launch."""
 
 
 def main(arguments: list[str]) -> int:
@@ -29,7 +22,8 @@ def main(arguments: list[str]) -> int:
         return 0
     jobs = jobs_of(asked.items, multirun=asked.multirun)
     for job in jobs:
-        _try_model(job.plan)
+        if not job.plan.spec.model.target.startswith("scaling.worker.models."):
+            try_model(job.plan)
     for job in jobs:
         create(job.request, job.plan, job.folder)
     from scaling.report.progress import watching  # noqa: PLC0415
@@ -67,34 +61,3 @@ def _finish(job: Job, console: Console) -> int:
     if warning:
         print(f"scaling: W&B: {warning}", file=sys.stderr)
     return rebuilt.exit_code
-
-
-def _try_model(plan: Plan) -> None:
-    """One step of a model that is not ours, in a process of its own, before anything is launched."""
-    model = plan.spec.model
-    if model.target.startswith("scaling.worker.models."):
-        return
-    document = json.dumps({"target": model.target, "args": model.args, "batch": plan.trials[0].batch})
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "scaling.worker.tryout"],
-            input=document,
-            capture_output=True,
-            text=True,
-            timeout=TRY_S,
-            check=False,
-            env=_worker_environment(),
-        )
-    except subprocess.TimeoutExpired as error:
-        raise InputError(
-            f"model._target_={model.target}: its first step took longer than {TRY_S} s"
-        ) from error
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise InputError(
-            lines[-1] if lines else f"model._target_={model.target}: failed with {done.returncode}"
-        )
-
-
-def _worker_environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(resources.import_root())}

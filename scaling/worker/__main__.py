@@ -8,8 +8,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from scaling.checkup import DOCTOR
 from scaling.plan import SCHEMA, Plan
 from scaling.store import LaunchFolder, RunFolder, read_json, write_json
+from scaling.worker.sampler import sampling
 
 
 def main(arguments: list[str]) -> None:
@@ -21,10 +23,15 @@ def main(arguments: list[str]) -> None:
     plan = read_json(run.plan, Plan, SCHEMA)
     launch = None
     try:
-        from scaling.worker.launch import Launch  # noqa: PLC0415  # torch takes seconds: only after the log is open
+        if plan.spec.task == DOCTOR:  # torch takes seconds: only after the log is open
+            from scaling.worker.checks.checkup import Checkup as Launch  # noqa: PLC0415
+        else:
+            from scaling.worker.launch import Launch  # type: ignore[assignment]  # noqa: PLC0415
 
-        launch = Launch(plan, folder, tuple(t for t in plan.trials if t.world_size in sizes))
-        launch.run()
+        first = os.environ["LOCAL_RANK"] == "0"
+        with sampling(folder, plan.spec.topology.host_of(rank), first_on_host=first):
+            launch = Launch(plan, folder, tuple(t for t in plan.trials if t.world_size in sizes))
+            launch.run()
     except BaseException as error:  # noqa: BLE001  # whatever ends a rank has to be told
         traceback.print_exc()
         _report(error, rank, folder, launch)

@@ -13,7 +13,7 @@ from scaling.worker.arms import Arms
 from scaling.worker.devices import Device
 from scaling.worker.exchange import ALL_REDUCE, Exchange, Message, stamps_of
 from scaling.worker.groups import Groups
-from scaling.worker.recorder import Recorder, Usage
+from scaling.worker.recorder import Recorder, Usage, resident_bytes
 from scaling.worker.step import step_fields
 
 REPLAYS = 3
@@ -72,6 +72,8 @@ class BlockRunner:
             [[resolve(row) for row in step] for step in collectives],
             usage,
         )
+        held = {"host_bytes": resident_bytes(), "device_bytes": self._device.held_bytes()}
+        self._recorder.note("memory", b=block.id, **held)
         return (resolve(rows[-1])[1] - resolve(rows[0])[0]) / len(rows)
 
     def _steps(self, block: Block, arms: Arms, steps: int, lead_in: int) -> tuple[Rows, list[Rows], Usage]:

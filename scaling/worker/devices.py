@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -39,9 +41,30 @@ class Device:
         """The most memory that this process has held."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
+    def held_bytes(self) -> int | None:
+        """What tensors hold on the device now; None where that is the process's own memory."""
+        return None
+
+    def reset_peak(self) -> None:
+        """Count the peak from here on, where the kernel lets a process do that (proc(5), clear_refs)."""
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+    def peer_access(self, local_rank: int) -> bool | None:  # noqa: ARG002
+        """Whether this device can reach another's memory without the host; None where that has no meaning."""
+        return None
+
     def facts(self) -> dict[str, Any]:
         """Of the device and its libraries; null where there are none."""
-        names = ("cuda", "nccl", "device_name", "device_memory_bytes", "compute_capability")
+        names = (
+            "cuda",
+            "nccl",
+            "device_name",
+            "device_memory_bytes",
+            "compute_capability",
+            "device_uuid",
+            "device_pci",
+        )
         return dict.fromkeys(names)
 
 
@@ -79,6 +102,20 @@ class CudaDevice(Device):
         """The most that tensors have held; the allocator's cache and NCCL's buffers not counted."""
         return torch.cuda.max_memory_allocated(self.torch_device)
 
+    def held_bytes(self) -> int:
+        """The allocator's cache not counted."""
+        return torch.cuda.memory_allocated(self.torch_device)
+
+    def reset_peak(self) -> None:
+        """From what is allocated now."""
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    def peer_access(self, local_rank: int) -> bool | None:
+        """As the driver says of the device of that local rank."""
+        mine, count = self.torch_device.index, torch.cuda.device_count()
+        other = local_rank % count
+        return None if other == mine else torch.cuda.can_device_access_peer(mine, other)
+
     def facts(self) -> dict[str, Any]:
         """Versions, name, memory and compute capability."""
         properties = torch.cuda.get_device_properties(self.torch_device)
@@ -89,7 +126,18 @@ class CudaDevice(Device):
             "device_name": properties.name,
             "device_memory_bytes": properties.total_memory,
             "compute_capability": f"{properties.major}.{properties.minor}",
+            "device_uuid": str(properties.uuid),
+            "device_pci": _pci_address(properties),
         }
+
+
+def _pci_address(properties: Any) -> str | None:
+    """domain:bus:device.function as sysfs has it; None where torch is too old to tell."""
+    try:
+        place = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
+    except AttributeError:
+        return None
+    return "{:04x}:{:02x}:{:02x}.0".format(*place)
 
 
 def _timing_event() -> Event:

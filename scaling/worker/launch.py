@@ -15,6 +15,7 @@ from scaling.records import BARE_ONE, STEP_ARMS
 from scaling.store import LaunchFolder, write_json
 from scaling.worker.arms import Arms
 from scaling.worker.blocks import BlockRunner
+from scaling.worker.checks.roofline import note_roofline
 from scaling.worker.clock import now_ns
 from scaling.worker.control import Control
 from scaling.worker.devices import open_device
@@ -72,6 +73,7 @@ class Launch:
             describe(self.spec, self.rank, self.host, workload.module, self.device),
         )
         self._progress("warm-up", 0.0, None)
+        note_roofline(self.plan, self.folder, workload, self.device, self.precision, self.rank)
         trials = []
         for trial in self.trials:
             self.stage = f"warm-up of world size {trial.world_size}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -78,6 +79,15 @@ class Usage:
             "thread_cpu_ns": self._thread_cpu_ns,
             "delayed_ns": self._delayed_ns,
         }
+
+
+def resident_bytes() -> int:
+    """What this process holds in memory now; 0 where the kernel does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _run_delay_ns() -> int:

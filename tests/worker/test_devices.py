@@ -56,4 +56,4 @@ def test_the_cpu_moves_nothing_and_has_no_cuda_facts():
     assert device.load(device.stage(batch)) is batch
     assert device.peak_bytes() > 2**20
     assert set(device.facts().values()) == {None}
-    assert {"cuda", "nccl", "device_name", "device_memory_bytes", "compute_capability"} == set(device.facts())
+    assert {"cuda", "nccl", "device_name", "compute_capability", "device_uuid"} <= set(device.facts())

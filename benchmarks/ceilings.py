@@ -1,0 +1,172 @@
+"""The doctor's ceilings against independent measurements, and three models whose bound is known beforehand.
+
+    python benchmarks/ceilings.py
+
+Bar: each ceiling within 10 %, each bound as expected: a chain of large matrix products is compute-bound,
+highmem_cnn with a wide linear layer and two samples memory-bound, a chain of one-element operators launch-bound.
+
+Independent means another path: torch.utils.benchmark and another shape for the matrix products, on a CPU NumPy's
+own loop for the copies (an elementwise one: memcpy passes the caches by, which no operator of torch does),
+torch.utils.benchmark for the launch rate.
+
+Each side measures in turns, `ROUNDS` times, and its best counts: on a machine that is shared both
+meet the same disturbances. Exit 1 when the bar is missed, 77 where it cannot be run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from torch.utils import benchmark
+
+from scaling import checkup
+from scaling.analysis.roofline import median, roofline
+from scaling.worker.checks import ceilings
+from scaling.worker.checks.steps import Bench
+from scaling.worker.devices import CudaDevice, Device
+from scaling.worker.models import highmem_cnn
+from scaling.worker.precision import Precision
+from scaling.worker.workload import Workload, sgd
+
+BAR = 0.10
+ROUNDS = 5
+REPEATS, REPEAT_S = 7, 0.01
+
+
+def timed(statement: str, **names: object) -> float:
+    """Seconds of one run of a statement by torch.utils.benchmark, the best of repetitions as long as the doctor's."""
+    timer = benchmark.Timer(statement, globals=names, num_threads=torch.get_num_threads())
+    once = timer.timeit(1).median
+    calls = max(1, round(REPEAT_S / once))
+    return min(timer.timeit(calls).median for _ in range(REPEATS))
+
+
+def product(device: Device, dtype: torch.dtype) -> float:
+    """FLOP/s over a shape that is not the doctor's."""
+    side = 1024 if device.type == "cpu" else 8192
+    rows = side * 3 // 2
+    a = torch.randn(rows, side, device=device.torch_device).to(dtype)
+    b = torch.randn(side, side, device=device.torch_device).to(dtype)
+    c = torch.empty(rows, side, device=device.torch_device, dtype=dtype)
+    return 2 * rows * side * side / timed("mm(a, b, out=c)", mm=torch.mm, a=a, b=b, c=c)
+
+
+def copy(device: Device, size: int) -> float:
+    """bytes/s, read and written."""
+    if device.type == "cpu":
+        source = np.ones(size // 4, dtype=np.float32)
+        return 2 * size / timed("negative(a, out=b)", negative=np.negative, a=source, b=np.empty_like(source))
+    a = torch.ones(size // 4, device=device.torch_device)
+    b = torch.empty_like(a)
+    return 2 * size / timed("torch.mul(a, 1.0, out=b)", torch=torch, a=a, b=b)
+
+
+def launches(device: Device) -> float:
+    """Operators a second."""
+    x = torch.zeros(1, device=device.torch_device)
+    return 64 / timed("for _ in range(64): x.add_(1)", x=x)
+
+
+def chain(width: int, depth: int, layer: Callable[[int], torch.nn.Module]) -> Workload:
+    """`depth` layers in a row."""
+    module = torch.nn.Sequential(*[layer(width) for _ in range(depth)])
+    return Workload(
+        module=module,
+        make_batch=lambda n, g: (torch.randn(n, width, generator=g), None),
+        loss=lambda outputs, _targets: outputs.sum(),
+        optimizer=sgd,
+    )
+
+
+class Scale(torch.nn.Module):
+    """One element, one product."""
+
+    def __init__(self, _width: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x times the weight."""
+        return x * self.weight
+
+
+def bounds(device: Device) -> bool:
+    """Print what binds each model; whether all are as expected."""
+    with_product = torch.nn.Linear
+    cases = {
+        "compute": (chain(1024, 4, lambda width: with_product(width, width, bias=False)), 1024),
+        "memory": (highmem_cnn.build(image=16, channels=32, hidden=8192, classes=10), 2),
+        "launch": (chain(1, 300, lambda width: torch.nn.Sequential(Scale(width))), 1),
+    }
+    # A chain of scalars has no FLOP that the counter knows: one small product gives it some.
+    cases["launch"][0].module.append(torch.nn.Linear(1, 1))
+    found = ceilings.measure(device, ("fp32",))
+    met = True
+    print(f"# {'expected':<10}{'found':<10}{'step ms':>9}{'compute':>10}{'memory':>9}{'launch':>9}{'MFU':>8}")
+    for expected, (workload, batch) in cases.items():
+        spec = SimpleNamespace(seed=0, accumulation_steps=1, precision="fp32")
+        workload.module.to(device.torch_device)
+        bench = Bench(
+            SimpleNamespace(spec=spec),
+            SimpleNamespace(batch=batch),
+            workload,
+            device,
+            Precision("fp32", device.type),
+            0,
+        )
+        work, times = bench.work(), bench.times()
+        step = median(times.step_ns)
+        assert step is not None
+        line = roofline(found, work, step, rank=0, device=device.type, input_ms=median(times.input_ns))
+        assert line is not None
+        least = [line.least_ms[name].value for name in ("compute", "memory", "launch")]
+        figures = "".join(f"{value:>9.3g}" for value in least)
+        print(f"  {expected:<10}{line.bound:<10}{step.value:>9.3g} {figures}{line.mfu.value:>8.1%}")
+        met = met and line.bound == expected
+    return met
+
+
+def main() -> int:
+    """Print the tables; 1 when a ceiling is further off than the bar, or a bound not as expected."""
+    device: Device = CudaDevice(0) if torch.cuda.is_available() else Device()
+    torch.set_num_threads(1)  # what a rank has on a full host; both sides alike
+    formats = tuple(f for f in ceilings.available(device) if f in ("fp64", "fp32", "bf16"))
+    dtypes = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
+    sizes = (2**22, 2**28) if device.type == "cpu" else (2**28, 2**30)
+    independent: dict[tuple[str, int], Callable[[], float]] = {
+        (checkup.MATMUL + name, 0): (lambda d=dtypes[name]: product(device, d)) for name in formats
+    }
+    independent |= {(checkup.COPY, size): (lambda s=size: copy(device, s)) for size in sizes}
+    independent[checkup.LAUNCH, 0] = lambda: launches(device)
+    ours: dict[tuple[str, int], float] = {}
+    theirs: dict[tuple[str, int], float] = {}
+    for _ in range(ROUNDS):
+        for found in ceilings.measure(device, formats):
+            key = (found.name, found.size if found.name == checkup.COPY else 0)
+            ours[key] = max(ours.get(key, 0.0), found.best)
+        for key, measure in independent.items():
+            theirs[key] = max(theirs.get(key, 0.0), measure())
+    print(
+        f"# {device.type}, torch {torch.__version__}, {torch.get_num_threads()} thread, best of {ROUNDS} rounds"
+    )
+    print(f"# {'ceiling':<16}{'size':>12}{'doctor':>14}{'independent':>14}{'ratio':>8}")
+    worst = 0.0
+    for key in independent:
+        ratio = ours[key] / theirs[key]
+        worst = max(worst, abs(ratio - 1))
+        print(f"  {key[0]:<16}{key[1] or '':>12}{ours[key]:>14.4g}{theirs[key]:>14.4g}{ratio:>8.3f}")
+    expected = bounds(device)
+    met = worst <= BAR and expected
+    as_expected = "as expected" if expected else "NOT as expected"
+    print(
+        f"ceilings: worst {worst:.1%} off, bar {BAR:.0%}; bounds {as_expected}: {'met' if met else 'MISSED'}"
+    )
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

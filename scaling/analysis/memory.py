@@ -1,0 +1,70 @@
+"""Whether a rank's memory grows with the steps: a leak is named before it ends a run of days."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+from scipy.stats import theilslopes
+
+from scaling.analysis.results import Measured, MemoryGrowth
+from scaling.records import STEP_ARMS
+from scaling.units import format_bytes
+
+BLOCKS_MIN = 12
+"""Fewer say nothing about growth."""
+SETTLING = 1 / 3
+"""Of the blocks at the start are left out: allocators and caches fill up."""
+LEAK_BYTES = 8 * 2**20
+"""Less growth than this over the blocks that count is the allocator's own play."""
+
+
+def growth(memory: pl.DataFrame, blocks: pl.DataFrame) -> tuple[MemoryGrowth, ...]:
+    """One row a launch, rank and kind of memory, where there are blocks enough.
+
+    The growth is the Theil-Sen slope of what was held after each block over the steps until then,
+    lead-in included: the median of the slopes between all pairs, with its 95 % interval.
+    """
+    keys = ["launch", "rank", "block"]
+    joined = memory.join(blocks.select([*keys, "arm", "begin_ns", "lead_in", "steps"]), on=keys, how="inner")
+    found: list[MemoryGrowth] = []
+    for (launch, rank), rows in joined.sort("launch", "rank", "begin_ns").group_by(
+        ["launch", "rank"], maintain_order=True
+    ):
+        trained = rows["arm"].is_in(STEP_ARMS).cast(pl.Int64)  # exchanges train nothing
+        steps = (trained * (rows["lead_in"] + rows["steps"])).cum_sum()
+        for kind in ("host", "device"):
+            held = rows[f"{kind}_bytes"]
+            if held.null_count() == 0 and held.min():
+                found.extend(_growth(int(str(launch)), int(str(rank)), kind, steps, held))
+    return tuple(found)
+
+
+def _growth(launch: int, rank: int, kind: str, steps: pl.Series, held: pl.Series) -> Iterator[MemoryGrowth]:
+    first = int(len(held) * SETTLING)
+    steps, held = steps[first:], held[first:]
+    if len(held) < BLOCKS_MIN:
+        return
+    slope, _, low, high = theilslopes(held.to_numpy(), steps.to_numpy(), 0.95)
+    grown = float(low) * (int(steps[-1]) - int(steps[0]))
+    yield MemoryGrowth(
+        launch=launch,
+        rank=rank,
+        kind=kind,
+        begin_bytes=int(held[0]),
+        end_bytes=int(held[-1]),
+        steps=int(steps[-1]) - int(steps[0]),
+        growth_bytes_per_step=Measured(float(slope), float(low), float(high), len(held)),
+        leak=grown > LEAK_BYTES,
+    )
+
+
+def warnings(found: tuple[MemoryGrowth, ...]) -> tuple[str, ...]:
+    """One line for each leak."""
+    return tuple(
+        f"leak: rank {g.rank}'s {g.kind} memory grows by {format_bytes(g.growth_bytes_per_step.value)} a step "
+        f"({format_bytes(g.begin_bytes)} to {format_bytes(g.end_bytes)} over {g.steps} steps): something keeps "
+        "tensors alive, such as a list of losses that were not detached"
+        for g in found
+        if g.leak
+    )

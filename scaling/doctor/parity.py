@@ -1,0 +1,234 @@
+"""The same steps in every precision, everywhere: who parts from whom, at which layer, and what each one buys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from scaling.analysis.results import Measured
+from scaling.analysis.roofline import median
+from scaling.checkup import PrecisionRecord
+from scaling.doctor import differences
+from scaling.doctor.apart import furthest, parts_at
+from scaling.doctor.results import ERROR, WARNING, Difference, Divergence, Problem
+from scaling.errors import InputError
+from scaling.store import read_json
+
+FILE_SCHEMA = 1
+
+EPSILON = {"fp64": 2**-52, "fp32": 2**-23, "tf32": 2**-10, "bf16": 2**-7, "fp16": 2**-10}
+"""Distance from 1 to the next number of each format."""
+ALLOWED = 64
+"""A layer further from float64 than this many epsilons is not rounding: healthy deep models stay below 20."""
+_REFERENCE, _SPEED = "fp64", "fp32"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A parity file: what one machine's ranks agreed on, for another to be compared with."""
+
+    schema: int
+    model: str
+    """What has to be equal for two files to say anything: see `identity`."""
+    hostname: str
+    device: str
+    facts: dict[str, Any]
+    parity: tuple[PrecisionRecord, ...] = field(default=())
+
+
+def read_file(path: Path, model: str) -> Machine:
+    """A parity file of the same model and steps; InputError otherwise."""
+    found = read_json(path, Machine, FILE_SCHEMA)
+    if found.model != model:
+        raise InputError(
+            f"--parity {path}: was written for {found.model}, this is {model}; "
+            "give the same model, batch and seed, or another file"
+        )
+    return found
+
+
+def table(
+    records: Mapping[int, Sequence[PrecisionRecord]], device_of: Mapping[int, str], other: Machine | None
+) -> tuple[Divergence, ...]:
+    """By precision and by ranks with the same bits; the machine of a parity file last."""
+    found = []
+    for precision in _precisions(records):
+        groups = groups_of(records, precision)
+        first = _record(records[groups[0][0]], precision)
+        assert first is not None
+        for ranks in groups:
+            record = _record(records[ranks[0]], precision)
+            assert record is not None
+            reference = None if ranks == groups[0] else first
+            speed = _record(records[ranks[0]], _SPEED)
+            found.append(_row(record, device_of[ranks[0]], ranks, reference, speed))
+        theirs = _record(other.parity, precision) if other else None
+        if other and theirs:
+            found.append(
+                _row(theirs, f"{other.hostname}: {other.device}", (), first, _record(other.parity, _SPEED))
+            )
+    return tuple(found)
+
+
+def groups_of(records: Mapping[int, Sequence[PrecisionRecord]], precision: str) -> list[list[int]]:
+    """Ranks by equal bits in one precision, the largest group first."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank, its in sorted(records.items()):
+        record = _record(its, precision)
+        if record is not None:
+            bits = (*(la.digest for la in record.layers), *(s.digest for s in record.steps))
+            groups.setdefault(bits, []).append(rank)
+    return sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
+
+
+def problems(
+    records: Mapping[int, Sequence[PrecisionRecord]],
+    device_of: Mapping[int, str],
+    found: Sequence[Difference],
+    other: Machine | None,
+    facts: Mapping[int, Mapping[str, Any]],
+) -> Iterator[Problem]:
+    """Ranks that part from their peers, layers that are wrong everywhere, steps that do not repeat, overflow."""
+    for precision in _precisions(records):
+        groups = groups_of(records, precision)
+        usual = _record(records[groups[0][0]], precision)
+        assert usual is not None
+        for ranks in groups[1:]:
+            record = _record(records[ranks[0]], precision)
+            assert record is not None
+            yield _parted(precision, record, usual, ranks, groups[0], found, device_of)
+        yield from _against_reference(precision, groups, records)
+        yield from _repeats(precision, records)
+        theirs = _record(other.parity, precision) if other else None
+        if other and theirs:
+            yield from _other_machine(precision, usual, theirs, other, facts[groups[0][0]])
+
+
+def _parted(
+    precision: str,
+    record: PrecisionRecord,
+    usual: PrecisionRecord,
+    ranks: Sequence[int],
+    peers: Sequence[int],
+    found: Sequence[Difference],
+    device_of: Mapping[int, str],
+) -> Problem:
+    """Repeatable ranks of one device must agree bit for bit; whatever does not repeat cannot."""
+    differ = differences.of_ranks(found, ranks)
+    why = (
+        f"; {'; '.join(differ[:4])}" if differ else "; nothing in its environment differs: suspect the device"
+    )
+    rounding = device_of[ranks[0]] != device_of[peers[0]] or usual.repeat_parted or record.repeat_parted
+    small = furthest(record, usual) <= ALLOWED * EPSILON[precision]
+    return Problem(
+        what=f"{precision}: {differences.ranks_text(ranks)} part from {differences.ranks_text(peers)} "
+        f"at {parts_at(record, usual)}{why}",
+        rank=ranks[0] if len(ranks) == 1 else None,
+        remedy="make what differs alike; if nothing does, swap the device with a healthy one and see what moves",
+        severity=WARNING if rounding and small else ERROR,
+    )
+
+
+def _against_reference(
+    precision: str, groups: Sequence[Sequence[int]], records: Mapping[int, Sequence[PrecisionRecord]]
+) -> Iterator[Problem]:
+    for ranks in groups:
+        record = _record(records[ranks[0]], precision)
+        assert record is not None
+        rank = ranks[0] if len(groups) > 1 and len(ranks) == 1 else None
+        broken = next((la for la in record.layers if la.not_finite), None)
+        bad = next((la for la in record.layers if la.error and la.error > ALLOWED * EPSILON[precision]), None)
+        if broken or record.scale == 0:
+            count = broken.not_finite if broken else sum(g.not_finite for g in record.gradients)
+            yield Problem(
+                what=f"{precision}: overflow, {count} elements are not finite, first in "
+                f"{broken.name if broken else 'a gradient at every loss scale'}",
+                rank=rank,
+                remedy="use bf16, or run that layer in fp32 (torch.autocast(..., enabled=False) around it)",
+                severity=ERROR,
+            )
+        elif bad is not None and precision != _REFERENCE:
+            yield Problem(
+                what=f"{precision}: {bad.name} is {bad.error:.1%} off float64, "
+                f"{bad.error / EPSILON[precision]:.0f} times the format's own rounding",  # type: ignore[operator]
+                rank=rank,
+                remedy=f"run {bad.name} in fp32 (torch.autocast(..., enabled=False) around it), and look for what it "
+                "does only in that precision",
+                severity=WARNING,
+            )
+
+
+def _repeats(precision: str, records: Mapping[int, Sequence[PrecisionRecord]]) -> Iterator[Problem]:
+    parted: dict[str, list[int]] = {}
+    for rank, its in sorted(records.items()):
+        record = _record(its, precision)
+        if record and record.repeat_parted:
+            parted.setdefault(record.repeat_parted, []).append(rank)
+    for place, ranks in parted.items():
+        yield Problem(
+            what=f"{precision}: not repeatable on {differences.ranks_text(ranks)}: a second run parts at {place}",
+            rank=ranks[0] if len(ranks) == 1 else None,
+            remedy="torch.use_deterministic_algorithms(True), torch.backends.cudnn.benchmark = False and "
+            "CUBLAS_WORKSPACE_CONFIG=:4096:8 name the operator; seed what draws random numbers",
+            severity=WARNING,
+        )
+
+
+def _other_machine(
+    precision: str,
+    ours: PrecisionRecord,
+    theirs: PrecisionRecord,
+    other: Machine,
+    facts: Mapping[str, Any],
+) -> Iterator[Problem]:
+    """Two machines may round differently; more than that is a finding."""
+    apart = furthest(ours, theirs)
+    if apart <= ALLOWED * EPSILON[precision]:
+        return
+    differ = differences.differences({0: other.facts, 1: dict(facts)})
+    said = "; ".join(differences.of_ranks(differ, [1])[:4]) or "nothing in the environment differs"
+    yield Problem(
+        what=f"{precision}: parts from {other.hostname} ({other.device}) at {parts_at(ours, theirs)}; {said}",
+        rank=None,
+        remedy="make what differs alike, then compare again",
+        severity=ERROR,
+    )
+
+
+def _row(
+    record: PrecisionRecord,
+    device: str,
+    ranks: Sequence[int],
+    first: PrecisionRecord | None,
+    speed: PrecisionRecord | None,
+) -> Divergence:
+    last = record.steps[-1]
+    step = median(record.step_ns)
+    base = median(speed.step_ns) if speed else None
+    return Divergence(
+        precision=record.precision,
+        device=device,
+        ranks=tuple(ranks),
+        loss_error=last.loss_error,
+        gradient_error=record.steps[0].gradient_error,
+        weight_error=last.weight_error,
+        worst_layer=record.steps[0].worst_layer,
+        repeatable=not record.repeat_parted,
+        scale=record.scale,
+        not_finite=sum(la.not_finite for la in record.layers),
+        flushed=sum(la.flushed for la in record.layers),
+        step_ms=step,
+        speedup=Measured(base.value / step.value, n=step.n) if base and step else None,
+        peak_bytes=record.peak_bytes,
+        parts_at="" if first is None else parts_at(record, first),
+    )
+
+
+def _precisions(records: Mapping[int, Sequence[PrecisionRecord]]) -> list[str]:
+    return list(dict.fromkeys(r.precision for its in records.values() for r in its))
+
+
+def _record(records: Sequence[PrecisionRecord], precision: str) -> PrecisionRecord | None:
+    return next((r for r in records if r.precision == precision), None)

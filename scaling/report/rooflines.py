@@ -1,0 +1,57 @@
+"""The roofline plot (Williams, Waterman, Patterson 2009): what the ceilings allow, and where the step is."""
+
+from __future__ import annotations
+
+from scaling.analysis.results import CeilingResult, RooflineResult
+from scaling.report import text
+from scaling.report.plots import Json, Plot, _layout, _line
+from scaling.units import format_bytes
+
+COPY, MATMUL = "copy", "matmul_"
+
+
+def roofline(found: RooflineResult) -> Plot | None:
+    """Rate over arithmetic intensity: a slope for the memory and one for the caches, a roof for the products."""
+    copies = sorted((c for c in found.ceilings if c.name == COPY), key=lambda c: c.size)
+    peak = max((c.best.value for c in found.ceilings if c.name == MATMUL + found.precision), default=None)
+    if not copies or peak is None or not found.bytes:
+        return None
+    own = found.flops / found.bytes
+    dots = [(o.flops / o.bytes, o) for o in found.top if o.flops and o.bytes]
+    slopes = {c.size: c for c in (max(copies, key=lambda c: c.best.value), copies[-1])}
+    knees = [peak / c.best.value for c in slopes.values()]
+    low = min([own, *(x for x, _ in dots), *knees]) / 4
+    high = max([own, *(x for x, _ in dots), *knees]) * 4
+    data = [_roof(c, peak, low, high, index) for index, c in enumerate(slopes.values())]
+    at_best = [o.flops / (o.least_ms.value / 1e3) for _, o in dots]
+    marks: Json = {"type": "scatter", "mode": "markers", "x": [x for x, _ in dots], "y": at_best}
+    marks |= {
+        "name": "operators, at their best",
+        "text": [text.plain(f"{o.name} {o.layer}") for _, o in dots],
+    }
+    marks |= {"marker": {"size": 9, "symbol": "circle-open", "color": "$second"}}
+    data.append(marks | {"hovertemplate": "%{text}<extra></extra>"})
+    step: Json = {"type": "scatter", "mode": "markers", "x": [own], "y": [found.achieved_flop_s.value]}
+    step |= {"name": "the step, measured", "marker": {"size": 13, "symbol": "diamond", "color": "$loss"}}
+    data.append(step | {"hovertemplate": f"{found.achieved_flop_s.value / 1e9:.4g} GFLOP/s<extra></extra>"})
+    layout = _layout("FLOP per byte read or written (log scale)", "FLOP/s (log scale)")
+    layout["xaxis"] |= {"type": "log"}
+    layout["yaxis"] |= {"type": "log", "exponentformat": "SI"}
+    layout["showlegend"] = True
+    caption = (
+        f"Lines are the measured ceilings of {found.device}; circles are operators at the least time these allow, "
+        "the diamond is the whole step as measured."
+    )
+    label = f"Roofline: {found.said}"
+    return Plot(label=label, caption=text.plain(caption), height_px=360, data=data, layout=layout)
+
+
+def _roof(copy: CeilingResult, peak: float, low: float, high: float, index: int) -> Json:
+    knee = peak / copy.best.value
+    line = _line(
+        [low, knee, high], [low * copy.best.value, peak, peak], "$accent", ("solid", "dash")[index % 2]
+    )
+    return line | {
+        "name": f"{format_bytes(copy.size)} copies, {copy.best.value / 1e9:.3g} GB/s",
+        "hoverinfo": "skip",
+    }

@@ -1,0 +1,175 @@
+"""What a rank runs on and with: limits, placement, libraries, flags. Read once, standard library and torch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scaling.worker.devices import Device
+from scaling.worker.environment import cpu_name, driver_version, recorded
+
+_LIMITS = {
+    "open_files": resource.RLIMIT_NOFILE,
+    "locked_memory_bytes": resource.RLIMIT_MEMLOCK,
+    "processes": resource.RLIMIT_NPROC,
+    "stack_bytes": resource.RLIMIT_STACK,
+}
+_UNLIMITED_V1 = 2**60
+"""cgroup v1 writes the largest page-aligned number for "no limit"."""
+
+
+def facts(device: Device, root: Path = Path("/")) -> dict[str, Any]:
+    """Flat facts of this rank; `root` holds proc/, sys/ and dev/."""
+    return {
+        "hostname": platform.node(),
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "cpu": cpu_name(),
+        **_placement(root),
+        **_cgroup(root),
+        **{f"limit.{name}": _limit(number) for name, number in _LIMITS.items()},
+        **_memory(root),
+        **_platform(root),
+        "driver": driver_version(root),
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        **device.facts(),
+        **_flags(),
+        **{f"env.{name}": value for name, value in recorded().items()},
+    }
+
+
+def _flags() -> dict[str, Any]:
+    """Switches that change results or speed."""
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    return {
+        "flags.threads": torch.get_num_threads(),
+        "flags.cuda_matmul_tf32": cuda.allow_tf32,
+        "flags.cudnn_tf32": cudnn.allow_tf32,
+        "flags.cudnn_enabled": cudnn.enabled,
+        "flags.cudnn_benchmark": cudnn.benchmark,
+        "flags.cudnn_deterministic": cudnn.deterministic,
+        "flags.fp16_reduced_precision_reduction": cuda.allow_fp16_reduced_precision_reduction,
+        "flags.bf16_reduced_precision_reduction": cuda.allow_bf16_reduced_precision_reduction,
+        "flags.float32_matmul_precision": _matmul_precision(),
+        "flags.deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "flags.mkldnn": bool(torch.backends.mkldnn.enabled),
+        "flags.cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _matmul_precision() -> str | None:
+    with contextlib.suppress(RuntimeError):  # torch refuses where old and new switches were mixed
+        return torch.get_float32_matmul_precision()
+    return None
+
+
+def _placement(root: Path) -> dict[str, Any]:
+    cpus = os.sched_getaffinity(0)
+    nodes = {
+        int(node.name[4:])
+        for node in (root / "sys/devices/system/node").glob("node[0-9]*")
+        if cpus & set(numbers(_text(node / "cpulist") or ""))
+    }
+    return {"cores": len(cpus), "cpus": ranges(cpus), "numa_nodes": ranges(nodes) if nodes else None}
+
+
+def _cgroup(root: Path) -> dict[str, Any]:
+    """CPU share (cores) and memory (bytes) this process may use, the tightest on its path; v2, else v1."""
+    cores: list[float] = []
+    memory: list[int] = []
+    base = root / "sys/fs/cgroup"
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        for folder in _and_parents(base / (controllers or "."), path):
+            quota = (_text(folder / "cpu.max") or "").split()
+            if len(quota) == 2 and quota[0] != "max":
+                cores.append(int(quota[0]) / int(quota[1]))
+            share = _number(folder / "cpu.cfs_quota_us")
+            period = _number(folder / "cpu.cfs_period_us")
+            if share and period and share > 0:
+                cores.append(share / period)
+            for name in ("memory.max", "memory.limit_in_bytes"):
+                limit = _number(folder / name)
+                if limit is not None and limit < _UNLIMITED_V1:
+                    memory.append(limit)
+    return {
+        "cgroup_cores": min(cores, default=None),
+        "cgroup_memory_bytes": min(memory, default=None),
+    }
+
+
+def _and_parents(base: Path, path: str) -> list[Path]:
+    inner = Path(path.lstrip("/"))
+    return [base / inner, *(base / parent for parent in inner.parents)]
+
+
+def _limit(number: int) -> int | None:
+    """The soft limit; None is unlimited."""
+    soft = resource.getrlimit(number)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _memory(root: Path) -> dict[str, Any]:
+    total = re.search(r"MemTotal:\s+(\d+) kB", _text(root / "proc/meminfo") or "")
+    shared = None
+    with contextlib.suppress(OSError):
+        stat = os.statvfs(root / "dev/shm")
+        shared = stat.f_frsize * stat.f_blocks
+    return {
+        "memory_bytes": int(total.group(1)) * 1024 if total else None,
+        "shared_memory_bytes": shared,
+    }
+
+
+def _platform(root: Path) -> dict[str, Any]:
+    cpufreq = root / "sys/devices/system/cpu/cpu0/cpufreq"
+    iommu = root / "sys/class/iommu"
+    khz = _number(cpufreq / "cpuinfo_max_freq")
+    return {
+        "governor": _text(cpufreq / "scaling_governor"),
+        "cpu_max_mhz": khz // 1000 if khz else None,
+        "iommu": any(iommu.iterdir()) if iommu.is_dir() else False,
+        "virtual_machine": " hypervisor " in (_text(root / "proc/cpuinfo") or ""),
+    }
+
+
+def numbers(text: str) -> list[int]:
+    """Read `0-2,5` as [0, 1, 2, 5]."""
+    found: list[int] = []
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def ranges(values: set[int]) -> str:
+    """Write {0, 1, 2, 5} as `0-2,5`."""
+    parts: list[list[int]] = []
+    for value in sorted(values):
+        if parts and value == parts[-1][1] + 1:
+            parts[-1][1] = value
+        else:
+            parts.append([value, value])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text and text.lstrip("-").isdigit() else None

@@ -1,0 +1,144 @@
+"""What one step asks of the device, seen from below autograd: FLOPs, bytes, operators, and costly habits."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import io
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+from torch.utils.module_tracker import ModuleTracker
+
+from scaling.checkup import Operator, Sighting
+
+FLOAT64 = "float64"
+HOST_SYNC = "host_sync"
+PRINT = "print"
+TO_HOST = "to_host"
+PAGEABLE = "pageable_copy"
+BLOCKING = "blocking_copy"
+MIXED_DEVICES = "mixed_devices"
+
+_READS_BACK = ("_local_scalar_dense",)
+_COPIES = ("_to_copy", "copy_")
+_FREE = ("profiler", "prim")
+_CREATES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh")
+_OURS = ("/torch/", "/scaling/worker/", "<frozen", "<string>")
+
+
+class Work(TorchDispatchMode):
+    """Counts operators while it is on; views and allocations move nothing and are not counted.
+
+    FLOPs are those of torch's own flop counter (`flop_registry`); bytes are those of all tensors
+    that an operator read and wrote.
+    """
+
+    def __init__(self, tracker: ModuleTracker, home: str) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tracker = tracker
+        self._home = home
+        self._totals: dict[tuple[str, str], list[int]] = collections.defaultdict(lambda: [0, 0, 0])
+        self._seen: dict[tuple[str, str, str, str], int] = collections.Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operator and note what it was."""
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        packet, name = func._overloadpacket, str(func._overloadpacket).partition(".")[2]  # noqa: SLF001
+        if func.namespace in _FREE or getattr(func, "is_view", False) or name in ("detach", *_CREATES):
+            return result
+        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
+        written = [t for t in made if not any(t is g for g in given)] or made
+        counter = flop_registry.get(packet)
+        flops = int(counter(*args, **kwargs, out_val=result)) if counter else 0
+        layer = self._layer()
+        total = self._totals[name, layer]
+        total[0] += 1
+        total[1] += flops
+        total[2] += sum(t.numel() * t.element_size() for t in (*given, *written))
+        self._look(name, layer, given, made, kwargs)
+        return result
+
+    def operators(self) -> tuple[Operator, ...]:
+        """Totals by operator and layer."""
+        return tuple(
+            Operator(name=name, layer=layer, count=count, flops=flops, bytes=size)
+            for (name, layer), (count, flops, size) in self._totals.items()
+        )
+
+    def sightings(self) -> tuple[Sighting, ...]:
+        """What was seen, in the order in which it came first."""
+        return tuple(
+            Sighting(what=what, where=where, layer=layer, count=count, detail=detail)
+            for (what, where, layer, detail), count in self._seen.items()
+        )
+
+    def see(self, what: str, layer: str = "", detail: str = "") -> None:
+        """Note something at the line of the user's code that is being run."""
+        self._seen[what, _place(), layer, detail] += 1
+
+    def _layer(self) -> str:
+        names = [n for n in self._tracker.parents if n != "Global"]
+        return max(names, key=len).partition(".")[2] if names else ""
+
+    def _look(self, name: str, layer: str, given: list[Any], made: list[Any], kwargs: dict[str, Any]) -> None:
+        if name in _READS_BACK:
+            self.see(HOST_SYNC, layer)
+            return
+        if any(t.dtype in (torch.float64, torch.complex128) and t.dim() for t in made):
+            self.see(FLOAT64, layer, name)
+        source = given[-1] if name == "copy_" else given[0] if given else None
+        if name in _COPIES and source is not None and made and made[0].device.type != source.device.type:
+            self._copy(layer, source, made[0], bool(kwargs.get("non_blocking", False)))
+        elif len({t.device.type for t in given if t.dim()}) > 1:
+            self.see(MIXED_DEVICES, layer, name)
+
+    def _copy(self, layer: str, source: Any, target: Any, non_blocking: bool) -> None:
+        if target.device.type == "cpu":
+            self.see(TO_HOST, layer)
+        elif target.device.type == self._home:
+            # A copy from pageable memory waits whatever it was told; one from pinned memory need not.
+            if not (torch.cuda.is_available() and source.is_pinned()):
+                self.see(PAGEABLE, layer)
+            elif not non_blocking:
+                self.see(BLOCKING, layer)
+
+
+class _Watched(io.TextIOBase):
+    """Standard output that notes who writes to it."""
+
+    def __init__(self, behind: Any, note: Callable[[], None]) -> None:
+        self._behind, self._note = behind, note
+
+    def write(self, text: str) -> int:
+        """Pass a text on; a line is one print, however many pieces it comes in."""
+        if "\n" in text:
+            self._note()
+        return int(self._behind.write(text))
+
+
+@contextlib.contextmanager
+def watching(home: str) -> Iterator[Work]:
+    """Watch what runs inside; `home` is the type of device that the model is on."""
+    tracker = ModuleTracker()
+    work = Work(tracker, home)
+    with tracker, work, contextlib.redirect_stdout(_Watched(sys.stdout, lambda: work.see(PRINT))):
+        yield work
+
+
+def _place() -> str:
+    """file:line of the innermost frame that is neither torch's nor ours."""
+    for frame in reversed(traceback.extract_stack()):
+        if not any(part in frame.filename for part in _OURS):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""

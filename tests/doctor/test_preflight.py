@@ -1,0 +1,67 @@
+"""What differs between the ranks of a run stands in its report."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+from scaling.doctor.preflight import clocks, warnings
+from scaling.store import RunFolder
+
+ENV = {"schema": 1, "host": 0, "torch": "2.13.0", "driver": "570.86.15", "device_uuid": None}
+
+
+def run(tmp_path, *environments, telemetry=None):
+    folder = RunFolder(tmp_path)
+    launch = folder.launch(0)
+    launch.path.mkdir(parents=True)
+    for rank, changes in enumerate(environments):
+        launch.env(rank).write_text(json.dumps({**ENV, "rank": rank, "environment": {}, **changes}))
+    if telemetry:
+        launch.telemetry(0).write_text("\n".join(map(json.dumps, telemetry)) + "\n")
+    return folder, SimpleNamespace(ranks=len(environments), hosts=1)
+
+
+def node(fake_nvml, **changes):
+    """A host's telemetry with one GPU that is changed."""
+    from scaling.telemetry.__main__ import head, sample
+    from scaling.telemetry.host import Host
+    from scaling.telemetry.nvml import Gpus
+
+    nvml = fake_nvml(2)
+    for name, value in changes.items():
+        setattr(nvml.gpus[1], name, value)
+    gpus = Gpus(nvml)
+    return [head(0, gpus, Host()), *(sample(gpus, Host()) for _ in range(3))]
+
+
+def test_equal_ranks_are_nothing_to_speak_of(tmp_path):
+    assert warnings(*run(tmp_path, {}, {})) == ()
+
+
+def test_a_rank_with_another_torch_is_named_with_the_remedy(tmp_path):
+    (said,) = warnings(*run(tmp_path, {}, {}, {"torch": "2.12.0"}))
+    assert said == (
+        "torch differs: 2.13.0 on ranks 0-1, 2.12.0 on rank 2; install the same torch on every host"
+    )
+
+
+def test_a_variable_that_one_rank_lacks(tmp_path):
+    (said,) = warnings(*run(tmp_path, {"environment": {"NCCL_ALGO": "Ring"}}, {}))
+    assert "env.NCCL_ALGO differs: Ring on rank 0, unset on rank 1" in said
+
+
+def test_a_link_that_is_not_as_promised(tmp_path, fake_nvml):
+    ranks = ({"device_uuid": "0000-0000"}, {"device_uuid": "0000-0001"})
+    said = warnings(*run(tmp_path, *ranks, telemetry=node(fake_nvml, width=8)))
+    assert any(s.startswith("rank 1: GPU 1: its PCIe link runs at x8 of x16") for s in said)
+
+
+def test_samples_go_to_the_rank_that_has_the_device(tmp_path, fake_nvml):
+    ranks = ({"device_uuid": "0000-0001"}, {"device_uuid": "0000-0000"})
+    found = clocks(*run(tmp_path, *ranks, telemetry=node(fake_nvml, sm_mhz=900)))
+    assert [found[0, rank][0].sm_mhz for rank in (0, 1)] == [900, 1900]
+
+
+def test_a_host_without_devices_has_no_clocks(tmp_path):
+    assert clocks(*run(tmp_path, {}, {})) == {}

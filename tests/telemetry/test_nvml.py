@@ -1,0 +1,48 @@
+"""What is read of a device, and what is not there."""
+
+from __future__ import annotations
+
+from scaling.telemetry.nvml import Gpus, reasons_of
+
+
+def test_facts_and_samples_of_every_device(fake_nvml):
+    nvml = fake_nvml(2)
+    gpus = Gpus(nvml)
+    first, second = gpus.facts()
+    assert (first["pci"], second["pci"]) == ("0000:10:00.0", "0000:11:00.0")
+    assert first["nvlinks"] == [True] * 4
+    assert first["peers"] == [None, True]
+    assert first["cpus"] == list(range(8))
+    sample = gpus.sample()[1]
+    assert (sample["pcie_width"], sample["sm_mhz"], sample["pcie_tx_bytes"]) == (16, 1900, 1001)
+
+
+def test_a_field_that_a_device_lacks_is_none_and_the_rest_is_there(fake_nvml):
+    nvml = fake_nvml(1)
+    nvml.gpus[0].lacks |= {"Temperature", "NvLinkState", "FieldValues", "MigMode", "EccMode"}
+    gpus = Gpus(nvml)
+    facts, sample = gpus.facts()[0], gpus.sample()[0]
+    assert [facts[key] for key in ("nvlinks", "mig", "ecc")] == [None] * 3
+    assert [sample[key] for key in ("temperature_c", "pcie_tx_bytes", "nvlink_tx_kib")] == [None] * 3
+    assert sample["power_mw"] == 650_000
+
+
+def test_an_xid_stays_with_its_device(fake_nvml):
+    nvml = fake_nvml(2)
+    gpus = Gpus(nvml)
+    assert [s["xid"] for s in gpus.sample()] == [None, None]
+    nvml.xids = [(1, 79)]
+    assert [s["xid"] for s in gpus.sample()] == [None, 79]
+    assert [s["xid"] for s in gpus.sample()] == [None, 79]
+
+
+def test_a_device_that_falls_off_leaves_nones(fake_nvml):
+    nvml = fake_nvml(1)
+    gpus = Gpus(nvml)
+    nvml.gpus[0].lacks |= {n.lstrip("_") for n in dir(nvml) if n.startswith("_") and n[1].isupper()}
+    sample = gpus.sample()[0]
+    assert {key for key, value in sample.items() if value is not None} == set()
+
+
+def test_names_of_reasons():
+    assert reasons_of(0x4 | 0x40) == ("power_cap", "hw_thermal")

@@ -1,0 +1,114 @@
+"""Real steps on this CPU: equal builds give equal bits, and each thing that is wrong shows where it is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from scaling.worker.checks.parity import Parity
+from scaling.worker.devices import Device
+from scaling.worker.workload import Workload, sgd
+
+FORMATS = ("fp32", "bf16")
+
+
+def factory(*layers):
+    def build():
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(32, 64), *[make() for make in layers], nn.Linear(64, 8))
+        return Workload(
+            module=module,
+            make_batch=lambda n, g: (torch.randn(n, 32, generator=g), torch.randint(8, (n,), generator=g)),
+            loss=nn.functional.cross_entropy,
+            optimizer=sgd,
+        )
+
+    return build
+
+
+def records(*layers, formats=FORMATS):
+    parity = Parity(factory(*layers), Device(), seed=0, batch=8)
+    return {record.precision: record for record in parity.record(formats)}
+
+
+class Act(nn.Module):
+    """Does something to what passes through."""
+
+    def __init__(self, do) -> None:
+        super().__init__()
+        self.do = do
+
+    def forward(self, x):
+        return self.do(x)
+
+
+@pytest.fixture(scope="module")
+def healthy():
+    return records(nn.ReLU)
+
+
+def test_every_precision_against_float64(healthy):
+    assert list(healthy) == ["fp64", "fp32", "bf16"]
+    errors = {name: record.steps[0].gradient_error for name, record in healthy.items()}
+    assert errors["fp64"] == 0
+    assert 1e-9 < errors["fp32"] < 1e-5 < errors["bf16"] < 0.2
+    assert [la.name for la in healthy["fp32"].layers] == ["0", "1", "2"]
+    assert all(not record.repeat_parted for record in healthy.values())
+
+
+def test_two_equal_ranks_are_equal_bit_for_bit(healthy):
+    again = records(nn.ReLU)
+    for name in healthy:
+        assert healthy[name].layers == again[name].layers
+        assert healthy[name].gradients == again[name].gradients
+        assert healthy[name].steps == again[name].steps
+
+
+def test_a_wrong_layer_is_where_the_outputs_part(healthy):
+    wrong = records(lambda: Act(lambda x: x.relu() * 1.01))
+    parted = [a.digest != b.digest for a, b in zip(healthy["fp32"].layers, wrong["fp32"].layers, strict=True)]
+    assert parted == [False, True, True]
+
+
+def test_what_goes_wrong_in_bf16_only():
+    found = records(lambda: Act(lambda x: x + (x.dtype == torch.bfloat16)))
+    assert found["fp32"].layers[1].error < 1e-5
+    assert found["bf16"].layers[0].error < 0.05
+    assert found["bf16"].layers[1].error > 0.5
+
+
+def test_a_layer_that_draws_anew_each_time_does_not_repeat():
+    noise = torch.Generator().manual_seed(3)
+    found = records(lambda: Act(lambda x: x + torch.rand(x.shape, generator=noise)), formats=("fp32",))
+    assert found["fp32"].repeat_parted == "1"
+
+
+def test_dropout_is_seeded_and_repeats():
+    found = records(nn.Dropout, formats=("fp32",))
+    assert found["fp32"].repeat_parted == ""
+
+
+def test_fp16_overflows_where_bf16_does_not():
+    found = records(lambda: Act(lambda x: x * 30000 * 30000 / 9e8), formats=("bf16", "fp16"))
+    assert found["bf16"].layers[1].not_finite == 0
+    assert found["fp16"].layers[1].not_finite > 0
+    assert found["fp16"].scale == 0
+    assert found["fp16"].layers[0].not_finite == 0
+
+
+def test_a_healthy_fp16_finds_its_loss_scale():
+    found = records(nn.ReLU, formats=("fp16",))
+    assert found["fp16"].scale >= 256
+
+
+def test_a_flag_that_one_rank_sets_shows_in_the_bits(healthy):
+    torch.set_float32_matmul_precision("medium")
+    try:
+        other = records(nn.ReLU)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    if other["fp32"].layers[0].digest == healthy["fp32"].layers[0].digest:
+        pytest.skip("this processor multiplies float32 as float32 whatever is asked for")
+    assert other["fp64"].layers[0].digest == healthy["fp64"].layers[0].digest
+    assert other["fp32"].layers[0].error > 64 * 2**-23
