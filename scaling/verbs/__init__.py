@@ -9,6 +9,7 @@ USAGE: dict[str, tuple[tuple[str, str], ...]] = {
     "run": (
         ("run [overrides]", "plan, measure, analyse, report, here"),
         ("run -m topology=a,b", "one run per combination, then a comparison of them"),
+        ("run --resume RUN", "go on with the trials that are left"),
     ),
     "plan": (("plan [overrides] [--json]", "what would run, for how long, with which commands"),),
     "analyze": (("analyze RUN [--json]", "rebuild everything derived from the rank files"),),
