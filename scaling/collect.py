@@ -20,6 +20,8 @@ from scaling.store import LaunchFolder, RunFolder
 TABLE_SCHEMA = "1"
 """Version of the derived tables, in each Parquet file's metadata."""
 
+CUT_OFF = "left records that are cut off; whole blocks are used"
+
 _BLOCK_KEYS = {
     "launch": pl.Int64,
     "rank": pl.Int64,
@@ -129,12 +131,28 @@ class RankFile:
 
     launch: int
     rank: int
+    world: int
+    """Ranks of the launch; 0 where its head does not say."""
     host: int
     warmup: dict[int, int]
     clock_bound_ns: int | None
     clock_corrected: bool
     """Whether its stamps were moved onto rank 0's clock."""
     cut_off: bool
+    ended: bool
+    """Whether it came to the end of the launch: its clock was read a second time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Records of one rank that are not there."""
+
+    launch: int
+    rank: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"launch {self.launch}: rank {self.rank} {self.what}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +171,8 @@ class Tables:
     memory: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=_MEMORY_COLUMNS))
     """What each rank held after each block."""
     ranks: tuple[RankFile, ...]
-    gaps: tuple[str, ...]
-    """What is missing, in words."""
+    gaps: tuple[Gap, ...]
+    """What is missing."""
     dropped_samples: int
     """Steps that were written but belong to no whole block."""
 
@@ -163,21 +181,25 @@ def collect(folder: RunFolder, plan: Plan) -> Tables:
     """Read every launch of a run."""
     columns = _Columns()
     ranks: list[RankFile] = []
-    gaps: list[str] = []
+    gaps: list[Gap] = []
     for launch in folder.launches():
+        world = plan.ranks
         for rank in range(plan.ranks):
-            path = launch.rank(rank)
+            if rank >= world:
+                break  # a launch of what was left has as many ranks as that needs
             try:
-                ranks.append(_read(path, launch, rank, columns))
+                file = _read(launch.rank(rank), launch, rank, columns)
             except FileNotFoundError:
-                gaps.append(f"launch {launch.index}: rank {rank} left no records")
+                gaps.append(Gap(launch=launch.index, rank=rank, what="left no records"))
             except (msgspec.DecodeError, OSError, ValueError) as error:
-                gaps.append(f"launch {launch.index}: rank {rank}: {error}")
+                gaps.append(
+                    Gap(launch=launch.index, rank=rank, what=f"left nothing that can be read: {error}")
+                )
             else:
-                if ranks[-1].cut_off:
-                    gaps.append(
-                        f"launch {launch.index}: rank {rank}'s records are cut off; whole blocks are used"
-                    )
+                ranks.append(file)
+                world = file.world or world
+                if file.cut_off:
+                    gaps.append(Gap(launch=launch.index, rank=rank, what=CUT_OFF))
     blocks = pl.DataFrame(columns.blocks, schema=_BLOCK_COLUMNS, orient="row")
     steps = pl.DataFrame(columns.steps, schema=_STEP_COLUMNS, orient="row")
     buckets = pl.DataFrame(columns.buckets, schema=_BUCKET_COLUMNS, orient="row")
@@ -258,11 +280,13 @@ def _read(path: Path, launch: LaunchFolder, rank: int, columns: _Columns) -> Ran
     return RankFile(
         launch=launch.index,
         rank=rank,
+        world=head.world,
         host=head.host,
         warmup={int(n): steps for n, steps in head.warmup.items()},
         clock_bound_ns=max((c.bound_ns for c in clocks), default=None),
         clock_corrected=not shift.still,
         cut_off=cut_off or open_steps > 0,
+        ended=any(clock.at == "end" for clock in clocks),
     )
 
 

@@ -52,6 +52,15 @@ class Plan:
         """Hosts of a launch."""
         return max(t.hosts for t in self.trials)
 
+    def baseline(self, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+        """What `trials` need beside them: strong scaling's one rank with the whole batch, where it is not one of them.
+
+        A launch that measures what another left over brings its own: arms of two launches do not pair.
+        """
+        if self.spec.mode != "strong" or self.variant is not None or any(t.world_size == 1 for t in trials):
+            return ()
+        return tuple(t for t in self.trials if t.world_size == 1)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
@@ -92,8 +101,12 @@ def arms_of(world_size: int) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def round_blocks(plan: Plan, trials: tuple[Trial, ...], launch: int, number: int) -> tuple[Block, ...]:
+def round_blocks(
+    plan: Plan, trials: tuple[Trial, ...], launch: int, number: int, baseline: tuple[Trial, ...] = ()
+) -> tuple[Block, ...]:
     """The blocks of one round in the order in which they run; the same on every rank.
+
+    Of `baseline` (see Plan) only bare_one is run.
 
     Ranks that share a batch size share their bare_one block: the baseline of a rank alone does
     not depend on the world size (weak scaling), so it is measured once a round, at the largest.
@@ -102,11 +115,12 @@ def round_blocks(plan: Plan, trials: tuple[Trial, ...], launch: int, number: int
     if plan.variant is not None:
         return _verifying(plan.variant, trials, number, rng)
     visits: list[list[tuple[str, bool, int]]] = []
-    order = list(trials)
+    order = [*trials, *baseline]
     rng.shuffle(order)
-    largest = {t.batch: t for t in sorted(trials, key=lambda t: t.world_size)}
+    largest = {t.batch: t for t in sorted(order, key=lambda t: t.world_size)}
     for trial in order:
-        visit = [(arm, detailed, -1) for arm, detailed in arms_of(trial.world_size)]
+        arms = () if trial in baseline else arms_of(trial.world_size)
+        visit = [(arm, detailed, -1) for arm, detailed in arms]
         if largest[trial.batch] == trial:
             visit += [(BARE_ONE, False, r) for r in bare_ranks(trial.world_size, number)]
         rng.shuffle(visit)

@@ -23,7 +23,8 @@ from scaling.errors import ScalingError
 from scaling.plan import Plan
 from scaling.report.html import page
 from scaling.report.terminal import print_analysis
-from scaling.run import STATUS_SCHEMA, Status
+from scaling.status import SCHEMA as STATUS_SCHEMA
+from scaling.status import Status
 from scaling.store import RunFolder, read_json, write_json, write_text
 from scaling.units import format_bytes
 
@@ -59,7 +60,7 @@ def rebuild(folder: RunFolder) -> Rebuilt:
     plan = read_plan(folder)
     status = _status(folder)
     tables = collect(folder, plan)
-    trials = tuple(_outcome(t.world_size, status, folder, tables) for t in plan.trials)
+    trials = tuple(_outcome(t.world_size, status, tables) for t in plan.trials)
     if tables.steps.is_empty():
         said = next((t.error for t in trials if t.error), "no worker wrote a record")
         raise ScalingError(f"{folder.path}: nothing was measured: {said}")
@@ -146,23 +147,18 @@ def _status(folder: RunFolder) -> Status | None:
     return None
 
 
-def _outcome(world_size: int, status: Status | None, folder: RunFolder, tables: Tables) -> TrialOutcome:
+def _outcome(world_size: int, status: Status | None, tables: Tables) -> TrialOutcome:
     """How one trial stands, from the launches' end and from what is on disk."""
-
-    def outcome(state: str, error: str | None = None, rank: int | None = None) -> TrialOutcome:
-        return TrialOutcome(world_size=world_size, status=state, error=error, rank=rank)
-
-    if any(launch.out_of_memory(world_size).exists() for launch in folder.launches()):
-        return outcome("oom", "a rank ran out of memory in its first step")
     stood = next((t for t in status.trials if t.world_size == world_size), None) if status else None
     if stood is None:
-        return outcome("lost", "status.json is missing")
+        return TrialOutcome(world_size=world_size, status="lost", error="status.json is missing")
     if stood.status == "running":
-        return outcome("interrupted", "the run was cut off")
-    if stood.status != "done":
-        return outcome(stood.status, stood.error, stood.rank)
-    whole = {rank.rank for rank in tables.ranks if not rank.cut_off}
-    missing = [rank for rank in range(world_size) if rank not in whole]
-    if missing:
-        return outcome("lost", next((g for g in tables.gaps if f"rank {missing[0]}" in g), None), missing[0])
-    return outcome("done")
+        return TrialOutcome(world_size=world_size, status="interrupted", error="the run was cut off")
+    if stood.status == "done":
+        whole = {(rank.launch, rank.rank) for rank in tables.ranks if not rank.cut_off}
+        wanted = [(launch, rank) for launch in stood.launches for rank in range(world_size)]
+        missing = next((rank for launch, rank in wanted if (launch, rank) not in whole), None)
+        if missing is not None:
+            said = next((str(gap) for gap in tables.gaps if gap.rank == missing), None)
+            return TrialOutcome(world_size=world_size, status="lost", error=said, rank=missing)
+    return TrialOutcome(world_size=world_size, status=stood.status, error=stood.error, rank=stood.rank)

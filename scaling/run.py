@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import hashlib
+import json
 import os
 import time
 from collections.abc import Callable
@@ -15,33 +17,13 @@ from scaling import __version__
 from scaling.config import Request
 from scaling.errors import InputError
 from scaling.launchers.commands import command
-from scaling.launchers.follow import Outcome, describe, follow
+from scaling.launchers.follow import describe, follow
+from scaling.lock import held
+from scaling.plan import SCHEMA as PLAN_SCHEMA
 from scaling.plan import Plan, make_plan
-from scaling.store import RunFolder, write_json, write_text
-
-STATUS_SCHEMA = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialStatus:
-    """How one trial stands: planned running done failed oom timeout lost interrupted, with the first error."""
-
-    world_size: int
-    status: str
-    error: str | None = None
-    rank: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """status.json: how the run and each of its trials stand."""
-
-    schema: int
-    state: str
-    started: str
-    duration_s: float
-    launches: int
-    trials: tuple[TrialStatus, ...]
+from scaling.status import SCHEMA as STATUS_SCHEMA
+from scaling.status import LaunchStatus, Status, in_words, left, status_of
+from scaling.store import LaunchFolder, RunFolder, read_json, write_json, write_text
 
 
 def plan_request(request: Request) -> Plan:
@@ -66,9 +48,11 @@ def check_folder(path: Path) -> RunFolder:
     """InputError when a run could not be put there. Creates nothing."""
     if (path / "plan.json").exists():
         raise InputError(
-            f"run_dir={path}: already holds a run; name another folder, or `scaling analyze {path}`"
+            f"run_dir={path}: already holds a run; name another folder, or go on with it: `scaling run --resume {path}`"
         )
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and (
+        not path.is_dir() or {p.name for p in path.iterdir()} - {RunFolder(path).lock.name}
+    ):
         raise InputError(f"run_dir={path}: not an empty folder; name one that does not exist yet")
     parent = next(p for p in [path, *path.absolute().parents] if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
@@ -98,6 +82,14 @@ def jobs_of(asked: tuple[Request, ...], *, multirun: bool) -> list[Job]:
     return jobs
 
 
+def begun(path: Path) -> list[tuple[Plan, RunFolder]]:
+    """The run that is in a folder, or the numbered runs of a multirun below it; InputError where there is none."""
+    below = [p for p in path.glob("*/plan.json") if p.parent.name.isdigit()]
+    below.sort(key=lambda p: int(p.parent.name))
+    folders = [RunFolder(p.parent) for p in below] or [RunFolder(path).require()]
+    return [(read_json(folder.plan, Plan, PLAN_SCHEMA), folder) for folder in folders]
+
+
 def create(request: Request, plan: Plan, folder: RunFolder) -> None:
     """Make the run's folder with its config and plan; InputError when it cannot be made."""
     try:
@@ -106,45 +98,88 @@ def create(request: Request, plan: Plan, folder: RunFolder) -> None:
         raise InputError(
             f"run_dir={folder.path}: cannot be made ({error.strerror}); name a folder that can"
         ) from error
-    write_text(folder.config, request.yaml)
-    write_json(folder.plan, plan)
+    with held(folder):
+        check_folder(folder.path)  # again: another run may have taken it meanwhile
+        write_text(folder.config, request.yaml)
+        write_json(folder.plan, plan)
 
 
 def measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], None]) -> Status:
-    """Run every launch of a plan; what was measured stays on disk whatever happens."""
-    begin, outcome, launches = time.monotonic(), Outcome(status="planned"), 0
-    status = _status(plan, "running", begin, outcome, launches)
-    write_json(folder.status, status)
-    texts = []
-    for index in range(plan.spec.repeats):
-        launch = folder.launch(index)
-        launch.path.mkdir(parents=True)
-        what = command(plan, folder, launch, [t.world_size for t in plan.trials])
-        texts.append(describe(what))
-        write_text(folder.command, "".join(texts))
-        outcome = follow(what, launch, plan.spec.measure, lambda p, k=index: progress({**p, "launch": k}))  # type: ignore[misc]
-        launches += 1
-        if outcome.status != "done":
+    """Launch until nothing is left, in a folder held meanwhile; goes on where an earlier call stopped.
+
+    What was measured stays on disk whatever happens.
+    """
+    with held(folder):
+        return _measure(plan, folder, progress)
+
+
+def _measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], None]) -> Status:
+    launches = _earlier(folder)
+    since = len(launches)
+    while sizes := left(plan, launches, since):
+        if len(launches) > since and launches[-1].state != "done":
+            progress({"said": in_words(launches[-1], sizes)})
+        started = LaunchStatus(index=len(launches), world_sizes=sizes, state="running")
+        write_json(folder.status, status_of(plan, [*launches, started]))
+        launches.append(_launch(plan, folder, started, progress))
+        write_json(folder.status, status_of(plan, launches))
+        if launches[-1].state == "interrupted":
             break
-    status = _status(plan, outcome.status, begin, outcome, launches)
-    write_json(folder.status, status)
-    return status
+    return status_of(plan, launches)
 
 
-def _status(plan: Plan, state: str, begin: float, outcome: Outcome, launches: int) -> Status:
-    return Status(
-        schema=STATUS_SCHEMA,
-        state=state,
-        started=plan.created,
+def _launch(
+    plan: Plan, folder: RunFolder, started: LaunchStatus, progress: Callable[[dict[str, Any]], None]
+) -> LaunchStatus:
+    """One launch from its command to its end."""
+    begin, launch = time.monotonic(), folder.launch(started.index)
+    launch.path.mkdir(parents=True)
+    what = command(plan, folder, launch, list(started.world_sizes))
+    earlier = folder.command.read_text(encoding="utf-8") if folder.command.exists() else ""
+    write_text(folder.command, earlier + describe(what))
+    outcome = follow(what, launch, plan.spec.measure, lambda p: progress({**p, "launch": started.index}))
+    ended = dataclasses.replace(
+        _settled(started, launch),
+        state=outcome.status,
         duration_s=round(time.monotonic() - begin, 1),
-        launches=launches,
-        trials=tuple(_trial(t.world_size, state, outcome) for t in plan.trials),
+        error=outcome.error,
+        rank=outcome.rank,
+        world_size=outcome.world_size,
+    )
+    if ended.state == "done" and {*ended.finished, *ended.too_large} != set(ended.world_sizes):
+        return dataclasses.replace(
+            ended, state="failed", error="the workers ended well, but left no whole records"
+        )
+    return ended
+
+
+def _earlier(folder: RunFolder) -> list[LaunchStatus]:
+    """The launches that status.json knows of; one whose driver was killed is settled by what it left."""
+    if not folder.status.exists():
+        return []
+    known = read_json(folder.status, Status, STATUS_SCHEMA).launches
+    return [_settled(one, folder.launch(one.index)) if one.state == "running" else one for one in known]
+
+
+def _settled(started: LaunchStatus, launch: LaunchFolder) -> LaunchStatus:
+    """What a launch finished, from its files alone. Lost, unless somebody knows better."""
+    too_large = tuple(n for n in started.world_sizes if launch.out_of_memory(n).exists())
+    whole = all(_whole(launch.rank(rank)) for rank in range(max(started.world_sizes)))
+    return dataclasses.replace(
+        started,
+        state="lost",
+        finished=tuple(n for n in started.world_sizes if whole and n not in too_large),
+        too_large=too_large,
+        error="the program that followed it was killed",
     )
 
 
-def _trial(world_size: int, state: str, outcome: Outcome) -> TrialStatus:
-    """A failure belongs to the trial it happened in; the launch's other trials are cut off by it."""
-    if outcome.world_size not in (None, world_size):
-        error = f"cut off when world size {outcome.world_size} {state}"
-        return TrialStatus(world_size=world_size, status="lost", error=error)
-    return TrialStatus(world_size=world_size, status=state, error=outcome.error, rank=outcome.rank)
+def _whole(path: Path) -> bool:
+    """Whether a rank wrote its records to their end: the clock's second reading is the last line."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))  # a clock line is much shorter
+            last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+        return bool(json.loads(last).get("at") == "end")
+    except (OSError, ValueError, AttributeError):
+        return False

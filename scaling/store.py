@@ -45,6 +45,11 @@ class RunFolder:
         return self.path / "status.json"
 
     @property
+    def lock(self) -> Path:
+        """Held by the program that works on the run."""
+        return self.path / ".lock"
+
+    @property
     def analysis(self) -> Path:
         """The numbers others read."""
         return self.path / "analysis.json"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scaling import records, store
+from scaling import records, status, store
 from scaling.plan import Block, Plan, Trial, make_plan, round_blocks
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, PLAIN, PROBE, REPLAY, STEP_ARMS
 from scaling.spec import TCP_PAYLOAD_SHARE, Link, Measure, Model, Spec, Topology
@@ -510,8 +510,9 @@ def simulate(truth: Truth, path: Path) -> Expected:
             files.write(block, track)
             now = track.end_ns
     files.write_clocks("end", now)
-    trials = [{"world_size": n, "status": "done", "error": None, "rank": None} for n in truth.world_sizes]
-    status = {"schema": 1, "state": "done", "started": plan.created, "duration_s": now / 1e9, "launches": 1}
-    store.write_json(folder.status, {**status, "trials": trials})
+    launch = status.LaunchStatus(
+        index=0, world_sizes=truth.world_sizes, state="done", finished=truth.world_sizes, duration_s=now / 1e9
+    )
+    store.write_json(folder.status, status.status_of(plan, [launch]))
     points = {t.world_size: expect(truth, t) for t in plan.trials}
     return Expected(alpha_ns=truth.alpha_ns, beta_ns=truth.beta_ns, points=points)

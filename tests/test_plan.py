@@ -145,3 +145,14 @@ def test_trials_that_are_left_keep_their_schedule_complete(plan_of):
     blocks = round_blocks(plan, left, 1, 0)
     assert {b.trial.world_size for b in blocks} == {1, 2}
     assert {b.solo_rank for b in blocks if b.arm == "bare_one"} == {0, 1}
+
+
+def test_strong_scaling_brings_its_baseline_to_every_launch(plan_of):
+    plan = plan_of(world_sizes=(1, 2, 4), mode="strong", batch=64)
+    left = tuple(t for t in plan.trials if t.world_size == 4)
+    blocks = round_blocks(plan, left, 1, 0, plan.baseline(left))
+    assert {(b.arm, b.solo_rank, b.trial.batch) for b in blocks if b.trial.world_size == 1} == {
+        ("bare_one", 0, 64)
+    }
+    assert plan.baseline(plan.trials) == ()
+    assert plan_of(world_sizes=(1, 2, 4)).baseline(left) == ()

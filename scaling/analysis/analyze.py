@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from scaling.analysis import curve
+from scaling.analysis import curve, launches
 from scaling.analysis.point import Link, point
 from scaling.analysis.predict import predict
 from scaling.analysis.quantities import TrialRecords, read_trial
@@ -54,15 +54,28 @@ class Ending:
 def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     """All of analysis.json."""
     spec = plan.spec
-    records = {t.world_size: read_trial(tables, t) for t in plan.trials}
+    counted = {t.world_size: launches.counted(tables, plan, t) for t in plan.trials}
+    within = {n: launches.of_launches(tables, counts) for n, counts in counted.items()}
+    records = {t.world_size: read_trial(within[t.world_size], t) for t in plan.trials}
+
+    def whole_batch(trial: Trial) -> TrialRecords | None:
+        """Strong scaling's baseline, from the launches that the trial itself is read from."""
+        first = next((t for t in plan.trials if t.world_size == 1), None)
+        if spec.mode != "strong" or first is None:
+            return None
+        if counted[trial.world_size] == counted[1]:
+            return records[1]
+        return read_trial(within[trial.world_size], first)
+
     status = {t.world_size: t.status for t in ending.trials}
     warmup = {n: steps for rank in tables.ranks for n, steps in rank.warmup.items()}
     # Where clocks had to be corrected, what compares ranks is uncertain by the correction's bound.
-    clock_bound = max((r.clock_bound_ns or 0 for r in tables.ranks if r.clock_corrected), default=0)
+    used = launches.of_launches(tables, frozenset().union(*counted.values()))
+    clock_bound = max((r.clock_bound_ns or 0 for r in used.ranks if r.clock_corrected), default=0)
     levels: list[Level] = []
     points: list[Point] = []
     for trial in plan.trials:
-        sweep, link, level = _sweep(tables, plan, trial, records[trial.world_size])
+        sweep, link, level = _sweep(within[trial.world_size], plan, trial, records[trial.world_size])
         levels += [level] if level else []
         points.append(
             point(
@@ -70,7 +83,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
                 plan,
                 status=status[trial.world_size],
                 warmup_steps=warmup.get(trial.world_size),
-                whole_batch=records.get(1) if spec.mode == "strong" else None,
+                whole_batch=whole_batch(trial),
                 sweep=sweep,
                 link=link,
                 clock_bound_ns=clock_bound,
@@ -96,9 +109,11 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         fabric=Fabric(levels=tuple(levels)),
         fits=Fits(),
         inference=(),
-        verdicts=_verdicts(tables, plan, tuple(points), levels, records),
-        quality=_quality(tables, ending, tuple(points)),
-        trials=ending.trials,
+        verdicts=_verdicts(used, plan, tuple(points), levels, records),
+        quality=_quality(used, ending, tuple(points), launches.said(counted, tables)),
+        trials=tuple(
+            dataclasses.replace(t, launches=tuple(sorted(counted[t.world_size]))) for t in ending.trials
+        ),
     )
 
 
@@ -137,8 +152,8 @@ def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
     if target is None:
         return (text,)
     more = math.ceil(rounds * (half / target) ** 2)
-    begin, end = tables.blocks.select(pl.col("begin_ns").min(), pl.col("end_ns").max()).row(0)
-    took_s = (end - begin) / 1e9 / rounds
+    spans = tables.blocks.group_by("launch").agg(ns=pl.col("end_ns").max() - pl.col("begin_ns").min())
+    took_s = int(spans["ns"].sum()) / 1e9 / rounds
     return (f"{text}; ±{target:g} would take about {more} rounds ({format_duration(more * took_s)})",)
 
 
@@ -149,7 +164,9 @@ def _crowded(tables: Tables) -> tuple[int, int]:
     return alone.filter(pl.col("delayed_ns") > CONTENDED * wall).height, alone.height
 
 
-def _quality(tables: Tables, ending: Ending, points: tuple[Point, ...]) -> Quality:
+def _quality(
+    tables: Tables, ending: Ending, points: tuple[Point, ...], of_launches: tuple[str, ...]
+) -> Quality:
     crowded, blocks = _crowded(tables)
     contended = (
         (
@@ -165,7 +182,7 @@ def _quality(tables: Tables, ending: Ending, points: tuple[Point, ...]) -> Quali
         dropped_samples=tables.dropped_samples,
         clock_bound_us=max(bounds) / 1e3 if bounds else None,
         reached=_reached(tables, points),
-        warnings=(*tables.gaps, *contended, *ending.warnings),
+        warnings=(*map(str, tables.gaps), *of_launches, *contended, *ending.warnings),
     )
 
 

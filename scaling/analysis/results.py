@@ -261,6 +261,8 @@ class TrialOutcome:
     status: str
     error: str | None = None
     rank: int | None = None
+    launches: tuple[int, ...] = ()
+    """Those that its numbers come from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

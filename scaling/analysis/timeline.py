@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from scaling.analysis.launches import counted, of_launches
 from scaling.analysis.merge import BlockStamps, merge
 from scaling.analysis.quantities import DURATIONS, detailed_blocks
 from scaling.analysis.results import Span, StepHistory, Timeline
@@ -26,8 +27,9 @@ def timelines(tables: Tables, plan: Plan) -> tuple[Timeline, ...]:
         n = trial.world_size
         if n == 1:
             continue
-        own = tables.steps.filter((pl.col("world_size") == n) & (pl.col("rank") < n))
-        blocks = detailed_blocks(own, tables.buckets.filter(pl.col("world_size") == n), n)
+        within = of_launches(tables, counted(tables, plan, trial))
+        own = within.steps.filter((pl.col("world_size") == n) & (pl.col("rank") < n))
+        blocks = detailed_blocks(own, within.buckets.filter(pl.col("world_size") == n), n)
         if blocks:
             found.append(Timeline(world_size=n, spans=_typical([stamps for _, stamps in blocks])))
     return tuple(found)
@@ -120,10 +122,11 @@ def chrome(found: tuple[Timeline, ...]) -> str:
 def histories(tables: Tables, plan: Plan) -> tuple[StepHistory, ...]:
     """Plain and light probe steps of rank 0 in the order in which they ran, a history a world size."""
     found = []
-    start = tables.steps["begin_ns"].min()
     for trial in plan.trials:
+        within = of_launches(tables, counted(tables, plan, trial))
+        start = within.steps["begin_ns"].min()
         rows = (
-            tables.steps.filter(
+            within.steps.filter(
                 (pl.col("world_size") == trial.world_size)
                 & (pl.col("rank") == 0)
                 & ((pl.col("arm") == PLAIN) | ((pl.col("arm") == PROBE) & ~pl.col("detailed")))

@@ -46,7 +46,7 @@ def torchrun(
 
 
 def command(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int]) -> Command:
-    """The command of one launch."""
+    """The command of one launch: as many ranks as its largest world size needs."""
     return (_emulated if plan.spec.launcher == "emulated" else _local)(plan, folder, launch, sizes)
 
 
@@ -62,18 +62,19 @@ def _environment(spec: Spec, interface: str) -> dict[str, str]:
 
 def _local(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int]) -> Command:
     where = ("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
-    argv = torchrun(plan.spec, plan.ranks, folder, launch, sizes, *where)
+    argv = torchrun(plan.spec, max(sizes), folder, launch, sizes, *where)
     return Command(argv=tuple(argv), env=_environment(plan.spec, "lo"))
 
 
 def _emulated(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int]) -> Command:
     topology, inject = plan.spec.topology, plan.spec.inject
+    count = topology.hosts_of(max(sizes))
     hosts = []
-    for host in range(plan.hosts):
+    for host in range(count):
         first = host * topology.ranks_per_host
-        ranks = min(topology.ranks_per_host, plan.ranks - first)
+        ranks = min(topology.ranks_per_host, max(sizes) - first)
         where = (
-            f"--nnodes={plan.hosts}",
+            f"--nnodes={count}",
             f"--node-rank={host}",
             "--master-addr=10.77.0.1",
             "--master-port=29500",

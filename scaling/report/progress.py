@@ -25,13 +25,16 @@ def watching(plan: Plan) -> Iterator[Report]:
     if not sys.stderr.isatty():
         budget = format_duration(spec.measure.budget_s * spec.repeats)
         console.print(f"measuring {title}: start-up, then up to {budget}", highlight=False, soft_wrap=True)
-        yield lambda _record: None
+        yield lambda record: _say(console, record)
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}"))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(f"{title}: starting workers", total=1.0, left="")
 
         def report(record: dict[str, Any]) -> None:
+            _say(progress.console, record)
+            if "stage" not in record:
+                return
             left, elapsed = record.get("left_s"), float(record.get("elapsed_s", 0.0))
             share = 0.0 if left is None or elapsed + left <= 0 else elapsed / (elapsed + left)
             progress.update(
@@ -42,3 +45,9 @@ def watching(plan: Plan) -> Iterator[Report]:
             )
 
         yield report
+
+
+def _say(console: Console, record: dict[str, Any]) -> None:
+    """What is worth a line of its own."""
+    if "said" in record:
+        console.print(f"scaling: {record['said']}", highlight=False, markup=False, soft_wrap=True)

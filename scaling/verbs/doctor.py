@@ -18,7 +18,8 @@ from scaling.doctor import parity
 from scaling.doctor.examine import collect, examine, identity, machine
 from scaling.errors import InputError, ScalingError
 from scaling.plan import Plan
-from scaling.run import Job, Status, create, jobs_of, measure
+from scaling.run import Job, create, jobs_of, measure
+from scaling.status import Status
 from scaling.store import write_json
 from scaling.tryout import try_model
 

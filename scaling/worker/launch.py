@@ -43,6 +43,7 @@ class Launch:
         local_rank = int(os.environ["LOCAL_RANK"])
         self.host = self.spec.topology.host_of(self.rank)
         self.trials = tuple(sorted(trials, key=lambda t: t.world_size))
+        self.baseline = plan.baseline(trials)
         self.device = open_device(self.spec, rank=self.rank, local_rank=local_rank)
         timeout = timedelta(seconds=self.spec.measure.step_timeout_s)
         dist.init_process_group("gloo", timeout=timeout)  # the control plane, whatever carries the gradients
@@ -74,11 +75,11 @@ class Launch:
         )
         self._progress("warm-up", 0.0, None)
         note_roofline(self.plan, self.folder, workload, self.device, self.precision, self.rank)
-        trials = []
-        for trial in self.trials:
+        fitting = []
+        for trial in (*self.baseline, *self.trials):
             self.stage = f"warm-up of world size {trial.world_size}"
             if self._prepare(trial, workload):
-                trials.append(trial)
+                fitting.append(trial)
         self.recorder = Recorder(self.folder.rank(self.rank), self._head())
         self.blocks = BlockRunner(
             device=self.device,
@@ -89,7 +90,7 @@ class Launch:
         )
         try:
             self._clock("begin")
-            self._rounds(tuple(trials))
+            self._rounds(*(tuple(t for t in some if t in fitting) for some in (self.trials, self.baseline)))
             self._clock("end")
         finally:
             self.faults.close()
@@ -163,10 +164,10 @@ class Launch:
             write_json(self.folder.out_of_memory(n), {"world_size": n})
         return fits_all
 
-    def _rounds(self, trials: tuple[Trial, ...]) -> None:
+    def _rounds(self, trials: tuple[Trial, ...], baseline: tuple[Trial, ...]) -> None:
         pace = None
         if self.rank == 0 and trials:
-            blocks = round_blocks(self.plan, trials, self.folder.index, 0)
+            blocks = round_blocks(self.plan, trials, self.folder.index, 0, baseline)
             pace = Pace(
                 self.spec.measure,
                 [self.ready[b.trial.world_size].step_ns for b in blocks if b.arm in STEP_ARMS],
@@ -176,7 +177,7 @@ class Launch:
             steps, lead_in = self.control.agree(
                 f"steps/{number}", pace.block_steps() if pace else None, lead=self.rank == 0
             )
-            blocks = round_blocks(self.plan, trials, self.folder.index, number)
+            blocks = round_blocks(self.plan, trials, self.folder.index, number, baseline)
             for index, block in enumerate(blocks):
                 if self.rank == 0:
                     self._progress(

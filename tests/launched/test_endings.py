@@ -19,19 +19,21 @@ def test_emulated_run_with_a_failing_worker(scaling, tmp_path, left_behind):
         "run",
         "topology=emulated_nvlink",
         *QUICK,
+        "measure.budget_s=8",
         "inject.rank=1",
         "inject.fail_after_blocks=12",
         "run_dir=run",
         cwd=tmp_path,
     )
     assert done.returncode == 3, done.stderr
-    assert time.monotonic() - begin < 60  # start-up, two rounds, the report; no 30-minute timeout
+    assert time.monotonic() - begin < 120  # four starts, two rounds in each, the report; no 30-minute timeout
     assert "rank 1" in done.stdout
     assert "injected failure after 12 blocks" in " ".join(done.stdout.split())
     assert "inject.py:" in done.stdout
     document = json.loads((tmp_path / "run/analysis.json").read_text())
     assert document["points"][1]["step_ms"]["value"] > 0
-    assert [t["status"] for t in document["trials"]] == ["lost", "failed"]
+    assert [t["status"] for t in document["trials"]] == ["done", "failed"]
+    assert [t["launches"] for t in document["trials"]] == [[3], [0, 1, 2]]  # two more tries, then without it
     assert left_behind(tmp_path) == []
 
 
@@ -50,12 +52,27 @@ def test_emulated_run_interrupted(number, tmp_path, left_behind):
     assert left_behind(tmp_path) == []
 
 
-def test_emulated_run_whose_driver_is_killed_leaves_no_process(tmp_path, left_behind):
-    process = start(tmp_path, "topology=emulated_nvlink", "measure.budget_s=100")
+def test_emulated_run_whose_driver_is_killed_leaves_no_process_and_goes_on_when_asked(
+    scaling, tmp_path, left_behind
+):
+    process = start(tmp_path, "topology=emulated_nvlink", "measure.budget_s=8")
     wait_for((tmp_path / "run/launches/0/progress.json").exists, process)
+    second = scaling("run", "--resume", "run", cwd=tmp_path)
+    assert second.returncode == 2
+    assert "another `scaling run` is working in it" in second.stderr
     process.kill()
     process.communicate()
     wait_for(lambda: not left_behind(tmp_path), None)
+    done = scaling("run", "--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert [launch["state"] for launch in status["launches"]] == ["lost", "done"]
+    assert [trial["launches"] for trial in status["trials"]] == [[1], [1]]
+    measured = (tmp_path / "run/launches/1/rank-0.jsonl").stat()
+    again = scaling("run", "--resume", "run", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "run/launches/1/rank-0.jsonl").stat().st_mtime_ns == measured.st_mtime_ns
+    assert not (tmp_path / "run/launches/2").exists()
 
 
 def test_local_run_whose_driver_is_killed_leaves_no_process(tmp_path, left_behind):
@@ -79,7 +96,7 @@ def test_a_worker_that_cannot_start_measures_nothing(scaling, tmp_path, left_beh
     )
     assert done.returncode == 1
     assert "nothing was measured" in done.stderr
-    assert done.stderr.count("\n") <= 2  # one line of progress, one of the cause
+    assert done.stderr.count("\n") <= 4  # one line of progress, one a restart, one of the cause
     assert left_behind(tmp_path) == []
 
 

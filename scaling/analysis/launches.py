@@ -1,0 +1,89 @@
+"""Which launches a trial's numbers come from. Pure.
+
+Arms are compared within a launch: whatever two launches do not share (another hour, other hosts,
+another process start) must not come out as a loss. So a trial is read from the launches that
+measured it whole; where there is none, from what cut-off ones left in whole rounds; and where not
+even one round is whole, from the one launch that left most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import polars as pl
+
+from scaling.collect import Tables
+from scaling.plan import Plan, Trial, arms_of
+from scaling.records import BARE_ONE, PLAIN
+
+
+def counted(tables: Tables, plan: Plan, trial: Trial) -> frozenset[int]:
+    """Launches that count for a trial; none when it was not measured at all."""
+    n = trial.world_size
+    own = tables.blocks.filter(
+        (pl.col("world_size") == n) & (pl.col("arm") != BARE_ONE) & (pl.col("rank") < n)
+    )
+    own = own.filter((pl.col("arm") == PLAIN).any().over("launch"))
+    measured = own["launch"].unique().to_list()
+    whole = [launch for launch in measured if _ended(tables, launch)]
+    if whole:
+        return frozenset(whole)
+    batches = {t.batch for t in (trial, *plan.baseline((trial,)))}
+    alone = tables.blocks.filter((pl.col("arm") == BARE_ONE) & pl.col("batch").is_in(list(batches)))
+    found = (
+        pl.concat([own, alone])
+        .group_by("launch", "round")
+        .agg(arms=pl.struct("arm", "detailed", "batch").n_unique())
+        .filter(pl.col("arms") == len(set(arms_of(n))) + len(batches))
+    )
+    full = set(found["launch"]) & set(measured)
+    most = own.group_by("launch").len().sort("len", "launch")["launch"].tail(1)
+    return frozenset(full or most)
+
+
+def of_launches(tables: Tables, launches: Collection[int]) -> Tables:
+    """The records of some launches."""
+    chosen = pl.col("launch").is_in(sorted(launches))
+    return replace(
+        tables,
+        blocks=tables.blocks.filter(chosen),
+        steps=tables.steps.filter(chosen),
+        buckets=tables.buckets.filter(chosen),
+        fabric=tables.fabric.filter(chosen),
+        ranks=tuple(rank for rank in tables.ranks if rank.launch in launches),
+        gaps=tuple(gap for gap in tables.gaps if gap.launch in launches),
+    )
+
+
+def said(counted: Mapping[int, Collection[int]], tables: Tables) -> tuple[str, ...]:
+    """What a reader has to know where the trials do not all come from the same launches."""
+    used = {launch for launches in counted.values() for launch in launches}
+    lines = []
+    if len({frozenset(launches) for launches in counted.values() if launches}) > 1:
+        of = "; ".join(f"{n}: {_list(launches)}" for n, launches in counted.items() if launches)
+        lines.append(
+            f"world sizes were measured in different launches ({of}): between them the intervals do not cover "
+            "what changes from launch to launch"
+        )
+    unused = set(tables.blocks["launch"]) - used
+    if unused and used:
+        lines.append(
+            f"launch {_list(unused)} was cut off and is not counted: "
+            f"launch {_list(used)} measured the same trials whole"
+        )
+    return tuple(lines)
+
+
+def _ended(tables: Tables, launch: int) -> bool:
+    """Whether every rank of a launch wrote its records to the end."""
+    files = {rank.rank: rank for rank in tables.ranks if rank.launch == launch}
+    world = max((file.world for file in files.values()), default=0)
+    return bool(files) and all(
+        rank in files and files[rank].ended and not files[rank].cut_off
+        for rank in range(max(world, len(files)))
+    )
+
+
+def _list(launches: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(launches)))

@@ -1,0 +1,115 @@
+"""Trials out of several launches: each is read within launches that measured it whole."""
+
+from dataclasses import replace
+
+import polars as pl
+import pytest
+
+from scaling.analysis.launches import counted
+
+FRAMES = ("blocks", "steps", "buckets", "fabric")
+LATE = pl.col("world_size") == 4
+ALONE = pl.col("arm") == "bare_one"
+
+
+@pytest.fixture(scope="module")
+def weak(measure, cluster):
+    return measure(cluster.Truth(world_sizes=(1, 2, 4), rounds=4, steps=6))
+
+
+@pytest.fixture(scope="module")
+def strong(measure, cluster):
+    return measure(cluster.Truth(world_sizes=(1, 2, 4), mode="strong", batch=64, rounds=4, steps=6))
+
+
+def kept(tables, rows):
+    """Only some rows of every frame."""
+    return replace(tables, **{name: getattr(tables, name).filter(rows) for name in FRAMES})
+
+
+def launched(tables, launch, *, ended=True):
+    """The same records as those of another launch."""
+    frames = {name: getattr(tables, name).with_columns(launch=pl.lit(launch, pl.Int64)) for name in FRAMES}
+    return replace(
+        tables, ranks=tuple(replace(r, launch=launch, ended=ended) for r in tables.ranks), **frames
+    )
+
+
+def slower(tables, factor):
+    """Every stamp and duration stretched."""
+
+    def stretch(frame):
+        times = [name for name in frame.columns if name.endswith("_ns")]
+        return frame.with_columns((pl.col(times) * factor).cast(pl.Int64))
+
+    return replace(tables, **{name: stretch(getattr(tables, name)) for name in FRAMES})
+
+
+def together(*parts):
+    frames = {name: pl.concat([getattr(part, name) for part in parts]) for name in FRAMES}
+    return replace(parts[0], ranks=tuple(r for part in parts for r in part.ranks), **frames)
+
+
+def trial(run, world_size):
+    return next(t for t in run.plan.trials if t.world_size == world_size)
+
+
+def where(run, tables):
+    return {t.world_size: sorted(counted(tables, run.plan, t)) for t in run.plan.trials}
+
+
+def test_one_launch_is_where_everything_comes_from(weak):
+    assert where(weak, weak.tables) == {1: [0], 2: [0], 4: [0]}
+    assert {t.launches for t in weak.analysis.trials} == {(0,)}
+
+
+def test_launches_that_measured_it_whole_count_and_cut_off_ones_do_not(weak):
+    cut = kept(launched(weak.tables, 0, ended=False), pl.col("round") < 2)
+    tables = together(cut, launched(weak.tables, 1), launched(weak.tables, 2))
+    assert where(weak, tables) == {1: [1, 2], 2: [1, 2], 4: [1, 2]}
+    analysis = weak.analyze(tables)
+    assert any("launch 0 was cut off and is not counted" in line for line in analysis.quality.warnings)
+
+
+def test_cut_off_launches_count_with_others_of_their_kind_where_there_is_no_better(weak):
+    cut = [kept(launched(weak.tables, k, ended=False), pl.col("round") < 2) for k in (0, 1)]
+    assert where(weak, together(*cut)) == {1: [0, 1], 2: [0, 1], 4: [0, 1]}
+    assert weak.analyze(together(*cut)).points[2].efficiency.n == 4
+
+
+def test_half_a_round_each_of_two_launches_makes_no_pair(weak):
+    """Launch 0 has no baseline and launch 1 no probe: nothing of one is held against the other."""
+    first = kept(launched(weak.tables, 0, ended=False), (pl.col("round") == 0) & ~ALONE)
+    second = kept(launched(weak.tables, 1, ended=False), (pl.col("round") == 0) & (pl.col("arm") != "probe"))
+    tables = together(first, second)
+    assert all(len(launches) == 1 for launches in where(weak, tables).values())
+    assert weak.analyze(tables).points[2].efficiency is None or counted(
+        tables, weak.plan, trial(weak, 4)
+    ) == {1}
+
+
+def test_a_trial_left_over_is_held_against_its_own_launchs_baseline(strong):
+    """Launch 1 runs on a machine half as fast: mixed with launch 0's baseline, efficiency would halve."""
+    first = kept(strong.tables, ~LATE)
+    second = launched(slower(kept(strong.tables, LATE | (ALONE & (pl.col("world_size") == 1))), 2), 1)
+    analysis = strong.analyze(together(first, second))
+    assert {t.world_size: t.launches for t in analysis.trials} == {1: (0,), 2: (0,), 4: (1,)}
+    for found, whole in zip(analysis.points, strong.analysis.points, strict=True):
+        assert found.efficiency.value == pytest.approx(whole.efficiency.value, rel=1e-6)
+    assert analysis.points[2].step_ms.value == pytest.approx(
+        2 * strong.analysis.points[2].step_ms.value, rel=1e-6
+    )
+    assert any("different launches (1: 0; 2: 0; 4: 1)" in line for line in analysis.quality.warnings)
+
+
+def test_without_a_baseline_of_its_own_there_is_no_efficiency(strong):
+    analysis = strong.analyze(together(kept(strong.tables, ~LATE), launched(kept(strong.tables, LATE), 1)))
+    assert analysis.points[2].step_ms is not None
+    assert analysis.points[2].efficiency is None
+
+
+def test_losses_still_add_up_over_launches(weak):
+    tables = together(weak.tables, launched(slower(weak.tables, 2), 1))
+    point = weak.analyze(tables).points[2]
+    losses = [getattr(point.loss, name) for name in point.loss.__slots__]
+    assert sum(x.value for x in losses if x) == pytest.approx(1 - point.efficiency.value, abs=1e-9)
