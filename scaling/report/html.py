@@ -9,8 +9,10 @@ from collections.abc import Iterable, Sequence
 from plotly.offline.offline import get_plotlyjs
 
 from scaling.analysis.results import Analysis, Comparison, Parts, Point, Remedy, RunInfo, Timeline, Verdict
+from scaling.analysis.traced import Traced
 from scaling.plan import Plan
 from scaling.report import findings, plots, text
+from scaling.report import traced as shown
 from scaling.report.page import SCRIPT, STYLE
 
 CAUSES_SHOWN = 6
@@ -31,6 +33,7 @@ def page(analysis: Analysis, plan: Plan, timelines: tuple[Timeline, ...]) -> str
         _section("Parts of a step", _parts(analysis.points, figures)),
         _section("What limits it, and what to try", "".join(map(_verdict, analysis.verdicts))),
         _section("Communication", _communication(analysis, plan, figures)),
+        *(_section(shown.title(t)[0].upper() + shown.title(t)[1:], _traced(t)) for t in analysis.trace or ()),
         _section("One typical step", _timelines(timelines, figures)),
         _section("Conditions", _pairs(text.conditions(run, plan))),
         _section("Trials that did not finish", _items(_unfinished(analysis))),
@@ -202,6 +205,17 @@ def _communication(analysis: Analysis, plan: Plan, figures: _Figures) -> str:
         curves.append(figures.add(plots.fabric(level, sizes), title))
     drawn = "".join(curves)
     return lines + (f'<div class="pair">{drawn}</div>' if drawn else "")
+
+
+def _traced(traced: Traced) -> str:
+    found = _table(*shown.rank_table(traced))
+    if traced.collectives:
+        found += f"<h3>Collectives, matched over ranks</h3>{_table(*shown.collective_table(traced))}"
+    tables = shown.hta_tables(traced)
+    if tables is not None:
+        found += "<h3>HolisticTraceAnalysis' quantities, by its definitions</h3>"
+        found += "".join(_table(*table) for table in tables)
+    return found + _items(shown.lines(traced))
 
 
 def _timelines(timelines: Iterable[Timeline], figures: _Figures) -> str:

@@ -18,6 +18,10 @@ USAGE: dict[str, tuple[tuple[str, str], ...]] = {
             "the runs against the first: ratio, and which part differs",
         ),
     ),
+    "trace": (("trace PATH... [--json] [--hta]", "the same decomposition from existing profiler traces"),),
+    "import": (
+        ("import KIND FILE [--name NAME]", "nccl-tests, topo or nccl-xml: a machine to conf/topology"),
+    ),
     "report": (("report RUN [--open]", "the report of a run: print it, say where the page is"),),
     "sync": (("sync RUN", "upload a run's offline W&B runs"),),
 }
