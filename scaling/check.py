@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from scaling import spec
 from scaling.errors import InputError
 from scaling.machine import Machine
 from scaling.records import COLLECTIVES
-from scaling.schema import Config, InjectConfig, MeasureConfig, TopologyConfig
+from scaling.schema import Config, InjectConfig, LevelConfig, LinkConfig, MeasureConfig, TopologyConfig
 from scaling.units import parse_bytes, parse_rate_bit_s
 
 EMULATED_BIT_S_MAX = 8 * 2**32
@@ -120,12 +121,54 @@ def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
         ranks_per_host=ranks,
         device=device,
         backend=backend,
-        link=spec.Link(
-            rate_bit_s=rate,
-            source=config.link.source,
+        link=to_link(config.link, "topology.link"),
+        levels=to_levels(config.levels),
+        islands=tuple(tuple(part) for part in config.islands),
+        numa=tuple(tuple(part) for part in config.numa),
+        nics=tuple(
+            spec.Nic(
+                name=nic.name,
+                near=tuple(nic.near),
+                link_class=nic.link_class,
+                rate_bit_s=None
+                if nic.rate is None
+                else parse_rate_bit_s(nic.rate, f"topology.nics.{i}.rate"),
+            )
+            for i, nic in enumerate(config.nics)
         ),
         note=config.note,
     )
+
+
+def to_link(config: LinkConfig, where: str) -> spec.Link:
+    """A link's rate, and what is known of it."""
+    return spec.Link(**_link(config, where))
+
+
+def to_levels(configs: list[LevelConfig]) -> tuple[spec.Level, ...]:
+    """Levels within a host, from the innermost out; each joins more ranks than the one before."""
+    levels = tuple(
+        spec.Level(name=c.name, ranks=c.ranks, link_class=c.link_class, **_link(c, f"topology.levels.{i}"))
+        for i, c in enumerate(configs)
+    )
+    for inner, outer in itertools.pairwise((0, *(level.ranks for level in levels))):
+        if outer <= inner:
+            raise InputError(f"topology.levels: {outer} ranks after {inner}; each level joins more ranks")
+    return levels
+
+
+def _link(config: LinkConfig, where: str) -> dict[str, Any]:
+    rate = None if config.rate is None else parse_rate_bit_s(config.rate, f"{where}.rate")
+    if config.share is not None and not 0 < config.share <= 1:
+        raise InputError(f"{where}.share={config.share}: a fraction of the rate is expected, such as 0.8")
+    if config.latency_us is not None:
+        _at_least(f"{where}.latency_us", config.latency_us, 0)
+    return {
+        "rate_bit_s": rate,
+        "share": config.share,
+        "latency_us": config.latency_us,
+        "source": config.source,
+    }
 
 
 def _world_sizes(asked: list[int] | None, topology: spec.Topology) -> tuple[int, ...]:

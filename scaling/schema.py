@@ -15,7 +15,24 @@ MISSING: Any = "???"
 @dataclass
 class LinkConfig:
     rate: str | None = None
+    share: float | None = None
+    latency_us: float | None = None
     source: str = ""
+
+
+@dataclass
+class LevelConfig(LinkConfig):
+    name: str = MISSING
+    ranks: int = MISSING
+    link_class: str = ""
+
+
+@dataclass
+class NicConfig:
+    name: str = MISSING
+    near: list[int] = field(default_factory=list)
+    link_class: str = ""
+    rate: str | None = None
 
 
 @dataclass
@@ -27,6 +44,10 @@ class TopologyConfig:
     device: str = "auto"
     backend: str = "auto"
     link: LinkConfig = field(default_factory=LinkConfig)
+    levels: list[LevelConfig] = field(default_factory=list)
+    islands: list[list[int]] = field(default_factory=list)
+    numa: list[list[int]] = field(default_factory=list)
+    nics: list[NicConfig] = field(default_factory=list)
     note: str = ""
 
 

@@ -28,16 +28,41 @@ class Model:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One host's link to the others. `rate_bit_s` is the line rate, None where unknown."""
+    """One host's link to the others. `rate_bit_s` is the line rate in one direction, None where unknown."""
 
     rate_bit_s: int | None = None
+    share: float | None = None
+    """Of the rate, what an all-reduce is known to reach; None where that is not known."""
+    latency_us: float | None = None
+    """Of one hop; None where that is not known."""
     source: str = ""
-    """Where the rate comes from; printed beside every number that is divided by it."""
+    """Where these come from; printed beside every number that is divided by the rate."""
 
     @property
     def nominal_bit_s(self) -> float | None:
         """What the link can carry for TCP's users, bit/s."""
         return None if self.rate_bit_s is None else self.rate_bit_s * TCP_PAYLOAD_SHARE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level(Link):
+    """What joins ranks of one host; the rate is that of a rank."""
+
+    name: str
+    ranks: int
+    """How many it joins; ranks fill one group before the next."""
+    link_class: str = ""
+    """As `nvidia-smi topo -m` names it (NV12, PIX, SYS), or `measured`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
+    """A network card, and the devices of its host that are nearest to it."""
+
+    name: str
+    near: tuple[int, ...]
+    link_class: str = ""
+    rate_bit_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +79,12 @@ class Topology:
     backend: str
     """`gloo` or `nccl`: what carries the gradients."""
     link: Link = field(default_factory=Link)
+    levels: tuple[Level, ...] = ()
+    """Within a host, from the innermost out; only predictions read them."""
+    islands: tuple[tuple[int, ...], ...] = ()
+    """Devices of a host that its nearest class of link joins; drawn, not computed with."""
+    numa: tuple[tuple[int, ...], ...] = ()
+    nics: tuple[Nic, ...] = ()
     note: str = ""
     """Said wherever the results are shown, for instance that an emulated link is scaled down."""
 

@@ -174,7 +174,8 @@ class _Builder:
 
     def _launches(self, events: list[Event]) -> None:
         named = [e for e in events if e.args is not None]
-        correlation = [_number(e.args.correlation) for e in named]  # type: ignore[union-attr]
+        told = [e.args.correlation for e in named]  # type: ignore[union-attr]
+        correlation = [c if type(c) is int else _number(c) for c in told]
         threads = self.threads
         self.launch.append(
             {
@@ -319,11 +320,11 @@ def _gpu(columns: _Columns, names: tuple[str, ...], credible: _Credible) -> Gpu:
 def _first_launches(columns: _Columns, credible: _Credible) -> dict[str, Ints]:
     """By correlation: the first call of the runtime that bears it."""
     order = np.lexsort((columns["ts"], columns["correlation"]))
-    correlation, first = np.unique(columns["correlation"][order].astype(np.int64), return_index=True)
-    first = order[first[correlation > 0]]
-    begin = credible.spans(columns)["begin"]
-    thread = columns["thread"].astype(np.int64)
-    return {"correlation": correlation[correlation > 0], "begin": begin[first], "thread": thread[first]}
+    correlation = columns["correlation"][order].astype(np.int64)
+    first = np.diff(correlation, prepend=-1) != 0
+    first &= correlation > 0
+    begin, thread = credible.spans(columns)["begin"], columns["thread"].astype(np.int64)
+    return {"correlation": correlation[first], "begin": begin[order[first]], "thread": thread[order[first]]}
 
 
 def _number(value: float | str | None) -> int:

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +81,8 @@ def read_all(paths: list[Path], *, with_hta: bool) -> tuple[list[RankTrace], lis
     if workers < 2 or sum(p.stat().st_size for p in paths) < SMALL_BYTES:
         results = [_read(job) for job in jobs]
     else:
+        from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415  slow to import
+
         # Fork shares what is imported already; nothing here has threads by now.
         method = "fork" if sys.platform == "linux" else "spawn"
         with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context(method)) as pool:

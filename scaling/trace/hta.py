@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from scaling.analysis.traced import HtaKernel, HtaKernelType, HtaRank
 from scaling.trace.columns import Trace
-from scaling.trace.spans import Ints, Spans, common, merged
+from scaling.trace.spans import Ints, Spans, common, merged, running
 
 COMPUTATION, COMMUNICATION, MEMORY, OTHER = "COMPUTATION", "COMMUNICATION", "MEMORY", "OTHER"
 TYPES = (COMPUTATION, COMMUNICATION, MEMORY)
@@ -97,14 +97,10 @@ def _counted(trace: Trace) -> Ints:
 
 
 def _combinations(sets: list[Spans]) -> dict[str, int]:
-    edges = np.unique(np.concatenate([edge for s in sets for edge in (s.begin, s.end)]))
-    low, high = edges[:-1], edges[1:]
-    running = np.zeros(len(low), dtype=np.int64)
-    for k, s in enumerate(sets):
-        running += (1 << k) * (s.overlap(low, high) > 0)
+    low, high, running_now = running(*sets)
     found = {}
     for code in range(1, 1 << len(sets)):
-        mine = running == code
+        mine = running_now == code
         if mine.any():
             name = " overlapping ".join(kind for k, kind in enumerate(TYPES) if code >> k & 1)
             found[name] = int((high - low)[mine].sum())
@@ -115,7 +111,9 @@ def _kernels(
     names: tuple[str, ...], index: Ints, us: NDArray[np.float64], kind: str, rank: int
 ) -> tuple[HtaKernel, ...]:
     """Sums by name, largest first. As there, `others` has the statistics of the sums that it stands for."""
-    rows = [(names[name], *_statistics(us[index == name])) for name in np.unique(index)]
+    order = np.argsort(index, kind="stable")
+    parts = np.split(us[order], np.flatnonzero(np.diff(index[order])) + 1) if len(us) else []
+    rows = [(names[k], *_statistics(part)) for k, part in zip(np.unique(index), parts, strict=True)]
     rows.sort(key=lambda row: -row[1])
     if len(rows) > KERNELS:
         running = np.cumsum([row[1] for row in rows])

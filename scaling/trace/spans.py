@@ -68,16 +68,30 @@ def merged(begin: Ints, end: Ints) -> Spans:
     return Spans(begin[first], end[last])
 
 
+def running(*sets: Spans) -> tuple[Ints, Ints, Ints]:
+    """(begin, end, code) of every stretch between neighbouring edges; bit k of `code`: set k runs on it."""
+    edges = np.concatenate([edge for s in sets for edge in (s.begin, s.end)])
+    signs = np.concatenate(
+        [np.full(len(s), sign) for k, s in enumerate(sets) for sign in (1 << k, -(1 << k))]
+    )
+    order = np.argsort(edges, kind="stable")
+    edges = edges[order]
+    return edges[:-1], edges[1:], np.cumsum(signs[order])[:-1]
+
+
 def minus(a: Spans, b: Spans) -> Spans:
     """Instants of `a` that are not in `b`."""
-    if not len(a) or not len(b):
-        return a
-    edges = np.unique(np.concatenate([a.begin, a.end, b.begin, b.end]))
-    low, high = edges[:-1], edges[1:]
-    keep = (a.overlap(low, high) > 0) & (b.overlap(low, high) == 0)
-    return merged(low[keep], high[keep])
+    return _where(a, b, 1)
 
 
 def common(a: Spans, b: Spans) -> Spans:
     """Instants that are in both."""
-    return minus(a, minus(a, b))
+    return _where(a, b, 3)
+
+
+def _where(a: Spans, b: Spans, code: int) -> Spans:
+    if not len(a) or not len(b):
+        return a if code == 1 else EMPTY
+    begin, end, found = running(a, b)
+    kept = found == code
+    return merged(begin[kept], end[kept])

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-PIECE = 1 << 20
+PIECE = 1 << 18
 """Bytes that are decoded at a time."""
 GROWN_MAX = 1 << 28
 """No head, tail or single event is longer than this."""
