@@ -124,8 +124,21 @@ def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
         ranks_per_host=ranks,
         device=device,
         backend=backend,
-        link=link,
+        link=to_link(config.link, "topology.link"),
         levels=to_levels(config.levels),
+        islands=tuple(tuple(part) for part in config.islands),
+        numa=tuple(tuple(part) for part in config.numa),
+        nics=tuple(
+            spec.Nic(
+                name=nic.name,
+                near=tuple(nic.near),
+                link_class=nic.link_class,
+                rate_bit_s=None
+                if nic.rate is None
+                else parse_rate_bit_s(nic.rate, f"topology.nics.{i}.rate"),
+            )
+            for i, nic in enumerate(config.nics)
+        ),
         note=config.note,
     )
 
@@ -138,7 +151,7 @@ def to_link(config: LinkConfig, where: str) -> spec.Link:
 def to_levels(configs: list[LevelConfig]) -> tuple[spec.Level, ...]:
     """Levels within a host, from the innermost out; each joins more ranks than the one before."""
     levels = tuple(
-        spec.Level(name=c.name, ranks=c.ranks, **_link(c, f"topology.levels.{i}"))
+        spec.Level(name=c.name, ranks=c.ranks, link_class=c.link_class, **_link(c, f"topology.levels.{i}"))
         for i, c in enumerate(configs)
     )
     for inner, outer in itertools.pairwise((0, *(level.ranks for level in levels))):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Callable
@@ -61,7 +62,8 @@ def _verb(name: str) -> Callable[[list[str]], int]:
         near = difflib.get_close_matches(name, USAGE, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(USAGE)} is expected"
         raise InputError(f"{name}: no such command; {hint}")
-    module = importlib.import_module(f"scaling.verbs.{name}")
+    file = f"{name}_" if keyword.iskeyword(name) else name
+    module = importlib.import_module(f"scaling.verbs.{file}")
     return module.main  # type: ignore[no-any-return]
 
 

@@ -19,7 +19,7 @@ from scaling.analysis.roofline import roofline
 from scaling.analysis.timeline import chrome, histories, timelines
 from scaling.collect import Tables, collect, write_tables
 from scaling.doctor import preflight
-from scaling.errors import ScalingError
+from scaling.errors import InputError, ScalingError
 from scaling.plan import Plan
 from scaling.report.html import page
 from scaling.report.terminal import print_analysis
@@ -58,6 +58,8 @@ def read_analysis(folder: RunFolder) -> Analysis:
 def rebuild(folder: RunFolder) -> Rebuilt:
     """Rank files to everything after them. ScalingError when not one block was measured."""
     plan = read_plan(folder)
+    if plan.spec.launcher == "trace":
+        raise InputError(f"{folder.path}: made from profiler traces; run `scaling trace` on them again")
     status = _status(folder)
     tables = collect(folder, plan)
     trials = tuple(_outcome(t.world_size, status, tables) for t in plan.trials)

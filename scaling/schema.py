@@ -24,6 +24,15 @@ class LinkConfig:
 class LevelConfig(LinkConfig):
     name: str = MISSING
     ranks: int = MISSING
+    link_class: str = ""
+
+
+@dataclass
+class NicConfig:
+    name: str = MISSING
+    near: list[int] = field(default_factory=list)
+    link_class: str = ""
+    rate: str | None = None
 
 
 @dataclass
@@ -36,6 +45,9 @@ class TopologyConfig:
     backend: str = "auto"
     link: LinkConfig = field(default_factory=LinkConfig)
     levels: list[LevelConfig] = field(default_factory=list)
+    islands: list[list[int]] = field(default_factory=list)
+    numa: list[list[int]] = field(default_factory=list)
+    nics: list[NicConfig] = field(default_factory=list)
     note: str = ""
 
 

@@ -55,6 +55,18 @@ class Level(Link):
     name: str
     ranks: int
     """How many it joins; ranks fill one group before the next."""
+    link_class: str = ""
+    """As `nvidia-smi topo -m` names it (NV12, PIX, SYS), or `measured`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
+    """A network card, and the devices of its host that are nearest to it."""
+
+    name: str
+    near: tuple[int, ...]
+    link_class: str = ""
+    rate_bit_s: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +85,10 @@ class Topology:
     link: Link = field(default_factory=Link)
     levels: tuple[Level, ...] = ()
     """Within a host, from the innermost out; only predictions read them."""
+    islands: tuple[tuple[int, ...], ...] = ()
+    """Devices of a host that its nearest class of link joins; drawn, not computed with."""
+    numa: tuple[tuple[int, ...], ...] = ()
+    nics: tuple[Nic, ...] = ()
     note: str = ""
     """Said wherever the results are shown, for instance that an emulated link is scaled down."""
 

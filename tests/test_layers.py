@@ -121,12 +121,20 @@ def test_telemetry_stands_alone_and_needs_nothing_but_nvml(module):
 
 @pytest.mark.parametrize("module", of("scaling.report"))
 def test_a_report_knows_results_and_computes_nothing(module):
-    allowed = {"scaling.analysis.results", "scaling.doctor.results"}
+    allowed = {"scaling.analysis.results", "scaling.analysis.traced", "scaling.doctor.results"}
     allowed |= {"scaling.codec", "scaling.errors", "scaling.plan"}
     allowed |= {"scaling.spec", "scaling.store", "scaling.units"}
     if module == "scaling.report.planned":
         allowed |= {"scaling.launchers.commands", "scaling.launchers.follow"}
     assert {m for m in ours(module) if not within(m, "scaling.report")} <= allowed
+
+
+@pytest.mark.parametrize("module", of("scaling.trace"))
+def test_a_reader_of_traces_neither_runs_nor_draws(module):
+    assert not theirs(module) & {"torch", "wandb", "hydra", "omegaconf", "plotly", "polars"}
+    outside = ("scaling.launchers", "scaling.worker", "scaling.config", "scaling.report", "scaling.run")
+    if module != "scaling.trace.folder":
+        assert not {m for m in ours(module) if within(m, *outside)}
 
 
 def test_hydra_stays_at_the_edge():

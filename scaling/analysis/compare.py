@@ -42,6 +42,8 @@ def compare(
         a, b = getattr(base_plan.spec, key), getattr(other_plan.spec, key)
         if a != b:
             reasons.append(f"{key} differs: {a} and {b}")
+    if (base.trace is None) != (other.trace is None):
+        reasons.append("one was made from profiler traces, the other was measured")
     others = {p.world_size: p for p in other.points}
     pairs = [(p, others[p.world_size]) for p in base.points if p.world_size in others]
     if not pairs:
@@ -59,6 +61,10 @@ def compare(
 
 def _point(base: Point, other: Point, *, same_machine: bool) -> PointComparison:
     ratio = _ratio(other.samples_per_s, base.samples_per_s)
+    if base.samples_per_s is None and other.samples_per_s is None:
+        ratio = _ratio(
+            base.step_ms, other.step_ms
+        )  # traces tell no batch: steps count, as if it were the same
     control = _ratio(base.arms_ms.bare_one, other.arms_ms.bare_one) if same_machine else None
     return PointComparison(
         world_size=base.world_size,

@@ -8,25 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from scaling.analysis import measured
+from scaling.analysis.traced import Traced
+
 SCHEMA = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A number with its 95 % interval. `low` and `high` are None where the data bear no interval.
-
-    `n` counts the independent units (rounds of blocks) behind it, not steps.
-    """
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-    n: int = 0
-
-    @property
-    def half_width(self) -> float | None:
-        """Half the interval's length, None without one."""
-        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+Measured = measured.Measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,6 +334,8 @@ class Analysis:
     trials: tuple[TrialOutcome, ...]
     roofline: RooflineResult | None = None
     memory: tuple[MemoryGrowth, ...] = ()
+    trace: tuple[Traced, ...] | None = None
+    """What traces of other tools show beyond this, one object a world size; None for a run of one's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

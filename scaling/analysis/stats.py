@@ -20,7 +20,6 @@ from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from scaling.analysis.results import Measured
 
@@ -144,6 +143,8 @@ def interval(value: float, resampled: Floats, units: int, *, positive: bool = Fa
 
 def student(degrees: int) -> float:
     """Two-sided 95 % quantile of Student's t."""
+    from scipy.special import stdtrit  # noqa: PLC0415  slow to import, and not always asked for
+
     return float(stdtrit(degrees, 1 - (1 - LEVEL) / 2))
 
 

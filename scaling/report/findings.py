@@ -47,6 +47,8 @@ def answer(analysis: Analysis) -> str:
     point = max(measured, key=lambda p: p.world_size)
     if point.efficiency is None or point.world_size == 1:
         alone = f"A step at {ranks(point.world_size)} takes {quantity(point.step_ms, 'ms')}"
+        if analysis.trace is not None and point.world_size > 1:
+            return f"{alone}{_main_part(analysis, point)} {missing}".strip()
         why = "a second world size" if point.world_size == 1 else "the baseline of one rank"
         return f"{alone}; without {why} there is no efficiency to report. {missing}".strip()
     kept = f"At {ranks(point.world_size)} the run keeps {percent(point.efficiency)} of ideal"
@@ -68,6 +70,15 @@ def _main_cause(analysis: Analysis, point: Point) -> str:
     if any(v.cause == "undecided" for v in here):
         return "; what takes the rest is undecided."
     return "."
+
+
+def _main_part(analysis: Analysis, point: Point) -> str:
+    """From traces alone there is no efficiency: what takes most of the step beside compute."""
+    here = [v for v in analysis.verdicts if v.world_size == point.world_size and v.share is not None]
+    if not here:
+        return "; what takes it beside compute is undecided."
+    main = max(here, key=lambda v: v.share.value if v.share else 0.0)
+    return f"; beside compute most of it, {value_of(main.share, 100)} %, is {cause_name(main.cause)}."
 
 
 def _missing(analysis: Analysis) -> str:

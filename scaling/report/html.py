@@ -19,8 +19,10 @@ from scaling.analysis.results import (
     Timeline,
     Verdict,
 )
+from scaling.analysis.traced import Traced
 from scaling.plan import Plan
 from scaling.report import findings, plots, rooflines, text
+from scaling.report import traced as shown
 from scaling.report.page import SCRIPT, STYLE
 
 CAUSES_SHOWN = 6
@@ -41,6 +43,7 @@ def page(analysis: Analysis, plan: Plan, timelines: tuple[Timeline, ...]) -> str
         _section("Parts of a step", _parts(analysis.points, figures)),
         _section("What limits it, and what to try", "".join(map(_verdict, analysis.verdicts))),
         _section("Communication", _communication(analysis, plan, figures)),
+        *(_section(shown.title(t)[0].upper() + shown.title(t)[1:], _traced(t)) for t in analysis.trace or ()),
         _section("One typical step", _timelines(timelines, figures)),
         _section("Roofline", _roofline(analysis.roofline, figures)),
         _section("Conditions", _pairs(text.conditions(run, plan))),
@@ -234,6 +237,17 @@ def _roofline(found: RooflineResult | None, figures: _Figures) -> str:
         f"<details><summary>The operators that must take longest</summary>{_table(columns, rows)}</details>"
     )
     return _items([found.said]) + figures.add(rooflines.roofline(found)) + details
+
+
+def _traced(traced: Traced) -> str:
+    found = _table(*shown.rank_table(traced))
+    if traced.collectives:
+        found += f"<h3>Collectives, matched over ranks</h3>{_table(*shown.collective_table(traced))}"
+    tables = shown.hta_tables(traced)
+    if tables is not None:
+        found += "<h3>HolisticTraceAnalysis' quantities, by its definitions</h3>"
+        found += "".join(_table(*table) for table in tables)
+    return found + _items(shown.lines(traced))
 
 
 def _timelines(timelines: Iterable[Timeline], figures: _Figures) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from scaling import codec
 from scaling.launchers.commands import command
 from scaling.launchers.follow import describe as shell
 from scaling.plan import Plan, round_blocks
+from scaling.spec import Topology
 from scaling.store import RunFolder
 from scaling.units import format_duration, format_rate
 
@@ -36,6 +38,7 @@ def describe(plan: Plan, folder: RunFolder) -> str:
         f"# topology  {topology.name}: {topology.hosts} hosts x {topology.ranks_per_host} ranks, "
         f"{topology.device}, {topology.backend}{link}",
     ]
+    lines += [f"#           {line}" for line in drawn(topology)]
     if topology.note:
         lines.append(f"#           {topology.note}")
     if spec.model.synthetic:
@@ -56,6 +59,37 @@ def describe(plan: Plan, folder: RunFolder) -> str:
         for t in plan.trials
     ]
     return "\n".join([*lines, "#", _commands(plan, folder)])
+
+
+def drawn(topology: Topology) -> list[str]:
+    """A host in lines: its devices in the groups that each level joins, from the innermost out, and its cards."""
+    lines = []
+    for level in topology.levels:
+        groups = range(0, topology.ranks_per_host, level.ranks)
+        joined = " ".join(
+            f"[{_devices(range(g, min(g + level.ranks, topology.ranks_per_host)))}]" for g in groups
+        )
+        rate = "rate unknown" if level.rate_bit_s is None else f"{format_rate(level.rate_bit_s)} a rank"
+        hop = "" if level.latency_us is None else f", {level.latency_us:.3g} us a hop"
+        source = f" ({level.source})" if level.source else ""
+        name = f"{level.name} {level.link_class}".strip() if level.link_class != level.name else level.name
+        lines.append(f"{name:<14} {joined}  {rate}{hop}{source}")
+    if topology.islands and [len(i) for i in topology.islands] != [lv.ranks for lv in topology.levels[:1]]:
+        lines.append(f"{'islands':<14} {' '.join(f'[{_devices(part)}]' for part in topology.islands)}")
+    if len(topology.numa) > 1:
+        lines.append(f"{'NUMA':<14} {' '.join(f'[{_devices(part)}]' for part in topology.numa)}")
+    for nic in topology.nics:
+        rate = "" if nic.rate_bit_s is None else f"  {format_rate(nic.rate_bit_s)}"
+        lines.append(f"{nic.name:<14} {nic.link_class} to [{_devices(nic.near)}]{rate}")
+    return lines
+
+
+def _devices(part: Sequence[int]) -> str:
+    return (
+        f"{part[0]}-{part[-1]}"
+        if len(part) > 3 and part[-1] - part[0] == len(part) - 1
+        else " ".join(map(str, part))
+    )
 
 
 def _commands(plan: Plan, folder: RunFolder) -> str:

@@ -23,8 +23,10 @@ from scaling.analysis.results import (
     Prediction,
     Verdict,
 )
+from scaling.analysis.traced import Traced
 from scaling.plan import Plan
 from scaling.report import findings, text
+from scaling.report import traced as shown
 from scaling.report.lines import WIDTH
 from scaling.report.lines import head as _head
 from scaling.report.lines import printed as _print
@@ -69,6 +71,8 @@ def _analysis(analysis: Analysis, plan: Plan, report_path: Path | str | None) ->
     if analysis.roofline is not None:
         yield _head(f"roofline, a step of rank {analysis.roofline.rank} without DDP")
         yield from _prose(analysis.roofline.said, hang="    ")
+    for traced in analysis.trace or ():
+        yield from _traced(traced)
     yield from _section("quality", findings.quality_lines(analysis.quality))
     failed = [findings.trial_line(t) for t in analysis.trials if t.status != "done"]
     yield from _section("trials that did not finish", failed)
@@ -111,6 +115,21 @@ def _point(point: Point, rate_source: str) -> Iterator[Text]:
         yield from _fact("probe's cost", findings.overhead_line(point.overhead))
     if point.closure is not None:
         yield from _fact("closure", findings.closure_line(point.closure))
+
+
+def _traced(traced: Traced) -> Iterator[Text]:
+    yield _head(shown.title(traced))
+    yield from _table(*shown.rank_table(traced))
+    if traced.collectives:
+        yield _head("collectives, matched over ranks")
+        yield from _table(*shown.collective_table(traced))
+    for line in shown.lines(traced):
+        yield from _prose(line, lead="  - ", hang="    ")
+    tables = shown.hta_tables(traced)
+    if tables is not None:
+        yield _head("HolisticTraceAnalysis' quantities, by its definitions")
+        for table in tables:
+            yield from _table(*table)
 
 
 def _parts(parts: Parts) -> Iterator[Text]:

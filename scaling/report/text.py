@@ -285,15 +285,18 @@ def conditions(run: RunInfo, plan: Plan | None = None) -> tuple[tuple[str, str],
     else:
         lines += _spec_lines(plan.spec)
     lines += [("backend", run.backend), ("device", run.device)]
+    traced = plan is not None and plan.spec.launcher == "trace"
     launched = f"{count(run.launches, 'launch') if run.launches == 1 else f'{run.launches} launches'}"
-    if plan is not None:
+    if plan is not None and not traced:
         launched = f"{plan.spec.launcher}, {launched}, {count(plan.spec.threads, 'thread')} a rank"
-    lines.append(("launch", launched))
-    if plan is not None:
+    if not traced:
+        lines.append(("launch", launched))
+    if plan is not None and not traced:
         m = plan.spec.measure
         rounds = f"{m.name}, {m.rounds_min} to {m.rounds_max} rounds, blocks of {count(m.steps, 'step')}"
         lines.append(("measure", f"{rounds}; 95 % intervals over rounds"))
-    lines.append(("run", f"{run.id}, {moment(run.started)}, took {format_duration(run.duration_s)}"))
+    took = "" if traced else f", took {format_duration(run.duration_s)}"
+    lines.append(("run", f"{run.id}, {moment(run.started)}{took}"))
     return tuple((name, plain(text)) for name, text in lines)
 
 
@@ -302,10 +305,9 @@ def _spec_lines(spec: Spec) -> list[tuple[str, str]]:
     batch = f"{spec.batch_per_rank} a rank" if spec.mode == "weak" else f"{spec.global_batch} over all ranks"
     micro = f", {spec.accumulation_steps} accumulation steps" if spec.accumulation_steps > 1 else ""
     hosts = f"{count(top.hosts, 'host')} x {ranks(top.ranks_per_host)}"
-    lines = [
-        ("batch", f"{batch} ({spec.mode} scaling){micro}"),
-        ("topology", f"{top.name}, {hosts}"),
-    ]
+    unknown = spec.launcher == "trace" and not spec.batch_per_rank
+    lines = [] if unknown else [("batch", f"{batch} ({spec.mode} scaling){micro}")]
+    lines.append(("topology", f"{top.name}, {hosts}"))
     if top.hosts > 1 or top.link.rate_bit_s is not None:
         rate = "rate unknown" if top.link.rate_bit_s is None else f"{format_rate(top.link.rate_bit_s)} a host"
         source = f" ({top.link.source})" if top.link.source else ""

@@ -7,7 +7,7 @@ from scaling.verbs import lines
 
 
 def parse(
-    verb: str, arguments: list[str], known: dict[str, bool], *, least: int, most: int
+    verb: str, arguments: list[str], known: dict[str, bool], *, least: int, most: int, of: str = "run folders"
 ) -> tuple[list[str], dict[str, str | None]]:
     """Paths and options; `known` says which options take a value. InputError, or help on request."""
     if "-h" in arguments or "--help" in arguments:
@@ -30,6 +30,6 @@ def parse(
         else:
             raise InputError(f"scaling {verb} {word}: a value is expected")
     if not least <= len(paths) <= most:
-        expected = "one run folder" if most == 1 else f"{least} or more run folders"
+        expected = f"one {of.removesuffix('s')}" if most == 1 else f"{least} or more {of}"
         raise InputError(f"scaling {verb}: {expected} expected, {len(paths)} given")
     return paths, options

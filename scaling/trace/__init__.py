@@ -1,0 +1,1 @@
+"""Readers for what other tools wrote: profiler traces, nccl-tests logs, topologies of machines."""

@@ -1,0 +1,332 @@
+"""Where one rank's time went, window by window, from unions and differences of its events' time.
+
+On a device, with C the instants on which a compute kernel runs, M those of communication, Y those of copies:
+
+    compute = |C|    exposed communication = |M - C|    hidden communication = |M & C|
+    copies  = |Y - (C | M)|                             gap = the rest of the window
+
+so compute, exposed, copies and gaps add up to the window, and nothing is counted twice. A gap is `host` up to
+the instant at which the host launched what comes next, `launch` from there on (launched and not started: a
+launch's latency, or waiting on an event), `idle` where no launch is known.
+
+A trace without a device (Gloo): C are the host's operators, on any thread, without the calls that hand a
+collective over or wait for it; M are the backend's own events; gaps are `host`.
+
+Windows: a step begins on the device with the first event that was launched in it, and ends where the next
+begins; the last ends with the last event launched in it. So the windows follow the device, which lags behind
+the host, and add up to the time between the first event and the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scaling.trace import signs
+from scaling.trace.columns import Call, Gpu, Host, Sent, Trace
+from scaling.trace.spans import EMPTY, Ints, Spans, common, merged, minus, union
+
+FAR = 1 << 46
+"""ns between two threads when their times are laid out behind one another; 19 hours."""
+PHASES = {"backward": signs.BACKWARD, "forward": signs.FORWARD, "optimizer": signs.OPTIMIZER}
+"""In the order in which an instant is given to them where kernels of several phases run at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """Communication of one rank, in order of begin; columns of one length."""
+
+    begin: Ints
+    end: Ints
+    step: Ints
+    """Window; -1: before the first."""
+    sent: tuple[Sent, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """One rank's windows; each column has one number a window, ns."""
+
+    device: str
+    """`gpu` or `cpu`: whose events were counted."""
+    labels: tuple[str, ...]
+    borders: Ints
+    columns: dict[str, Ints]
+    """window, compute, forward, backward, optimizer, exposed, hidden, copies, input, host, launch, idle."""
+    compute: Spans
+    exposed: Spans
+    collectives: Collectives
+    stretched: dict[tuple[str, int], tuple[int, int, int, int]]
+    """Compute kernels by (name, shape): count and ns of those alone, count and ns of those overlapped."""
+    guessed: dict[str, int]
+    """Kernels counted as communication by a sign other than their name, and how often."""
+    unknown: dict[str, int]
+    """Communication that no sign gives a collective to."""
+
+
+def decompose(trace: Trace) -> Parts:
+    """The windows of one rank. ValueError where the trace has neither device events nor operators."""
+    if (trace.gpu.kind != signs.OTHER).any():
+        return _device(trace)
+    if trace.host.plain.any():
+        return _cpu(trace)
+    raise ValueError("no kernel, no copy and no operator is in it")
+
+
+def _device(trace: Trace) -> Parts:
+    gpu = trace.gpu
+    launch, thread = _launched(trace)
+    kind, sent, guessed = _communication(trace, launch, thread)
+    work = kind != signs.OTHER
+    step = _steps_of(launch, trace.steps)
+    borders, labels = _windows(gpu, step, work, trace.steps)
+    of = {k: merged(gpu.begin[kind == k], gpu.end[kind == k]) for k in range(3)}
+    compute, sending = of[signs.COMPUTE], of[signs.COMMUNICATION]
+    busy = union(compute, sending)
+    active = union(busy, of[signs.COPY])
+    exposed = minus(sending, compute)
+    gaps = minus(Spans(borders[:1], borders[-1:]), active)
+    late, waiting = _gaps(gaps, gpu.begin[work], launch[work])
+    waits = _role(trace.host, signs.INPUT)
+    columns = {
+        "window": np.diff(borders),
+        "compute": compute.within(borders),
+        **_phases(trace, launch, thread, kind, borders),
+        "exposed": exposed.within(borders),
+        "hidden": sending.within(borders) - exposed.within(borders),
+        "copies": active.within(borders) - busy.within(borders),
+        "input": common(late, waits).within(borders),
+        "host": minus(late, waits).within(borders),
+        "launch": waiting.within(borders),
+        "idle": minus(gaps, union(late, waiting)).within(borders),
+    }
+    chosen = np.flatnonzero(kind == signs.COMMUNICATION)
+    return Parts(
+        device="gpu",
+        labels=labels,
+        borders=borders,
+        columns=columns,
+        compute=compute,
+        exposed=exposed,
+        collectives=Collectives(
+            begin=gpu.begin[chosen],
+            end=gpu.end[chosen],
+            step=np.searchsorted(borders, gpu.begin[chosen], side="right") - 1,
+            sent=tuple(sent[i] for i in chosen),
+        ),
+        stretched=_stretched(trace, kind, sending),
+        guessed=guessed,
+        unknown=_count(trace.names[gpu.name[i]] for i in chosen if sent[i].collective == signs.UNKNOWN),
+    )
+
+
+def _cpu(trace: Trace) -> Parts:
+    host, calls = trace.host, [c for c in trace.calls if c.end > c.begin]
+    offset = host.thread * FAR
+    work = host.plain & (host.role != signs.CALL)
+    handing = host.role == signs.CALL
+    by_thread = minus(
+        merged((host.begin + offset)[work], (host.end + offset)[work]),
+        merged((host.begin + offset)[handing], (host.end + offset)[handing]),
+    )
+    compute = merged(by_thread.begin % FAR, by_thread.end % FAR)
+    begin = np.array([c.begin for c in calls], dtype=np.int64)
+    end = np.array([c.end for c in calls], dtype=np.int64)
+    sending = merged(begin, end)
+    exposed = minus(sending, compute)
+    if trace.steps:
+        borders = np.array([b for _, b, _ in trace.steps] + [trace.steps[-1][2]], dtype=np.int64)
+    else:
+        borders = np.array([host.begin.min(), max(host.end.max(), end.max(initial=0))], dtype=np.int64)
+    waits = _role(host, signs.INPUT)
+    left, columns = compute, {"window": np.diff(borders), "compute": compute.within(borders)}
+    backward, optimizer = _role(host, signs.BACKWARD), _role(host, signs.OPTIMIZER)
+    for name, spans in (("input", waits), ("backward", backward), ("optimizer", optimizer)):
+        columns[name] = common(left, spans).within(borders)
+        left = minus(left, spans)
+    active = union(compute, sending)
+    still = minus(Spans(borders[:1], borders[-1:]), active)
+    columns |= {
+        "forward": left.within(borders),
+        "exposed": exposed.within(borders),
+        "hidden": sending.within(borders) - exposed.within(borders),
+        "copies": np.zeros(len(borders) - 1, dtype=np.int64),
+        "host": minus(still, waits).within(borders),
+        "launch": np.zeros(len(borders) - 1, dtype=np.int64),
+        "idle": np.zeros(len(borders) - 1, dtype=np.int64),
+    }
+    columns["compute"] = columns["compute"] - columns["input"]
+    columns["input"] = columns["input"] + common(still, waits).within(borders)
+    return Parts(
+        device="cpu",
+        labels=tuple(name for name, _, _ in trace.steps) or ("whole trace",),
+        borders=borders,
+        columns=columns,
+        compute=compute,
+        exposed=exposed,
+        collectives=Collectives(
+            begin=begin,
+            end=end,
+            step=np.searchsorted(borders, begin, side="right") - 1,
+            sent=tuple(c.sent for c in calls),
+        ),
+        stretched={},
+        guessed={},
+        unknown=_count("a call" for c in calls if c.sent.collective == signs.UNKNOWN),
+    )
+
+
+def _launched(trace: Trace) -> tuple[Ints, Ints]:
+    """When and by which thread each event of the device was launched; -1 where that is not known."""
+    known, wanted = trace.launches["correlation"], trace.gpu.correlation
+    if not len(known):
+        return np.full(len(wanted), -1), np.full(len(wanted), -1)
+    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    there = known[at] == wanted
+    return np.where(there, trace.launches["begin"][at], -1), np.where(there, trace.launches["thread"][at], -1)
+
+
+def _communication(trace: Trace, launch: Ints, thread: Ints) -> tuple[Ints, list[Sent], dict[str, int]]:
+    """Kinds with the weaker signs of communication heeded, what each collective sends, and what was guessed."""
+    gpu, names = trace.gpu, trace.names
+    kind = gpu.kind.copy()
+    call = _enclosing(trace.calls, launch, thread)
+    sure = kind == signs.COMMUNICATION
+    open_ = np.array([not signs.of_torch(n) for n in names], dtype=bool)
+    may = (kind == signs.COMPUTE) & open_[gpu.name] if len(names) else kind == signs.COMPUTE
+    under = may & (call >= 0)
+    lanes = _lanes(gpu, sure | under, kind)
+    only = may & ~under & np.isin(gpu.stream, lanes)
+    if only.any():  # a name that computes elsewhere computes here too
+        elsewhere = np.unique(gpu.name[(kind == signs.COMPUTE) & ~np.isin(gpu.stream, lanes)])
+        only &= ~np.isin(gpu.name, elsewhere)
+    kind[under | only] = signs.COMMUNICATION
+    guessed = _count(names[i] for i in gpu.name[under | only])
+    sent: list[Sent] = [_NOTHING] * len(kind)
+    for i in np.flatnonzero(kind == signs.COMMUNICATION):
+        told = trace.sent[gpu.sent[i]] if gpu.sent[i] >= 0 else None
+        above = trace.calls[call[i]].sent if call[i] >= 0 else None
+        by_name = Sent(collective=signs.collective_of(names[gpu.name[i]]))
+        # Point-to-point kernels also carry all_to_all: what the host asked for is the better word.
+        found = told or above or by_name
+        sent[i] = by_name if found.collective == signs.UNKNOWN and found.bytes is None else found
+    return kind, sent, guessed
+
+
+_NOTHING = Sent(collective="")
+
+
+def _enclosing(calls: tuple[Call, ...], launch: Ints, thread: Ints) -> Ints:
+    """Index of the backend's annotation under which each launch happened, on its own thread; -1: none."""
+    if not calls:
+        return np.full(len(launch), -1)
+    begin = np.array([c.begin + c.thread * FAR for c in calls])
+    end = np.array([c.end + c.thread * FAR for c in calls])
+    order = np.argsort(begin, kind="stable")
+    where = launch + thread * FAR
+    at = np.searchsorted(begin[order], where, side="right") - 1
+    inside = (at >= 0) & (launch >= 0) & (where < end[order][np.maximum(at, 0)])
+    return np.where(inside, order[np.maximum(at, 0)], -1)
+
+
+def _lanes(gpu: Gpu, sending: Ints, kind: Ints) -> Ints:
+    """Streams on which at least half of the kernels are surely communication."""
+    kernels = (kind == signs.COMPUTE) | sending
+    streams, index = np.unique(gpu.stream[kernels], return_inverse=True)
+    if not len(streams):
+        return streams
+    share = np.bincount(index, weights=sending[kernels]) / np.bincount(index)
+    return streams[share >= 0.5]
+
+
+def _steps_of(launch: Ints, steps: tuple[tuple[str, int, int], ...]) -> Ints:
+    """The ProfilerStep in which each launch happened; -1: none or not known."""
+    if not steps:
+        return np.zeros(len(launch), dtype=np.int64)
+    begin = np.array([b for _, b, _ in steps])
+    at = np.searchsorted(begin, launch, side="right") - 1
+    return np.where(launch >= 0, at, -1)
+
+
+def _windows(
+    gpu: Gpu, step: Ints, work: Ints, steps: tuple[tuple[str, int, int], ...]
+) -> tuple[Ints, tuple[str, ...]]:
+    """Borders of the steps on the device, and their names."""
+    whole = np.array([gpu.begin[work].min(), gpu.end[work].max()])
+    if len(steps) < 2 or not (work & (step >= 0)).any():
+        return whole, (steps[0][0] if steps else "whole trace",)
+    borders: list[int] = []
+    labels: list[str] = []
+    for k, (name, _, _) in enumerate(steps):
+        mine = work & (step == k)
+        if mine.any():
+            borders.append(max(int(gpu.begin[mine].min()), borders[-1] if borders else -1))
+            labels.append(name)
+    borders.append(int(gpu.end[work & (step >= 0)].max()))
+    return np.array(borders), tuple(labels)
+
+
+def _gaps(gaps: Spans, begin: Ints, launch: Ints) -> tuple[Spans, Spans]:
+    """Gaps before the next event's launch, and from its launch to its begin."""
+    order = np.lexsort((launch, begin))
+    begin, launch = begin[order], launch[order]
+    at = np.searchsorted(begin, gaps.end)
+    there = at < len(begin)
+    found = np.where(there, launch[np.minimum(at, len(begin) - 1)], -1)
+    known = found >= 0
+    border = np.clip(found, gaps.begin, gaps.end)[known]
+    return merged(gaps.begin[known], border), merged(border, gaps.end[known])
+
+
+def _role(host: Host, role: int) -> Spans:
+    mine = host.role == role
+    return merged(host.begin[mine], host.end[mine])
+
+
+def _phases(trace: Trace, launch: Ints, thread: Ints, kind: Ints, borders: Ints) -> dict[str, Ints]:
+    """Compute by the phase that launched it. Where phases overlap an instant is given to the first of PHASES."""
+    host, gpu = trace.host, trace.gpu
+    phase = np.full(len(kind), signs.FORWARD)
+    for role in (signs.BACKWARD, signs.OPTIMIZER):
+        mine = host.role == role
+        offset = host.thread[mine] * FAR
+        spans = merged(host.begin[mine] + offset, host.end[mine] + offset)
+        at = launch + thread * FAR
+        phase[(launch >= 0) & (spans.overlap(at, at + 1) > 0)] = role
+    seen, columns, before = EMPTY, {}, np.zeros(len(borders) - 1, dtype=np.int64)
+    for name, role in PHASES.items():
+        mine = (kind == signs.COMPUTE) & (phase == role)
+        seen = union(seen, merged(gpu.begin[mine], gpu.end[mine]))
+        columns[name] = seen.within(borders) - before
+        before = seen.within(borders)
+    return columns
+
+
+def _stretched(trace: Trace, kind: Ints, sending: Spans) -> dict[tuple[str, int], tuple[int, int, int, int]]:
+    """Durations of each compute kernel alone and beside communication (at least half of it)."""
+    gpu = trace.gpu
+    mine = np.flatnonzero(kind == signs.COMPUTE)
+    if not len(mine) or not len(sending):
+        return {}
+    length = gpu.end[mine] - gpu.begin[mine]
+    beside = sending.overlap(gpu.begin[mine], gpu.end[mine])
+    alone, shared = beside == 0, 2 * beside >= np.maximum(length, 1)
+    shapes, index = np.unique(gpu.shape[mine], return_inverse=True)
+    name = np.zeros(len(shapes), dtype=np.int64)
+    name[index] = gpu.name[mine]
+    sums = [
+        np.bincount(index, weights=w).astype(np.int64)
+        for w in (alone, alone * length, shared, shared * length)
+    ]
+    return {
+        (trace.names[name[k]], k): tuple(int(s[k]) for s in sums)  # type: ignore[misc]
+        for k in np.flatnonzero((sums[0] > 0) & (sums[2] > 0))
+    }
+
+
+def _count(names: object) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name in names:  # type: ignore[attr-defined]
+        found[name] = found.get(name, 0) + 1
+    return found

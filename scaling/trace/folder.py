@@ -1,0 +1,38 @@
+"""The folder of an analysis from traces: as a run's, but for the records that it was made of."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from scaling.analysis.results import Analysis, Timeline
+from scaling.analysis.timeline import chrome
+from scaling.errors import InputError
+from scaling.plan import Plan
+from scaling.report.html import page
+from scaling.report.terminal import print_analysis
+from scaling.run import check_folder, default_folder
+from scaling.store import RunFolder, write_json, write_text
+
+
+def write_folder(analysis: Analysis, plan: Plan, drawn: tuple[Timeline, ...], path: str | None) -> RunFolder:
+    """plan.json, analysis.json, timeline.json and the reports; InputError where they cannot be put."""
+    folder = check_folder(Path(path) if path else default_folder(plan))
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{folder.path}: cannot be made ({error.strerror}); name a folder that can"
+        ) from error
+    write_json(folder.plan, plan)
+    write_json(folder.analysis, analysis)
+    write_text(folder.timeline, chrome(drawn))
+    write_text(folder.report_html, page(analysis, plan, drawn))
+    text = io.StringIO()
+    print_analysis(
+        Console(file=text, width=80, no_color=True), analysis, plan, report_path=folder.report_html
+    )
+    write_text(folder.report_txt, text.getvalue())
+    return folder

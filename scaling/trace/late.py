@@ -1,0 +1,63 @@
+"""The late rank, from what the others wait for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from scaling.analysis.measured import Measured
+from scaling.analysis.results import Straggler
+from scaling.trace.jobs import Job
+from scaling.trace.match import Matched
+from scaling.trace.table import Floats, Table, measured
+
+NOTABLE_LATE = 0.01
+"""A rank is called late when the others wait for it more than this share of the step."""
+
+
+def straggler(job: Job, matched: Matched, table: Table, step: Measured) -> Straggler | None:
+    """The rank for which the others wait most, exposed, where that is worth a word.
+
+    Cost: of each collective's mean wait of the other ranks what is exposed on them, summed over those at which
+    this rank came last. Unlike a run's counterfactual it does not replay the step without it: an upper bound.
+    """
+    if "waited" not in table.columns or len(job.ranks) < 2:
+        return None
+    steps = table.columns["window"].shape[1]
+    blamed: dict[int, Floats] = defaultdict(lambda: np.zeros(steps))
+    skew: dict[int, Floats] = defaultdict(lambda: np.zeros(steps))
+    for one in matched.instances:
+        if not 0 <= one.step < steps:
+            continue
+        waits = []
+        for rank, row, wait in zip(one.ranks, one.rows, one.wait, strict=True):
+            if rank != one.late:
+                own = job.ranks[rank].parts
+                begin = own.collectives.begin[row : row + 1]
+                waits.append(float(own.exposed.overlap(begin, begin + int(wait))[0]))
+        blamed[one.late][one.step] += float(np.mean(waits)) / 1e6 if waits else 0.0
+        others = max(len(one.ranks) - 1, 1)
+        skew[one.late][one.step] += float(one.wait.sum()) / others / 1e6
+    if not blamed:
+        return None
+    rank = max(blamed, key=lambda r: float(blamed[r].sum()))
+    cost, whole = measured(blamed[rank]), measured(skew[rank])
+    floor = NOTABLE_LATE * step.value
+    if cost is None or whole is None or cost.value < floor or (cost.low is not None and cost.low < floor):
+        return None
+    return Straggler(rank=rank, phase=_phase(table, rank), by_itself=None, cost_ms=cost, skew_ms=whole)
+
+
+def _phase(table: Table, rank: int) -> str:
+    """The part of the step in which a rank takes longer than the others by most."""
+    at = table.ranks.index(rank)
+    others = [i for i in range(len(table.ranks)) if i != at]
+    groups: dict[str, tuple[str, ...]] = {n: (n,) for n in ("input", "forward", "backward", "optimizer")}
+    groups["host"] = ("host", "launch", "idle", "copies")
+    excess = {}
+    for phase, names in groups.items():
+        own = sum(float(table.columns[n][at].mean()) for n in names)
+        theirs = sum(float(table.columns[n][others].mean()) for n in names)
+        excess[phase] = own - theirs
+    return max(excess, key=lambda p: excess[p])

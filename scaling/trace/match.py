@@ -1,0 +1,230 @@
+"""Collectives matched over ranks: waiting for the last rank apart from moving data.
+
+As in a run (docs/method.md): an instance can move data once its last rank has begun, R, and is over when the last
+rank has ended, D; its transfer is [R, D], and what a rank spends in it before R is its wait. Instances are
+matched by step, group, and their order in the group (or the sequence number, where the trace has it), and only
+where every rank of the group is there and says the same collective.
+
+Ranks of one host share a clock. Where hosts differ or are not told, each rank's clock is set so that the median of
+its ends agrees with the others': what synchronises ends everywhere at about the same time. How far ends lie apart
+after that (`spread`) says what this is worth.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling.trace import signs
+from scaling.trace.decompose import Collectives
+from scaling.trace.spans import Ints, Spans, common, merged
+
+Floats = NDArray[np.float64]
+UNSYNCHRONISED = ("send_recv", "broadcast", "scatter", "gather", "reduce", signs.UNKNOWN)
+"""A rank may leave these while another has not come yet: there is no instant at which all have begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One collective on all its ranks."""
+
+    step: int
+    collective: str
+    group: str
+    bytes: int | None
+    ranks: tuple[int, ...]
+    rows: tuple[int, ...]
+    """Its place in each rank's columns."""
+    begin: Ints
+    """On each rank, ns on the common clock."""
+    end: Ints
+
+    @property
+    def released(self) -> int:
+        """R: the last rank has begun."""
+        return int(self.begin.max())
+
+    @property
+    def transfer(self) -> int:
+        """D - R, ns."""
+        return max(int(self.end.max()) - self.released, 0)
+
+    @property
+    def wait(self) -> Ints:
+        """What each rank spends in it before R, ns."""
+        return np.clip(self.released - self.begin, 0, self.end - self.begin)
+
+    @property
+    def late(self) -> int:
+        """The rank that came last."""
+        return self.ranks[int(self.begin.argmax())]
+
+    @property
+    def spread(self) -> int:
+        """How far apart the ranks' ends lie, ns."""
+        return int(self.end.max() - self.end.min())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matched:
+    """All instances that were found whole, and what was not."""
+
+    instances: tuple[Instance, ...]
+    unmatched: tuple[str, ...]
+    """One line for each reason why collectives could not be matched."""
+    released: Mapping[int, Floats]
+    """For each rank and each of its collectives, R on the rank's own clock, ns; NaN where it was not matched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """Where a rank's times begin, and on whose clock."""
+
+    origin_ns: int
+    host: str | None
+
+
+def match(
+    ranks: Mapping[int, Collectives],
+    world_size: int,
+    labels: Mapping[int, tuple[str, ...]],
+    groups: Mapping[str, tuple[int, ...]],
+    clocks: Mapping[int, Clock],
+) -> Matched:
+    """Match the collectives of all ranks; `labels` names their windows, `groups` has members where those are known."""
+    rows: dict[tuple[str, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for rank, found in ranks.items():
+        for row, sent in enumerate(found.sent):
+            step = int(found.step[row])
+            if 0 <= step < len(labels[rank]):
+                rows[sent.group, labels[rank][step]][rank].append(row)
+    instances: list[Instance] = []
+    reasons: dict[str, int] = defaultdict(int)
+    order = {label: k for found in labels.values() for k, label in enumerate(found)}
+    for (group, label), members in rows.items():
+        expected = groups.get(group) or _members(members, ranks, world_size)
+        absent = [r for r in expected if r not in members]
+        many = max(map(len, members.values()))
+        if absent:
+            reasons[f"rank {', '.join(map(str, absent[:8]))} does not show them"] += many
+            continue
+        lined = _lined_up({r: members[r] for r in expected}, ranks)
+        if lined is None:
+            reasons["the ranks do not show the same collectives in the same order"] += many
+            continue
+        for place in lined:
+            instance = _instance(order[label], group, expected, place, ranks)
+            if instance.collective in UNSYNCHRONISED:
+                reasons[f"{instance.collective} does not synchronise its ranks"] += 1
+            else:
+                instances.append(instance)
+    shift = _shifts(instances, clocks)
+    instances = [_moved(one, shift) for one in instances]
+    released = {rank: np.full(len(found.sent), np.nan) for rank, found in ranks.items()}
+    for one in instances:
+        for rank, row in zip(one.ranks, one.rows, strict=True):
+            released[rank][row] = one.released - shift[rank]
+    said = tuple(
+        f"{count} collectives: waiting is not told from transfer: {why}" for why, count in reasons.items()
+    )
+    return Matched(
+        instances=tuple(sorted(instances, key=lambda i: (i.step, i.rows))), unmatched=said, released=released
+    )
+
+
+def _members(
+    members: Mapping[int, list[int]], ranks: Mapping[int, Collectives], world_size: int
+) -> tuple[int, ...]:
+    """Who is in a group that no trace lists: those who use it, where they are as many as it is said to have."""
+    rank, rows = next(iter(members.items()))
+    size = ranks[rank].sent[rows[0]].group_size
+    return tuple(sorted(members)) if size == len(members) else tuple(range(world_size))
+
+
+def _lined_up(
+    members: Mapping[int, list[int]], ranks: Mapping[int, Collectives]
+) -> list[tuple[int, ...]] | None:
+    """Rows of each instance, one a rank; None where ranks disagree."""
+    numbers = {r: [ranks[r].sent[i].seq for i in rows] for r, rows in members.items()}
+    ordered = dict(members)
+    if all(n is not None for of in numbers.values() for n in of):
+        ordered = {
+            r: [row for _, row in sorted(zip(numbers[r], rows, strict=True))] for r, rows in members.items()
+        }
+    if len({len(rows) for rows in ordered.values()}) != 1:
+        return None
+    places = list(zip(*ordered.values(), strict=True))
+    for place in places:
+        sent = [ranks[r].sent[row] for r, row in zip(ordered, place, strict=True)]
+        if len({(s.collective, s.seq) for s in sent}) != 1:
+            return None
+    return places
+
+
+def _instance(
+    step: int, group: str, expected: tuple[int, ...], place: tuple[int, ...], ranks: Mapping[int, Collectives]
+) -> Instance:
+    pairs = list(zip(expected, place, strict=True))
+    sizes = {ranks[r].sent[i].bytes for r, i in pairs}
+    return Instance(
+        step=step,
+        collective=ranks[expected[0]].sent[place[0]].collective,
+        group=group,
+        # Ranks that send unlike sizes (all_to_all of ragged tables) have no one size.
+        bytes=sizes.pop() if len(sizes) == 1 else None,
+        ranks=expected,
+        rows=place,
+        begin=np.array([ranks[r].begin[i] for r, i in pairs]),
+        end=np.array([ranks[r].end[i] for r, i in pairs]),
+    )
+
+
+def _shifts(instances: list[Instance], clocks: Mapping[int, Clock]) -> dict[int, int]:
+    """What is added to each rank's times to have them on one clock, ns."""
+    shift = {rank: clock.origin_ns for rank, clock in clocks.items()}
+    hosts = {clock.host for clock in clocks.values()}
+    if len(hosts) == 1 and None not in hosts:
+        return shift
+    apart: dict[int, list[float]] = defaultdict(list)
+    for one in instances:
+        ends = one.end + np.array([shift[r] for r in one.ranks])
+        middle = float(np.median(ends))
+        for rank, end in zip(one.ranks, ends, strict=True):
+            apart[rank].append(float(end) - middle)
+    return {
+        rank: at - round(float(np.median(apart[rank]))) if rank in apart else at for rank, at in shift.items()
+    }
+
+
+def _moved(one: Instance, shift: Mapping[int, int]) -> Instance:
+    by = np.array([shift[r] for r in one.ranks])
+    return Instance(
+        step=one.step,
+        collective=one.collective,
+        group=one.group,
+        bytes=one.bytes,
+        ranks=one.ranks,
+        rows=one.rows,
+        begin=one.begin + by,
+        end=one.end + by,
+    )
+
+
+def moving(found: Collectives, released: Floats) -> Spans:
+    """Instants on which a matched collective of this rank moves data: every rank has begun it."""
+    known = np.isfinite(released)
+    begin = np.maximum(found.begin[known], released[known].astype(np.int64))
+    return merged(begin, found.end[known])
+
+
+def split(exposed: Spans, found: Collectives, released: Floats, borders: Ints) -> tuple[Ints, Ints]:
+    """(transfer, wait) of the exposed communication in each window, ns.
+
+    An instant on which any collective moves data is transfer. Only whole where every collective was matched.
+    """
+    moved = common(exposed, moving(found, released)).within(borders)
+    return moved, exposed.within(borders) - moved

@@ -1,0 +1,226 @@
+"""Ranks that were read, put together: the analysis of a job from its traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from scaling.analysis.measured import Measured
+from scaling.analysis.results import (
+    SCHEMA,
+    Analysis,
+    Fabric,
+    Fits,
+    Parts,
+    Point,
+    Quality,
+    RunInfo,
+    Timeline,
+    TrialOutcome,
+)
+from scaling.analysis.traced import Hta, Traced, TracedRank
+from scaling.plan import Plan
+from scaling.trace import hta
+from scaling.trace.drawn import timeline
+from scaling.trace.files import Problem, RankTrace
+from scaling.trace.jobs import Job, jobs, listed
+from scaling.trace.late import straggler
+from scaling.trace.match import Clock, Matched, match
+from scaling.trace.planned import trace_plan
+from scaling.trace.table import Table, measured, table
+from scaling.trace.traffic import collectives, dilation, traffic
+from scaling.trace.verdicts import verdicts
+
+PROFILED = (
+    "the profiler was on: its own cost is in every step "
+    "(the same training takes less without it, and by how much is not in a trace)"
+)
+
+
+def analyse(
+    found: Sequence[RankTrace],
+    problems: Sequence[Problem],
+    *,
+    batch: int | None = None,
+    name: str = "trace",
+    with_hta: bool = False,
+) -> tuple[Analysis, Plan, tuple[Timeline, ...]]:
+    """The whole of analysis.json, a plan that says what it holds for, and a typical step of each world size."""
+    made, said = jobs(found, problems)
+    matched = {job.world_size: _match(job) for job in made}
+    tables = {job.world_size: table(job, matched[job.world_size]) for job in made}
+    traced = tuple(
+        _traced(job, matched[job.world_size], tables[job.world_size], with_hta=with_hta) for job in made
+    )
+    base = min((t for t in tables.items()), default=None, key=lambda item: item[0])
+    points = tuple(_point(job, matched[job.world_size], tables[job.world_size], base, batch) for job in made)
+    plan = trace_plan(made, batch, name, found)
+    warnings = [*said, PROFILED]
+    for job in made:
+        if job.missing:
+            warnings.append(
+                f"INCOMPLETE: {len(job.missing)} of {job.world_size} ranks have no readable trace "
+                f"(rank {listed(job.missing)}); means are over the others"
+            )
+        warnings += [*job.warnings, *matched[job.world_size].unmatched]
+        if job.world_size > 1 and not any(len(f.parts.collectives.sent) for f in job.ranks.values()):
+            warnings.append(
+                f"INCOMPLETE: no communication was recognised in the traces of {job.world_size} ranks; "
+                "what there was, if any, is in compute"
+            )
+    analysis = Analysis(
+        schema=SCHEMA,
+        run=RunInfo(
+            id=plan.id,
+            model=name,
+            topology=plan.spec.topology.name,
+            precision=plan.spec.precision,
+            mode=plan.spec.mode,
+            task="train",
+            backend=plan.spec.topology.backend,
+            device=plan.spec.topology.device,
+            started=plan.created,
+            duration_s=0.0,
+            synthetic=False,
+            launches=1,
+        ),
+        points=points,
+        fabric=Fabric(),
+        fits=Fits(),
+        inference=(),
+        verdicts=tuple(v for p, t in zip(points, traced, strict=True) for v in verdicts(p, t)),
+        quality=Quality(
+            contended_blocks=0,
+            dropped_samples=sum(f.absurd + f.odd for f in found),
+            clock_bound_us=None,
+            warnings=tuple(warnings),
+        ),
+        trials=tuple(_outcome(job) for job in made),
+        trace=traced,
+    )
+    drawn = tuple(timeline(job.ranks, matched[job.world_size], job.world_size) for job in made)
+    return analysis, plan, drawn
+
+
+def _match(job: Job) -> Matched:
+    groups = {name: members for file in job.ranks.values() for name, members in file.groups.items()}
+    if len(groups) == 1:  # a collective that names no group is of the only one there is
+        groups[""] = next(iter(groups.values()))
+    first = min(f.started_us for f in job.ranks.values())
+    return match(
+        {r: f.parts.collectives for r, f in job.ranks.items()},
+        job.world_size,
+        {r: f.parts.labels for r, f in job.ranks.items()},
+        groups,
+        {
+            r: Clock(origin_ns=f.base_ns + round((f.started_us - first) * 1e3), host=f.host)
+            for r, f in job.ranks.items()
+        },
+    )
+
+
+def _traced(job: Job, matched: Matched, table: Table, *, with_hta: bool) -> Traced:
+    def of(name: str, rank: int) -> Measured:
+        found = table.of(name, rank)
+        assert found is not None
+        return found
+
+    ranks = tuple(
+        TracedRank(
+            rank=r,
+            file=str(f.path),
+            steps=table.columns["window"].shape[1],
+            events=f.events,
+            step_ms=of("window", r),
+            compute_ms=of("compute", r),
+            exposed_ms=of("exposed", r),
+            exposed_transfer_ms=table.of("moved", r),
+            exposed_skew_ms=table.of("waited", r),
+            hidden_ms=of("hidden", r),
+            copies_ms=of("copies", r),
+            input_ms=of("input", r),
+            host_ms=of("host", r),
+            launch_ms=of("launch", r),
+            idle_ms=of("idle", r),
+        )
+        for r, f in job.ranks.items()
+    )
+    shown = [f.hta for f in job.ranks.values() if f.hta is not None]
+    found = Hta(
+        ranks=tuple(h[0] for h in shown),
+        kernel_types=hta.kernel_types([h[1] for h in shown]),
+        kernels=tuple(kernel for h in shown for kernel in h[2]),
+    )
+    spread = [float(i.spread) / 1e3 for i in matched.instances]
+    return Traced(
+        world_size=job.world_size,
+        device=next(iter(job.ranks.values())).parts.device,
+        missing_ranks=job.missing,
+        ranks=ranks,
+        collectives=collectives(matched),
+        dilation=dilation(job),
+        end_spread_us=Measured(float(np.median(spread)), n=len(spread)) if spread else None,
+        hta=found if with_hta and shown else None,
+    )
+
+
+def _point(
+    job: Job,
+    matched: Matched,
+    table: Table,
+    base: tuple[int, Table] | None,
+    batch: int | None,
+) -> Point:
+    step = table.mean("window")
+    assert step is not None
+
+    def part(name: str) -> Measured | None:
+        return table.mean(name)
+
+    rest = table.columns["host"] + table.columns["launch"] + table.columns["idle"] + table.columns["copies"]
+    n = job.world_size
+    complete = not job.missing
+    parts = Parts(
+        input=part("input"),
+        forward=part("forward"),
+        backward=part("backward"),
+        exposed_transfer=part("moved") if n > 1 else None,
+        exposed_skew=part("waited") if n > 1 else None,
+        optimizer=part("optimizer"),
+        host=measured(rest.mean(axis=0)),
+    )
+    scale = base[1].mean("window") if base and base[0] < n and complete else None
+    efficiency = Measured(scale.value / step.value, n=min(scale.n, step.n)) if scale else None
+    hosts = len({f.host for f in job.ranks.values() if f.host}) or 1
+    return Point(
+        world_size=n,
+        hosts=hosts,
+        status="done" if complete else "incomplete",
+        step_ms=step,
+        samples_per_s=None if batch is None else _inverse(step, batch * n * 1e3),
+        speedup=None
+        if efficiency is None or base is None
+        else Measured(efficiency.value * n / base[0], n=efficiency.n),
+        efficiency=efficiency,
+        parts_ms=parts,
+        straggler=straggler(job, matched, table, step),
+        comm=traffic(matched, table),
+    )
+
+
+def _inverse(number: Measured, top: float) -> Measured:
+    low = None if number.high is None or number.high <= 0 else top / number.high
+    high = None if number.low is None or number.low <= 0 else top / number.low
+    return Measured(top / number.value, low if high else None, high if low else None, number.n)
+
+
+def _outcome(job: Job) -> TrialOutcome:
+    if not job.missing:
+        return TrialOutcome(world_size=job.world_size, status="done")
+    return TrialOutcome(
+        world_size=job.world_size,
+        status="incomplete",
+        error=f"no readable trace of rank {listed(job.missing)}",
+        rank=job.missing[0],
+    )

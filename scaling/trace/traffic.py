@@ -1,0 +1,130 @@
+"""Collectives: bandwidths, traffic of a step, and what communication does to the compute beside it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from scaling.analysis.measured import Measured
+from scaling.analysis.results import Bucket, Comm
+from scaling.analysis.traced import Dilation, TracedCollective
+from scaling.trace.jobs import Job
+from scaling.trace.match import Matched
+from scaling.trace.table import Table, measured
+
+FACTORS = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+}
+"""busbw / algbw (nccl-tests, doc/PERFORMANCE.md)."""
+
+
+def collectives(matched: Matched) -> tuple[TracedCollective, ...]:
+    """Each collective, group and size, those that take longest first."""
+    kinds: dict[tuple[str, str, int, int | None], list[int]] = defaultdict(list)
+    for index, one in enumerate(matched.instances):
+        kinds[one.collective, one.group, len(one.ranks), one.bytes].append(index)
+    rows = []
+    for (collective, group, size, nbytes), indices in kinds.items():
+        of = [matched.instances[i] for i in indices]
+        time = measured(float((i.end - i.begin).mean()) / 1e3 for i in of)
+        transfer = measured(i.transfer / 1e3 for i in of)
+        skew = measured(float(i.wait.mean()) / 1e3 for i in of)
+        assert time is not None
+        assert transfer is not None
+        assert skew is not None
+        late, often = Counter(i.late for i in of).most_common(1)[0]
+        algbw = _rate(transfer, nbytes, 1.0)
+        factor = FACTORS[collective](size) if collective in FACTORS and size > 1 else None
+        rows.append(
+            TracedCollective(
+                collective=collective,
+                group=group,
+                group_size=size,
+                bytes=nbytes,
+                count=len(of),
+                time_us=time,
+                transfer_us=transfer,
+                skew_us=skew,
+                algbw_gbit_s=algbw,
+                busbw_gbit_s=None if factor is None else _rate(transfer, nbytes, factor),
+                late_rank=late,
+                late_share=often / len(of),
+            )
+        )
+    return tuple(sorted(rows, key=lambda r: -r.time_us.value * r.count))
+
+
+def _rate(transfer: Measured, nbytes: int | None, factor: float) -> Measured | None:
+    """Gbit/s of `nbytes` in `transfer` us."""
+    if nbytes is None or transfer.value <= 0:
+        return None
+
+    def rate(us: float | None) -> float | None:
+        return None if us is None or us <= 0 else factor * nbytes * 8 / us / 1e3
+
+    value = rate(transfer.value)
+    assert value is not None
+    low, high = rate(transfer.high), rate(transfer.low)
+    return Measured(value, low, high, transfer.n) if low and high else Measured(value, n=transfer.n)
+
+
+def dilation(job: Job) -> Dilation | None:
+    """Mean of beside / alone over kernels seen both ways, weighted by the time that each would take alone."""
+    alone, beside, kernels, instances = 0.0, 0.0, 0, 0
+    for file in job.ranks.values():
+        for n_alone, t_alone, n_beside, t_beside in file.parts.stretched.values():
+            alone += t_alone / n_alone * n_beside
+            beside += t_beside
+            kernels, instances = kernels + 1, instances + n_beside
+    if not alone:
+        return None
+    steps = sum(len(f.parts.labels) for f in job.ranks.values())
+    return Dilation(
+        ratio=Measured(beside / alone, n=instances),
+        kernels=kernels,
+        cost_ms=Measured((beside - alone) / 1e6 / steps, n=instances),
+    )
+
+
+def traffic(matched: Matched, table: Table) -> Comm | None:
+    """Traffic of a step; busbw is that of the gradients' all-reduces alone, as in a run."""
+    steps = table.columns["window"].shape[1]
+    reduces = [i for i in matched.instances if i.collective == "all_reduce" and i.bytes and i.step < steps]
+    if not reduces:
+        return None
+    by_step: dict[int, list[int]] = defaultdict(list)
+    for index, one in enumerate(reduces):
+        by_step[one.step].append(index)
+    per_step = list(by_step.values())
+    alike = len({tuple(reduces[i].bytes for i in row) for row in per_step}) == 1
+    rates, hidden = [], []
+    for row in per_step:
+        moved = sum(reduces[i].transfer for i in row)
+        size = sum(FACTORS["all_reduce"](len(reduces[i].ranks)) * (reduces[i].bytes or 0) for i in row)
+        if moved:
+            rates.append(size * 8 / moved)
+    if "moved" in table.columns:
+        for k in range(steps):
+            ms = sum(i.transfer for i in matched.instances if i.step == k) / 1e6
+            if ms:
+                hidden.append(1 - min(float(table.columns["moved"][:, k].mean()) / ms, 1.0))
+    buckets = tuple(
+        Bucket(
+            bytes=reduces[per_step[0][k]].bytes or 0,
+            ready_ms=None,
+            transfer_ms=measured(reduces[row[k]].transfer / 1e6 for row in per_step),
+            skew_ms=measured(float(reduces[row[k]].wait.mean()) / 1e6 for row in per_step),
+        )
+        for k in range(len(per_step[0]) if alike else 0)
+    )
+    total = sum(i.bytes or 0 for i in reduces)
+    return Comm(
+        bytes_per_step=round(total / len(per_step)),
+        buckets=buckets,
+        busbw_gbit_s=measured(rates),
+        curve_share=None,
+        nominal_share=None,
+        hidden_share=measured(hidden),
+    )
