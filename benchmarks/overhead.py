@@ -41,6 +41,7 @@ def worker(rounds: int, out: Path) -> None:
     from scaling.plan import Trial
     from scaling.worker.arms import Arms
     from scaling.worker.devices import open_device
+    from scaling.worker.feed import open_feed
     from scaling.worker.groups import make_groups
     from scaling.worker.inject import Faults
     from scaling.worker.precision import Precision
@@ -61,7 +62,7 @@ def worker(rounds: int, out: Path) -> None:
         device=device,
         precision=Precision("fp32", "cpu"),
         faults=Faults(spec.Inject(), rank=rank, first_on_host=False),
-        rank=rank,
+        feed=open_feed(settings, workload, 192, rank=rank, device=device),
     )
     stamps: list[int] = []
 

@@ -32,6 +32,12 @@ def to_spec(config: Config, machine: Machine) -> spec.Spec:
         raise InputError(
             f"ddp.bucket_cap_mb={config.ddp.bucket_cap_mb}: a positive number of MiB is expected"
         )
+    _one_of("ddp.comm_hook", config.ddp.comm_hook, spec.COMM_HOOKS)
+    if config.compile and config.ddp.bucket_cap_mb < 1:
+        raise InputError(
+            f"ddp.bucket_cap_mb={config.ddp.bucket_cap_mb}: with compile=true torch cuts the graph at the buckets' "
+            "ends and takes at least 1 MiB"
+        )
     _batch(config, world_sizes)
     _precision(config.precision.name, topology, machine)
     if config.inject.rank is not None and not 0 <= config.inject.rank < max(world_sizes):
@@ -57,12 +63,17 @@ def to_spec(config: Config, machine: Machine) -> spec.Spec:
         precision=config.precision.name,
         measure=_measure(config.measure),
         accumulation_steps=config.accumulation_steps,
+        compile=config.compile,
+        channels_last=config.channels_last,
+        checkpointing=config.checkpointing,
+        fused_optimizer=config.fused_optimizer,
         ddp=spec.Ddp(**vars(config.ddp)),
         repeats=config.repeats,
         seed=config.seed,
         threads=threads,
         launcher=launcher,
         inject=_inject(config.inject),
+        data=_data(config.data),
         env={str(k): str(v) for k, v in config.env.items()},
         tracking=spec.Tracking(**{**vars(config.tracking), "tags": tuple(config.tracking.tags)}),
     )
@@ -81,6 +92,36 @@ def _model(config: dict[str, Any]) -> spec.Model:
         target=target,
         args=args,
         synthetic=bool(config.get("synthetic", False)),
+    )
+
+
+def _data(config: dict[str, Any]) -> spec.Data:
+    own = {"name", "_target_", "args", "workers", "prefetch", "pin_memory"}
+    target = config.get("_target_")
+    if target is None:
+        return spec.Data()
+    if not isinstance(target, str) or "." not in target:
+        raise InputError(
+            f"data._target_={target}: the dotted path of a torch Dataset is expected, such as package.module.Dataset"
+        )
+    counts = {"workers": 0, "prefetch": 1}
+    for key, least in counts.items():
+        value = config.get(key, least)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise InputError(f"data.{key}={value}: a whole number, at least {least}, is expected")
+    if not isinstance(config.get("pin_memory", True), bool):
+        raise InputError(f"data.pin_memory={config['pin_memory']}: true or false is expected")
+    args = {str(k): v for k, v in config.items() if k not in own} | dict(config.get("args") or {})
+    for key, value in args.items():
+        if value is None:
+            raise InputError(f"data.{key}: a value is expected, such as data.{key}=...")
+    named = config.get("name", "synthetic")
+    return spec.Data(
+        name=target.rsplit(".", 1)[-1] if named in ("synthetic", "custom") else str(named),
+        target=target,
+        args=args,
+        **{key: config.get(key, least) for key, least in counts.items()},
+        pin_memory=config.get("pin_memory", True),
     )
 
 

@@ -38,6 +38,8 @@ _BLOCK_COLUMNS = {
     "accumulation": pl.Int64,
     "lead_in": pl.Int64,
     "steps": pl.Int64,
+    "make_ns": pl.Int64,
+    "make_cpu_ns": pl.Int64,
     "begin_ns": pl.Int64,
     "end_ns": pl.Int64,
     "cpu_ns": pl.Int64,
@@ -72,6 +74,8 @@ class _Head(msgspec.Struct, tag_field="t", tag="head"):
     world: int = 0
     groups: dict[str, list[int]] = {}
     warmup: dict[str, int] = {}
+    cores: int = 0
+    fed_ns: dict[str, int] = {}
 
 
 class _Clock(msgspec.Struct, tag_field="t", tag="clock"):
@@ -113,6 +117,8 @@ class _Block(msgspec.Struct, tag_field="t", tag="block"):
     thread_cpu_ns: int
     delayed_ns: int
     parameters: list[tuple[int, int]] = []
+    make_ns: int = -1
+    make_cpu_ns: int = -1
 
 
 class _Memory(msgspec.Struct, tag_field="t", tag="memory"):
@@ -135,6 +141,10 @@ class RankFile:
     """Ranks of the launch; 0 where its head does not say."""
     host: int
     warmup: dict[int, int]
+    cores: int
+    """Of its host; 0 unknown."""
+    fed_ns: dict[int, int]
+    """By world size: what a fetch takes whose batch is ready; -1 without a loader."""
     clock_bound_ns: int | None
     clock_corrected: bool
     """Whether its stamps were moved onto rank 0's clock."""
@@ -283,6 +293,8 @@ def _read(path: Path, launch: LaunchFolder, rank: int, columns: _Columns) -> Ran
         world=head.world,
         host=head.host,
         warmup={int(n): steps for n, steps in head.warmup.items()},
+        cores=head.cores,
+        fed_ns={int(n): ns for n, ns in head.fed_ns.items()},
         clock_bound_ns=max((c.bound_ns for c in clocks), default=None),
         clock_corrected=not shift.still,
         cut_off=cut_off or open_steps > 0,

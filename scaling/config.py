@@ -28,7 +28,11 @@ from scaling.errors import InputError
 from scaling.machine import Machine, find_machine
 from scaling.schema import Config, WhatIfConfig
 
-EXAMPLES = {"model._target_": "package.module.factory"}
+EXAMPLES = {
+    "model._target_": "package.module.factory",
+    "data._target_": "package.module.Dataset",
+    "data.path": "/data/images",
+}
 """What to say where a mandatory key has no value."""
 
 

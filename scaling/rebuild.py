@@ -14,7 +14,7 @@ from scaling import checkup
 from scaling import plan as plans
 from scaling.analysis import clocks, memory
 from scaling.analysis.analyze import Ending, analyze
-from scaling.analysis.results import SCHEMA, Analysis, RooflineResult, StepHistory, TrialOutcome
+from scaling.analysis.results import SCHEMA, Analysis, Memory, RooflineResult, StepHistory, TrialOutcome
 from scaling.analysis.roofline import roofline
 from scaling.analysis.timeline import chrome, histories, timelines
 from scaling.collect import Tables, collect, write_tables
@@ -72,6 +72,7 @@ def rebuild(folder: RunFolder) -> Rebuilt:
         launches=len({rank.launch for rank in tables.ranks}),
         trials=trials,
         warnings=(*_unseen(folder, plan), *preflight.warnings(folder, plan), *_during(folder, plan, tables)),
+        memory={n: _memory(folder, n) for n in plan.spec.world_sizes},
     )
     analysis = dataclasses.replace(
         analyze(tables, plan, ending), memory=memory.growth(tables.memory, tables.blocks)
@@ -140,6 +141,19 @@ def _roofline(folder: RunFolder, plan: Plan, analysis: Analysis) -> RooflineResu
                 },
             )
     return None
+
+
+def _memory(folder: RunFolder, world_size: int) -> Memory:
+    """What the rank that held most held, over all launches; None where nothing was noted."""
+    found: dict[str, int] = {}
+    for launch in folder.launches():
+        for rank in range(world_size):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                noted = json.loads(launch.memory(rank).read_text(encoding="utf-8"))
+                for name, size in noted.get("world_sizes", {}).get(str(world_size), {}).items():
+                    if isinstance(size, int):
+                        found[name] = max(size, found.get(name, 0))
+    return Memory(peak_bytes=found.get("peak_bytes"), communicators_bytes=found.get("communicators_bytes"))
 
 
 def _status(folder: RunFolder) -> Status | None:

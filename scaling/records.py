@@ -71,4 +71,6 @@ BLOCK_FIELDS = (
     "cpu_ns",  # CPU time of the process over the block
     "thread_cpu_ns",  # of the thread that runs the steps
     "delayed_ns",  # the same thread was ready to run and had no core; -1: the kernel does not tell
+    "make_ns",  # mean time in which a data worker made one of the block's batches; -1: batches were made up
+    "make_cpu_ns",  # CPU time of the same
 )

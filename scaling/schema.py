@@ -77,6 +77,7 @@ class DdpConfig:
     gradient_as_bucket_view: bool = True
     static_graph: bool = False
     find_unused_parameters: bool = False
+    comm_hook: str = "none"
 
 
 @dataclass
@@ -112,11 +113,16 @@ class Config:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     inject: InjectConfig = field(default_factory=InjectConfig)
     ddp: DdpConfig = field(default_factory=DdpConfig)
+    data: dict[str, Any] = field(default_factory=dict)
     world_sizes: list[int] | None = None
     mode: str = "weak"
     batch_per_rank: int = 32
     global_batch: int | None = None
     accumulation_steps: int = 1
+    compile: bool = False
+    channels_last: bool = False
+    checkpointing: bool = False
+    fused_optimizer: bool = False
     repeats: int = 1
     seed: int = 0
     threads: int | None = None

@@ -7,6 +7,7 @@ from typing import Any
 
 MODES = ("weak", "strong")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
 LAUNCHERS = ("local", "emulated")
 TRACKING_MODES = ("offline", "online", "disabled")
 WORLD_SIZE_MAX = 2**17
@@ -28,6 +29,22 @@ class Model:
     args: dict[str, Any]
     synthetic: bool = False
     """Compute is made of sleeps; said wherever the results are shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """Where batches come from."""
+
+    name: str = "synthetic"
+    target: str | None = None
+    """Dotted path of a torch Dataset; None: batches that the model makes up before anything is timed."""
+    args: dict[str, Any] = field(default_factory=dict)
+    workers: int = 0
+    """Processes a rank that make batches; 0: the training process makes each one itself."""
+    prefetch: int = 2
+    """Batches that each worker may make ahead."""
+    pin_memory: bool = True
+    """Page-lock batches on their way to a CUDA device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +131,8 @@ class Ddp:
     gradient_as_bucket_view: bool = True
     static_graph: bool = False
     find_unused_parameters: bool = False
+    comm_hook: str = "none"
+    """What becomes of the gradients on the wire, of COMM_HOOKS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +205,12 @@ class Spec:
     precision: str
     measure: Measure
     accumulation_steps: int = 1
+    compile: bool = False
+    """torch.compile, each wrapper on its own."""
+    channels_last: bool = False
+    checkpointing: bool = False
+    """Activations are computed again in backward rather than kept."""
+    fused_optimizer: bool = False
     ddp: Ddp = field(default_factory=Ddp)
     task: str = "train"
     repeats: int = 1
@@ -194,6 +219,7 @@ class Spec:
     """Compute threads a rank, the same in every arm."""
     launcher: str = "local"
     inject: Inject = field(default_factory=Inject)
+    data: Data = field(default_factory=Data)
     env: dict[str, str] = field(default_factory=dict)
     tracking: Tracking = field(default_factory=Tracking)
 

@@ -487,7 +487,8 @@ def block_line(block: Block, whole: np.ndarray, steps: int, parameters: list[lis
     what = (block.id, block.round, block.trial.world_size, block.arm, block.detailed, block.solo_rank)
     how = (block.trial.batch, 1, whole.shape[1] - steps, steps, parameters)
     usage = (int(whole[0, 0]), int(whole[-1, -1]), cpu, cpu, 0)
-    return line({"t": "block", **dict(zip(records.BLOCK_FIELDS, what + how + usage, strict=True))})
+    making = (-1, -1)
+    return line({"t": "block", **dict(zip(records.BLOCK_FIELDS, what + how + usage + making, strict=True))})
 
 
 def line(value: dict[str, object]) -> str:

@@ -34,6 +34,24 @@ CASES = [
     (["run", "topology.backend=nccl", "topology.device=cpu"], "use topology.backend=gloo"),
     (["run", "topology.hosts=0"], "at least 1"),
     (["run", "ddp.bucket_cap_mb=0"], "positive"),
+    (["run", "data=images"], "available: custom, folder, synthetic"),
+    (
+        ["run", "data=custom"],
+        "data._target_: a value is expected, such as data._target_=package.module.Dataset",
+    ),
+    (["run", "data=folder"], "data.path: a value is expected"),
+    (["run", "data=folder", "data.path=/nowhere"], "one with a folder of images a class is expected"),
+    (["run", "data._target_=Images"], "package.module.Dataset"),
+    (["run", "data._target_=a.B", "data.workers=-1"], "at least 0"),
+    (["run", "data._target_=a.B", "data.workers=two"], "at least 0"),
+    (["run", "data._target_=a.B", "data.prefetch=0"], "at least 1"),
+    (["run", "data._target_=a.B", "data.pin_memory=often"], "true or false"),
+    (["run", "data._target_=a.B"], "cannot be imported"),
+    (["run", "data._target_=fractions.Fraction"], "a torch Dataset is expected"),
+    (["run", "ddp.comm_hook=int8"], "one of none, fp16, bf16, powersgd is expected"),
+    (["run", "compile=perhaps"], "compile"),
+    (["run", "compile=true", "ddp.bucket_cap_mb=0.5"], "at least 1 MiB"),
+    (["run", "model=mlp", "channels_last=true"], "no 4-dimensional parameter"),
     (["run", "inject.rank=7", "topology=emulated_pcie"], "ranks of this run are 0 to 1"),
     (["run", "tracking.mode=loud"], "offline, online, disabled"),
     (["run", "launcher=local", "topology=emulated_pcie"], "use launcher=emulated"),
@@ -104,6 +122,42 @@ def test_a_custom_model_is_tried_before_anything_is_launched(source, said, tmp_p
     assert err.count("\n") == 1
     assert said in err
     assert not (tmp_path / "runs").exists()
+
+
+MINE = (
+    "import torch\nfrom scaling import Workload\n"
+    "class Net(torch.nn.Linear):\n    pass\n"
+    "def factory():\n"
+    "    return Workload(module=Net(2, 1), loss=lambda o, t: o.sum(), optimizer=torch.optim.RMSprop,\n"
+    "                    make_batch=lambda n, g: (torch.zeros(n, 2), None))\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("checkpointing", "nothing to checkpoint"), ("fused_optimizer", "RMSprop has no fused form")],
+)
+def test_an_option_that_finds_nothing_to_act_on(option, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    assert main(["run", "model=custom", "model._target_=mine.factory", f"{option}=true"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_compile_without_a_compiler(tmp_path_factory, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    assert main(["run", "model=mlp", "compile=true", "topology.device=cpu"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "compile=true" in err
+    assert "No working C++ compiler found" in err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_holds_a_run_is_not_touched(tmp_path, monkeypatch, capsys):

@@ -13,6 +13,9 @@ import scaling
 ROOT = Path(scaling.__file__).parent
 FACTS = {"scaling." + name for name in ("spec", "records", "checkup", "units", "errors", "codec")}
 
+OF_DATA = {"scaling.worker.folder": {"PIL"}}
+"""What a dataset needs for itself, imported when it is made."""
+
 
 def module_of(path: Path) -> str:
     parts = ("scaling", *path.relative_to(ROOT).with_suffix("").parts)
@@ -83,7 +86,7 @@ def test_facts_import_nothing_but_errors_and_the_standard_library(module):
 
 @pytest.mark.parametrize("module", of("scaling.worker"))
 def test_a_worker_needs_torch_and_the_standard_library(module):
-    assert theirs(module) <= {"torch"}
+    assert theirs(module) <= {"torch"} | OF_DATA.get(module, set())
     allowed = FACTS | {"scaling.plan", "scaling.store"}
     assert {m for m in ours(module) if not within(m, "scaling.worker")} <= allowed
 
@@ -95,7 +98,7 @@ def test_nor_does_what_a_worker_imports_bring_anything_along():
         module = left.pop()
         seen.add(module)
         left |= ours(module) - seen
-    assert set().union(*(theirs(m) for m in seen)) <= {"torch"}
+    assert set().union(*(theirs(m) for m in seen)) <= {"torch"}.union(*OF_DATA.values())
     assert not {m for m in seen if within(m, "scaling.analysis", "scaling.report", "scaling.config")}
 
 
@@ -135,6 +138,11 @@ def test_a_reader_of_traces_neither_runs_nor_draws(module):
     outside = ("scaling.launchers", "scaling.worker", "scaling.config", "scaling.report", "scaling.run")
     if module != "scaling.trace.folder":
         assert not {m for m in ours(module) if within(m, *outside)}
+
+
+def test_what_a_dataset_needs_is_imported_by_it_alone():
+    for package in set().union(*OF_DATA.values()):
+        assert importers(package) == {m for m, needs in OF_DATA.items() if package in needs}
 
 
 def test_hydra_stays_at_the_edge():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import polars as pl
 
@@ -19,6 +19,7 @@ from scaling.analysis.results import (
     Fabric,
     Fits,
     Level,
+    Memory,
     Point,
     Quality,
     RunInfo,
@@ -26,6 +27,7 @@ from scaling.analysis.results import (
     Verdict,
 )
 from scaling.analysis.sources import read_sources
+from scaling.analysis.starvation import with_input
 from scaling.analysis.stats import Floats
 from scaling.analysis.verdict import Gain, no_gain, verdicts
 from scaling.collect import Tables
@@ -49,6 +51,8 @@ class Ending:
     launches: int
     trials: tuple[TrialOutcome, ...]
     warnings: tuple[str, ...] = ()
+    memory: Mapping[int, Memory] = field(default_factory=dict)
+    """By world size, of the rank that held most."""
 
 
 def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
@@ -72,6 +76,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     # Where clocks had to be corrected, what compares ranks is uncertain by the correction's bound.
     used = launches.of_launches(tables, frozenset().union(*counted.values()))
     clock_bound = max((r.clock_bound_ns or 0 for r in used.ranks if r.clock_corrected), default=0)
+    cores = min((rank.cores for rank in used.ranks), default=0)
     levels: list[Level] = []
     points: list[Point] = []
     for trial in plan.trials:
@@ -87,6 +92,9 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
                 sweep=sweep,
                 link=link,
                 clock_bound_ns=clock_bound,
+                fed_ns=max((rank.fed_ns.get(trial.world_size, -1) for rank in tables.ranks), default=-1),
+                cores=cores,
+                memory=ending.memory.get(trial.world_size, Memory()),
             )
         )
     return Analysis(
@@ -110,7 +118,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         fits=Fits(),
         inference=(),
         verdicts=_verdicts(used, plan, tuple(points), levels, records),
-        quality=_quality(used, ending, tuple(points), launches.said(counted, tables)),
+        quality=_quality(used, plan, ending, tuple(points), launches.said(counted, tables)),
         trials=tuple(
             dataclasses.replace(t, launches=tuple(sorted(counted[t.world_size]))) for t in ending.trials
         ),
@@ -164,14 +172,19 @@ def _crowded(tables: Tables) -> tuple[int, int]:
     return alone.filter(pl.col("delayed_ns") > CONTENDED * wall).height, alone.height
 
 
+def _others(plan: Plan) -> str:
+    """Who can have taken the cores."""
+    return "other programs or this run's own data workers" if plan.spec.data.workers else "other programs"
+
+
 def _quality(
-    tables: Tables, ending: Ending, points: tuple[Point, ...], of_launches: tuple[str, ...]
+    tables: Tables, plan: Plan, ending: Ending, points: tuple[Point, ...], of_launches: tuple[str, ...]
 ) -> Quality:
     crowded, blocks = _crowded(tables)
     contended = (
         (
             f"contended: {crowded} of {blocks} compute blocks waited for a core more than {CONTENDED:.0%} "
-            "of the time: other programs were running; intervals are wide, measure again on a quiet machine",
+            f"of the time: {_others(plan)} were running; intervals are wide, measure again on a quiet machine",
         )
         if crowded > CONTENDED_SHARE * blocks
         else ()
@@ -203,9 +216,13 @@ def _verdicts(
             no_gain if source is None else lambda change: predict(source, change, other_launch=False)["gain"]
         )
 
-    found = [v for p in points for v in verdicts(p, plan, by_size.get(p.world_size), gain(p.world_size))]
+    found = [
+        v
+        for p in points
+        for v in with_input(verdicts(p, plan, by_size.get(p.world_size), gain(p.world_size)), p, plan)
+    ]
     crowded, blocks = _crowded(tables)
     if crowded <= CONTENDED_SHARE * blocks:
         return tuple(found)
-    doubt = "other programs were running on this machine: a hint, not a finding"
+    doubt = f"{_others(plan)} were running on this machine: a hint, not a finding"
     return tuple(dataclasses.replace(v, confidence="low", evidence=(*v.evidence, doubt)) for v in found)

@@ -20,6 +20,7 @@ from scaling.analysis.results import (
     Point,
 )
 from scaling.analysis.simulate import period, period_of_mean
+from scaling.analysis.starvation import loader
 from scaling.analysis.stats import Floats, Means, Rounds, no_finer, scaled, widened
 from scaling.analysis.stragglers import describe, late_ranks
 from scaling.plan import Plan
@@ -39,11 +40,14 @@ def point(
     sweep: dict[str, Floats],
     link: Link | None,
     clock_bound_ns: int = 0,
+    fed_ns: int = -1,
+    cores: int = 0,
+    memory: Memory | None = None,
 ) -> Point:
     """Everything about one world size.
 
     `whole_batch` is the trial at world size 1 (strong scaling's baseline); `clock_bound_ns` how
-    far corrected clocks may be off.
+    far corrected clocks may be off; `fed_ns` and `cores` as scaling.analysis.starvation takes them.
     """
     trial, spec = records.trial, plan.spec
     n = trial.world_size
@@ -84,7 +88,8 @@ def point(
         comm=_comm(rounds, records, plan, clock_bound_ns, _floor(overhead))
         if n > 1 and records.bucket_bytes
         else None,
-        memory=Memory(),
+        memory=memory or Memory(),
+        loader=loader(records, rounds, plan, fed_ns=fed_ns, cores=cores),
     )
 
 

@@ -50,6 +50,7 @@ class Cycle:
     compute_end: Floats  # S x R
     transfer: Floats  # S x K
     start: Floats  # S x R
+    input: Floats  # S x R, durations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,11 @@ class TrialRecords:
     bucket_bytes: tuple[int, ...]
     """Reduced in a step, in the order of reduction."""
     solo: dict[tuple[int, int], dict[str, Floats]] = field(default_factory=dict)
+    making: dict[str, dict[tuple[int, int], float]] = field(default_factory=dict)
+    """By round: `make` and `make_cpu`, a batch in a data worker; `train_cpu`, a step in the training process.
+
+    Empty where batches were made up.
+    """
     replay: dict[tuple[int, int], Floats] = field(default_factory=dict)
     """Per round, K: each bucket's time alone."""
     gradient_bytes: int = 0
@@ -138,6 +144,7 @@ def read_trial(tables: Tables, trial: Trial) -> TrialRecords:
         merged=merged,
         bucket_bytes=sizes,
         solo=_solo(own, buckets, n),
+        making=_making(tables.blocks, n),
         replay=_replay(buckets, n),
         gradient_bytes=_gradient_bytes(buckets),
     )
@@ -164,6 +171,7 @@ def _detailed(
                 compute_end=stamps.compute_end[1:] - own_end,
                 transfer=merged.transfer[1:],
                 start=own_end - own_end.max(axis=1, keepdims=True),
+                input=stamps.input[1:],
             )
         )
     return tuple(cycles), scalars, sizes
@@ -264,6 +272,24 @@ def _solo(own: pl.DataFrame, buckets: pl.DataFrame, n: int) -> dict[tuple[int, i
             "ready": block_rows["ready"].to_numpy().reshape(n, -1),
             **{name: part[name].to_numpy() for name in PHASES},
         }
+    return found
+
+
+def _making(blocks: pl.DataFrame, n: int) -> dict[str, dict[tuple[int, int], float]]:
+    """Mean over the ranks' blocks of DDP over the group."""
+    own = blocks.filter(
+        (pl.col("world_size") == n) & pl.col("arm").is_in([PLAIN, PROBE]) & (pl.col("make_ns") > 0)
+    )
+    columns = {
+        "make": pl.col("make_ns"),
+        "make_cpu": pl.col("make_cpu_ns"),
+        "train_cpu": pl.col("cpu_ns") / (pl.col("steps") + pl.col("lead_in")),
+    }
+    means = own.group_by("launch", "round").agg(**{name: column.mean() for name, column in columns.items()})
+    found: dict[str, dict[tuple[int, int], float]] = {}
+    for row in means.iter_rows(named=True):
+        for name in columns:
+            found.setdefault(name, {})[row["launch"], row["round"]] = row[name]
     return found
 
 

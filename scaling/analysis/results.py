@@ -128,6 +128,25 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """How the batches were made."""
+
+    workers: int
+    """Processes a rank; 0: the training process."""
+    make_ms: Measured
+    """One batch, in one worker."""
+    make_cpu_ms: Measured | None
+    wait_share: Measured | None
+    """Of the step: what it would not take had every batch been ready."""
+    workers_needed: int | None
+    """A rank, so that no step waits."""
+    cores_needed: float | None
+    """A host, to train without waiting and make batches that fast."""
+    cores: int | None
+    """That a host has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One world size."""
 
@@ -148,6 +167,8 @@ class Point:
     overhead: Overhead = field(default_factory=Overhead)
     comm: Comm | None = None
     memory: Memory = field(default_factory=Memory)
+    loader: Loader | None = None
+    """None where batches were made up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

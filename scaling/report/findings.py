@@ -7,7 +7,9 @@ from scaling.analysis.results import (
     Comm,
     Comparison,
     Level,
+    Loader,
     Measured,
+    Memory,
     Overhead,
     Point,
     Prediction,
@@ -61,6 +63,8 @@ def _main_cause(analysis: Analysis, point: Point) -> str:
     if named and point.efficiency is not None:
         main = max(named, key=lambda v: v.share.value if v.share else 0.0)
         share = main.share.value if main.share else 0.0
+        if main.cause == "input" and share > 1 - point.efficiency.value:  # alone it waits as well
+            return f"; but {value_of(main.share, 100)} % of every step waits for {cause_name(main.cause)}."
         part = "most" if share > (1 - point.efficiency.value) / 2 else "the largest part"
         return (
             f"; {part} of the loss, {value_of(main.share, 100)} % of the step, is {cause_name(main.cause)}."
@@ -111,6 +115,23 @@ def overhead_line(overhead: Overhead) -> str:
 def closure_line(closure: Measured) -> str:
     """The check that can fail: a step put together from its pieces against the measured one."""
     return f"the step simulated from its pieces is {percent(closure)} of the measured one"
+
+
+def loader_line(loader: Loader) -> str:
+    """Who makes the batches, how fast, and how much of a step waits for them."""
+    who = count(loader.workers, "worker") + " a rank" if loader.workers else "the training process"
+    waits = f"; {percent(loader.wait_share)} of the step waits for batches" if loader.wait_share else ""
+    needed = f"; {count(loader.workers_needed, 'worker')} would do" if loader.workers_needed else ""
+    return f"made by {who}, a batch in {quantity(loader.make_ms, 'ms')}{waits}{needed}"
+
+
+def memory_line(memory: Memory, device: str) -> str:
+    """The most that a rank held, and what of the device's memory its group's communicator takes."""
+    kind = "resident" if device == "cpu" else "allocated by torch"
+    lines = [f"{format_bytes(memory.peak_bytes)} a rank at most ({kind})"] if memory.peak_bytes else []
+    if memory.communicators_bytes is not None:
+        lines.append(f"{format_bytes(memory.communicators_bytes)} for the group's communicator")
+    return "; ".join(lines)
 
 
 def comm_line(comm: Comm, rate_source: str) -> str:

@@ -11,6 +11,7 @@ from plotly.offline.offline import get_plotlyjs
 from scaling.analysis.results import (
     Analysis,
     Comparison,
+    Memory,
     Parts,
     Point,
     Remedy,
@@ -265,6 +266,12 @@ def _quality(analysis: Analysis) -> str:
             checks.append(
                 f"{text.ranks(p.world_size)}: the probe's own cost is {findings.overhead_line(p.overhead)}"
             )
+        if p.memory != Memory():
+            checks.append(
+                f"{text.ranks(p.world_size)}: memory {findings.memory_line(p.memory, analysis.run.device)}"
+            )
+        if p.loader:
+            checks.append(f"{text.ranks(p.world_size)}: batches {findings.loader_line(p.loader)}")
         if p.closure:
             checks.append(f"{text.ranks(p.world_size)}: {findings.closure_line(p.closure)}")
     warnings = findings.quality_lines(analysis.quality)

@@ -17,6 +17,7 @@ from scaling.analysis.results import (
     Comparison,
     Loss,
     Measured,
+    Memory,
     Parts,
     Point,
     PointComparison,
@@ -63,7 +64,7 @@ def _analysis(analysis: Analysis, plan: Plan, report_path: Path | str | None) ->
     source = plan.spec.topology.link.source
     for point in analysis.points:
         if point.world_size > 1:
-            yield from _point(point, source)
+            yield from _point(point, source, analysis.run.device)
     if analysis.fabric.levels:
         yield _head("fabric")
         for level in analysis.fabric.levels:
@@ -99,7 +100,7 @@ def _key_figures(points: tuple[Point, ...]) -> Iterator[Text]:
     yield from _prose(text.COLUMNS_NOTE, lead="# ", hang="# ", style="dim")
 
 
-def _point(point: Point, rate_source: str) -> Iterator[Text]:
+def _point(point: Point, rate_source: str, device: str) -> Iterator[Text]:
     if point.step_ms is None:
         return
     at = f"{text.ranks(point.world_size)} on {text.count(point.hosts, 'host')}"
@@ -109,8 +110,12 @@ def _point(point: Point, rate_source: str) -> Iterator[Text]:
         yield from _waterfall(point.loss, point.efficiency)
     if point.straggler is not None:
         yield from _fact("straggler", findings.straggler_line(point.straggler), style="bold red")
+    if point.loader is not None:
+        yield from _fact("batches", findings.loader_line(point.loader))
     if point.comm is not None:
         yield from _fact("gradients", findings.comm_line(point.comm, rate_source))
+    if point.memory != Memory():
+        yield from _fact("memory", findings.memory_line(point.memory, device))
     if point.overhead.probe_over_plain is not None:
         yield from _fact("probe's cost", findings.overhead_line(point.overhead))
     if point.closure is not None:

@@ -314,6 +314,11 @@ def _spec_lines(spec: Spec) -> list[tuple[str, str]]:
         lines.append(("link", f"{rate}{source}"))
     if top.note:
         lines.append(("note", top.note))
+    if spec.data.target is not None:
+        made = f"{count(spec.data.workers, 'worker')} a rank, {spec.data.prefetch} batches ahead each"
+        lines.append(
+            ("data", f"{spec.data.name}, {made if spec.data.workers else 'made in the training process'}")
+        )
     settings = _settings(spec)
     if settings:
         lines.append(("settings", ", ".join(settings)))

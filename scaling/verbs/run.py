@@ -13,7 +13,7 @@ from scaling.errors import InputError, ScalingError
 from scaling.plan import Plan
 from scaling.run import begun, create, jobs_of, measure
 from scaling.store import RunFolder
-from scaling.tryout import try_model
+from scaling.tryout import needs_trying, try_model
 from scaling.verbs.compare import compare_folders
 
 RESUME = "--resume"
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         return 0
     jobs = jobs_of(asked.items, multirun=asked.multirun)
     for job in jobs:
-        if not job.plan.spec.model.target.startswith("scaling.worker.models."):
+        if needs_trying(job.plan.spec):
             try_model(job.plan)
     for job in jobs:
         create(job.request, job.plan, job.folder)

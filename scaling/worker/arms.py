@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,16 +13,16 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.plan import Trial
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, STEP_ARMS, VARIANT
 from scaling.spec import DEFAULT_BUCKET_MB, Spec
+from scaling.worker.compression import WIRE, register
 from scaling.worker.devices import Device
+from scaling.worker.feed import Feed
 from scaling.worker.groups import Groups
 from scaling.worker.inject import Faults
+from scaling.worker.options import compiled, loading
 from scaling.worker.precision import Precision
 from scaling.worker.probe import BucketProbe, SoloProbe, Take, bucket_bytes
 from scaling.worker.step import Loop
 from scaling.worker.workload import Workload
-
-BATCHES = 4
-"""Made once and used in turn."""
 
 
 class Settings:
@@ -38,32 +38,37 @@ class Settings:
         device: Device,
         precision: Precision,
         faults: Faults,
-        rank: int,
+        feed: Callable[[int], Feed],
     ) -> None:
-        generator = torch.Generator().manual_seed(spec.seed * 1_000_003 + rank)
-        micro_batch = spec.batch_at(trial.world_size) // spec.accumulation_steps
-        batches = [device.stage(workload.make_batch(micro_batch, generator)) for _ in range(BATCHES)]
+        """`feed` gives what batches of so many samples come from."""
+        self.feed = feed(spec.batch_at(trial.world_size) // spec.accumulation_steps)
+        self.load = loading(spec, device.load)
         self._loop = functools.partial(
             Loop,
             workload=workload,
             optimizer=optimizer,
-            batches=batches,
+            fetch=self.feed.fetch,
             accumulation=spec.accumulation_steps,
             device=device,
             precision=precision,
             faults=faults,
+            load=self.load,
         )
-        self._module, self._ddp = workload.module, spec.ddp
+        self._module, self._ddp, self._compile = workload.module, spec.ddp, spec.compile
 
     def loop(self, module: torch.nn.Module) -> Loop:
         """The steps of a module, bare or wrapped."""
         return self._loop(module=module)
 
+    def module(self) -> torch.nn.Module:
+        """As a bare step has it, or a wrapper."""
+        return compiled(self._module) if self._compile else self._module
+
     def wrap(self, group: dist.ProcessGroup) -> DistributedDataParallel:
-        """The module as DDP over a group."""
+        """The module as DDP over a group, without a communication hook."""
         ddp = self._ddp
         return DistributedDataParallel(
-            self._module,
+            self.module(),
             process_group=group,
             # Given a number, DDP sizes its first bucket by it too; only None gives its own default
             # of a first bucket of 1 MiB.
@@ -72,6 +77,12 @@ class Settings:
             static_graph=ddp.static_graph,
             find_unused_parameters=ddp.find_unused_parameters,
         )
+
+    def ddp(self, group: dist.ProcessGroup) -> DistributedDataParallel:
+        """The module as the user trains it."""
+        wrapper = self.wrap(group)
+        register(wrapper, self._ddp.comm_hook, group)
+        return wrapper
 
 
 class Arms:
@@ -88,7 +99,7 @@ class Arms:
         device: Device,
         precision: Precision,
         faults: Faults,
-        rank: int,
+        feed: Callable[[int], Feed],
     ) -> None:
         n, group = trial.world_size, groups.data[trial.world_size]
         settings = functools.partial(
@@ -99,25 +110,35 @@ class Arms:
             device=device,
             precision=precision,
             faults=faults,
-            rank=rank,
+            feed=feed,
         )
         own = settings(spec)
         self._device = device
-        self.bare = own.loop(workload.module)
-        self._plain_ddp = own.wrap(group)
+        self._feed = self._variant_feed = own.feed
+        self.load = own.load
+        self.compiles = spec.compile
+        self.wire_dtype = WIRE.get(spec.ddp.comm_hook, torch.float32)
+        """Of what is reduced."""
+        self.bare = own.loop(own.module())
+        before = device.foreign_bytes()
+        self._plain_ddp = own.ddp(group)
+        after = device.foreign_bytes()
+        self.communicator_bytes = None if before is None or after is None else max(0, after - before)
+        """By how much device memory that torch does not know of grew with the first wrapper over the group."""
         self.plain = own.loop(self._plain_ddp)
         self.variant: Loop | None = None
         self.solo: Loop | None = None
         self.detailed: Loop | None = None
         if variant is not None:
             other = settings(variant)
-            self.variant = other.loop(other.wrap(group))
+            self._variant_feed = other.feed
+            self.variant = other.loop(other.ddp(group))
         elif n > 1:
-            self._solo_ddp = own.wrap(groups.solo)
+            self._solo_ddp = own.ddp(groups.solo)
             self._solo_probe: SoloProbe | None = None
             self.solo = own.loop(self._solo_ddp)
             detailed = own.wrap(group)
-            self._probe = BucketProbe(detailed, group, n, device)
+            self._probe = BucketProbe(detailed, group, n, device, spec.ddp.comm_hook)
             self.detailed = own.loop(detailed)
 
     def loop(self, arm: str, *, detailed: bool) -> Loop:
@@ -155,7 +176,26 @@ class Arms:
     def stamps(self, arm: str, *, detailed: bool) -> int:
         """How many a step of the arm takes at most."""
         loop = self.loop(arm, detailed=detailed)
-        return loop.stamps + (2 * len(self.buckets()) * loop.micro_steps if detailed else 0)
+        return loop.stamps + (
+            2 * max(len(self.buckets()), len(self.wire())) * loop.micro_steps if detailed else 0
+        )
+
+    def loops(self) -> list[Loop]:
+        """All there are."""
+        found = (self.bare, self.plain, self.variant, self.solo, self.detailed)
+        return [loop for loop in found if loop is not None]
+
+    def feed(self, arm: str) -> Feed:
+        """What the arm's batches come from."""
+        return self._variant_feed if arm == VARIANT else self._feed
+
+    def feeds(self) -> list[Feed]:
+        """All there are."""
+        return list({id(feed): feed for feed in (self._feed, self._variant_feed)}.values())
+
+    def wire(self) -> list[int]:
+        """Bytes of each all-reduce of a step, in the order of launch; a communication hook can change them."""
+        return (self._probe.wire if self.detailed is not None else []) or self.buckets()
 
     def buckets(self) -> list[int]:
         """Bytes of each bucket, in the order of reduction."""

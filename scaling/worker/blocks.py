@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from scaling.plan import Block
@@ -47,11 +48,22 @@ class BlockRunner:
 
     def run(self, block: Block, arms: Arms, sweep: Sequence[int], *, steps: int, lead_in: int) -> float:
         """Run and record one block; `sweep`: the sizes of the fabric arm, bytes. Returns the mean of a step, ns."""
+        making = (-1, -1)
         if block.arm in STEP_ARMS:
-            rows, collectives, usage = self._steps(block, arms, steps, lead_in)
+            arm, feed = (block.trial.world_size, block.arm, block.detailed), arms.feed(block.arm)
+            feed.prepare(arm, block.trial.world_size)
+            try:
+                rows, collectives, usage = self._steps(block, arms, steps, lead_in)
+            finally:
+                feed.pause(arm)
+            making = feed.cost()
         else:
             lead_in = 0
-            rows, collectives, usage = self._exchanges(block, _messages(block, arms, sweep, self._kinds))
+            rows, collectives, usage = self._exchanges(
+                block,
+                _messages(block, arms, sweep, self._kinds),
+                arms.wire_dtype if block.arm == REPLAY else torch.float32,
+            )
         resolve = self._device.clock.resolve
         fields: dict[str, Any] = {
             "id": block.id,
@@ -65,6 +77,8 @@ class BlockRunner:
             "lead_in": lead_in,
             "steps": len(rows),
             "parameters": arms.parameters(block.arm, [resolve(row)[0] for row in rows]),
+            "make_ns": making[0],
+            "make_cpu_ns": making[1],
         }
         self._recorder.block(
             fields,
@@ -87,6 +101,7 @@ class BlockRunner:
             self._device.clock.window(stamps),
         ):
             self._together(block)
+            arms.feed(block.arm).resume()
             with Usage() as usage:
                 for index in range(-lead_in, steps):
                     row = step()
@@ -98,7 +113,9 @@ class BlockRunner:
                 self._device.synchronize()
         return rows, collectives, usage
 
-    def _exchanges(self, block: Block, exchanges: list[list[Message]]) -> tuple[Rows, list[Rows], Usage]:
+    def _exchanges(
+        self, block: Block, exchanges: list[list[Message]], dtype: torch.dtype
+    ) -> tuple[Rows, list[Rows], Usage]:
         rows: Rows = []
         collectives: list[Rows] = []
         if block.arm == FABRIC:
@@ -107,7 +124,7 @@ class BlockRunner:
             self._together(block)
             with Usage() as usage:
                 for messages in exchanges:
-                    row, done = self._exchange.run(block.trial.world_size, messages)
+                    row, done = self._exchange.run(block.trial.world_size, messages, dtype)
                     rows.append(row)
                     collectives.append(done)
                 self._device.synchronize()
@@ -122,6 +139,6 @@ class BlockRunner:
 def _messages(block: Block, arms: Arms, sweep: Sequence[int], kinds: Sequence[int]) -> list[list[Message]]:
     """One list a repetition: a replay's buckets in a row, the sweep's messages one by one."""
     if block.arm == REPLAY:
-        return [[(ALL_REDUCE, size) for size in arms.buckets()]] * REPLAYS
+        return [[(ALL_REDUCE, size) for size in arms.wire()]] * REPLAYS
     repeats = [(size, SMALL_REPEATS if size <= SMALL_BYTES else 1) for size in sweep]
     return [[(kind, size)] for kind in kinds for size, count in repeats for _ in range(count)]

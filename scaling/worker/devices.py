@@ -38,11 +38,18 @@ class Device:
         """Give back what an attempt that ran out of memory has left in caches."""
 
     def peak_bytes(self) -> int:
-        """The most memory that this process has held."""
+        """The most memory that this process has held since `reset_peak`, resident."""
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def held_bytes(self) -> int | None:
         """What tensors hold on the device now; None where that is the process's own memory."""
+        return None
+
+    def foreign_bytes(self) -> int | None:
+        """Device memory in use of which torch knows nothing, communicators above all; None where there is no device."""
         return None
 
     def reset_peak(self) -> None:
@@ -105,6 +112,11 @@ class CudaDevice(Device):
     def held_bytes(self) -> int:
         """The allocator's cache not counted."""
         return torch.cuda.memory_allocated(self.torch_device)
+
+    def foreign_bytes(self) -> int:
+        """Used on the device, by whomever, less what the caching allocator holds."""
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return total - free - torch.cuda.memory_reserved(self.torch_device)
 
     def reset_peak(self) -> None:
         """From what is allocated now."""

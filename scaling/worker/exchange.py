@@ -37,8 +37,10 @@ class Exchange:
             self._buffer = torch.zeros(size // _ITEM_BYTES + 1, device=self._device.torch_device)
             self._part = torch.zeros_like(self._buffer)
 
-    def run(self, n: int, messages: Sequence[Message]) -> tuple[list[int], list[list[int]]]:
-        """Messages one after the other, ranks aligned at the first.
+    def run(
+        self, n: int, messages: Sequence[Message], dtype: torch.dtype = torch.float32
+    ) -> tuple[list[int], list[list[int]]]:
+        """Messages of elements of `dtype` one after the other, ranks aligned at the first.
 
         Tokens of begin and end, and one records.COLLECTIVE_FIELDS row of tokens each.
         """
@@ -46,7 +48,7 @@ class Exchange:
         self._device.synchronize()
         dist.barrier(self._groups.control[n])
         begin = stamp()
-        rows = [self._one(n, kind, size, seq) for seq, (kind, size) in enumerate(messages)]
+        rows = [self._one(n, kind, size, seq, dtype) for seq, (kind, size) in enumerate(messages)]
         return [begin, stamp()], rows
 
     def once(self, n: int, size: int) -> list[int]:
@@ -56,13 +58,14 @@ class Exchange:
             _, (row,) = self.run(n, [(ALL_REDUCE, size)])
         return clock.resolve(row)
 
-    def _one(self, n: int, kind: int, size: int, seq: int) -> list[int]:
+    def _one(self, n: int, kind: int, size: int, seq: int, dtype: torch.dtype) -> list[int]:
         """Run and stamp one message; on CUDA the current stream waits for it."""
         stamp, group = self._device.clock.stamp, self._groups.data[n]
-        each = max(1, size // _ITEM_BYTES // n)
+        items = size // dtype.itemsize
+        each = max(1, items // n)
         split = COLLECTIVES[kind] in ("all_gather", "reduce_scatter")
-        whole = self._buffer[: each * n if split else max(1, size // _ITEM_BYTES)]
-        part = self._part[:each]
+        whole = self._buffer.view(dtype)[: each * n if split else max(1, items)]
+        part = self._part.view(dtype)[:each]
         launch = stamp()
         match COLLECTIVES[kind]:
             case "all_gather":
@@ -73,7 +76,7 @@ class Exchange:
                 dist.broadcast(whole, 0, group=group)
             case _:
                 dist.all_reduce(whole, group=group)
-        return [seq, kind, n, whole.numel() * _ITEM_BYTES, launch, launch, stamp()]
+        return [seq, kind, n, whole.numel() * dtype.itemsize, launch, launch, stamp()]
 
 
 def stamps_of(exchanges: Sequence[Sequence[Message]]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from datetime import timedelta
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from scaling.plan import Block, Plan, Trial, round_blocks
-from scaling.records import BARE_ONE, STEP_ARMS
+from scaling.records import BARE_ONE, PLAIN, STEP_ARMS
 from scaling.store import LaunchFolder, write_json
 from scaling.worker.arms import Arms
 from scaling.worker.blocks import BlockRunner
@@ -21,10 +22,12 @@ from scaling.worker.control import Control
 from scaling.worker.devices import open_device
 from scaling.worker.environment import describe
 from scaling.worker.exchange import Exchange
+from scaling.worker.feed import Feed, open_feed
 from scaling.worker.groups import make_groups
 from scaling.worker.inject import Faults
 from scaling.worker.offsets import offset_ns
-from scaling.worker.pace import Pace
+from scaling.worker.options import shaped
+from scaling.worker.pace import Pace, bunch
 from scaling.worker.precision import Precision
 from scaling.worker.prepare import Ready, fits, warm_up
 from scaling.worker.recorder import Recorder
@@ -60,14 +63,16 @@ class Launch:
         self.exchange = Exchange(self.device, self.groups)
         self.precision = Precision(self.spec.precision, self.device.type)
         self.faults = Faults(self.spec.inject, rank=self.rank, first_on_host=local_rank == 0)
+        self.feeds: dict[int, Feed] = {}
         self.ready: dict[int, Ready] = {}
+        self.peaks: dict[int, int] = {}
         self.stage = "start"
 
     def run(self) -> None:
         """Set up, warm up, measure rounds until the pace says stop, write down."""
         torch.set_num_threads(self.spec.threads)
         torch.manual_seed(self.spec.seed)
-        workload = build(self.spec.model.target, self.spec.model.args)
+        workload = shaped(build(self.spec.model.target, self.spec.model.args), self.spec)
         workload.module.to(self.device.torch_device)
         write_json(
             self.folder.env(self.rank),
@@ -94,6 +99,8 @@ class Launch:
             self._clock("end")
         finally:
             self.faults.close()
+            for feed in self.feeds.values():
+                feed.close()
             self.recorder.close()
         self._note_memory()
         self.stage = "end"
@@ -108,11 +115,21 @@ class Launch:
         self.recorder.note("clock", at=at, offset_ns=offset, bound_ns=bound, time_ns=now_ns())
 
     def _note_memory(self) -> None:
-        """memory-<r>.json: the peak, and how well the device's clock was tied to the host's (0: it is the host's)."""
+        """memory-<r>.json: of each world size the peak in its plain blocks and what its communicator holds.
+
+        And how well the device's clock was tied to the host's (0: it is the host's).
+        """
         record = {
             "schema": MEMORY_SCHEMA,
             "rank": self.rank,
-            "peak_bytes": self.device.peak_bytes(),
+            "peak_bytes": max(self.peaks.values(), default=self.device.peak_bytes()),
+            "world_sizes": {
+                str(n): {
+                    "peak_bytes": self.peaks.get(n),
+                    "communicators_bytes": ready.arms.communicator_bytes,
+                }
+                for n, ready in self.ready.items()
+            },
             "device_clock_bound_ns": self.device.clock.bound_ns,
         }
         write_json(self.folder.memory(self.rank), record)
@@ -127,6 +144,8 @@ class Launch:
             "world": self.world,
             "groups": groups,
             "warmup": {str(n): ready.warmup_steps for n, ready in self.ready.items()},
+            "cores": len(os.sched_getaffinity(0)),
+            "fed_ns": {str(n): ready.fed_ns for n, ready in self.ready.items()},
         }
 
     def _prepare(self, trial: Trial, workload: Workload) -> bool:
@@ -142,13 +161,13 @@ class Launch:
                 device=self.device,
                 precision=self.precision,
                 faults=self.faults,
-                rank=self.rank,
+                feed=functools.partial(self._feed, workload),
             )
             if self.control.all_true(f"fits/{n}", n, fits(arms)):
                 self.ready[n] = warm_up(
                     trial,
                     arms,
-                    clock=self.device.clock,
+                    device=self.device,
                     control=self.control,
                     exchange=self.exchange,
                     measure=self.spec.measure,
@@ -164,6 +183,14 @@ class Launch:
             write_json(self.folder.out_of_memory(n), {"world_size": n})
         return fits_all
 
+    def _feed(self, workload: Workload, batch: int) -> Feed:
+        """One a batch size: world sizes that share it share its workers."""
+        if batch not in self.feeds:
+            self.feeds[batch] = open_feed(self.spec, workload, batch, rank=self.rank, device=self.device)
+        feed = self.feeds[batch]
+        feed.resume()  # another world size may have left it paused
+        return feed
+
     def _rounds(self, trials: tuple[Trial, ...], baseline: tuple[Trial, ...]) -> None:
         pace = None
         if self.rank == 0 and trials:
@@ -171,6 +198,7 @@ class Launch:
             pace = Pace(
                 self.spec.measure,
                 [self.ready[b.trial.world_size].step_ns for b in blocks if b.arm in STEP_ARMS],
+                bunch=bunch(self.spec),
             )
         begin, number, go = time.monotonic(), 0, bool(trials)
         while go:
@@ -196,10 +224,14 @@ class Launch:
             self.control.start(block.id, conductor=False)
             ready = self.ready[block.trial.world_size]
             self.faults.begin(block)
+            self.device.reset_peak()
             try:
                 step_ns = self.blocks.run(block, ready.arms, ready.sweep, steps=steps, lead_in=lead_in)
             finally:
                 self.faults.end()
+            if block.arm == PLAIN:
+                n = block.trial.world_size
+                self.peaks[n] = max(self.peaks.get(n, 0), self.device.peak_bytes())
             if pace is not None:
                 pace.note(block, step_ns)
             self.control.finish(block.id, 1 if block.arm == BARE_ONE else block.trial.world_size)

@@ -9,7 +9,7 @@ from typing import Any
 
 from scaling.plan import Block
 from scaling.records import BARE_ONE, PLAIN
-from scaling.spec import Measure
+from scaling.spec import Measure, Spec
 
 BLOCK_NS_MIN = 300_000_000
 """Blocks of very short steps get more of them: a block is to outlast a scheduler's hiccup."""
@@ -26,9 +26,10 @@ SWEEP_SHARE = 0.01
 class Pace:
     """Kept by rank 0, which decides for all."""
 
-    def __init__(self, measure: Measure, step_ns: Sequence[int]) -> None:
-        """`step_ns`: about what one step of each block of a round takes."""
+    def __init__(self, measure: Measure, step_ns: Sequence[int], *, bunch: int = 1) -> None:
+        """`step_ns`: about what one step of each block of a round takes; blocks have a multiple of `bunch` steps."""
         self._measure = measure
+        self._bunch = bunch
         self._longest_ns = max(1, *step_ns)
         self._round_ns = max(1, sum(step_ns))
         self._rounds_s: list[float] = []
@@ -43,9 +44,13 @@ class Pace:
         steps = min(BLOCK_STEPS_MAX, max(measure.steps, -(-BLOCK_NS_MIN // self._longest_ns)))
         affordable = measure.budget_s * 1e9 * (1 - EXCHANGE_SHARE) / measure.rounds_min / self._round_ns
         if steps + measure.lead_in <= affordable:
-            return steps, measure.lead_in
+            return self._whole(steps), measure.lead_in
         lead_in = 1 if affordable < 2 * STEPS_MIN else min(measure.lead_in, 2)
-        return max(STEPS_MIN, int(affordable) - lead_in), lead_in
+        return self._whole(max(STEPS_MIN, int(affordable) - lead_in)), lead_in
+
+    def _whole(self, steps: int) -> int:
+        """Up to the next whole number of bunches."""
+        return -(-steps // self._bunch) * self._bunch
 
     def go_on(self, rounds: int, elapsed_s: float) -> bool:
         """Whether to start another round after `rounds` of them."""
@@ -92,6 +97,16 @@ class Pace:
             max(0.0, min(self._measure.budget_s, elapsed_s / rounds * self._measure.rounds_max) - elapsed_s),
             1,
         )
+
+
+def bunch(spec: Spec) -> int:
+    """Steps in which every data worker gives the same number of batches.
+
+    Workers that began together end together: where steps wait for them, one step waits long and the next few
+    not at all. Only a block of whole bunches has the mean step of a long run.
+    """
+    workers = spec.data.workers
+    return workers // math.gcd(workers, spec.accumulation_steps) if workers else 1
 
 
 def student(degrees: int) -> float:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import torch
 
 from scaling.plan import Trial
-from scaling.records import PROBE
+from scaling.records import PLAIN, PROBE
 from scaling.spec import Measure
 from scaling.worker.arms import Arms
 from scaling.worker.clock import Clock
 from scaling.worker.control import Control
+from scaling.worker.devices import Device
 from scaling.worker.exchange import Exchange
 from scaling.worker.pace import fabric_sizes
 from scaling.worker.step import Loop
@@ -30,6 +31,8 @@ class Ready:
     warmup_steps: int
     step_ns: int
     """About what one plain step takes."""
+    fed_ns: int
+    """What a fetch takes whose batch is there; -1 where batches are made up."""
     sweep: list[int]
     """Sizes of the fabric arm, bytes; none at world size 1."""
 
@@ -47,37 +50,51 @@ def warm_up(
     trial: Trial,
     arms: Arms,
     *,
-    clock: Clock,
+    device: Device,
     control: Control,
     exchange: Exchange,
     measure: Measure,
     lead: bool,
 ) -> Ready:
     """Each loop a few steps (DDP rebuilds its buckets in the second), then plain ones until they settle."""
-    n = trial.world_size
-    for loop in (arms.bare, arms.plain, arms.variant, arms.solo, arms.detailed):
-        if loop is not None:
-            _chunk(loop, clock)
+    n, clock = trial.world_size, device.clock
+    for feed in arms.feeds():
+        feed.prepare("warm-up", n)
+        feed.resume()
+    if arms.compiles:  # minutes, and not the same on every rank: nobody is to wait in a collective for it
+        for loop in arms.loops():
+            loop.local()
+        control.meet(f"compiled/{n}", n)
+    for loop in arms.loops():
+        _chunk(loop, clock)
     if arms.detailed is not None:
         with arms.taking(PROBE, detailed=True) as take:
             assert take is not None
             take(arms.detailed.forward_end_ns)  # what the hook has gathered is not wanted
+            with clock.window(arms.stamps(PROBE, detailed=True)):
+                arms.detailed.plain()
+            take(arms.detailed.forward_end_ns)  # one step's, as every step's will be
     steps, before, settled = WARMUP_CHUNK, float("inf"), False
     while not settled and steps < measure.warmup_max:
         took = _chunk(arms.plain, clock)
         steps += WARMUP_CHUNK
         settled = control.agree(f"warm/{n}/{steps}", took > before * (1 - WARMUP_SETTLED), lead=lead)
         before = took
+    for feed in arms.feeds():
+        feed.pause("warm-up")
+    fed_ns = arms.feed(PLAIN).fed_ns(clock, arms.load)
     sweep: list[int] = []
     if arms.detailed is not None:
-        exchange.reserve(max(measure.fabric_bytes_max, *arms.buckets()))
+        exchange.reserve(max(measure.fabric_bytes_max, *arms.wire()))
         sweep = fabric_sizes(
             measure.fabric_bytes_max,
             measure.budget_s,
             lambda size: exchange.once(n, size),
             lambda key, value: control.agree(f"fabric/{n}/{key}", value, lead=lead),
         )
-    return Ready(arms=arms, warmup_steps=steps, step_ns=int(before) // WARMUP_CHUNK, sweep=sweep)
+    return Ready(
+        arms=arms, warmup_steps=steps, step_ns=int(before) // WARMUP_CHUNK, fed_ns=fed_ns, sweep=sweep
+    )
 
 
 def _chunk(loop: Loop, clock: Clock) -> int:

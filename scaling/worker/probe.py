@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records import COLLECTIVES
 from scaling.worker.clock import now_ns
+from scaling.worker.compression import reduction
 from scaling.worker.devices import Device
 
 _ALL_REDUCE = COLLECTIVES.index("all_reduce")
@@ -22,7 +23,10 @@ Take = Callable[[int], list[list[int]]]
 
 
 class BucketProbe:
-    """A communication hook that does what DDP does by default, and stamps launch and done of every bucket.
+    """A communication hook that does what DDP does by default, or the named hook does, and stamps its all-reduces.
+
+    The hook runs over a stand-in for the group, so what is stamped is what goes over the wire, with its bytes,
+    and not the casting and copying before and after.
 
     On sampled blocks only and on a wrapper of its own: a hook costs some 0.1 ms of CPU a bucket
     and cannot be removed.
@@ -34,7 +38,17 @@ class BucketProbe:
     to the device, still to come, is not in it.
     """
 
-    def __init__(self, ddp: DistributedDataParallel, group: Any, group_key: int, device: Device) -> None:
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        group: Any,
+        group_key: int,
+        device: Device,
+        comm_hook: str = "none",
+    ) -> None:
+        self._reduce = None if comm_hook == "none" else reduction(comm_hook, group)
+        self.wire: list[int] = []
+        """Bytes of each all-reduce of the step that was taken last, in the order of launch."""
         self._group = group
         self._group_key = group_key
         self._size = dist.get_world_size(group)
@@ -50,10 +64,12 @@ class BucketProbe:
         _state: object,
         bucket: dist.GradBucket,  # type: ignore[name-defined]
     ) -> torch.futures.Future[torch.Tensor]:
+        if self._reduce is not None:
+            return self._reduce(_Stamped(self._group, self._begin, self._stamp_done, bucket.index()), bucket)
         tensor = bucket.buffer()
-        tensor.div_(self._size)  # DDP's default divides while it copies into the bucket; a hook has to itself
-        row = [bucket.index(), tensor.numel() * tensor.element_size(), self._stamp(), 0]
-        self._rows.append(row)
+        # DDP's default multiplies while it copies into the bucket; a hook has to itself.
+        tensor.mul_(1 / self._size)
+        row = self._begin(bucket.index(), tensor)
         work = dist.all_reduce(tensor, group=self._group, async_op=True)
 
         def done(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
@@ -62,19 +78,71 @@ class BucketProbe:
 
         return work.get_future().then(done)  # type: ignore[no-any-return]
 
+    def _begin(self, bucket: int, tensor: torch.Tensor) -> list[int]:
+        """An all-reduce is about to be launched; `bucket` -1: not the first of its bucket."""
+        row = [bucket, tensor.numel() * tensor.element_size(), self._stamp(), 0]
+        self._rows.append(row)
+        return row
+
     def take(self, forward_end_ns: int) -> list[list[int]]:
         """The step's collectives; empties the store. On a device a bucket is ready when it is launched.
 
         DDP counts its ready times from a little before `forward_end_ns` is stamped, which can put one
-        some 10 us behind the launch it led to: it is held to that.
+        some 10 us behind the launch it led to: it is held to that. What is not the first of its bucket is
+        nothing that a gradient was waited for: 0.
         """
         rows, self._rows = self._rows, []
-        known = self._ready.absolute_ns(forward_end_ns) if self._ready else [row[2] for row in rows]
-        ready = dict(enumerate(known))
+        self.wire = [row[1] for row in rows]
+        ready = dict(enumerate(self._ready.absolute_ns(forward_end_ns))) if self._ready else {}
+
+        def known(bucket: int, launch: int) -> int:
+            at = ready.get(bucket, 0) if self._ready else launch
+            return 0 if bucket < 0 else min(at, launch)
+
         return [
-            [seq, _ALL_REDUCE, self._group_key, size, min(ready.get(index, 0), launch), launch, done]
-            for seq, (index, size, launch, done) in enumerate(rows)
+            [seq, _ALL_REDUCE, self._group_key, size, known(bucket, launch), launch, done]
+            for seq, (bucket, size, launch, done) in enumerate(rows)
         ]
+
+
+class _Stamped:
+    """A process group, as one bucket's hook sees it, whose all-reduces are stamped."""
+
+    def __init__(
+        self,
+        group: Any,
+        begin: Callable[[int, torch.Tensor], list[int]],
+        stamp_done: Callable[[], int],
+        bucket: int,
+    ) -> None:
+        self._group, self._begin, self._stamp_done, self._bucket = group, begin, stamp_done, bucket
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
+        """As the group's own, which torch.distributed.all_reduce calls; what is empty is not on the wire."""
+        if tensors[0].numel() == 0:
+            return self._group.allreduce(tensors, options)
+        row = self._begin(self._bucket, tensors[0])
+        self._bucket = -1
+        return _StampedWork(self._group.allreduce(tensors, options), row, self._stamp_done)
+
+
+class _StampedWork:
+    """The work of one all-reduce, whose future comes after its stamp."""
+
+    def __init__(self, work: Any, row: list[int], stamp_done: Callable[[], int]) -> None:
+        self._work, self._row, self._stamp_done = work, row, stamp_done
+
+    def get_future(self) -> Any:
+        """The tensors, summed, as of the work's own future."""
+
+        def done(future: torch.futures.Future[list[torch.Tensor]]) -> list[torch.Tensor]:
+            self._row[3] = self._stamp_done()
+            return future.value()
+
+        return self._work.get_future().then(done)
 
 
 class ReadyTimes:

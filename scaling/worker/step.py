@@ -31,24 +31,24 @@ class Loop:
         workload: Workload,
         module: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        batches: list[Any],
+        fetch: Callable[[], Any],
         accumulation: int,
         device: Device,
         precision: Precision,
         faults: Faults,
+        load: Callable[[Any], Any] | None = None,
     ) -> None:
-        """`batches` as `device.stage` left them."""
+        """`fetch` gives the next batch, on the host; `load` makes of it what the module takes (None: the device's)."""
         self.module = module
         self._loss = workload.loss
         self._optimizer = optimizer
-        self._batches = batches
+        self._next = fetch
         self.micro_steps = accumulation
         self._stamp = device.clock.stamp
-        self._load = device.load
+        self._load = load or device.load
         self._autocast = precision.autocast
         self._scaler = precision.scaler()
         self._faults = faults
-        self._next = 0
         self.stamps = 5 * accumulation + 4
         """How many a stamped step takes."""
         self.forward_end_ns = 0
@@ -107,8 +107,7 @@ class Loop:
 
     def _fetch(self) -> Any:
         self._faults.input()
-        self._next = (self._next + 1) % len(self._batches)
-        return self._load(self._batches[self._next])
+        return self._load(self._next())
 
     def _forward(self, inputs: Any, targets: Any) -> torch.Tensor:
         self._faults.compute()

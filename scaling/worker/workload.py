@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,15 @@ class Workload:
     """A training workload, made by a factory that `model._target_` names.
 
     `make_batch(n, generator)` returns `(inputs, targets)` of n samples; a step computes
-    `loss(module(inputs), targets)`. `optimizer` takes the parameters.
+    `loss(module(inputs), targets)`. `optimizer` takes the parameters. `blocks` are submodules whose activations
+    `checkpointing=true` computes again in backward; the children of a Sequential need not be named.
     """
 
     module: torch.nn.Module
     make_batch: Callable[[int, torch.Generator], tuple[Any, Any]]
     loss: Callable[[Any, Any], torch.Tensor]
     optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+    blocks: Sequence[torch.nn.Module] = ()
 
 
 def build(target: str, args: dict[str, Any]) -> Workload:

@@ -57,3 +57,23 @@ def test_the_cpu_moves_nothing_and_has_no_cuda_facts():
     assert device.peak_bytes() > 2**20
     assert set(device.facts().values()) == {None}
     assert {"cuda", "nccl", "device_name", "compute_capability", "device_uuid"} <= set(device.facts())
+
+
+def test_the_peak_of_a_stretch_is_what_it_held_and_not_what_came_before():
+    device = Device()
+    block = torch.ones(64 * 2**20 // 4)
+    high = device.peak_bytes()
+    del block
+    device.reset_peak()
+    assert device.peak_bytes() <= high
+    assert device.peak_bytes() > 10 * 2**20  # the process itself
+    assert device.foreign_bytes() is None
+
+
+def test_on_a_device_what_torch_does_not_know_of_is_a_communicator_s(monkeypatch):
+    gib = 2**30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (70 * gib, 80 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 9 * gib)
+    device = object.__new__(devices.CudaDevice)
+    device.torch_device = torch.device("cuda", 0)
+    assert device.foreign_bytes() == gib

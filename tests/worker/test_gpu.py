@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.records import STEP_FIELDS
 from scaling.spec import Inject
 from scaling.worker.devices import CudaDevice
+from scaling.worker.feed import Feed
 from scaling.worker.inject import Faults
 from scaling.worker.precision import Precision
 from scaling.worker.probe import BucketProbe, SoloProbe, bucket_bytes
@@ -70,7 +71,7 @@ def make_loop(module, inner, device, precision="fp32"):
         workload=workload,
         module=module,
         optimizer=sgd(inner.parameters()),
-        batches=[device.stage((torch.randn(256, 1024), torch.randn(256, 1024)))],
+        fetch=Feed([device.stage((torch.randn(256, 1024), torch.randn(256, 1024)))]).fetch,
         accumulation=1,
         device=device,
         precision=Precision(precision, "cuda"),

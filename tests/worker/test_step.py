@@ -8,6 +8,7 @@ import torch
 from scaling.records import STEP_FIELDS
 from scaling.spec import Inject
 from scaling.worker.devices import Device
+from scaling.worker.feed import Feed
 from scaling.worker.inject import Faults
 from scaling.worker.precision import Precision
 from scaling.worker.step import _ENGINE, Loop, step_fields
@@ -54,7 +55,7 @@ def make_loop(module, device, *, optimizer=None, accumulation=1, inject=None, pr
         workload=workload,
         module=module,
         optimizer=optimizer or sgd(module.parameters()),
-        batches=[(torch.ones(4, 2), torch.zeros(4, 2))],
+        fetch=Feed([(torch.ones(4, 2), torch.zeros(4, 2))]).fetch,
         accumulation=accumulation,
         device=device,
         precision=Precision(precision, "cpu"),

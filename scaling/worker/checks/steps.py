@@ -13,6 +13,7 @@ from scaling.plan import Plan, Trial
 from scaling.spec import Inject
 from scaling.worker.checks.work import watching
 from scaling.worker.devices import Device
+from scaling.worker.feed import Feed
 from scaling.worker.inject import Faults
 from scaling.worker.precision import Precision
 from scaling.worker.prepare import OUT_OF_MEMORY
@@ -75,7 +76,7 @@ class Bench:
             workload=self._workload,
             module=self._workload.module,
             optimizer=self._workload.optimizer(self._workload.module.parameters()),
-            batches=batches,
+            fetch=Feed(batches).fetch,
             accumulation=self._plan.spec.accumulation_steps,
             device=self._device,
             precision=self._precision,

@@ -1,0 +1,63 @@
+"""Training options in a real run: every arm has them, and the bytes are those that were sent."""
+
+import json
+
+LOCAL = (
+    "topology=local",
+    "topology.device=cpu",
+    "topology.ranks_per_host=2",
+    "world_sizes=[2]",
+    "measure=quick",
+    "measure.budget_s=6",
+    "measure.rounds_max=3",
+    "tracking=disabled",
+    "run_dir=run",
+)
+
+
+def payload_of(run):
+    return json.loads((run / "launches/0/env-0.json").read_text())["parameter_bytes"]
+
+
+def test_half_precision_on_the_wire_with_checkpoints_and_a_fused_optimizer(scaling, tmp_path, point_of):
+    done = scaling(
+        "run",
+        *LOCAL,
+        "model=highmem_cnn",
+        "batch_per_rank=4",
+        "accumulation_steps=2",
+        "channels_last=true",
+        "checkpointing=true",
+        "fused_optimizer=true",
+        "ddp.comm_hook=fp16",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    point = point_of(tmp_path / "run", 2)
+    assert point["comm"]["bytes_per_step"] == payload_of(tmp_path / "run") // 2  # once a step, too
+    assert point["closure"] is not None
+    assert point["memory"]["peak_bytes"] > 50 * 2**20  # a torch process, resident
+    assert point["memory"]["communicators_bytes"] is None
+    said = " ".join(done.stdout.split())
+    assert "channels_last=true" in said
+    assert "ddp.comm_hook=fp16" in said
+    assert "a rank at most (resident)" in said
+
+
+def test_power_sgd_over_a_compiled_model(scaling, tmp_path, point_of):
+    done = scaling(
+        "run",
+        *LOCAL,
+        "model=mlp",
+        "model.depth=1",
+        "model.width=1024",
+        "compile=true",
+        "ddp.comm_hook=powersgd",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    comm = point_of(tmp_path / "run", 2)["comm"]
+    assert comm["bytes_per_step"] < payload_of(tmp_path / "run") / 20
+    assert comm["busbw_gbit_s"]["value"] > 0
+    assert len(comm["buckets"]) >= 3  # three messages a bucket
+    assert all(bucket["bytes"] > 0 for bucket in comm["buckets"])
