@@ -57,6 +57,12 @@ CASES = [
     (["doctor", "--parity"], "path of a parity file"),
     (["doctor", "--parity", "nowhere/p.json"], "cannot be written to"),
     (["doctor", "-m", "model=mlp,highmem_cnn"], "checks one configuration"),
+    (["trace"], "1 or more profiler traces or folders expected"),
+    (["trace", "nowhere"], "no such file or folder"),
+    (["trace", "x", "--batch", "many"], "such as --batch 32"),
+    (["import", "topo"], "KIND FILE"),
+    (["import", "topo", "nowhere"], "cannot be read"),
+    (["import", "iso", "x"], "nccl-tests, topo, nccl-xml"),
 ]
 
 

@@ -74,7 +74,8 @@ def drawn(topology: Topology) -> list[str]:
         source = f" ({level.source})" if level.source else ""
         name = f"{level.name} {level.link_class}".strip() if level.link_class != level.name else level.name
         lines.append(f"{name:<14} {joined}  {rate}{hop}{source}")
-    if topology.islands and [len(i) for i in topology.islands] != [lv.ranks for lv in topology.levels[:1]]:
+    inner = topology.levels[0].ranks if topology.levels else 0
+    if any(len(island) != inner for island in topology.islands):
         lines.append(f"{'islands':<14} {' '.join(f'[{_devices(part)}]' for part in topology.islands)}")
     if len(topology.numa) > 1:
         lines.append(f"{'NUMA':<14} {' '.join(f'[{_devices(part)}]' for part in topology.numa)}")

@@ -196,7 +196,7 @@ def _communication(trace: Trace, launch: Ints, thread: Ints) -> tuple[Ints, list
     open_ = np.array([not signs.of_torch(n) for n in names], dtype=bool)
     may = (kind == signs.COMPUTE) & open_[gpu.name] if len(names) else kind == signs.COMPUTE
     under = may & (call >= 0)
-    lanes = _lanes(gpu, sure | under, kind)
+    lanes = _lanes(gpu, sure | under, may | sure)
     only = may & ~under & np.isin(gpu.stream, lanes)
     if only.any():  # a name that computes elsewhere computes here too
         elsewhere = np.unique(gpu.name[(kind == signs.COMPUTE) & ~np.isin(gpu.stream, lanes)])
@@ -230,9 +230,8 @@ def _enclosing(calls: tuple[Call, ...], launch: Ints, thread: Ints) -> Ints:
     return np.where(inside, order[np.maximum(at, 0)], -1)
 
 
-def _lanes(gpu: Gpu, sending: Ints, kind: Ints) -> Ints:
-    """Streams on which at least half of the kernels are surely communication."""
-    kernels = (kind == signs.COMPUTE) | sending
+def _lanes(gpu: Gpu, sending: Ints, kernels: Ints) -> Ints:
+    """Streams on which at least half of the `kernels` are surely communication."""
     streams, index = np.unique(gpu.stream[kernels], return_inverse=True)
     if not len(streams):
         return streams

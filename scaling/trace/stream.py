@@ -105,6 +105,7 @@ class TraceStream:
             buffer += piece
             if len(buffer) < PIECE:
                 continue
+            buffer = buffer.lstrip(_BETWEEN)  # a cut may have left the comma to this piece
             cut = _last_border(buffer)
             if cut is None:
                 if len(buffer) > GROWN_MAX:
@@ -117,7 +118,7 @@ class TraceStream:
                 if closed:
                     break
                 yield self._patient(buffer[:cut])
-            buffer = buffer[cut:].lstrip(_BETWEEN)
+            buffer = buffer[cut:]
         for piece in pieces:
             buffer += piece
             if len(buffer) > GROWN_MAX:
@@ -150,8 +151,9 @@ class TraceStream:
 
     def _last(self, buffer: bytes) -> list[Event]:
         """What is left after the last whole piece: some events, the closing bracket, the other keys."""
+        buffer = buffer.lstrip(_BETWEEN)
         cut, closed = _exact(buffer)
-        if not closed and buffer.strip(_BETWEEN):
+        if not closed and buffer:
             raise DamagedError("it ends in the middle of its events")
         if not closed:
             raise DamagedError("its list of events is not closed")
