@@ -208,7 +208,7 @@ class Fits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Something to change: exact overrides, the line of one's own code they stand for, the predicted gain."""
+    """Something to change: exact overrides, the line of one's own code they stand for, the predicted gain (ratio of throughputs)."""
 
     overrides: str
     code: str
