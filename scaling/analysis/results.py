@@ -208,7 +208,10 @@ class Fits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Something to change: exact overrides, the line of one's own code they stand for, the predicted gain (ratio of throughputs)."""
+    """Something to change: exact overrides, the line of one's own code they stand for, the predicted gain.
+
+    The gain is a ratio of throughputs: above 1 is faster.
+    """
 
     overrides: str
     code: str
