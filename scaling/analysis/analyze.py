@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from scaling.analysis import curve
+from scaling.analysis import curve, own
 from scaling.analysis.point import Link, point
 from scaling.analysis.predict import predict
 from scaling.analysis.quantities import TrialRecords, read_trial
@@ -54,6 +54,8 @@ class Ending:
 def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     """All of analysis.json."""
     spec = plan.spec
+    if spec.own_loop:
+        tables = own.usable(tables, plan.ranks)
     records = {t.world_size: read_trial(tables, t) for t in plan.trials}
     status = {t.world_size: t.status for t in ending.trials}
     warmup = {n: steps for rank in tables.ranks for n, steps in rank.warmup.items()}
@@ -97,7 +99,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         fits=Fits(),
         inference=(),
         verdicts=_verdicts(tables, plan, tuple(points), levels, records),
-        quality=_quality(tables, ending, tuple(points)),
+        quality=_quality(tables, ending, tuple(points), own_loop=spec.own_loop),
         trials=ending.trials,
     )
 
@@ -123,9 +125,11 @@ def _sweep(
     return values, lambda m: curve.fit(m, sizes, n), level
 
 
-def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
+def _reached(tables: Tables, points: tuple[Point, ...], *, own_loop: bool) -> tuple[str, ...]:
     """The efficiency's half-width at the largest world size, and what the next better one would take."""
     known = [p for p in points if p.world_size > 1 and p.efficiency and p.efficiency.half_width is not None]
+    if own_loop:
+        return own.reached(points)
     if not known:
         return ()
     found = known[-1].efficiency
@@ -149,7 +153,7 @@ def _crowded(tables: Tables) -> tuple[int, int]:
     return alone.filter(pl.col("delayed_ns") > CONTENDED * wall).height, alone.height
 
 
-def _quality(tables: Tables, ending: Ending, points: tuple[Point, ...]) -> Quality:
+def _quality(tables: Tables, ending: Ending, points: tuple[Point, ...], *, own_loop: bool) -> Quality:
     crowded, blocks = _crowded(tables)
     contended = (
         (
@@ -164,8 +168,8 @@ def _quality(tables: Tables, ending: Ending, points: tuple[Point, ...]) -> Quali
         contended_blocks=crowded,
         dropped_samples=tables.dropped_samples,
         clock_bound_us=max(bounds) / 1e3 if bounds else None,
-        reached=_reached(tables, points),
-        warnings=(*tables.gaps, *contended, *ending.warnings),
+        reached=_reached(tables, points, own_loop=own_loop),
+        warnings=(*tables.gaps, *contended, *own.pauses(tables), *ending.warnings),
     )
 
 
@@ -187,6 +191,8 @@ def _verdicts(
         )
 
     found = [v for p in points for v in verdicts(p, plan, by_size.get(p.world_size), gain(p.world_size))]
+    if plan.spec.own_loop:
+        found = [own.in_code(v) for v in found]
     crowded, blocks = _crowded(tables)
     if crowded <= CONTENDED_SHARE * blocks:
         return tuple(found)

@@ -57,9 +57,11 @@ def verdicts(
 
 
 def _causes_of(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
-    if point.world_size == 1 or point.efficiency is None:
-        return ()
-    if point.loss is None or point.efficiency.low is None or point.efficiency.high is None:
+    if point.world_size == 1 or (point.efficiency is None and point.loss is None):
+        return ()  # an own loop without a baseline has causes without an efficiency
+    if point.loss is None or (
+        point.efficiency is not None and (point.efficiency.low is None or point.efficiency.high is None)
+    ):
         return (_undecided(point, "too few rounds for an interval; use measure=standard"),)
     found = [
         Verdict(
@@ -75,7 +77,7 @@ def _causes_of(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
     ]
     if found:
         return tuple(found)
-    if point.efficiency.low > SCALES_WELL:
+    if point.efficiency is not None and _low(point.efficiency) > SCALES_WELL:
         return (
             Verdict(
                 cause="scales_well",

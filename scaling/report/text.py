@@ -290,11 +290,17 @@ def conditions(run: RunInfo, plan: Plan | None = None) -> tuple[tuple[str, str],
         launched = f"{plan.spec.launcher}, {launched}, {count(plan.spec.threads, 'thread')} a rank"
     lines.append(("launch", launched))
     if plan is not None:
-        m = plan.spec.measure
-        rounds = f"{m.name}, {m.rounds_min} to {m.rounds_max} rounds, blocks of {count(m.steps, 'step')}"
-        lines.append(("measure", f"{rounds}; 95 % intervals over rounds"))
+        lines.append(("measure", _measure(plan.spec)))
     lines.append(("run", f"{run.id}, {moment(run.started)}, took {format_duration(run.duration_s)}"))
     return tuple((name, plain(text)) for name, text in lines)
+
+
+def _measure(spec: Spec) -> str:
+    m = spec.measure
+    if spec.own_loop:
+        return f"rounds of {m.steps} steps, evenly over the loop; 95 % intervals over stretches of rounds"
+    rounds = f"{m.name}, {m.rounds_min} to {m.rounds_max} rounds, blocks of {count(m.steps, 'step')}"
+    return f"{rounds}; 95 % intervals over rounds"
 
 
 def _spec_lines(spec: Spec) -> list[tuple[str, str]]:
@@ -302,8 +308,12 @@ def _spec_lines(spec: Spec) -> list[tuple[str, str]]:
     batch = f"{spec.batch_per_rank} a rank" if spec.mode == "weak" else f"{spec.global_batch} over all ranks"
     micro = f", {spec.accumulation_steps} accumulation steps" if spec.accumulation_steps > 1 else ""
     hosts = f"{count(top.hosts, 'host')} x {ranks(top.ranks_per_host)}"
+    if spec.own_loop:
+        samples = f"{batch}{micro}" if spec.batch_per_rank else "unknown"
+    else:
+        samples = f"{batch} ({spec.mode} scaling){micro}"
     lines = [
-        ("batch", f"{batch} ({spec.mode} scaling){micro}"),
+        ("batch", samples),
         ("topology", f"{top.name}, {hosts}"),
     ]
     if top.hosts > 1 or top.link.rate_bit_s is not None:
