@@ -88,9 +88,10 @@ def pauses(tables: Tables) -> tuple[str, ...]:
     longest = max((rank.paused_ns for rank in tables.ranks), key=sum, default=())
     if not longest:
         return ()
+    pauses = "1 pause" if len(longest) == 1 else f"{len(longest)} pauses"
     return (
-        f"{len(longest)} times the loop did something else between two steps (evaluation, saving), "
-        f"{format_duration(sum(longest) / 1e9)} in all: not counted as part of a step",
+        f"{pauses} between two steps (evaluation, saving), {format_duration(sum(longest) / 1e9)} in all: "
+        "not counted as part of a step",
     )
 
 

@@ -148,7 +148,7 @@ def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats
         simulated["sim"][cycle.key] = float(whole.mean())
         simulated["sim_typical"][cycle.key] = float(mean.mean())
         simulated["link_exposed"][cycle.key] = float(exposed.mean())
-        free = period(cycle.ready, cycle.compute_end, np.zeros_like(cycle.transfer))
+        free = period(cycle.ready, cycle.compute_end, np.zeros_like(cycle.transfer), cycle.start)
         simulated["sim_free"][cycle.key] = float(free.mean())
     values |= {name: records.per_round(found) for name, found in simulated.items()}
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})

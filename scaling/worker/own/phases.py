@@ -20,6 +20,8 @@ from torch.nn.parallel.distributed import _find_tensors  # lists, tuples, dicts 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
+from scaling.worker.clock import now_ns
+
 _ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: the one way to the end of backward's compute
 
 FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END = range(6)
@@ -41,6 +43,8 @@ class Phases:
         self.inside = False
         """Whether a step is under way."""
         self.marks: Marks = []
+        self.forward_end_ns = 0
+        """Host time of the last forward's end: where DDP's ready times count from."""
         self.forwards = self.samples = 0
         """Of the step: calls of forward with gradients, and leading dimensions of their first tensors."""
         self.synced = self.stepped = False
@@ -121,6 +125,7 @@ class Phases:
 
     def _after_forward(self, _module: Any, _args: Any, output: Any) -> None:
         if self._marking and self.inside and torch.is_grad_enabled():
+            self.forward_end_ns = now_ns()
             for tensor in _find_tensors(output):  # type: ignore[no-untyped-call]
                 if tensor.requires_grad:
                     tensor.register_hook(self._at_backward)

@@ -33,10 +33,12 @@ from scaling.worker.clock import now_ns
 from scaling.worker.devices import CudaDevice, Device
 from scaling.worker.environment import describe
 from scaling.worker.own.agreement import Agreement, head
+from scaling.worker.own.baseline import Baseline, Step
 from scaling.worker.own.clocks import Clocks
 from scaling.worker.own.facts import describe_loop
 from scaling.worker.own.live import Live
 from scaling.worker.own.phases import Phases
+from scaling.worker.own.state import State
 from scaling.worker.own.tap import Tap
 from scaling.worker.own.track import Track
 from scaling.worker.recorder import Recorder, Usage
@@ -124,6 +126,7 @@ class Probe:
         self._samples: Counter[int] = Counter()
         self._depth = 0
         self._left_ns = 0
+        self._baseline: Baseline | None = None
         self._gaps: deque[int] = deque(maxlen=GAPS)
         self._on = True
         _probed.add(self._ddp)
@@ -145,6 +148,39 @@ class Probe:
     def step(self) -> contextlib.AbstractContextManager[Any]:
         """Around one training step: from the forward to the optimizer. Around each micro-step will do as well."""
         return self._step if self._on else self._nothing
+
+    def baseline(self, step: Step, *, rounds: int = 5, steps: int = 4, restore: Sequence[Any] = ()) -> None:
+        """Measure what a loop does not show by itself: a rank alone, no DDP, DDP over one rank, the wire alone.
+
+        `step(module)` does one training step, forward to optimizer, on every rank, with the module it is
+        given in the place of the DDP wrapper. Called between two steps, some ten steps after the begin.
+        Weights, buffers, gradients, the optimizers that stepped so far, random numbers, and whatever is in
+        `restore` (with `state_dict` and `load_state_dict`: a grad scaler, a schedule) are put back; for
+        as long as it lasts there is a second copy of all of them, and of the gradients for the other wrapper.
+        """
+        if not self._on:
+            return
+        if self._recorder is None or self._depth:
+            self._say("baseline() is called between steps, after the first few; nothing was measured")
+            return
+        self.phases.elsewhere += 1  # the gap that this makes is no input
+        self._track.begin(paused=True)
+        self.phases.inside = False
+        with self._guard():
+            if self._baseline is None:
+                self._baseline = Baseline(self._ddp, self._agreement, self.phases, self._device, self._record)
+            state = State(self._ddp.module, self.phases.optimizers.values(), restore)
+            try:
+                for parameter in self._ddp.parameters():
+                    parameter.grad = None
+                self._baseline.run(step, rounds=rounds, steps=steps, compiled=self._model is not self._ddp)
+            except Exception as error:
+                self._baseline.abort(error)
+                raise
+            finally:
+                self.phases.inside = False
+                state.restore()
+        self.phases.elsewhere += 1
 
     def _enter(self) -> None:
         self._depth += 1
