@@ -1,4 +1,4 @@
-"""The arms that a loop does not run by itself, on its live model: rank by rank, without DDP, without the wire; the wire.
+"""The arms that a loop does not run by itself, on its live model: a rank alone, no DDP, DDP alone, the wire alone.
 
 Rounds of them are numbered -1, -2, ...; what they change is put back afterwards.
 """
