@@ -58,6 +58,7 @@ def usable(tables: Tables, world_size: int) -> Tables:
         steps=tables.steps.join(kept, on=keys, how="semi"),
         buckets=tables.buckets.join(kept, on=keys, how="semi"),
         fabric=tables.fabric.join(kept, on=keys, how="semi"),
+        parameters=tables.parameters.join(kept, on=keys, how="semi"),
         dropped_samples=tables.dropped_samples + ragged,
     )
 

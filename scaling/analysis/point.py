@@ -231,6 +231,18 @@ def _parts(rounds: Rounds, n: int, clock_bound_ms: float) -> Parts:
     )
 
 
+def _share_of_wait(m: Means, exposed: Floats) -> Floats:
+    """What a wait of the detailed steps, ns, is of the step, earlier micro-steps' waits added."""
+    # What earlier micro-steps of accumulation waited is the link's too: no_sync was left out.
+    earlier = m["detailed.exposed"] - m["exposed_all"]
+    # The detailed probe's own cost stretches backward and hides more than the step itself would:
+    # its shares of the wait hold, the wait is the light probe's.
+    wait = m["detailed.exposed"]
+    share = np.divide(exposed + earlier, wait, out=np.zeros_like(wait), where=wait > 0)
+    result: Floats = share * m[f"{PROBE}.exposed"] / m[PROBE]
+    return result
+
+
 def _loss(
     rounds: Rounds,
     n: int,
@@ -259,14 +271,7 @@ def _loss(
         return 1 / m[PROBE]
 
     def linked(m: Means) -> Floats:
-        # What earlier micro-steps of accumulation waited is the link's too: no_sync was left out.
-        earlier = m["detailed.exposed"] - m["exposed_all"]
-        # The detailed probe's own cost stretches backward and hides more than the step itself would:
-        # its shares of the wait hold, the wait is the light probe's.
-        wait = m["detailed.exposed"]
-        share = np.divide(m["link_exposed"] + earlier, wait, out=np.zeros_like(wait), where=wait > 0)
-        result: Floats = share * m[f"{PROBE}.exposed"] / m[PROBE]
-        return result
+        return _share_of_wait(m, m["link_exposed"])
 
     def latency_share(m: Means) -> Floats:
         assert link is not None
@@ -332,6 +337,6 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int
             if nominal is None
             else no_finer(rounds.ratio(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal), floor)
         ),
-        free_speedup=rounds.ratio(lambda m: 1 / (1 - (m["sim"] - m["sim_free"]) / m["detailed"])),
+        free_speedup=rounds.ratio(lambda m: 1 / (1 - _share_of_wait(m, m["sim"] - m["sim_free"]))),
         hidden_share=rounds.measure(lambda m: 1 - m["exposed_transfer"] / m["busy"]),
     )

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.plan import bare_ranks
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, REPLAY
+from scaling.spec import DEFAULT_BUCKET_MB
 from scaling.worker.control import Control
 from scaling.worker.devices import Device
 from scaling.worker.exchange import ALL_REDUCE, Exchange, Message, stamps_of
@@ -33,7 +34,6 @@ REPLAYS = 3
 SWEEP = tuple(1024 * 4**k for k in range(7))
 """Bytes; 1 KiB to 4 MiB."""
 SMALL_BYTES, SMALL_REPEATS = 2**16, 4
-DEFAULT_CAP_BYTES = 25 * 2**20
 
 
 class Baseline:
@@ -59,12 +59,11 @@ class Baseline:
 
     def run(self, step: Step, *, rounds: int, steps: int, compiled: bool) -> None:
         """Measure; the caller restores what steps change."""
+        cap_mb = self._ddp.bucket_bytes_cap / 2**20
         wrapper = DistributedDataParallel(
             self._ddp.module,
             process_group=self._solo,
-            bucket_cap_mb=None
-            if self._ddp.bucket_bytes_cap == DEFAULT_CAP_BYTES
-            else self._ddp.bucket_bytes_cap / 2**20,
+            bucket_cap_mb=None if cap_mb == DEFAULT_BUCKET_MB else cap_mb,  # as in scaling.worker.arms
             gradient_as_bucket_view=self._ddp.gradient_as_bucket_view,
             static_graph=self._ddp.static_graph,
             find_unused_parameters=self._ddp.find_unused_parameters,
@@ -74,7 +73,7 @@ class Baseline:
         for module in (bare, solo):
             for _ in range(WARMUP):
                 step(module)
-        taking = SoloProbe(wrapper, self._device).taking
+        alone_probe = SoloProbe(wrapper, self._device)
         buckets = bucket_bytes(self._ddp)
         sizes = sorted({*SWEEP, max(buckets, default=0) // 4 * 4})
         self._exchange.reserve(max(sizes))
@@ -92,7 +91,7 @@ class Baseline:
                     if arm in (REPLAY, FABRIC):
                         self._messages(about, replay if arm == REPLAY else sweep)
                     elif arm == DDP_SOLO:
-                        self._steps(about, step, solo, steps, taking)
+                        self._steps(about, step, solo, steps, alone_probe)
                     else:
                         self._steps(about, step, bare, steps, None)
 
@@ -115,13 +114,13 @@ class Baseline:
         self._control.meet(f"baseline/{key}/end", self._world)
 
     def _steps(
-        self, about: dict[str, Any], step: Step, module: torch.nn.Module, steps: int, taking: Any
+        self, about: dict[str, Any], step: Step, module: torch.nn.Module, steps: int, probe: SoloProbe | None
     ) -> None:
         clock, phases = self._device.clock, self._phases
         begins: list[int] = []
         marks, collectives = [], []
         with (
-            taking() if taking else contextlib.nullcontext() as take,
+            probe.taking() if probe else contextlib.nullcontext() as take,
             clock.window((steps + LEAD_IN) * 64),
             phases.also(module),
         ):
@@ -151,7 +150,9 @@ class Baseline:
                     "no backward through the module that the step was given; it has to use its argument"
                 )
             rows.append(found)
-        self._write(about, rows, [[clock.resolve(row) for row in rows_] for rows_ in collectives], usage)
+        if probe is not None:
+            about = {**about, "parameters": probe.parameters(times[:-1])}
+        self._write(about, rows, [[clock.resolve(row) for row in each] for each in collectives], usage)
 
     def _messages(self, about: dict[str, Any], exchanges: list[list[Message]]) -> None:
         clock = self._device.clock

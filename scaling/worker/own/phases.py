@@ -163,7 +163,8 @@ def step_fields(begin: int, marks: Sequence[tuple[int, int]], end: int) -> list[
     next forward unless an optimizer stepped meanwhile: the next micro-batch is fetched there.
     """
     spent = {"input": 0, "forward": 0, "backward": 0, "optimizer": 0, "host": 0}
-    phase, since, backward_begin, compute_end, sync_end, stepped = "input", begin, 0, 0, 0, False
+    phase, since, stepped = "input", begin, False
+    backward_begin = compute_end = sync_end = waited = 0
     for kind, at in marks:
         if kind == FORWARD:
             fetching = phase == "host" and not stepped
@@ -173,6 +174,7 @@ def step_fields(begin: int, marks: Sequence[tuple[int, int]], end: int) -> list[
             spent[phase] += at - since
             phase, since, backward_begin = "backward", at, at
         elif kind == COMPUTE_END:
+            waited += sync_end - compute_end  # of the backward before this one
             compute_end = at
         elif kind == SYNC_END:
             spent["backward"] += at - backward_begin
@@ -194,4 +196,5 @@ def step_fields(begin: int, marks: Sequence[tuple[int, int]], end: int) -> list[
         spent["optimizer"],
         compute_end,
         sync_end,
+        waited,
     ]

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from scaling.records import STEP_FIELDS
 from scaling.worker.devices import Device
 from scaling.worker.own.phases import SYNC_END, Marks, Phases, step_fields
 from scaling.worker.own.schedule import ROUND_STEPS, Planned, round_of, slot_of
 from scaling.worker.own.tap import Tap
 from scaling.worker.recorder import Usage
 
+SYNC_END_FIELD = STEP_FIELDS.index("sync_end_ns")
 STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 4, 8
 
 
@@ -164,7 +166,7 @@ class Track:
                 return
             steps.append(fields)
             if planned.detailed:
-                sync_end = fields[-1]
+                sync_end = fields[SYNC_END_FIELD]
                 done = [resolve(collective) for collective in row.collectives]
                 collectives.append([[*rest, min(at, sync_end)] for *rest, at in done])
         self._sink(
