@@ -141,3 +141,12 @@ def test_an_exception_in_the_loop_is_told_and_what_was_measured_stays(found):
     (trial,) = analysis.trials
     assert (trial.status, trial.error) == ("failed", "BrokenError: in the loop")
     assert analysis.points[0].step_ms is not None
+
+
+def test_clocks_of_two_kernels_are_compared_at_once_and_then_now_and_then(two):
+    for rank in two:
+        assert [slot for slot, _, _ in rank["clocks"]] == [0, 1]
+        for _, kind, fields in rank["clocks"]:
+            assert kind == "clock"
+            assert abs(fields["offset_ns"]) <= fields["bound_ns"]  # it is one clock here
+    assert two[1]["clocks"][0][2]["bound_ns"] > 0

@@ -10,6 +10,7 @@ import os
 import sys
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
 from scaling.errors import InputError
+from scaling.worker.own.clocks import Clocks
 
 OPTIMIZER = importlib.import_module("torch.optim.optimizer")
 STEPS, MICRO_STEPS = 50, 2
@@ -177,6 +179,16 @@ def kinds(folder):
     return {"after": hooks(ddp)}
 
 
+def clocks(rank):
+    """Notes before slots 0 to 3, had the two ranks a kernel each."""
+    store = dist.PrefixStore("clocks", dist.distributed_c10d._get_default_store())
+    two_kernels = SimpleNamespace(rank=rank, kernels=[0, 1], members=[0, 1], store=store)
+    found, notes = Clocks(two_kernels), []
+    for slot in range(4):
+        found.look(slot, lambda kind, slot=slot, **fields: notes.append([slot, kind, fields]))
+    return notes
+
+
 def main(rank: int, store: str, folder: Path) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -194,6 +206,7 @@ def main(rank: int, store: str, folder: Path) -> None:
         wrapped(), rank, lambda d: Probe(d, run_dir=folder / "baseline"), baseline=True
     )
     result["misuse"] = misuse(folder)
+    result["clocks"] = clocks(rank)
     result["kinds"] = kinds(folder)
     dist.barrier()
     dist.destroy_process_group()
