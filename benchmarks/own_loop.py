@@ -1,9 +1,9 @@
 """The probe in a loop of one's own beside `scaling run`, on links of known speed; and what it costs that loop.
 
-    python benchmarks/own_loop.py [--only accuracy|overhead] [--rates 200,800] [--rounds N] [--pairs N]
+    python benchmarks/own_loop.py [--only accuracy|overhead] [--rates 200,800] [--turns N] [--rounds N] [--pairs N]
 
 Accuracy: two emulated hosts, 200 and 800 Mbit/s, with and without 40 ms of lateness in rank 1. `scaling run`
-measures the synthetic model; a plain loop trains the same model with a Probe; in turns, TURNS times. Bars: exposed
+measures the synthetic model; a plain loop trains the same model with a Probe; in turns. Bars: exposed
 transfer, bandwidth and the cost of the late rank within 5 % of what `scaling run` gives, exposed skew within 5 % or
 1 % of the step, the same rank named. The intervals of both are printed. Exit 77 without namespaces.
 
@@ -31,7 +31,7 @@ BAR, STEP_SHARE = 0.05, 0.01
 CPU_BAR_MS, WALL_BAR = 0.5, 0.01
 LATE_MS, COMPUTE_MS = 40.0, 40
 PARAM_MB = {200: 4, 800: 12}
-TURNS, STEPS = 2, 155
+STEPS = 155
 BLOCK_STEPS, LEAD_IN = 40, 5
 CONDITIONS = ("absent", "again", "on", "off")
 
@@ -116,26 +116,26 @@ def of(point: dict[str, Any]) -> dict[str, dict[str, Any] | None]:
     return dict(zip(QUANTITIES, (*found, late["cost_ms"] if late else None), strict=True))
 
 
-def accuracy(rates: list[int]) -> bool:
+def accuracy(rates: list[int], turns: int) -> bool:
     ok = True
     print(f"{'Mbit':>5} {'late':>5} {'quantity':<13} {'scaling run':>20} {'own loop':>20} {'difference':>11}")
     for rate in rates:
         for late_ms in (0.0, LATE_MS):
             theirs: list[dict[str, Any]] = []
             ours: list[dict[str, Any]] = []
-            for _turn in range(TURNS):
+            for _turn in range(turns):
                 with tempfile.TemporaryDirectory(prefix="scaling-own-") as scratch:
                     theirs.append(scaling_run(Path(scratch), rate, late_ms))
                     ours.append(own_run(Path(scratch), rate, late_ms))
             named = [[p["straggler"] and p["straggler"]["rank"] for p in points] for points in (theirs, ours)]
-            expected = [[1 if late_ms else None] * TURNS] * 2
-            step_ms = sum(p["step_ms"]["value"] for p in theirs) / TURNS
+            expected = [[1 if late_ms else None] * turns] * 2
+            step_ms = sum(p["step_ms"]["value"] for p in theirs) / turns
             ok &= named == expected
             for quantity in QUANTITIES:
                 a, b = ([of(p)[quantity] for p in points] for points in (theirs, ours))
                 if None in a + b:
                     continue
-                x, y = (sum(m["value"] for m in found) / TURNS for found in (a, b))  # type: ignore[index]
+                x, y = (sum(m["value"] for m in found) / turns for found in (a, b))  # type: ignore[index]
                 fine = abs(y / x - 1) <= BAR or (quantity == "skew ms" and abs(y - x) <= STEP_SHARE * step_ms)
                 ok &= fine
                 print(
@@ -275,6 +275,7 @@ def main() -> int:
     parser.add_argument("--only", choices=("accuracy", "overhead"))
     parser.add_argument("--rates", default="200,800", help="Mbit/s, of 200 and 800")
     parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--accuracy-worker", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--overhead-worker", type=Path, help=argparse.SUPPRESS)
@@ -292,7 +293,9 @@ def main() -> int:
         print("user namespaces are not to be had here (`unshare -Urnm true` fails)")
         return 77
     cheap = options.only == "accuracy" or overhead(options.rounds, options.pairs)
-    close = options.only == "overhead" or accuracy([int(rate) for rate in options.rates.split(",")])
+    close = options.only == "overhead" or accuracy(
+        [int(rate) for rate in options.rates.split(",")], options.turns
+    )
     print(json.dumps({"benchmark": "own_loop", "accuracy": close, "overhead": cheap, "ok": close and cheap}))
     return 0 if close and cheap else 1
 
