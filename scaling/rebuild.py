@@ -8,6 +8,7 @@ import io
 import json
 from dataclasses import dataclass
 
+import polars as pl
 from rich.console import Console
 
 from scaling import checkup
@@ -17,7 +18,7 @@ from scaling.analysis.analyze import Ending, analyze
 from scaling.analysis.results import SCHEMA, Analysis, RooflineResult, StepHistory, TrialOutcome
 from scaling.analysis.roofline import roofline
 from scaling.analysis.timeline import chrome, histories, timelines
-from scaling.collect import Tables, collect, write_tables
+from scaling.collect import Tables, collect, own_plan, write_tables
 from scaling.doctor import preflight
 from scaling.errors import InputError, ScalingError
 from scaling.plan import Plan
@@ -44,8 +45,13 @@ class Rebuilt:
 
 
 def read_plan(folder: RunFolder) -> Plan:
-    """The plan of a run's folder; InputError when it is none."""
-    return read_json(folder.require().plan, Plan, plans.SCHEMA)
+    """The plan of a run's folder, or the one that an own loop's records bring along; InputError when it is none."""
+    if not folder.require().plan.is_file():
+        found = own_plan(folder)
+        if found is None:
+            raise InputError(f"{folder.path}: no plan.json, and no rank file in it begins with a plan")
+        return found
+    return read_json(folder.plan, Plan, plans.SCHEMA)
 
 
 def read_analysis(folder: RunFolder) -> Analysis:
@@ -62,13 +68,16 @@ def rebuild(folder: RunFolder) -> Rebuilt:
         raise InputError(f"{folder.path}: made from profiler traces; run `scaling trace` on them again")
     status = _status(folder)
     tables = collect(folder, plan)
-    trials = tuple(_outcome(t.world_size, status, tables) for t in plan.trials)
+    if plan.spec.own_loop:
+        trials = tuple(_own_outcome(t.world_size, tables) for t in plan.trials)
+    else:
+        trials = tuple(_outcome(t.world_size, status, tables) for t in plan.trials)
     if tables.steps.is_empty():
         said = next((t.error for t in trials if t.error), "no worker wrote a record")
         raise ScalingError(f"{folder.path}: nothing was measured: {said}")
     write_tables(folder, tables)
     ending = Ending(
-        duration_s=status.duration_s if status else 0.0,
+        duration_s=status.duration_s if status else _span_s(tables),
         launches=len({rank.launch for rank in tables.ranks}),
         trials=trials,
         warnings=(*_unseen(folder, plan), *preflight.warnings(folder, plan), *_during(folder, plan, tables)),
@@ -147,6 +156,29 @@ def _status(folder: RunFolder) -> Status | None:
     with contextlib.suppress(ScalingError):
         return read_json(folder.status, Status, STATUS_SCHEMA)
     return None
+
+
+def _span_s(tables: Tables) -> float:
+    """From the first block to the last, s."""
+    begin, end = tables.blocks.select(pl.col("begin_ns").min(), pl.col("end_ns").max()).row(0)
+    return float(end - begin) / 1e9
+
+
+def _own_outcome(world_size: int, tables: Tables) -> TrialOutcome:
+    """How an own loop stands, from the end of its latest launch's records."""
+    latest = max((rank.launch for rank in tables.ranks), default=0)
+    ranks = {rank.rank: rank for rank in tables.ranks if rank.launch == latest}
+    failed = next((rank for rank in ranks.values() if rank.state == "failed"), None)
+    missing = next((rank for rank in range(world_size) if rank not in ranks), None)
+    going = next((rank.rank for rank in ranks.values() if rank.state is None), None)
+    if failed is not None:
+        return TrialOutcome(world_size=world_size, status="failed", error=failed.error, rank=failed.rank)
+    if missing is not None:
+        return TrialOutcome(world_size=world_size, status="lost", error="left no records", rank=missing)
+    if going is not None:
+        error = "the loop was still running, or was ended from outside"
+        return TrialOutcome(world_size=world_size, status="interrupted", error=error, rank=going)
+    return TrialOutcome(world_size=world_size, status="done")
 
 
 def _outcome(world_size: int, status: Status | None, tables: Tables) -> TrialOutcome:

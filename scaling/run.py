@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import hashlib
 import json
 import os
 import time
@@ -20,28 +19,21 @@ from scaling.launchers.commands import command
 from scaling.launchers.follow import describe, follow
 from scaling.lock import held
 from scaling.plan import SCHEMA as PLAN_SCHEMA
-from scaling.plan import Plan, make_plan
+from scaling.plan import Plan, make_plan, run_id
 from scaling.status import SCHEMA as STATUS_SCHEMA
 from scaling.status import LaunchStatus, Status, in_words, left, status_of
-from scaling.store import LaunchFolder, RunFolder, read_json, write_json, write_text
+from scaling.store import LaunchFolder, RunFolder, default_folder, read_json, write_json, write_text
 
 
 def plan_request(request: Request) -> Plan:
-    """A plan with a fresh id, `<date>-<time>-<hash>`."""
+    """A plan with a fresh id."""
     now = dt.datetime.now(tz=dt.timezone.utc).astimezone()
-    salt = hashlib.sha256(f"{request.yaml}{now.isoformat()}{os.getpid()}".encode()).hexdigest()[:8]
     return make_plan(
         request.spec,
-        run_id=f"{now:%Y%m%d-%H%M%S}-{salt}",
+        run_id=run_id(now, request.yaml),
         created=now.isoformat(timespec="seconds"),
         version=__version__,
     )
-
-
-def default_folder(plan: Plan) -> Path:
-    """runs/<date>/<time>-<hash>."""
-    date, clock, salt = plan.id.split("-")
-    return Path("runs") / f"{date[:4]}-{date[4:6]}-{date[6:]}" / f"{clock}-{salt}"
 
 
 def check_folder(path: Path) -> RunFolder:
@@ -75,7 +67,7 @@ def jobs_of(asked: tuple[Request, ...], *, multirun: bool) -> list[Job]:
     parent: Path | None = None
     for index, request in enumerate(asked):
         plan = plan_request(request)
-        path = request.run_dir or parent or default_folder(plan)
+        path = request.run_dir or parent or default_folder(plan.id)
         parent = path if multirun else None
         folder = check_folder(path / str(index) if multirun else path)
         jobs.append(Job(request=request, plan=plan, folder=folder))

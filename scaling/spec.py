@@ -8,6 +8,8 @@ from typing import Any
 MODES = ("weak", "strong")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 LAUNCHERS = ("local", "emulated")
+OWN_LOOP = "own loop"
+"""What stands for the launcher, the topology and the measure of a loop that is not the harness's own."""
 TRACKING_MODES = ("offline", "online", "disabled")
 WORLD_SIZE_MAX = 2**17
 """As far as anything is predicted."""
@@ -196,6 +198,11 @@ class Spec:
     inject: Inject = field(default_factory=Inject)
     env: dict[str, str] = field(default_factory=dict)
     tracking: Tracking = field(default_factory=Tracking)
+
+    @property
+    def own_loop(self) -> bool:
+        """Whether somebody's own training loop was probed: one world size, blocks of consecutive steps."""
+        return self.launcher == OWN_LOOP
 
     def batch_at(self, world_size: int) -> int:
         """Samples of one rank in one optimizer step, over all accumulation steps."""

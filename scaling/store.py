@@ -18,6 +18,12 @@ from scaling.errors import InputError
 T = TypeVar("T")
 
 
+def default_folder(run_id: str) -> Path:
+    """runs/<date>/<time>-<hash> of an id `<date>-<time>-<hash>`."""
+    date, clock, salt = run_id.split("-")
+    return Path("runs") / f"{date[:4]}-{date[4:6]}-{date[6:]}" / f"{clock}-{salt}"
+
+
 class RunFolder:
     """Names of everything below RUN/."""
 
@@ -100,10 +106,14 @@ class RunFolder:
         return [self.launch(i) for i in sorted(int(p.name) for p in parent.iterdir() if p.name.isdigit())]
 
     def require(self) -> RunFolder:
-        """Return self when this is a run's folder; InputError otherwise."""
-        if not self.plan.is_file():
-            what = "no such folder" if not self.path.exists() else "not a run: it has no plan.json"
-            raise InputError(f"{self.path}: {what}; name a folder that `scaling run` made")
+        """Return self when this is a run's folder, or an own loop's; InputError otherwise."""
+        if not self.plan.is_file() and not any(self.path.glob("launches/*/rank-*.jsonl")):
+            what = (
+                "no such folder"
+                if not self.path.exists()
+                else "not a run: it has no plan.json and no records"
+            )
+            raise InputError(f"{self.path}: {what}; name a folder that `scaling run` or a Probe made")
         return self
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from scaling.analysis import curve, launches
+from scaling.analysis import curve, launches, own
 from scaling.analysis.point import Link, point
 from scaling.analysis.predict import predict
 from scaling.analysis.quantities import TrialRecords, read_trial
@@ -54,6 +54,8 @@ class Ending:
 def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     """All of analysis.json."""
     spec = plan.spec
+    if spec.own_loop:
+        tables = own.usable(tables, plan.ranks)
     counted = {t.world_size: launches.counted(tables, plan, t) for t in plan.trials}
     within = {n: launches.of_launches(tables, counts) for n, counts in counted.items()}
     records = {t.world_size: read_trial(within[t.world_size], t) for t in plan.trials}
@@ -110,7 +112,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         fits=Fits(),
         inference=(),
         verdicts=_verdicts(used, plan, tuple(points), levels, records),
-        quality=_quality(used, ending, tuple(points), launches.said(counted, tables)),
+        quality=_quality(used, ending, tuple(points), launches.said(counted, tables), own_loop=spec.own_loop),
         trials=tuple(
             dataclasses.replace(t, launches=tuple(sorted(counted[t.world_size]))) for t in ending.trials
         ),
@@ -138,9 +140,11 @@ def _sweep(
     return values, lambda m: curve.fit(m, sizes, n), level
 
 
-def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
+def _reached(tables: Tables, points: tuple[Point, ...], *, own_loop: bool) -> tuple[str, ...]:
     """The efficiency's half-width at the largest world size, and what the next better one would take."""
     known = [p for p in points if p.world_size > 1 and p.efficiency and p.efficiency.half_width is not None]
+    if own_loop:
+        return own.reached(points)
     if not known:
         return ()
     found = known[-1].efficiency
@@ -165,7 +169,12 @@ def _crowded(tables: Tables) -> tuple[int, int]:
 
 
 def _quality(
-    tables: Tables, ending: Ending, points: tuple[Point, ...], of_launches: tuple[str, ...]
+    tables: Tables,
+    ending: Ending,
+    points: tuple[Point, ...],
+    of_launches: tuple[str, ...],
+    *,
+    own_loop: bool,
 ) -> Quality:
     crowded, blocks = _crowded(tables)
     contended = (
@@ -181,8 +190,14 @@ def _quality(
         contended_blocks=crowded,
         dropped_samples=tables.dropped_samples,
         clock_bound_us=max(bounds) / 1e3 if bounds else None,
-        reached=_reached(tables, points),
-        warnings=(*map(str, tables.gaps), *of_launches, *contended, *ending.warnings),
+        reached=_reached(tables, points, own_loop=own_loop),
+        warnings=(
+            *map(str, tables.gaps),
+            *of_launches,
+            *contended,
+            *own.pauses(tables),
+            *ending.warnings,
+        ),
     )
 
 
@@ -204,6 +219,8 @@ def _verdicts(
         )
 
     found = [v for p in points for v in verdicts(p, plan, by_size.get(p.world_size), gain(p.world_size))]
+    if plan.spec.own_loop:
+        found = [own.in_code(v) for v in found]
     crowded, blocks = _crowded(tables)
     if crowded <= CONTENDED_SHARE * blocks:
         return tuple(found)

@@ -117,6 +117,8 @@ class Comm:
     hidden_share: Measured | None
     gradient_bytes: int | None = None
     """Of all gradients once. Less than `bytes_per_step` where accumulation reduces in every micro-step."""
+    free_speedup: Measured | None = None
+    """How many times faster a step were at most if communication took no time and compute stayed as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -292,12 +292,18 @@ def conditions(run: RunInfo, plan: Plan | None = None) -> tuple[tuple[str, str],
     if not traced:
         lines.append(("launch", launched))
     if plan is not None and not traced:
-        m = plan.spec.measure
-        rounds = f"{m.name}, {m.rounds_min} to {m.rounds_max} rounds, blocks of {count(m.steps, 'step')}"
-        lines.append(("measure", f"{rounds}; 95 % intervals over rounds"))
+        lines.append(("measure", _measure(plan.spec)))
     took = "" if traced else f", took {format_duration(run.duration_s)}"
     lines.append(("run", f"{run.id}, {moment(run.started)}{took}"))
     return tuple((name, plain(text)) for name, text in lines)
+
+
+def _measure(spec: Spec) -> str:
+    m = spec.measure
+    if spec.own_loop:
+        return f"rounds of {m.steps} steps, evenly over the loop; 95 % intervals over stretches of rounds"
+    rounds = f"{m.name}, {m.rounds_min} to {m.rounds_max} rounds, blocks of {count(m.steps, 'step')}"
+    return f"{rounds}; 95 % intervals over rounds"
 
 
 def _spec_lines(spec: Spec) -> list[tuple[str, str]]:
@@ -305,8 +311,9 @@ def _spec_lines(spec: Spec) -> list[tuple[str, str]]:
     batch = f"{spec.batch_per_rank} a rank" if spec.mode == "weak" else f"{spec.global_batch} over all ranks"
     micro = f", {spec.accumulation_steps} accumulation steps" if spec.accumulation_steps > 1 else ""
     hosts = f"{count(top.hosts, 'host')} x {ranks(top.ranks_per_host)}"
-    unknown = spec.launcher == "trace" and not spec.batch_per_rank
-    lines = [] if unknown else [("batch", f"{batch} ({spec.mode} scaling){micro}")]
+    scaled_so = "" if spec.own_loop else f" ({spec.mode} scaling)"
+    unknown = (spec.own_loop or spec.launcher == "trace") and not spec.batch_per_rank
+    lines = [] if unknown else [("batch", f"{batch}{scaled_so}{micro}")]
     lines.append(("topology", f"{top.name}, {hosts}"))
     if top.hosts > 1 or top.link.rate_bit_s is not None:
         rate = "rate unknown" if top.link.rate_bit_s is None else f"{format_rate(top.link.rate_bit_s)} a host"

@@ -104,7 +104,7 @@ class Launch:
         """Note this rank's clock against rank 0's. Ranks that share rank 0's kernel share its clock."""
         self.stage = f"clock offsets at the {at}"
         self.control.meet(f"clock/{at}", self.world)  # all idle: nobody sits long in a receive
-        offset, bound = offset_ns(self.rank, self.world, None)
+        offset, bound = offset_ns(self.rank, range(self.world), None)
         self.recorder.note("clock", at=at, offset_ns=offset, bound_ns=bound, time_ns=now_ns())
 
     def _note_memory(self) -> None:
