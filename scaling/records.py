@@ -72,3 +72,9 @@ BLOCK_FIELDS = (
     "thread_cpu_ns",  # of the thread that runs the steps
     "delayed_ns",  # the same thread was ready to run and had no core; -1: the kernel does not tell
 )
+
+CASE_FIELDS = (
+    "case",  # its place among the run's cases
+    "peak_bytes",  # the most memory that the process held in the block
+)
+"""Of a block in a run by cases (scaling/cases.py), beside BLOCK_FIELDS."""
