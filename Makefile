@@ -29,7 +29,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 bench: $(READY)  ## every benchmark, one after the other
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || [ $$? = 77 ] || exit 1; done
 
 clean:  ## remove what was built
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from typing import Any
 
 from scaling import spec
+from scaling.check_cases import check_cases
 from scaling.errors import InputError
 from scaling.machine import Machine
 from scaling.records import COLLECTIVES
@@ -33,7 +35,9 @@ def to_spec(config: Config, machine: Machine) -> spec.Spec:
             f"ddp.bucket_cap_mb={config.ddp.bucket_cap_mb}: a positive number of MiB is expected"
         )
     _batch(config, world_sizes)
-    _precision(config.precision.name, topology, machine)
+    by_case = check_cases(config, topology)
+    for precision in (config.precision.name, *by_case["vary"].precision):
+        _precision(precision, topology, machine)
     if config.inject.rank is not None and not 0 <= config.inject.rank < max(world_sizes):
         raise InputError(
             f"inject.rank={config.inject.rank}: ranks of this run are 0 to {max(world_sizes) - 1}"
@@ -65,23 +69,46 @@ def to_spec(config: Config, machine: Machine) -> spec.Spec:
         inject=_inject(config.inject),
         env={str(k): str(v) for k, v in config.env.items()},
         tracking=spec.Tracking(**{**vars(config.tracking), "tags": tuple(config.tracking.tags)}),
+        **by_case,
     )
 
 
 def _model(config: dict[str, Any]) -> spec.Model:
-    own = {"name", "_target_", "synthetic", "args"}
+    own = {"name", "_target_", "synthetic", "args", "requires", "limits"}
     target = config.get("_target_")
     if not isinstance(target, str) or "." not in target:
         raise InputError(
             f"model._target_={target}: the dotted path of a factory is expected, such as package.module.factory"
         )
     args = {str(k): v for k, v in config.items() if k not in own} | dict(config.get("args") or {})
+    for key, limits in (config.get("limits") or {}).items():
+        _within(f"model.{key}", args.get(key), **limits)
+    _installed(str(config.get("name")), config.get("requires"))
     return spec.Model(
         name=str(config.get("name", target.rsplit(".", 1)[-1])),
         target=target,
         args=args,
         synthetic=bool(config.get("synthetic", False)),
     )
+
+
+def _installed(model: str, package: str | None) -> None:
+    """A preset's package is there. It is not imported: that takes a second, and is the workers' part."""
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise InputError(
+            f"model={model}: needs {package}, which is not installed; pip install 'scaling-harness[models]'"
+        )
+
+
+def _within(
+    key: str, value: Any, *, least: int | None = None, most: int | None = None, multiple_of: int = 1
+) -> None:
+    """What a preset says of the sizes that it can take (`limits` in its file)."""
+    low, high = least or multiple_of, float("inf") if most is None else most
+    if not isinstance(value, int) or not low <= value <= high or value % multiple_of:
+        whole = f"a multiple of {multiple_of}" if multiple_of > 1 else "a whole number"
+        bound = f"from {low} on" if most is None else f"from {low} to {most}"
+        raise InputError(f"{key}={value}: {whole} {bound} is expected")
 
 
 def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
@@ -231,10 +258,12 @@ def _measure(config: MeasureConfig) -> spec.Measure:
 
 
 def _inject(config: InjectConfig) -> spec.Inject:
-    values = {k: v for k, v in vars(config).items() if k != "link_rate"}
-    rate = config.link_rate
+    values = {k: v for k, v in vars(config).items() if k not in ("link_rate", "memory_limit")}
+    rate, limit = config.link_rate, config.memory_limit
     return spec.Inject(
-        **values, link_rate_bit_s=None if rate is None else parse_rate_bit_s(rate, "inject.link_rate")
+        **values,
+        link_rate_bit_s=None if rate is None else parse_rate_bit_s(rate, "inject.link_rate"),
+        memory_limit_bytes=None if limit is None else parse_bytes(limit, "inject.memory_limit"),
     )
 
 

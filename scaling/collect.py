@@ -46,6 +46,8 @@ _BLOCK_COLUMNS = {
     "cpu_ns": pl.Int64,
     "thread_cpu_ns": pl.Int64,
     "delayed_ns": pl.Int64,
+    "case": pl.Int64,
+    "peak_bytes": pl.Int64,
 }
 _STEP_COLUMNS = {"launch": pl.Int64, "rank": pl.Int64, "block": pl.Int64, "step": pl.Int64} | dict.fromkeys(
     STEP_FIELDS, pl.Int64
@@ -116,6 +118,8 @@ class _Block(msgspec.Struct, tag_field="t", tag="block"):
     cpu_ns: int
     thread_cpu_ns: int
     delayed_ns: int
+    case: int = -1
+    peak_bytes: int = -1
     parameters: list[tuple[int, int]] = []
 
 

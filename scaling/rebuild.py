@@ -7,6 +7,7 @@ import dataclasses
 import io
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 from rich.console import Console
@@ -15,12 +16,16 @@ from scaling import checkup
 from scaling import plan as plans
 from scaling.analysis import clocks, memory
 from scaling.analysis.analyze import Ending, analyze
+from scaling.analysis.cases import CaseFiles, analyze_cases
 from scaling.analysis.results import SCHEMA, Analysis, RooflineResult, StepHistory, TrialOutcome
 from scaling.analysis.roofline import roofline
 from scaling.analysis.timeline import chrome, histories, timelines
+from scaling.cases import SCHEMA as CASES_SCHEMA
+from scaling.cases import Outcome, Outcomes
 from scaling.collect import Tables, collect, own_plan, write_tables
 from scaling.doctor import preflight
 from scaling.errors import InputError, ScalingError
+from scaling.fit import read_largest
 from scaling.plan import Plan
 from scaling.report.html import page
 from scaling.report.terminal import print_analysis
@@ -40,8 +45,11 @@ class Rebuilt:
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 when some trial is not whole."""
-        return 0 if all(t.status == "done" for t in self.analysis.trials) else 3
+        """0, or 3 when some trial or case is not whole."""
+        found = self.analysis
+        statuses = [t.status for t in found.trials] + [c.status for c in found.inference]
+        statuses += [c.status for c in found.training]
+        return 0 if set(statuses) <= {"done"} else 3
 
 
 def read_plan(folder: RunFolder) -> Plan:
@@ -80,12 +88,21 @@ def rebuild(folder: RunFolder) -> Rebuilt:
         duration_s=status.duration_s if status else _span_s(tables),
         launches=len({rank.launch for rank in tables.ranks}),
         trials=trials,
-        warnings=(*_unseen(folder, plan), *preflight.warnings(folder, plan), *_during(folder, plan, tables)),
+        warnings=(
+            *(() if plan.spec.by_case else _unseen(folder, plan)),
+            *preflight.warnings(folder, plan),
+            *_during(folder, plan, tables),
+        ),
+        device_name=str(_environment(folder).get("device_name") or ""),
     )
-    analysis = dataclasses.replace(
-        analyze(tables, plan, ending), memory=memory.growth(tables.memory, tables.blocks)
-    )
-    analysis = dataclasses.replace(analysis, roofline=_roofline(folder, plan, analysis))
+    if plan.spec.by_case:
+        files = CaseFiles(outcomes=_outcomes(folder), largest=read_largest(folder))
+        analysis = analyze_cases(tables, plan, ending, files)
+    else:
+        analysis = analyze(tables, plan, ending)
+    analysis = dataclasses.replace(analysis, memory=memory.growth(tables.memory, tables.blocks))
+    if analysis.points:
+        analysis = dataclasses.replace(analysis, roofline=_roofline(folder, plan, analysis))
     write_json(folder.analysis, analysis)
     drawn = timelines(tables, plan)
     write_text(folder.timeline, chrome(drawn))
@@ -101,10 +118,7 @@ def rebuild(folder: RunFolder) -> Rebuilt:
 def _unseen(folder: RunFolder, plan: Plan) -> tuple[str, ...]:
     """Traffic of DDP that is in the step time and not in `comm`."""
     said = []
-    buffers = 0
-    for launch in folder.launches():
-        with contextlib.suppress(OSError, ValueError):
-            buffers = int(json.loads(launch.env(0).read_text(encoding="utf-8")).get("buffers_bytes", 0))
+    buffers = int(_environment(folder).get("buffers_bytes", 0))
     if buffers and plan.ranks > 1:
         said.append(
             f"the module has {format_bytes(buffers)} of buffers: DDP broadcasts them before every forward, "
@@ -149,6 +163,23 @@ def _roofline(folder: RunFolder, plan: Plan, analysis: Analysis) -> RooflineResu
                 },
             )
     return None
+
+
+def _environment(folder: RunFolder) -> dict[str, Any]:
+    """What rank 0 of the last launch ran on; empty where that is gone."""
+    for launch in reversed(folder.launches()):
+        with contextlib.suppress(OSError, ValueError):
+            return dict(json.loads(launch.env(0).read_text(encoding="utf-8")))
+    return {}
+
+
+def _outcomes(folder: RunFolder) -> tuple[Outcome, ...]:
+    """How the cases stand, later launches last."""
+    found: list[Outcome] = []
+    for launch in folder.launches():
+        with contextlib.suppress(InputError):
+            found += read_json(launch.cases, Outcomes, CASES_SCHEMA).outcomes
+    return tuple(found)
 
 
 def _status(folder: RunFolder) -> Status | None:

@@ -86,3 +86,10 @@ def generation(slot: int) -> int:
     and there are SLOTS_WHOLE / 2 to SLOTS_WHOLE of them. Below 0 are the rounds of a baseline.
     """
     return (max(slot, 0) // SLOTS_WHOLE).bit_length()
+
+
+CASE_FIELDS = (
+    "case",  # its place among the run's cases
+    "peak_bytes",  # the most memory that the process held in the block
+)
+"""Of a block in a run by cases (scaling/cases.py), beside BLOCK_FIELDS."""

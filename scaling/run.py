@@ -15,6 +15,7 @@ from typing import Any
 from scaling import __version__
 from scaling.config import Request
 from scaling.errors import InputError
+from scaling.fit import find_largest
 from scaling.launchers.commands import command
 from scaling.launchers.follow import describe, follow
 from scaling.lock import held
@@ -108,6 +109,10 @@ def measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], 
 def _measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], None]) -> Status:
     launches = _earlier(folder)
     since = len(launches)
+    if plan.spec.batch_max and (failed := _searched(plan, folder, len(launches), progress)) is not None:
+        status = status_of(plan, [*launches, failed])
+        write_json(folder.status, status)
+        return status
     while sizes := left(plan, launches, since):
         if len(launches) > since and launches[-1].state != "done":
             progress({"said": in_words(launches[-1], sizes)})
@@ -118,6 +123,26 @@ def _measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]],
         if launches[-1].state == "interrupted":
             break
     return status_of(plan, launches)
+
+
+def _searched(
+    plan: Plan, folder: RunFolder, index: int, progress: Callable[[dict[str, Any]], None]
+) -> LaunchStatus | None:
+    """The search for the largest batch, before any launch measures; how it failed, where it did."""
+    begin = time.monotonic()
+    sizes = tuple(t.world_size for t in plan.trials)
+    started = LaunchStatus(index=index, world_sizes=sizes, state="running")
+    write_json(folder.status, status_of(plan, [started]))
+    outcome = find_largest(plan, folder, progress)
+    if outcome.status == "done":
+        return None
+    return dataclasses.replace(
+        started,
+        state="failed" if outcome.status == "oom" else outcome.status,
+        duration_s=round(time.monotonic() - begin, 1),
+        error=outcome.error,
+        rank=outcome.rank,
+    )
 
 
 def _launch(

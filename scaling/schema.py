@@ -89,6 +89,16 @@ class InjectConfig:
     wrong_no_sync: bool = False
     contention: int = 0
     fail_after_blocks: int | None = None
+    memory_limit: str | None = None
+
+
+@dataclass
+class VaryConfig:
+    precision: list[str] | None = None
+    autocast: list[bool] | None = None
+    compile: list[bool] | None = None
+    checkpointing: list[bool] | None = None
+    accumulation_steps: list[int] | None = None
 
 
 @dataclass
@@ -112,6 +122,10 @@ class Config:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     inject: InjectConfig = field(default_factory=InjectConfig)
     ddp: DdpConfig = field(default_factory=DdpConfig)
+    vary: VaryConfig = field(default_factory=VaryConfig)
+    task: str = "train"
+    batch: Any = None
+    memory_limit: str | None = None
     world_sizes: list[int] | None = None
     mode: str = "weak"
     batch_per_rank: int = 32

@@ -7,6 +7,7 @@ from typing import Any
 
 MODES = ("weak", "strong")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+TASKS = ("train", "inference")
 LAUNCHERS = ("local", "emulated")
 OWN_LOOP = "own loop"
 """What stands for the launcher, the topology and the measure of a loop that is not the harness's own."""
@@ -154,11 +155,24 @@ class Inject:
     contention: int = 0
     fail_after_blocks: int | None = None
     """Raise in that rank after so many blocks: what a failing training script does."""
+    memory_limit_bytes: int | None = None
+    """That rank's memory limit, where it is less than the others'."""
 
     @property
     def active(self) -> bool:
         """Whether anything at all is injected."""
         return self != Inject(rank=self.rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vary:
+    """Settings that are measured beside each other in one launch, in every combination; empty: the run's own."""
+
+    precision: tuple[str, ...] = ()
+    autocast: tuple[bool, ...] = ()
+    compile: tuple[bool, ...] = ()
+    checkpointing: tuple[bool, ...] = ()
+    accumulation_steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +212,18 @@ class Spec:
     inject: Inject = field(default_factory=Inject)
     env: dict[str, str] = field(default_factory=dict)
     tracking: Tracking = field(default_factory=Tracking)
+    batches: tuple[int, ...] = ()
+    """Samples a rank and step, each measured beside the others."""
+    batch_max: bool = False
+    """Find the largest batch that fits first, and measure up to it."""
+    memory_limit_bytes: int | None = None
+    """A rank's; on CUDA the card's own where there is none."""
+    vary: Vary = field(default_factory=Vary)
+
+    @property
+    def by_case(self) -> bool:
+        """Whether a table of cases is measured (scaling/cases.py), and not where a training step goes."""
+        return self.task == "inference" or bool(self.batches) or self.batch_max or self.vary != Vary()
 
     @property
     def own_loop(self) -> bool:

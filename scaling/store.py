@@ -90,6 +90,15 @@ class RunFolder:
         """What `scaling doctor` found."""
         return self.path / "doctor.json"
 
+    @property
+    def largest(self) -> Path:
+        """The largest batches that fit, and what was tried to find them."""
+        return self.path / "largest.json"
+
+    def search(self, index: int) -> LaunchFolder:
+        """One launch of the search for the largest batch."""
+        return LaunchFolder(self.path / "search" / str(index), index)
+
     def table(self, name: str) -> Path:
         """A derived table: steps, buckets, fabric or blocks."""
         return self.path / f"{name}.parquet"
@@ -164,6 +173,16 @@ class LaunchFolder:
     def telemetry(self, host: int) -> Path:
         """Samples of one host's state."""
         return self.path / f"telemetry-{host}.jsonl"
+
+    @property
+    def tries(self) -> Path:
+        """Batches that rank 0 tried, a line before and a line after each."""
+        return self.path / "tries.jsonl"
+
+    @property
+    def cases(self) -> Path:
+        """How each case of the launch stands."""
+        return self.path / "cases.json"
 
     def out_of_memory(self, world_size: int) -> Path:
         """There when a world size did not fit into some rank's memory."""

@@ -28,6 +28,7 @@ from scaling.analysis.results import (
 from scaling.analysis.sources import read_sources
 from scaling.analysis.stats import Floats
 from scaling.analysis.verdict import Gain, no_gain, verdicts
+from scaling.cases import LATENCY
 from scaling.collect import Tables
 from scaling.plan import Plan, Trial
 from scaling.records import BARE_ALL, BARE_ONE
@@ -49,6 +50,7 @@ class Ending:
     launches: int
     trials: tuple[TrialOutcome, ...]
     warnings: tuple[str, ...] = ()
+    device_name: str = ""
 
 
 def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
@@ -93,29 +95,36 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         )
     return Analysis(
         schema=SCHEMA,
-        run=RunInfo(
-            id=plan.id,
-            model=spec.model.name,
-            topology=spec.topology.name,
-            precision=spec.precision,
-            mode=spec.mode,
-            task=spec.task,
-            backend=spec.topology.backend,
-            device=spec.topology.device,
-            started=plan.created,
-            duration_s=ending.duration_s,
-            synthetic=spec.model.synthetic,
-            launches=ending.launches,
-        ),
+        run=run_info(plan, ending),
         points=tuple(points),
         fabric=Fabric(levels=tuple(levels)),
         fits=Fits(),
         inference=(),
         verdicts=_verdicts(used, plan, tuple(points), levels, records),
-        quality=_quality(used, ending, tuple(points), launches.said(counted, tables), own_loop=spec.own_loop),
+        quality=quality(used, ending, tuple(points), launches.said(counted, tables), own_loop=spec.own_loop),
         trials=tuple(
             dataclasses.replace(t, launches=tuple(sorted(counted[t.world_size]))) for t in ending.trials
         ),
+    )
+
+
+def run_info(plan: Plan, ending: Ending) -> RunInfo:
+    """What was measured, on what."""
+    spec = plan.spec
+    return RunInfo(
+        id=plan.id,
+        model=spec.model.name,
+        topology=spec.topology.name,
+        precision=spec.precision,
+        mode=spec.mode,
+        task=spec.task,
+        backend=spec.topology.backend,
+        device=spec.topology.device,
+        started=plan.created,
+        duration_s=ending.duration_s,
+        synthetic=spec.model.synthetic,
+        launches=ending.launches,
+        device_name=ending.device_name,
     )
 
 
@@ -163,19 +172,20 @@ def _reached(tables: Tables, points: tuple[Point, ...], *, own_loop: bool) -> tu
 
 def _crowded(tables: Tables) -> tuple[int, int]:
     """(contended, all) blocks of bare compute: their one thread needs one core, so any wait for it is somebody else."""
-    alone = tables.blocks.filter(pl.col("arm").is_in([BARE_ONE, BARE_ALL]))
+    alone = tables.blocks.filter(pl.col("arm").is_in([BARE_ONE, BARE_ALL, LATENCY]))
     wall = pl.col("end_ns") - pl.col("begin_ns")
     return alone.filter(pl.col("delayed_ns") > CONTENDED * wall).height, alone.height
 
 
-def _quality(
+def quality(
     tables: Tables,
     ending: Ending,
     points: tuple[Point, ...],
     of_launches: tuple[str, ...],
     *,
-    own_loop: bool,
+    own_loop: bool = False,
 ) -> Quality:
+    """What stands against the numbers."""
     crowded, blocks = _crowded(tables)
     contended = (
         (

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling import resources
+from scaling.largest import MEASURE
 from scaling.plan import Plan
 from scaling.spec import Spec
 from scaling.store import LaunchFolder, RunFolder
@@ -28,7 +29,13 @@ class Command:
 
 
 def torchrun(
-    spec: Spec, ranks: int, folder: RunFolder, launch: LaunchFolder, sizes: list[int], *where: str
+    spec: Spec,
+    ranks: int,
+    folder: RunFolder,
+    launch: LaunchFolder,
+    sizes: list[int],
+    *where: str,
+    what: str = MEASURE,
 ) -> list[str]:
     """`launch/torchrun.sh` with `ranks` workers on one host; `where` says how hosts find each other."""
     return [
@@ -42,31 +49,37 @@ def torchrun(
         str(folder.path.absolute()),
         str(launch.index),
         ",".join(map(str, sizes)),
+        *([] if what == MEASURE else [what]),
     ]
 
 
-def command(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int]) -> Command:
-    """The command of one launch: as many ranks as its largest world size needs."""
-    return (_emulated if plan.spec.launcher == "emulated" else _local)(plan, folder, launch, sizes)
+def command(
+    plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str = MEASURE
+) -> Command:
+    """The command of one launch: as many ranks as its largest world size needs.
+
+    `what`: measure, or search or prove the largest batch.
+    """
+    return (_emulated if plan.spec.launcher == "emulated" else _local)(plan, folder, launch, sizes, what)
 
 
 def _environment(spec: Spec, interface: str) -> dict[str, str]:
     return {
         "SCALING_PYTHON": sys.executable,
-        "PYTHONPATH": str(resources.import_root()),
+        "PYTHONPATH": resources.import_path(),
         "PYTHONUNBUFFERED": "1",
         "GLOO_SOCKET_IFNAME": interface,
         **spec.env,
     }
 
 
-def _local(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int]) -> Command:
+def _local(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str) -> Command:
     where = ("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
-    argv = torchrun(plan.spec, max(sizes), folder, launch, sizes, *where)
+    argv = torchrun(plan.spec, max(sizes), folder, launch, sizes, *where, what=what)
     return Command(argv=tuple(argv), env=_environment(plan.spec, "lo"))
 
 
-def _emulated(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int]) -> Command:
+def _emulated(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str) -> Command:
     topology, inject = plan.spec.topology, plan.spec.inject
     count = topology.hosts_of(max(sizes))
     hosts = []
@@ -87,7 +100,7 @@ def _emulated(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[i
                 "name": f"host{host}",
                 "address": f"10.77.0.{host + 1}",
                 "rate_bit_s": inject.link_rate_bit_s if slowed else topology.link.rate_bit_s,
-                "command": torchrun(plan.spec, ranks, folder, launch, sizes, *where),
+                "command": torchrun(plan.spec, ranks, folder, launch, sizes, *where, what=what),
                 "env": _environment(plan.spec, "eth0"),
                 "log": str(launch.agent_log(host).absolute()),
             }

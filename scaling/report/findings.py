@@ -18,6 +18,7 @@ from scaling.analysis.results import (
     TrialOutcome,
     Verdict,
 )
+from scaling.report import cases
 from scaling.report.text import (
     PARTS,
     cause_name,
@@ -40,6 +41,8 @@ OPEN_VERDICTS = ("undecided", "scales_well")
 
 def answer(analysis: Analysis) -> str:
     """How well the run scales and what eats most of the rest, in a sentence or two."""
+    if analysis.inference or analysis.training:
+        return cases.answer(analysis)
     measured = [p for p in analysis.points if p.step_ms is not None]
     missing = _missing(analysis)
     if not measured:
@@ -187,7 +190,7 @@ def trial_line(trial: TrialOutcome) -> str:
 def run_names(comparison: Comparison) -> tuple[str, str]:
     """What tells the two runs apart: the settings that differ, or their ids."""
     base, other = comparison.base, comparison.other
-    fields = ("model", "topology", "precision", "mode", "backend", "device")
+    fields = ("model", "topology", "precision", "mode", "backend", "device", "device_name")
     differing = [f for f in fields if getattr(base, f) != getattr(other, f)]
 
     def name(run: RunInfo) -> str:
@@ -206,6 +209,8 @@ def comparison_answer(comparison: Comparison) -> str:
     """Which run is faster, or that one cannot tell."""
     if not comparison.comparable:
         return f"The two runs are not comparable: {'; '.join(map(plain, comparison.reasons))}."
+    if comparison.cases:
+        return cases.comparison_answer(comparison, run_names(comparison))
     measured = [p for p in comparison.points if p.ratio is not None]
     if not measured:
         return "The two runs have no world size in common that was measured in both."

@@ -71,6 +71,7 @@ def compare_folders(
             f"--fail-below: the runs are not comparable: {'; '.join(r for i in found for r in i.reasons)}"
         )
     ratios = [p.ratio for item in found for p in item.points]
+    ratios += [c.ratio for item in found for c in item.cases]
     return int(any(r is not None and r.high is not None and r.high < fail_below for r in ratios))
 
 

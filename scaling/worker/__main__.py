@@ -1,4 +1,4 @@
-"""`python -m scaling.worker RUN LAUNCH [WORLD_SIZE,...]`, started by torchrun on every rank."""
+"""`python -m scaling.worker RUN LAUNCH WORLD_SIZE,... [search|prove]`, started by torchrun on every rank."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.checkup import DOCTOR
+from scaling.largest import MEASURE
 from scaling.plan import SCHEMA, Plan
 from scaling.store import LaunchFolder, RunFolder, read_json, write_json
 from scaling.worker.sampler import sampling
@@ -17,7 +18,8 @@ from scaling.worker.sampler import sampling
 def main(arguments: list[str]) -> None:
     """Run this rank. An error is written down, told to the others, and ends the process at once."""
     run, index, sizes = RunFolder(arguments[0]), int(arguments[1]), [int(n) for n in arguments[2].split(",")]
-    folder = run.launch(index)
+    what = arguments[3] if len(arguments) > 3 else MEASURE
+    folder = run.launch(index) if what == MEASURE else run.search(index)
     rank = int(os.environ["RANK"])
     _log_to(folder.log(rank))
     plan = read_json(run.plan, Plan, SCHEMA)
@@ -31,7 +33,12 @@ def main(arguments: list[str]) -> None:
         first = os.environ["LOCAL_RANK"] == "0"
         with sampling(folder, plan.spec.topology.host_of(rank), first_on_host=first):
             launch = Launch(plan, folder, tuple(t for t in plan.trials if t.world_size in sizes))
-            launch.run()
+            if plan.spec.by_case:
+                from scaling.worker.cases import run_cases  # noqa: PLC0415
+
+                run_cases(launch, run, what)  # type: ignore[arg-type]
+            else:
+                launch.run()
     except BaseException as error:  # noqa: BLE001  # whatever ends a rank has to be told
         traceback.print_exc()
         _report(error, rank, folder, launch)
@@ -57,12 +64,21 @@ def _report(error: BaseException, rank: int, folder: LaunchFolder, launch: Any) 
         "line": place.lineno if place else 0,
         "stage": launch.stage if launch else "start",
         "traceback": traceback.format_exc(),
+        "out_of_memory": _out_of_memory(error),
     }
     try:
         record["first"] = launch.control.abort(record) if launch else True
     except Exception:  # noqa: BLE001  # the store may be gone with its host
         record["first"] = False
     write_json(folder.error(rank), record)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    if "torch" not in sys.modules:
+        return False
+    from scaling.worker.memory import is_out_of_memory  # noqa: PLC0415
+
+    return is_out_of_memory(error)
 
 
 def _place(error: BaseException) -> traceback.FrameSummary | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import resource
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from scaling.spec import Spec
+from scaling.worker import memory
 from scaling.worker.clock import Clock, CudaClock, Event, HostClock
 
 
@@ -36,9 +38,10 @@ class Device:
 
     def release_memory(self) -> None:
         """Give back what an attempt that ran out of memory has left in caches."""
+        memory.collect()
 
     def peak_bytes(self) -> int:
-        """The most memory that this process has held."""
+        """The most memory that this process has held resident since its start or the last `reset_peak`."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def held_bytes(self) -> int | None:
@@ -96,6 +99,7 @@ class CudaDevice(Device):
 
     def release_memory(self) -> None:
         """The caching allocator's unused blocks."""
+        gc.collect()
         torch.cuda.empty_cache()
 
     def peak_bytes(self) -> int:

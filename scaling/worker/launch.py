@@ -63,8 +63,8 @@ class Launch:
         self.ready: dict[int, Ready] = {}
         self.stage = "start"
 
-    def run(self) -> None:
-        """Set up, warm up, measure rounds until the pace says stop, write down."""
+    def open(self) -> Workload:
+        """The model on its device, and what it runs on written down."""
         torch.set_num_threads(self.spec.threads)
         torch.manual_seed(self.spec.seed)
         workload = build(self.spec.model.target, self.spec.model.args)
@@ -74,13 +74,24 @@ class Launch:
             describe(self.spec, self.rank, self.host, workload.module, self.device),
         )
         self._progress("warm-up", 0.0, None)
+        return workload
+
+    def close(self) -> None:
+        """Together with all ranks."""
+        self.stage = "end"
+        self.control.meet("end", self.world)
+        dist.destroy_process_group()
+
+    def run(self) -> None:
+        """Set up, warm up, measure rounds until the pace says stop, write down."""
+        workload = self.open()
         note_roofline(self.plan, self.folder, workload, self.device, self.precision, self.rank)
         fitting = []
         for trial in (*self.baseline, *self.trials):
             self.stage = f"warm-up of world size {trial.world_size}"
             if self._prepare(trial, workload):
                 fitting.append(trial)
-        self.recorder = Recorder(self.folder.rank(self.rank), self._head())
+        self.recorder = Recorder(self.folder.rank(self.rank), self.head())
         self.blocks = BlockRunner(
             device=self.device,
             groups=self.groups,
@@ -89,25 +100,23 @@ class Launch:
             collectives=self.spec.measure.collectives,
         )
         try:
-            self._clock("begin")
+            self.clock("begin")
             self._rounds(*(tuple(t for t in some if t in fitting) for some in (self.trials, self.baseline)))
-            self._clock("end")
+            self.clock("end")
         finally:
             self.faults.close()
             self.recorder.close()
-        self._note_memory()
-        self.stage = "end"
-        self.control.meet("end", self.world)
-        dist.destroy_process_group()
+        self.note_memory()
+        self.close()
 
-    def _clock(self, at: str) -> None:
+    def clock(self, at: str) -> None:
         """Note this rank's clock against rank 0's. Ranks that share rank 0's kernel share its clock."""
         self.stage = f"clock offsets at the {at}"
         self.control.meet(f"clock/{at}", self.world)  # all idle: nobody sits long in a receive
         offset, bound = offset_ns(self.rank, range(self.world), None)
         self.recorder.note("clock", at=at, offset_ns=offset, bound_ns=bound, time_ns=now_ns())
 
-    def _note_memory(self) -> None:
+    def note_memory(self) -> None:
         """memory-<r>.json: the peak, and how well the device's clock was tied to the host's (0: it is the host's)."""
         record = {
             "schema": MEMORY_SCHEMA,
@@ -117,7 +126,8 @@ class Launch:
         }
         write_json(self.folder.memory(self.rank), record)
 
-    def _head(self) -> dict[str, Any]:
+    def head(self) -> dict[str, Any]:
+        """The fields of a rank file's first line."""
         groups = {str(t.world_size): list(range(t.world_size)) for t in self.trials} | {"1": [self.rank]}
         return {
             "rank": self.rank,
@@ -206,12 +216,13 @@ class Launch:
         if self.rank == 0:
             self.control.finished(block.id)
 
+    def progress(
+        self, stage: str, rounds: float = 0.0, elapsed_s: float = 0.0, left_s: float | None = None
+    ) -> None:
+        """Rank 0's word on how far the launch is; silence is taken for a hang."""
+        if self.rank == 0:
+            document = {"stage": stage, "rounds": rounds, "elapsed_s": round(elapsed_s, 1), "left_s": left_s}
+            write_json(self.folder.progress, document, indent=None)
+
     def _progress(self, stage: str, elapsed_s: float, pace: Pace | None, rounds: float = 0.0) -> None:
-        if self.rank != 0:
-            return
-        left = pace.seconds_left(rounds, elapsed_s) if pace else None
-        write_json(
-            self.folder.progress,
-            {"stage": stage, "rounds": rounds, "elapsed_s": round(elapsed_s, 1), "left_s": left},
-            indent=None,
-        )
+        self.progress(stage, rounds, elapsed_s, pace.seconds_left(rounds, elapsed_s) if pace else None)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from scaling import resources
+
 RUN_S = 240
 
 
@@ -41,7 +43,7 @@ def scaling():
             text=True,
             timeout=timeout,
             check=False,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            env={**os.environ, "PYTHONPATH": resources.import_path()},
         )
 
     return call

@@ -23,9 +23,9 @@ from scaling.worker.control import Control
 from scaling.worker.devices import open_device
 from scaling.worker.environment import describe
 from scaling.worker.groups import make_groups
+from scaling.worker.memory import OUT_OF_MEMORY
 from scaling.worker.offsets import offset_ns
 from scaling.worker.precision import Precision
-from scaling.worker.prepare import OUT_OF_MEMORY
 from scaling.worker.workload import Workload, build
 
 
