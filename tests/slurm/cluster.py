@@ -26,7 +26,7 @@ from pathlib import Path
 
 EMULATED_HOSTS = Path(__file__).parents[2] / "launch" / "emulated_hosts.py"
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "unshare", "nsenter")
-RATES_BIT_S = {"pcie": 500_000_000, "nvlink": 2_000_000_000}
+RATES_BIT_S = {"pcie": 250_000_000, "nvlink": 1_000_000_000}
 """Partition -> what its nodes' links carry; conf/topology/slurm_*.yaml say the same."""
 NODES_EACH = 2
 LOGIN = "login"

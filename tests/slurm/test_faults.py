@@ -77,11 +77,16 @@ def test_the_signal_before_the_time_limit_ends_in_order(login):
 
 def test_a_job_that_never_starts_says_so(login):
     blocker = login.slurm.run(
-        "sbatch", "--parsable", "--licenses=machine", "--output=/dev/null", "--wrap=sleep 60"
+        "sbatch",
+        "--parsable",
+        "--partition=pcie",
+        "--licenses=machine",
+        "--output=/dev/null",
+        "--wrap=sleep 60",
     )
     login.submit()
     waiting = login.scaling("status", "run").stdout
-    assert "PENDING" in waiting
+    assert "PENDING (Licenses)" in waiting or "PENDING (no reason given yet)" in waiting
     again = login.scaling("submit", "--resume", "run")
     assert again.returncode == 2
     assert "is not over" in again.stderr
