@@ -57,9 +57,10 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
         )
         try:
             late = _wait(process, launch, measure, progress)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             _end(process)
-            return Outcome(status="interrupted", error=slurm.interruption())
+            why = slurm.interruption() if stop.args else "interrupted by Ctrl-C"
+            return Outcome(status="interrupted", error=why)
         finally:
             _end(process)
     if late:

@@ -104,9 +104,9 @@ def fitting(plan: Plan, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], str | 
 
 
 def interruption() -> str:
-    """Why SIGTERM or Ctrl-C came, as far as Slurm says."""
+    """Why SIGTERM came, as far as Slurm says."""
     if not allocated():
-        return "interrupted by Ctrl-C"
+        return "interrupted by SIGTERM"
     job = os.environ["SLURM_JOB_ID"]
     with contextlib.suppress(ScalingError):
         state = parse_scontrol(_ask("scontrol", "--oneliner", "show", "job", job))

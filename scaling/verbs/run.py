@@ -75,7 +75,7 @@ def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool) -> int:
 def _interrupt_once(_number: int, _frame: object) -> None:
     """Ended from outside as by Ctrl-C: in order. Slurm signals the harness and its script: one of them is enough."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(signal.SIGTERM)
 
 
 def _finish(folder: RunFolder, console: Console) -> int:

@@ -24,7 +24,7 @@ def compared(slurm, tmp_path_factory, at_login):
         "measure.budget_s=12",
         "run_dir=both",
         "--wait",
-        timeout=150,
+        timeout=400,
     )
     return login.home / "both", done
 
@@ -43,7 +43,7 @@ def test_two_runs_end_in_a_comparison(compared):
     assert (both / "comparison.html").is_file()
 
 
-@pytest.mark.parametrize(("number", "topology"), enumerate(RATES_GBIT_S))
+@pytest.mark.parametrize(("number", "topology"), list(enumerate(RATES_GBIT_S)))
 def test_each_partition_has_its_links_bandwidth(compared, number, topology):
     comm = points(compared[0] / str(number))[2]["comm"]
     assert comm["busbw_gbit_s"]["value"] == pytest.approx(RATES_GBIT_S[topology] * TCP_SHARE, rel=0.10)
