@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo slurm-demo test lint bench clean
 
 help:  ## what there is
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed")'
@@ -18,6 +18,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)  ## one real training over a slow and a fast emulated interconnect, compared
 	$(BIN)/scaling run -m experiment=demo topology=emulated_pcie,emulated_nvlink
+
+slurm-demo: $(READY)  ## two partitions of a Slurm cluster on this machine (root, slurm-wlm, munge), compared by one command
+	@$(BIN)/python tests/slurm/demo.py
 
 test: lint  ## ruff, mypy and every test
 	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not launch'

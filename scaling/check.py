@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import itertools
 from typing import Any
 
 from scaling import spec
 from scaling.check_cases import check_cases
+from scaling.check_cluster import gpus_a_node, to_cluster
 from scaling.errors import InputError
 from scaling.machine import Machine
 from scaling.records import COLLECTIVES
-from scaling.schema import Config, InjectConfig, LevelConfig, LinkConfig, MeasureConfig, TopologyConfig
+from scaling.schema import (
+    ClusterConfig,
+    Config,
+    InjectConfig,
+    LevelConfig,
+    LinkConfig,
+    MeasureConfig,
+    TopologyConfig,
+)
 from scaling.units import parse_bytes, parse_rate_bit_s
 
 EMULATED_BIT_S_MAX = 8 * 2**32
@@ -20,7 +30,10 @@ EMULATED_BIT_S_MAX = 8 * 2**32
 
 def to_spec(config: Config, machine: Machine) -> spec.Spec:
     """Check a composed config against itself and this machine."""
-    topology = _topology(config.topology, machine)
+    elsewhere = "slurm" in (config.launcher.name, config.topology.kind)
+    if elsewhere:  # what this machine has says nothing of the nodes
+        machine = dataclasses.replace(machine, gpus=())
+    topology = _topology(config.topology, config.cluster, machine, elsewhere=elsewhere)
     world_sizes = _world_sizes(config.world_sizes, topology)
     _one_of("mode", config.mode, spec.MODES)
     _one_of("tracking.mode", config.tracking.mode, spec.TRACKING_MODES)
@@ -46,11 +59,16 @@ def to_spec(config: Config, machine: Machine) -> spec.Spec:
     _one_of("launcher", launcher, spec.LAUNCHERS)
     if launcher == "local" and topology.hosts > 1:
         raise InputError(
-            f"launcher=local: topology={topology.name} has {topology.hosts} hosts; use launcher=emulated"
+            f"launcher=local: topology={topology.name} has {topology.hosts} hosts; use launcher=emulated, or "
+            "`scaling submit`"
         )
-    ranks_here = topology.ranks_per_host * (topology.hosts if launcher == "emulated" else 1)
-    threads = config.threads if config.threads is not None else max(1, machine.cores // ranks_here)
-    _at_least("threads", threads, 1)
+    if launcher == "slurm" and topology.kind == "emulated":
+        raise InputError(
+            f"topology={topology.name}: its hosts are emulated on one machine; use `scaling run`"
+        )
+    if launcher != "slurm" and topology.kind == "slurm":
+        raise InputError(f"launcher={launcher}: topology={topology.name} is on Slurm; use launcher=slurm")
+    threads = _threads(config, topology, launcher, machine)
     return spec.Spec(
         model=_model(config.model),
         topology=topology,
@@ -66,10 +84,23 @@ def to_spec(config: Config, machine: Machine) -> spec.Spec:
         seed=config.seed,
         threads=threads,
         launcher=launcher,
+        cluster=to_cluster(config.cluster),
         inject=_inject(config.inject),
         env={str(k): str(v) for k, v in config.env.items()},
         tracking=spec.Tracking(**{**vars(config.tracking), "tags": tuple(config.tracking.tags)}),
         **by_case,
+    )
+
+
+def _threads(config: Config, topology: spec.Topology, launcher: str, machine: Machine) -> int:
+    """Cores shared evenly; on Slurm the nodes' cores are not known here, so what was asked for a rank, or one."""
+    if config.threads is not None:
+        _at_least("threads", config.threads, 1)
+        return config.threads
+    if launcher == "slurm":
+        return config.cluster.cpus_per_rank or 1
+    return max(
+        1, machine.cores // (topology.ranks_per_host * (topology.hosts if launcher == "emulated" else 1))
     )
 
 
@@ -111,12 +142,14 @@ def _within(
         raise InputError(f"{key}={value}: {whole} {bound} is expected")
 
 
-def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
-    _one_of("topology.kind", config.kind, ("local", "emulated"))
+def _topology(
+    config: TopologyConfig, cluster: ClusterConfig, machine: Machine, *, elsewhere: bool
+) -> spec.Topology:
+    _one_of("topology.kind", config.kind, ("local", "emulated", "slurm"))
     _one_of("topology.device", config.device, ("auto", "cpu", "cuda"))
     _one_of("topology.backend", config.backend, ("auto", "gloo", "nccl"))
-    device = ("cuda" if machine.gpus else "cpu") if config.device == "auto" else config.device
-    if device == "cuda" and not machine.gpus:
+    device = ("cuda" if machine.gpus or elsewhere else "cpu") if config.device == "auto" else config.device
+    if device == "cuda" and not machine.gpus and not elsewhere:
         raise InputError(
             "topology.device=cuda: no CUDA device was found here; use topology.device=cpu, or ask what a run "
             f"would take there: scaling predict RUN topology={config.name}"
@@ -132,11 +165,18 @@ def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
             "use topology.backend=gloo"
         )
     ranks = config.ranks_per_host
+    if ranks is None and elsewhere:
+        ranks = gpus_a_node(cluster) or machine.allocated_gpus
+        if ranks is None:
+            raise InputError(
+                "topology.ranks_per_host=null: a node's GPUs cannot be counted from here; a number is expected, "
+                "such as topology.ranks_per_host=8"
+            )
     if ranks is None:
         ranks = len(machine.gpus) if device == "cuda" else machine.cores
     _at_least("topology.hosts", config.hosts, 1)
     _at_least("topology.ranks_per_host", ranks, 1)
-    if device == "cuda" and backend == "nccl" and ranks > len(machine.gpus):
+    if device == "cuda" and backend == "nccl" and ranks > len(machine.gpus) and not elsewhere:
         raise InputError(
             f"topology.ranks_per_host={ranks}: this machine has {len(machine.gpus)} CUDA devices; "
             "use fewer, or topology.backend=gloo, with which ranks can share a device"

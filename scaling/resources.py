@@ -16,7 +16,12 @@ def folder(name: str) -> Path:
     raise FileNotFoundError(f"no {name}/ beside the package {_PACKAGE}")
 
 
+def import_root() -> Path:
+    """The folder that holds this package."""
+    return _PACKAGE.parent
+
+
 def import_path() -> str:
     """A worker's PYTHONPATH: this package's folder, then what the caller's own holds, such as a model's folder."""
     own = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join([str(_PACKAGE.parent), *filter(None, own.split(os.pathsep))])
+    return os.pathsep.join([str(import_root()), *filter(None, own.split(os.pathsep))])

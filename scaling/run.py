@@ -16,8 +16,9 @@ from scaling import __version__
 from scaling.config import Request
 from scaling.errors import InputError
 from scaling.fit import find_largest
-from scaling.launchers.commands import command
+from scaling.launchers.commands import command, fitting
 from scaling.launchers.follow import describe, follow
+from scaling.launchers.slurm import require_allocation
 from scaling.lock import held
 from scaling.plan import SCHEMA as PLAN_SCHEMA
 from scaling.plan import Plan, make_plan, run_id
@@ -102,12 +103,13 @@ def measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], 
 
     What was measured stays on disk whatever happens.
     """
+    require_allocation(plan)
     with held(folder):
         return _measure(plan, folder, progress)
 
 
 def _measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], None]) -> Status:
-    launches = _earlier(folder)
+    launches = earlier_launches(folder)
     since = len(launches)
     if plan.spec.batch_max and (failed := _searched(plan, folder, len(launches), progress)) is not None:
         status = status_of(plan, [*launches, failed])
@@ -116,6 +118,11 @@ def _measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]],
     while sizes := left(plan, launches, since):
         if len(launches) > since and launches[-1].state != "done":
             progress({"said": in_words(launches[-1], sizes)})
+        sizes, missing = fitting(plan, sizes)
+        if missing is not None:
+            progress({"said": missing})
+        if not sizes:
+            break
         started = LaunchStatus(index=len(launches), world_sizes=sizes, state="running")
         write_json(folder.status, status_of(plan, [*launches, started]))
         launches.append(_launch(plan, folder, started, progress))
@@ -170,7 +177,7 @@ def _launch(
     return ended
 
 
-def _earlier(folder: RunFolder) -> list[LaunchStatus]:
+def earlier_launches(folder: RunFolder) -> list[LaunchStatus]:
     """The launches that status.json knows of; one whose driver was killed is settled by what it left."""
     if not folder.status.exists():
         return []

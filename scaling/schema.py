@@ -102,6 +102,37 @@ class VaryConfig:
 
 
 @dataclass
+class ContainerConfig:
+    image: str | None = None
+    runtime: str = "pyxis"
+    mounts: list[str] = field(default_factory=list)
+    python: str = "python3"
+
+
+@dataclass
+class ClusterConfig:
+    name: str = "default"
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    gres: str | None = None
+    gpus_per_node: str | None = None
+    cpus_per_rank: int | None = None
+    exclusive: bool = True
+    requeue: bool = True
+    signal_s: int = 120
+    interface: str | None = None
+    numa_binding: str = "node"
+    env: dict[str, Any] = field(default_factory=dict)
+    setup: list[str] = field(default_factory=list)
+    sbatch: dict[str, Any] = field(default_factory=dict)
+    container: ContainerConfig = field(default_factory=ContainerConfig)
+
+
+@dataclass
 class TrackingConfig:
     mode: str = "offline"
     project: str = "scaling"
@@ -119,6 +150,7 @@ class Config:
     precision: NameConfig = field(default_factory=NameConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     launcher: NameConfig = field(default_factory=NameConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     inject: InjectConfig = field(default_factory=InjectConfig)
     ddp: DdpConfig = field(default_factory=DdpConfig)

@@ -46,6 +46,20 @@ class RunFolder:
         return self.path / "command.txt"
 
     @property
+    def job_script(self) -> Path:
+        """What was handed to Slurm."""
+        return self.path / "job.sbatch"
+
+    @property
+    def jobs(self) -> Path:
+        """The Slurm jobs that were handed in for this run."""
+        return self.path / "jobs.json"
+
+    def job_log(self, job: str) -> Path:
+        """What a Slurm job printed."""
+        return self.path / f"slurm-{job}.out"
+
+    @property
     def status(self) -> Path:
         """How each trial stands."""
         return self.path / "status.json"

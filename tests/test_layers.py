@@ -124,6 +124,8 @@ def test_a_report_knows_results_and_computes_nothing(module):
     allowed = {"scaling.analysis.results", "scaling.analysis.traced", "scaling.doctor.results"}
     allowed |= {"scaling.codec", "scaling.errors", "scaling.plan"}
     allowed |= {"scaling.spec", "scaling.store", "scaling.units", "scaling.cases"}
+    if module == "scaling.report.queue":
+        allowed |= {"scaling.launchers.queue", "scaling.status"}
     if module == "scaling.report.planned":
         allowed |= {"scaling.launchers.commands", "scaling.launchers.follow"}
     assert {m for m in ours(module) if not within(m, "scaling.report")} <= allowed

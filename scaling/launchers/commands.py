@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
-from typing import Any
 
 from scaling import resources
 from scaling.largest import MEASURE
+from scaling.launchers import slurm
+from scaling.launchers.torchrun import Command, torchrun
 from scaling.plan import Plan
 from scaling.spec import Spec
 from scaling.store import LaunchFolder, RunFolder
@@ -19,40 +19,6 @@ GRACE_S = 5
 _UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """A program with its environment on top of the caller's, and the network it needs (emulated only)."""
-
-    argv: tuple[str, ...]
-    env: dict[str, str]
-    network: dict[str, Any] | None = None
-
-
-def torchrun(
-    spec: Spec,
-    ranks: int,
-    folder: RunFolder,
-    launch: LaunchFolder,
-    sizes: list[int],
-    *where: str,
-    what: str = MEASURE,
-) -> list[str]:
-    """`launch/torchrun.sh` with `ranks` workers on one host; `where` says how hosts find each other."""
-    return [
-        str(resources.folder("launch") / "torchrun.sh"),
-        spec.topology.backend,
-        f"--nproc-per-node={ranks}",
-        "--max-restarts=0",
-        *where,
-        "-m",
-        "scaling.worker",
-        str(folder.path.absolute()),
-        str(launch.index),
-        ",".join(map(str, sizes)),
-        *([] if what == MEASURE else [what]),
-    ]
-
-
 def command(
     plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str = MEASURE
 ) -> Command:
@@ -60,7 +26,14 @@ def command(
 
     `what`: measure, or search or prove the largest batch.
     """
+    if plan.spec.launcher == "slurm":
+        return slurm.command(plan, folder, launch, sizes, slurm.allocation(plan), what)
     return (_emulated if plan.spec.launcher == "emulated" else _local)(plan, folder, launch, sizes, what)
+
+
+def fitting(plan: Plan, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
+    """World sizes of `sizes` that a launch has room for now, and what is missing for the others."""
+    return slurm.fitting(plan, sizes) if plan.spec.launcher == "slurm" else (sizes, None)
 
 
 def _environment(spec: Spec, interface: str) -> dict[str, str]:

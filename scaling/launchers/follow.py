@@ -12,15 +12,19 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from scaling.launchers.commands import Command
+from scaling.launchers import slurm
+from scaling.launchers.torchrun import Command
 from scaling.spec import Measure
 from scaling.store import LaunchFolder, write_json
 
 POLL_S = 0.2
 END_S = 8
 """From asking a launch to end to making it."""
+LAUNCHER_LOG = "launcher.txt"
+"""What the launcher itself printed: torchrun here, srun, or the emulated hosts' parent."""
 START_S = 120
 """Start-up of torchrun and set-up of the model may take so long without a word."""
 
@@ -41,7 +45,7 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
     """Run one launch to its end. Ctrl-C ends it in order; nothing is left running in any case."""
     if command.network is not None:
         write_json(launch.fabric, command.network)
-    with launch.agent_log(0).with_name("launcher.txt").open("ab") as log:
+    with (launch.path / LAUNCHER_LOG).open("ab") as log:
         process = subprocess.Popen(
             command.argv,
             stdin=subprocess.DEVNULL,
@@ -53,9 +57,10 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
         )
         try:
             late = _wait(process, launch, measure, progress)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             _end(process)
-            return Outcome(status="interrupted", error="interrupted by Ctrl-C")
+            why = slurm.interruption() if stop.args else "interrupted by Ctrl-C"
+            return Outcome(status="interrupted", error=why)
         finally:
             _end(process)
     if late:
@@ -63,6 +68,9 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
         return _failed(error, launch, status="timeout", text=f"no progress for {late:.0f} s")
     if process.returncode == 0:
         return Outcome(status="done")
+    node = slurm.blamed(_text(launch.path / LAUNCHER_LOG))
+    if node is not None:  # then what the ranks say is of lost connections
+        return Outcome(status="failed", error=node)
     return _failed(
         first_error(launch) or {}, launch, status="failed", text=_last_words(launch, process.returncode)
     )
@@ -149,14 +157,16 @@ def _failed(error: dict[str, Any], launch: LaunchFolder, *, status: str, text: s
 
 def _last_words(launch: LaunchFolder, code: int) -> str:
     """The last line that looks like an error in what torchrun printed."""
-    for path in [*sorted(launch.path.glob("torchrun-*.txt")), launch.path / "launcher.txt"]:
-        with contextlib.suppress(OSError):
-            lines = [
-                x.strip()
-                for x in path.read_text(encoding="utf-8", errors="replace").splitlines()
-                if x.strip()
-            ]
-            errors = [x for x in lines if "Error" in x or "error" in x] or lines[-1:]
-            if errors:
-                return f"{errors[-1][:300]} ({path})"
+    for path in [*sorted(launch.path.glob("torchrun-*.txt")), launch.path / LAUNCHER_LOG]:
+        lines = [x.strip() for x in _text(path).splitlines() if x.strip()]
+        errors = [x for x in lines if "Error" in x or "error" in x] or lines[-1:]
+        if errors:
+            return f"{errors[-1][:300]} ({path})"
     return f"the launch ended with status {code}"
+
+
+def _text(path: Path) -> str:
+    """A log, as far as it is there."""
+    with contextlib.suppress(OSError):
+        return path.read_text(encoding="utf-8", errors="replace")
+    return ""

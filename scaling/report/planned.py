@@ -49,8 +49,8 @@ def describe(plan: Plan, folder: RunFolder) -> str:
     lines += [
         f"# measure   {measure.name}: {measure.rounds_min} to {measure.rounds_max} rounds, "
         f"at most {format_duration(measure.budget_s)} a launch, {spec.repeats} launches",
-        f"# time      at most about {format_duration(_seconds(plan))}; "
-        f"{_idle_rank_hours(plan):.3f} rank-hours stand idle while smaller world sizes run",
+        f"# time      at most about {format_duration(_seconds(plan))}; {_idle_rank_hours(plan):.3f} "
+        f"{'GPU' if topology.device == 'cuda' else 'rank'}-hours stand idle while smaller world sizes run",
         f"# run_dir   {folder.path}",
         "#",
     ]

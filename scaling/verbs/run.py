@@ -10,6 +10,7 @@ from rich.console import Console
 
 from scaling.config import requests
 from scaling.errors import InputError, ScalingError
+from scaling.launchers.slurm import require_allocation
 from scaling.plan import Plan
 from scaling.run import begun, create, jobs_of, measure
 from scaling.store import RunFolder
@@ -24,12 +25,15 @@ def main(arguments: list[str]) -> int:
     if any(word.partition("=")[0] == RESUME for word in arguments):
         path = _to_resume(arguments)
         runs = begun(path)
+        for plan, _ in runs:
+            require_allocation(plan)
         return _run(runs, multirun=runs[0][1].path != path)
     asked = requests("run", arguments)
     if not asked.items:
         return 0
     jobs = jobs_of(asked.items, multirun=asked.multirun)
     for job in jobs:
+        require_allocation(job.plan)
         if not job.plan.spec.model.target.startswith("scaling.worker.models."):
             try_model(job.plan)
     for job in jobs:
@@ -54,7 +58,7 @@ def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool) -> int:
     """Measure and report one run after the other."""
     from scaling.report.progress import watching  # noqa: PLC0415
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside as by Ctrl-C: in order
+    signal.signal(signal.SIGTERM, _interrupt_once)
     console, codes = Console(), []
     for plan, folder in runs:
         with watching(plan) as progress:
@@ -66,6 +70,12 @@ def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool) -> int:
     if multirun and len(done) > 1:
         compare_folders(done, console, as_json=False, into=RunFolder(done[0].path.parent))
     return 3 if len(codes) < len(runs) else max(codes, key=lambda code: (code == 1, code))
+
+
+def _interrupt_once(_number: int, _frame: object) -> None:
+    """Ended from outside as by Ctrl-C: in order. Slurm signals the harness and its script: one of them is enough."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt(signal.SIGTERM)
 
 
 def _finish(folder: RunFolder, console: Console) -> int:
