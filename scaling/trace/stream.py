@@ -8,6 +8,7 @@ string or a nested list; then the piece does not decode, and the exact place is 
 from __future__ import annotations
 
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterator
@@ -49,15 +50,14 @@ class Args(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event; times in microseconds, fractions kept."""
+    """One event; times in microseconds, fractions kept, NaN where it has none."""
 
     ph: str = ""
     cat: str = ""
     name: str = ""
-    pid: int | float | str | None = None
     tid: int | float | str | None = None
-    ts: float | None = None
-    dur: float | None = None
+    ts: float = math.nan
+    dur: float = math.nan
     args: Args | None = None
 
 
@@ -179,14 +179,16 @@ class TraceStream:
         events = []
         for item in loose:
             try:
-                events.append(msgspec.convert(_without_raw(item), Event))
+                events.append(msgspec.convert(_plain(item), Event))
             except msgspec.ValidationError:
                 self.odd += 1
         return events
 
 
-def _without_raw(item: Any) -> Any:
-    """Shapes as text again, which is what `Raw` holds."""
+def _plain(item: Any) -> Any:
+    """Without nulls, and with shapes as text again, which is what `Raw` holds."""
+    if isinstance(item, dict):
+        item = {k: v for k, v in item.items() if v is not None}
     if isinstance(item, dict) and isinstance(item.get("args"), dict):
         shapes = {k: msgspec.Raw(json.dumps(item["args"][k]).encode()) for k in _RAW if k in item["args"]}
         return {**item, "args": {**item["args"], **shapes}}

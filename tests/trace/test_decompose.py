@@ -3,8 +3,8 @@
 import pytest
 
 from scaling.trace import signs
-from scaling.trace.columns import read_trace
 from scaling.trace.decompose import decompose
+from scaling.trace.read import read_trace
 
 
 @pytest.fixture
