@@ -136,10 +136,13 @@ def accuracy(rates: list[int], turns: int) -> bool:
                 if None in a + b:
                     continue
                 x, y = (sum(m["value"] for m in found) / turns for found in (a, b))  # type: ignore[index]
-                fine = abs(y / x - 1) <= BAR or (quantity == "skew ms" and abs(y - x) <= STEP_SHARE * step_ms)
+                apart = y / x - 1 if x else 0.0
+                fine = abs(y - x) <= BAR * abs(x) or (
+                    quantity == "skew ms" and abs(y - x) <= STEP_SHARE * step_ms
+                )
                 ok &= fine
                 print(
-                    f"{rate:>5} {late_ms:>5g} {quantity:<13} {text(x, a):>20} {text(y, b):>20} {y / x - 1:>+11.1%}"
+                    f"{rate:>5} {late_ms:>5g} {quantity:<13} {text(x, a):>20} {text(y, b):>20} {apart:>+11.1%}"
                     f"{'' if fine else '  MISSED'}"
                 )
             print(f"{rate:>5} {late_ms:>5g} late rank     {named[0]!s:>20} {named[1]!s:>20}", flush=True)
