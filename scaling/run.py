@@ -111,7 +111,7 @@ def measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], 
 def _measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], None]) -> Status:
     launches = earlier_launches(folder)
     since = len(launches)
-    if plan.spec.batch_max and (failed := _searched(plan, folder, len(launches), progress)) is not None:
+    if plan.spec.batch_max and (failed := _searched(plan, folder, launches, progress)) is not None:
         status = status_of(plan, [*launches, failed])
         write_json(folder.status, status)
         return status
@@ -133,13 +133,16 @@ def _measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]],
 
 
 def _searched(
-    plan: Plan, folder: RunFolder, index: int, progress: Callable[[dict[str, Any]], None]
+    plan: Plan,
+    folder: RunFolder,
+    launches: list[LaunchStatus],
+    progress: Callable[[dict[str, Any]], None],
 ) -> LaunchStatus | None:
     """The search for the largest batch, before any launch measures; how it failed, where it did."""
     begin = time.monotonic()
     sizes = tuple(t.world_size for t in plan.trials)
-    started = LaunchStatus(index=index, world_sizes=sizes, state="running")
-    write_json(folder.status, status_of(plan, [started]))
+    started = LaunchStatus(index=len(launches), world_sizes=sizes, state="running")
+    write_json(folder.status, status_of(plan, [*launches, started]))
     outcome = find_largest(plan, folder, progress)
     if outcome.status == "done":
         return None

@@ -21,7 +21,7 @@ def compared(slurm, tmp_path_factory, at_login):
         "model.param_mb=4",
         "model.compute_ms=45",
         "measure=quick",
-        "measure.budget_s=12",
+        "measure.budget_s=15",
         "run_dir=both",
         "--wait",
         timeout=400,
