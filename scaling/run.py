@@ -162,19 +162,15 @@ def _launch(
     earlier = folder.command.read_text(encoding="utf-8") if folder.command.exists() else ""
     write_text(folder.command, earlier + describe(what))
     outcome = follow(what, launch, plan.spec.measure, lambda p: progress({**p, "launch": started.index}))
-    ended = dataclasses.replace(
-        _settled(started, launch),
+    settled = _settled(started, launch, ended=outcome.status == "done")
+    return dataclasses.replace(
+        settled,
         state=outcome.status,
         duration_s=round(time.monotonic() - begin, 1),
         error=outcome.error,
         rank=outcome.rank,
         world_size=outcome.world_size,
     )
-    if ended.state == "done" and {*ended.finished, *ended.too_large} != set(ended.world_sizes):
-        return dataclasses.replace(
-            ended, state="failed", error="the workers ended well, but left no whole records"
-        )
-    return ended
 
 
 def earlier_launches(folder: RunFolder) -> list[LaunchStatus]:
@@ -185,10 +181,10 @@ def earlier_launches(folder: RunFolder) -> list[LaunchStatus]:
     return [_settled(one, folder.launch(one.index)) if one.state == "running" else one for one in known]
 
 
-def _settled(started: LaunchStatus, launch: LaunchFolder) -> LaunchStatus:
-    """What a launch finished, from its files alone. Lost, unless somebody knows better."""
+def _settled(started: LaunchStatus, launch: LaunchFolder, *, ended: bool = False) -> LaunchStatus:
+    """What a launch finished; where it did not end well, or nobody saw it, by its files. Lost, unless known better."""
     too_large = tuple(n for n in started.world_sizes if launch.out_of_memory(n).exists())
-    whole = all(_whole(launch.rank(rank)) for rank in range(max(started.world_sizes)))
+    whole = ended or all(_whole(launch.rank(rank)) for rank in range(max(started.world_sizes)))
     return dataclasses.replace(
         started,
         state="lost",
