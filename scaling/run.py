@@ -105,16 +105,28 @@ def measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], 
     """
     require_allocation(plan)
     with held(folder):
-        return _measure(plan, folder, progress)
+        launches = earlier_launches(folder)
+        try:
+            _measure(plan, folder, launches, progress)
+        except OSError as error:  # a full disk, a folder that is gone: nothing more can be measured into it
+            progress({"said": f"{folder.path}: cannot be written to any more ({error.strerror})"})
+            if launches and launches[-1].state == "running":
+                launches[-1] = dataclasses.replace(launches[-1], state="failed", error=str(error))
+        return status_of(plan, launches)
 
 
-def _measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], None]) -> Status:
-    launches = earlier_launches(folder)
+def _measure(
+    plan: Plan,
+    folder: RunFolder,
+    launches: list[LaunchStatus],
+    progress: Callable[[dict[str, Any]], None],
+) -> None:
+    """Add to `launches` until nothing is left, or somebody interrupts."""
     since = len(launches)
     if plan.spec.batch_max and (failed := _searched(plan, folder, len(launches), progress)) is not None:
-        status = status_of(plan, [*launches, failed])
-        write_json(folder.status, status)
-        return status
+        launches.append(failed)
+        write_json(folder.status, status_of(plan, launches))
+        return
     while sizes := left(plan, launches, since):
         if len(launches) > since and launches[-1].state != "done":
             progress({"said": in_words(launches[-1], sizes)})
@@ -123,13 +135,12 @@ def _measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]],
             progress({"said": missing})
         if not sizes:
             break
-        started = LaunchStatus(index=len(launches), world_sizes=sizes, state="running")
-        write_json(folder.status, status_of(plan, [*launches, started]))
-        launches.append(_launch(plan, folder, started, progress))
+        launches.append(LaunchStatus(index=len(launches), world_sizes=sizes, state="running"))
+        write_json(folder.status, status_of(plan, launches))
+        launches[-1] = _launch(plan, folder, launches[-1], progress)
         write_json(folder.status, status_of(plan, launches))
         if launches[-1].state == "interrupted":
             break
-    return status_of(plan, launches)
 
 
 def _searched(
@@ -163,9 +174,11 @@ def _launch(
     write_text(folder.command, earlier + describe(what))
     outcome = follow(what, launch, plan.spec.measure, lambda p: progress({**p, "launch": started.index}))
     settled = _settled(started, launch, ended=outcome.status == "done")
+    large = [n for n in settled.world_sizes if outcome.out_of_memory and n == outcome.world_size]
     return dataclasses.replace(
         settled,
         state=outcome.status,
+        too_large=(*settled.too_large, *large),
         duration_s=round(time.monotonic() - begin, 1),
         error=outcome.error,
         rank=outcome.rank,
