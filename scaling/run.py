@@ -44,14 +44,18 @@ def check_folder(path: Path) -> RunFolder:
         raise InputError(
             f"run_dir={path}: already holds a run; name another folder, or go on with it: `scaling run --resume {path}`"
         )
-    if path.exists() and (
-        not path.is_dir() or {p.name for p in path.iterdir()} - {RunFolder(path).lock.name}
-    ):
+    if path.exists() and not (path.is_dir() and all(_of_a_start(p) for p in path.iterdir())):
         raise InputError(f"run_dir={path}: not an empty folder; name one that does not exist yet")
     parent = next(p for p in [path, *path.absolute().parents] if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"run_dir={path}: {parent} cannot be written to; name a folder that can")
     return RunFolder(path)
+
+
+def _of_a_start(path: Path) -> bool:
+    """Whether a file is what `create` leaves when it is killed, or holds, before there is a plan."""
+    folder = RunFolder(path.parent)
+    return path in (folder.lock, folder.config) or path.suffix == ".part"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

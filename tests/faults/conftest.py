@@ -59,15 +59,14 @@ class Ended:
         return self.status["launches"][index]
 
 
-def begin(cwd, *arguments, **more):
+def begin(cwd, *arguments, prefix=(), env=None):
     return subprocess.Popen(
-        [sys.executable, "-m", "scaling.cli", "run", *arguments],
+        [*prefix, sys.executable, "-m", "scaling.cli", "run", *arguments],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **more.pop("env", {})},
-        **more,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
     )
 
 
