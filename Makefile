@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo slurm-demo test lint bench clean
+.PHONY: help demo slurm-demo test test-all lint bench clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -22,9 +22,12 @@ demo: $(READY)  ## one real training over a slow and a fast emulated interconnec
 slurm-demo: $(READY)  ## two partitions of a Slurm cluster on this machine (root, slurm-wlm, munge), compared by one command
 	@$(BIN)/python tests/slurm/demo.py
 
-test: lint  ## ruff, mypy and every test
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not launch'
-	$(BIN)/python -m pytest -m launch  # these measure: one after the other, with the machine to themselves
+test: lint  ## ruff, mypy and every test but the slow ones
+	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not launch and not slow'
+	$(BIN)/python -m pytest -m 'launch and not slow'  # these measure: one after the other, with the machine to themselves
+
+test-all: test  ## the slow ones too: every fault, minutes each on a busy machine
+	$(BIN)/python -m pytest -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .

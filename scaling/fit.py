@@ -12,8 +12,9 @@ from typing import Any
 from scaling.cases import variants
 from scaling.errors import InputError
 from scaling.largest import FITS, KILLED, OOM, PROVE, SCHEMA, SEARCH, Found, Largest, Try
+from scaling.launchers.cause import Outcome
 from scaling.launchers.commands import command
-from scaling.launchers.follow import Outcome, describe, first_error, follow
+from scaling.launchers.follow import describe, follow
 from scaling.plan import Plan
 from scaling.store import LaunchFolder, RunFolder, read_json, write_json, write_text
 
@@ -91,7 +92,7 @@ def _launch(
     )
     largest, open_try = _heard(launch, largest, proving=what == PROVE)
     if outcome.status != "done" and open_try is not None and _of_memory(launch, outcome):
-        said = (first_error(launch) or {}).get("out_of_memory")
+        said = outcome.out_of_memory
         tried = Try(batch=open_try[1], status=OOM if said else KILLED, rank=outcome.rank if said else None)
         largest = _noted(largest, open_try[0], tried, proving=what == PROVE)
         outcome = Outcome(status="done")
@@ -141,8 +142,7 @@ def _noted(largest: Largest, variant: int, tried: Try, *, proving: bool) -> Larg
 
 def _of_memory(launch: LaunchFolder, outcome: Outcome) -> bool:
     """Whether a launch ended for want of memory: a rank said so, or one was killed and had no time to."""
-    error = first_error(launch)
-    if error is not None and error.get("out_of_memory"):
+    if outcome.out_of_memory:
         return True
     return outcome.status == "failed" and MEMORY_SIGNAL in _agents_words(launch)
 

@@ -44,14 +44,18 @@ def check_folder(path: Path) -> RunFolder:
         raise InputError(
             f"run_dir={path}: already holds a run; name another folder, or go on with it: `scaling run --resume {path}`"
         )
-    if path.exists() and (
-        not path.is_dir() or {p.name for p in path.iterdir()} - {RunFolder(path).lock.name}
-    ):
+    if path.exists() and not (path.is_dir() and all(_of_a_start(p) for p in path.iterdir())):
         raise InputError(f"run_dir={path}: not an empty folder; name one that does not exist yet")
     parent = next(p for p in [path, *path.absolute().parents] if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"run_dir={path}: {parent} cannot be written to; name a folder that can")
     return RunFolder(path)
+
+
+def _of_a_start(path: Path) -> bool:
+    """Whether a file is what `create` leaves when it is killed, or holds, before there is a plan."""
+    folder = RunFolder(path.parent)
+    return path in (folder.lock, folder.config) or path.suffix == ".part"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,16 +109,28 @@ def measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], 
     """
     require_allocation(plan)
     with held(folder):
-        return _measure(plan, folder, progress)
+        launches = earlier_launches(folder)
+        try:
+            _measure(plan, folder, launches, progress)
+        except OSError as error:  # a full disk, a folder that is gone: nothing more can be measured into it
+            progress({"said": f"{folder.path}: cannot be written to any more ({error.strerror})"})
+            if launches and launches[-1].state == "running":
+                launches[-1] = dataclasses.replace(launches[-1], state="failed", error=str(error))
+        return status_of(plan, launches)
 
 
-def _measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], None]) -> Status:
-    launches = earlier_launches(folder)
+def _measure(
+    plan: Plan,
+    folder: RunFolder,
+    launches: list[LaunchStatus],
+    progress: Callable[[dict[str, Any]], None],
+) -> None:
+    """Add to `launches` until nothing is left, or somebody interrupts."""
     since = len(launches)
     if plan.spec.batch_max and (failed := _searched(plan, folder, launches, progress)) is not None:
-        status = status_of(plan, [*launches, failed])
-        write_json(folder.status, status)
-        return status
+        launches.append(failed)
+        write_json(folder.status, status_of(plan, launches))
+        return
     while sizes := left(plan, launches, since):
         if len(launches) > since and launches[-1].state != "done":
             progress({"said": in_words(launches[-1], sizes)})
@@ -123,13 +139,12 @@ def _measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]],
             progress({"said": missing})
         if not sizes:
             break
-        started = LaunchStatus(index=len(launches), world_sizes=sizes, state="running")
-        write_json(folder.status, status_of(plan, [*launches, started]))
-        launches.append(_launch(plan, folder, started, progress))
+        launches.append(LaunchStatus(index=len(launches), world_sizes=sizes, state="running"))
+        write_json(folder.status, status_of(plan, launches))
+        launches[-1] = _launch(plan, folder, launches[-1], progress)
         write_json(folder.status, status_of(plan, launches))
         if launches[-1].state == "interrupted":
             break
-    return status_of(plan, launches)
 
 
 def _searched(
@@ -165,19 +180,17 @@ def _launch(
     earlier = folder.command.read_text(encoding="utf-8") if folder.command.exists() else ""
     write_text(folder.command, earlier + describe(what))
     outcome = follow(what, launch, plan.spec.measure, lambda p: progress({**p, "launch": started.index}))
-    ended = dataclasses.replace(
-        _settled(started, launch),
+    settled = _settled(started, launch, ended=outcome.status == "done")
+    large = [n for n in settled.world_sizes if outcome.out_of_memory and n == outcome.world_size]
+    return dataclasses.replace(
+        settled,
         state=outcome.status,
+        too_large=(*settled.too_large, *large),
         duration_s=round(time.monotonic() - begin, 1),
         error=outcome.error,
         rank=outcome.rank,
         world_size=outcome.world_size,
     )
-    if ended.state == "done" and {*ended.finished, *ended.too_large} != set(ended.world_sizes):
-        return dataclasses.replace(
-            ended, state="failed", error="the workers ended well, but left no whole records"
-        )
-    return ended
 
 
 def earlier_launches(folder: RunFolder) -> list[LaunchStatus]:
@@ -188,10 +201,10 @@ def earlier_launches(folder: RunFolder) -> list[LaunchStatus]:
     return [_settled(one, folder.launch(one.index)) if one.state == "running" else one for one in known]
 
 
-def _settled(started: LaunchStatus, launch: LaunchFolder) -> LaunchStatus:
-    """What a launch finished, from its files alone. Lost, unless somebody knows better."""
+def _settled(started: LaunchStatus, launch: LaunchFolder, *, ended: bool = False) -> LaunchStatus:
+    """What a launch finished; where it did not end well, or nobody saw it, by its files. Lost, unless known better."""
     too_large = tuple(n for n in started.world_sizes if launch.out_of_memory(n).exists())
-    whole = all(_whole(launch.rank(rank)) for rank in range(max(started.world_sizes)))
+    whole = ended or all(_whole(launch.rank(rank)) for rank in range(max(started.world_sizes)))
     return dataclasses.replace(
         started,
         state="lost",

@@ -159,6 +159,10 @@ class LaunchFolder:
         """The exception that ended one rank."""
         return self.path / f"error-{rank}.json"
 
+    def stack(self, rank: int) -> Path:
+        """Where one rank was when it was told to end."""
+        return self.path / f"stack-{rank}.json"
+
     def log(self, rank: int) -> Path:
         """Standard output and error of one rank."""
         return self.path / f"log-{rank}.txt"

@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
     with watching(job.plan) as progress:
         status = measure(job.plan, job.folder, progress)
-    evidence = collect(job.folder.launch(0), job.plan)
+    evidence = collect(job.folder.launches()[-1], job.plan)
     error = next((t.error for t in status.trials if t.error), None)
     if not evidence.checks:
         raise ScalingError(f"{job.folder.path}: nothing was checked: {error or status.state}")

@@ -86,8 +86,20 @@ def _finish(folder: RunFolder, console: Console) -> int:
 
     try:
         rebuilt = rebuild(folder)
+    except OSError as error:
+        measured = any(folder.path.glob("launches/*/rank-*.jsonl"))
+        kept = f"what was measured is kept: make room, then `scaling run --resume {folder.path}`"
+        print(
+            f"scaling: {folder.path}: no report could be written ({error.strerror}); "
+            f"{kept if measured else 'nothing is left of what was measured'}",
+            file=sys.stderr,
+        )
+        return 3 if measured else 1
     except InputError:
-        raise
+        if folder.plan.exists():
+            raise
+        print(f"scaling: {folder.path}: was removed while it was measured", file=sys.stderr)
+        return 1
     except ScalingError as error:
         print(f"scaling: {error}", file=sys.stderr)
         return 1

@@ -24,13 +24,15 @@ from scaling.worker.exchange import Exchange
 from scaling.worker.groups import make_groups
 from scaling.worker.inject import Faults
 from scaling.worker.offsets import offset_ns
-from scaling.worker.pace import Pace
+from scaling.worker.pace import EXCHANGE_SHARE, Pace
 from scaling.worker.precision import Precision
 from scaling.worker.prepare import Ready, fits, warm_up
 from scaling.worker.recorder import Recorder
 from scaling.worker.workload import Workload, build
 
 MEMORY_SCHEMA = 1
+LATE = 4
+"""A block that takes so many times longer than expected is late, and after `step_timeout_s` more hung."""
 
 
 class Launch:
@@ -73,7 +75,7 @@ class Launch:
             self.folder.env(self.rank),
             describe(self.spec, self.rank, self.host, workload.module, self.device),
         )
-        self._progress("warm-up", 0.0, None)
+        self.progress("warm-up")
         return workload
 
     def close(self) -> None:
@@ -89,6 +91,7 @@ class Launch:
         fitting = []
         for trial in (*self.baseline, *self.trials):
             self.stage = f"warm-up of world size {trial.world_size}"
+            self.progress(self.stage)
             if self._prepare(trial, workload):
                 fitting.append(trial)
         self.recorder = Recorder(self.folder.rank(self.rank), self.head())
@@ -102,6 +105,7 @@ class Launch:
         try:
             self.clock("begin")
             self._rounds(*(tuple(t for t in some if t in fitting) for some in (self.trials, self.baseline)))
+            self.progress("end")
             self.clock("end")
         finally:
             self.faults.close()
@@ -190,8 +194,14 @@ class Launch:
             blocks = round_blocks(self.plan, trials, self.folder.index, number, baseline)
             for index, block in enumerate(blocks):
                 if self.rank == 0:
-                    self._progress(
-                        f"round {number + 1}", time.monotonic() - begin, pace, number + index / len(blocks)
+                    elapsed_s = time.monotonic() - begin
+                    rounds = number + index / len(blocks)
+                    self.progress(
+                        f"round {number + 1}",
+                        rounds,
+                        elapsed_s,
+                        pace.seconds_left(rounds, elapsed_s) if pace else None,
+                        self._expected_s(block, steps + lead_in),
                     )
                 self._block(block, steps, lead_in, pace)
             number += 1
@@ -216,13 +226,24 @@ class Launch:
         if self.rank == 0:
             self.control.finished(block.id)
 
-    def progress(
-        self, stage: str, rounds: float = 0.0, elapsed_s: float = 0.0, left_s: float | None = None
-    ) -> None:
-        """Rank 0's word on how far the launch is; silence is taken for a hang."""
-        if self.rank == 0:
-            document = {"stage": stage, "rounds": rounds, "elapsed_s": round(elapsed_s, 1), "left_s": left_s}
-            write_json(self.folder.progress, document, indent=None)
+    def _expected_s(self, block: Block, steps: int) -> float:
+        """About what a block takes; at least that, where it is messages of many sizes."""
+        if block.arm in STEP_ARMS:
+            return steps * self.ready[block.trial.world_size].step_ns / 1e9
+        return self.spec.measure.budget_s * EXCHANGE_SHARE
 
-    def _progress(self, stage: str, elapsed_s: float, pace: Pace | None, rounds: float = 0.0) -> None:
-        self.progress(stage, rounds, elapsed_s, pace.seconds_left(rounds, elapsed_s) if pace else None)
+    def progress(
+        self,
+        stage: str,
+        rounds: float = 0.0,
+        elapsed_s: float = 0.0,
+        left_s: float | None = None,
+        expected_s: float | None = None,
+    ) -> None:
+        """Rank 0's word on how far the launch is, and how long the launcher is to wait for the next one."""
+        if self.rank != 0:
+            return
+        document = {"stage": stage, "rounds": rounds, "elapsed_s": round(elapsed_s, 1), "left_s": left_s}
+        if expected_s is not None:
+            document["patience_s"] = round(self.spec.measure.step_timeout_s + LATE * expected_s, 1)
+        write_json(self.folder.progress, document, indent=None)
