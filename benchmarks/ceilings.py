@@ -33,7 +33,7 @@ from scaling.worker.precision import Precision
 from scaling.worker.workload import Workload, sgd
 
 BAR = 0.10
-ROUNDS = 5
+ROUNDS = 3
 REPEATS, REPEAT_S = 7, 0.01
 
 

@@ -9,7 +9,7 @@ these settings, and compared with what was measured there.
 
 `--runs` keeps the measured runs there and takes those that are there already; `--only` measures one and stops.
 
-Left out, by a rule that was written before anything was measured: a source or target
+Left out, whatever the error, and listed: a source or target
 
 - of real compute with more ranks than cores: the CPU is what is measured;
 - whose own size sweep reaches less than 90 % of what its link can carry: the CPU is the link;
@@ -45,7 +45,7 @@ MODELS = {
 REAL = ("mlp", "highmem_cnn")
 LINK_REACHED = 0.9
 CONTENDED = "contended"
-BUDGET_S = {2: 30, 4: 60}
+BUDGET_S = {2: 24, 4: 45}
 """By hosts."""
 BARS = {"median": 0.05, "worst": 0.10, "held": 0.80}
 
@@ -105,19 +105,17 @@ def cell(
 
 CELLS = (
     cell("s200", "synthetic", 4, 200),
+    cell("m200", "mlp", 2, 200, batch=256),
     cell("s1000", "synthetic", 4, 1000),
+    cell("m1000c1", "mlp", 2, 1000, cap=1, batch=256),
     cell("s500c1", "synthetic", 4, 500, cap=1),
+    cell("m500c5", "mlp", 2, 500, cap=5, batch=256),
     cell("s100a2", "synthetic", 2, 100, accumulation=2, batch=64),
+    cell("m100a2", "mlp", 2, 100, cap=1, accumulation=2, batch=512),
+    cell("s1000a4c1", "synthetic", 2, 1000, cap=1, accumulation=4, batch=64),
     cell("s200c5", "synthetic", 2, 200, cap=5),
-    cell("s1000c1a4", "synthetic", 2, 1000, cap=1, accumulation=4, batch=64),
-    cell("m200", "mlp", 2, 200, batch=1024),
-    cell("m1000c1", "mlp", 2, 1000, cap=1, batch=1024),
-    cell("m500c5", "mlp", 2, 500, cap=5, batch=1024),
-    cell("m100c1a2", "mlp", 2, 100, cap=1, accumulation=2, batch=2048),
-    cell("m500", "mlp", 4, 500, batch=1024),
-    cell("c200c1", "highmem_cnn", 2, 200, cap=1, batch=64),
-    cell("c1000", "highmem_cnn", 2, 1000, batch=64),
-    cell("c500c2", "highmem_cnn", 2, 500, cap=2, batch=64),
+    cell("h200", "highmem_cnn", 2, 200, cap=1, batch=64),
+    cell("h1000c25", "highmem_cnn", 2, 1000, batch=64),
 )
 
 
@@ -175,7 +173,8 @@ def rows_of(source: Cell, folder: RunFolder, n: int, target: Cell, analysis: Ana
     rows = []
     for measured, predicted in zip(points, found.points, strict=True):
         assert measured.step_ms is not None
-        assert predicted.step_ms is not None
+        if predicted.step_ms is None:  # it says that it cannot say
+            continue
         step, truth = predicted.step_ms, measured.step_ms.value
         rows.append(
             Row(

@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from scaling.worker.own.probe import Probe
     from scaling.worker.workload import Workload
 
 try:
@@ -13,7 +14,7 @@ try:
 except PackageNotFoundError:  # a plain checkout on PYTHONPATH
     __version__ = "0.1.0.dev0"
 
-__all__ = ["Workload", "__version__"]
+__all__ = ["Probe", "Workload", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,4 +23,8 @@ def __getattr__(name: str) -> Any:
         from scaling.worker.workload import Workload  # noqa: PLC0415
 
         return Workload
+    if name == "Probe":
+        from scaling.worker.own.probe import Probe  # noqa: PLC0415
+
+        return Probe
     raise AttributeError(f"module 'scaling' has no attribute {name!r}")

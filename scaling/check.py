@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import itertools
 from typing import Any
 
 from scaling import spec
+from scaling.check_cases import check_cases
+from scaling.check_cluster import gpus_a_node, to_cluster
 from scaling.errors import InputError
 from scaling.machine import Machine
 from scaling.records import COLLECTIVES
-from scaling.schema import Config, InjectConfig, LevelConfig, LinkConfig, MeasureConfig, TopologyConfig
+from scaling.schema import (
+    ClusterConfig,
+    Config,
+    InjectConfig,
+    LevelConfig,
+    LinkConfig,
+    MeasureConfig,
+    TopologyConfig,
+)
 from scaling.units import parse_bytes, parse_rate_bit_s
 
 EMULATED_BIT_S_MAX = 8 * 2**32
@@ -18,7 +30,10 @@ EMULATED_BIT_S_MAX = 8 * 2**32
 
 def to_spec(config: Config, machine: Machine) -> spec.Spec:
     """Check a composed config against itself and this machine."""
-    topology = _topology(config.topology, machine)
+    elsewhere = "slurm" in (config.launcher.name, config.topology.kind)
+    if elsewhere:  # what this machine has says nothing of the nodes
+        machine = dataclasses.replace(machine, gpus=())
+    topology = _topology(config.topology, config.cluster, machine, elsewhere=elsewhere)
     world_sizes = _world_sizes(config.world_sizes, topology)
     _one_of("mode", config.mode, spec.MODES)
     _one_of("tracking.mode", config.tracking.mode, spec.TRACKING_MODES)
@@ -39,7 +54,9 @@ def to_spec(config: Config, machine: Machine) -> spec.Spec:
             "ends and takes at least 1 MiB"
         )
     _batch(config, world_sizes)
-    _precision(config.precision.name, topology, machine)
+    by_case = check_cases(config, topology)
+    for precision in (config.precision.name, *by_case["vary"].precision):
+        _precision(precision, topology, machine)
     if config.inject.rank is not None and not 0 <= config.inject.rank < max(world_sizes):
         raise InputError(
             f"inject.rank={config.inject.rank}: ranks of this run are 0 to {max(world_sizes) - 1}"
@@ -48,11 +65,16 @@ def to_spec(config: Config, machine: Machine) -> spec.Spec:
     _one_of("launcher", launcher, spec.LAUNCHERS)
     if launcher == "local" and topology.hosts > 1:
         raise InputError(
-            f"launcher=local: topology={topology.name} has {topology.hosts} hosts; use launcher=emulated"
+            f"launcher=local: topology={topology.name} has {topology.hosts} hosts; use launcher=emulated, or "
+            "`scaling submit`"
         )
-    ranks_here = topology.ranks_per_host * (topology.hosts if launcher == "emulated" else 1)
-    threads = config.threads if config.threads is not None else max(1, machine.cores // ranks_here)
-    _at_least("threads", threads, 1)
+    if launcher == "slurm" and topology.kind == "emulated":
+        raise InputError(
+            f"topology={topology.name}: its hosts are emulated on one machine; use `scaling run`"
+        )
+    if launcher != "slurm" and topology.kind == "slurm":
+        raise InputError(f"launcher={launcher}: topology={topology.name} is on Slurm; use launcher=slurm")
+    threads = _threads(config, topology, launcher, machine)
     return spec.Spec(
         model=_model(config.model),
         topology=topology,
@@ -72,21 +94,38 @@ def to_spec(config: Config, machine: Machine) -> spec.Spec:
         seed=config.seed,
         threads=threads,
         launcher=launcher,
+        cluster=to_cluster(config.cluster),
         inject=_inject(config.inject),
         data=_data(config.data),
         env={str(k): str(v) for k, v in config.env.items()},
         tracking=spec.Tracking(**{**vars(config.tracking), "tags": tuple(config.tracking.tags)}),
+        **by_case,
+    )
+
+
+def _threads(config: Config, topology: spec.Topology, launcher: str, machine: Machine) -> int:
+    """Cores shared evenly; on Slurm the nodes' cores are not known here, so what was asked for a rank, or one."""
+    if config.threads is not None:
+        _at_least("threads", config.threads, 1)
+        return config.threads
+    if launcher == "slurm":
+        return config.cluster.cpus_per_rank or 1
+    return max(
+        1, machine.cores // (topology.ranks_per_host * (topology.hosts if launcher == "emulated" else 1))
     )
 
 
 def _model(config: dict[str, Any]) -> spec.Model:
-    own = {"name", "_target_", "synthetic", "args"}
+    own = {"name", "_target_", "synthetic", "args", "requires", "limits"}
     target = config.get("_target_")
     if not isinstance(target, str) or "." not in target:
         raise InputError(
             f"model._target_={target}: the dotted path of a factory is expected, such as package.module.factory"
         )
     args = {str(k): v for k, v in config.items() if k not in own} | dict(config.get("args") or {})
+    for key, limits in (config.get("limits") or {}).items():
+        _within(f"model.{key}", args.get(key), **limits)
+    _installed(str(config.get("name")), config.get("requires"))
     return spec.Model(
         name=str(config.get("name", target.rsplit(".", 1)[-1])),
         target=target,
@@ -125,12 +164,33 @@ def _data(config: dict[str, Any]) -> spec.Data:
     )
 
 
-def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
-    _one_of("topology.kind", config.kind, ("local", "emulated"))
+def _installed(model: str, package: str | None) -> None:
+    """A preset's package is there. It is not imported: that takes a second, and is the workers' part."""
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise InputError(
+            f"model={model}: needs {package}, which is not installed; pip install 'scaling-harness[models]'"
+        )
+
+
+def _within(
+    key: str, value: Any, *, least: int | None = None, most: int | None = None, multiple_of: int = 1
+) -> None:
+    """What a preset says of the sizes that it can take (`limits` in its file)."""
+    low, high = least or multiple_of, float("inf") if most is None else most
+    if not isinstance(value, int) or not low <= value <= high or value % multiple_of:
+        whole = f"a multiple of {multiple_of}" if multiple_of > 1 else "a whole number"
+        bound = f"from {low} on" if most is None else f"from {low} to {most}"
+        raise InputError(f"{key}={value}: {whole} {bound} is expected")
+
+
+def _topology(
+    config: TopologyConfig, cluster: ClusterConfig, machine: Machine, *, elsewhere: bool
+) -> spec.Topology:
+    _one_of("topology.kind", config.kind, ("local", "emulated", "slurm"))
     _one_of("topology.device", config.device, ("auto", "cpu", "cuda"))
     _one_of("topology.backend", config.backend, ("auto", "gloo", "nccl"))
-    device = ("cuda" if machine.gpus else "cpu") if config.device == "auto" else config.device
-    if device == "cuda" and not machine.gpus:
+    device = ("cuda" if machine.gpus or elsewhere else "cpu") if config.device == "auto" else config.device
+    if device == "cuda" and not machine.gpus and not elsewhere:
         raise InputError(
             "topology.device=cuda: no CUDA device was found here; use topology.device=cpu, or ask what a run "
             f"would take there: scaling predict RUN topology={config.name}"
@@ -146,11 +206,18 @@ def _topology(config: TopologyConfig, machine: Machine) -> spec.Topology:
             "use topology.backend=gloo"
         )
     ranks = config.ranks_per_host
+    if ranks is None and elsewhere:
+        ranks = gpus_a_node(cluster) or machine.allocated_gpus
+        if ranks is None:
+            raise InputError(
+                "topology.ranks_per_host=null: a node's GPUs cannot be counted from here; a number is expected, "
+                "such as topology.ranks_per_host=8"
+            )
     if ranks is None:
         ranks = len(machine.gpus) if device == "cuda" else machine.cores
     _at_least("topology.hosts", config.hosts, 1)
     _at_least("topology.ranks_per_host", ranks, 1)
-    if device == "cuda" and backend == "nccl" and ranks > len(machine.gpus):
+    if device == "cuda" and backend == "nccl" and ranks > len(machine.gpus) and not elsewhere:
         raise InputError(
             f"topology.ranks_per_host={ranks}: this machine has {len(machine.gpus)} CUDA devices; "
             "use fewer, or topology.backend=gloo, with which ranks can share a device"
@@ -272,10 +339,12 @@ def _measure(config: MeasureConfig) -> spec.Measure:
 
 
 def _inject(config: InjectConfig) -> spec.Inject:
-    values = {k: v for k, v in vars(config).items() if k != "link_rate"}
-    rate = config.link_rate
+    values = {k: v for k, v in vars(config).items() if k not in ("link_rate", "memory_limit")}
+    rate, limit = config.link_rate, config.memory_limit
     return spec.Inject(
-        **values, link_rate_bit_s=None if rate is None else parse_rate_bit_s(rate, "inject.link_rate")
+        **values,
+        link_rate_bit_s=None if rate is None else parse_rate_bit_s(rate, "inject.link_rate"),
+        memory_limit_bytes=None if limit is None else parse_bytes(limit, "inject.memory_limit"),
     )
 
 

@@ -24,6 +24,8 @@ KNOWN = (
     "without_straggler",
 )
 """What a prediction can change."""
+PLACES = ("cluster.",)
+"""Where a topology is to be found, which changes nothing about it."""
 JOINS = (
     "topology.levels",
     "topology.link.latency_us",
@@ -120,7 +122,8 @@ def _world_sizes(asked: list[int] | None, own: spec.Spec) -> tuple[int, ...]:
 
 def _differences(config: WhatIfConfig, base: WhatIfConfig) -> list[str]:
     ours, theirs = _flat(dataclasses.asdict(config)), _flat(dataclasses.asdict(base))
-    return [key for key, value in ours.items() if key not in theirs or theirs[key] != value]
+    changed = [key for key, value in ours.items() if key not in theirs or theirs[key] != value]
+    return [key for key in changed if not key.startswith(PLACES)]
 
 
 def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:

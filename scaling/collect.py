@@ -6,6 +6,7 @@ rounds, is interpolated in time and subtracted.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from scaling import codec
+from scaling import plan as plans
 from scaling.plan import Plan
 from scaling.records import COLLECTIVE_FIELDS, FABRIC, SCHEMA, STEP_FIELDS
 from scaling.store import LaunchFolder, RunFolder
@@ -45,6 +48,8 @@ _BLOCK_COLUMNS = {
     "cpu_ns": pl.Int64,
     "thread_cpu_ns": pl.Int64,
     "delayed_ns": pl.Int64,
+    "case": pl.Int64,
+    "peak_bytes": pl.Int64,
 }
 _STEP_COLUMNS = {"launch": pl.Int64, "rank": pl.Int64, "block": pl.Int64, "step": pl.Int64} | dict.fromkeys(
     STEP_FIELDS, pl.Int64
@@ -76,6 +81,7 @@ class _Head(msgspec.Struct, tag_field="t", tag="head"):
     warmup: dict[str, int] = {}
     cores: int = 0
     fed_ns: dict[str, int] = {}
+    plan: dict[str, Any] | None = None
 
 
 class _Clock(msgspec.Struct, tag_field="t", tag="clock"):
@@ -116,6 +122,8 @@ class _Block(msgspec.Struct, tag_field="t", tag="block"):
     cpu_ns: int
     thread_cpu_ns: int
     delayed_ns: int
+    case: int = -1
+    peak_bytes: int = -1
     parameters: list[tuple[int, int]] = []
     make_ns: int = -1
     make_cpu_ns: int = -1
@@ -127,8 +135,19 @@ class _Memory(msgspec.Struct, tag_field="t", tag="memory"):
     device_bytes: int | None = None
 
 
+class _Pause(msgspec.Struct, tag_field="t", tag="pause"):
+    time_ns: int
+    gap_ns: int
+
+
+class _End(msgspec.Struct, tag_field="t", tag="end"):
+    state: str
+    steps: int = 0
+    error: str = ""
+
+
 _HEAD = msgspec.json.Decoder(_Head)
-_LINE = msgspec.json.Decoder(_Clock | _Step | _Block | _Memory)
+_LINE = msgspec.json.Decoder(_Clock | _Step | _Block | _Memory | _Pause | _End)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +170,11 @@ class RankFile:
     cut_off: bool
     ended: bool
     """Whether it came to the end of the launch: its clock was read a second time."""
+    state: str | None = None
+    """Own loops: `done` or `failed`; None where the file has no end line."""
+    error: str = ""
+    paused_ns: tuple[int, ...] = ()
+    """Own loops: each stretch between two steps that was no input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +253,17 @@ def collect(folder: RunFolder, plan: Plan) -> Tables:
     )
 
 
+def own_plan(folder: RunFolder) -> Plan | None:
+    """The plan that the heads of an own loop's rank files carry: that of the latest launch; None where none does."""
+    for launch in reversed(folder.launches()):
+        for path in sorted(launch.path.glob("rank-*.jsonl")):
+            with contextlib.suppress(OSError, msgspec.DecodeError, ValueError), path.open("rb") as lines:
+                head = _HEAD.decode(lines.readline())
+                if head.plan is not None and head.plan.get("schema") == plans.SCHEMA:
+                    return codec.decode(Plan, head.plan)
+    return None
+
+
 def write_tables(folder: RunFolder, tables: Tables) -> None:
     """The derived Parquet files, by rename."""
     for name in ("blocks", "steps", "buckets", "fabric", "parameters"):
@@ -259,7 +294,7 @@ def _read(path: Path, launch: LaunchFolder, rank: int, columns: _Columns) -> Ran
         raise ValueError("no head line; the file was cut off or damaged at its start") from error
     if head.schema != SCHEMA:
         raise ValueError(f"written in format {head.schema}, this version reads format {SCHEMA}")
-    rest: list[_Clock | _Step | _Block | _Memory] = []
+    rest: list[_Clock | _Step | _Block | _Memory | _Pause | _End] = []
     for line in lines[1:]:
         try:
             record = _LINE.decode(line)
@@ -272,6 +307,7 @@ def _read(path: Path, launch: LaunchFolder, rank: int, columns: _Columns) -> Ran
         rest.append(record)
     clocks = [line for line in rest if isinstance(line, _Clock)]
     shift = _Shift(clocks)
+    end = next((record for record in rest if isinstance(record, _End)), None)
     open_steps = 0
     for record in rest:
         if isinstance(record, _Step):
@@ -299,6 +335,9 @@ def _read(path: Path, launch: LaunchFolder, rank: int, columns: _Columns) -> Ran
         clock_corrected=not shift.still,
         cut_off=cut_off or open_steps > 0,
         ended=any(clock.at == "end" for clock in clocks),
+        state=end.state if end else None,
+        error=end.error if end else "",
+        paused_ns=tuple(record.gap_ns for record in rest if isinstance(record, _Pause)),
     )
 
 

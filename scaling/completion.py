@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-COMPOSED = ("run", "plan")
+COMPOSED = ("run", "plan", "submit")
 """Verbs whose arguments are overrides."""
 
 _BASH = """\

@@ -21,11 +21,18 @@ class Machine:
 
     cores: int
     gpus: tuple[Gpu, ...] = ()
+    allocated_gpus: int | None = None
+    """GPUs that this node has for the Slurm job that this is run in; None outside of one."""
 
 
 def find_machine() -> Machine:
     """Cores by affinity; devices by NVML, narrowed by CUDA_VISIBLE_DEVICES."""
-    return Machine(cores=len(os.sched_getaffinity(0)), gpus=_gpus())
+    allocated = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    return Machine(
+        cores=len(os.sched_getaffinity(0)),
+        gpus=_gpus(),
+        allocated_gpus=int(allocated) if allocated.isdigit() else None,
+    )
 
 
 def _gpus() -> tuple[Gpu, ...]:

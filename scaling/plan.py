@@ -8,6 +8,9 @@ independent units of the statistics.
 
 from __future__ import annotations
 
+import datetime as dt
+import hashlib
+import os
 import random
 from dataclasses import dataclass, replace
 
@@ -76,6 +79,12 @@ class Block:
     def runs_on(self, rank: int) -> bool:
         """Whether this rank takes part; the others wait."""
         return rank == self.solo_rank if self.arm == BARE_ONE else rank < self.trial.world_size
+
+
+def run_id(now: dt.datetime, salt: str) -> str:
+    """A fresh id, `<date>-<time>-<hash>`."""
+    text = hashlib.sha256(f"{salt}{now.isoformat()}{os.getpid()}".encode()).hexdigest()[:8]
+    return f"{now:%Y%m%d-%H%M%S}-{text}"
 
 
 def make_plan(spec: Spec, *, run_id: str, created: str, version: str) -> Plan:

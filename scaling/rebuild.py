@@ -7,19 +7,25 @@ import dataclasses
 import io
 import json
 from dataclasses import dataclass
+from typing import Any
 
+import polars as pl
 from rich.console import Console
 
 from scaling import checkup
 from scaling import plan as plans
 from scaling.analysis import clocks, memory
 from scaling.analysis.analyze import Ending, analyze
+from scaling.analysis.cases import CaseFiles, analyze_cases
 from scaling.analysis.results import SCHEMA, Analysis, Memory, RooflineResult, StepHistory, TrialOutcome
 from scaling.analysis.roofline import roofline
 from scaling.analysis.timeline import chrome, histories, timelines
-from scaling.collect import Tables, collect, write_tables
+from scaling.cases import SCHEMA as CASES_SCHEMA
+from scaling.cases import Outcome, Outcomes
+from scaling.collect import Tables, collect, own_plan, write_tables
 from scaling.doctor import preflight
 from scaling.errors import InputError, ScalingError
+from scaling.fit import read_largest
 from scaling.plan import Plan
 from scaling.report.html import page
 from scaling.report.terminal import print_analysis
@@ -39,13 +45,21 @@ class Rebuilt:
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 when some trial is not whole."""
-        return 0 if all(t.status == "done" for t in self.analysis.trials) else 3
+        """0, or 3 when some trial or case is not whole."""
+        found = self.analysis
+        statuses = [t.status for t in found.trials] + [c.status for c in found.inference]
+        statuses += [c.status for c in found.training]
+        return 0 if set(statuses) <= {"done"} else 3
 
 
 def read_plan(folder: RunFolder) -> Plan:
-    """The plan of a run's folder; InputError when it is none."""
-    return read_json(folder.require().plan, Plan, plans.SCHEMA)
+    """The plan of a run's folder, or the one that an own loop's records bring along; InputError when it is none."""
+    if not folder.require().plan.is_file():
+        found = own_plan(folder)
+        if found is None:
+            raise InputError(f"{folder.path}: no plan.json, and no rank file in it begins with a plan")
+        return found
+    return read_json(folder.plan, Plan, plans.SCHEMA)
 
 
 def read_analysis(folder: RunFolder) -> Analysis:
@@ -62,22 +76,34 @@ def rebuild(folder: RunFolder) -> Rebuilt:
         raise InputError(f"{folder.path}: made from profiler traces; run `scaling trace` on them again")
     status = _status(folder)
     tables = collect(folder, plan)
-    trials = tuple(_outcome(t.world_size, status, tables) for t in plan.trials)
+    if plan.spec.own_loop:
+        trials = tuple(_own_outcome(t.world_size, tables) for t in plan.trials)
+    else:
+        trials = tuple(_outcome(t.world_size, status, tables) for t in plan.trials)
     if tables.steps.is_empty():
         said = next((t.error for t in trials if t.error), "no worker wrote a record")
         raise ScalingError(f"{folder.path}: nothing was measured: {said}")
     write_tables(folder, tables)
     ending = Ending(
-        duration_s=status.duration_s if status else 0.0,
+        duration_s=status.duration_s if status else _span_s(tables),
         launches=len({rank.launch for rank in tables.ranks}),
         trials=trials,
-        warnings=(*_unseen(folder, plan), *preflight.warnings(folder, plan), *_during(folder, plan, tables)),
         memory={n: _memory(folder, n) for n in plan.spec.world_sizes},
+        warnings=(
+            *(() if plan.spec.by_case else _unseen(folder, plan)),
+            *preflight.warnings(folder, plan),
+            *_during(folder, plan, tables),
+        ),
+        device_name=str(_environment(folder).get("device_name") or ""),
     )
-    analysis = dataclasses.replace(
-        analyze(tables, plan, ending), memory=memory.growth(tables.memory, tables.blocks)
-    )
-    analysis = dataclasses.replace(analysis, roofline=_roofline(folder, plan, analysis))
+    if plan.spec.by_case:
+        files = CaseFiles(outcomes=_outcomes(folder), largest=read_largest(folder))
+        analysis = analyze_cases(tables, plan, ending, files)
+    else:
+        analysis = analyze(tables, plan, ending)
+    analysis = dataclasses.replace(analysis, memory=memory.growth(tables.memory, tables.blocks))
+    if analysis.points:
+        analysis = dataclasses.replace(analysis, roofline=_roofline(folder, plan, analysis))
     write_json(folder.analysis, analysis)
     drawn = timelines(tables, plan)
     write_text(folder.timeline, chrome(drawn))
@@ -93,10 +119,7 @@ def rebuild(folder: RunFolder) -> Rebuilt:
 def _unseen(folder: RunFolder, plan: Plan) -> tuple[str, ...]:
     """Traffic of DDP that is in the step time and not in `comm`."""
     said = []
-    buffers = 0
-    for launch in folder.launches():
-        with contextlib.suppress(OSError, ValueError):
-            buffers = int(json.loads(launch.env(0).read_text(encoding="utf-8")).get("buffers_bytes", 0))
+    buffers = int(_environment(folder).get("buffers_bytes", 0))
     if buffers and plan.ranks > 1:
         said.append(
             f"the module has {format_bytes(buffers)} of buffers: DDP broadcasts them before every forward, "
@@ -156,11 +179,51 @@ def _memory(folder: RunFolder, world_size: int) -> Memory:
     return Memory(peak_bytes=found.get("peak_bytes"), communicators_bytes=found.get("communicators_bytes"))
 
 
+def _environment(folder: RunFolder) -> dict[str, Any]:
+    """What rank 0 of the last launch ran on; empty where that is gone."""
+    for launch in reversed(folder.launches()):
+        with contextlib.suppress(OSError, ValueError):
+            return dict(json.loads(launch.env(0).read_text(encoding="utf-8")))
+    return {}
+
+
+def _outcomes(folder: RunFolder) -> tuple[Outcome, ...]:
+    """How the cases stand, later launches last."""
+    found: list[Outcome] = []
+    for launch in folder.launches():
+        with contextlib.suppress(InputError):
+            found += read_json(launch.cases, Outcomes, CASES_SCHEMA).outcomes
+    return tuple(found)
+
+
 def _status(folder: RunFolder) -> Status | None:
     """status.json; None where it is missing or damaged, which costs no number."""
     with contextlib.suppress(ScalingError):
         return read_json(folder.status, Status, STATUS_SCHEMA)
     return None
+
+
+def _span_s(tables: Tables) -> float:
+    """From the first block to the last, s."""
+    begin, end = tables.blocks.select(pl.col("begin_ns").min(), pl.col("end_ns").max()).row(0)
+    return float(end - begin) / 1e9
+
+
+def _own_outcome(world_size: int, tables: Tables) -> TrialOutcome:
+    """How an own loop stands, from the end of its latest launch's records."""
+    latest = max((rank.launch for rank in tables.ranks), default=0)
+    ranks = {rank.rank: rank for rank in tables.ranks if rank.launch == latest}
+    failed = next((rank for rank in ranks.values() if rank.state == "failed"), None)
+    missing = next((rank for rank in range(world_size) if rank not in ranks), None)
+    going = next((rank.rank for rank in ranks.values() if rank.state is None), None)
+    if failed is not None:
+        return TrialOutcome(world_size=world_size, status="failed", error=failed.error, rank=failed.rank)
+    if missing is not None:
+        return TrialOutcome(world_size=world_size, status="lost", error="left no records", rank=missing)
+    if going is not None:
+        error = "the loop was still running, or was ended from outside"
+        return TrialOutcome(world_size=world_size, status="interrupted", error=error, rank=going)
+    return TrialOutcome(world_size=world_size, status="done")
 
 
 def _outcome(world_size: int, status: Status | None, tables: Tables) -> TrialOutcome:

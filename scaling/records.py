@@ -2,11 +2,13 @@
 
 The record is the same for the harness's own loop and for anyone else's. A rank file is
 
-    {"t":"head", "schema":1, "rank":..., "host":..., "groups":{...}}    once
+    {"t":"head", "schema":1, "rank":..., "host":..., "groups":{...}}    once; with "plan" where no plan.json is
     {"t":"clock", ...}                                                  offset to rank 0's clock
     {"t":"step", "b":block, "i":step, "s":[STEP_FIELDS], "c":[[COLLECTIVE_FIELDS], ...]}
     {"t":"block", ...BLOCK_FIELDS by name}                              after the block's last step
     {"t":"memory", "b":block, "host_bytes":..., "device_bytes":...}     what the rank held after it
+    {"t":"pause", "time_ns":..., "gap_ns":...}                          an own loop did something else meanwhile
+    {"t":"end", "state":"done"|"failed", "steps":..., "error":...}      an own loop came to its end
 
 A block line lands after its steps, so a block without one was cut off and is not used.
 Times are CLOCK_MONOTONIC_RAW of the rank's own host; 0 means "not taken".
@@ -74,3 +76,22 @@ BLOCK_FIELDS = (
     "make_ns",  # mean time in which a data worker made one of the block's batches; -1: batches were made up
     "make_cpu_ns",  # CPU time of the same
 )
+
+SLOTS_WHOLE = 256
+"""An own loop's rounds lie on a grid of slots. Up to this slot every one is taken."""
+
+
+def generation(slot: int) -> int:
+    """g: around this slot of an own loop every 2^g-th one is taken, so that the records stay bounded.
+
+    Of all slots up to any one, those divisible by its 2^g are evenly spaced from the first step on,
+    and there are SLOTS_WHOLE / 2 to SLOTS_WHOLE of them. Below 0 are the rounds of a baseline.
+    """
+    return (max(slot, 0) // SLOTS_WHOLE).bit_length()
+
+
+CASE_FIELDS = (
+    "case",  # its place among the run's cases
+    "peak_bytes",  # the most memory that the process held in the block
+)
+"""Of a block in a run by cases (scaling/cases.py), beside BLOCK_FIELDS."""

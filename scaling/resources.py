@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -16,5 +17,11 @@ def folder(name: str) -> Path:
 
 
 def import_root() -> Path:
-    """The folder that has to be on a worker's import path."""
+    """The folder that holds this package."""
     return _PACKAGE.parent
+
+
+def import_path() -> str:
+    """A worker's PYTHONPATH: this package's folder, then what the caller's own holds, such as a model's folder."""
+    own = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join([str(import_root()), *filter(None, own.split(os.pathsep))])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import hashlib
 import json
 import os
 import time
@@ -16,32 +15,27 @@ from typing import Any
 from scaling import __version__
 from scaling.config import Request
 from scaling.errors import InputError
-from scaling.launchers.commands import command
+from scaling.fit import find_largest
+from scaling.launchers.commands import command, fitting
 from scaling.launchers.follow import describe, follow
+from scaling.launchers.slurm import require_allocation
 from scaling.lock import held
 from scaling.plan import SCHEMA as PLAN_SCHEMA
-from scaling.plan import Plan, make_plan
+from scaling.plan import Plan, make_plan, run_id
 from scaling.status import SCHEMA as STATUS_SCHEMA
 from scaling.status import LaunchStatus, Status, in_words, left, status_of
-from scaling.store import LaunchFolder, RunFolder, read_json, write_json, write_text
+from scaling.store import LaunchFolder, RunFolder, default_folder, read_json, write_json, write_text
 
 
 def plan_request(request: Request) -> Plan:
-    """A plan with a fresh id, `<date>-<time>-<hash>`."""
+    """A plan with a fresh id."""
     now = dt.datetime.now(tz=dt.timezone.utc).astimezone()
-    salt = hashlib.sha256(f"{request.yaml}{now.isoformat()}{os.getpid()}".encode()).hexdigest()[:8]
     return make_plan(
         request.spec,
-        run_id=f"{now:%Y%m%d-%H%M%S}-{salt}",
+        run_id=run_id(now, request.yaml),
         created=now.isoformat(timespec="seconds"),
         version=__version__,
     )
-
-
-def default_folder(plan: Plan) -> Path:
-    """runs/<date>/<time>-<hash>."""
-    date, clock, salt = plan.id.split("-")
-    return Path("runs") / f"{date[:4]}-{date[4:6]}-{date[6:]}" / f"{clock}-{salt}"
 
 
 def check_folder(path: Path) -> RunFolder:
@@ -50,14 +44,18 @@ def check_folder(path: Path) -> RunFolder:
         raise InputError(
             f"run_dir={path}: already holds a run; name another folder, or go on with it: `scaling run --resume {path}`"
         )
-    if path.exists() and (
-        not path.is_dir() or {p.name for p in path.iterdir()} - {RunFolder(path).lock.name}
-    ):
+    if path.exists() and not (path.is_dir() and all(_of_a_start(p) for p in path.iterdir())):
         raise InputError(f"run_dir={path}: not an empty folder; name one that does not exist yet")
     parent = next(p for p in [path, *path.absolute().parents] if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"run_dir={path}: {parent} cannot be written to; name a folder that can")
     return RunFolder(path)
+
+
+def _of_a_start(path: Path) -> bool:
+    """Whether a file is what `create` leaves when it is killed, or holds, before there is a plan."""
+    folder = RunFolder(path.parent)
+    return path in (folder.lock, folder.config) or path.suffix == ".part"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +73,7 @@ def jobs_of(asked: tuple[Request, ...], *, multirun: bool) -> list[Job]:
     parent: Path | None = None
     for index, request in enumerate(asked):
         plan = plan_request(request)
-        path = request.run_dir or parent or default_folder(plan)
+        path = request.run_dir or parent or default_folder(plan.id)
         parent = path if multirun else None
         folder = check_folder(path / str(index) if multirun else path)
         jobs.append(Job(request=request, plan=plan, folder=folder))
@@ -109,23 +107,67 @@ def measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], 
 
     What was measured stays on disk whatever happens.
     """
+    require_allocation(plan)
     with held(folder):
-        return _measure(plan, folder, progress)
+        launches = earlier_launches(folder)
+        try:
+            _measure(plan, folder, launches, progress)
+        except OSError as error:  # a full disk, a folder that is gone: nothing more can be measured into it
+            progress({"said": f"{folder.path}: cannot be written to any more ({error.strerror})"})
+            if launches and launches[-1].state == "running":
+                launches[-1] = dataclasses.replace(launches[-1], state="failed", error=str(error))
+        return status_of(plan, launches)
 
 
-def _measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], None]) -> Status:
-    launches = _earlier(folder)
+def _measure(
+    plan: Plan,
+    folder: RunFolder,
+    launches: list[LaunchStatus],
+    progress: Callable[[dict[str, Any]], None],
+) -> None:
+    """Add to `launches` until nothing is left, or somebody interrupts."""
     since = len(launches)
+    if plan.spec.batch_max and (failed := _searched(plan, folder, launches, progress)) is not None:
+        launches.append(failed)
+        write_json(folder.status, status_of(plan, launches))
+        return
     while sizes := left(plan, launches, since):
         if len(launches) > since and launches[-1].state != "done":
             progress({"said": in_words(launches[-1], sizes)})
-        started = LaunchStatus(index=len(launches), world_sizes=sizes, state="running")
-        write_json(folder.status, status_of(plan, [*launches, started]))
-        launches.append(_launch(plan, folder, started, progress))
+        sizes, missing = fitting(plan, sizes)
+        if missing is not None:
+            progress({"said": missing})
+        if not sizes:
+            break
+        launches.append(LaunchStatus(index=len(launches), world_sizes=sizes, state="running"))
+        write_json(folder.status, status_of(plan, launches))
+        launches[-1] = _launch(plan, folder, launches[-1], progress)
         write_json(folder.status, status_of(plan, launches))
         if launches[-1].state == "interrupted":
             break
-    return status_of(plan, launches)
+
+
+def _searched(
+    plan: Plan,
+    folder: RunFolder,
+    launches: list[LaunchStatus],
+    progress: Callable[[dict[str, Any]], None],
+) -> LaunchStatus | None:
+    """The search for the largest batch, before any launch measures; how it failed, where it did."""
+    begin = time.monotonic()
+    sizes = tuple(t.world_size for t in plan.trials)
+    started = LaunchStatus(index=len(launches), world_sizes=sizes, state="running")
+    write_json(folder.status, status_of(plan, [*launches, started]))
+    outcome = find_largest(plan, folder, progress)
+    if outcome.status == "done":
+        return None
+    return dataclasses.replace(
+        started,
+        state="failed" if outcome.status == "oom" else outcome.status,
+        duration_s=round(time.monotonic() - begin, 1),
+        error=outcome.error,
+        rank=outcome.rank,
+    )
 
 
 def _launch(
@@ -138,22 +180,20 @@ def _launch(
     earlier = folder.command.read_text(encoding="utf-8") if folder.command.exists() else ""
     write_text(folder.command, earlier + describe(what))
     outcome = follow(what, launch, plan.spec.measure, lambda p: progress({**p, "launch": started.index}))
-    ended = dataclasses.replace(
-        _settled(started, launch),
+    settled = _settled(started, launch, ended=outcome.status == "done")
+    large = [n for n in settled.world_sizes if outcome.out_of_memory and n == outcome.world_size]
+    return dataclasses.replace(
+        settled,
         state=outcome.status,
+        too_large=(*settled.too_large, *large),
         duration_s=round(time.monotonic() - begin, 1),
         error=outcome.error,
         rank=outcome.rank,
         world_size=outcome.world_size,
     )
-    if ended.state == "done" and {*ended.finished, *ended.too_large} != set(ended.world_sizes):
-        return dataclasses.replace(
-            ended, state="failed", error="the workers ended well, but left no whole records"
-        )
-    return ended
 
 
-def _earlier(folder: RunFolder) -> list[LaunchStatus]:
+def earlier_launches(folder: RunFolder) -> list[LaunchStatus]:
     """The launches that status.json knows of; one whose driver was killed is settled by what it left."""
     if not folder.status.exists():
         return []
@@ -161,10 +201,10 @@ def _earlier(folder: RunFolder) -> list[LaunchStatus]:
     return [_settled(one, folder.launch(one.index)) if one.state == "running" else one for one in known]
 
 
-def _settled(started: LaunchStatus, launch: LaunchFolder) -> LaunchStatus:
-    """What a launch finished, from its files alone. Lost, unless somebody knows better."""
+def _settled(started: LaunchStatus, launch: LaunchFolder, *, ended: bool = False) -> LaunchStatus:
+    """What a launch finished; where it did not end well, or nobody saw it, by its files. Lost, unless known better."""
     too_large = tuple(n for n in started.world_sizes if launch.out_of_memory(n).exists())
-    whole = all(_whole(launch.rank(rank)) for rank in range(max(started.world_sizes)))
+    whole = ended or all(_whole(launch.rank(rank)) for rank in range(max(started.world_sizes)))
     return dataclasses.replace(
         started,
         state="lost",

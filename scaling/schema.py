@@ -90,6 +90,47 @@ class InjectConfig:
     wrong_no_sync: bool = False
     contention: int = 0
     fail_after_blocks: int | None = None
+    memory_limit: str | None = None
+
+
+@dataclass
+class VaryConfig:
+    precision: list[str] | None = None
+    autocast: list[bool] | None = None
+    compile: list[bool] | None = None
+    checkpointing: list[bool] | None = None
+    accumulation_steps: list[int] | None = None
+
+
+@dataclass
+class ContainerConfig:
+    image: str | None = None
+    runtime: str = "pyxis"
+    mounts: list[str] = field(default_factory=list)
+    python: str = "python3"
+
+
+@dataclass
+class ClusterConfig:
+    name: str = "default"
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = None
+    constraint: str | None = None
+    reservation: str | None = None
+    gres: str | None = None
+    gpus_per_node: str | None = None
+    cpus_per_rank: int | None = None
+    exclusive: bool = True
+    requeue: bool = True
+    signal_s: int = 120
+    interface: str | None = None
+    numa_binding: str = "node"
+    env: dict[str, Any] = field(default_factory=dict)
+    setup: list[str] = field(default_factory=list)
+    sbatch: dict[str, Any] = field(default_factory=dict)
+    container: ContainerConfig = field(default_factory=ContainerConfig)
 
 
 @dataclass
@@ -110,10 +151,15 @@ class Config:
     precision: NameConfig = field(default_factory=NameConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     launcher: NameConfig = field(default_factory=NameConfig)
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     inject: InjectConfig = field(default_factory=InjectConfig)
     ddp: DdpConfig = field(default_factory=DdpConfig)
     data: dict[str, Any] = field(default_factory=dict)
+    vary: VaryConfig = field(default_factory=VaryConfig)
+    task: str = "train"
+    batch: Any = None
+    memory_limit: str | None = None
     world_sizes: list[int] | None = None
     mode: str = "weak"
     batch_per_rank: int = 32

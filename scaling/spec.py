@@ -8,10 +8,15 @@ from typing import Any
 MODES = ("weak", "strong")
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 COMM_HOOKS = ("none", "fp16", "bf16", "powersgd")
-LAUNCHERS = ("local", "emulated")
+TASKS = ("train", "inference")
+OWN_LOOP = "own loop"
+"""What stands for the launcher, the topology and the measure of a loop that is not the harness's own."""
+LAUNCHERS = ("local", "emulated", "slurm")
 TRACKING_MODES = ("offline", "online", "disabled")
 WORLD_SIZE_MAX = 2**17
 """As far as anything is predicted."""
+NUMA_BINDINGS = ("none", "node", "socket", "exclusive", "core-complex")
+RUNTIMES = ("pyxis", "apptainer")
 
 DEFAULT_BUCKET_MB = 25
 """torch's default of `ddp.bucket_cap_mb`, with which the first bucket has a limit of its own."""
@@ -171,11 +176,24 @@ class Inject:
     contention: int = 0
     fail_after_blocks: int | None = None
     """Raise in that rank after so many blocks: what a failing training script does."""
+    memory_limit_bytes: int | None = None
+    """That rank's memory limit, where it is less than the others'."""
 
     @property
     def active(self) -> bool:
         """Whether anything at all is injected."""
         return self != Inject(rank=self.rank)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vary:
+    """Settings that are measured beside each other in one launch, in every combination; empty: the run's own."""
+
+    precision: tuple[str, ...] = ()
+    autocast: tuple[bool, ...] = ()
+    compile: tuple[bool, ...] = ()
+    checkpointing: tuple[bool, ...] = ()
+    accumulation_steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +207,55 @@ class Tracking:
     job_type: str = "scaling"
     tags: tuple[str, ...] = ()
     notes: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container:
+    """What the workers of a Slurm job run in; nothing where `image` is None."""
+
+    image: str | None = None
+    runtime: str = "pyxis"
+    """`pyxis` (srun's --container-image, with enroot) or `apptainer`."""
+    mounts: tuple[str, ...] = ()
+    """`SOURCE:TARGET`, beside the run folder and this program, which are always there."""
+    python: str = "python3"
+    """The interpreter in the image that has torch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What a Slurm job asks for, and what it finds on the nodes. Most fields are sbatch's options of that name."""
+
+    name: str = "default"
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    time: str | None = None
+    """The limit as Slurm writes it; None: from the plan."""
+    constraint: str | None = None
+    reservation: str | None = None
+    gres: str | None = None
+    """In place of `gpus_per_node`, for sites that want it so."""
+    gpus_per_node: str | None = None
+    """None: as many as ranks where the device is cuda, unless `gres` is given."""
+    cpus_per_rank: int | None = None
+    """None: whatever the node's share is."""
+    exclusive: bool = True
+    requeue: bool = True
+    """After a preemption or the head node's death the job starts again and goes on with what is left."""
+    signal_s: int = 120
+    """SIGTERM comes so long before the time limit: to end the launch, analyse and report."""
+    interface: str | None = None
+    """Network interface of Gloo and of NCCL's sockets; None: theirs to find."""
+    numa_binding: str = "node"
+    """torchrun's --numa-binding where the device is cuda and torch and numactl are there to do it; `none`."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment of the workers on this cluster; `env` of the run wins."""
+    setup: tuple[str, ...] = ()
+    """Shell lines at the start of the job: modules, proxies."""
+    sbatch: dict[str, str] = field(default_factory=dict)
+    """Further options of sbatch, by their long names; an empty text is an option without a value."""
+    container: Container = field(default_factory=Container)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,10 +285,29 @@ class Spec:
     threads: int = 1
     """Compute threads a rank, the same in every arm."""
     launcher: str = "local"
+    cluster: Cluster = field(default_factory=Cluster)
+    """Only read when `launcher` is slurm."""
     inject: Inject = field(default_factory=Inject)
     data: Data = field(default_factory=Data)
     env: dict[str, str] = field(default_factory=dict)
     tracking: Tracking = field(default_factory=Tracking)
+    batches: tuple[int, ...] = ()
+    """Samples a rank and step, each measured beside the others."""
+    batch_max: bool = False
+    """Find the largest batch that fits first, and measure up to it."""
+    memory_limit_bytes: int | None = None
+    """A rank's; on CUDA the card's own where there is none."""
+    vary: Vary = field(default_factory=Vary)
+
+    @property
+    def by_case(self) -> bool:
+        """Whether a table of cases is measured (scaling/cases.py), and not where a training step goes."""
+        return self.task == "inference" or bool(self.batches) or self.batch_max or self.vary != Vary()
+
+    @property
+    def own_loop(self) -> bool:
+        """Whether somebody's own training loop was probed: one world size, blocks of consecutive steps."""
+        return self.launcher == OWN_LOOP
 
     def batch_at(self, world_size: int) -> int:
         """Samples of one rank in one optimizer step, over all accumulation steps."""

@@ -18,6 +18,12 @@ from scaling.errors import InputError
 T = TypeVar("T")
 
 
+def default_folder(run_id: str) -> Path:
+    """runs/<date>/<time>-<hash> of an id `<date>-<time>-<hash>`."""
+    date, clock, salt = run_id.split("-")
+    return Path("runs") / f"{date[:4]}-{date[4:6]}-{date[6:]}" / f"{clock}-{salt}"
+
+
 class RunFolder:
     """Names of everything below RUN/."""
 
@@ -38,6 +44,20 @@ class RunFolder:
     def command(self) -> Path:
         """The commands that were executed, one a line."""
         return self.path / "command.txt"
+
+    @property
+    def job_script(self) -> Path:
+        """What was handed to Slurm."""
+        return self.path / "job.sbatch"
+
+    @property
+    def jobs(self) -> Path:
+        """The Slurm jobs that were handed in for this run."""
+        return self.path / "jobs.json"
+
+    def job_log(self, job: str) -> Path:
+        """What a Slurm job printed."""
+        return self.path / f"slurm-{job}.out"
 
     @property
     def status(self) -> Path:
@@ -84,6 +104,15 @@ class RunFolder:
         """What `scaling doctor` found."""
         return self.path / "doctor.json"
 
+    @property
+    def largest(self) -> Path:
+        """The largest batches that fit, and what was tried to find them."""
+        return self.path / "largest.json"
+
+    def search(self, index: int) -> LaunchFolder:
+        """One launch of the search for the largest batch."""
+        return LaunchFolder(self.path / "search" / str(index), index)
+
     def table(self, name: str) -> Path:
         """A derived table: steps, buckets, fabric or blocks."""
         return self.path / f"{name}.parquet"
@@ -100,10 +129,14 @@ class RunFolder:
         return [self.launch(i) for i in sorted(int(p.name) for p in parent.iterdir() if p.name.isdigit())]
 
     def require(self) -> RunFolder:
-        """Return self when this is a run's folder; InputError otherwise."""
-        if not self.plan.is_file():
-            what = "no such folder" if not self.path.exists() else "not a run: it has no plan.json"
-            raise InputError(f"{self.path}: {what}; name a folder that `scaling run` made")
+        """Return self when this is a run's folder, or an own loop's; InputError otherwise."""
+        if not self.plan.is_file() and not any(self.path.glob("launches/*/rank-*.jsonl")):
+            what = (
+                "no such folder"
+                if not self.path.exists()
+                else "not a run: it has no plan.json and no records"
+            )
+            raise InputError(f"{self.path}: {what}; name a folder that `scaling run` or a Probe made")
         return self
 
 
@@ -125,6 +158,10 @@ class LaunchFolder:
     def error(self, rank: int) -> Path:
         """The exception that ended one rank."""
         return self.path / f"error-{rank}.json"
+
+    def stack(self, rank: int) -> Path:
+        """Where one rank was when it was told to end."""
+        return self.path / f"stack-{rank}.json"
 
     def log(self, rank: int) -> Path:
         """Standard output and error of one rank."""
@@ -154,6 +191,16 @@ class LaunchFolder:
     def telemetry(self, host: int) -> Path:
         """Samples of one host's state."""
         return self.path / f"telemetry-{host}.jsonl"
+
+    @property
+    def tries(self) -> Path:
+        """Batches that rank 0 tried, a line before and a line after each."""
+        return self.path / "tries.jsonl"
+
+    @property
+    def cases(self) -> Path:
+        """How each case of the launch stands."""
+        return self.path / "cases.json"
 
     def out_of_memory(self, world_size: int) -> Path:
         """There when a world size did not fit into some rank's memory."""

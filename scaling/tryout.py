@@ -38,7 +38,7 @@ def try_model(plan: Plan, module: str = "scaling.worker.tryout") -> None:
             text=True,
             timeout=limit_s,
             check=False,
-            env={**os.environ, "PYTHONPATH": str(resources.import_root())},
+            env={**os.environ, "PYTHONPATH": resources.import_path()},
         )
     except subprocess.TimeoutExpired as error:
         raise InputError(

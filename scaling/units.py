@@ -48,6 +48,26 @@ def parse_bytes(text: str, where: str) -> int:
     return size
 
 
+def parse_time_limit_s(text: str, where: str) -> int:
+    """Read a time limit as Slurm writes it as seconds: minutes, m:s, h:m:s, days-h, days-h:m, days-h:m:s.
+
+    Slurm takes 0 for "no limit of the job's own"; here it is refused, as it was hardly meant.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(text).strip())
+    seconds = 0
+    if match:
+        days, first, second, third = (int(part or 0) for part in match.groups())
+        hours_first = match.group(1) is not None or match.group(4) is not None
+        scales = (3600, 60, 1) if hours_first else (60, 1, 0)
+        seconds = days * 86400 + sum(n * s for n, s in zip((first, second, third), scales, strict=True))
+    if seconds <= 0:
+        raise InputError(
+            f"{where}={text}: not a time limit above 0; write it as Slurm does: minutes, hours:minutes:seconds or "
+            "days-hours, such as 90, 1:30:00 or 1-12"
+        )
+    return seconds
+
+
 def format_bytes(count: float) -> str:
     """1536 -> `1.5 KiB`."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -41,3 +42,23 @@ def fake_nvml() -> Callable[..., Any]:
 def simulate(cluster: ModuleType) -> Callable[[Any, Path], Any]:
     """simulate(truth, path) -> Expected: writes the run folder `path`."""
     return cluster.simulate
+
+
+@pytest.fixture(scope="session")
+def left_behind() -> Callable[[Path], list[str]]:
+    """Processes that still name a path in their command line."""
+
+    def find(path: Path) -> list[str]:
+        found = []
+        for process in Path("/proc").iterdir():
+            if not process.name.isdigit() or int(process.name) == os.getpid():
+                continue
+            try:
+                line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(path) in line:
+                found.append(line)
+        return found
+
+    return find

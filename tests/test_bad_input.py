@@ -1,5 +1,6 @@
 """Bad input: one line on stderr (what, where, what would be accepted), nothing on stdout, exit 2, nothing created."""
 
+import importlib.util
 import json
 import os
 
@@ -9,7 +10,7 @@ from scaling.cli import main
 
 CASES = [
     (["rnu"], "did you mean `run`"),
-    (["run", "model=resnet51"], "available: custom, highmem_cnn, mlp, synthetic"),
+    (["run", "model=resnet51"], "available: bert, bert_large, custom, gpt2"),
     (["run", "topology=hgx"], "available: dgx1_v100, dgx_a100, emulated_nvlink"),
     (["run", "topologi=local"], "topology"),
     (["run", "measure.step=3"], "measure.steps"),
@@ -61,7 +62,43 @@ CASES = [
     (["run", "--resume"], "--resume RUN is expected alone"),
     (["run", "--resume", "nowhere"], "no such folder"),
     (["run", "--resume", "nowhere", "model=mlp"], "--resume RUN is expected alone"),
+    (["run", "topology=pcie_node"], "use `scaling submit`"),
+    (["run", "launcher=local", "topology=pcie_node"], "use launcher=slurm"),
+    (["submit", "topology=emulated_pcie"], "emulated on one machine"),
+    (["submit", "topology=local"], "such as topology.ranks_per_host=8"),
+    (["submit", "launcher=local", "topology=local"], "use `scaling run`"),
+    (["submit", "--dry-run", "topology=pcie_node", "cluster.time=0"], "not a time limit above 0"),
+    (["submit", "--dry-run", "topology=pcie_node", "cluster.time=soon"], "such as 90, 1:30:00 or 1-12"),
+    (["submit", "--dry-run", "topology=pcie_node", "cluster.partition='a b'"], "one word is expected"),
+    (["submit", "--dry-run", "topology=pcie_node", "run_dir='a b'"], "without spaces, quotes"),
+    (["submit", "--dry-run", "topology=pcie_node", "topology.ranks_per_host=null"], "ranks_per_host=8"),
+    (["submit", "--dry-run", "topology=pcie_node", "cluster.gpus_per_node=0"], "at least 1"),
+    (["submit", "--dry-run", "topology=pcie_node", "+cluster.sbatch.gpus-per-task=1"], "NVLink goes unused"),
+    (["submit", "--dry-run", "topology=pcie_node", "+cluster.sbatch.time=3"], "use cluster.time"),
+    (["submit", "--dry-run", "topology=pcie_node", "cluster.container.runtime=docker"], "pyxis, apptainer"),
+    (["submit", "--dry-run", "topology=pcie_node", "cluster.container.mounts=[data]"], "/SOURCE:/TARGET"),
+    (["submit", "--dry-run", "topology=pcie_node", "cluster.numa_binding=left"], "exclusive"),
+    (["submit", "--resume"], "--resume RUN is expected"),
+    (["status", "nowhere"], "no such folder"),
+    (["cancel", "nowhere"], "no such folder"),
     (["plan", "model=resnet51"], "available"),
+    (["run", "task=predict"], "one of train, inference"),
+    (["run", "batch=max", "topology.device=cpu"], "such as memory_limit=2GiB"),
+    (["run", "batch=[0,8]"], "batches of at least 1"),
+    (["run", "batch=most"], "such as batch=[1,8,32]"),
+    (["run", "batch=[]"], "batches of at least 1"),
+    (["run", "batch=max", "memory_limit=lots"], "such as 2GiB"),
+    (["run", "memory_limit=2GiB"], "batch=max"),
+    (["run", "batch=[8]", "mode=strong", "global_batch=8"], "use mode=weak"),
+    (["run", "batch=[8]", "inject.compute_ms=5"], "inject.compute_ms"),
+    (["run", "batch=[8]", "vary.accumulation_steps=[3]"], "use a multiple"),
+    (["run", "task=inference", "vary.checkpointing=[true]"], "belongs to training"),
+    (["run", "vary.compile=[true]"], "belongs to task=inference"),
+    (["run", "vary.precision=[fp32,int4]"], "one of fp32, tf32, bf16, fp16"),
+    (["run", "model=vit", "model.image=100"], "model.image=100: a multiple of 16 from 16 on is expected"),
+    (["run", "model=rtdetr", "model.image=64"], "a multiple of 32 from 128 on"),
+    (["run", "model=gpt2", "model.sequence=2048"], "from 1 to 1024"),
+    (["run", "model=bert", "model.sequence=long"], "a whole number"),
     (["analyze"], "one run folder expected"),
     (["analyze", "nowhere"], "no such folder"),
     (["analyze", "--fast", "x"], "--json"),
@@ -75,6 +112,12 @@ CASES = [
     (["doctor", "--parity"], "path of a parity file"),
     (["doctor", "--parity", "nowhere/p.json"], "cannot be written to"),
     (["doctor", "-m", "model=mlp,highmem_cnn"], "checks one configuration"),
+    (["trace"], "1 or more profiler traces or folders expected"),
+    (["trace", "nowhere"], "no such file or folder"),
+    (["trace", "x", "--batch", "many"], "such as --batch 32"),
+    (["import", "topo"], "KIND FILE"),
+    (["import", "topo", "nowhere"], "cannot be read"),
+    (["import", "iso", "x"], "nccl-tests, topo, nccl-xml"),
 ]
 
 
@@ -157,6 +200,19 @@ def test_compile_without_a_compiler(tmp_path_factory, tmp_path, monkeypatch, cap
     assert err.count("\n") == 1
     assert "compile=true" in err
     assert "No working C++ compiler found" in err
+
+
+def test_a_preset_whose_package_is_not_installed_says_how_to_get_it(tmp_path, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda n, *a: None if n == "transformers" else find(n, *a)
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "model=resnet50"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "pip install 'scaling-harness[models]'" in err
     assert list(tmp_path.iterdir()) == []
 
 

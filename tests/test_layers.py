@@ -87,7 +87,7 @@ def test_facts_import_nothing_but_errors_and_the_standard_library(module):
 @pytest.mark.parametrize("module", of("scaling.worker"))
 def test_a_worker_needs_torch_and_the_standard_library(module):
     assert theirs(module) <= {"torch"} | OF_DATA.get(module, set())
-    allowed = FACTS | {"scaling.plan", "scaling.store"}
+    allowed = FACTS | {"scaling.plan", "scaling.store", "scaling.cases", "scaling.largest"}
     assert {m for m in ours(module) if not within(m, "scaling.worker")} <= allowed
 
 
@@ -126,7 +126,9 @@ def test_telemetry_stands_alone_and_needs_nothing_but_nvml(module):
 def test_a_report_knows_results_and_computes_nothing(module):
     allowed = {"scaling.analysis.results", "scaling.analysis.traced", "scaling.doctor.results"}
     allowed |= {"scaling.codec", "scaling.errors", "scaling.plan"}
-    allowed |= {"scaling.spec", "scaling.store", "scaling.units"}
+    allowed |= {"scaling.spec", "scaling.store", "scaling.units", "scaling.cases"}
+    if module == "scaling.report.queue":
+        allowed |= {"scaling.launchers.queue", "scaling.status"}
     if module == "scaling.report.planned":
         allowed |= {"scaling.launchers.commands", "scaling.launchers.follow"}
     assert {m for m in ours(module) if not within(m, "scaling.report")} <= allowed

@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scaling.errors import InputError
-from scaling.units import format_bytes, format_duration, format_rate, parse_bytes, parse_rate_bit_s
+from scaling.units import (
+    format_bytes,
+    format_duration,
+    format_rate,
+    parse_bytes,
+    parse_rate_bit_s,
+    parse_time_limit_s,
+)
 
 
 @pytest.mark.parametrize(
@@ -98,3 +105,24 @@ def test_a_size_that_was_printed_reads_back_to_its_digits(count):
 @given(st.integers(10**3, 10**14))
 def test_so_does_a_rate(bit_s):
     assert parse_rate_bit_s(format_rate(bit_s), "rate") == pytest.approx(bit_s, rel=0.0005)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90 * 60),
+        ("1:30", 90),
+        ("1:30:00", 5400),
+        ("1-12", 36 * 3600),
+        ("1-12:30", 36 * 3600 + 1800),
+        ("0-0:0:5", 5),
+    ],
+)
+def test_time_limits_as_slurm_writes_them(text, seconds):
+    assert parse_time_limit_s(text, "cluster.time") == seconds
+
+
+@pytest.mark.parametrize("text", ["0", "0:00", "0-0", "", "soon", "-5", "1:2:3:4", "1.5", "UNLIMITED"])
+def test_no_time_limit(text):
+    with pytest.raises(InputError, match="not a time limit above 0"):
+        parse_time_limit_s(text, "cluster.time")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from scaling.analysis import curve, launches
+from scaling.analysis import curve, launches, own
 from scaling.analysis.point import Link, point
 from scaling.analysis.predict import predict
 from scaling.analysis.quantities import TrialRecords, read_trial
@@ -30,6 +30,7 @@ from scaling.analysis.sources import read_sources
 from scaling.analysis.starvation import with_input
 from scaling.analysis.stats import Floats
 from scaling.analysis.verdict import Gain, no_gain, verdicts
+from scaling.cases import LATENCY
 from scaling.collect import Tables
 from scaling.plan import Plan, Trial
 from scaling.records import BARE_ALL, BARE_ONE
@@ -53,11 +54,14 @@ class Ending:
     warnings: tuple[str, ...] = ()
     memory: Mapping[int, Memory] = field(default_factory=dict)
     """By world size, of the rank that held most."""
+    device_name: str = ""
 
 
 def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     """All of analysis.json."""
     spec = plan.spec
+    if spec.own_loop:
+        tables = own.usable(tables, plan.ranks)
     counted = {t.world_size: launches.counted(tables, plan, t) for t in plan.trials}
     within = {n: launches.of_launches(tables, counts) for n, counts in counted.items()}
     records = {t.world_size: read_trial(within[t.world_size], t) for t in plan.trials}
@@ -99,29 +103,38 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         )
     return Analysis(
         schema=SCHEMA,
-        run=RunInfo(
-            id=plan.id,
-            model=spec.model.name,
-            topology=spec.topology.name,
-            precision=spec.precision,
-            mode=spec.mode,
-            task=spec.task,
-            backend=spec.topology.backend,
-            device=spec.topology.device,
-            started=plan.created,
-            duration_s=ending.duration_s,
-            synthetic=spec.model.synthetic,
-            launches=ending.launches,
-        ),
+        run=run_info(plan, ending),
         points=tuple(points),
         fabric=Fabric(levels=tuple(levels)),
         fits=Fits(),
         inference=(),
         verdicts=_verdicts(used, plan, tuple(points), levels, records),
-        quality=_quality(used, plan, ending, tuple(points), launches.said(counted, tables)),
+        quality=quality(
+            used, plan, ending, tuple(points), launches.said(counted, tables), own_loop=spec.own_loop
+        ),
         trials=tuple(
             dataclasses.replace(t, launches=tuple(sorted(counted[t.world_size]))) for t in ending.trials
         ),
+    )
+
+
+def run_info(plan: Plan, ending: Ending) -> RunInfo:
+    """What was measured, on what."""
+    spec = plan.spec
+    return RunInfo(
+        id=plan.id,
+        model=spec.model.name,
+        topology=spec.topology.name,
+        precision=spec.precision,
+        mode=spec.mode,
+        task=spec.task,
+        backend=spec.topology.backend,
+        device=spec.topology.device,
+        started=plan.created,
+        duration_s=ending.duration_s,
+        synthetic=spec.model.synthetic,
+        launches=ending.launches,
+        device_name=ending.device_name,
     )
 
 
@@ -146,9 +159,11 @@ def _sweep(
     return values, lambda m: curve.fit(m, sizes, n), level
 
 
-def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
+def _reached(tables: Tables, points: tuple[Point, ...], *, own_loop: bool) -> tuple[str, ...]:
     """The efficiency's half-width at the largest world size, and what the next better one would take."""
     known = [p for p in points if p.world_size > 1 and p.efficiency and p.efficiency.half_width is not None]
+    if own_loop:
+        return own.reached(points)
     if not known:
         return ()
     found = known[-1].efficiency
@@ -167,7 +182,7 @@ def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
 
 def _crowded(tables: Tables) -> tuple[int, int]:
     """(contended, all) blocks of bare compute: their one thread needs one core, so any wait for it is somebody else."""
-    alone = tables.blocks.filter(pl.col("arm").is_in([BARE_ONE, BARE_ALL]))
+    alone = tables.blocks.filter(pl.col("arm").is_in([BARE_ONE, BARE_ALL, LATENCY]))
     wall = pl.col("end_ns") - pl.col("begin_ns")
     return alone.filter(pl.col("delayed_ns") > CONTENDED * wall).height, alone.height
 
@@ -177,9 +192,16 @@ def _others(plan: Plan) -> str:
     return "other programs or this run's own data workers" if plan.spec.data.workers else "other programs"
 
 
-def _quality(
-    tables: Tables, plan: Plan, ending: Ending, points: tuple[Point, ...], of_launches: tuple[str, ...]
+def quality(
+    tables: Tables,
+    plan: Plan,
+    ending: Ending,
+    points: tuple[Point, ...],
+    of_launches: tuple[str, ...],
+    *,
+    own_loop: bool = False,
 ) -> Quality:
+    """What stands against the numbers."""
     crowded, blocks = _crowded(tables)
     contended = (
         (
@@ -194,8 +216,14 @@ def _quality(
         contended_blocks=crowded,
         dropped_samples=tables.dropped_samples,
         clock_bound_us=max(bounds) / 1e3 if bounds else None,
-        reached=_reached(tables, points),
-        warnings=(*map(str, tables.gaps), *of_launches, *contended, *ending.warnings),
+        reached=_reached(tables, points, own_loop=own_loop),
+        warnings=(
+            *map(str, tables.gaps),
+            *of_launches,
+            *contended,
+            *own.pauses(tables),
+            *ending.warnings,
+        ),
     )
 
 
@@ -221,6 +249,8 @@ def _verdicts(
         for p in points
         for v in with_input(verdicts(p, plan, by_size.get(p.world_size), gain(p.world_size)), p, plan)
     ]
+    if plan.spec.own_loop:
+        found = [own.in_code(v) for v in found]
     crowded, blocks = _crowded(tables)
     if crowded <= CONTENDED_SHARE * blocks:
         return tuple(found)

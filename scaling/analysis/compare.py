@@ -7,11 +7,14 @@ import dataclasses
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
+    CaseComparison,
     Comparison,
+    Inference,
     Loss,
     Measured,
     Point,
     PointComparison,
+    Training,
 )
 from scaling.analysis.roofline import explain
 from scaling.analysis.stats import distinguishable
@@ -32,13 +35,15 @@ def compare(
         f"{name} differs: {getattr(base.run, name)} and {getattr(other.run, name)}"
         for name in _SAME
         if getattr(base.run, name) != getattr(other.run, name)
+        # Cases say their own precision, batch and accumulation steps, and only equal ones are compared.
+        and not (name == "precision" and base_plan.spec.by_case)
     ]
     if base_plan.spec.model.args != other_plan.spec.model.args and base.run.model == other.run.model:
         reasons.append(
             f"the model's settings differ: {base_plan.spec.model.args} and {other_plan.spec.model.args}"
         )
     name = "global_batch" if base_plan.spec.mode == "strong" else "batch_per_rank"
-    for key in (name, "accumulation_steps"):
+    for key in () if base_plan.spec.by_case else (name, "accumulation_steps"):
         a, b = getattr(base_plan.spec, key), getattr(other_plan.spec, key)
         if a != b:
             reasons.append(f"{key} differs: {a} and {b}")
@@ -46,8 +51,9 @@ def compare(
         reasons.append("one was made from profiler traces, the other was measured")
     others = {p.world_size: p for p in other.points}
     pairs = [(p, others[p.world_size]) for p in base.points if p.world_size in others]
-    if not pairs:
-        reasons.append("no world size in common")
+    cases = _cases(base, other)
+    if not pairs and not cases:
+        reasons.append(f"no {'case' if base_plan.spec.by_case else 'world size'} in common")
     return Comparison(
         schema=SCHEMA,
         base=base.run,
@@ -56,7 +62,45 @@ def compare(
         reasons=tuple(reasons),
         points=tuple(_point(a, b, same_machine=same_machine) for a, b in pairs),
         roofline=explain(base.roofline, other.roofline),
+        cases=cases,
     )
+
+
+def _cases(base: Analysis, other: Analysis) -> tuple[CaseComparison, ...]:
+    """Cases that both runs measured."""
+    rows: list[Inference | Training] = [*other.inference, *other.training]
+    others = {_key(row): row for row in rows}
+    found = []
+    rows = [*base.inference, *base.training]
+    for row in rows:
+        beside = others.get(_key(row))
+        if beside is None:
+            continue
+        ratio = _ratio(beside.samples_per_s, row.samples_per_s)
+        found.append(
+            CaseComparison(
+                world_size=row.world_size,
+                batch=row.batch,
+                setting=_setting(row),
+                samples_per_s=(row.samples_per_s, beside.samples_per_s),
+                ratio=ratio,
+                distinguishable=distinguishable(ratio),
+            )
+        )
+    return tuple(found)
+
+
+def _key(row: Inference | Training) -> tuple[object, ...]:
+    return (type(row), row.world_size, row.batch, *_setting(row).items())
+
+
+def _setting(row: Inference | Training) -> dict[str, str | int | bool]:
+    names = (
+        ("precision", "autocast", "compile")
+        if isinstance(row, Inference)
+        else ("precision", "checkpointing", "accumulation_steps")
+    )
+    return {name: getattr(row, name) for name in names}
 
 
 def _point(base: Point, other: Point, *, same_machine: bool) -> PointComparison:

@@ -16,6 +16,8 @@ SHARE_UNKNOWN = 0.8
 DOUBT_UNKNOWN = 0.3
 DOUBT_OTHER_KIND = 0.3
 """A share of the rate that was measured on one kind of link, carried over to another."""
+MEASURED = "measured"
+"""`link_class` of a level that was imported from a log of nccl-tests."""
 DOUBT_SHARE = 0.1
 """A share of the rate that the topology's file gives."""
 
@@ -41,12 +43,17 @@ def measured_fabric(topology: spec.Topology, sources: Sequence[Source]) -> Fabri
 
 def named_fabric(topology: spec.Topology, own: spec.Topology, source: Source) -> Fabric:
     """A topology's links from their rates; what they do not tell is as in `source`."""
-    found = [_hops(level, level.name, level.ranks, own, source) for level in topology.levels]
+    found = [_hops(_reached(level), level.name, level.ranks, own, source) for level in topology.levels]
     if topology.link.rate_bit_s is not None:
         found.append(_hops(topology.link, "network", None, own, source))
     return Fabric(
         levels=tuple(hops for hops, _ in found), doubt=max((doubt for _, doubt in found), default=0.0)
     )
+
+
+def _reached(level: spec.Level) -> spec.Level:
+    """What was imported from a log is what was reached, not what is nominal."""
+    return replace(level, share=1.0) if level.link_class == MEASURED and level.share is None else level
 
 
 def _hops(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from scaling.analysis import own
 from scaling.analysis.curve import AlphaBeta, bus_factor
 from scaling.analysis.quantities import PHASES, TrialRecords
 from scaling.analysis.results import (
@@ -25,6 +26,7 @@ from scaling.analysis.stats import Floats, Means, Rounds, no_finer, scaled, wide
 from scaling.analysis.stragglers import describe, late_ranks
 from scaling.plan import Plan
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
+from scaling.spec import Spec
 
 Link = Callable[[Means], AlphaBeta]
 """The fitted link of this world size, resampled with the same rounds."""
@@ -54,7 +56,7 @@ def point(
     if records.index.is_empty():
         return Point(world_size=n, hosts=trial.hosts, status=status, warmup_steps=warmup_steps)
     everybody = set(range(n))
-    rounds = Rounds(_arm_values(records, everybody), records.launches, seed=spec.seed)
+    rounds = _independent(_arm_values(records, everybody), records, spec)
     overhead = _overhead(rounds)
     late = late_ranks(records, rounds, _floor(overhead))
     typical = everybody - set(late.ranks) if late else everybody
@@ -70,7 +72,7 @@ def point(
         status=status,
         warmup_steps=warmup_steps,
         step_ms=scaled(rounds.ratio("plain"), 1e-6),
-        samples_per_s=rounds.ratio(lambda m: trial.batch * n * 1e9 / m["plain"]),
+        samples_per_s=rounds.ratio(lambda m: trial.batch * n * 1e9 / m["plain"]) if trial.batch else None,
         speedup=rounds.ratio(lambda m: n * efficiency(m)),
         efficiency=rounds.ratio(efficiency),
         efficiency_loaded=rounds.ratio(lambda m: m[BARE_ALL] / m["plain"]) if n > 1 else None,
@@ -82,7 +84,15 @@ def point(
         ),
         parts_ms=_parts(rounds, n, clock_bound_ns / 1e6),
         closure=rounds.ratio(lambda m: m["closure"] / m["plain"]),
-        loss=_loss(rounds, n, efficiency, link, strong=whole_batch is not None, size=records.bucket_bytes),
+        loss=_loss(
+            rounds,
+            n,
+            efficiency,
+            link,
+            strong=whole_batch is not None,
+            size=records.bucket_bytes,
+            partly=spec.own_loop,
+        ),
         straggler=describe(late, records, typical, rounds) if late else None,
         overhead=overhead,
         comm=_comm(rounds, records, plan, clock_bound_ns, _floor(overhead))
@@ -90,6 +100,22 @@ def point(
         else None,
         memory=memory or Memory(),
         loader=loader(records, rounds, plan, fed_ns=fed_ns, cores=cores),
+    )
+
+
+def _independent(values: dict[str, Floats], records: TrialRecords, spec: Spec) -> Rounds:
+    """The rounds, and which of them are drawn together."""
+    if not spec.own_loop:
+        return Rounds(values, records.launches, seed=spec.seed)
+    unit = own.units(values[PLAIN], records.launches)
+    alone = np.arange(len(unit)) + len(unit)
+    baseline = records.baseline
+    return Rounds(
+        values,
+        records.launches,
+        seed=spec.seed,
+        unit=np.unique(np.where(baseline, alone, unit), return_inverse=True)[1],
+        part=baseline.astype(np.int64),
     )
 
 
@@ -119,13 +145,16 @@ def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats
     """What the ranks did together: merged blocks, their replays, and the step that closure simulates."""
     values = {name: records.per_round(found) for name, found in records.merged.items()}
     mask = np.array([r in typical for r in range(records.trial.world_size)])
-    simulated: dict[str, dict[tuple[int, int], float]] = {"sim": {}, "sim_typical": {}, "link_exposed": {}}
+    names = ("sim", "sim_typical", "link_exposed", "sim_free")
+    simulated: dict[str, dict[tuple[int, int], float]] = {name: {} for name in names}
     for cycle in records.cycles:
         whole = period(cycle.ready, cycle.compute_end, cycle.transfer, cycle.start)
         mean, exposed = period_of_mean(mask, cycle.ready, cycle.compute_end, cycle.transfer)
         simulated["sim"][cycle.key] = float(whole.mean())
         simulated["sim_typical"][cycle.key] = float(mean.mean())
         simulated["link_exposed"][cycle.key] = float(exposed.mean())
+        free = period(cycle.ready, cycle.compute_end, np.zeros_like(cycle.transfer), cycle.start)
+        simulated["sim_free"][cycle.key] = float(free.mean())
     values |= {name: records.per_round(found) for name, found in simulated.items()}
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
     values["closure"] = records.per_round(_closure(records))
@@ -136,7 +165,9 @@ def _closure(records: TrialRecords) -> dict[tuple[int, int], float]:
     """The step from ddp_solo's ready times, stretched by each rank's overlap, and replay's bucket times."""
     ranks = range(records.trial.world_size)
     light = [records.arm(PROBE, detailed=False, ranks={rank}) for rank in ranks]
-    both = {name: np.stack([records.column(f, name) for f in light]) for name in ("forward", "compute")}
+    both = {
+        name: np.stack([_filled(records.column(f, name)) for f in light]) for name in ("forward", "compute")
+    }
     found: dict[tuple[int, int], float] = {}
     for i, key in enumerate(records.keys()):
         alone, transfer = records.solo.get(key), records.replay.get(key)
@@ -150,6 +181,12 @@ def _closure(records: TrialRecords) -> dict[tuple[int, int], float]:
         compute_end = before + both["compute"][:, i]
         found[key] = float(period(ready[None], compute_end[None], transfer[None])[0])
     return found
+
+
+def _filled(values: Floats) -> Floats:
+    """NaN replaced by the mean: the rounds of an own loop's baseline have no probe arm of their own."""
+    there = np.isfinite(values)
+    return np.where(there, values, values[there].mean()) if there.any() else values
 
 
 def _overhead(rounds: Rounds) -> Overhead:
@@ -199,6 +236,18 @@ def _parts(rounds: Rounds, n: int, clock_bound_ms: float) -> Parts:
     )
 
 
+def _share_of_wait(m: Means, exposed: Floats) -> Floats:
+    """What a wait of the detailed steps, ns, is of the step, earlier micro-steps' waits added."""
+    # What earlier micro-steps of accumulation waited is the link's too: no_sync was left out.
+    earlier = m["detailed.exposed"] - m["exposed_all"]
+    # The detailed probe's own cost stretches backward and hides more than the step itself would:
+    # its shares of the wait hold, the wait is the light probe's.
+    wait = m["detailed.exposed"]
+    share = np.divide(exposed + earlier, wait, out=np.zeros_like(wait), where=wait > 0)
+    result: Floats = share * m[f"{PROBE}.exposed"] / m[PROBE]
+    return result
+
+
 def _loss(
     rounds: Rounds,
     n: int,
@@ -207,8 +256,12 @@ def _loss(
     *,
     strong: bool,
     size: tuple[int, ...],
+    partly: bool,
 ) -> Loss | None:
-    """1 - E by cause, as section "The loss waterfall" of docs/method.md derives it."""
+    """1 - E by cause, as section "The loss waterfall" of docs/method.md derives it.
+
+    `partly`: what is known of it will do where the efficiency is not known; input is then all of its phase.
+    """
     if n == 1:
         return None
 
@@ -223,14 +276,7 @@ def _loss(
         return 1 / m[PROBE]
 
     def linked(m: Means) -> Floats:
-        # What earlier micro-steps of accumulation waited is the link's too: no_sync was left out.
-        earlier = m["detailed.exposed"] - m["exposed_all"]
-        # The detailed probe's own cost stretches backward and hides more than the step itself would:
-        # its shares of the wait hold, the wait is the light probe's.
-        wait = m["detailed.exposed"]
-        share = np.divide(m["link_exposed"] + earlier, wait, out=np.zeros_like(wait), where=wait > 0)
-        result: Floats = share * m[f"{PROBE}.exposed"] / m[PROBE]
-        return result
+        return _share_of_wait(m, m["link_exposed"])
 
     def latency_share(m: Means) -> Floats:
         assert link is not None
@@ -257,10 +303,14 @@ def _loss(
         terms["link_bandwidth"] = linked
     if strong:
         terms["small_batch"] = lambda m: (m[BARE_ONE] - m["whole_batch"] / n) / m[PLAIN]
+    if partly and BARE_ONE not in rounds:
+        terms["input"] = lambda m: m["typical.probe.input"] * probe(m)
     measured = {name: rounds.measure(term) for name, term in terms.items()}
     known = [terms[name] for name, number in measured.items() if number is not None]
     unexplained = rounds.measure(lambda m: 1 - efficiency(m) - sum(term(m) for term in known))
-    return None if unexplained is None else Loss(**measured, unexplained=unexplained)
+    if unexplained is None and not (partly and known):
+        return None
+    return Loss(**measured, unexplained=unexplained)
 
 
 def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int, floor: float) -> Comm:
@@ -292,5 +342,6 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int
             if nominal is None
             else no_finer(rounds.ratio(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal), floor)
         ),
+        free_speedup=rounds.ratio(lambda m: 1 / (1 - _share_of_wait(m, m["sim"] - m["sim_free"]))),
         hidden_share=rounds.measure(lambda m: 1 - m["exposed_transfer"] / m["busy"]),
     )

@@ -59,7 +59,7 @@ class TrialRecords:
 
     trial: Trial
     index: pl.DataFrame
-    """(launch, round) of every round with a plain block, in order."""
+    """(launch, round) of every round with a plain block, and of an own loop's baselines, in order."""
     ranks: pl.DataFrame
     """(launch, round, arm, detailed, rank, half, step, *PHASES): means over a block's steps."""
     cycles: tuple[Cycle, ...]
@@ -82,6 +82,11 @@ class TrialRecords:
     def launches(self) -> np.ndarray:
         """Launch of each round."""
         return self.index["launch"].to_numpy()
+
+    @property
+    def baseline(self) -> np.ndarray:
+        """Whether each round is one of an own loop's baseline, which has other arms than its loop."""
+        return self.index["round"].to_numpy() < 0
 
     def keys(self) -> list[tuple[int, int]]:
         """(launch, round) in order."""
@@ -133,7 +138,8 @@ def read_trial(tables: Tables, trial: Trial) -> TrialRecords:
         half=pl.col("block").rank("dense").over("launch", "round", "arm", "detailed", "rank").cast(pl.Int64)
         - 1
     )
-    index = own.filter(pl.col("arm") == PLAIN).select("launch", "round").unique().sort("launch", "round")
+    counted = (pl.col("arm") == PLAIN) | (pl.col("round") < 0)  # below 0: a baseline of an own loop
+    index = own.filter(counted).select("launch", "round").unique().sort("launch", "round")
     buckets = tables.buckets.filter(pl.col("world_size") == n)
     cycles, merged, sizes = _detailed(own, buckets, n)
     return TrialRecords(
@@ -189,9 +195,9 @@ def detailed_blocks(
     row_parts = rows.partition_by("launch", "block", as_dict=True)
     for block_key, part in steps.partition_by("launch", "block", as_dict=True, maintain_order=True).items():
         block_rows = row_parts.get(block_key)
-        if block_rows is None or part.height % n or part["rank"].n_unique() != n:
+        count = part["step"].n_unique()
+        if block_rows is None or part.height != count * n or part["rank"].n_unique() != n:
             continue
-        count = part.height // n
         width, rest = divmod(block_rows.height, count * n)
         if rest or not width:
             continue

@@ -31,6 +31,8 @@ class RunInfo:
     duration_s: float
     synthetic: bool
     launches: int
+    device_name: str = ""
+    """What the device calls itself; empty where nobody asked it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,8 @@ class Comm:
     hidden_share: Measured | None
     gradient_bytes: int | None = None
     """Of all gradients once. Less than `bytes_per_step` where accumulation reduces in every micro-step."""
+    free_speedup: Measured | None = None
+    """How many times faster a step were at most if communication took no time and compute stayed as it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +233,10 @@ class Fits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Something to change: exact overrides, the line of one's own code they stand for, the predicted gain."""
+    """Something to change: exact overrides, the line of one's own code they stand for, the predicted gain.
+
+    The gain is a ratio of throughputs: above 1 is faster.
+    """
 
     overrides: str
     code: str
@@ -341,6 +348,82 @@ class MemoryGrowth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Percentiles over the requests of all ranks; None where there were too few requests for one."""
+
+    p50: Measured | None = None
+    p90: Measured | None = None
+    p99: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inference:
+    """Replicas of a model on every rank of a world size, at one batch."""
+
+    world_size: int
+    batch: int
+    precision: str
+    autocast: bool
+    compile: bool
+    status: str
+    latency_ms: Latency = field(default_factory=Latency)
+    samples_per_s: Measured | None = None
+    """Of all ranks together."""
+    peak_bytes: int | None = None
+    knee: bool = False
+    """The smallest batch with about all of the best throughput."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Training steps under DDP at one batch."""
+
+    world_size: int
+    batch: int
+    """Samples a rank and step, over all accumulation steps."""
+    accumulation_steps: int
+    precision: str
+    checkpointing: bool
+    status: str
+    step_ms: Measured | None = None
+    samples_per_s: Measured | None = None
+    exposed_ms: Measured | None = None
+    """What a step waits for communication, mean over ranks; late peers included."""
+    peak_bytes: int | None = None
+    knee: bool = False
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTry:
+    """One batch of a search."""
+
+    batch: int
+    status: str
+    rank: int | None = None
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBatch:
+    """The largest batch that fits, a rank and step."""
+
+    precision: str
+    autocast: bool
+    compile: bool
+    checkpointing: bool
+    accumulation_steps: int
+    limit_bytes: int | None
+    found: int
+    proved: int | None
+    """What ran in fresh processes, with a margin."""
+    step: int
+    """How finely batches were told apart."""
+    tries: tuple[BatchTry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
     """The whole of analysis.json."""
 
@@ -349,7 +432,7 @@ class Analysis:
     points: tuple[Point, ...]
     fabric: Fabric
     fits: Fits
-    inference: tuple[dict[str, object], ...]
+    inference: tuple[Inference, ...]
     verdicts: tuple[Verdict, ...]
     quality: Quality
     trials: tuple[TrialOutcome, ...]
@@ -357,6 +440,8 @@ class Analysis:
     memory: tuple[MemoryGrowth, ...] = ()
     trace: tuple[Traced, ...] | None = None
     """What traces of other tools show beyond this, one object a world size; None for a run of one's own."""
+    training: tuple[Training, ...] = ()
+    largest_batch: tuple[LargestBatch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,6 +494,20 @@ class PointComparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CaseComparison:
+    """One case in two runs, for instance on two devices: B over A."""
+
+    world_size: int
+    batch: int
+    setting: dict[str, str | int | bool]
+    """precision and what else the case is, as its row in `inference` or `training` has it."""
+    samples_per_s: tuple[Measured | None, ...]
+    """Of A and of B."""
+    ratio: Measured | None
+    distinguishable: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
     """Two runs side by side; the first is the base."""
 
@@ -420,6 +519,7 @@ class Comparison:
     points: tuple[PointComparison, ...]
     roofline: tuple[str, ...] = ()
     """Which ceiling each of them hits."""
+    cases: tuple[CaseComparison, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

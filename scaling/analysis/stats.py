@@ -44,8 +44,8 @@ class Means(Mapping[str, Floats]):
     def __init__(self, values: Mapping[str, Floats], weights: Floats) -> None:
         self._values, self._weights = values, weights
         self._cache: dict[str, Floats] = {}
-        self.used = np.ones(weights.shape[1], dtype=bool)
-        """Rounds that have every quantity asked for so far."""
+        self.there: dict[str, NDArray[np.bool_]] = {}
+        """Which rounds have each of the quantities asked for so far."""
 
     def __getitem__(self, name: str) -> Floats:
         if name not in self._cache:
@@ -53,7 +53,7 @@ class Means(Mapping[str, Floats]):
                 raise UnknownQuantityError(name)
             values = self._values[name]
             there = np.isfinite(values)
-            self.used &= there
+            self.there[name] = there
             with np.errstate(invalid="ignore", divide="ignore"):
                 total = self._weights @ np.where(there, values, 0.0)
                 self._cache[name] = total / (self._weights @ there)
@@ -69,10 +69,23 @@ class Means(Mapping[str, Floats]):
 class Rounds:
     """Named quantities, one value a round (NaN where a round lacks it), and the launch of each round."""
 
-    def __init__(self, values: Mapping[str, Floats], launch: NDArray[np.int64], *, seed: int = 0) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Floats],
+        launch: NDArray[np.int64],
+        *,
+        seed: int = 0,
+        unit: NDArray[np.int64] | None = None,
+        part: NDArray[np.int64] | None = None,
+    ) -> None:
+        """`unit`: rounds that share a number are drawn together; by default each is drawn by itself.
+
+        `part`: parts of a launch that measured different things; as many rounds are drawn of each as it has.
+        """
         self.values = dict(values)
         self.launch = launch
-        self._weights = resampling_weights(launch, seed)
+        self.unit = np.arange(len(launch)) if unit is None else unit
+        self._weights = resampling_weights(launch, seed, self.unit, part)
 
     def __contains__(self, name: str) -> bool:
         return name in self.values and bool(np.isfinite(self.values[name]).any())
@@ -81,7 +94,7 @@ class Rounds:
         """The same rounds with more quantities."""
         grown = object.__new__(Rounds)
         grown.values = {**self.values, **values}
-        grown.launch, grown._weights = self.launch, self._weights
+        grown.launch, grown.unit, grown._weights = self.launch, self.unit, self._weights
         return grown
 
     def means(self) -> Means:
@@ -102,30 +115,51 @@ class Rounds:
             return None
         if not np.isfinite(results[0]):
             return None
-        launches = self.launch[means.used]
-        several = len(np.unique(self.launch)) >= LAUNCHES_MIN
-        units = len(np.unique(launches)) if several else len(launches)
+        units = self._count(list(means.there.values()))
         return interval(float(results[0]), results[1:], units, positive=positive)
 
+    def _count(self, there: list[NDArray[np.bool_]]) -> int:
+        """Units that have every quantity; where some quantities share no round, the fewest that any has."""
+        of = self.launch if len(np.unique(self.launch)) >= LAUNCHES_MIN else self.unit
+        shared = np.logical_and.reduce(there) if there else np.ones(len(of), dtype=bool)
+        masks = [shared] if shared.any() or not there else there
+        return min(len(np.unique(of[mask])) for mask in masks)
 
-def resampling_weights(launch: NDArray[np.int64], seed: int) -> Floats:
+
+def resampling_weights(
+    launch: NDArray[np.int64],
+    seed: int,
+    unit: NDArray[np.int64] | None = None,
+    part: NDArray[np.int64] | None = None,
+) -> Floats:
     """Rows of weights over rounds: the plain mean first, then RESAMPLES draws.
 
     With LAUNCHES_MIN launches or more, launches are drawn first and rounds within each (hierarchical
     bootstrap); with fewer, rounds within each launch, and the interval holds for these launches.
+    Rounds of one `unit` are drawn together, and each `part` of a launch by itself.
     """
     rng = np.random.default_rng(seed)
     rounds = len(launch)
     weights = np.zeros((RESAMPLES + 1, rounds))
     weights[0] = 1.0
-    groups = [np.flatnonzero(launch == k) for k in np.unique(launch)]
+    unit = np.arange(rounds) if unit is None else unit
+    launches = np.unique(launch)
+    if part is None or len(launches) >= LAUNCHES_MIN:
+        groups = [np.unique(unit[launch == k]) for k in launches]
+    else:
+        groups = [np.unique(unit[(launch == k) & (part == p)]) for k in launches for p in np.unique(part)]
+    members = np.array([unit == u for u in range(unit.max(initial=-1) + 1)], dtype=float)
     for row in range(1, RESAMPLES + 1):
         drawn = (
-            rng.integers(len(groups), size=len(groups)) if len(groups) >= LAUNCHES_MIN else range(len(groups))
+            rng.integers(len(groups), size=len(groups))
+            if len(launches) >= LAUNCHES_MIN
+            else range(len(groups))
         )
         for index in drawn:
             group = groups[index]
-            weights[row] += np.bincount(rng.choice(group, size=len(group)), minlength=rounds)
+            if not len(group):
+                continue
+            weights[row] += np.bincount(rng.choice(group, size=len(group)), minlength=len(members)) @ members
     return weights
 
 

@@ -57,10 +57,13 @@ def verdicts(
 
 
 def _causes_of(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
-    if point.world_size == 1 or point.efficiency is None:
-        return ()
-    if point.loss is None or point.efficiency.low is None or point.efficiency.high is None:
-        return (_undecided(point, "too few rounds for an interval; use measure=standard"),)
+    if point.world_size == 1 or (point.efficiency is None and point.loss is None):
+        return ()  # an own loop without a baseline has causes without an efficiency
+    if point.loss is None or (
+        point.efficiency is not None and (point.efficiency.low is None or point.efficiency.high is None)
+    ):
+        more = "probe more steps" if plan.spec.own_loop else "use measure=standard"
+        return (_undecided(point, f"too few rounds for an interval; {more}"),)
     found = [
         Verdict(
             cause=cause,
@@ -75,7 +78,7 @@ def _causes_of(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
     ]
     if found:
         return tuple(found)
-    if point.efficiency.low > SCALES_WELL:
+    if point.efficiency is not None and _low(point.efficiency) > SCALES_WELL:
         return (
             Verdict(
                 cause="scales_well",
@@ -85,7 +88,8 @@ def _causes_of(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
                 evidence=(f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}",),
             ),
         )
-    return (_undecided(point, "no cause stands clear of the noise; measure longer (measure=thorough)"),)
+    longer = "probe more steps" if plan.spec.own_loop else "measure longer (measure=thorough)"
+    return (_undecided(point, f"no cause stands clear of the noise; {longer}"),)
 
 
 def _slow_path(point: Point, plan: Plan, level: Level | None) -> tuple[Verdict, ...]:

@@ -20,6 +20,7 @@ from scaling.analysis.results import (
     TrialOutcome,
     Verdict,
 )
+from scaling.report import cases
 from scaling.report.text import (
     PARTS,
     cause_name,
@@ -42,6 +43,8 @@ OPEN_VERDICTS = ("undecided", "scales_well")
 
 def answer(analysis: Analysis) -> str:
     """How well the run scales and what eats most of the rest, in a sentence or two."""
+    if analysis.inference or analysis.training:
+        return cases.answer(analysis)
     measured = [p for p in analysis.points if p.step_ms is not None]
     missing = _missing(analysis)
     if not measured:
@@ -52,7 +55,14 @@ def answer(analysis: Analysis) -> str:
         if analysis.trace is not None and point.world_size > 1:
             return f"{alone}{_main_part(analysis, point)} {missing}".strip()
         why = "a second world size" if point.world_size == 1 else "the baseline of one rank"
-        return f"{alone}; without {why} there is no efficiency to report. {missing}".strip()
+        if point.loss is None:
+            return f"{alone}; without {why} there is no efficiency to report. {missing}".strip()
+        free = point.comm.free_speedup if point.comm else None
+        at_most = f" It would be {free_line(free)}." if free else ""
+        return (
+            f"{alone}{_main_cause(analysis, point)}{at_most} Without {why} there is no efficiency to report. "
+            f"{missing}"
+        ).strip()
     kept = f"At {ranks(point.world_size)} the run keeps {percent(point.efficiency)} of ideal"
     return f"{kept}{_main_cause(analysis, point)} {missing}".strip()
 
@@ -60,9 +70,11 @@ def answer(analysis: Analysis) -> str:
 def _main_cause(analysis: Analysis, point: Point) -> str:
     here = [v for v in analysis.verdicts if v.world_size == point.world_size]
     named = [v for v in here if v.cause not in OPEN_VERDICTS and v.share is not None]
-    if named and point.efficiency is not None:
+    if named:
         main = max(named, key=lambda v: v.share.value if v.share else 0.0)
         share = main.share.value if main.share else 0.0
+        if point.efficiency is None:
+            return f"; {value_of(main.share, 100)} % of it is {cause_name(main.cause)}."
         if main.cause == "input" and share > 1 - point.efficiency.value:  # alone it waits as well
             return f"; but {value_of(main.share, 100)} % of every step waits for {cause_name(main.cause)}."
         part = "most" if share > (1 - point.efficiency.value) / 2 else "the largest part"
@@ -144,9 +156,21 @@ def comm_line(comm: Comm, rate_source: str) -> str:
     if comm.nominal_share:
         source = f" ({plain(rate_source)})" if rate_source else ""
         parts.append(f"{percent(comm.nominal_share)} of nominal{source}")
+    if comm.free_speedup:
+        parts.append(free_line(comm.free_speedup))
     if comm.hidden_share:
         parts.append(f"{percent(comm.hidden_share)} of the transfer hidden behind compute")
     return "; ".join(parts)
+
+
+def free_line(speedup: Measured) -> str:
+    """What a better network could give at most."""
+    low, high = max(1.0, speedup.low or 1.0), speedup.high
+    within = "" if speedup.low is None or high is None else f" ({number(low, 2)} to {number(high, 2)})"
+    return (
+        f"at most x{number(max(1.0, speedup.value), 2)}{within} faster if communication were free and compute "
+        "as it is"
+    )
 
 
 def level_line(level: Level) -> str:
@@ -187,7 +211,7 @@ def trial_line(trial: TrialOutcome) -> str:
 def run_names(comparison: Comparison) -> tuple[str, str]:
     """What tells the two runs apart: the settings that differ, or their ids."""
     base, other = comparison.base, comparison.other
-    fields = ("model", "topology", "precision", "mode", "backend", "device")
+    fields = ("model", "topology", "precision", "mode", "backend", "device", "device_name")
     differing = [f for f in fields if getattr(base, f) != getattr(other, f)]
 
     def name(run: RunInfo) -> str:
@@ -206,6 +230,8 @@ def comparison_answer(comparison: Comparison) -> str:
     """Which run is faster, or that one cannot tell."""
     if not comparison.comparable:
         return f"The two runs are not comparable: {'; '.join(map(plain, comparison.reasons))}."
+    if comparison.cases:
+        return cases.comparison_answer(comparison, run_names(comparison))
     measured = [p for p in comparison.points if p.ratio is not None]
     if not measured:
         return "The two runs have no world size in common that was measured in both."

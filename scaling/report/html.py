@@ -22,7 +22,7 @@ from scaling.analysis.results import (
 )
 from scaling.analysis.traced import Traced
 from scaling.plan import Plan
-from scaling.report import findings, plots, rooflines, text
+from scaling.report import cases, findings, plots, rooflines, text
 from scaling.report import traced as shown
 from scaling.report.page import SCRIPT, STYLE
 
@@ -39,6 +39,10 @@ def page(analysis: Analysis, plan: Plan, timelines: tuple[Timeline, ...]) -> str
         _title(f"{run.model} on {run.topology}", run),
         _lead(findings.answer(analysis)),
         _section("Key figures", _key_figures(analysis.points)),
+        _section("Inference", _inference(analysis, figures)),
+        _section("Training settings", _training(analysis, figures)),
+        _section("Largest batch", _items(map(cases.largest_line, analysis.largest_batch))),
+        _section("Cases that were not measured", _items(cases.failures(analysis))),
         _section("Scaling", figures.add(plots.scaling_curve([("", analysis.points)]))),
         _section("Where the efficiency goes", _waterfalls(analysis.points, figures)),
         _section("Parts of a step", _parts(analysis.points, figures)),
@@ -63,6 +67,7 @@ def comparison_page(comparison: Comparison, base: Analysis, other: Analysis) -> 
         _title(f"{names[1]} against {names[0]}", None),
         _lead(findings.comparison_answer(comparison), bad=not comparison.comparable),
         _section("Not comparable", _items([] if comparison.comparable else comparison.reasons)),
+        _section("Cases", _table(*cases.comparison_table(comparison)) if comparison.cases else ""),
         _section("Throughput", _ratios(comparison)),
         _section("Scaling", figures.add(curve)),
         _section("What makes the difference", _differences(comparison, figures)),
@@ -148,6 +153,24 @@ def _key_figures(points: Sequence[Point]) -> str:
     if not points:
         return ""
     return _table(*text.key_table(points)) + f'<p class="note">{_esc(text.COLUMNS_NOTE)}</p>'
+
+
+def _inference(analysis: Analysis, figures: _Figures) -> str:
+    if not analysis.inference:
+        return ""
+    table = _table(*cases.inference_table(analysis.inference))
+    note = f'<p class="note">{_esc(cases.INFERENCE_NOTE)}</p>'
+    drawn = figures.add(plots.throughput_by_batch(analysis.inference), "Throughput")
+    drawn += figures.add(plots.latency_by_batch(analysis.inference), "Latency")
+    return table + note + (f'<div class="pair">{drawn}</div>' if drawn else "")
+
+
+def _training(analysis: Analysis, figures: _Figures) -> str:
+    if not analysis.training:
+        return ""
+    table = _table(*cases.training_table(analysis.training))
+    note = f'<p class="note">{_esc(cases.TRAINING_NOTE)}</p>'
+    return table + note + figures.add(plots.throughput_by_batch(analysis.training), "Throughput")
 
 
 def _table(columns: Iterable[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from scaling import codec
+from scaling.cases import batches, cases, variants
 from scaling.launchers.commands import command
 from scaling.launchers.follow import describe as shell
 from scaling.plan import Plan, round_blocks
@@ -21,6 +22,7 @@ def document(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     """The plan as JSON, with the commands and the time it would take at most."""
     return {
         **codec.encode(plan),
+        "cases": codec.encode(cases(plan.spec)) if plan.spec.by_case else [],
         "run_dir": str(folder.path),
         "seconds_max": _seconds(plan),
         "idle_rank_hours_max": _idle_rank_hours(plan),
@@ -47,12 +49,14 @@ def describe(plan: Plan, folder: RunFolder) -> str:
     lines += [
         f"# measure   {measure.name}: {measure.rounds_min} to {measure.rounds_max} rounds, "
         f"at most {format_duration(measure.budget_s)} a launch, {spec.repeats} launches",
-        f"# time      at most about {format_duration(_seconds(plan))}; "
-        f"{_idle_rank_hours(plan):.3f} rank-hours stand idle while smaller world sizes run",
+        f"# time      at most about {format_duration(_seconds(plan))}; {_idle_rank_hours(plan):.3f} "
+        f"{'GPU' if topology.device == 'cuda' else 'rank'}-hours stand idle while smaller world sizes run",
         f"# run_dir   {folder.path}",
         "#",
-        "# world size  hosts  batch a rank  blocks a round",
     ]
+    if spec.by_case:
+        return "\n".join([*lines, *_cases(plan), "#", _commands(plan, folder)])
+    lines.append("# world size  hosts  batch a rank  blocks a round")
     blocks = round_blocks(plan, plan.trials, 0, 0)
     lines += [
         f"#   {t.world_size:>8}  {t.hosts:>5}  {t.batch:>12}  {sum(b.trial == t for b in blocks):>14}"
@@ -74,7 +78,8 @@ def drawn(topology: Topology) -> list[str]:
         source = f" ({level.source})" if level.source else ""
         name = f"{level.name} {level.link_class}".strip() if level.link_class != level.name else level.name
         lines.append(f"{name:<14} {joined}  {rate}{hop}{source}")
-    if topology.islands and [len(i) for i in topology.islands] != [lv.ranks for lv in topology.levels[:1]]:
+    inner = topology.levels[0].ranks if topology.levels else 0
+    if any(len(island) != inner for island in topology.islands):
         lines.append(f"{'islands':<14} {' '.join(f'[{_devices(part)}]' for part in topology.islands)}")
     if len(topology.numa) > 1:
         lines.append(f"{'NUMA':<14} {' '.join(f'[{_devices(part)}]' for part in topology.numa)}")
@@ -92,6 +97,24 @@ def _devices(part: Sequence[int]) -> str:
     )
 
 
+def _cases(plan: Plan) -> list[str]:
+    """What is measured at each world size, in turns."""
+    spec = plan.spec
+    sizes = ", ".join(map(str, spec.world_sizes))
+    lines = [f"# {spec.task}, at {sizes} ranks:"]
+    if spec.batch_max:
+        lines.append(
+            "#   first a search for the largest batch of each setting, and its proof in fresh processes"
+        )
+    for variant in variants(spec):
+        asked = "max" if spec.batch_max else ", ".join(map(str, batches(spec)))
+        words = [variant.precision]
+        words += [name for name in ("autocast", "compile", "checkpointing") if getattr(variant, name)]
+        words += [f"{variant.accumulation_steps} micro-steps"] if variant.accumulation_steps > 1 else []
+        lines.append(f"#   {', '.join(words)}: batch {asked}")
+    return lines
+
+
 def _commands(plan: Plan, folder: RunFolder) -> str:
     sizes = [t.world_size for t in plan.trials]
     return "".join(
@@ -105,6 +128,10 @@ def _seconds(plan: Plan) -> float:
 
 def _idle_rank_hours(plan: Plan) -> float:
     """Ranks that wait while others run, over the whole budget: blocks of a round weigh alike."""
+    if plan.spec.by_case:
+        sizes = plan.spec.world_sizes
+        idle = sum(plan.ranks - n for n in sizes) / len(sizes)
+        return idle * plan.spec.measure.budget_s * plan.spec.repeats / 3600
     blocks = round_blocks(plan, plan.trials, 0, 0)
     idle = sum(plan.ranks - (1 if b.solo_rank >= 0 else b.trial.world_size) for b in blocks) / len(blocks)
     return idle * plan.spec.measure.budget_s * plan.spec.repeats / 3600

@@ -26,7 +26,7 @@ from scaling.analysis.results import (
 )
 from scaling.analysis.traced import Traced
 from scaling.plan import Plan
-from scaling.report import findings, text
+from scaling.report import cases, findings, text
 from scaling.report import traced as shown
 from scaling.report.lines import WIDTH
 from scaling.report.lines import head as _head
@@ -60,7 +60,9 @@ def print_prediction(console: Console, prediction: Prediction) -> None:
 
 def _analysis(analysis: Analysis, plan: Plan, report_path: Path | str | None) -> Iterator[Text]:
     yield from _conditions(text.conditions(analysis.run, plan))
-    yield from _key_figures(analysis.points)
+    if analysis.points:
+        yield from _key_figures(analysis.points)
+    yield from _cases(analysis)
     source = plan.spec.topology.link.source
     for point in analysis.points:
         if point.world_size > 1:
@@ -98,6 +100,20 @@ def _key_figures(points: tuple[Point, ...]) -> Iterator[Text]:
     yield _head("key figures")
     yield from _table(*text.key_table(points))
     yield from _prose(text.COLUMNS_NOTE, lead="# ", hang="# ", style="dim")
+
+
+def _cases(analysis: Analysis) -> Iterator[Text]:
+    """Tables of cases by world size, and what of them was not to be had."""
+    if analysis.inference:
+        yield _head("inference")
+        yield from _table(*cases.inference_table(analysis.inference))
+        yield from _prose(cases.INFERENCE_NOTE, lead="# ", hang="# ", style="dim")
+    if analysis.training:
+        yield _head("training")
+        yield from _table(*cases.training_table(analysis.training))
+        yield from _prose(cases.TRAINING_NOTE, lead="# ", hang="# ", style="dim")
+    yield from _section("largest batch", map(cases.largest_line, analysis.largest_batch))
+    yield from _section("cases that were not measured", cases.failures(analysis))
 
 
 def _point(point: Point, rate_source: str, device: str) -> Iterator[Text]:
@@ -198,7 +214,11 @@ def _comparison(comparison: Comparison) -> Iterator[Text]:
         yield Text("# NOT COMPARABLE", style="bold red")
         for reason in comparison.reasons:
             yield from _prose(text.plain(reason), lead="  - ", hang="    ")
-    yield _head("throughput, other over base")
+    if comparison.cases:
+        yield _head("cases")
+        yield from _table(*cases.comparison_table(comparison))
+    if comparison.points:
+        yield _head("throughput, other over base")
     for point in comparison.points:
         ratio = text.quantity(point.ratio)
         note = "" if point.distinguishable or point.ratio is None else "  not distinguishable"

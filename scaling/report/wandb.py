@@ -16,15 +16,17 @@ from scaling.analysis.results import (
     Analysis,
     Comparison,
     Fabric,
+    Inference,
     Loss,
     Measured,
     Parts,
     Point,
     StepHistory,
+    Training,
     Verdict,
 )
 from scaling.plan import Plan, Trial
-from scaling.report import sync
+from scaling.report import cases, sync
 from scaling.store import RunFolder
 
 ONLINE_BOUND_S = 60.0
@@ -196,6 +198,9 @@ def _summary(analysis: Analysis, comparison: Comparison | None) -> Json:
         "parts_by_world_size": _table(rows, ("world_size", *PARTS_COLUMNS)),
         "loss_waterfall": _table(_loss_rows(analysis.points)),
         "fabric_curve": _table(_fabric_rows(analysis.fabric)),
+        "inference": _table([_case_row(analysis, r) for r in analysis.inference]),
+        "training": _table([_case_row(analysis, r) for r in analysis.training]),
+        "largest_batch": _table([_spread(_named("{}", r)) for r in analysis.largest_batch]),
         "verdicts": _table([_verdict_row(v) for v in analysis.verdicts]),
         "comparison": _table(_comparison_rows(comparison)),
     }
@@ -204,6 +209,7 @@ def _summary(analysis: Analysis, comparison: Comparison | None) -> Json:
         "parts_chart": _chart("Where a step goes, ms", rows, PARTS_COLUMNS),
         "loss_chart": _chart("Lost efficiency by cause", rows, LOSS_COLUMNS),
         "fabric_chart": _fabric_chart(analysis.fabric),
+        "throughput_chart": _case_chart((*analysis.inference, *analysis.training)),
     }
     drawn = ("world_size", *EFFICIENCY, *STEP, *PARTS_COLUMNS, *LOSS_COLUMNS)
     quality = {k: v for k, v in _named("{}", analysis.quality).items() if k != "warnings"}
@@ -258,6 +264,22 @@ def _comparison_rows(comparison: Comparison | None) -> list[Json]:
 def _chart(title: str, rows: Sequence[Json], columns: Iterable[str]) -> Json:
     series = {name: [(row["world_size"], row[name]) for row in rows if name in row] for name in columns}
     return {"title": title, "x": "world_size", "series": {k: v for k, v in series.items() if v}}
+
+
+def _case_row(analysis: Analysis, row: Inference | Training) -> Json:
+    """One case, with the device first: rows of several runs make one table of device, precision and batch."""
+    device = analysis.run.device_name or analysis.run.device
+    latency = _named("latency_{}_ms", getattr(row, "latency_ms", None))
+    return {"device": device, "setting": cases.setting(row)} | _spread(_named("{}", row) | latency)
+
+
+def _case_chart(rows: Sequence[Inference | Training]) -> Json:
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.samples_per_s is not None:
+            label = f"{cases.setting(row)} n={row.world_size}"
+            series.setdefault(label, []).append((row.batch, row.samples_per_s.value))
+    return {"title": "Samples per second", "x": "batch", "series": series}
 
 
 def _fabric_chart(fabric: Fabric) -> Json:

@@ -13,8 +13,9 @@ from pathlib import Path
 from scaling.analysis.traced import HtaKernel, HtaRank
 from scaling.errors import InputError
 from scaling.trace import hta
-from scaling.trace.columns import Trace, read_trace
+from scaling.trace.columns import Trace
 from scaling.trace.decompose import Parts, decompose
+from scaling.trace.read import read_trace
 from scaling.trace.stream import DamagedError
 
 SUFFIXES = (".json", ".json.gz")

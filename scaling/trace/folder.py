@@ -13,13 +13,13 @@ from scaling.errors import InputError
 from scaling.plan import Plan
 from scaling.report.html import page
 from scaling.report.terminal import print_analysis
-from scaling.run import check_folder, default_folder
-from scaling.store import RunFolder, write_json, write_text
+from scaling.run import check_folder
+from scaling.store import RunFolder, default_folder, write_json, write_text
 
 
 def write_folder(analysis: Analysis, plan: Plan, drawn: tuple[Timeline, ...], path: str | None) -> RunFolder:
     """plan.json, analysis.json, timeline.json and the reports; InputError where they cannot be put."""
-    folder = check_folder(Path(path) if path else default_folder(plan))
+    folder = check_folder(Path(path) if path else default_folder(plan.id))
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

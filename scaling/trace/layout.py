@@ -155,7 +155,8 @@ def to_yaml(
     ]
     for level in made:
         rate = "null" if level.rate_bit_s is None else _text(f"{level.rate_bit_s / 1e9:g}gbit")
-        latency = "" if level.latency_us is None else f", latency_us: {level.latency_us:.4g}"
+        # A rate that was measured is what is reached: all of it is known to be.
+        latency = "" if level.latency_us is None else f", share: 1.0, latency_us: {level.latency_us:.4g}"
         named = f"name: {_text(level.name)}, link_class: {_text(level.link_class)}"
         lines.append(f"  - {{{named}, ranks: {level.ranks}, rate: {rate}{latency},")
         lines.append(f"     source: {_text(level.source)}}}")
@@ -176,7 +177,7 @@ def _between(link: Level | None) -> str:
     if link is None or link.rate_bit_s is None:
         return 'link: {rate: null, source: "between hosts: not in the file"}'
     rate, latency = _text(f"{link.rate_bit_s / 1e9:g}gbit"), link.latency_us or 0.0
-    return f"link: {{rate: {rate}, latency_us: {latency:.4g}, source: {_text(link.source)}}}"
+    return f"link: {{rate: {rate}, share: 1.0, latency_us: {latency:.4g}, source: {_text(link.source)}}}"
 
 
 def summary(layout: Layout, made: tuple[Level, ...], left: tuple[str, ...]) -> list[str]:

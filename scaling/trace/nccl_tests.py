@@ -128,13 +128,11 @@ def parse_log(text: str, where: str) -> tuple[Section, ...]:
         command = _COMMAND.search(line)
         if command:
             announced = _NAMES.get(command[1], command[1])
-        if _starts(line) and sections[-1].rows:
+        if (command or _starts(line)) and sections[-1].rows:
             sections.append(Section())
         now = sections[-1]
         if command:
-            now.collective, now.how = (
-                (announced, "its command") if not now.rows else (now.collective, now.how)
-            )
+            now.collective, now.how = announced, "its command"
         device = _DEVICE.match(line)
         if device and len(device[1]) < 7:
             now.devices.append(

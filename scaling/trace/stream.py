@@ -8,6 +8,7 @@ string or a nested list; then the piece does not decode, and the exact place is 
 from __future__ import annotations
 
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterator
@@ -49,15 +50,14 @@ class Args(msgspec.Struct, gc=False):
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event; times in microseconds, fractions kept."""
+    """One event; times in microseconds, fractions kept, NaN where it has none."""
 
     ph: str = ""
     cat: str = ""
     name: str = ""
-    pid: int | float | str | None = None
     tid: int | float | str | None = None
-    ts: float | None = None
-    dur: float | None = None
+    ts: float = math.nan
+    dur: float = math.nan
     args: Args | None = None
 
 
@@ -105,6 +105,7 @@ class TraceStream:
             buffer += piece
             if len(buffer) < PIECE:
                 continue
+            buffer = buffer.lstrip(_BETWEEN)  # a cut may have left the comma to this piece
             cut = _last_border(buffer)
             if cut is None:
                 if len(buffer) > GROWN_MAX:
@@ -117,7 +118,7 @@ class TraceStream:
                 if closed:
                     break
                 yield self._patient(buffer[:cut])
-            buffer = buffer[cut:].lstrip(_BETWEEN)
+            buffer = buffer[cut:]
         for piece in pieces:
             buffer += piece
             if len(buffer) > GROWN_MAX:
@@ -150,8 +151,9 @@ class TraceStream:
 
     def _last(self, buffer: bytes) -> list[Event]:
         """What is left after the last whole piece: some events, the closing bracket, the other keys."""
+        buffer = buffer.lstrip(_BETWEEN)
         cut, closed = _exact(buffer)
-        if not closed and buffer.strip(_BETWEEN):
+        if not closed and buffer:
             raise DamagedError("it ends in the middle of its events")
         if not closed:
             raise DamagedError("its list of events is not closed")
@@ -177,14 +179,16 @@ class TraceStream:
         events = []
         for item in loose:
             try:
-                events.append(msgspec.convert(_without_raw(item), Event))
+                events.append(msgspec.convert(_plain(item), Event))
             except msgspec.ValidationError:
                 self.odd += 1
         return events
 
 
-def _without_raw(item: Any) -> Any:
-    """Shapes as text again, which is what `Raw` holds."""
+def _plain(item: Any) -> Any:
+    """Without nulls, and with shapes as text again, which is what `Raw` holds."""
+    if isinstance(item, dict):
+        item = {k: v for k, v in item.items() if v is not None}
     if isinstance(item, dict) and isinstance(item.get("args"), dict):
         shapes = {k: msgspec.Raw(json.dumps(item["args"][k]).encode()) for k in _RAW if k in item["args"]}
         return {**item, "args": {**item["args"], **shapes}}

@@ -42,9 +42,17 @@ USAGE: dict[str, tuple[tuple[str, str], ...]] = {
             "machine, roofline and precision parity on every rank, with a remedy a line",
         ),
     ),
-    "trace": (("trace PATH... [--json] [--hta]", "the same decomposition from existing profiler traces"),),
+    "trace": (
+        (
+            "trace PATH... [--json] [--hta] [--out DIR] [--batch N] [--name NAME] [--wandb]",
+            "the same decomposition from existing profiler traces; N samples a rank and step",
+        ),
+    ),
     "import": (
-        ("import KIND FILE [--name NAME]", "nccl-tests, topo or nccl-xml: a machine to conf/topology"),
+        (
+            "import KIND FILE [--json] [--name NAME] [--into DIR]",
+            "KIND nccl-tests, topo or nccl-xml: what is known of a machine to conf/topology",
+        ),
     ),
     "report": (("report RUN [--open]", "the report of a run: print it, say where the page is"),),
     "sync": (("sync RUN", "upload a run's offline W&B runs"),),

@@ -19,14 +19,19 @@ from scaling.verbs.arguments import parse
 
 def main(arguments: list[str]) -> int:
     """As `compare_folders`, from the command line."""
-    paths, options = parse("compare", arguments, {"--json": False, "--fail-below": True}, least=2, most=99)
+    paths, options = parse(
+        "compare", arguments, {"--json": False, "--fail-below": True, "--into": True}, least=2, most=99
+    )
     text = options.get("--fail-below")
     try:
         ratio = None if text is None else float(text)
     except ValueError as error:
         raise InputError(f"--fail-below {text}: a ratio such as 0.95 is expected") from error
     folders = [RunFolder(path).require() for path in paths]
-    return compare_folders(folders, Console(), as_json=bool(options["--json"]), fail_below=ratio)
+    into = None if options.get("--into") is None else RunFolder(str(options["--into"]))
+    if into is not None and not into.path.is_dir():
+        raise InputError(f"--into {into.path}: no such folder; name one that is there")
+    return compare_folders(folders, Console(), as_json=bool(options["--json"]), into=into, fail_below=ratio)
 
 
 def compare_folders(
@@ -71,6 +76,7 @@ def compare_folders(
             f"--fail-below: the runs are not comparable: {'; '.join(r for i in found for r in i.reasons)}"
         )
     ratios = [p.ratio for item in found for p in item.points]
+    ratios += [c.ratio for item in found for c in item.cases]
     return int(any(r is not None and r.high is not None and r.high < fail_below for r in ratios))
 
 

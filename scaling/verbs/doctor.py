@@ -17,6 +17,7 @@ from scaling.config import requests
 from scaling.doctor import parity
 from scaling.doctor.examine import collect, examine, identity, machine
 from scaling.errors import InputError, ScalingError
+from scaling.launchers.slurm import require_allocation
 from scaling.plan import Plan
 from scaling.run import Job, create, jobs_of, measure
 from scaling.status import Status
@@ -36,6 +37,7 @@ def main(arguments: list[str]) -> int:
     other = parity.read_file(file, identity(job.plan)) if file and file.exists() else None
     if file and not file.exists():
         _writable(file)
+    require_allocation(job.plan)
     try_model(job.plan, "scaling.worker.checks.tryout")
     create(job.request, job.plan, job.folder)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside as by Ctrl-C: in order
@@ -44,7 +46,7 @@ def main(arguments: list[str]) -> int:
 
     with watching(job.plan) as progress:
         status = measure(job.plan, job.folder, progress)
-    evidence = collect(job.folder.launch(0), job.plan)
+    evidence = collect(job.folder.launches()[-1], job.plan)
     error = next((t.error for t in status.trials if t.error), None)
     if not evidence.checks:
         raise ScalingError(f"{job.folder.path}: nothing was checked: {error or status.state}")

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from scaling.config import requests
 from scaling.errors import InputError, ScalingError
+from scaling.launchers.slurm import require_allocation
 from scaling.plan import Plan
 from scaling.run import begun, create, jobs_of, measure
 from scaling.store import RunFolder
@@ -24,12 +25,15 @@ def main(arguments: list[str]) -> int:
     if any(word.partition("=")[0] == RESUME for word in arguments):
         path = _to_resume(arguments)
         runs = begun(path)
+        for plan, _ in runs:
+            require_allocation(plan)
         return _run(runs, multirun=runs[0][1].path != path)
     asked = requests("run", arguments)
     if not asked.items:
         return 0
     jobs = jobs_of(asked.items, multirun=asked.multirun)
     for job in jobs:
+        require_allocation(job.plan)
         if needs_trying(job.plan.spec):
             try_model(job.plan)
     for job in jobs:
@@ -54,7 +58,7 @@ def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool) -> int:
     """Measure and report one run after the other."""
     from scaling.report.progress import watching  # noqa: PLC0415
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside as by Ctrl-C: in order
+    signal.signal(signal.SIGTERM, _interrupt_once)
     console, codes = Console(), []
     for plan, folder in runs:
         with watching(plan) as progress:
@@ -68,6 +72,12 @@ def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool) -> int:
     return 3 if len(codes) < len(runs) else max(codes, key=lambda code: (code == 1, code))
 
 
+def _interrupt_once(_number: int, _frame: object) -> None:
+    """Ended from outside as by Ctrl-C: in order. Slurm signals the harness and its script: one of them is enough."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt(signal.SIGTERM)
+
+
 def _finish(folder: RunFolder, console: Console) -> int:
     """Everything after the rank files. What was measured is reported even if a later stage fails."""
     from scaling.rebuild import rebuild  # noqa: PLC0415
@@ -76,8 +86,20 @@ def _finish(folder: RunFolder, console: Console) -> int:
 
     try:
         rebuilt = rebuild(folder)
+    except OSError as error:
+        measured = any(folder.path.glob("launches/*/rank-*.jsonl"))
+        kept = f"what was measured is kept: make room, then `scaling run --resume {folder.path}`"
+        print(
+            f"scaling: {folder.path}: no report could be written ({error.strerror}); "
+            f"{kept if measured else 'nothing is left of what was measured'}",
+            file=sys.stderr,
+        )
+        return 3 if measured else 1
     except InputError:
-        raise
+        if folder.plan.exists():
+            raise
+        print(f"scaling: {folder.path}: was removed while it was measured", file=sys.stderr)
+        return 1
     except ScalingError as error:
         print(f"scaling: {error}", file=sys.stderr)
         return 1

@@ -17,8 +17,8 @@ from scaling.plan import Plan
 from scaling.rebuild import rebuild
 from scaling.report.progress import watching
 from scaling.report.proof import print_case, print_selftest
-from scaling.run import check_folder, create, default_folder, measure, plan_request
-from scaling.store import RunFolder, write_json
+from scaling.run import check_folder, create, measure, plan_request
+from scaling.store import RunFolder, default_folder, write_json
 
 
 def main(arguments: list[str]) -> int:
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     if not all(a.items for a in asked):
         return 0  # help was asked for
     plans = [plan_request(a.items[0]) for a in asked]
-    parent = RunFolder(asked[0].items[0].run_dir or default_folder(plans[0]))
+    parent = RunFolder(asked[0].items[0].run_dir or default_folder(plans[0].id))
     folders = [check_folder(parent.path / f"{k:02}") for k in range(len(cases))]
     check_folder(parent.path)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

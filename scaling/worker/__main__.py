@@ -1,7 +1,8 @@
-"""`python -m scaling.worker RUN LAUNCH [WORLD_SIZE,...]`, started by torchrun on every rank."""
+"""`python -m scaling.worker RUN LAUNCH WORLD_SIZE,... [search|prove]`, started by torchrun on every rank."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
@@ -9,35 +10,44 @@ from pathlib import Path
 from typing import Any
 
 from scaling.checkup import DOCTOR
+from scaling.largest import MEASURE
 from scaling.plan import SCHEMA, Plan
 from scaling.store import LaunchFolder, RunFolder, read_json, write_json
+from scaling.worker.lookout import last_collective, watch
 from scaling.worker.sampler import sampling
 
 
 def main(arguments: list[str]) -> None:
     """Run this rank. An error is written down, told to the others, and ends the process at once."""
     run, index, sizes = RunFolder(arguments[0]), int(arguments[1]), [int(n) for n in arguments[2].split(",")]
-    folder = run.launch(index)
+    what = arguments[3] if len(arguments) > 3 else MEASURE
+    folder = run.launch(index) if what == MEASURE else run.search(index)
     rank = int(os.environ["RANK"])
     _log_to(folder.log(rank))
     plan = read_json(run.plan, Plan, SCHEMA)
-    launch = None
-    try:
-        if plan.spec.task == DOCTOR:  # torch takes seconds: only after the log is open
-            from scaling.worker.checks.checkup import Checkup as Launch  # noqa: PLC0415
-        else:
-            from scaling.worker.launch import Launch  # type: ignore[assignment]  # noqa: PLC0415
+    launch: Any = None
+    watch(folder, rank, lambda: launch.stage if launch else "start")
+    first = os.environ["LOCAL_RANK"] == "0"
+    with sampling(folder, plan.spec.topology.host_of(rank), first_on_host=first):
+        try:
+            if plan.spec.task == DOCTOR:  # torch takes seconds: only after the log is open
+                from scaling.worker.checks.checkup import Checkup as Launch  # noqa: PLC0415
+            else:
+                from scaling.worker.launch import Launch  # type: ignore[assignment]  # noqa: PLC0415
 
-        first = os.environ["LOCAL_RANK"] == "0"
-        with sampling(folder, plan.spec.topology.host_of(rank), first_on_host=first):
             launch = Launch(plan, folder, tuple(t for t in plan.trials if t.world_size in sizes))
-            launch.run()
-    except BaseException as error:  # noqa: BLE001  # whatever ends a rank has to be told
-        traceback.print_exc()
-        _report(error, rank, folder, launch)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)  # no clean-up that could wait for the others
+            if plan.spec.by_case:
+                from scaling.worker.cases import run_cases  # noqa: PLC0415
+
+                run_cases(launch, run, what)
+            else:
+                launch.run()
+        except BaseException as error:  # noqa: BLE001  # whatever ends a rank has to be told
+            try:
+                traceback.print_exc()
+                _report(error, rank, folder, launch)
+            finally:
+                os._exit(1)  # no clean-up that could wait for the others, even when nothing can be written
 
 
 def _log_to(path: Path) -> None:
@@ -56,13 +66,24 @@ def _report(error: BaseException, rank: int, folder: LaunchFolder, launch: Any) 
         "file": place.filename if place else "",
         "line": place.lineno if place else 0,
         "stage": launch.stage if launch else "start",
+        "collective": last_collective(),
         "traceback": traceback.format_exc(),
+        "out_of_memory": _out_of_memory(error),
     }
-    try:
-        record["first"] = launch.control.abort(record) if launch else True
-    except Exception:  # noqa: BLE001  # the store may be gone with its host
-        record["first"] = False
-    write_json(folder.error(rank), record)
+    with contextlib.suppress(OSError):  # a full disk
+        write_json(
+            folder.error(rank), record
+        )  # now: the store may be gone with its host, and telling take long
+    if launch is None or launch.control.abort(record):
+        write_json(folder.error(rank), {**record, "first": True})
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    if "torch" not in sys.modules:
+        return False
+    from scaling.worker.memory import is_out_of_memory  # noqa: PLC0415
+
+    return is_out_of_memory(error)
 
 
 def _place(error: BaseException) -> traceback.FrameSummary | None:

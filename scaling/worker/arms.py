@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.plan import Trial
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, STEP_ARMS, VARIANT
-from scaling.spec import DEFAULT_BUCKET_MB, Spec
+from scaling.spec import DEFAULT_BUCKET_MB, Ddp, Spec
 from scaling.worker.compression import WIRE, register
 from scaling.worker.devices import Device
 from scaling.worker.feed import Feed
@@ -23,6 +23,20 @@ from scaling.worker.precision import Precision
 from scaling.worker.probe import BucketProbe, SoloProbe, Take, bucket_bytes
 from scaling.worker.step import Loop
 from scaling.worker.workload import Workload
+
+
+def wrapped(module: torch.nn.Module, ddp: Ddp, group: dist.ProcessGroup) -> DistributedDataParallel:
+    """The module as DDP over a group."""
+    return DistributedDataParallel(
+        module,
+        process_group=group,
+        # Given a number, DDP sizes its first bucket by it too; only None gives its own default
+        # of a first bucket of 1 MiB.
+        bucket_cap_mb=None if ddp.bucket_cap_mb == DEFAULT_BUCKET_MB else ddp.bucket_cap_mb,
+        gradient_as_bucket_view=ddp.gradient_as_bucket_view,
+        static_graph=ddp.static_graph,
+        find_unused_parameters=ddp.find_unused_parameters,
+    )
 
 
 class Settings:
@@ -66,17 +80,7 @@ class Settings:
 
     def wrap(self, group: dist.ProcessGroup) -> DistributedDataParallel:
         """The module as DDP over a group, without a communication hook."""
-        ddp = self._ddp
-        return DistributedDataParallel(
-            self.module(),
-            process_group=group,
-            # Given a number, DDP sizes its first bucket by it too; only None gives its own default
-            # of a first bucket of 1 MiB.
-            bucket_cap_mb=None if ddp.bucket_cap_mb == DEFAULT_BUCKET_MB else ddp.bucket_cap_mb,
-            gradient_as_bucket_view=ddp.gradient_as_bucket_view,
-            static_graph=ddp.static_graph,
-            find_unused_parameters=ddp.find_unused_parameters,
-        )
+        return wrapped(self.module(), self._ddp, group)
 
     def ddp(self, group: dist.ProcessGroup) -> DistributedDataParallel:
         """The module as the user trains it."""

@@ -7,6 +7,7 @@ that fails ends everybody within a slice.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -75,6 +76,13 @@ class Control:
             self.say(f"{key}/no", 1)
         self.meet(key, count)
         return not self._store.check([f"{key}/no"])
+
+    def judge(self, key: str, own: Any, rank: int, count: int, rule: Callable[[list[Any]], Any]) -> Any:
+        """Every one of `count` ranks brings a value; what rank 0 makes of all of them, on every rank."""
+        self.say(f"{key}/{rank}", own)
+        if rank == 0:
+            self.say(f"{key}/judged", rule([self.hear(f"{key}/{r}") for r in range(count)]))
+        return self.hear(f"{key}/judged")
 
     def start(self, block: int, *, conductor: bool) -> None:
         """Begin a block together: rank 0 gives the word once the block before is finished."""

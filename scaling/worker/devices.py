@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import resource
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +12,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from scaling.spec import Spec
+from scaling.worker import memory
 from scaling.worker.clock import Clock, CudaClock, Event, HostClock
 
 
@@ -36,6 +38,7 @@ class Device:
 
     def release_memory(self) -> None:
         """Give back what an attempt that ran out of memory has left in caches."""
+        memory.collect()
 
     def peak_bytes(self) -> int:
         """The most memory that this process has held since `reset_peak`, resident."""
@@ -103,6 +106,7 @@ class CudaDevice(Device):
 
     def release_memory(self) -> None:
         """The caching allocator's unused blocks."""
+        gc.collect()
         torch.cuda.empty_cache()
 
     def peak_bytes(self) -> int:

@@ -27,13 +27,15 @@ from scaling.worker.groups import make_groups
 from scaling.worker.inject import Faults
 from scaling.worker.offsets import offset_ns
 from scaling.worker.options import shaped
-from scaling.worker.pace import Pace, bunch
+from scaling.worker.pace import EXCHANGE_SHARE, Pace, bunch
 from scaling.worker.precision import Precision
 from scaling.worker.prepare import Ready, fits, warm_up
 from scaling.worker.recorder import Recorder
 from scaling.worker.workload import Workload, build
 
 MEMORY_SCHEMA = 1
+LATE = 4
+"""A block that takes so many times longer than expected is late, and after `step_timeout_s` more hung."""
 
 
 class Launch:
@@ -68,8 +70,8 @@ class Launch:
         self.peaks: dict[int, int] = {}
         self.stage = "start"
 
-    def run(self) -> None:
-        """Set up, warm up, measure rounds until the pace says stop, write down."""
+    def open(self) -> Workload:
+        """The model on its device, and what it runs on written down."""
         torch.set_num_threads(self.spec.threads)
         torch.manual_seed(self.spec.seed)
         workload = shaped(build(self.spec.model.target, self.spec.model.args), self.spec)
@@ -78,14 +80,26 @@ class Launch:
             self.folder.env(self.rank),
             describe(self.spec, self.rank, self.host, workload.module, self.device),
         )
-        self._progress("warm-up", 0.0, None)
+        self.progress("warm-up")
+        return workload
+
+    def close(self) -> None:
+        """Together with all ranks."""
+        self.stage = "end"
+        self.control.meet("end", self.world)
+        dist.destroy_process_group()
+
+    def run(self) -> None:
+        """Set up, warm up, measure rounds until the pace says stop, write down."""
+        workload = self.open()
         note_roofline(self.plan, self.folder, workload, self.device, self.precision, self.rank)
         fitting = []
         for trial in (*self.baseline, *self.trials):
             self.stage = f"warm-up of world size {trial.world_size}"
+            self.progress(self.stage)
             if self._prepare(trial, workload):
                 fitting.append(trial)
-        self.recorder = Recorder(self.folder.rank(self.rank), self._head())
+        self.recorder = Recorder(self.folder.rank(self.rank), self.head())
         self.blocks = BlockRunner(
             device=self.device,
             groups=self.groups,
@@ -94,27 +108,26 @@ class Launch:
             collectives=self.spec.measure.collectives,
         )
         try:
-            self._clock("begin")
+            self.clock("begin")
             self._rounds(*(tuple(t for t in some if t in fitting) for some in (self.trials, self.baseline)))
-            self._clock("end")
+            self.progress("end")
+            self.clock("end")
         finally:
             self.faults.close()
             for feed in self.feeds.values():
                 feed.close()
             self.recorder.close()
-        self._note_memory()
-        self.stage = "end"
-        self.control.meet("end", self.world)
-        dist.destroy_process_group()
+        self.note_memory()
+        self.close()
 
-    def _clock(self, at: str) -> None:
+    def clock(self, at: str) -> None:
         """Note this rank's clock against rank 0's. Ranks that share rank 0's kernel share its clock."""
         self.stage = f"clock offsets at the {at}"
         self.control.meet(f"clock/{at}", self.world)  # all idle: nobody sits long in a receive
-        offset, bound = offset_ns(self.rank, self.world, None)
+        offset, bound = offset_ns(self.rank, range(self.world), None)
         self.recorder.note("clock", at=at, offset_ns=offset, bound_ns=bound, time_ns=now_ns())
 
-    def _note_memory(self) -> None:
+    def note_memory(self) -> None:
         """memory-<r>.json: of each world size the peak in its plain blocks and what its communicator holds.
 
         And how well the device's clock was tied to the host's (0: it is the host's).
@@ -134,7 +147,8 @@ class Launch:
         }
         write_json(self.folder.memory(self.rank), record)
 
-    def _head(self) -> dict[str, Any]:
+    def head(self) -> dict[str, Any]:
+        """The fields of a rank file's first line."""
         groups = {str(t.world_size): list(range(t.world_size)) for t in self.trials} | {"1": [self.rank]}
         return {
             "rank": self.rank,
@@ -208,8 +222,14 @@ class Launch:
             blocks = round_blocks(self.plan, trials, self.folder.index, number, baseline)
             for index, block in enumerate(blocks):
                 if self.rank == 0:
-                    self._progress(
-                        f"round {number + 1}", time.monotonic() - begin, pace, number + index / len(blocks)
+                    elapsed_s = time.monotonic() - begin
+                    rounds = number + index / len(blocks)
+                    self.progress(
+                        f"round {number + 1}",
+                        rounds,
+                        elapsed_s,
+                        pace.seconds_left(rounds, elapsed_s) if pace else None,
+                        self._expected_s(block, steps + lead_in),
                     )
                 self._block(block, steps, lead_in, pace)
             number += 1
@@ -238,12 +258,24 @@ class Launch:
         if self.rank == 0:
             self.control.finished(block.id)
 
-    def _progress(self, stage: str, elapsed_s: float, pace: Pace | None, rounds: float = 0.0) -> None:
+    def _expected_s(self, block: Block, steps: int) -> float:
+        """About what a block takes; at least that, where it is messages of many sizes."""
+        if block.arm in STEP_ARMS:
+            return steps * self.ready[block.trial.world_size].step_ns / 1e9
+        return self.spec.measure.budget_s * EXCHANGE_SHARE
+
+    def progress(
+        self,
+        stage: str,
+        rounds: float = 0.0,
+        elapsed_s: float = 0.0,
+        left_s: float | None = None,
+        expected_s: float | None = None,
+    ) -> None:
+        """Rank 0's word on how far the launch is, and how long the launcher is to wait for the next one."""
         if self.rank != 0:
             return
-        left = pace.seconds_left(rounds, elapsed_s) if pace else None
-        write_json(
-            self.folder.progress,
-            {"stage": stage, "rounds": rounds, "elapsed_s": round(elapsed_s, 1), "left_s": left},
-            indent=None,
-        )
+        document = {"stage": stage, "rounds": rounds, "elapsed_s": round(elapsed_s, 1), "left_s": left_s}
+        if expected_s is not None:
+            document["patience_s"] = round(self.spec.measure.step_timeout_s + LATE * expected_s, 1)
+        write_json(self.folder.progress, document, indent=None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
@@ -25,8 +25,8 @@ class Precision:
     @property
     def autocast(self) -> Callable[[], contextlib.AbstractContextManager[Any]]:
         """What a forward runs in."""
-        if self._name in _AUTOCAST:
-            return functools.partial(torch.autocast, self._device_type, dtype=_AUTOCAST[self._name])
+        if self._name in DTYPES:
+            return functools.partial(torch.autocast, self._device_type, dtype=DTYPES[self._name])
         return contextlib.nullcontext
 
     def scaler(self) -> torch.amp.GradScaler:

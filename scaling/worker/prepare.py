@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from scaling.plan import Trial
 from scaling.records import PLAIN, PROBE
 from scaling.spec import Measure
@@ -14,10 +12,10 @@ from scaling.worker.clock import Clock
 from scaling.worker.control import Control
 from scaling.worker.devices import Device
 from scaling.worker.exchange import Exchange
+from scaling.worker.memory import is_out_of_memory
 from scaling.worker.pace import fabric_sizes
 from scaling.worker.step import Loop
 
-OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 WARMUP_CHUNK = 3
 WARMUP_SETTLED = 0.10
 """Warm-up ends when a chunk of steps is no longer faster than the chunk before by more than this."""
@@ -41,8 +39,10 @@ def fits(arms: Arms) -> bool:
     """Whether one local step fits into this rank's memory: nothing is reduced, so no peer is left waiting."""
     try:
         arms.bare.local()
-    except OUT_OF_MEMORY:
-        return False
+    except Exception as error:
+        if is_out_of_memory(error):
+            return False
+        raise
     return True
 
 

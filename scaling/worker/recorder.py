@@ -17,15 +17,17 @@ from scaling.worker.clock import now_ns
 class Recorder:
     """Appends lines to `rank-<r>.jsonl`. Nothing is written between the first and the last step of a block."""
 
-    def __init__(self, path: Path, head: dict[str, Any]) -> None:
+    def __init__(self, path: Path, head: dict[str, Any], *, flush_s: float = 0.0) -> None:
+        """A block may wait in memory for `flush_s` seconds."""
         self._file = path.open("w", encoding="ascii")
+        self._flush_ns = int(flush_s * 1e9)
         self._line({"t": "head", "schema": SCHEMA, **head})
-        self._file.flush()
+        self._flush()
 
     def note(self, kind: str, **fields: Any) -> None:
         """One line outside of any block."""
         self._line({"t": kind, **fields})
-        self._file.flush()
+        self._flush()
 
     def block(
         self,
@@ -41,11 +43,16 @@ class Recorder:
                 line["c"] = collectives[index]
             self._line(line)
         self._line({"t": "block", **fields, **usage.fields()})
-        self._file.flush()
+        if now_ns() - self._flushed_ns >= self._flush_ns:
+            self._flush()
 
     def close(self) -> None:
         """Flush and close."""
         self._file.close()
+
+    def _flush(self) -> None:
+        self._file.flush()
+        self._flushed_ns = now_ns()
 
     def _line(self, value: dict[str, Any]) -> None:
         self._file.write(json.dumps(value, separators=(",", ":")) + "\n")

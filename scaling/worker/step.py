@@ -97,6 +97,19 @@ class Loop:
         finally:
             self._optimizer.zero_grad(set_to_none=True)
 
+    def held(self, *, reduce: bool) -> None:
+        """A whole step that keeps the gradients allocated, so that they stay where DDP has them: in its buckets.
+
+        Without `reduce` no peer is needed, and it takes the memory of a real step all the same.
+        """
+        for last in self._micro_steps():
+            with self._sync(last and reduce):
+                inputs, targets = self._fetch()
+                self._forward(inputs, targets).backward()  # type: ignore[no-untyped-call]
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=False)
+
     def _micro_steps(self) -> list[bool]:
         return [i == self.micro_steps - 1 for i in range(self.micro_steps)]
 

@@ -11,6 +11,8 @@ import torch
 
 from scaling.errors import InputError
 
+MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
@@ -24,7 +26,7 @@ class Workload:
     module: torch.nn.Module
     make_batch: Callable[[int, torch.Generator], tuple[Any, Any]]
     loss: Callable[[Any, Any], torch.Tensor]
-    optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
+    optimizer: MakeOptimizer
     blocks: Sequence[torch.nn.Module] = ()
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from scaling import resources
+
 RUN_S = 240
 
 
@@ -41,7 +43,7 @@ def scaling():
             text=True,
             timeout=timeout,
             check=False,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+            env={**os.environ, "PYTHONPATH": resources.import_path()},
         )
 
     return call
@@ -61,23 +63,3 @@ def point_of(analysis_of):
         return next(p for p in analysis_of(run)["points"] if p["world_size"] == world_size)
 
     return read
-
-
-@pytest.fixture(scope="session")
-def left_behind():
-    """Processes that still name a path in their command line."""
-
-    def find(path: Path) -> list[str]:
-        found = []
-        for process in Path("/proc").iterdir():
-            if not process.name.isdigit() or int(process.name) == os.getpid():
-                continue
-            try:
-                line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if str(path) in line:
-                found.append(line)
-        return found
-
-    return find

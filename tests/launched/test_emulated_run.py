@@ -59,6 +59,17 @@ def test_the_step_is_what_arithmetic_says(synthetic, point_of):
     assert point["step_ms"]["value"] == pytest.approx(expected, rel=0.10)
 
 
+def test_so_is_the_step_that_is_predicted_for_a_slower_link(synthetic, scaling, point_of):
+    run, _ = synthetic
+    done = scaling("predict", str(run), "topology.link.rate=200mbit", "--json", cwd=run.parent)
+    assert done.returncode == 0, done.stderr
+    predicted = json.loads(done.stdout)["points"][-1]
+    point = point_of(run, 2)
+    awake = point["arms_ms"]["bare_one"]["value"] - 45
+    expected = step_by_arithmetic(point, 45, 2e8) + awake
+    assert predicted["step_ms"]["value"] == pytest.approx(expected, rel=0.05)
+
+
 def test_parts_add_up_to_the_probes_step(synthetic, point_of):
     point = point_of(synthetic[0], 2)
     total = sum(part["value"] for part in point["parts_ms"].values() if part)

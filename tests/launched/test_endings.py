@@ -26,7 +26,7 @@ def test_emulated_run_with_a_failing_worker(scaling, tmp_path, left_behind):
         cwd=tmp_path,
     )
     assert done.returncode == 3, done.stderr
-    assert time.monotonic() - begin < 120  # four starts, two rounds in each, the report; no 30-minute timeout
+    assert time.monotonic() - begin < 240  # four starts of up to 40 s each on a busy machine, and the report
     assert "rank 1" in done.stdout
     assert "injected failure after 12 blocks" in " ".join(done.stdout.split())
     assert "inject.py:" in done.stdout

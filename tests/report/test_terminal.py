@@ -66,7 +66,7 @@ def test_parts_overhead_fabric_and_verdicts_are_there(good):
     assert "+0.3 % ±0.4 of the plain step" in row(good, "probe's cost")
     assert "alpha 120 us ±6 a hop, busbw 0.183 Gbit/s ±0.002" in good
     assert "Link bandwidth, 38.3 % ±0.7 of the step at 4 ranks (confidence high)" in good
-    assert "try  ddp.comm_hook=bf16: predicted gain 19 % ±2" in good
+    assert "try  ddp.comm_hook=bf16: +19 % ±2 throughput predicted" in good
     assert good.splitlines()[-1] == "# report  runs/a/report.html"
 
 

@@ -241,7 +241,7 @@ def analysis() -> Analysis:
         share=Measured(0.3, 0.28, 0.32, 9),
         confidence="high",
         evidence=("30 ms exposed", "0.19 Gbit/s"),
-        try_=(Remedy(overrides="ddp.comm_hook=fp16", code="", predicted_gain=Measured(0.2)),),
+        try_=(Remedy(overrides="ddp.comm_hook=fp16", code="", predicted_gain=Measured(1.2)),),
     )
     return Analysis(
         schema=1,
@@ -330,7 +330,7 @@ def test_summary_run_holds_tables_and_charts(offline):
     verdicts = run.table("verdicts")
     verdict = dict(zip(verdicts["columns"], verdicts["data"][0], strict=True))
     assert verdict["evidence"] == "30 ms exposed; 0.19 Gbit/s"
-    assert (verdict["try"], verdict["predicted_gain"]) == ("ddp.comm_hook=fp16", 0.2)
+    assert (verdict["try"], verdict["predicted_gain"]) == ("ddp.comm_hook=fp16", 1.2)
     assert run.table("comparison")["data"] == [[2, 1.2, 1.1, 1.3, True]]
     assert run.table("efficiency_chart_table")["data"][-1] == [2, "efficiency_high", 0.64]
     assert "_wandb.visualize.fabric_chart" in run.config

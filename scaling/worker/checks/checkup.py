@@ -23,9 +23,9 @@ from scaling.worker.control import Control
 from scaling.worker.devices import open_device
 from scaling.worker.environment import describe
 from scaling.worker.groups import make_groups
+from scaling.worker.memory import OUT_OF_MEMORY
 from scaling.worker.offsets import offset_ns
 from scaling.worker.precision import Precision
-from scaling.worker.prepare import OUT_OF_MEMORY
 from scaling.worker.workload import Workload, build
 
 
@@ -117,7 +117,7 @@ class Checkup:
 
     def _wall_offset(self) -> tuple[int, int]:
         """The wall clock of this rank against rank 0's, by way of the monotonic ones that the ping-pongs compare."""
-        offset, bound = offset_ns(self.rank, self.world, None)
+        offset, bound = offset_ns(self.rank, range(self.world), None)
         ahead = time.time_ns() - now_ns()
         if self.rank == 0:
             self.control.say("wall", ahead)

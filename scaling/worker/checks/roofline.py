@@ -8,8 +8,8 @@ from scaling.store import LaunchFolder, write_json
 from scaling.worker.checks import ceilings
 from scaling.worker.checks.steps import Bench
 from scaling.worker.devices import Device
+from scaling.worker.memory import OUT_OF_MEMORY
 from scaling.worker.precision import Precision
-from scaling.worker.prepare import OUT_OF_MEMORY
 from scaling.worker.workload import Workload
 
 

@@ -15,8 +15,8 @@ from scaling.worker.checks.work import watching
 from scaling.worker.devices import Device
 from scaling.worker.feed import Feed
 from scaling.worker.inject import Faults
+from scaling.worker.memory import OUT_OF_MEMORY
 from scaling.worker.precision import Precision
-from scaling.worker.prepare import OUT_OF_MEMORY
 from scaling.worker.recorder import resident_bytes
 from scaling.worker.step import Loop, step_fields
 from scaling.worker.workload import Workload

@@ -1,0 +1,81 @@
+"""Known models on a GPU: ResNet-50 and RT-DETR over batch and precision, and the largest batch up to the card's memory.
+
+Prints the tables that docs/gpu-validation.md takes, and checks what can be checked without another
+tool: the largest batch ran in fresh processes, memory grows with the batch, a batch beyond the
+largest does not fit. Exits 77 where there is no GPU or no transformers, 1 when a check fails.
+
+    python benchmarks/models.py [RUN_DIR]
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+
+from scaling.machine import find_machine
+
+CANNOT = 77
+RUN_S = 1800
+RUNS = {
+    "resnet50-train": ("model=resnet50", "batch=[16,32,64,128,256]", "vary.precision=[fp32,tf32,bf16]"),
+    "resnet50-inference": ("model=resnet50", "task=inference", "batch=[1,8,32,128]", "vary.precision=[fp32,bf16,fp16]"),
+    "rtdetr-inference": ("model=rtdetr", "task=inference", "batch=[1,8,32]", "vary.precision=[fp32,bf16,fp16]"),
+    "rtdetr-compiled": ("model=rtdetr", "task=inference", "batch=[1,8]", "vary.compile=[false,true]"),
+    "resnet50-max": ("model=resnet50", "batch=max", "vary.precision=[fp32,bf16]"),
+    "rtdetr-max": ("model=rtdetr", "batch=max", "precision=bf16"),
+    "gpt2-table": ("model=gpt2", "batch=[16]", "precision=bf16", "vary.accumulation_steps=[1,2,4]",
+                   "vary.checkpointing=[false,true]"),
+}  # fmt: skip
+
+
+def main(folder: Path) -> int:
+    if not find_machine().gpus or importlib.util.find_spec("transformers") is None:
+        print("no CUDA device or no transformers here")
+        return CANNOT
+    failed = []
+    for name, overrides in RUNS.items():
+        print(f"== {name}: {' '.join(overrides)}", flush=True)
+        arguments = [*overrides, "topology=local", "tracking=disabled", f"run_dir={folder / name}"]
+        done = subprocess.run(
+            [sys.executable, "-m", "scaling.cli", "run", *arguments], timeout=RUN_S, check=False
+        )
+        if done.returncode not in (0, 3):
+            failed.append(f"{name}: exit status {done.returncode}")
+            continue
+        analysis = json.loads((folder / name / "analysis.json").read_text(encoding="utf-8"))
+        failed += [f"{name}: {what}" for what in problems(analysis)]
+    print("\n".join(failed) or "all checks hold")
+    return int(bool(failed))
+
+
+def problems(analysis: dict) -> list[str]:
+    """What of a run cannot be."""
+    found = []
+    for largest in analysis["largest_batch"]:
+        at = f"{largest['precision']}: found {largest['found']}, proved {largest['proved']}"
+        if not largest["proved"] or largest["proved"] < 0.9 * largest["found"]:
+            found.append(at)
+        if not any(t["status"] != "fits" for t in largest["tries"]):
+            found.append(f"{at}, and nothing was too large")
+    rows = [r for r in (*analysis["training"], *analysis["inference"]) if r["peak_bytes"]]
+    settings = {}
+    for row in rows:
+        names = ("world_size", "precision", "autocast", "compile", "checkpointing", "accumulation_steps")
+        settings.setdefault(tuple(row.get(name) for name in names), []).append(row)
+    for setting, group in settings.items():
+        ordered = sorted(group, key=lambda row: row["batch"])
+        if any(a["peak_bytes"] > b["peak_bytes"] for a, b in pairwise(ordered)):
+            found.append(f"{setting}: memory falls as the batch grows")
+    return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        sys.exit(main(Path(sys.argv[1])))
+    with tempfile.TemporaryDirectory() as scratch:
+        sys.exit(main(Path(scratch)))

@@ -1,0 +1,307 @@
+"""The probe in a loop of one's own beside `scaling run`, on links of known speed; and what it costs that loop.
+
+    python benchmarks/own_loop.py [--only accuracy|overhead] [--rates 200,800] [--turns N] [--rounds N] [--pairs N]
+
+Accuracy: two emulated hosts, 200 and 800 Mbit/s, with and without 40 ms of lateness in rank 1. `scaling run`
+measures the synthetic model; a plain loop trains the same model with a Probe; in turns. Bars: exposed
+transfer, bandwidth and the cost of the late rank within 5 % of what `scaling run` gives, exposed skew within 5 % or
+1 % of the step, the same rank named. The intervals of both are printed. Exit 77 without namespaces.
+
+Overhead: two Gloo ranks and a step of some 50 ms. Paired blocks: no probe, no probe again (A/A), probe on and probe
+off (SCALING_PROBE=0) in random order in every round of one launch. Paired processes: the same, a launch each. CPU is
+that of the whole process. Bars: on, <= 0.5 ms of CPU a step and wall <= 1 % + the A/A half-width; off, no
+difference beyond the A/A half-width.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+BAR, STEP_SHARE = 0.05, 0.01
+CPU_BAR_MS, WALL_BAR = 0.5, 0.01
+LATE_MS, COMPUTE_MS = 40.0, 40
+PARAM_MB = {200: 4, 800: 12}
+STEPS = 155
+BLOCK_STEPS, LEAD_IN = 40, 5
+CONDITIONS = ("absent", "again", "on", "off")
+
+
+def accuracy_worker(run_dir: Path, param_mb: int, late_ms: float) -> None:
+    """A plain loop: nothing of the harness but the model, and the probe."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from scaling import Probe
+    from scaling.worker.workload import build
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    args = {"param_mb": param_mb, "layers": 8, "compute_ms": COMPUTE_MS, "reference_batch": 32}
+    workload = build("scaling.worker.models.synthetic.build", args)
+    ddp = DistributedDataParallel(workload.module, gradient_as_bucket_view=True)
+    optimizer = workload.optimizer(ddp.parameters())
+    inputs, targets = workload.make_batch(32, torch.Generator().manual_seed(dist.get_rank()))
+    late = late_ms / 1e3 if dist.get_rank() == 1 else 0.0
+    with Probe(ddp, run_dir=run_dir) as probe:
+        for _ in range(STEPS):
+            with probe.step():
+                time.sleep(late)
+                workload.loss(ddp(inputs), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def own_run(folder: Path, rate_mbit: int, late_ms: float) -> dict[str, Any]:
+    from scaling import resources
+
+    run, hosts = folder / "own", []
+    for rank in range(2):
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}"]
+        command += ["--nproc-per-node=1", "--master-addr=10.77.0.1", "--master-port=29500"]
+        command += [str(Path(__file__).absolute()), "--accuracy-worker", str(run)]
+        hosts.append(
+            {
+                "name": f"host{rank}",
+                "address": f"10.77.0.{rank + 1}",
+                "rate_bit_s": rate_mbit * 10**6,
+                "command": [*command, "--param-mb", str(PARAM_MB[rate_mbit]), "--late-ms", str(late_ms)],
+                "env": {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
+                "log": str(folder / f"own-{rank}.txt"),
+            }
+        )
+    network = folder / "network.json"
+    network.write_text(json.dumps({"hosts": hosts, "grace_s": 5}))
+    script = str(resources.folder("launch") / "emulated_hosts.py")
+    unshare = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
+    subprocess.run([*unshare, sys.executable, script, str(network)], check=True, capture_output=True)
+    analyze = [sys.executable, "-m", "scaling.cli", "analyze", str(run), "--json"]
+    return json.loads(subprocess.run(analyze, check=True, capture_output=True, text=True).stdout)["points"][0]
+
+
+def scaling_run(folder: Path, rate_mbit: int, late_ms: float) -> dict[str, Any]:
+    overrides = ["topology=emulated_pcie", f"topology.link.rate={rate_mbit}mbit", "world_sizes=[2]"]
+    overrides += [
+        "model=synthetic",
+        f"model.param_mb={PARAM_MB[rate_mbit]}",
+        f"model.compute_ms={COMPUTE_MS}",
+    ]
+    overrides += ["batch_per_rank=32", "measure=quick", "measure.budget_s=28", "measure.rounds_max=8"]
+    overrides += ["tracking=disabled", f"run_dir={folder / 'run'}"]
+    if late_ms:
+        overrides += ["inject.rank=1", f"inject.compute_ms={late_ms}"]
+    subprocess.run([sys.executable, "-m", "scaling.cli", "run", *overrides], check=True, capture_output=True)
+    return json.loads((folder / "run" / "analysis.json").read_text())["points"][-1]
+
+
+QUANTITIES = ("transfer ms", "skew ms", "busbw Gbit/s", "late rank ms")
+
+
+def of(point: dict[str, Any]) -> dict[str, dict[str, Any] | None]:
+    late = point["straggler"]
+    parts = point["parts_ms"]
+    found = (parts["exposed_transfer"], parts["exposed_skew"], point["comm"]["busbw_gbit_s"])
+    return dict(zip(QUANTITIES, (*found, late["cost_ms"] if late else None), strict=True))
+
+
+def accuracy(rates: list[int], turns: int) -> bool:
+    ok = True
+    print(f"{'Mbit':>5} {'late':>5} {'quantity':<13} {'scaling run':>20} {'own loop':>20} {'difference':>11}")
+    for rate in rates:
+        for late_ms in (0.0, LATE_MS):
+            theirs: list[dict[str, Any]] = []
+            ours: list[dict[str, Any]] = []
+            for _turn in range(turns):
+                with tempfile.TemporaryDirectory(prefix="scaling-own-") as scratch:
+                    theirs.append(scaling_run(Path(scratch), rate, late_ms))
+                    ours.append(own_run(Path(scratch), rate, late_ms))
+            named = [[p["straggler"] and p["straggler"]["rank"] for p in points] for points in (theirs, ours)]
+            expected = [[1 if late_ms else None] * turns] * 2
+            step_ms = sum(p["step_ms"]["value"] for p in theirs) / turns
+            ok &= named == expected
+            for quantity in QUANTITIES:
+                a, b = ([of(p)[quantity] for p in points] for points in (theirs, ours))
+                if None in a + b:
+                    continue
+                x, y = (sum(m["value"] for m in found) / turns for found in (a, b))  # type: ignore[index]
+                apart = y / x - 1 if x else 0.0
+                fine = abs(y - x) <= BAR * abs(x) or (
+                    quantity == "skew ms" and abs(y - x) <= STEP_SHARE * step_ms
+                )
+                ok &= fine
+                print(
+                    f"{rate:>5} {late_ms:>5g} {quantity:<13} {text(x, a):>20} {text(y, b):>20} {apart:>+11.1%}"
+                    f"{'' if fine else '  MISSED'}"
+                )
+            print(f"{rate:>5} {late_ms:>5g} late rank     {named[0]!s:>20} {named[1]!s:>20}", flush=True)
+    return ok
+
+
+def text(value: float, found: list[Any]) -> str:
+    half = max((m["high"] - m["low"]) / 2 for m in found if m["low"] is not None)
+    return f"{value:.4g} ±{half:.2g}"
+
+
+def overhead_worker(out: Path, rounds: int, only: str) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from scaling import Probe
+    from scaling.worker.workload import build
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    args = {"features": 256, "width": 1024, "depth": 4, "classes": 10}
+    workload = build("scaling.worker.models.mlp.build", args)
+    ddp = DistributedDataParallel(workload.module, bucket_cap_mb=2, gradient_as_bucket_view=True)
+    optimizer = workload.optimizer(ddp.parameters())
+    inputs, targets = workload.make_batch(192, torch.Generator().manual_seed(rank))
+
+    def steps(count: int, around: Any) -> None:
+        for _ in range(count):
+            with around():
+                workload.loss(ddp(inputs), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def block(condition: str, index: int) -> tuple[float, float]:
+        os.environ["SCALING_PROBE"] = "0" if condition == "off" else "1"
+        with_probe = condition in ("on", "off")
+        made = Probe(ddp, run_dir=out.parent / f"{condition}-{index}") if with_probe else None
+        with made or contextlib.nullcontext():
+            around = made.step if made else contextlib.nullcontext
+            steps(LEAD_IN, around)
+            dist.barrier()
+            begin, used = time.perf_counter(), time.process_time()
+            steps(BLOCK_STEPS, around)
+            return (
+                (time.perf_counter() - begin) / BLOCK_STEPS,
+                (time.process_time() - used) / BLOCK_STEPS,
+            )
+
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CONDITIONS}
+    steps(LEAD_IN, contextlib.nullcontext)
+    rng = random.Random(0)
+    for index in range(rounds):
+        order = [only] if only else list(CONDITIONS)
+        rng.shuffle(order)
+        for condition in order:
+            found[condition].append(block(condition, index))
+    if rank == 0:
+        out.write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def overhead_launch(rounds: int, only: str = "") -> dict[str, list[list[float]]]:
+    with tempfile.TemporaryDirectory(prefix="scaling-own-") as scratch:
+        out = Path(scratch) / "times.json"
+        command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
+        command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", __file__]
+        command += ["--overhead-worker", str(out), "--rounds", str(rounds), "--condition", only]
+        env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, *command], check=True, env=env, capture_output=True)
+        return json.loads(out.read_text())  # type: ignore[no-any-return]
+
+
+def judge(title: str, found: dict[str, list[list[float]]], *, barred: bool) -> bool:
+    import numpy as np
+
+    from scaling.analysis.stats import Rounds
+
+    count = len(found["on"])
+    values = {
+        f"{kind}.{name}": np.array([pair[i] for pair in found[name]])
+        for i, kind in enumerate(("wall", "cpu"))
+        for name in CONDITIONS
+    }
+    rounds = Rounds(values, np.zeros(count, dtype=np.int64))
+    step = rounds.measure(lambda m: m["wall.absent"] * 1e3)
+    assert step is not None
+    print(f"{title}: {count} of each, {BLOCK_STEPS} steps of {step.value:.1f} ms")
+    result = {}
+    for name in CONDITIONS[1:]:
+        ratio = rounds.ratio(lambda m, n=name: m[f"wall.{n}"] / m["wall.absent"])  # type: ignore[misc]
+        extra = rounds.measure(lambda m, n=name: (m[f"cpu.{n}"] - m["cpu.absent"]) * 1e3)  # type: ignore[misc]
+        assert ratio is not None
+        assert extra is not None
+        result[name] = ratio, extra
+        print(
+            f"  {name:<7} wall {ratio.value - 1:+.2%} [{ratio.low - 1:+.2%}, {ratio.high - 1:+.2%}]   "  # type: ignore[operator]
+            f"CPU {extra.value:+.3f} ms a step [{extra.low:+.3f}, {extra.high:+.3f}]"
+        )
+    if not barred:
+        return True
+    floor = result["again"][0].half_width
+    cpu_floor = result["again"][1].half_width
+    on, off = result["on"], result["off"]
+    return bool(
+        (on[1].value <= CPU_BAR_MS or on[0].value - 1 <= WALL_BAR + floor)
+        and abs(off[0].value - 1) <= max(floor, abs(result["again"][0].value - 1))
+        and abs(off[1].value) <= max(cpu_floor, abs(result["again"][1].value))
+    )
+
+
+def overhead(rounds: int, pairs: int) -> bool:
+    ok = judge("paired blocks", overhead_launch(rounds), barred=True)
+    if pairs:
+        found: dict[str, list[list[float]]] = {name: [] for name in CONDITIONS}
+        rng = random.Random(1)
+        for _ in range(pairs):
+            order = list(CONDITIONS)
+            rng.shuffle(order)
+            for name in order:
+                blocks = overhead_launch(2, name)[name]
+                found[name].append([sum(column) / len(column) for column in zip(*blocks, strict=True)])
+        judge("paired processes", found, barred=False)
+    return ok
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=("accuracy", "overhead"))
+    parser.add_argument("--rates", default="200,800", help="Mbit/s, of 200 and 800")
+    parser.add_argument("--rounds", type=int, default=16)
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=4)
+    parser.add_argument("--accuracy-worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--overhead-worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--param-mb", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--late-ms", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--condition", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.accuracy_worker:
+        accuracy_worker(options.accuracy_worker, options.param_mb, options.late_ms)
+        return 0
+    if options.overhead_worker:
+        overhead_worker(options.overhead_worker, options.rounds, options.condition)
+        return 0
+    if subprocess.run(["unshare", "-Urnm", "true"], check=False, capture_output=True).returncode:
+        print("user namespaces are not to be had here (`unshare -Urnm true` fails)")
+        return 77
+    cheap = options.only == "accuracy" or overhead(options.rounds, options.pairs)
+    close = options.only == "overhead" or accuracy(
+        [int(rate) for rate in options.rates.split(",")], options.turns
+    )
+    print(json.dumps({"benchmark": "own_loop", "accuracy": close, "overhead": cheap, "ok": close and cheap}))
+    return 0 if close and cheap else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

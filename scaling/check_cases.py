@@ -1,0 +1,101 @@
+"""What is to be measured by cases (task, batch, memory_limit, vary), checked against each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from scaling import spec
+from scaling.errors import InputError
+from scaling.schema import Config, InjectConfig
+from scaling.units import parse_bytes
+
+MAX = "max"
+
+
+def check_cases(config: Config, topology: spec.Topology) -> dict[str, Any]:
+    """The fields of `spec.Spec` that say what is measured by cases."""
+    if config.task not in spec.TASKS:
+        raise InputError(f"task={config.task}: one of {', '.join(spec.TASKS)} is expected")
+    vary = spec.Vary(**{name: tuple(value or ()) for name, value in vars(config.vary).items()})
+    batches = _batches(config.batch)
+    limit = None if config.memory_limit is None else parse_bytes(config.memory_limit, "memory_limit")
+    found: dict[str, Any] = {
+        "task": config.task,
+        "batches": batches,
+        "batch_max": config.batch == MAX,
+        "memory_limit_bytes": limit,
+        "vary": vary,
+    }
+    if config.task == "inference":
+        _inference(config, vary)
+    else:
+        _training(config, vary, batches)
+    by_case = config.task == "inference" or config.batch is not None or vary != spec.Vary()
+    if by_case:
+        _alike(config)
+    elif limit is not None:
+        raise InputError(
+            "memory_limit: limits batch=max, batch=[...] and task=inference; give one of them too"
+        )
+    if config.batch == MAX and topology.device == "cpu" and limit is None:
+        raise InputError(
+            "batch=max: a CPU's memory has no end of its own; a limit is needed, such as memory_limit=2GiB"
+        )
+    return found
+
+
+def _batches(asked: Any) -> tuple[int, ...]:
+    if asked is None or asked == MAX:
+        return ()
+    found = asked if isinstance(asked, list) else [asked]
+    if not found or not all(type(b) is int and b >= 1 for b in found):
+        raise InputError(
+            f"batch={asked}: `max`, or batches of at least 1 are expected, such as batch=[1,8,32]"
+        )
+    return tuple(sorted(set(found)))
+
+
+def _inference(config: Config, vary: spec.Vary) -> None:
+    for name in ("accumulation_steps", "checkpointing"):
+        if getattr(vary, name):
+            raise InputError(
+                f"vary.{name}: belongs to training; task=inference varies precision, autocast and compile"
+            )
+    if config.accumulation_steps != 1:
+        raise InputError(
+            f"accumulation_steps={config.accumulation_steps}: belongs to training, not task=inference"
+        )
+
+
+def _training(config: Config, vary: spec.Vary, batches: tuple[int, ...]) -> None:
+    for name in ("autocast", "compile"):
+        if getattr(vary, name):
+            raise InputError(
+                f"vary.{name}: belongs to task=inference; use precision, checkpointing, accumulation_steps"
+            )
+    for steps in vary.accumulation_steps or (config.accumulation_steps,):
+        if steps < 1:
+            raise InputError(
+                f"vary.accumulation_steps={list(vary.accumulation_steps)}: at least 1 is expected"
+            )
+        for batch in batches or (config.batch_per_rank,):
+            if batch % steps:
+                raise InputError(
+                    f"batch={batch}: does not divide by accumulation_steps {steps}; use a multiple"
+                )
+
+
+def _alike(config: Config) -> None:
+    """What only blocks of one training step know."""
+    if config.mode != "weak":
+        raise InputError(
+            f"mode={config.mode}: with batch, vary or task=inference every rank has a batch of its own; use mode=weak"
+        )
+    inject = vars(config.inject)
+    faults = [
+        k for k, v in inject.items() if k not in ("rank", "memory_limit") and v != getattr(InjectConfig(), k)
+    ]
+    if faults:
+        raise InputError(
+            f"inject.{faults[0]}: acts in a training step taken apart; leave out batch, vary and task=inference"
+        )

@@ -1,0 +1,129 @@
+"""The text of a Slurm job: slurm/job.sbatch with its directives, interpreter and arguments filled in. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from pathlib import Path
+
+from scaling.errors import InputError
+from scaling.plan import Plan
+from scaling.store import RunFolder
+from scaling.units import parse_time_limit_s
+
+START_S = 180
+"""A launch's start-up on a cluster: torch from a shared file system, communicators."""
+REPORT_S = 300
+"""Analysis and reports at the end."""
+
+
+def job_script(template: str, plan: Plan, folder: RunFolder, *, python: str, cwd: Path, root: Path) -> str:
+    """The job that measures a run. `root` is where this package is imported from.
+
+    InputError where a path could not stand in it.
+    """
+    cluster, topology = plan.spec.cluster, plan.spec.topology
+    run = plain_path(folder.path.absolute())
+    options: dict[str, str] = {
+        "job-name": f"scaling-{topology.name}",
+        "nodes": str(plan.hosts),
+        "ntasks-per-node": "1",
+        "output": str(run / "slurm-%j.out"),
+        "open-mode": "append",  # a job that starts again goes on in its log
+        "time": cluster.time or str(minutes(plan)),
+        "no-kill": "",  # one dead node is the launch's business: what fits on the others goes on
+        "requeue" if cluster.requeue else "no-requeue": "",
+    }
+    if cluster.signal_s:
+        options["signal"] = f"B:TERM@{cluster.signal_s}"
+    for name in ("partition", "account", "qos", "constraint", "reservation", "gres"):
+        if getattr(cluster, name) is not None:
+            options[name] = getattr(cluster, name)
+    if cluster.gpus_per_node is not None or (topology.device == "cuda" and cluster.gres is None):
+        options["gpus-per-node"] = cluster.gpus_per_node or str(topology.ranks_per_host)
+    if cluster.cpus_per_rank is not None:
+        options["cpus-per-task"] = str(cluster.cpus_per_rank * topology.ranks_per_host)
+    if cluster.exclusive:
+        options |= {"exclusive": "", "mem": "0"}
+    return _filled(
+        template,
+        options | cluster.sbatch,
+        python=python,
+        arguments=["--resume", str(run)],
+        site=[f"cd -- {shlex.quote(str(cwd))}", _import_path(root), *cluster.setup],
+    )
+
+
+def compare_script(
+    template: str, plan: Plan, runs: list[RunFolder], into: Path, after: list[str], *, python: str, root: Path
+) -> str:
+    """The small job that compares runs once their own jobs, `after`, have ended however they did."""
+    cluster = plan.spec.cluster
+    options = {
+        "job-name": "scaling-compare",
+        "nodes": "1",
+        "ntasks": "1",
+        "time": "10",
+        "output": str(plain_path(into.absolute()) / "compare-%j.out"),
+        "dependency": f"afterany:{':'.join(after)}",
+    }
+    for name in ("partition", "account", "qos", "reservation"):
+        if getattr(cluster, name) is not None:
+            options[name] = getattr(cluster, name)
+    arguments = [str(into.absolute()), *(str(run.path.absolute()) for run in runs)]
+    return _filled(
+        template, options, python=python, arguments=arguments, site=[_import_path(root), *cluster.setup]
+    )
+
+
+def minutes(plan: Plan) -> int:
+    """The time limit that a plan asks for: every launch to its cap, a quarter on top."""
+    budget = (plan.spec.measure.budget_s + START_S) * plan.spec.repeats
+    return math.ceil((budget * 1.25 + REPORT_S + plan.spec.cluster.signal_s) / 60)
+
+
+def plain_path(path: Path) -> Path:
+    r"""InputError unless Slurm takes the path as it is.
+
+    In an `--output` it reads % and \ as patterns, quotes are its own, and mounts of containers split at colons and
+    commas: what works on one cluster with such a name fails on the next, after hours in the queue.
+    """
+    if re.fullmatch(r"[\w./+=@~^-]+", str(path)) is None:
+        raise InputError(
+            f"run_dir={path}: not a path that Slurm can be given; one without spaces, quotes, colons, commas, % "
+            "and \\ is expected"
+        )
+    return path
+
+
+def limit_s(plan: Plan) -> int:
+    """The time limit that the job gets, s."""
+    return parse_time_limit_s(plan.spec.cluster.time or str(minutes(plan)), "cluster.time")
+
+
+def _filled(
+    template: str, options: dict[str, str], *, python: str, arguments: list[str], site: list[str]
+) -> str:
+    """A template with its #SBATCH lines, `python=`, `arguments=` and `# site:` replaced; everything else stays."""
+    directives = [
+        f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}" for name, value in options.items()
+    ]
+    lines: list[str] = []
+    for line in template.splitlines():
+        if line.startswith("#SBATCH"):
+            lines += directives
+            directives = []
+        elif line.startswith("python="):
+            lines.append(f"python={shlex.quote(python)}")
+        elif line.startswith("arguments="):
+            lines.append(f"arguments=({shlex.join(arguments)})")
+        elif line.startswith("# site:"):
+            lines += [text for text in site if text]
+        else:
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _import_path(root: Path) -> str:
+    return f'export PYTHONPATH={shlex.quote(str(root))}"${{PYTHONPATH:+:$PYTHONPATH}}"'

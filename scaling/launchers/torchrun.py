@@ -1,0 +1,48 @@
+"""The torchrun line that every launcher ends in, and what a launcher hands over to be run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from scaling import resources
+from scaling.largest import MEASURE
+from scaling.spec import Spec
+from scaling.store import LaunchFolder, RunFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A program with its environment on top of the caller's, and the network it needs (emulated only)."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    network: dict[str, Any] | None = None
+
+
+def torchrun(
+    spec: Spec,
+    ranks: int,
+    folder: RunFolder,
+    launch: LaunchFolder,
+    sizes: list[int],
+    *where: str,
+    what: str = MEASURE,
+) -> list[str]:
+    """`launch/torchrun.sh` with `ranks` workers on one host; `where` says how hosts find each other."""
+    return [
+        str(resources.folder("launch") / "torchrun.sh"),
+        spec.topology.backend,
+        f"--nproc-per-node={ranks}",
+        *where,
+        *worker_arguments(folder, launch, sizes, what),
+    ]
+
+
+def worker_arguments(
+    folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str = MEASURE
+) -> list[str]:
+    """What ends every torchrun line: our worker, and what it is to measure."""
+    run, these = str(folder.path.absolute()), ",".join(map(str, sizes))
+    asked = [] if what == MEASURE else [what]
+    return ["--max-restarts=0", "-m", "scaling.worker", run, str(launch.index), these, *asked]

@@ -1,0 +1,54 @@
+"""The workers of a launch that run on this machine, as the kernel lists them. None are seen on other machines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from scaling.store import LaunchFolder
+
+ANSWER_S = 3.0
+"""To write down where it is, once a rank is told to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One rank's process."""
+
+    pid: int
+    rank: int
+    stopped: bool
+
+
+def find(launch: LaunchFolder) -> list[Worker]:
+    """Those that are there, emulated hosts' too: their processes are in this machine's list as well."""
+    wanted = [str(launch.path.parent.parent.absolute()), str(launch.index)]
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            module = words.index("-m") + 1  # torchrun's own line has the same words behind its own module
+            if words[module] != "scaling.worker" or words[module + 1 : module + 3] != wanted:
+                continue
+            environment = (process / "environ").read_bytes().split(b"\0")
+            rank = next(int(entry[5:]) for entry in environment if entry.startswith(b"RANK="))
+            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+            found.append(Worker(pid=int(process.name), rank=rank, stopped=state in "Tt"))
+    return found
+
+
+def end(launch: LaunchFolder) -> list[Worker]:
+    """Tell those that are left to end, and give them the time to write down where they are. Returns them."""
+    told = find(launch)
+    for worker in told:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(worker.pid, signal.SIGTERM)
+            os.kill(worker.pid, signal.SIGCONT)  # one that is stopped takes no other signal
+    until = time.monotonic() + ANSWER_S
+    while time.monotonic() < until and find(launch):
+        time.sleep(0.1)
+    return told

@@ -1,0 +1,236 @@
+"""Cases as tables and sentences: inference, training settings, the largest batch. The same in every renderer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from scaling.analysis.results import Analysis, Comparison, Inference, LargestBatch, Training
+from scaling.report.text import (
+    NONE,
+    cell,
+    count,
+    number,
+    plain,
+    quantity,
+    ranks,
+    sentence,
+    status_name,
+    value_of,
+)
+from scaling.units import format_bytes
+
+Columns = tuple[tuple[str, str], ...]
+Rows = tuple[tuple[str, ...], ...]
+
+KNEE = "*"
+KNEE_NOTE = f"{KNEE} the knee: the smallest batch with 95 % of the best throughput of its setting"
+INFERENCE: Columns = (
+    ("ranks", ""),
+    ("precision", ""),
+    ("mode", ""),
+    ("batch", ""),
+    ("p50", "ms"),
+    ("p90", "ms"),
+    ("p99", "ms"),
+    ("samples", "1/s"),
+    ("peak", "a rank"),
+    ("status", ""),
+)
+INFERENCE_NOTE = (
+    "latency of one batch, host to answer, over the requests of all ranks; - where too few for a percentile; "
+    f"samples: all ranks together. {KNEE_NOTE}"
+)
+TRAINING: Columns = (
+    ("ranks", ""),
+    ("precision", ""),
+    ("checkpointing", ""),
+    ("micro-steps", ""),
+    ("batch", ""),
+    ("step", "ms"),
+    ("exposed", "ms"),
+    ("samples", "1/s"),
+    ("peak", "a rank"),
+    ("status", ""),
+)
+TRAINING_NOTE = (
+    "batch: a rank and optimizer step, over all micro-steps; exposed: what a step waits for others. "
+    f"{KNEE_NOTE}"
+)
+
+
+def inference_table(found: Sequence[Inference]) -> tuple[Columns, Rows]:
+    """Columns and rows; the status is left out where every case is done."""
+    rows = tuple(
+        (
+            str(r.world_size),
+            plain(r.precision),
+            mode(r),
+            f"{r.batch}{KNEE if r.knee else ''}",
+            cell(r.latency_ms.p50),
+            value_of(r.latency_ms.p90),
+            value_of(r.latency_ms.p99),
+            cell(r.samples_per_s),
+            memory(r.peak_bytes),
+            status_name(r.status),
+        )
+        for r in found
+    )
+    return _shown(INFERENCE, rows, found)
+
+
+def training_table(found: Sequence[Training]) -> tuple[Columns, Rows]:
+    """Likewise."""
+    rows = tuple(
+        (
+            str(r.world_size),
+            plain(r.precision),
+            "yes" if r.checkpointing else "no",
+            str(r.accumulation_steps),
+            f"{r.batch}{KNEE if r.knee else ''}",
+            cell(r.step_ms),
+            cell(r.exposed_ms),
+            cell(r.samples_per_s),
+            memory(r.peak_bytes),
+            status_name(r.status),
+        )
+        for r in found
+    )
+    return _shown(TRAINING, rows, found)
+
+
+def _shown(columns: Columns, rows: Rows, found: Sequence[Inference | Training]) -> tuple[Columns, Rows]:
+    width = len(columns) - all(r.status == "done" for r in found)
+    return columns[:width], tuple(row[:width] for row in rows)
+
+
+def mode(row: Inference) -> str:
+    """`eager`, `compiled`, and how 16 bits come about."""
+    words = ["compiled" if row.compile else "eager"]
+    if row.autocast:
+        words.append("autocast")
+    return ", ".join(words)
+
+
+def memory(size: int | None) -> str:
+    """`1.2 GiB`, `-` for None."""
+    return NONE if size is None else format_bytes(size)
+
+
+def setting(row: Inference | Training | LargestBatch) -> str:
+    """What a row differs in from others but for its batch and ranks: `bf16, eager, autocast`."""
+    words = [plain(row.precision)]
+    if isinstance(row, Inference):
+        return ", ".join([*words, mode(row)])
+    if isinstance(row, LargestBatch) and row.autocast:
+        words.append("autocast")
+    if isinstance(row, LargestBatch) and row.compile:
+        words.append("compiled")
+    if row.checkpointing:
+        words.append("checkpointing")
+    if row.accumulation_steps > 1:
+        words.append(count(row.accumulation_steps, "micro-step"))
+    return ", ".join(words)
+
+
+def comparison_table(comparison: Comparison) -> tuple[Columns, Rows]:
+    """Device x precision x batch: samples a second in both runs, and their ratio."""
+    columns = (
+        ("ranks", ""),
+        ("setting", ""),
+        ("batch", ""),
+        ("base", "1/s"),
+        ("other", "1/s"),
+        ("ratio", ""),
+        ("", ""),
+    )
+    rows = []
+    for case in comparison.cases:
+        flags = [name for name in ("autocast", "compile", "checkpointing") if case.setting.get(name)]
+        micro = int(case.setting.get("accumulation_steps", 1))
+        words = [
+            plain(str(case.setting["precision"])),
+            *flags,
+            *([count(micro, "micro-step")] if micro > 1 else []),
+        ]
+        note = "" if case.distinguishable or case.ratio is None else "not distinguishable"
+        a, b = case.samples_per_s
+        row = (
+            str(case.world_size),
+            ", ".join(words),
+            str(case.batch),
+            cell(a),
+            cell(b),
+            cell(case.ratio),
+            note,
+        )
+        rows.append(row)
+    return columns, tuple(rows)
+
+
+def comparison_answer(comparison: Comparison, names: tuple[str, str]) -> str:
+    """The range of the ratios over all cases, in a sentence."""
+    ratios = [case.ratio.value for case in comparison.cases if case.ratio is not None]
+    if not ratios:
+        return "The two runs have no case in common that was measured in both."
+    clear = sum(case.distinguishable for case in comparison.cases)
+    low, high = min(ratios), max(ratios)
+    between = f"{number(low)}" if len(ratios) == 1 else f"{number(low)} to {number(high)}"
+    return (
+        f"{names[1]} gives {between} times the samples a second of {names[0]} in {count(len(ratios), 'case')}, "
+        f"{clear} of them distinguishable."
+    )
+
+
+def failures(analysis: Analysis) -> Iterator[str]:
+    """Cases that were not measured, and what was said."""
+    rows: list[Inference | Training] = [*analysis.inference, *analysis.training]
+    for row in rows:
+        if row.status != "done":
+            error = f": {plain(row.error)}" if row.error else ""
+            yield f"{ranks(row.world_size)}, {setting(row)}, batch {row.batch}: {status_name(row.status)}{error}"
+
+
+def largest_line(found: LargestBatch) -> str:
+    """What fits, how that was proved, and what is known to be too much."""
+    if not found.found:
+        return f"{setting(found)}: not one sample fits{_limit(found)}"
+    too_large = min((t.batch for t in found.tries if t.status != "fits"), default=None)
+    beyond = "nothing larger was too much" if too_large is None else f"{too_large} does not"
+    proof = (
+        "not proved in fresh processes"
+        if found.proved is None
+        else f"{found.proved} proved in fresh processes with a margin of 3 % of memory"
+    )
+    return f"{setting(found)}: {found.found} a rank and step fits{_limit(found)}, {beyond}; {proof}"
+
+
+def _limit(found: LargestBatch) -> str:
+    return "" if found.limit_bytes is None else f" in {format_bytes(found.limit_bytes)}"
+
+
+def answer(analysis: Analysis) -> str:
+    """The fastest case at the largest world size, the knee, and the largest batch."""
+    rows: list[Inference | Training] = [*analysis.inference, *analysis.training]
+    known = [r for r in rows if r.samples_per_s is not None]
+    if not known:
+        return "Nothing could be measured."
+    n = max(r.world_size for r in known)
+    here = [r for r in known if r.world_size == n]
+    best = max(here, key=lambda r: r.samples_per_s.value if r.samples_per_s else 0.0)
+    said = [
+        f"The most samples at {ranks(n)} are {quantity(best.samples_per_s)} a second, "
+        f"in {setting(best)} at batch {best.batch}"
+    ]
+    if isinstance(best, Inference) and best.latency_ms.p50 is not None:
+        said[0] += f", where one batch takes {quantity(best.latency_ms.p50, 'ms')} in the median"
+    knee = next((r for r in here if r.knee and setting(r) == setting(best)), None)
+    batches = {r.batch for r in here if setting(r) == setting(best)}
+    if knee is not None and knee is not best:
+        said.append(f"Batch {knee.batch} gives 95 % of that or more")
+    elif knee is None and len(batches) > 1:
+        said.append("It still grows there: no knee was reached")
+    said += [largest_line(found) for found in analysis.largest_batch]
+    missing = sum(1 for _ in failures(analysis))
+    if missing:
+        said.append(f"{count(missing, 'case')} could not be measured")
+    return " ".join(map(sentence, said))

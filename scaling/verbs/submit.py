@@ -1,0 +1,166 @@
+"""`scaling submit`: one Slurm job a run; several are compared by a small job that waits for them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from scaling.config import requests
+from scaling.errors import InputError, ScalingError
+from scaling.launchers import queue
+from scaling.launchers.sbatch import limit_s
+from scaling.plan import Plan
+from scaling.rebuild import read_analysis
+from scaling.report.queue import job_line, progress_line
+from scaling.report.terminal import print_analysis
+from scaling.run import begun, jobs_of
+from scaling.status import left
+from scaling.store import RunFolder
+from scaling.submit import Standing, resubmit, script, settle, standing, submit, submit_comparison
+from scaling.tryout import try_model
+from scaling.units import format_duration
+
+POLL_S = 2.0
+PATIENCE_S = 900
+"""Slurm may be away for so long while a job is followed."""
+
+
+def main(arguments: list[str]) -> int:
+    """Hand in what the command line asks for; with --wait, follow it to its end and print its reports."""
+    dry, wait = "--dry-run" in arguments, "--wait" in arguments
+    rest = [word for word in arguments if word not in ("--dry-run", "--wait")]
+    resumed = next((word for word in rest if word.partition("=")[0] == "--resume"), None)
+    if resumed is not None:
+        return _resume(rest, resumed, wait=wait)
+    launcher = [] if any(word.startswith("launcher=") for word in rest) else ["launcher=slurm"]
+    asked = requests("submit", [*rest, *launcher])
+    jobs = jobs_of(asked.items, multirun=asked.multirun)
+    texts = [script(job) for job in jobs]
+    if dry:
+        print("\n".join(texts), end="")
+        return 0
+    if not jobs:
+        return 0
+    queue.require_slurm()
+    for text in texts:  # all of them before the first is handed in
+        queue.check_script(text)
+    for job in jobs:
+        spec = job.plan.spec
+        own = not spec.model.target.startswith("scaling.worker.models.")
+        if own and spec.cluster.container.image is None:  # nothing in an image can be tried from here
+            try_model(job.plan)
+    handed_in = []
+    for job, text in zip(jobs, texts, strict=True):
+        handed_in.append(submit(job, text))
+        print(
+            f"job {handed_in[-1].id}: {job.plan.spec.model.name} on {job.plan.spec.topology.name}, "
+            f"{job.plan.hosts} nodes, at most {format_duration(limit_s(job.plan))}; "
+            f"scaling status {job.folder.path}"
+        )
+    comparison = submit_comparison(jobs, handed_in) if asked.multirun and len(jobs) > 1 else None
+    if comparison is not None:
+        print(f"job {comparison}: compares them when they have ended, into {jobs[0].folder.path.parent}")
+    return _follow([(job.plan, job.folder) for job in jobs], comparison) if wait else 0
+
+
+def _resume(rest: list[str], word: str, *, wait: bool) -> int:
+    path = word.partition("=")[2]
+    others = [other for other in rest if other != word]
+    if not path and others:
+        path, *others = others
+    if not path or others:
+        raise InputError(
+            f"scaling submit {' '.join(rest)}: --resume RUN is expected alone; the run's own plan says what is left"
+        )
+    queue.require_slurm()
+    runs = begun(Path(path))
+    for plan, folder in runs:
+        handed_in = resubmit(folder, plan)
+        if handed_in is None:
+            print(f"{folder.path}: nothing is left to measure")
+        else:
+            print(f"job {handed_in.id}: what is left of {folder.path}")
+    return _follow(runs, None) if wait else 0
+
+
+def _follow(runs: list[tuple[Plan, RunFolder]], comparison: str | None) -> int:
+    """Say what changes until every job is over, then print the reports. Ctrl-C stops the following, not the jobs."""
+    try:
+        ended = [_until_over(plan, folder) for plan, folder in runs]
+    except KeyboardInterrupt:
+        print(
+            f"scaling: no longer followed; the jobs go on: scaling status {runs[0][1].path}",
+            file=sys.stderr,
+        )
+        return 3
+    codes = [_report(stands) for stands in ended]
+    if comparison is not None and _comparison(comparison, runs[0][1].path.parent):
+        codes.append(1)
+    return max(codes, key=lambda code: (code == 1, code))
+
+
+def _until_over(plan: Plan, folder: RunFolder) -> Standing:
+    said: tuple[str, str] = ("", "")
+    answered = time.monotonic()
+    while True:
+        try:
+            stands = standing(folder, plan)
+        except InputError:
+            raise
+        except ScalingError as error:  # the controller restarts now and then; the job does not mind
+            if time.monotonic() - answered > PATIENCE_S:
+                raise
+            print(f"scaling: {error}; asking again", file=sys.stderr, flush=True)
+            time.sleep(POLL_S * 5)
+            continue
+        answered = time.monotonic()
+        if stands.job is None:
+            return stands
+        running = any(trial.status == "running" for trial in stands.status.trials)
+        progress = progress_line(stands.progress, len(stands.status.launches)) if running else ""
+        trials = ", ".join(f"{trial.world_size}: {trial.status}" for trial in stands.status.trials)
+        # The time left changes with every look; what is worth a line is the state, the stage and the trials.
+        worth = (
+            str(stands.state and (stands.state.state, stands.ahead)),
+            progress.partition(",")[0] + trials,
+        )
+        if worth != said:
+            said = worth
+            line = job_line(stands.job.id, stands.state, stands.ahead)
+            print("; ".join(x for x in (line, progress, f"ranks {trials}") if x), file=sys.stderr, flush=True)
+        if stands.over:
+            return settle(stands)
+        time.sleep(POLL_S)
+
+
+def _report(stands: Standing) -> int:
+    """Print a run's report; the exit status is that of `scaling run`."""
+    try:
+        analysis = read_analysis(stands.folder)
+    except ScalingError as error:
+        print(f"scaling: {error}", file=sys.stderr)
+        return 1
+    print_analysis(Console(), analysis, stands.plan, report_path=stands.folder.report_html)
+    return 0 if not left(stands.plan, stands.status.launches) and _all_done(stands) else 3
+
+
+def _all_done(stands: Standing) -> bool:
+    return all(trial.status == "done" for trial in stands.status.trials)
+
+
+def _comparison(job: str, into: Path) -> int:
+    """Print what the comparing job printed; its status."""
+    while True:
+        state = queue.state_of(job)
+        if state is None or state.over:
+            break
+        time.sleep(POLL_S)
+    log = into / f"compare-{job}.out"
+    if not log.is_file():
+        print(f"scaling: job {job} left no comparison; scaling compare does it again", file=sys.stderr)
+        return 1
+    print(log.read_text(encoding="utf-8"), end="")
+    return 0 if state is None else int(bool(state.exit_code))

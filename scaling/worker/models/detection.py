@@ -1,0 +1,116 @@
+"""Object detection: RT-DETR (Zhao et al. 2024) and YOLOS (Fang et al. 2021).
+
+Both match predictions to objects before the loss (Hungarian matching, on the host: it is in the
+training step, as in real training). In evaluation a forward gives class logits and boxes; what
+a deployment does after that (thresholds, scaling the boxes back) is not part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from scaling.worker.models.extra import adamw, transformers
+from scaling.worker.workload import Workload
+
+CLASSES = 80
+"""Of COCO, RT-DETR's labels; YOLOS keeps the 91 ids of the original numbering."""
+COCO_IDS = 91
+
+
+class Detector(nn.Module):
+    """Inputs are (images, labels): the loss while training, (logits, boxes) in evaluation."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: tuple[torch.Tensor, list[dict[str, torch.Tensor]]]) -> Any:
+        """Images are (n, 3, height, width); boxes (centre, width, height) are fractions of the image."""
+        images, labels = inputs
+        if self.training:
+            return self.model(images, labels=labels).loss
+        found = self.model(images)
+        return found.logits, found.pred_boxes
+
+
+def rtdetr(
+    block: str,
+    depths: Sequence[int],
+    widths: Sequence[int],
+    decoder_layers: int,
+    csp_expansion: float,
+    queries: int,
+    objects: int,
+    image: int,
+) -> Workload:
+    """`block`, `depths`, `widths`: of the ResNet-vd backbone, whose last three stages feed the encoder."""
+    package = transformers()
+    backbone = package.RTDetrResNetConfig(
+        layer_type=block,
+        depths=list(depths),
+        hidden_sizes=list(widths),
+        downsample_in_bottleneck=False,
+        downsample_in_first_stage=False,
+        out_features=["stage2", "stage3", "stage4"],
+    )
+    config = package.RTDetrConfig(
+        backbone_config=backbone,
+        encoder_in_channels=list(widths)[1:],
+        decoder_layers=decoder_layers,
+        hidden_expansion=csp_expansion,
+        num_queries=queries,
+        num_labels=CLASSES,
+    )
+    module = Detector(package.RTDetrForObjectDetection(config))
+    return _detector(module, (image, image), objects, CLASSES)
+
+
+def yolos(
+    width: int,
+    layers: int,
+    heads: int,
+    feedforward: int,
+    position_grid: Sequence[int],
+    middle_positions: bool,
+    queries: int,
+    objects: int,
+    height: int,
+    image: int,
+) -> Workload:
+    """`position_grid`: pixels (height, width) whose patches have position embeddings; other sizes interpolate."""
+    package = transformers()
+    config = package.YolosConfig(
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=feedforward,
+        image_size=list(position_grid),
+        num_detection_tokens=queries,
+        use_mid_position_embeddings=middle_positions,
+        num_labels=COCO_IDS,
+    )
+    return _detector(Detector(package.YolosForObjectDetection(config)), (height, image), objects, COCO_IDS)
+
+
+def _detector(module: nn.Module, size: tuple[int, int], objects: int, classes: int) -> Workload:
+    def labels(generator: torch.Generator) -> dict[str, torch.Tensor]:
+        corner, extent = torch.rand(2, objects, 2, generator=generator).unbind()
+        extent = 0.05 + 0.25 * extent
+        centre = extent / 2 + corner * (1 - extent)
+        return {
+            "class_labels": torch.randint(classes, (objects,), generator=generator),
+            "boxes": torch.cat([centre, extent], dim=1),
+        }
+
+    def make_batch(n: int, generator: torch.Generator) -> tuple[Any, None]:
+        images = torch.randn(n, 3, *size, generator=generator)
+        return (images, [labels(generator) for _ in range(n)]), None
+
+    def loss(found: torch.Tensor, _targets: None) -> torch.Tensor:
+        return found
+
+    return Workload(module=module, make_batch=make_batch, loss=loss, optimizer=adamw)

@@ -1,0 +1,53 @@
+"""Image classification: ResNet (He et al. 2016) and ViT (Dosovitskiy et al. 2021)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from scaling.worker.models.extra import Logits, adamw, momentum, transformers
+from scaling.worker.workload import MakeOptimizer, Workload
+
+
+def resnet(block: str, depths: Sequence[int], widths: Sequence[int], image: int, classes: int) -> Workload:
+    """`block` is `basic` or `bottleneck`; `depths` and `widths` (output channels) have one entry a stage."""
+    package = transformers()
+    config = package.ResNetConfig(
+        layer_type=block, depths=list(depths), hidden_sizes=list(widths), num_labels=classes
+    )
+    module = Logits(package.ResNetForImageClassification(config))
+    return _classifier(module, image, classes, momentum)
+
+
+def vit(
+    patch: int, width: int, layers: int, heads: int, feedforward: int, image: int, classes: int
+) -> Workload:
+    """An image is (image / patch)^2 tokens and one more, each `width` wide."""
+    package = transformers()
+    config = package.ViTConfig(
+        image_size=image,
+        patch_size=patch,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=feedforward,
+        num_labels=classes,
+    )
+    return _classifier(Logits(package.ViTForImageClassification(config)), image, classes, adamw)
+
+
+def _classifier(module: nn.Module, image: int, classes: int, optimizer: MakeOptimizer) -> Workload:
+    """Batches are (n, 3, image, image) with n class labels."""
+
+    def make_batch(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+        images = torch.randn(n, 3, image, image, generator=generator)
+        return images, torch.randint(classes, (n,), generator=generator)
+
+    return Workload(
+        module=module,
+        make_batch=make_batch,
+        loss=nn.functional.cross_entropy,
+        optimizer=optimizer,
+    )

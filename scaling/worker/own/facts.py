@@ -1,0 +1,87 @@
+"""What an own loop is, told as the plan that a run would have had: the analysis needs no other kind of fact."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling import __version__
+from scaling.plan import SCHEMA, Plan, Trial
+from scaling.spec import OWN_LOOP, Ddp, Measure, Model, Spec, Topology, Tracking
+from scaling.worker.own.agreement import Agreement
+from scaling.worker.own.schedule import ROUND_STEPS, WARMUP
+
+MEASURE = Measure(
+    name=OWN_LOOP,
+    rounds_min=1,
+    rounds_max=1,
+    steps=ROUND_STEPS,
+    lead_in=0,
+    warmup_max=WARMUP,
+    target_half_width=None,
+    budget_s=0.0,
+    fabric_bytes_max=2**22,
+    step_timeout_s=60.0,
+)
+
+
+def describe_loop(
+    ddp: DistributedDataParallel,
+    agreement: Agreement,
+    *,
+    batch: int,
+    accumulation: int,
+    precision: str,
+) -> Plan:
+    """One trial at the group's size. `batch`: samples a rank and step, 0 where unknown."""
+    parameter = next(ddp.parameters())
+    ranks_per_host = max(Counter(agreement.hosts).values())
+    hosts = len(set(agreement.hosts))
+    spec = Spec(
+        model=Model(name=_name(ddp.module), target="", args={}),
+        topology=Topology(
+            name=OWN_LOOP,
+            kind=OWN_LOOP,
+            hosts=hosts,
+            ranks_per_host=ranks_per_host,
+            device=parameter.device.type,
+            backend=dist.get_backend(ddp.process_group),
+        ),
+        world_sizes=(agreement.world,),
+        mode="weak",
+        batch_per_rank=batch,
+        global_batch=batch * agreement.world,
+        precision=_tf32(precision, parameter.device.type),
+        measure=MEASURE,
+        accumulation_steps=accumulation,
+        ddp=Ddp(
+            bucket_cap_mb=ddp.bucket_bytes_cap / 2**20,
+            gradient_as_bucket_view=bool(ddp.gradient_as_bucket_view),
+            static_graph=bool(ddp.static_graph),
+            find_unused_parameters=bool(ddp.find_unused_parameters),
+        ),
+        threads=torch.get_num_threads(),
+        launcher=OWN_LOOP,
+        tracking=Tracking(mode="disabled"),
+    )
+    trial = Trial(world_size=agreement.world, hosts=hosts, batch=batch)
+    return Plan(
+        schema=SCHEMA,
+        id=agreement.id,
+        created=agreement.created,
+        version=__version__,
+        spec=spec,
+        trials=(trial,),
+    )
+
+
+def _name(module: torch.nn.Module) -> str:
+    return type(getattr(module, "_orig_mod", module)).__name__
+
+
+def _tf32(precision: str, device: str) -> str:
+    tf32 = device == "cuda" and torch.backends.cuda.matmul.allow_tf32
+    return "tf32" if precision == "fp32" and tf32 else precision or "fp32"

@@ -1,0 +1,329 @@
+"""`scaling.Probe`: two lines around one's own training loop.
+
+    with Probe(ddp_model) as probe:
+        for inputs, targets in loader:
+            with probe.step():
+                ...
+
+Whatever goes wrong with the probe once the training has begun is said in one line on standard error,
+once, and the training goes on without it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import statistics
+import sys
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.errors import InputError, ScalingError
+from scaling.store import write_json
+from scaling.worker.clock import now_ns
+from scaling.worker.devices import CudaDevice, Device
+from scaling.worker.environment import describe
+from scaling.worker.own.agreement import Agreement, head
+from scaling.worker.own.baseline import Baseline, Step
+from scaling.worker.own.clocks import Clocks
+from scaling.worker.own.facts import describe_loop
+from scaling.worker.own.live import Live
+from scaling.worker.own.phases import Phases
+from scaling.worker.own.state import State
+from scaling.worker.own.tap import Tap
+from scaling.worker.own.track import Track
+from scaling.worker.recorder import Recorder, Usage
+
+SWITCH = "SCALING_PROBE"
+FLUSH_S = 5.0
+PAUSE_NS, PAUSE_TIMES, GAPS = 1_000_000_000, 10, 16
+"""A gap between two steps that is longer than this and so many times the usual of the last ones is no input."""
+ASTRAY = 8
+"""So many forwards with gradients outside of any step and it is said."""
+
+_probed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+
+
+class Probe:
+    """Records what the steps of a training loop are made of; `scaling analyze RUN` tells.
+
+    Every rank of the model's group opens one. `run_dir`: where the records go, by default
+    `runs/<date>/<time>-<hash>` below rank 0's working directory; a folder that holds records of an own
+    loop gets another launch. `batch`: samples a rank and step, where the first tensor's leading
+    dimension is not it. `live`: one line about the last steps every ten seconds, on rank 0.
+    `SCALING_PROBE=0` in the environment turns all of it off.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        run_dir: str | os.PathLike[str] | None = None,
+        batch: int | None = None,
+        live: bool = False,
+    ) -> None:
+        """InputError where `model` is neither DDP's wrapper nor what torch.compile made of one."""
+        self._on = False
+        self._nothing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        self.run_dir: Path | None = None
+        """Where the records go, once it is open."""
+        if os.environ.get(SWITCH) == "0":
+            return
+        ddp = getattr(model, "_orig_mod", model)
+        if not isinstance(ddp, DistributedDataParallel):
+            raise InputError(
+                f"Probe({type(model).__name__}): a DistributedDataParallel is expected; "
+                "wrap the model before, Probe(DistributedDataParallel(model))"
+            )
+        self._wanted = True
+        self._model, self._ddp = model, ddp
+        self._asked = None if run_dir is None else Path(run_dir)
+        self._batch = batch
+        self._live = Live() if live else None
+        self._step = _Step(self)
+        self._said: set[str] = set()
+
+    def __enter__(self) -> Probe:  # noqa: PYI034  # typing.Self is younger than Python 3.10
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(error)
+
+    def open(self) -> Probe:
+        """Agree with the other ranks on a folder and begin; where that cannot be, say why and do nothing."""
+        if not getattr(self, "_wanted", False) or self._on:
+            return self
+        if self._ddp in _probed:
+            self._say("another Probe is open on this model; this one does nothing")
+            return self
+        try:
+            agreement = Agreement(self._ddp)
+            self._folder = agreement.folder(self._asked)
+            self._clocks = Clocks(agreement)
+        except (ScalingError, RuntimeError, OSError) as error:
+            self._say(f"{error}; the training goes on without the probe")
+            return self
+        self._agreement = agreement
+        self.run_dir = self._folder.path.parent.parent
+        parameter = next(self._ddp.parameters())
+        device = CudaDevice(parameter.device.index) if parameter.is_cuda else Device()
+        self._device = device
+        self.phases = Phases(self._ddp, self._model, device.clock.stamp)
+        self._track = Track(self.phases, Tap(self._ddp, device), device, self._record)
+        self._track.between = self._between
+        self._recorder: Recorder | None = None
+        self._samples: Counter[int] = Counter()
+        self._depth = 0
+        self._left_ns = 0
+        self._baseline: Baseline | None = None
+        self._gaps: deque[int] = deque(maxlen=GAPS)
+        self._on = True
+        _probed.add(self._ddp)
+        atexit.register(self.close)
+        return self
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Write down what is whole and remove every hook. `error`: what ended the loop, if anything did."""
+        if not self._on:
+            return
+        if self._depth == 0 and self._track.steps == 0:
+            self._say("step() was never entered: put `with probe.step():` around each training step")
+        with self._guard():
+            self._track.stop()
+            if self._recorder is not None:
+                self._recorder.note("end", **self._ending(error))
+        self._stop()
+
+    def step(self) -> contextlib.AbstractContextManager[Any]:
+        """Around one training step: from the forward to the optimizer. Around each micro-step will do as well."""
+        return self._step if self._on else self._nothing
+
+    def baseline(self, step: Step, *, rounds: int = 5, steps: int = 4, restore: Sequence[Any] = ()) -> None:
+        """Measure what a loop does not show by itself: a rank alone, no DDP, DDP over one rank, the wire alone.
+
+        `step(module)` does one training step, forward to optimizer, on every rank, with the module it is
+        given in the place of the DDP wrapper. Called between two steps, some ten steps after the begin.
+        Weights, buffers, gradients, the optimizers that stepped so far, random numbers, and whatever is in
+        `restore` (with `state_dict` and `load_state_dict`: a grad scaler, a schedule) are put back; for
+        as long as it lasts there is a second copy of all of them, and of the gradients for the other wrapper.
+        """
+        if not self._on:
+            return
+        if self._recorder is None or self._depth:
+            self._say("baseline() is called between steps, after the first few; nothing was measured")
+            return
+        self.phases.elsewhere += 1  # the gap that this makes is no input
+        self._track.begin(paused=True)
+        self.phases.inside = False
+        with self._guard():
+            if self._baseline is None:
+                self._baseline = Baseline(self._ddp, self._agreement, self.phases, self._device, self._record)
+            state = State(self._ddp.module, self.phases.optimizers.values(), restore)
+            try:
+                for parameter in self._ddp.parameters():
+                    parameter.grad = None
+                self._baseline.run(step, rounds=rounds, steps=steps, compiled=self._model is not self._ddp)
+            except Exception as error:
+                self._baseline.abort(error)
+                raise
+            finally:
+                self.phases.inside = False
+                state.restore()
+        self.phases.elsewhere += 1
+
+    def _enter(self) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            self._say("step() inside step(): the inner one is left out; a step is one optimizer step")
+            return
+        phases = self.phases
+        if phases.unfinished:
+            phases.inside = True
+            return
+        with self._guard():
+            self._track.begin(paused=self._paused())
+
+    def _exit(self, failed: bool) -> None:
+        self._depth -= 1
+        if self._depth or not self._on:
+            return
+        phases = self.phases
+        phases.inside = False
+        if failed or not phases.unfinished:
+            if phases.looking:
+                self._samples[phases.samples] += 1
+            with self._guard():
+                self._track.end(failed=failed)
+        self._left_ns = now_ns()
+
+    def _paused(self) -> bool:
+        """Whether the loop did something else since the last step: another forward, or far more than is usual."""
+        if not self._left_ns:
+            return False
+        now = now_ns()
+        gap = now - self._left_ns
+        phases = self.phases
+        if phases.astray >= ASTRAY:
+            self._say(
+                "the model trains outside of step(): put `with probe.step():` around every training step"
+            )
+        paused = phases.elsewhere > 0 or (
+            gap > PAUSE_NS
+            and len(self._gaps) == GAPS
+            and gap > PAUSE_TIMES * max(statistics.median(self._gaps), 1)
+        )
+        if not paused:
+            self._gaps.append(gap)
+        elif self._recorder is not None:
+            self._recorder.note("pause", time_ns=now, gap_ns=gap)
+        return paused
+
+    def _between(self, slot: int) -> None:
+        """Between two rounds."""
+        if self._recorder is not None:
+            self._clocks.look(slot, self._recorder.note)
+        if self._live is not None and self._agreement.rank == 0:
+            self._live.say(self._track.steps)
+        if self._track.blind:
+            self._track.blind = 0
+            self._say(
+                "no backward through the model's outputs was seen in step(): call the model that was given to Probe"
+            )
+
+    def _record(
+        self,
+        fields: dict[str, Any],
+        steps: Sequence[Sequence[int]],
+        collectives: Sequence[Sequence[Sequence[int]]],
+        usage: Usage,
+    ) -> None:
+        """One whole block of the loop. The first brings the file's head along."""
+        if self._recorder is None:
+            self._begin_file(fields["accumulation"])
+        assert self._recorder is not None
+        own = {"world_size": self._agreement.world, "batch": self._batch}
+        self._recorder.block({**fields, **own}, steps, collectives, usage)
+        if self._live is not None:
+            self._live.add(steps)
+
+    def _begin_file(self, accumulation: int) -> None:
+        """What can be said of the loop only once it has run a few steps."""
+        self.phases.looking = False
+        if self._batch is None:
+            self._batch = self._samples.most_common(1)[0][0] if self._samples else 0
+        rank = self._agreement.rank
+        plan = describe_loop(
+            self._ddp,
+            self._agreement,
+            batch=self._batch,
+            accumulation=accumulation,
+            precision=self.phases.precision,
+        )
+        about = describe(plan.spec, rank, self._agreement.host, self._ddp.module, self._device)
+        write_json(self._folder.env(rank), about)
+        heading = head(self._agreement, self._folder, plan)
+        self._recorder = Recorder(self._folder.rank(rank), heading, flush_s=FLUSH_S)
+        self._clocks.look(0, self._recorder.note)
+
+    def _ending(self, error: BaseException | None) -> dict[str, Any]:
+        """How the loop ended, for the end line."""
+        if error is None:
+            error = getattr(sys, "last_value", None)  # at the process' end: what ended it
+        fine = error is None or (isinstance(error, SystemExit) and not error.code)
+        text = "" if fine else f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        return {"state": "done" if fine else "failed", "steps": self._track.steps, "error": text}
+
+    @contextlib.contextmanager
+    def _guard(self) -> Any:
+        """Nothing that fails in here ends the training."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # a full disk, a peer that is gone: the training matters more
+            self._say(
+                f"stopped: {type(error).__name__}: {error}; the training goes on without it", everywhere=True
+            )
+            self._stop()
+
+    def _stop(self) -> None:
+        self._on = False
+        atexit.unregister(self.close)
+        self.phases.close()
+        self._track.drop()
+        _probed.discard(self._ddp)
+        if self._recorder is not None:
+            with contextlib.suppress(OSError):
+                self._recorder.close()
+
+    def _say(self, text: str, *, everywhere: bool = False) -> None:
+        """One line on standard error, once; rank 0 speaks for all unless it is about one rank."""
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        if text not in self._said and (everywhere or rank == 0):
+            self._said.add(text)
+            print(f"scaling: Probe: {text}", file=sys.stderr, flush=True)
+
+
+class _Step:
+    """What step() returns, again and again: entering makes no object."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._enter: Callable[[], None] = probe._enter  # noqa: SLF001
+        self._exit: Callable[[bool], None] = probe._exit  # noqa: SLF001
+
+    def __enter__(self) -> None:
+        self._enter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._exit(kind is not None)

@@ -1,0 +1,90 @@
+"""Percentiles and the knee from requests whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scaling.analysis.cases import _kneed, percentiles
+from scaling.analysis.results import Inference, Measured
+from scaling.analysis.stats import resampling_weights
+
+SHARES = (0.5, 0.9, 0.99)
+
+
+def rounds(values):
+    """Percentiles of requests, a list a round."""
+    unit = np.repeat(np.arange(len(values)), [len(v) for v in values])
+    weights = resampling_weights(np.zeros(len(values), dtype=np.int64), 0)
+    return percentiles(np.concatenate(values), unit, weights, SHARES)
+
+
+def test_percentiles_are_those_of_all_requests():
+    values = np.arange(1.0, 1001.0)
+    found = rounds(np.random.default_rng(0).permutation(values).reshape(5, 200))
+    assert [m.value for m in found] == [500, 900, 990]
+    assert all(m.n == 5 for m in found)
+
+
+def test_more_requests_than_bins_move_a_percentile_by_no_more_than_a_bin():
+    values = np.arange(1.0, 20_001.0)
+    found = rounds(np.random.default_rng(0).permutation(values).reshape(4, 5000))
+    assert [m.value for m in found] == pytest.approx([10_000, 18_000, 19_800], abs=6)
+
+
+def test_too_few_requests_have_no_99th_percentile():
+    p50, p90, p99 = rounds(np.arange(1.0, 100.0).reshape(3, 33))
+    assert p50.value == 50
+    assert p90.value == 90
+    assert p99 is None
+
+
+def test_two_rounds_bear_no_interval():
+    p50, _, _ = rounds(np.arange(1.0, 201.0).reshape(2, 100))
+    assert (p50.low, p50.high) == (None, None)
+
+
+def test_intervals_hold_the_true_percentile_as_often_as_they_say_where_rounds_differ():
+    rng = np.random.default_rng(1)
+    held = dict.fromkeys(SHARES[:2], 0)
+    trials = 60
+    for _ in range(trials):
+        # Requests of a round share its drift: they are no independent samples.
+        drift = rng.normal(0, 0.05, size=(8, 1))
+        values = np.exp(rng.normal(0, 0.2, size=(8, 120)) + drift)
+        for share, measured in zip(SHARES[:2], rounds(values), strict=False):
+            truth = np.exp({0.5: 0.0, 0.9: 1.2816}[share] * np.hypot(0.2, 0.05))
+            held[share] += measured.low <= truth <= measured.high
+    assert all(count >= 0.85 * trials for count in held.values()), held
+
+
+def row(batch, rate, **other):
+    settings = {
+        "world_size": 1,
+        "precision": "fp32",
+        "autocast": False,
+        "compile": False,
+        "status": "done",
+    } | other
+    return Inference(batch=batch, samples_per_s=None if rate is None else Measured(rate), **settings)
+
+
+def test_the_knee_is_the_smallest_batch_with_about_all_of_the_throughput():
+    rows = [row(1, 100), row(2, 190), row(4, 196), row(8, 200)]
+    assert [r.knee for r in _kneed(rows)] == [False, True, False, False]
+
+
+def test_throughput_that_still_grows_has_no_knee():
+    assert not any(r.knee for r in _kneed([row(1, 100), row(2, 150), row(4, 200)]))
+
+
+def test_every_setting_has_its_own_knee_and_what_was_not_measured_has_none():
+    rows = [
+        row(1, 100),
+        row(8, 200),
+        row(1, 50, precision="bf16"),
+        row(8, 51, precision="bf16"),
+        row(64, None),
+    ]
+    assert [r.knee for r in _kneed(rows)] == [False, False, True, False, False]
+    assert not _kneed([row(1, 100)])[0].knee

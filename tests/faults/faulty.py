@@ -1,0 +1,136 @@
+"""A model that fails for real, in a chosen phase of one rank's step: copied into a test's folder and run from there.
+
+`faults` has an entry a launch, `WHAT@WHERE@RANK@STEP` or "": in launch k, entry k happens in the
+rank's STEP-th step. Outside of a worker (no RANK) nothing happens.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from scaling import Workload
+
+STEP_S = 0.01
+
+
+class Fault:
+    def __init__(self, faults):
+        launch = int(sys.argv[2]) if "RANK" in os.environ else 0
+        entry = faults[launch] if launch < len(faults) and "RANK" in os.environ else ""
+        self.what, self.where, rank, step = (entry or "@@-1@0").split("@")
+        self.mine = int(rank) == int(os.environ.get("RANK", "-2"))
+        self.peers = bool(entry) and not self.mine
+        self.at, self.step = int(step), 0
+
+    def here(self, where):
+        if where == "forward":
+            self.step += 1
+            if self.where == "collective" and self.step >= self.at:
+                self.in_a_collective()
+        if self.mine and where == self.where and self.step >= self.at:
+            self.mine = False
+            getattr(self, self.what)()
+
+    def in_a_collective(self):
+        """The peers come 2 s late, so this rank waits for them in the reduction when it happens, 1 s from now."""
+        if self.peers:
+            self.peers = False
+            time.sleep(2)
+        elif self.mine:
+            self.mine = False
+            threading.Timer(1, getattr(self, self.what)).start()
+
+    def kill(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def stop(self):
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def sleep(self):
+        time.sleep(3600)
+
+    def throw(self):
+        raise ValueError("out of cheese")
+
+    def exit(self):
+        sys.exit(3)
+
+    def vanish(self):
+        os._exit(0)
+
+    def segfault(self):
+        ctypes.string_at(0)
+
+    def memory(self):
+        """A real failure of the allocator: no more address space than there is in use, and 64 MiB."""
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**26,) * 2)
+        self.hoard = torch.ones(2**28)
+
+
+class Batch(tuple):
+    """Unpacked in the input phase of every step."""
+
+    __slots__ = ()
+
+    def __iter__(self):
+        self[0].fault.here("input")
+        return super().__iter__()
+
+
+class Compute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, fault):
+        ctx.fault = fault
+        fault.here("forward")
+        time.sleep(STEP_S)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.fault.here("backward")
+        return gradient, None
+
+
+class Model(torch.nn.Module):
+    def __init__(self, fault):
+        super().__init__()
+        self.fault = fault
+        self.layers = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(4)])
+
+    def forward(self, x):
+        return self.layers(Compute.apply(self.layers[0](x), self.fault))
+
+
+class Optimizer(torch.optim.SGD):
+    fault = None
+
+    def step(self, closure=None):
+        self.fault.here("optimizer")
+        return super().step(closure)
+
+
+def factory(faults):
+    fault = Fault(faults)
+    fault.here("start")
+
+    def make_batch(n, generator):
+        inputs = torch.randn(n, 128, generator=generator)
+        inputs.fault = fault
+        return Batch((inputs, torch.zeros(n, 128)))
+
+    def optimizer(parameters):
+        made = Optimizer(parameters, lr=1e-4)
+        made.fault = fault
+        return made
+
+    return Workload(
+        module=Model(fault), make_batch=make_batch, loss=torch.nn.functional.mse_loss, optimizer=optimizer
+    )

@@ -1,0 +1,131 @@
+"""A rank that is killed, stops, hangs, raises, exits, crashes or runs out of memory, in each phase of a step.
+
+Every run survives its faults: one a launch, and the launch after the last is whole. What is bounded
+and that nothing is left behind is asserted by `faulty` for each.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+KILLED = ("failed", 1, "rank 1 was ended by SIGKILL")
+STOPPED = ("timeout", 1, "rank 1 hung (stopped by a signal)")
+HUNG = ("timeout", 1, "rank 1 hung")
+
+
+def assert_survived(ended, *expected):
+    """Each fault ended its launch with its cause and rank named; then everything was measured."""
+    assert ended.code == 0, (ended.out, ended.err)
+    launches = ended.status["launches"]
+    assert [launch["state"] for launch in launches] == [state for state, _, _ in expected] + ["done"], (
+        launches
+    )
+    for launch, (_, rank, said) in zip(launches, expected, strict=False):
+        assert said in launch["error"], launch["error"]
+        assert launch["rank"] == rank, launch
+        assert launch["error"] in " ".join(ended.err.split())
+    assert [trial["launches"] for trial in ended.analysis["trials"]] == [[len(expected)]]
+
+
+def assert_hang_is_told(ended, index, function):
+    """Where it hung, by its stack, and in which collective, by the flight recorder."""
+    error = ended.launch(index)["error"]
+    assert f"in {function}" in error, error
+    assert f"stack: {ended.folder.name}/launches/{index}/stack-1.json" in error
+    assert (ended.folder / f"launches/{index}/stack-1.json").exists()
+
+
+def test_killed_in_backward_then_stopped_in_a_collective(faulty):
+    ended = faulty("kill@backward@1@30", "stop@collective@1@6")
+    assert_survived(ended, KILLED, STOPPED)
+    assert_hang_is_told(ended, 1, "_engine_run_backward")
+    assert "the last collective it entered: gloo:all_reduce number" in ended.launch(1)["error"]
+    assert "among 2 ranks" in ended.launch(1)["error"]
+
+
+def test_segmentation_fault_in_forward_then_a_hang_in_the_input(faulty):
+    ended = faulty("segfault@forward@1@30", "sleep@input@1@30")
+    assert_survived(ended, ("failed", 1, "rank 1 was ended by SIGSEGV"), HUNG)
+    assert "Fatal Python error: Segmentation fault" in (ended.folder / "launches/0/log-1.txt").read_text()
+    assert_hang_is_told(ended, 1, "sleep")
+
+
+@pytest.mark.slow
+def test_killed_at_start_then_in_the_input(faulty):
+    assert_survived(faulty("kill@start@1@0", "kill@input@1@30"), KILLED, KILLED)
+
+
+@pytest.mark.slow
+def test_killed_in_forward_then_in_the_optimizer(faulty):
+    assert_survived(faulty("kill@forward@1@30", "kill@optimizer@1@30"), KILLED, KILLED)
+
+
+@pytest.mark.slow
+def test_killed_in_a_collective_then_the_first_rank_of_all(faulty):
+    """Rank 0 gives the word for every block; without it the others must not wait for ever."""
+    killed = ("failed", 0, "rank 0 was ended by SIGKILL")
+    assert_survived(faulty("kill@collective@1@6", "kill@backward@0@30"), KILLED, killed)
+
+
+@pytest.mark.slow
+def test_stopped_at_start_then_in_the_input(faulty):
+    ended = faulty("stop@start@1@0", "stop@input@1@30")
+    assert_survived(ended, STOPPED, STOPPED)
+    assert_hang_is_told(ended, 0, "stop")
+    assert_hang_is_told(ended, 1, "stop")
+
+
+@pytest.mark.slow
+def test_hangs_in_python_at_start_then_in_forward(faulty):
+    ended = faulty("sleep@start@1@0", "sleep@forward@1@30")
+    assert_survived(ended, HUNG, HUNG)
+    assert_hang_is_told(ended, 0, "sleep")
+    assert_hang_is_told(ended, 1, "sleep")
+
+
+@pytest.mark.slow
+def test_raises_then_exits(faulty):
+    ended = faulty("throw@optimizer@1@30", "exit@forward@1@30")
+    assert_survived(ended, ("failed", 1, "ValueError: out of cheese"), ("failed", 1, "SystemExit: 3"))
+    assert "faulty.py:" in ended.launch(0)["error"]
+
+
+@pytest.mark.slow
+def test_ends_without_a_word_as_if_all_were_well(faulty):
+    assert_survived(faulty("vanish@forward@1@30"), ("failed", 1, "rank 1 ended without a word"))
+
+
+@pytest.mark.slow
+def test_out_of_memory_in_the_first_step_is_agreed_on(faulty):
+    ended = faulty("memory@forward@1@1", overrides=("world_sizes=[1,2]",))
+    assert ended.code == 3
+    assert [launch["state"] for launch in ended.status["launches"]] == ["done"]
+    assert {t["world_size"]: t["status"] for t in ended.analysis["trials"]} == {1: "done", 2: "oom"}
+
+
+@pytest.mark.slow
+def test_out_of_memory_later_ends_the_launch_and_is_not_tried_again(faulty):
+    ended = faulty("memory@backward@1@30", overrides=("world_sizes=[1,2]",))
+    assert ended.code == 3
+    first = ended.launch(0)
+    assert (first["state"], first["rank"]) == ("failed", 1)
+    assert "can't allocate memory" in first["error"]
+    assert ended.launch(1)["world_sizes"] == [1]
+    assert {t["world_size"]: t["status"] for t in ended.analysis["trials"]} == {1: "done", 2: "oom"}
+
+
+@pytest.mark.slow
+def test_a_trial_that_fails_every_time_is_given_up_and_the_finished_one_kept(faulty):
+    ended = faulty(*["throw@forward@1@30"] * 3, overrides=("world_sizes=[1,2]",))
+    assert ended.code == 3
+    assert {t["world_size"]: t["status"] for t in ended.analysis["trials"]} == {1: "done", 2: "failed"}
+    assert [launch["world_sizes"] for launch in ended.status["launches"]] == [[1, 2]] * 3 + [[1]]
+    assert ended.analysis["points"][0]["step_ms"]["value"] > 0
+
+
+@pytest.mark.slow
+def test_what_an_earlier_launch_finished_is_not_measured_again(faulty):
+    ended = faulty("", "kill@forward@1@30", overrides=("repeats=2",))
+    assert ended.code == 0
+    assert [launch["state"] for launch in ended.status["launches"]] == ["done", "failed", "done"]
+    assert ended.analysis["trials"][0]["launches"] == [0, 2]

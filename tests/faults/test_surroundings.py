@@ -1,0 +1,263 @@
+"""What a run stands in fails: links, disk, folder, clock, ports, and the person or system that ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LONG = ("measure.budget_s=60", "measure.rounds_max=100", "world_sizes=[2]")
+TAKES_S = 200
+"""More than any of these runs takes: a start, a hang that is noticed, another start, a minute's rounds."""
+
+namespaces = pytest.mark.skipif(
+    subprocess.run(["unshare", "-Urnm", "true"], capture_output=True, check=False).returncode != 0,
+    reason="user namespaces are not to be had here (`unshare -Urnm true` fails)",
+)
+
+
+def rounds(path):
+    return json.loads((path / "run/launches/0/progress.json").read_text())["rounds"]
+
+
+def analysis_of(path):
+    return json.loads((path / "run/analysis.json").read_text())
+
+
+def launches_of(path):
+    return json.loads((path / "run/status.json").read_text())["launches"]
+
+
+def change_rate(path, host, rate_bit_s):
+    """What a person would do to a running emulated network (launch/emulated_hosts.py): edit, and SIGHUP."""
+    file = path / "run/launches/0/network.json"
+    network = json.loads(file.read_text())
+    network["hosts"][host]["rate_bit_s"] = rate_bit_s
+    file.write_text(json.dumps(network))
+    for process in Path("/proc").glob("[0-9]*"):
+        words = (process / "cmdline").read_bytes().split(b"\0") if (process / "cmdline").exists() else []
+        parent = (process / "stat").read_text().rpartition(")")[2].split()[1] if words else ""
+        if str(file).encode() in words and f"/{parent}/" not in str(process):
+            os.kill(int(process.name), signal.SIGHUP)
+            return
+    raise AssertionError("no emulated_hosts.py runs")
+
+
+# Interrupted
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait_and_leaves_nothing(driver, until, tmp_path, left_behind):
+    process = driver(*LONG)
+    until(lambda: rounds(tmp_path) >= 1, process)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    begin = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - begin < 30  # the report is still written
+    assert process.returncode == 3, (out, err)
+    assert "Traceback" not in err
+    assert left_behind(tmp_path) == []
+    assert [trial["status"] for trial in analysis_of(tmp_path)["trials"]] == ["interrupted"]
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_local_run_in_order(driver, until, tmp_path, left_behind):
+    process = driver(*LONG)
+    until(lambda: rounds(tmp_path) >= 1, process)
+    process.terminate()
+    _out, err = process.communicate(timeout=60)
+    assert process.returncode == 3, err
+    assert left_behind(tmp_path) == []
+    assert analysis_of(tmp_path)["points"][0]["step_ms"]["value"] > 0
+
+
+# Links
+
+
+@pytest.mark.slow
+@namespaces
+def test_a_link_that_is_cut_ends_the_launch_and_the_next_one_has_it_back(
+    driver, until, tmp_path, left_behind
+):
+    process = driver(
+        "topology=emulated_pcie", "topology.ranks_per_host=1", "measure.budget_s=10", "world_sizes=[2]"
+    )
+    until(lambda: rounds(tmp_path) >= 0.2, process)
+    change_rate(tmp_path, 1, 8)
+    _out, err = process.communicate(timeout=TAKES_S)
+    assert process.returncode == 0, err
+    first, second = launches_of(tmp_path)
+    assert (first["state"], second["state"]) == ("timeout", "done")
+    assert re.search(r"imed out|lost each other|hung", first["error"]), first["error"]
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.slow
+@namespaces
+def test_a_link_at_a_tenth_of_its_rate_is_measured_and_said(driver, until, tmp_path, left_behind):
+    process = driver(
+        "topology=emulated_pcie",
+        "topology.ranks_per_host=1",
+        "topology.link.rate=500mbit",
+        "model.param_mb=4",
+        "measure.fabric_max=1MiB",
+        "measure.budget_s=25",
+        "world_sizes=[2]",
+    )
+    until(lambda: rounds(tmp_path) >= 0.1, process)
+    for host in (0, 1):
+        change_rate(tmp_path, host, 50_000_000)
+    _out, err = process.communicate(timeout=TAKES_S)
+    assert process.returncode == 0, err
+    document = analysis_of(tmp_path)
+    assert document["points"][0]["comm"]["nominal_share"]["value"] < 0.5
+    assert "slow_path" in {verdict["cause"] for verdict in document["verdicts"]}
+    assert left_behind(tmp_path) == []
+
+
+# Disk and folder
+
+
+@namespaces
+def test_a_full_disk_ends_the_run_and_keeps_what_was_measured(tmp_path, left_behind):
+    """A tmpfs of 1 MiB in a mount namespace of its own, which also holds everything the workers write."""
+    script = """
+        mount -t tmpfs -o size=1m tmpfs disk || exit 99
+        head -c 700k /dev/zero >disk/other-files
+        "$@" run_dir=disk/run >out.txt 2>err.txt; echo $? >code.txt
+        cp -r disk/run kept
+    """
+    (tmp_path / "disk").mkdir()
+    run = [sys.executable, "-m", "scaling.cli", "run", "topology=local", "topology.device=cpu"]
+    run += ["topology.ranks_per_host=2", "model=synthetic", "measure=quick", "measure.steps=40"]
+    run += ["measure.rounds_max=100", "measure.budget_s=120", "model.compute_ms=1", "tracking=disabled"]
+    begin = time.monotonic()
+    subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", script, "sh", *run],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+        timeout=TAKES_S,
+    )
+    assert time.monotonic() - begin < TAKES_S
+    err = (tmp_path / "err.txt").read_text()
+    assert (tmp_path / "code.txt").read_text().strip() == "3", err
+    assert "No space left on device" in err
+    assert "Traceback" not in err
+    kept = (tmp_path / "kept/launches/0/rank-0.jsonl").read_bytes()
+    assert b'"t":"block"' in kept
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_removed_ends_the_run(driver, until, tmp_path, left_behind):
+    process = driver(*LONG)
+    until(lambda: rounds(tmp_path) >= 0.5, process)
+    shutil.rmtree(tmp_path / "run")
+    _out, err = process.communicate(timeout=TAKES_S)
+    assert process.returncode == 1, err
+    assert "Traceback" not in err
+    assert "removed" in err or "cannot be written" in err
+    assert left_behind(tmp_path) == []
+
+
+@pytest.mark.slow
+@namespaces
+def test_a_folder_that_becomes_read_only_ends_the_run_and_keeps_what_was_measured(
+    driver, until, tmp_path, left_behind
+):
+    process = driver(*LONG, prefix=("unshare", "--user"))  # no more rights over files than their owner has
+    until(lambda: rounds(tmp_path) >= 0.5, process)
+    folders = [tmp_path / "run", *(p for p in (tmp_path / "run").rglob("*") if p.is_dir())]
+    for folder in folders:
+        folder.chmod(0o555)
+    _out, err = process.communicate(timeout=TAKES_S)
+    for folder in folders:
+        folder.chmod(0o755)
+    assert process.returncode == 3, err
+    assert "Permission denied" in err
+    assert "Traceback" not in err
+    assert (tmp_path / "run/launches/0/rank-0.jsonl").stat().st_size > 0
+    assert left_behind(tmp_path) == []
+
+
+# Clock and ports
+
+
+@pytest.mark.slow
+def test_a_clock_that_is_set_back_changes_nothing(driver, tmp_path):
+    """time.time in driver and workers falls back by an hour in mid-run; durations come from other clocks."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import time\n"
+        "real, begin = time.time, time.monotonic()\n"
+        "time.time = lambda: real() - 3600 * (time.monotonic() - begin > 8)\n"
+        "time.time_ns = lambda: int(time.time() * 1e9)\n"
+    )
+    path = f"{tmp_path}:{ROOT}"
+    process = driver(
+        "measure.budget_s=10", f"+env.PYTHONPATH='{path}'", "world_sizes=[2]", env={"PYTHONPATH": path}
+    )
+    _out, err = process.communicate(timeout=TAKES_S)
+    assert process.returncode == 0, err
+    document = analysis_of(tmp_path)
+    assert 0 < document["run"]["duration_s"] < TAKES_S
+    records = [json.loads(x) for x in (tmp_path / "run/launches/0/rank-1.jsonl").read_text().splitlines()]
+    blocks = [record for record in records if record["t"] == "block"]
+    assert all(0 < block["end_ns"] - block["begin_ns"] < TAKES_S * 1e9 for block in blocks)
+    assert document["points"][0]["step_ms"]["value"] < 1000
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_not_needed(driver, tmp_path):
+    """torchrun's usual port, and the one in the environment, belong to another program."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with socket.socket() as usual:
+            usual.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):  # somebody has it already, which serves as well
+                usual.bind(("127.0.0.1", 29500))
+            port = str(taken.getsockname()[1])
+            process = driver("world_sizes=[2]", env={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+            _out, err = process.communicate(timeout=TAKES_S)
+    assert process.returncode == 0, err
+
+
+# Two at once
+
+
+@pytest.mark.slow
+def test_of_two_runs_in_one_folder_the_second_is_refused(driver, until, tmp_path):
+    first = driver(*LONG)
+    until((tmp_path / "run/launches/0/progress.json").exists, first)
+    before = (tmp_path / "run/plan.json").read_bytes()
+    second = driver("world_sizes=[2]")
+    out, err = second.communicate(timeout=60)
+    assert second.returncode == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "already holds a run" in err
+    assert (tmp_path / "run/plan.json").read_bytes() == before
+    first.terminate()
+    first.communicate(timeout=60)
+
+
+@pytest.mark.slow
+def test_of_two_runs_that_start_at_once_one_measures(driver, tmp_path):
+    both = [driver("world_sizes=[2]") for _ in range(2)]
+    ends = [(p.communicate(timeout=TAKES_S), p.returncode) for p in both]
+    assert sorted(code for _, code in ends) == [0, 2], ends
+    assert len(launches_of(tmp_path)) == 1

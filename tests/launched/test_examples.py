@@ -1,0 +1,64 @@
+"""The examples, run as they are: torchrun, then `scaling analyze` of the folder that they name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def launched():
+    """Run an example on two ranks; returns its standard output."""
+
+    def run(name: str, *arguments: str, cwd: Path) -> str:
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+        command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
+        done = subprocess.run(
+            [*command, str(ROOT / "examples" / name), *arguments],
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": "1",
+                "CUDA_VISIBLE_DEVICES": "",
+            },
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run
+
+
+def test_plain_pytorch_and_a_late_rank_in_sixty_steps(launched, scaling, tmp_path, point_of):
+    said = launched("plain_pytorch.py", "--steps", "60", "--late-ms", "30", cwd=tmp_path)
+    run = Path(said.split()[-1])
+    assert run.parts[-3] == "runs"  # runs/<date>/<time>-<hash> below the working directory
+    assert run.is_relative_to(tmp_path)
+    done = scaling("analyze", str(run), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "faster if communication were free" in " ".join(done.stdout.split())
+    point = point_of(run, 2)
+    assert (point["straggler"]["rank"], point["straggler"]["phase"]) == (1, "input")
+    assert point["straggler"]["cost_ms"]["value"] == pytest.approx(30, rel=0.4)  # it sleeps so long
+    assert point["efficiency"] is None
+    assert (run / "report.html").exists()
+
+
+def test_accelerate_with_accumulation(launched, scaling, tmp_path, point_of):
+    pytest.importorskip("accelerate")
+    said = launched("with_accelerate.py", "--cpu", "--batches", "120", "--run-dir", "run", cwd=tmp_path)
+    done = scaling("analyze", said.split()[-1], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    point = point_of(tmp_path / "run", 2)
+    assert point["samples_per_s"]["value"] == pytest.approx(2 * 64e3 / point["step_ms"]["value"])

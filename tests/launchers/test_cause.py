@@ -1,0 +1,131 @@
+"""One cause out of what many ranks left."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from scaling.launchers.cause import Evidence, cause, gather, last_words
+from scaling.store import RunFolder
+
+LOST = "[gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:48371"
+WAITED = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv operation to complete"
+STAGE = "plain at world size 4, round 2"
+
+
+@pytest.fixture
+def launch(tmp_path):
+    folder = RunFolder(tmp_path).launch(0)
+    folder.path.mkdir(parents=True)
+    return folder
+
+
+def error(rank, message=LOST, kind="RuntimeError", **more):
+    return {"rank": rank, "type": kind, "message": message, "stage": STAGE, **more}
+
+
+def stack(rank, *frames, **more):
+    return {"rank": rank, "stage": STAGE, "stack": list(frames), **more}
+
+
+def seen(**what):
+    return Evidence(**{"errors": {}, "stacks": {}, "exits": {}, "started": frozenset(range(4)), **what})
+
+
+def test_an_exception_comes_before_the_connections_that_it_cost(launch):
+    found = cause(
+        seen(errors={0: error(0, first=True), 2: error(2, "shapes do not match", "ValueError")}), launch
+    )
+    assert (found.status, found.rank, found.world_size) == ("failed", 2, 4)
+    assert found.error.startswith("ValueError: shapes do not match, in plain at world size 4, round 2")
+
+
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (11, "SIGSEGV"), (7, "SIGBUS")])
+def test_a_killed_rank_comes_before_its_peers_and_those_that_torchrun_ended(launch, number, name):
+    exits = {0: 143, 3: -number, 1: 1, 2: -signal.SIGTERM}
+    found = cause(seen(errors={1: error(1)}, stacks={0: stack(0)}, exits=exits), launch)
+    assert (found.rank, found.world_size) == (3, 4)
+    assert f"rank 3 was ended by {name}" in found.error
+
+
+def test_a_rank_that_somebody_ended_is_named_where_it_is_the_only_one(launch):
+    found = cause(seen(errors={0: error(0)}, stacks={1: stack(1)}, exits={1: 143, 0: 1}), launch)
+    assert (found.rank, found.status) == (1, "failed")
+    assert "ended by SIGTERM" in found.error
+
+
+def test_a_hung_rank_is_the_one_that_neither_waits_nor_failed(launch):
+    stacks = {
+        2: stack(2, "/x/scaling/worker/control.py:44 in wait"),
+        3: stack(
+            3, "/site/torch/autograd/graph.py:829 in run", "/home/me/model.py:7 in forward", collective="c"
+        ),
+    }
+    found = cause(
+        seen(errors={0: error(0, WAITED, collective="d")}, stacks=stacks, told=frozenset({2, 3})), launch
+    )
+    assert (found.status, found.rank, found.world_size) == ("timeout", 3, 4)
+    assert "at /site/torch/autograd/graph.py:829 in run, from /home/me/model.py:7 in forward" in found.error
+    assert "the last collective it entered: c; rank 0 waited in d" in found.error
+    assert str(launch.stack(3)) in found.error
+
+
+def test_a_stopped_rank_is_named_even_where_it_left_no_stack(launch):
+    found = cause(seen(errors={0: error(0, WAITED)}, told=frozenset({1}), stopped=frozenset({1})), launch)
+    assert (found.status, found.rank) == ("timeout", 1)
+    assert "rank 1 hung (stopped by a signal)" in found.error
+    assert "it left no stack" in found.error
+
+
+def test_a_rank_that_was_still_busy_when_another_was_killed_is_not_called_hung(launch):
+    found = cause(
+        seen(errors={0: error(0)}, stacks={2: stack(2, "/m.py:1 in f")}, exits={1: -9, 2: 143}), launch
+    )
+    assert found.rank == 1
+
+
+def test_a_rank_without_a_word_is_named(launch):
+    found = cause(seen(errors={0: error(0), 1: error(1), 3: error(3)}), launch)
+    assert found.rank == 2
+    assert "rank 2 ended without a word" in found.error
+
+
+def test_where_all_lost_each_other_it_is_what_lies_between_them(launch):
+    found = cause(seen(errors={rank: error(rank, WAITED) for rank in range(4)}), launch)
+    assert found.status == "timeout"
+    assert "ranks 0, 1, 2, 3 lost each other" in found.error
+
+
+def test_memory_is_passed_on(launch):
+    found = cause(seen(errors={1: error(1, "can't allocate memory", out_of_memory=True)}), launch)
+    assert found.out_of_memory
+
+
+def test_silence_is_said(launch):
+    found = cause(seen(silent_s=130.0, started=frozenset()), launch)
+    assert (found.status, found.error) == ("timeout", "no progress for 130 s, and no rank says why")
+
+
+def test_it_is_read_from_what_ranks_and_torchrun_left(launch):
+    launch.error(0).write_text(json.dumps(error(0)))
+    launch.error(2).write_text(json.dumps({**error(2), "first": True}))
+    launch.stack(3).write_text(json.dumps(stack(3)))
+    launch.error(1).write_text("{ cut off")
+    for rank in range(4):
+        launch.log(rank).write_text("")
+    launch.agent_log(1).write_text(
+        "Root Cause (first observed failure):\n[0]:\n  time      : 2026\n  host      : h\n"
+        "  rank      : 1 (local_rank: 0)\n  exitcode  : -9 (pid: 10)\n"
+    )
+    found = gather(launch)
+    assert list(found.errors) == [2, 0]
+    assert (set(found.stacks), found.exits, found.started) == ({3}, {1: -9}, frozenset(range(4)))
+    assert cause(found, launch).rank == 1
+
+
+def test_without_a_word_from_any_rank_torchruns_is_repeated(launch):
+    assert cause(seen(started=frozenset()), launch) is None
+    (launch.path / "launcher.txt").write_text("starting\nOSError: no such interface\nbye\n")
+    assert last_words(launch, 1).startswith("OSError: no such interface")

@@ -1,0 +1,127 @@
+"""The script of a job, as text."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scaling.config import requests
+from scaling.errors import InputError
+from scaling.launchers.sbatch import compare_script, job_script, minutes
+from scaling.plan import make_plan
+from scaling.resources import folder
+from scaling.store import RunFolder
+
+TEMPLATE = (folder("slurm") / "job.sbatch").read_text()
+
+
+def plan_of(*overrides: str):
+    spec = requests("plan", list(overrides)).items[0].spec
+    return make_plan(spec, run_id="20260101-000000-abc", created="", version="")
+
+
+def script_of(*overrides: str, run: str = "/runs/one") -> str:
+    return job_script(
+        TEMPLATE,
+        plan_of(*overrides),
+        RunFolder(run),
+        python="/env/bin/python",
+        cwd=Path("/my work"),
+        root=Path("/lib"),
+    )
+
+
+def directives(script: str) -> list[str]:
+    return [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
+
+
+def test_what_is_asked_for():
+    found = directives(
+        script_of(
+            "topology=nvlink_node", "topology.hosts=2", "cluster.account=me", "+cluster.sbatch.mail-type=END"
+        )
+    )
+    assert found == [
+        "job-name=scaling-nvlink_node",
+        "nodes=2",
+        "ntasks-per-node=1",
+        "output=/runs/one/slurm-%j.out",
+        "open-mode=append",
+        "time=17",
+        "no-kill",
+        "requeue",
+        "signal=B:TERM@120",
+        "partition=nvlink",
+        "account=me",
+        "gpus-per-node=8",
+        "exclusive",
+        "mem=0",
+        "mail-type=END",
+    ]
+
+
+def test_a_well_known_machine_on_slurm():
+    found = directives(
+        script_of("topology=hgx_h100", "topology.hosts=2", "launcher=slurm", "cluster.partition=h100")
+    )
+    assert {"nodes=2", "gpus-per-node=8", "partition=h100", "job-name=scaling-hgx_h100"} <= set(found)
+
+
+def test_a_sites_own_ways():
+    found = directives(
+        script_of(
+            "topology=pcie_node",
+            "cluster.gres=gpu:a100:4",
+            "cluster.exclusive=false",
+            "cluster.requeue=false",
+            "cluster.cpus_per_rank=6",
+            "cluster.time=1-12",
+            "cluster.signal_s=0",
+            "cluster.qos=high",
+            "cluster.constraint=a100",
+            "cluster.reservation=mine",
+        )
+    )
+    assert {"gres=gpu:a100:4", "no-requeue", "cpus-per-task=48", "time=1-12", "qos=high"} <= set(found)
+    assert {"constraint=a100", "reservation=mine"} <= set(found)
+    assert not {name for name in found if name.startswith(("gpus-per-node", "exclusive", "mem", "signal"))}
+
+
+def test_an_option_of_ones_own_wins():
+    assert "mem=64G" in directives(script_of("topology=pcie_node", "+cluster.sbatch.mem=64G"))
+
+
+def test_the_script_goes_on_with_its_run_where_it_was_submitted():
+    script = script_of("topology=pcie_node", "cluster.setup=['module load cuda']")
+    assert "\npython=/env/bin/python\n" in script
+    assert "\narguments=(--resume /runs/one)\n" in script
+    assert "\ncd -- '/my work'\n" in script
+    assert "\nmodule load cuda\n" in script
+
+
+def test_template_and_scripts_are_shell(tmp_path):
+    plan = plan_of("topology=pcie_node")
+    compare = (folder("slurm") / "compare.sbatch").read_text()
+    runs = [RunFolder("/runs/0"), RunFolder("/runs/1")]
+    texts = [TEMPLATE, script_of("topology=pcie_node"), compare]
+    texts.append(
+        compare_script(compare, plan, runs, Path("/runs"), ["7", "8"], python="/p", root=Path("/lib"))
+    )
+    for text in texts:
+        done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert "dependency=afterany:7:8" in directives(texts[-1])
+    assert "arguments=(/runs /runs/0 /runs/1)" in texts[-1]
+
+
+def test_the_time_limit_grows_with_the_plan():
+    short, long = (minutes(plan_of("topology=pcie_node", f"repeats={k}")) for k in (1, 4))
+    assert short < long < 4 * short + 1
+
+
+@pytest.mark.parametrize("run", ["/a b", "/a'b", '/a"b', "/a%b", "/a:b", "/a,b", "/a\\b", "/a$b", "/a\nb"])
+def test_a_path_that_slurm_would_read_otherwise_is_refused(run):
+    with pytest.raises(InputError, match="without spaces, quotes"):
+        script_of("topology=pcie_node", run=run)

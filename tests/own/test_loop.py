@@ -1,0 +1,152 @@
+"""A probe in real trainings on two ranks: what it changes (nothing), what it leaves, what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scaling.rebuild import rebuild
+from scaling.store import RunFolder
+
+SCRIPT = Path(__file__).with_name("two_ranks.py")
+ROOT = SCRIPT.parents[2]
+NO_HOOK = [0, 0, 0, 0, 0, False]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("own")
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(SCRIPT), str(rank), str(folder / "store"), str(folder)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = []
+    try:
+        for process in ranks:
+            out, errors = process.communicate(timeout=240)
+            assert process.returncode == 0, errors
+            outputs.append(json.loads(out.splitlines()[-1]))
+    finally:
+        for process in ranks:
+            process.kill()
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def found(two, folder):
+    return lambda name: rebuild(RunFolder(folder / name)).analysis
+
+
+@pytest.mark.parametrize("probe", ["on", "off", "again", "baseline"])
+def test_losses_and_weights_are_bitwise_what_they_are_without(two, probe):
+    for rank in two:
+        assert rank[probe]["losses"] == rank["absent"]["losses"]
+        assert rank[probe]["weights"] == rank["absent"]["weights"]
+
+
+def test_it_leaves_no_hook_behind_and_off_registers_none(two, folder):
+    for rank in two:
+        assert rank["absent"]["during"] == NO_HOOK
+        assert rank["off"]["during"] == NO_HOOK
+        assert rank["on"]["during"] != NO_HOOK
+        assert rank["on"]["after"] == rank["kinds"]["after"] == NO_HOOK
+    assert not (folder / "off").exists()
+
+
+def test_a_second_training_in_the_same_folder_is_another_launch(found):
+    analysis = found("on")
+    assert analysis.run.launches == 2
+    assert analysis.points[0].step_ms.n > 5
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("not_ddp", "DistributedDataParallel is expected"),
+        ("nested", "step() inside step()"),
+        ("left_out", "step() was never entered"),
+        ("two", "another Probe is open on this model"),
+        ("unwritable", "cannot be written to"),
+    ],
+)
+def test_misuse_is_told_in_one_line_and_the_training_goes_on(two, case, said):
+    (line,) = two[0]["misuse"]["lines"][case]
+    assert said in line
+    assert two[1]["misuse"]["lines"][case] == ([line] if case == "not_ddp" else [])  # rank 0 speaks for all
+    assert case == "not_ddp" or case in two[1]["misuse"]["trained"]
+
+
+def test_what_needs_no_baseline_is_there_and_what_needs_one_is_null(found):
+    (point,) = found("on").points
+    assert point.efficiency is None
+    assert point.loss.neighbours is point.loss.overlap is point.loss.unexplained is None
+    assert point.loss.link_bandwidth is not None
+    assert point.comm.free_speedup.value >= 1
+    for part in ("input", "forward", "backward", "exposed_transfer", "exposed_skew", "optimizer", "host"):
+        assert getattr(point.parts_ms, part) is not None
+    assert point.overhead.probe_over_plain is not None
+    assert point.overhead.aa_floor is not None
+
+
+def test_with_a_baseline_all_of_it_is_there(found):
+    (point,) = found("baseline").points
+    assert point.efficiency.low < point.efficiency.value < point.efficiency.high
+    arms = ("bare_one", "bare_all", "ddp_solo", "plain", "probe")
+    assert all(getattr(point.arms_ms, arm) is not None for arm in arms)
+    causes = ("neighbours", "ddp_overhead", "straggler", "link_bandwidth", "overlap", "input", "unexplained")
+    assert all(getattr(point.loss, cause) is not None for cause in causes)
+    assert point.closure is not None
+    assert point.comm.curve_share is not None
+    assert found("baseline").fabric.levels
+
+
+def test_accumulation_reduces_once_and_counts_all_samples(found, folder):
+    for name, samples in (("on", 16), ("micro", 16), ("optimizers", 8)):
+        (point,) = found(name).points
+        payload = json.loads((folder / name / "launches/0/env-0.json").read_text())["parameter_bytes"]
+        assert point.comm.bytes_per_step == payload
+        assert point.samples_per_s.value == pytest.approx(2 * samples * 1e3 / point.step_ms.value)
+
+
+def test_an_evaluation_between_steps_is_no_input(found):
+    (warning,) = found("optimizers").quality.warnings[-1:]
+    assert "1 pause between two steps" in warning
+
+
+def test_autocast_and_a_compiled_model(found):
+    assert found("autocast").run.precision == "bf16"
+    (point,) = found("compiled").points
+    assert point.parts_ms.forward.value > 0
+    assert point.comm.bytes_per_step > 0
+
+
+def test_an_exception_in_the_loop_is_told_and_what_was_measured_stays(found):
+    analysis = found("broken")
+    (trial,) = analysis.trials
+    assert (trial.status, trial.error) == ("failed", "BrokenError: in the loop")
+    assert analysis.points[0].step_ms is not None
+
+
+def test_clocks_of_two_kernels_are_compared_at_once_and_then_now_and_then(two):
+    for rank in two:
+        assert [slot for slot, _, _ in rank["clocks"]] == [0, 1]
+        for _, kind, fields in rank["clocks"]:
+            assert kind == "clock"
+            assert abs(fields["offset_ns"]) <= fields["bound_ns"]  # it is one clock here
+    assert two[1]["clocks"][0][2]["bound_ns"] > 0

@@ -1,0 +1,171 @@
+"""Inference, tables of training settings and the largest batch, as they are read."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from scaling.analysis.results import (
+    Analysis,
+    BatchTry,
+    CaseComparison,
+    Comparison,
+    Fabric,
+    Fits,
+    Inference,
+    LargestBatch,
+    Latency,
+    Measured,
+    Quality,
+    RunInfo,
+    Training,
+    TrialOutcome,
+)
+from scaling.report import wandb
+from scaling.report.html import comparison_page, page
+from scaling.report.terminal import print_analysis, print_comparison
+
+HOSTILE = "<script>alert('x')</script>"
+
+
+def about(value, half):
+    return Measured(value, value - half, value + half, 6)
+
+
+def run_info(**changes):
+    found = {"id": "20260302-101500-8f3a", "model": "rtdetr", "topology": "local", "precision": "fp32"}
+    found |= {"mode": "weak", "task": "inference", "backend": "nccl", "device": "cuda", "synthetic": False}
+    return RunInfo(started="2026-03-02T10:15:00Z", duration_s=90.0, launches=1, **(found | changes))
+
+
+def inference(batch, rate, **changes):
+    settings = {"world_size": 2, "precision": "fp32", "autocast": False, "compile": False, "status": "done"}
+    found = {
+        "latency_ms": Latency(p50=about(2000 * batch / rate, 0.1), p90=about(2100 * batch / rate, 0.2)),
+        "samples_per_s": about(rate, rate / 50),
+        "peak_bytes": 300 * 2**20 + batch * 2**20,
+    }
+    return Inference(batch=batch, **(settings | found | changes))
+
+
+def training(batch, rate, **changes):
+    settings = {"world_size": 2, "precision": "bf16", "accumulation_steps": 1, "checkpointing": False}
+    found = {"status": "done", "step_ms": about(2000 * batch / rate, 1), "samples_per_s": about(rate, 3)}
+    return Training(batch=batch, exposed_ms=about(12, 0.5), peak_bytes=2**30, **(settings | found | changes))
+
+
+LARGEST = LargestBatch(
+    precision="bf16",
+    autocast=True,
+    compile=False,
+    checkpointing=False,
+    accumulation_steps=1,
+    limit_bytes=2 * 2**30,
+    found=100,
+    proved=98,
+    step=3,
+    tries=(BatchTry(batch=100, status="fits", peak_bytes=2**30), BatchTry(batch=103, status="oom", rank=1)),
+)
+
+
+def analysis(**changes):
+    found = {
+        "schema": 1,
+        "run": run_info(device_name="Imaginary G1"),
+        "points": (),
+        "fabric": Fabric(),
+        "fits": Fits(),
+        "inference": (),
+        "verdicts": (),
+        "quality": Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None),
+        "trials": (TrialOutcome(world_size=2, status="done"),),
+    }
+    return Analysis(**(found | changes))
+
+
+SERVED = analysis(
+    inference=(
+        inference(1, 100),
+        inference(8, 390, knee=True),
+        inference(32, 400),
+        inference(8, 700, precision="bf16", autocast=True),
+        inference(
+            64, 1, status="oom", samples_per_s=None, latency_ms=Latency(), peak_bytes=None, error=HOSTILE
+        ),
+    ),
+)
+TRAINED = analysis(
+    training=(
+        training(16, 900),
+        training(16, 700, checkpointing=True),
+        training(16, 650, accumulation_steps=2),
+    ),
+    largest_batch=(LARGEST,),
+)
+
+
+def printed(print_it, value, *more):
+    out = io.StringIO()
+    print_it(Console(file=out, width=80, no_color=True), value, *more)
+    return out.getvalue()
+
+
+def test_the_terminal_marks_the_knee_and_says_what_was_not_measured(sample):
+    text = printed(print_analysis, SERVED, sample.plan())
+    assert " 8*" in text
+    words = " ".join(text.split())
+    assert "fp32, eager, batch 64: out of memory" in words
+    assert "700 a second, in bf16, eager, autocast at batch 8" in words.replace(" ±14", "")
+
+
+def test_the_terminal_tells_training_settings_and_the_largest_batch(sample):
+    words = " ".join(printed(print_analysis, TRAINED, sample.plan()).split())
+    assert "100 a rank and step fits in 2 GiB, 103 does not; 98 proved in fresh processes" in words
+    assert "micro-steps" in words
+
+
+@pytest.mark.parametrize("found", [SERVED, TRAINED], ids=["inference", "training"])
+def test_the_page_has_the_tables_and_nothing_breaks_out(found, sample):
+    text = page(found, sample.plan(), ())
+    assert HOSTILE not in text
+    assert "Imaginary G1" in text
+    assert ("Throughput" in text) == (found is SERVED)  # one batch draws no curve
+    assert "Key figures" not in text
+
+
+def test_two_devices_are_compared_case_by_case():
+    case = CaseComparison(
+        world_size=2,
+        batch=8,
+        setting={"precision": "bf16", "autocast": True, "compile": False},
+        samples_per_s=(about(700, 10), about(1400, 20)),
+        ratio=about(2, 0.05),
+        distinguishable=True,
+    )
+    comparison = Comparison(
+        schema=1,
+        base=SERVED.run,
+        other=run_info(device_name="Imaginary G2"),
+        comparable=True,
+        reasons=(),
+        points=(),
+        cases=(case,),
+    )
+    words = " ".join(printed(print_comparison, comparison).split())
+    assert "Imaginary G2 gives 2.00 times the samples a second of Imaginary G1 in 1 case" in words
+    assert "bf16, autocast" in comparison_page(comparison, SERVED, SERVED)
+
+
+def test_wandb_gets_a_table_of_device_precision_and_batch():
+    tables = wandb._summary(SERVED, None)["tables"]
+    rows = [
+        dict(zip(tables["inference"]["columns"], row, strict=True)) for row in tables["inference"]["rows"]
+    ]
+    assert rows[1]["device"] == "Imaginary G1"
+    assert (rows[1]["precision"], rows[1]["batch"], rows[1]["samples_per_s"]) == ("fp32", 8, 390)
+    assert rows[1]["latency_p50_ms"] == pytest.approx(2000 * 8 / 390)
+    chart = wandb._summary(SERVED, None)["charts"]["throughput_chart"]
+    assert chart["series"]["fp32, eager n=2"] == [(1, 100), (8, 390), (32, 400)]
+    assert wandb._summary(TRAINED, None)["tables"]["largest_batch"]["rows"]

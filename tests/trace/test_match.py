@@ -1,0 +1,96 @@
+"""Waiting apart from moving data: instances matched over ranks."""
+
+import numpy as np
+import pytest
+
+from scaling.trace.columns import Sent
+from scaling.trace.decompose import Collectives
+from scaling.trace.match import Clock, match, split
+from scaling.trace.spans import merged
+
+LABELS = ("ProfilerStep#1",)
+
+
+def collectives(*events, collective="all_reduce", group="", seqs=None):
+    """(begin, end) pairs of one rank in one step."""
+    seqs = seqs or [None] * len(events)
+    return Collectives(
+        begin=np.array([b for b, _ in events]),
+        end=np.array([e for _, e in events]),
+        step=np.zeros(len(events), dtype=np.int64),
+        sent=tuple(Sent(collective=collective, bytes=1000, group=group, seq=s) for s in seqs),
+    )
+
+
+def matched(ranks, world_size=2, clocks=None, groups=None):
+    clocks = clocks or {r: Clock(origin_ns=0, host="a") for r in ranks}
+    return match(ranks, world_size, dict.fromkeys(ranks, LABELS), groups or {}, clocks)
+
+
+def test_the_last_to_begin_is_late_and_the_others_wait_for_it():
+    found = matched({0: collectives((0, 100), (200, 300)), 1: collectives((60, 100), (190, 300))})
+    first, second = found.instances
+    assert (first.late, first.transfer, first.wait.tolist()) == (1, 40, [60, 0])
+    assert (second.late, second.transfer, second.wait.tolist()) == (0, 100, [0, 10])
+    assert found.unmatched == ()
+
+
+def test_a_rank_that_ends_long_after_the_others_is_not_taken_for_an_early_one():
+    (found,) = matched({0: collectives((90, 600)), 1: collectives((0, 110))}).instances
+    assert (found.late, found.transfer) == (0, 510)
+
+
+def test_clocks_of_different_hosts_are_set_by_the_ends():
+    ranks = {0: collectives((0, 100), (200, 300)), 1: collectives((60, 100), (190, 300))}
+    clocks = {0: Clock(origin_ns=0, host="a"), 1: Clock(origin_ns=5_000_000, host="b")}
+    first, second = matched(ranks, clocks=clocks).instances
+    assert (first.late, first.transfer, first.spread) == (1, 40, 0)
+    assert (second.late, second.transfer) == (0, 100)
+
+
+def test_exposed_time_is_split_where_the_last_rank_arrives():
+    ranks = {0: collectives((0, 100)), 1: collectives((60, 100))}
+    found = matched(ranks)
+    exposed = merged(np.array([20]), np.array([100]))  # compute hides the first 20
+    moved, waited = split(exposed, ranks[0], found.released[0], np.array([0, 200]))
+    assert (moved.tolist(), waited.tolist()) == ([40], [40])
+
+
+def test_a_missing_rank_leaves_waiting_and_transfer_untold():
+    found = matched({0: collectives((0, 100)), 1: collectives((60, 100))}, world_size=3)
+    assert found.instances == ()
+    assert found.unmatched == ("1 collectives: waiting is not told from transfer: rank 2 does not show them",)
+    assert np.isnan(found.released[0]).all()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [collectives((60, 100), (150, 200)), collectives((60, 100), collective="all_gather")],
+    ids=["one more", "another"],
+)
+def test_ranks_that_disagree_are_not_matched(other):
+    found = matched({0: collectives((0, 100)), 1: other})
+    assert found.instances == ()
+    assert "same collectives" in found.unmatched[0]
+
+
+def test_sequence_numbers_go_before_the_order_of_begins():
+    ranks = {
+        0: collectives((0, 10), (20, 30), seqs=[7, 8]),
+        1: collectives((5, 30), (20, 45), seqs=[8, 7]),
+    }
+    rows = sorted(i.rows for i in matched(ranks).instances)
+    assert rows == [(0, 1), (1, 0)]
+
+
+def test_a_group_that_is_listed_has_its_own_members():
+    ranks = {r: collectives((r, 100), group="dp") for r in (0, 2)}
+    (found,) = matched(ranks, world_size=4, groups={"dp": (0, 2)}).instances
+    assert found.ranks == (0, 2)
+    assert found.late == 2
+
+
+def test_what_does_not_synchronise_is_not_split():
+    found = matched({r: collectives((r, 100), collective="send_recv") for r in (0, 1)})
+    assert found.instances == ()
+    assert "does not synchronise" in found.unmatched[0]
