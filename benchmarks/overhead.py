@@ -50,19 +50,23 @@ def worker(rounds: int, out: Path) -> None:
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
-    asked = requests("run", ["model=mlp", "model.width=1024", "topology.device=cpu", "ddp.bucket_cap_mb=2"])
+    asked = requests(
+        "run",
+        ["model=mlp", "model.width=1024", "topology.device=cpu", "ddp.bucket_cap_mb=2", "batch_per_rank=192"],
+    )
     settings = asked.items[0].spec
     workload = build(settings.model.target, settings.model.args)
     device = open_device(settings, rank=rank, local_rank=rank)
     arms = Arms(
         spec=settings,
+        variant=None,
         trial=Trial(world_size=world, hosts=1, batch=192),
         workload=workload,
         groups=make_groups([world], rank=rank, world=world, backend="gloo", timeout=timedelta(seconds=120)),
         device=device,
         precision=Precision("fp32", "cpu"),
         faults=Faults(spec.Inject(), rank=rank, first_on_host=False),
-        feed=open_feed(settings, workload, 192, rank=rank, device=device),
+        feed=lambda batch: open_feed(settings, workload, batch, rank=rank, device=device),
     )
     stamps: list[int] = []
 
