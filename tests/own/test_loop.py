@@ -72,7 +72,7 @@ def test_it_leaves_no_hook_behind_and_off_registers_none(two, folder):
 def test_a_second_training_in_the_same_folder_is_another_launch(found):
     analysis = found("on")
     assert analysis.run.launches == 2
-    assert analysis.points[0].step_ms.n > 5
+    assert analysis.points[0].step_ms.n >= 5  # rounds that follow one another are pooled
 
 
 @pytest.mark.parametrize(
