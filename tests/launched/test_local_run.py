@@ -99,7 +99,8 @@ def test_a_contended_machine_is_said_and_nothing_is_claimed_with_confidence(scal
     assert "contended" in done.stdout
     assert {verdict["confidence"] for verdict in document["verdicts"]} == {"low"}
     efficiency = document["points"][1]["efficiency"]
-    assert efficiency["high"] - efficiency["low"] > 0.05
+    known = efficiency["low"] is not None  # else too few rounds fitted in for any interval
+    assert not known or efficiency["high"] - efficiency["low"] > 0.05
 
 
 def test_a_multirun_ends_in_a_comparison(scaling, tmp_path):
