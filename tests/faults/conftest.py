@@ -39,7 +39,9 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "faults" in item.path.parts:
             item.add_marker(pytest.mark.launch)
-            item.add_marker(pytest.mark.slow)  # minutes in all, and not yet seen green together: `make test-all`
+            item.add_marker(
+                pytest.mark.slow
+            )  # minutes in all, and not yet seen green together: `make test-all`
 
 
 class Ended:
