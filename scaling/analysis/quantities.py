@@ -317,7 +317,7 @@ def _replay(buckets: pl.DataFrame, n: int) -> dict[tuple[int, int], Floats]:
 
 
 def _gradient_bytes(buckets: pl.DataFrame) -> int:
-    """Payload of one replay."""
-    replays = buckets.filter(pl.col("arm") == REPLAY)
+    """All buckets once: what a ddp_solo step recorded, since a replay repeats whatever the arm reduced."""
+    solo = buckets.filter(pl.col("arm") == DDP_SOLO)
     key = ["launch", "rank", "block", "step"]
-    return int(replays.join(replays.select(key).head(1), on=key)["bytes"].sum())
+    return int(solo.join(solo.select(key).head(1), on=key)["bytes"].sum())
