@@ -1,51 +1,78 @@
-"""Activation checkpointing of the blocks that a model repeats: memory against a second forward."""
+"""Activation checkpointing: memory against a second forward."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch import nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+from scaling.errors import InputError
+from scaling.worker.workload import Workload
 
 
-@contextlib.contextmanager
-def checkpointed(module: torch.nn.Module) -> Iterator[None]:
-    """Inside, each repeated block keeps its inputs alone and is computed again in backward."""
-    blocks = repeated(module)
-    try:
-        for block in blocks:
-            forward = block.forward
-            block.forward = functools.partial(_recomputed, forward)
-        yield
-    finally:
-        for block in blocks:
-            block.__dict__.pop("forward", None)
+def checkpoint_activations(workload: Workload) -> Callable[[], None]:
+    """From here on parts of the module keep their inputs alone and are computed again in backward.
+
+    The parts are the `blocks` that the workload names, or else those that the module repeats, or else the
+    children of a Sequential in stretches. InputError where there is none of these. Returns what undoes it.
+    """
+    forwards = _recomputed(workload.module, workload.blocks or repeated(workload.module))
+    for module, forward in forwards:
+        module.forward = forward  # type: ignore[method-assign]
+
+    def undo() -> None:
+        for module, _ in forwards:
+            module.__dict__.pop("forward", None)
+
+    return undo
 
 
-def repeated(module: torch.nn.Module) -> list[torch.nn.Module]:
+def repeated(module: nn.Module) -> list[nn.Module]:
     """Blocks that stand beside others of their class in a list, outermost first and none within another.
 
-    What a model repeats are its layers (transformers) or the blocks of its stages (ResNet). A model
-    without any is one block.
+    What a model repeats are its layers (transformers) or the blocks of its stages (ResNet).
     """
-    found: list[torch.nn.Module] = []
+    found: list[nn.Module] = []
     left = [module]
     while left:
         here = left.pop()
-        if isinstance(here, torch.nn.ModuleList | torch.nn.Sequential):
+        if isinstance(here, nn.ModuleList | nn.Sequential):
             kinds = [type(child) for child in here]
             chosen = [c for c in here if kinds.count(type(c)) > 1 and any(True for _ in c.children())]
             found += chosen
             left += [c for c in here if not any(c is one for one in chosen)]
         else:
             left += list(here.children())
-    return found or [module]
+    return found
 
 
-def _recomputed(forward: Any, *args: Any, **kwargs: Any) -> Any:
+def _recomputed(module: nn.Module, blocks: Sequence[nn.Module]) -> list[tuple[nn.Module, Any]]:
+    """Modules and the forward that each gets.
+
+    Of a Sequential's N children about sqrt(N) stretches keep their inputs, the least that can be kept where each is
+    computed once more: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174, section 4.
+    """
+    if blocks:
+        return [(block, functools.partial(_again, block.forward)) for block in blocks]
+    if isinstance(module, nn.Sequential) and len(module) > 1:
+        stretches = max(2, math.isqrt(len(module)))
+        # The last stretch of checkpoint_sequential is not computed again: backward begins with it.
+        again = functools.partial(
+            checkpoint_sequential, nn.Sequential(*module), stretches, use_reentrant=False
+        )
+        return [(module, lambda inputs: again(input=inputs))]
+    raise InputError(
+        "checkpointing=true: the model has nothing to checkpoint: it repeats no block, is no Sequential, and its "
+        "Workload names no blocks"
+    )
+
+
+def _again(forward: Any, *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from scaling.errors import InputError
 from scaling.spec import Spec
+from scaling.worker.checkpoint import checkpoint_activations
 from scaling.worker.workload import Workload
 
 
@@ -24,7 +23,7 @@ def shaped(workload: Workload, spec: Spec) -> Workload:
     if spec.channels_last:
         _to_channels_last(workload.module)
     if spec.checkpointing:
-        _checkpoint(workload)
+        checkpoint_activations(workload)
     if spec.fused_optimizer:
         fused = functools.partial(_fused, workload.optimizer)
         workload = dataclasses.replace(workload, optimizer=fused)
@@ -70,33 +69,6 @@ def _to_channels_last(module: nn.Module) -> None:
 
 def _as_channels_last(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
-
-
-def _checkpoint(workload: Workload) -> None:
-    """By the model's own switch, its factory's `blocks`, or the children of a Sequential in stretches.
-
-    Of N children about sqrt(N) stretches keep their inputs, the least that can be kept where each is computed
-    once more: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174, section 4.
-    """
-    module = workload.module
-    own = getattr(module, "gradient_checkpointing_enable", None)
-    if own is not None:  # of the transformers library
-        own(gradient_checkpointing_kwargs={"use_reentrant": False})
-    elif workload.blocks:
-        for block in workload.blocks:
-            again = functools.partial(checkpoint, block.forward, use_reentrant=False)
-            block.forward = again
-    elif isinstance(module, nn.Sequential) and len(module) > 1:
-        stretches = max(2, math.isqrt(len(module)))
-        plain = nn.Sequential(*module)
-        # The last stretch of checkpoint_sequential is not computed again: backward begins with it.
-        in_stretches = functools.partial(checkpoint_sequential, plain, stretches, use_reentrant=False)
-        module.forward = lambda inputs: in_stretches(input=inputs)  # type: ignore[method-assign]
-    else:
-        raise InputError(
-            "checkpointing=true: the model has nothing to checkpoint: it is no Sequential, has no "
-            "gradient_checkpointing_enable() and its Workload names no blocks"
-        )
 
 
 def _fused(

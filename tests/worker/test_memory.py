@@ -8,7 +8,6 @@ import sys
 import pytest
 import torch
 
-from scaling.worker.checkpoint import checkpointed, repeated
 from scaling.worker.memory import is_out_of_memory
 
 HEAD = """
@@ -74,35 +73,3 @@ print(*[int(fits(size)) for size in (190, 210, 100, 190, 210, 190)])
 )
 def test_what_counts_as_out_of_memory(error, memory):
     assert is_out_of_memory(error) is memory
-
-
-def blocks(count):
-    return torch.nn.Sequential(
-        *[torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(count)]
-    )
-
-
-def test_checkpointing_computes_the_same_gradients_and_keeps_less():
-    torch.manual_seed(0)
-    module, inputs = blocks(4), torch.randn(3, 8)
-
-    def gradients():
-        module.zero_grad()
-        saved = []
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-            loss = module(inputs).square().sum()
-        loss.backward()
-        return len(saved), [p.grad.clone() for p in module.parameters()]
-
-    kept, plain = gradients()
-    with checkpointed(module):
-        kept_less, again = gradients()
-    assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
-    assert kept_less < kept
-    assert gradients()[0] == kept  # and afterwards it is off again
-
-
-def test_the_blocks_of_a_model_are_what_it_repeats():
-    assert len(repeated(blocks(4))) == 4
-    alone = torch.nn.Linear(3, 3)
-    assert repeated(alone) == [alone]

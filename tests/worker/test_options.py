@@ -35,71 +35,9 @@ def workload(module, **more):
     )
 
 
-class Counting(nn.Linear):
-    def __init__(self):
-        super().__init__(4, 4)
-        self.calls = 0
-
-    def forward(self, inputs):
-        self.calls += 1
-        return super().forward(inputs)
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = Counting(), Counting()
-
-    def forward(self, inputs):
-        return self.second(self.first(inputs))
-
-
 def gradients(module, inputs):
     module(inputs).sum().backward()
     return [p.grad.clone() for p in module.parameters()]
-
-
-# Checkpoints
-
-
-def test_a_sequential_is_computed_again_but_for_its_last_stretch():
-    torch.manual_seed(0)
-    module = nn.Sequential(*[Counting() for _ in range(9)])
-    inputs = torch.ones(2, 4)
-    expected = gradients(module, inputs)
-    module.zero_grad()
-    shaped(workload(module), spec(checkpointing=True))
-    for child in module:
-        child.calls = 0
-    assert all(torch.equal(a, b) for a, b in zip(expected, gradients(module, inputs), strict=True))
-    assert [child.calls for child in module] == [2] * 6 + [1] * 3
-
-
-def test_named_blocks_are_computed_again():
-    module = Net()
-    expected = gradients(module, torch.ones(2, 4))
-    module.zero_grad()
-    shaped(workload(module, blocks=(module.first,)), spec(checkpointing=True))
-    module.first.calls = module.second.calls = 0
-    assert all(torch.equal(a, b) for a, b in zip(expected, gradients(module, torch.ones(2, 4)), strict=True))
-    assert (module.first.calls, module.second.calls) == (2, 1)
-
-
-def test_a_model_s_own_switch_comes_first():
-    class Own(Net):
-        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs):
-            self.asked = gradient_checkpointing_kwargs
-
-    module = Own()
-    shaped(workload(module, blocks=(module.first,)), spec(checkpointing=True))
-    assert module.asked == {"use_reentrant": False}
-    module(torch.ones(1, 4)).sum().backward()
-    assert module.first.calls == 1
-
-
-def test_nothing_to_checkpoint():
-    with pytest.raises(InputError, match="nothing to checkpoint"):
-        shaped(workload(Net()), spec(checkpointing=True))
 
 
 # Memory format

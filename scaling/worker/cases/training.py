@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.cases import Case, Variant
 from scaling.spec import Inject, Spec
 from scaling.worker.arms import wrapped
-from scaling.worker.checkpoint import checkpointed
+from scaling.worker.checkpoint import checkpoint_activations
 from scaling.worker.devices import Device
 from scaling.worker.feed import Feed
 from scaling.worker.groups import Groups
@@ -64,7 +64,7 @@ class Training:
         self.drop()
         assert self._ddp is not None
         if case.variant.checkpointing:
-            self._checkpointing.enter_context(checkpointed(self._workload.module))
+            self._checkpointing.callback(checkpoint_activations(self._workload))
         self._loop = self._make(case, self._ddp)
 
     def alone(self) -> None:
