@@ -22,7 +22,7 @@ from scaling.analysis.results import (
 )
 from scaling.analysis.simulate import period, period_of_mean
 from scaling.analysis.starvation import loader
-from scaling.analysis.stats import Floats, Means, Rounds, no_finer, scaled, widened
+from scaling.analysis.stats import Floats, Means, Rounds, departure, no_finer, scaled, widened
 from scaling.analysis.stragglers import describe, late_ranks
 from scaling.plan import Plan
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
@@ -58,7 +58,7 @@ def point(
     everybody = set(range(n))
     rounds = _independent(_arm_values(records, everybody), records, spec)
     overhead = _overhead(rounds)
-    late = late_ranks(records, rounds, _floor(overhead))
+    late = late_ranks(records, rounds, departure(overhead.aa_floor))
     typical = everybody - set(late.ranks) if late else everybody
     rounds = rounds.extend(_arm_values(records, typical, typical_only=True))
     rounds = rounds.extend(_merged_values(records, typical)).extend(sweep)
@@ -95,7 +95,7 @@ def point(
         ),
         straggler=describe(late, records, typical, rounds) if late else None,
         overhead=overhead,
-        comm=_comm(rounds, records, plan, clock_bound_ns, _floor(overhead))
+        comm=_comm(rounds, records, plan, clock_bound_ns, departure(overhead.aa_floor))
         if n > 1 and records.bucket_bytes
         else None,
         memory=memory or Memory(),
@@ -194,14 +194,6 @@ def _overhead(rounds: Rounds) -> Overhead:
         probe_over_plain=rounds.ratio(lambda m: m[PROBE] / m[PLAIN]),
         aa_floor=rounds.ratio(lambda m: m["plain.1"] / m["plain.0"]),
     )
-
-
-def _floor(overhead: Overhead) -> float:
-    """The A/A floor as a fraction: how far two plain blocks differ by chance."""
-    floor = overhead.aa_floor
-    if floor is None:
-        return 0.0
-    return max(abs(x - 1) for x in (floor.value, floor.low, floor.high) if x is not None)
 
 
 def _efficiency(n: int, *, strong: bool) -> Callable[[Means], Floats]:

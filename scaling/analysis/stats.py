@@ -189,6 +189,13 @@ def distinguishable(ratio: Measured | None, floor: float = 0.0) -> bool:
     return ratio.low > 1 + floor or ratio.high < 1 - floor
 
 
+def departure(ratio: Measured | None) -> float:
+    """How far from 1 a ratio's interval reaches; of an A/A floor, how far apart equal arms come out by chance."""
+    if ratio is None:
+        return 0.0
+    return max(abs(x - 1) for x in (ratio.value, ratio.low, ratio.high) if x is not None)
+
+
 def widened(number: Measured | None, by: float) -> Measured | None:
     """The same number with `by` more on either side: a bound that no resampling shows."""
     if number is None or number.low is None or number.high is None or not by:

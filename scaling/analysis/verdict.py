@@ -7,7 +7,7 @@ from collections.abc import Callable
 from scaling.analysis.change import Change
 from scaling.analysis.remedies import REDUCED_TOO_OFTEN, offers
 from scaling.analysis.results import Level, Loss, Measured, Point, Remedy, Verdict
-from scaling.analysis.stats import scaled
+from scaling.analysis.stats import departure, scaled
 from scaling.plan import Plan
 
 NOTABLE = 0.03
@@ -33,6 +33,9 @@ _CAUSES = (
     "host",
     "clocks",
 )
+
+_BETWEEN_ARMS = ("neighbours", "ddp_overhead", "overlap")
+"""Measured as one arm's blocks against another's, not by stamps within a step."""
 
 
 Gain = Callable[[Change], Measured | None]
@@ -74,7 +77,7 @@ def _causes_of(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
             try_=_remedies(cause, point, plan, gain),
         )
         for cause, share in _shares(point.loss)
-        if _low(share) > 0 and share.value > NOTABLE and (cause != "straggler" or point.straggler)
+        if _stands_out(cause, share, point) and (cause != "straggler" or point.straggler)
     ]
     if found:
         return tuple(found)
@@ -133,6 +136,12 @@ def _saturating(level: Level) -> bool:
 def _shares(loss: Loss) -> list[tuple[str, Measured]]:
     shares = [(cause, getattr(loss, cause)) for cause in _CAUSES]
     return sorted(((c, s) for c, s in shares if s is not None), key=lambda item: -item[1].value)
+
+
+def _stands_out(cause: str, share: Measured, point: Point) -> bool:
+    """Clear of 0 and worth a line; what is a difference between arms, clear also of that between equal arms."""
+    chance = departure(point.overhead.aa_floor) if cause in _BETWEEN_ARMS else 0.0
+    return _low(share) > 0 and share.value > max(NOTABLE, chance)
 
 
 def _low(share: Measured) -> float:

@@ -7,6 +7,7 @@ import random
 import polars as pl
 
 from scaling.analysis.memory import growth, warnings
+from scaling.analysis.results import Measured
 
 STEPS, LEAD_IN, BLOCKS = 8, 2, 40
 
@@ -49,6 +50,25 @@ def test_memory_that_breathes_is_no_leak():
 def test_caches_that_fill_up_at_the_start_are_none_either():
     (found,) = growth(*tables(lambda b: 10**9 + min(b, 10) * 2**24))
     assert not found.leak
+
+
+def test_memory_that_stands_still_while_blocks_without_training_come_between():
+    memory, blocks = tables(lambda b: 10**9)
+    exchanges = pl.col("block") % 3 > 0
+    blocks = blocks.with_columns(
+        arm=pl.when(exchanges).then(pl.lit("replay")).otherwise(pl.lit("plain")).alias("arm")
+    )
+    (found,) = growth(*repeated(memory, blocks))
+    assert found.growth_bytes_per_step == Measured(0.0, 0.0, 0.0, found.growth_bytes_per_step.n)
+
+
+def repeated(memory, blocks):
+    """Twice as long, so that enough rows are left."""
+    later = pl.col("block") + BLOCKS
+    return (
+        pl.concat([memory, memory.with_columns(later)]),
+        pl.concat([blocks, blocks.with_columns(later, pl.col("begin_ns") + BLOCKS * 10**9)]),
+    )
 
 
 def test_a_run_without_notes_has_no_rows():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scaling.analysis.results import Arms, Bucket, Comm, Loss, Measured, Parts, Point, Straggler
+from scaling.analysis.results import Arms, Bucket, Comm, Loss, Measured, Overhead, Parts, Point, Straggler
 from scaling.analysis.verdict import verdicts
 from scaling.plan import make_plan
 
@@ -56,6 +56,12 @@ def test_a_small_cause_is_not_worth_a_verdict(plan):
 
 def test_a_cause_that_may_be_nothing_is_none(plan):
     assert causes(verdicts(point({"neighbours": about(0.05, 0.06), "overlap": 0.2}), plan)) == ["overlap"]
+
+
+def test_arms_that_differ_no_more_than_equal_ones_do_are_no_cause(plan):
+    floor = Overhead(aa_floor=about(0.98, 0.04))  # equal blocks came out up to 6 % apart
+    lost = {"overlap": 0.05, "neighbours": 0.07, "link_bandwidth": 0.05}
+    assert causes(verdicts(point(lost, overhead=floor), plan)) == ["neighbours", "link_bandwidth"]
 
 
 def test_confidence_is_high_where_even_the_low_end_is_notable(plan):

@@ -86,7 +86,8 @@ def test_a_job_that_never_starts_says_so(login):
     )
     login.submit()
     waiting = login.scaling("status", "run").stdout
-    assert "PENDING (Licenses)" in waiting or "PENDING (no reason given yet)" in waiting
+    # Slurm says Licenses, Resources or nothing, by how far its scheduler has come.
+    assert "PENDING (Licenses)" in waiting or "PENDING (Resources)" in waiting or "no reason given" in waiting
     again = login.scaling("submit", "--resume", "run")
     assert again.returncode == 2
     assert "is not over" in again.stderr
