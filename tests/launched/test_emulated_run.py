@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from omegaconf import OmegaConf
 
 TCP_SHARE = 1448 / 1514
 """What TCP's users get of a link's rate at MTU 1500."""
@@ -153,7 +154,7 @@ def test_analyze_rebuilds_the_same_numbers(synthetic, scaling, analysis_of):
     assert json.loads(done.stdout) == before == analysis_of(synthetic[0])
 
 
-def test_editing_the_plan_afterwards_changes_no_measured_number(synthetic, scaling, tmp_path):
+def test_editing_plan_and_config_afterwards_changes_no_measured_number(synthetic, scaling, tmp_path):
     """Only what the link is said to carry may change: the numbers come from stamps."""
     copy = tmp_path / "copy"
     shutil.copytree(synthetic[0], copy)
@@ -161,6 +162,10 @@ def test_editing_the_plan_afterwards_changes_no_measured_number(synthetic, scali
     plan["spec"]["topology"]["link"]["rate_bit_s"] = 5 * 10**8
     plan["spec"]["inject"].update(rank=1, compute_ms=500.0)
     (copy / "plan.json").write_text(json.dumps(plan))
+    config = OmegaConf.load(copy / "config.yaml")
+    config.topology.link.rate = "500mbit"
+    config.inject.rank, config.inject.compute_ms = 1, 500.0
+    OmegaConf.save(config, copy / "config.yaml")
     before = json.loads(scaling("analyze", str(synthetic[0]), "--json", cwd=tmp_path).stdout)
     after = json.loads(scaling("analyze", str(copy), "--json", cwd=tmp_path).stdout)
     shares = [d["points"][1]["comm"].pop("nominal_share")["value"] for d in (before, after)]
@@ -187,6 +192,7 @@ def test_rank_files_cut_off_or_missing_are_said_and_the_rest_reported(synthetic,
         assert points[1]["status"] == "lost"
 
 
+@pytest.mark.slow
 def test_a_real_model_at_200_mbit(scaling, tmp_path, point_of):
     done = scaling(
         "run",
@@ -232,6 +238,7 @@ def test_a_straggler_is_skew_and_not_a_slow_link(scaling, synthetic, tmp_path, p
     assert set(causes[:2]) == {"straggler", "link_bandwidth"}
 
 
+@pytest.mark.slow
 def test_four_hosts_lose_efficiency_as_arithmetic_says(scaling, tmp_path, point_of):
     done = scaling(
         "run",
