@@ -140,6 +140,10 @@ class Ddp:
     """What becomes of the gradients on the wire, of COMM_HOOKS."""
 
 
+OVERRUN = 1.5
+"""Fewer rounds than the least have no interval at all: they are worth half as long again."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
     """How long to measure, and how precisely."""
@@ -155,7 +159,7 @@ class Measure:
     target_half_width: float | None
     """Stop when the efficiency's 95 % half-width is below this fraction; None: stop by time."""
     budget_s: float
-    """Cap of the whole run, start-up excluded."""
+    """Of a launch, start-up excluded; the least number of rounds may take OVERRUN times as long."""
     fabric_bytes_max: int
     collectives: tuple[str, ...] = ("all_reduce",)
     """What the size sweep runs, of records.COLLECTIVES."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from scaling.errors import InputError
 from scaling.plan import Plan
+from scaling.spec import OVERRUN
 from scaling.store import RunFolder
 from scaling.units import parse_time_limit_s
 
@@ -78,8 +79,8 @@ def compare_script(
 
 
 def minutes(plan: Plan) -> int:
-    """The time limit that a plan asks for: every launch to its cap, a quarter on top."""
-    budget = (plan.spec.measure.budget_s + START_S) * plan.spec.repeats
+    """The time limit that a plan asks for: every launch as long as it may take, a quarter on top."""
+    budget = (plan.spec.measure.budget_s * OVERRUN + START_S) * plan.spec.repeats
     return math.ceil((budget * 1.25 + REPORT_S + plan.spec.cluster.signal_s) / 60)
 
 

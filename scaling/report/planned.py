@@ -10,7 +10,7 @@ from scaling.cases import batches, cases, variants
 from scaling.launchers.commands import command
 from scaling.launchers.follow import describe as shell
 from scaling.plan import Plan, round_blocks
-from scaling.spec import Topology
+from scaling.spec import OVERRUN, Topology
 from scaling.store import RunFolder
 from scaling.units import format_duration, format_rate
 
@@ -48,7 +48,8 @@ def describe(plan: Plan, folder: RunFolder) -> str:
     measure = spec.measure
     lines += [
         f"# measure   {measure.name}: {measure.rounds_min} to {measure.rounds_max} rounds, "
-        f"at most {format_duration(measure.budget_s)} a launch, {spec.repeats} launches",
+        f"{format_duration(measure.budget_s)} a launch (half as long again where {measure.rounds_min} rounds "
+        f"take it), {spec.repeats} {'launch' if spec.repeats == 1 else 'launches'}",
         f"# time      at most about {format_duration(_seconds(plan))}; {_idle_rank_hours(plan):.3f} "
         f"{'GPU' if topology.device == 'cuda' else 'rank'}-hours stand idle while smaller world sizes run",
         f"# run_dir   {folder.path}",
@@ -123,7 +124,7 @@ def _commands(plan: Plan, folder: RunFolder) -> str:
 
 
 def _seconds(plan: Plan) -> float:
-    return (plan.spec.measure.budget_s + START_S) * plan.spec.repeats
+    return (plan.spec.measure.budget_s * OVERRUN + START_S) * plan.spec.repeats
 
 
 def _idle_rank_hours(plan: Plan) -> float:

@@ -24,7 +24,7 @@ def watching(plan: Plan) -> Iterator[Report]:
     console = Console(stderr=True)
     if not sys.stderr.isatty():
         budget = format_duration(spec.measure.budget_s * spec.repeats)
-        console.print(f"measuring {title}: start-up, then up to {budget}", highlight=False, soft_wrap=True)
+        console.print(f"measuring {title}: start-up, then about {budget}", highlight=False, soft_wrap=True)
         yield lambda record: _say(console, record)
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from scaling.plan import Block
 from scaling.records import BARE_ONE, PLAIN
-from scaling.spec import Measure, Spec
+from scaling.spec import OVERRUN, Measure, Spec
 
 BLOCK_NS_MIN = 300_000_000
 """Blocks of very short steps get more of them: a block is to outlast a scheduler's hiccup."""
@@ -59,10 +59,10 @@ class Pace:
         measure = self._measure
         if rounds >= measure.rounds_max:
             return False
-        affordable = elapsed_s + max(self._rounds_s[-3:]) <= measure.budget_s
+        expected_s = elapsed_s + max(self._rounds_s[-3:])
         if rounds < measure.rounds_min:
-            return affordable or elapsed_s < measure.budget_s / 2
-        return affordable and not self._precise()
+            return expected_s <= OVERRUN * measure.budget_s
+        return expected_s <= measure.budget_s and not self._precise()
 
     def note(self, block: Block, step_ns: float) -> None:
         """What a step took in one of rank 0's own blocks."""

@@ -49,7 +49,7 @@ def test_what_is_asked_for():
         "ntasks-per-node=1",
         "output=/runs/one/slurm-%j.out",
         "open-mode=append",
-        "time=17",
+        "time=21",
         "no-kill",
         "requeue",
         "signal=B:TERM@120",

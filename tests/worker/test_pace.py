@@ -53,6 +53,13 @@ def test_steps_that_never_fit_are_still_measured():
     assert Pace(measure(), [60_000 * MS] * 8).block_steps() == (STEPS_MIN, 1)
 
 
+@pytest.mark.parametrize(("round_s", "goes_on"), [(45.0, True), (60.0, False)])
+def test_the_least_number_of_rounds_may_take_half_as_long_again(round_s, goes_on):
+    pace = Pace(measure(), [MS])
+    assert pace.go_on(1, round_s)
+    assert pace.go_on(2, 2 * round_s) is goes_on
+
+
 def test_it_goes_on_while_another_round_fits():
     pace = Pace(measure(), [MS])
     assert [pace.go_on(n, 30.0 * n) for n in (1, 2, 3)] == [True, True, False]
@@ -61,12 +68,6 @@ def test_it_goes_on_while_another_round_fits():
 def test_it_stops_at_the_most_rounds():
     pace = Pace(measure(rounds_max=2), [MS])
     assert [pace.go_on(n, float(n)) for n in (1, 2)] == [True, False]
-
-
-def test_it_takes_the_least_rounds_unless_that_overruns_by_far():
-    pace = Pace(measure(), [MS])
-    assert pace.go_on(1, 45.0)
-    assert not pace.go_on(2, 90.0)
 
 
 def test_the_time_left_is_unknown_at_first():

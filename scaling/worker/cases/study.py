@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from scaling.cases import SCHEMA, Case, Outcome, Outcomes, Stretch, arms, cases, round_stretches, stages
 from scaling.largest import FITS, Largest
-from scaling.spec import Measure
+from scaling.spec import OVERRUN, Measure
 from scaling.store import write_json
 from scaling.worker.cases.runner import Judged, Jury, Runner
 from scaling.worker.clock import now_ns
@@ -220,10 +220,10 @@ class _Pace:
         measure = self._measure
         if rounds >= measure.rounds_max:
             return False
-        affordable = elapsed_s * (rounds + 1) / rounds <= self._budget_s
+        expected_s = elapsed_s * (rounds + 1) / rounds
         if rounds < measure.rounds_min:
-            return affordable or elapsed_s < self._budget_s / 2
-        return affordable and not self._precise(measure.target_half_width)
+            return expected_s <= OVERRUN * self._budget_s
+        return expected_s <= self._budget_s and not self._precise(measure.target_half_width)
 
     def left(self, rounds: int, elapsed_s: float) -> float:
         """Seconds until the last round ends at the latest."""
