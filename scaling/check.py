@@ -189,6 +189,7 @@ def _topology(
     _one_of("topology.kind", config.kind, ("local", "emulated", "slurm"))
     _one_of("topology.device", config.device, ("auto", "cpu", "cuda"))
     _one_of("topology.backend", config.backend, ("auto", "gloo", "nccl"))
+    _one_of("topology.placement", config.placement, spec.PLACEMENTS)
     device = ("cuda" if machine.gpus or elsewhere else "cpu") if config.device == "auto" else config.device
     if device == "cuda" and not machine.gpus and not elsewhere:
         raise InputError(
@@ -247,6 +248,7 @@ def _topology(
             )
             for i, nic in enumerate(config.nics)
         ),
+        placement=config.placement,
         note=config.note,
     )
 

@@ -31,6 +31,7 @@ JOINS = (
     "topology.link.latency_us",
     "topology.link.rate",
     "topology.link.share",
+    "topology.placement",
     "topology.ranks_per_host",
 )
 """What decides how ranks are joined."""
@@ -96,6 +97,10 @@ def _topology(config: TopologyConfig, own: spec.Topology) -> spec.Topology:
     ranks = own.ranks_per_host if ranks is None else ranks
     _positive("topology.hosts", config.hosts, least=1)
     _positive("topology.ranks_per_host", ranks, least=1)
+    if config.placement not in spec.PLACEMENTS:
+        raise InputError(
+            f"topology.placement={config.placement}: one of {', '.join(spec.PLACEMENTS)} is expected"
+        )
     return spec.Topology(
         name=config.name,
         kind=config.kind,
@@ -105,6 +110,7 @@ def _topology(config: TopologyConfig, own: spec.Topology) -> spec.Topology:
         backend=own.backend if config.backend == "auto" else config.backend,
         link=to_link(config.link, "topology.link"),
         levels=to_levels(config.levels),
+        placement=config.placement,
         note=config.note,
     )
 

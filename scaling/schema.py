@@ -48,6 +48,7 @@ class TopologyConfig:
     islands: list[list[int]] = field(default_factory=list)
     numa: list[list[int]] = field(default_factory=list)
     nics: list[NicConfig] = field(default_factory=list)
+    placement: str = "packed"
     note: str = ""
 
 

@@ -12,6 +12,7 @@ TASKS = ("train", "inference")
 OWN_LOOP = "own loop"
 """What stands for the launcher, the topology and the measure of a loop that is not the harness's own."""
 LAUNCHERS = ("local", "emulated", "slurm")
+PLACEMENTS = ("packed", "spread")
 TRACKING_MODES = ("offline", "online", "disabled")
 WORLD_SIZE_MAX = 2**17
 """As far as anything is predicted."""
@@ -111,6 +112,8 @@ class Topology:
     """Devices of a host that its nearest class of link joins; drawn, not computed with."""
     numa: tuple[tuple[int, ...], ...] = ()
     nics: tuple[Nic, ...] = ()
+    placement: str = "packed"
+    """`packed`: ranks fill one host before the next; `spread`: they go round the hosts, one each at a time."""
     note: str = ""
     """Said wherever the results are shown, for instance that an emulated link is scaled down."""
 
@@ -119,13 +122,40 @@ class Topology:
         """The largest world size it holds."""
         return self.hosts * self.ranks_per_host
 
+    @property
+    def spread(self) -> bool:
+        """Whether ranks go round the hosts."""
+        return self.placement == "spread"
+
     def host_of(self, rank: int) -> int:
-        """The host a rank runs on; ranks fill one host before the next."""
-        return rank // self.ranks_per_host
+        """The host a rank runs on."""
+        return rank % self.hosts if self.spread else rank // self.ranks_per_host
+
+    def local_of(self, rank: int) -> int:
+        """A rank's place on its host."""
+        return rank // self.hosts if self.spread else rank % self.ranks_per_host
 
     def hosts_of(self, world_size: int) -> int:
         """How many hosts the first `world_size` ranks touch."""
-        return -(-world_size // self.ranks_per_host)
+        return min(world_size, self.hosts) if self.spread else -(-world_size // self.ranks_per_host)
+
+    def shares(self, world_size: int) -> tuple[int, ...]:
+        """How many of the first `world_size` ranks each host runs."""
+        hosts = [self.host_of(rank) for rank in range(world_size)]
+        return tuple(hosts.count(host) for host in range(self.hosts_of(world_size)))
+
+    def started(self, world_size: int) -> tuple[int, ...]:
+        """The first `world_size` ranks in the order in which torchrun numbers their processes: host by host."""
+        return tuple(sorted(range(world_size), key=lambda rank: (self.host_of(rank), self.local_of(rank))))
+
+    def nominal_bit_s(self, world_size: int) -> float | None:
+        """What a ring over the first `world_size` ranks can have of a host's link; None where that is not known.
+
+        Packed, one edge of the ring leaves each host. Spread ranks that share a host share its link
+        between as many edges as the backend's order of the ring has, which is the backend's to choose.
+        """
+        shared = self.spread and world_size > self.hosts
+        return self.link.nominal_bit_s if self.hosts_of(world_size) > 1 and not shared else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

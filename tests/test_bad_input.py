@@ -65,6 +65,7 @@ CASES = [
     (["run", "topology=pcie_node"], "use `scaling submit`"),
     (["run", "launcher=local", "topology=pcie_node"], "use launcher=slurm"),
     (["submit", "topology=emulated_pcie"], "emulated on one machine"),
+    (["run", "topology.placement=round"], "one of packed, spread"),
     (["submit", "topology=local"], "such as topology.ranks_per_host=8"),
     (["submit", "launcher=local", "topology=local"], "use `scaling run`"),
     (["submit", "--dry-run", "topology=pcie_node", "cluster.time=0"], "not a time limit above 0"),

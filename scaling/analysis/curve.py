@@ -105,7 +105,7 @@ def level(swept: Mapping[str, Sweep], plan: Plan, world_size: int) -> Level:
     """One group's curves by collective, and the fit of its all-reduce."""
     topology = plan.spec.topology
     across = topology.hosts_of(world_size) > 1
-    nominal = topology.link.nominal_bit_s if across else None
+    nominal = topology.nominal_bit_s(world_size)
     rounds, sizes = swept.get("all_reduce", next(iter(swept.values())))
     fitted = "all_reduce" in swept
     return Level(

@@ -308,8 +308,7 @@ def _loss(
 def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int, floor: float) -> Comm:
     n, total = records.trial.world_size, sum(records.bucket_bytes)
     factor = bus_factor(n)
-    topology = plan.spec.topology
-    nominal = topology.link.nominal_bit_s if topology.hosts_of(n) > 1 else None
+    nominal = plan.spec.topology.nominal_bit_s(n)
     busbw = rounds.ratio(lambda m: factor * total * 8 / m["busy"])
     busy = rounds.measure("busy")
     if busbw is not None and busy is not None:

@@ -58,7 +58,7 @@ def _point(
     n: int, sources: Sequence[Source], plan: Plan, analysis: Analysis, asked: WhatIf, doubt: float
 ) -> PredictedPoint:
     hosts = asked.topology.hosts_of(n)
-    why = _cannot(sources, analysis, asked)
+    why = _cannot(n, sources, plan, analysis, asked)
     if why is not None:
         return PredictedPoint(
             world_size=n, hosts=hosts, from_world_size=sources[0].world_size if sources else 0, cannot=why
@@ -128,9 +128,14 @@ def _fabric(
     return None if same else fabric
 
 
-def _cannot(sources: Sequence[Source], analysis: Analysis, asked: WhatIf) -> str | None:
+def _cannot(n: int, sources: Sequence[Source], plan: Plan, analysis: Analysis, asked: WhatIf) -> str | None:
     if not sources:
         return "no world size above 1 was measured whole: nothing is known of how its gradients are reduced"
+    if _crowded(n, sources, plan.spec.topology, asked):
+        return (
+            f"{n} ranks spread over {asked.topology.hosts} hosts share their hosts' links, in an order that is the "
+            "backend's own (topology.placement=spread): measure it, or ask for topology.placement=packed"
+        )
     if not asked.elsewhere:
         return None
     for level in analysis.fabric.levels:
@@ -143,9 +148,20 @@ def _cannot(sources: Sequence[Source], analysis: Analysis, asked: WhatIf) -> str
     return None
 
 
+def _crowded(n: int, sources: Sequence[Source], own: spec.Topology, asked: WhatIf) -> bool:
+    """Whether spread ranks share a host's link, and how they do was not measured at this world size."""
+
+    def shared(topology: spec.Topology, world_size: int) -> bool:
+        return topology.spread and world_size > topology.hosts
+
+    measured = not asked.elsewhere and any(s.world_size == n for s in sources)
+    start = nearest(sources, n, own).world_size
+    return not measured and (shared(asked.topology, n) or shared(own, start))
+
+
 def _half(sources: Sequence[Source], plan: Plan, asked: WhatIf) -> tuple[int | None, int]:
     """(the first world size with an efficiency below a half or None, how far it was looked)."""
-    if not sources:
+    if not sources or asked.topology.spread or plan.spec.topology.spread:
         return None, 0
     middle = [s.estimate() for s in sources]
 

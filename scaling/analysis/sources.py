@@ -119,7 +119,7 @@ def _link(means: Means, plan: Plan, n: int, swept: Sequence[int], buckets: Seque
     """
     topology = plan.spec.topology
     beta = curve.fit(means, tuple(swept), n).beta_ns
-    nominal = topology.link.nominal_bit_s if topology.hosts_of(n) > 1 else None
+    nominal = topology.nominal_bit_s(n)
     if nominal is not None and topology.kind == "emulated":
         beta = np.maximum(beta, 8e9 / nominal)  # a shaper lets nothing faster through
     moved = 2 * (n - 1) / n * beta

@@ -72,10 +72,13 @@ def gather(
     told: frozenset[int] = frozenset(),
     stopped: frozenset[int] = frozenset(),
     silent_s: float = 0.0,
+    ranks: Mapping[int, int] | None = None,
 ) -> Evidence:
-    """Read what the ranks of a launch left."""
+    """Read what the ranks of a launch left. `ranks`: ours, by torchrun's numbers for them where these differ."""
+    ours = ranks or {}
     errors = sorted(_records(launch, "error"), key=lambda item: (not item[1].get("first"), item[0]))
-    exits = {int(rank): int(code) for text in _printed(launch) for rank, code in _ENDED.findall(text)}
+    listed = [(int(rank), int(code)) for text in _printed(launch) for rank, code in _ENDED.findall(text)]
+    exits = {ours.get(rank, rank): code for rank, code in listed}
     return Evidence(
         errors={record["rank"]: record for _, record in errors},
         stacks={record["rank"]: record for _, record in _records(launch, "stack")},

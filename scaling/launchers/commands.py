@@ -54,13 +54,11 @@ def _local(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int]
 
 def _emulated(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str) -> Command:
     topology, inject = plan.spec.topology, plan.spec.inject
-    count = topology.hosts_of(max(sizes))
+    shares = topology.shares(max(sizes))
     hosts = []
-    for host in range(count):
-        first = host * topology.ranks_per_host
-        ranks = min(topology.ranks_per_host, max(sizes) - first)
+    for host, ranks in enumerate(shares):
         where = (
-            f"--nnodes={count}",
+            f"--nnodes={len(shares)}",
             f"--node-rank={host}",
             "--master-addr=10.77.0.1",
             "--master-port=29500",
@@ -83,4 +81,5 @@ def _emulated(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[i
         argv=(*_UNSHARE, sys.executable, script, str(launch.fabric.absolute())),
         env={},
         network={"hosts": hosts, "grace_s": GRACE_S, "caller_pid": os.getpid()},
+        ranks=topology.started(max(sizes)),
     )

@@ -61,9 +61,10 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
     node = slurm.blamed(_text(launch.path / LAUNCHER_LOG))
     if node is not None:  # then what the ranks say is of lost connections
         return Outcome(status="failed", error=node)
-    told = frozenset(worker.rank for worker in left)
-    stopped = frozenset(worker.rank for worker in left if worker.stopped)
-    seen = gather(launch, told=told, stopped=stopped, silent_s=silent_s)
+    ranks = dict(enumerate(command.ranks))
+    told = frozenset(ranks.get(worker.rank, worker.rank) for worker in left)
+    stopped = frozenset(ranks.get(worker.rank, worker.rank) for worker in left if worker.stopped)
+    seen = gather(launch, told=told, stopped=stopped, silent_s=silent_s, ranks=ranks)
     return cause(seen, launch) or Outcome(status="failed", error=last_words(launch, process.returncode))
 
 

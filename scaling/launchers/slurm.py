@@ -155,15 +155,14 @@ def command(
     what: str = MEASURE,
 ) -> Command:
     """One launch over as many nodes as its largest world size needs."""
-    spec, ranks = plan.spec, max(sizes)
-    share, hosts = spec.topology.ranks_per_host, spec.topology.hosts_of(max(sizes))
+    spec, shares = plan.spec, plan.spec.topology.shares(max(sizes))
+    hosts = len(shares)
     container = spec.cluster.container
     inside = container.image is not None
     scripts = f"{IN_IMAGE}/launch" if inside else str(resources.folder("launch"))
     node = [
         f"{scripts}/slurm_node.sh",
-        str(ranks),
-        str(share),
+        ",".join(map(str, shares)),
         spec.topology.backend,
         f"--nnodes={hosts}",
         f"--master-addr={where.address}",
@@ -188,7 +187,7 @@ def command(
         argv = [*srun, *wrapped(container, mounts, spec.topology.device), *node]
     else:
         argv = [*srun, *node]
-    return Command(argv=tuple(argv), env=_environment(spec))
+    return Command(argv=tuple(argv), env=_environment(spec), ranks=spec.topology.started(max(sizes)))
 
 
 def port(job: str, launch: int) -> int:

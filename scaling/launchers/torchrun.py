@@ -18,6 +18,8 @@ class Command:
     argv: tuple[str, ...]
     env: dict[str, str]
     network: dict[str, Any] | None = None
+    ranks: tuple[int, ...] = ()
+    """Of the processes in torchrun's own numbering."""
 
 
 def torchrun(

@@ -21,6 +21,7 @@ class Worker:
 
     pid: int
     rank: int
+    """As torchrun numbers it."""
     stopped: bool
 
 

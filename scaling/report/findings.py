@@ -269,9 +269,9 @@ def prediction_answer(prediction: Prediction) -> str:
     said = [
         f"{ranks(last.world_size)}: a step of {quantity(last.step_ms, 'ms')}, efficiency {percent(last.efficiency)}"
     ]
-    if prediction.half_at is None:
+    if prediction.half_at is None and prediction.looked_up_to:
         said.append(f"efficiency stays above a half up to {ranks(prediction.looked_up_to)}")
-    else:
+    elif prediction.half_at is not None:
         said.append(f"efficiency falls below a half at {ranks(prediction.half_at)}")
     if prediction.backtest:
         worst = max(prediction.backtest, key=lambda test: abs(test.error))

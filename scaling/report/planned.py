@@ -38,7 +38,7 @@ def describe(plan: Plan, folder: RunFolder) -> str:
     lines = [
         f"# model     {spec.model.name} {spec.model.args}, {spec.precision}, {spec.mode} scaling, {batch}",
         f"# topology  {topology.name}: {topology.hosts} hosts x {topology.ranks_per_host} ranks, "
-        f"{topology.device}, {topology.backend}{link}",
+        f"{'spread over the hosts, ' if topology.spread else ''}{topology.device}, {topology.backend}{link}",
     ]
     lines += [f"#           {line}" for line in drawn(topology)]
     if topology.note:

@@ -320,7 +320,8 @@ def _spec_lines(spec: Spec) -> list[tuple[str, str]]:
         )
         limit = f", in {format_bytes(spec.memory_limit_bytes)} a rank" if spec.memory_limit_bytes else ""
         asked = f"{listed}{limit}, each a rank; {spec.task}"
-    hosts = f"{count(top.hosts, 'host')} x {ranks(top.ranks_per_host)}"
+    placed = ", ranks spread over the hosts" if top.spread else ""
+    hosts = f"{count(top.hosts, 'host')} x {ranks(top.ranks_per_host)}{placed}"
     unknown = (spec.own_loop or spec.launcher == "trace") and not spec.batch_per_rank
     lines = [] if unknown else [("batch", asked)]
     lines.append(("topology", f"{top.name}, {hosts}"))

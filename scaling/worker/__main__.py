@@ -22,9 +22,11 @@ def main(arguments: list[str]) -> None:
     run, index, sizes = RunFolder(arguments[0]), int(arguments[1]), [int(n) for n in arguments[2].split(",")]
     what = arguments[3] if len(arguments) > 3 else MEASURE
     folder = run.launch(index) if what == MEASURE else run.search(index)
-    rank = int(os.environ["RANK"])
-    _log_to(folder.log(rank))
     plan = read_json(run.plan, Plan, SCHEMA)
+    # torchrun numbers host by host; where ranks go round the hosts ours differ, and torch takes them from here.
+    rank = plan.spec.topology.started(int(os.environ["WORLD_SIZE"]))[int(os.environ["RANK"])]
+    os.environ["RANK"] = str(rank)
+    _log_to(folder.log(rank))
     launch: Any = None
     watch(folder, rank, lambda: launch.stage if launch else "start")
     first = os.environ["LOCAL_RANK"] == "0"

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """By world size n, over ranks 0..n-1, which fill one host before the next."""
+    """By world size n, over ranks 0..n-1, which the topology places on hosts."""
 
     control: dict[int, Any]
     """Gloo, n > 1: barriers and clocks, whatever carries the gradients."""

@@ -125,6 +125,12 @@ def test_it_is_read_from_what_ranks_and_torchrun_left(launch):
     assert cause(found, launch).rank == 1
 
 
+def test_torchruns_numbers_are_translated_where_ranks_are_spread(launch):
+    launch.agent_log(0).write_text("  rank      : 1 (local_rank: 1)\n  exitcode  : -9 (pid: 10)\n")
+    found = gather(launch, ranks={0: 0, 1: 2, 2: 1, 3: 3})
+    assert found.exits == {2: -9}
+
+
 def test_without_a_word_from_any_rank_torchruns_is_repeated(launch):
     assert cause(seen(started=frozenset()), launch) is None
     (launch.path / "launcher.txt").write_text("starting\nOSError: no such interface\nbye\n")

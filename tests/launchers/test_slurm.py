@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from scaling import resources
 from scaling.config import requests
 from scaling.errors import InputError
 from scaling.launchers.slurm import Allocation, blamed, command, down, port, require_allocation
@@ -33,11 +36,37 @@ def test_one_task_a_node_and_no_gpu_hidden(tmp_path):
     assert "--ntasks-per-node=1" in text
     assert "--nodes=2 --ntasks=2" in text  # 16 ranks fill two of the three nodes
     assert "--nodelist=a1,a2 " in text
-    assert "slurm_node.sh 16 8 nccl --nnodes=2 --master-addr=10.0.0.1" in text
+    assert "slurm_node.sh 8,8 nccl --nnodes=2 --master-addr=10.0.0.1" in text
     assert "gpus-per-task" not in text
     assert "gpu-bind" not in text
     assert text.endswith(f"-m scaling.worker {tmp_path} 3 1,8,16")
     assert made.env["SCALING_NUMA_BINDING"] == "node"
+
+
+def test_ranks_that_are_spread_take_every_node(tmp_path):
+    spread = ("topology=nvlink_node", "topology.hosts=3", "topology.placement=spread")
+    made = argv_of(plan_of(*spread, "world_sizes=[2,4]"), tmp_path, [2, 4])
+    text = " ".join(made.argv)
+    assert "--nodes=3 --ntasks=3" in text
+    assert "slurm_node.sh 2,1,1 nccl --nnodes=3" in text
+    assert made.ranks == (0, 3, 1, 2)  # torchrun's second process is on the first node, and is our last
+
+
+def test_a_node_takes_its_own_share(tmp_path):
+    """The script a node runs, with what it ends in replaced by echo."""
+    script = tmp_path / "slurm_node.sh"
+    script.write_text((resources.folder("launch") / "slurm_node.sh").read_text())
+    (tmp_path / "torchrun.sh").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "torchrun.sh").chmod(0o755)
+    for node, share in enumerate((2, 1, 1)):
+        done = subprocess.run(
+            ["sh", str(script), "2,1,1", "gloo", "--nnodes=3"],
+            env={"SLURM_NODEID": str(node), "PATH": os.environ["PATH"]},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout == f"gloo --node-rank={node} --nproc-per-node={share} --nnodes=3\n"
 
 
 def test_what_is_asked_for_the_nodes_is_in_the_environment(tmp_path):
@@ -68,7 +97,7 @@ def test_pyxis(tmp_path):
     (mounts,) = (a for a in made.argv if a.startswith("--container-mounts="))
     assert f"{tmp_path}:{tmp_path}" in mounts
     assert mounts.endswith(",/data:/data:ro")
-    assert "/opt/scaling-harness/launch/slurm_node.sh 8 8 nccl" in text
+    assert "/opt/scaling-harness/launch/slurm_node.sh 8 nccl" in text
     assert (
         made.env["PYTHONPATH"] == "/opt/scaling-harness"
     )  # not this site-packages: its torch is not the image's
@@ -83,7 +112,7 @@ def test_apptainer(tmp_path):
     )
     text = " ".join(argv_of(plan, tmp_path, [8]).argv)
     assert "apptainer exec --nv --bind=" in text
-    assert "/images/torch.sif /opt/scaling-harness/launch/slurm_node.sh 8 8 nccl" in text
+    assert "/images/torch.sif /opt/scaling-harness/launch/slurm_node.sh 8 nccl" in text
 
 
 def test_launches_and_jobs_differ_in_their_port():

@@ -113,7 +113,7 @@ class Checkup:
 
     def _local_rank(self, peer: int) -> int | None:
         topology = self.spec.topology
-        return peer % topology.ranks_per_host if topology.host_of(peer) == self.host else None
+        return topology.local_of(peer) if topology.host_of(peer) == self.host else None
 
     def _wall_offset(self) -> tuple[int, int]:
         """The wall clock of this rank against rank 0's, by way of the monotonic ones that the ping-pongs compare."""
