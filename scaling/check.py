@@ -16,6 +16,7 @@ from scaling.records import COLLECTIVES
 from scaling.schema import (
     ClusterConfig,
     Config,
+    CostConfig,
     InjectConfig,
     LevelConfig,
     LinkConfig,
@@ -98,9 +99,18 @@ def to_spec(config: Config, machine: Machine) -> spec.Spec:
         inject=_inject(config.inject),
         data=_data(config.data),
         env={str(k): str(v) for k, v in config.env.items()},
+        cost=to_cost(config.cost),
         tracking=spec.Tracking(**{**vars(config.tracking), "tags": tuple(config.tracking.tags)}),
         **by_case,
     )
+
+
+def to_cost(config: CostConfig) -> spec.Cost:
+    """InputError for a price that is none."""
+    price = config.usd_per_gpu_hour
+    if price is not None and not 0 < price < float("inf"):
+        raise InputError(f"cost.usd_per_gpu_hour={price:g}: a price above 0 is expected, such as 2.5")
+    return spec.Cost(usd_per_gpu_hour=price)
 
 
 def _threads(config: Config, topology: spec.Topology, launcher: str, machine: Machine) -> int:

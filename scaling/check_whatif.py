@@ -24,8 +24,8 @@ KNOWN = (
     "without_straggler",
 )
 """What a prediction can change."""
-PLACES = ("cluster.",)
-"""Where a topology is to be found, which changes nothing about it."""
+PLACES = ("cluster.", "cost.")
+"""Where a topology is to be found and what it costs, which changes nothing about it."""
 JOINS = (
     "topology.levels",
     "topology.link.latency_us",

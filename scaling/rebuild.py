@@ -76,6 +76,8 @@ def rebuild(folder: RunFolder) -> Rebuilt:
         raise InputError(f"{folder.path}: made from profiler traces; run `scaling trace` on them again")
     status = _status(folder)
     tables = collect(folder, plan)
+    sampled = clocks.with_telemetry(tables.blocks, preflight.samples(folder, plan))
+    tables = dataclasses.replace(tables, blocks=sampled)
     if plan.spec.own_loop:
         trials = tuple(_own_outcome(t.world_size, tables) for t in plan.trials)
     else:
@@ -92,7 +94,8 @@ def rebuild(folder: RunFolder) -> Rebuilt:
         warnings=(
             *(() if plan.spec.by_case else _unseen(folder, plan)),
             *preflight.warnings(folder, plan),
-            *_during(folder, plan, tables),
+            *memory.warnings(memory.growth(tables.memory, tables.blocks)),
+            *clocks.warnings(tables.blocks),
         ),
         device_name=str(_environment(folder).get("device_name") or ""),
     )
@@ -130,13 +133,6 @@ def _unseen(folder: RunFolder, plan: Plan) -> tuple[str, ...]:
             "find_unused_parameters: its extra all-reduce is in the step time and not in the gradients' traffic"
         )
     return tuple(said)
-
-
-def _during(folder: RunFolder, plan: Plan, tables: Tables) -> tuple[str, ...]:
-    """What the ranks' memory and the devices' clocks did while the blocks ran."""
-    leaks = memory.warnings(memory.growth(tables.memory, tables.blocks))
-    clocked = clocks.block_clocks(tables.blocks, preflight.clocks(folder, plan))
-    return (*leaks, *clocks.warnings(clocked))
 
 
 def _roofline(folder: RunFolder, plan: Plan, analysis: Analysis) -> RooflineResult | None:

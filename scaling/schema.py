@@ -146,6 +146,11 @@ class TrackingConfig:
 
 
 @dataclass
+class CostConfig:
+    usd_per_gpu_hour: float | None = None
+
+
+@dataclass
 class Config:
     model: dict[str, Any] = field(default_factory=dict)
     topology: TopologyConfig = field(default_factory=TopologyConfig)
@@ -158,6 +163,7 @@ class Config:
     ddp: DdpConfig = field(default_factory=DdpConfig)
     data: dict[str, Any] = field(default_factory=dict)
     vary: VaryConfig = field(default_factory=VaryConfig)
+    cost: CostConfig = field(default_factory=CostConfig)
     task: str = "train"
     batch: Any = None
     memory_limit: str | None = None

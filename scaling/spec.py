@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,9 @@ WORLD_SIZE_MAX = 2**17
 """As far as anything is predicted."""
 NUMA_BINDINGS = ("none", "node", "socket", "exclusive", "core-complex")
 RUNTIMES = ("pyxis", "apptainer")
+
+SECRET = re.compile("key|token|secret|passw|credential", re.IGNORECASE)
+"""Names of settings that are never shown."""
 
 DEFAULT_BUCKET_MB = 25
 """torch's default of `ddp.bucket_cap_mb`, with which the first bucket has a limit of its own."""
@@ -293,6 +297,13 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a GPU costs; a rank is taken for one."""
+
+    usd_per_gpu_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """One run: a model, a precision and a topology, over a list of world sizes."""
 
@@ -325,6 +336,7 @@ class Spec:
     data: Data = field(default_factory=Data)
     env: dict[str, str] = field(default_factory=dict)
     tracking: Tracking = field(default_factory=Tracking)
+    cost: Cost = field(default_factory=Cost)
     batches: tuple[int, ...] = ()
     """Samples a rank and step, each measured beside the others."""
     batch_max: bool = False

@@ -100,6 +100,11 @@ class RunFolder:
         return self.path / "comparison.json"
 
     @property
+    def baseline(self) -> Path:
+        """Of which machine and work a kept run is the baseline (scaling/baselines.py)."""
+        return self.path / "baseline.json"
+
+    @property
     def doctor(self) -> Path:
         """What `scaling doctor` found."""
         return self.path / "doctor.json"

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from scaling.cli import main
 from scaling.config import requests
+from scaling.errors import InputError
 from scaling.resources import folder
 
 EXPERIMENTS = sorted(path.stem for path in (folder("conf") / "experiment").glob("*.yaml"))
@@ -65,6 +67,29 @@ def test_completion(line, expected, monkeypatch, capsys):
     monkeypatch.setenv("COMP_LINE", line)
     assert main(["-sc", "query=bash"]) == 0
     assert set(capsys.readouterr().out.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "like"),
+    [
+        (("topology=nvlink_node_no_p2p",), ("topology=nvlink_node",)),
+        (
+            ("topology=local_no_p2p", "launcher=slurm", "topology.ranks_per_host=4"),
+            ("topology=local", "launcher=slurm", "topology.ranks_per_host=4"),
+        ),
+    ],
+)
+def test_a_preset_without_peer_to_peer_differs_in_one_variable(asked, like):
+    off, on = (requests("plan", list(words)).items[0].spec for words in (asked, like))
+    assert (on.env, off.env) == ({}, {"NCCL_P2P_DISABLE": "1"})
+    assert off.topology.backend == "nccl"
+    named = replace(off.topology, name=on.topology.name, note=on.topology.note)
+    assert replace(off, env={}, topology=named) == on
+
+
+def test_without_gpus_there_is_no_peer_to_peer_to_switch_off():
+    with pytest.raises(InputError, match="NCCL needs CUDA devices"):
+        requests("plan", ["topology=local_no_p2p", "topology.device=cpu"])
 
 
 def test_completion_in_a_real_shell():

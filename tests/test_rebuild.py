@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
+import polars as pl
 import pytest
 
 from scaling.analysis.results import Memory
-from scaling.rebuild import rebuild
+from scaling.collect import collect
+from scaling.rebuild import read_plan, rebuild
 from scaling.report.findings import memory_line
 from scaling.store import RunFolder, write_json
 
@@ -46,3 +50,48 @@ def test_where_nothing_was_noted_nothing_is_said(run, text):
 
 def test_memory_in_words():
     assert memory_line(Memory(peak_bytes=3 * MIB), "cuda") == "3 MiB a rank at most (allocated by torch)"
+
+
+# Telemetry
+
+
+def sampled(folder, fake_nvml, mhz):
+    """Each host has one GPU that told its clock (`mhz` by arm, else 2000) ten times a block."""
+    from scaling.telemetry.__main__ import head, sample
+    from scaling.telemetry.host import Host
+    from scaling.telemetry.nvml import Gpus
+
+    launch, blocks = folder.launch(0), collect(folder, read_plan(folder)).blocks
+    for rank in range(2):
+        nvml = fake_nvml(1)
+        gpus, host = Gpus(nvml), Host(folder.path)  # no /proc there: nothing of this machine
+        env = json.loads(launch.env(rank).read_text())
+        launch.env(rank).write_text(json.dumps(env | {"device_uuid": nvml.gpus[0].uuid}))
+        lines = [head(rank, gpus, host)]
+        own = blocks.filter(pl.col("rank") == rank).sort("begin_ns")
+        for arm, begin, end in own.select("arm", "begin_ns", "end_ns").iter_rows():
+            nvml.gpus[0].sm_mhz = mhz.get(arm, 2000)
+            nvml.gpus[0].reasons = 0x40 if arm in mhz else 0
+            lines += [sample(gpus, host) | {"time_ns": begin + k * (end - begin) // 10} for k in range(1, 10)]
+        launch.telemetry(rank).write_text("\n".join(map(json.dumps, lines)) + "\n")
+
+
+def test_lower_clocks_and_power_come_from_the_hosts_telemetry(cluster, simulate, tmp_path, fake_nvml):
+    folder = RunFolder(tmp_path / "run")
+    truth = cluster.Truth(world_sizes=(2,), hosts=2, rounds=4, steps=30, neighbours=1.12, channels=1)
+    simulate(truth, folder.path)
+    sampled(folder, fake_nvml, dict.fromkeys(("bare_all", "ddp_solo", "plain", "probe"), 1800))
+    analysis = rebuild(folder).analysis
+    (point,) = analysis.points
+    assert (point.clocks.alone_mhz.value, point.clocks.together_mhz.value) == (2000, 1800)
+    assert point.loss.clocks.low > 0
+    assert analysis.verdicts[0].share is not None
+    (verdict,) = [v for v in analysis.verdicts if v.cause == "clocks"]
+    assert "2000 MHz alone" in verdict.evidence[0]
+    assert any("rank 1's device slowed itself down" in line for line in verdict.evidence)
+    assert point.cost.power_w.value == pytest.approx(1300)  # two boards of 650 W
+    assert point.cost.samples_per_joule.value == pytest.approx(point.samples_per_s.value / 1300)
+    said = " ".join(folder.report_txt.read_text().split())
+    assert "lower clocks" in said
+    assert "W of all ranks' GPU boards" in said
+    assert "throttled:" in said

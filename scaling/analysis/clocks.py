@@ -1,105 +1,163 @@
-"""Telemetry joined to blocks by time: which were throttled, and what lower clocks cost.
+"""Telemetry joined to blocks by time: which were throttled, what lower clocks cost, what the devices drew.
 
 Samples and blocks of a host carry the same clock, so they join as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from scaling.analysis.results import Measured
-from scaling.analysis.stats import student
+from scaling.analysis.quantities import TrialRecords
+from scaling.analysis.results import Clocks, Throttled
+from scaling.analysis.stats import Floats, Means, Rounds
+from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
+from scaling.telemetry.nvml import reasons_of
 
 SLOWDOWNS = 0x8 | 0x20 | 0x40 | 0x80
 """nvml.h: hardware slowdown, software and hardware thermal slowdown, power brake. A power cap is no fault."""
-ROUNDS_MIN = 3
+POWER_WINDOW_NS = 10**9
+"""NVML's power is a mean over the last second (nvml.h, nvmlDeviceGetPowerUsage, Ampere and later)."""
+TOGETHER = (PLAIN, PROBE)
+"""Arms of DDP over the group."""
+
+Term = Callable[[Means], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClockSample:
-    """One device at one time, on its host's clock."""
+class DeviceSample:
+    """One device at one time, on its host's clock; None: it does not tell."""
 
     time_ns: int
     sm_mhz: int | None
     reasons: int | None
+    power_w: float | None = None
 
 
-def block_clocks(
-    blocks: pl.DataFrame, samples: Mapping[tuple[int, int], Sequence[ClockSample]]
+def with_telemetry(
+    blocks: pl.DataFrame, samples: Mapping[tuple[int, int], Sequence[DeviceSample]]
 ) -> pl.DataFrame:
-    """Each block and rank with its mean SM clock (`sm_mhz`) and whether it was `throttled`; null without samples.
+    """Each block and rank with what its device showed meanwhile; null where nothing was sampled.
 
-    `samples` by (launch, rank): those of the device that the rank ran on, in order of time. A block
-    that is shorter than the sampling period takes the sample next to its middle.
+    `samples` by (launch, rank): those of the device that the rank ran on, in order of time. `sm_mhz`
+    and `power_w` are means over the samples inside the block, power from its second second on, since
+    what the device tells is a mean over the last one. `reasons` (all bits that were seen) and
+    `throttled` of a block without a sample are those of the sample next to its middle.
     """
+    times = {key: [s.time_ns for s in known] for key, known in samples.items()}
     rows = []
     for launch, rank, begin, end in blocks.select("launch", "rank", "begin_ns", "end_ns").iter_rows():
-        known = samples.get((launch, rank), ())
-        inside = [s for s in known if begin <= s.time_ns <= end] or _nearest(known, (begin + end) // 2)
-        clocks = [s.sm_mhz for s in inside if s.sm_mhz is not None]
-        reasons = [s.reasons for s in inside if s.reasons is not None]
+        known, at = samples.get((launch, rank), ()), times.get((launch, rank), [])
+        inside = known[bisect_left(at, begin) : bisect_right(at, end)]
+        reasons = [s.reasons for s in inside or _nearest(known, (begin + end) // 2) if s.reasons is not None]
+        bits = int(np.bitwise_or.reduce(reasons)) if reasons else None
         rows.append(
             (
-                sum(clocks) / len(clocks) if clocks else None,
-                any(r & SLOWDOWNS for r in reasons) if reasons else None,
+                _mean([s.sm_mhz for s in inside]),
+                _mean([s.power_w for s in inside if s.time_ns >= begin + POWER_WINDOW_NS]),
+                bits,
+                None if bits is None else bool(bits & SLOWDOWNS),
             )
         )
-    columns = {"sm_mhz": pl.Float64, "throttled": pl.Boolean}
+    columns = {"sm_mhz": pl.Float64, "power_w": pl.Float64, "reasons": pl.Int64, "throttled": pl.Boolean}
     return blocks.hstack(pl.DataFrame(rows, schema=columns, orient="row"))
 
 
-def share(
-    clocked: pl.DataFrame, world_size: int, *, compute_ms: Measured | None, step_ms: Measured | None
-) -> Measured | None:
-    """The `clocks` loss: what lower clocks beside other ranks cost, over the plain step; None without telemetry.
+def quantities(records: TrialRecords, typical: set[int]) -> dict[str, Floats]:
+    """What a point needs of its devices, a value a round; all NaN without telemetry.
 
-    Compute goes with the clock, so compute_ms (1 - f_together / f_alone) is lost, f being the mean
-    SM clock in plain and in bare_one blocks of the same round.
+    `clocks.neighbours` and `clocks.overlap`: by what fraction the clock is lower beside others than
+    alone, and with communication than without, on the same ranks. `mhz.*`: the clocks. `watts`: all ranks'.
     """
-    if compute_ms is None or step_ms is None or clocked["sm_mhz"].null_count() == clocked.height:
-        return None
-    its = clocked.filter((pl.col("world_size") == world_size) & pl.col("sm_mhz").is_not_null())
-    means = {
-        arm: dict(
-            its.filter(pl.col("arm") == arm)
-            .group_by(pl.struct("launch", "round").alias("key"))
-            .agg(pl.col("sm_mhz").mean())
-            .select(
-                pl.col("key").struct.field("launch") * 10**6 + pl.col("key").struct.field("round"), "sm_mhz"
-            )
-            .iter_rows()
-        )
-        for arm in ("bare_one", "plain")
+    everybody = set(range(records.trial.world_size))
+    return {
+        "clocks.neighbours": records.clock_drop((BARE_ONE,), (BARE_ALL,), typical),
+        "clocks.overlap": records.clock_drop((DDP_SOLO,), TOGETHER, typical),
+        "mhz.alone": records.device("sm_mhz", (BARE_ONE,), typical),
+        "mhz.beside": records.device("sm_mhz", (BARE_ALL,), typical),
+        "mhz.together": records.device("sm_mhz", TOGETHER, typical),
+        "watts": records.device("power_w", (PLAIN,), everybody, whole=True),
     }
-    both = sorted(means["bare_one"].keys() & means["plain"].keys())
-    if not both:
+
+
+def taken_out(rounds: Rounds, terms: Mapping[str, Term]) -> dict[str, Term]:
+    """The `clocks` loss, over the plain step, and the terms that it sits in without it; empty without telemetry.
+
+    Compute that goes with the clock takes T (1 - f / f_before) longer; work that waits for memory
+    does not go with it, so no more than the term itself is explained, and no less than nothing. A
+    term whose clocks were not sampled in so many rounds that there is an interval is left alone.
+    """
+    compute: dict[str, Term] = {
+        "neighbours": lambda m: (m[BARE_ALL] - m[f"{BARE_ALL}.input"] - m[f"{BARE_ALL}.host"]) / m[PLAIN],
+        "overlap": lambda m: (m["typical.probe.forward"] + m["typical.probe.compute"]) / m[PROBE],
+    }
+
+    def explained(name: str) -> Term:
+        def of(m: Means) -> Floats:
+            most = np.maximum(terms[name](m), 0.0)
+            found: Floats = np.clip(compute[name](m) * m[f"clocks.{name}"], 0.0, most)
+            return found
+
+        return of
+
+    def rest(name: str, part: Term) -> Term:
+        return lambda m: terms[name](m) - part(m)
+
+    parts = {name: explained(name) for name in compute}
+    measured = {name: rounds.measure(part) for name, part in parts.items()}
+    known = {name: parts[name] for name, number in measured.items() if number and number.low is not None}
+    if not known:
+        return {}
+
+    def whole(m: Means) -> Floats:
+        return sum((part(m) for part in known.values()), np.zeros(1))
+
+    return {"clocks": whole, **{name: rest(name, part) for name, part in known.items()}}
+
+
+def clocks(records: TrialRecords, rounds: Rounds) -> Clocks | None:
+    """The devices' clocks at one world size; None where no device told."""
+    ran = records.devices.filter(pl.col("arm") != BARE_ONE)
+    known = ran.filter(pl.col("throttled").is_not_null())
+    if known.is_empty() and "mhz.together" not in rounds:
         return None
-    part = compute_ms.value / step_ms.value
-    lost = np.array([part * max(0.0, 1 - means["plain"][k] / means["bare_one"][k]) for k in both])
-    if len(lost) < ROUNDS_MIN:
-        return Measured(float(lost.mean()), n=len(lost))
-    half = student(len(lost) - 1) * float(lost.std(ddof=1)) / len(lost) ** 0.5
-    mean = float(lost.mean())
-    return Measured(mean, max(0.0, mean - half), mean + half, len(lost))
+    found = []
+    for (rank,), part in known.sort("rank").partition_by("rank", as_dict=True, maintain_order=True).items():
+        slowed = part.filter(pl.col("throttled"))
+        if slowed.height:
+            bits = int(np.bitwise_or.reduce(slowed["reasons"].to_numpy()))
+            names = reasons_of(bits & SLOWDOWNS)
+            found.append(Throttled(rank=int(rank), blocks=slowed.height, of=part.height, reasons=names))
+    return Clocks(
+        alone_mhz=rounds.ratio("mhz.alone"),
+        beside_mhz=rounds.ratio("mhz.beside"),
+        together_mhz=rounds.ratio("mhz.together"),
+        throttled=tuple(found),
+    )
 
 
-def warnings(clocked: pl.DataFrame) -> tuple[str, ...]:
+def warnings(blocks: pl.DataFrame) -> tuple[str, ...]:
     """How many blocks were throttled, and on which ranks."""
-    throttled = clocked.filter(pl.col("throttled"))
+    throttled = blocks.filter(pl.col("throttled"))
     if throttled.is_empty():
         return ()
-    known = clocked.filter(pl.col("throttled").is_not_null()).height
+    known = blocks.filter(pl.col("throttled").is_not_null()).height
     ranks = ", ".join(str(r) for r in sorted(set(throttled["rank"])))
     return (
         f"throttled: {throttled.height} of {known} blocks ran while their device slowed itself down (rank {ranks})",
     )
 
 
-def _nearest(samples: Sequence[ClockSample], time_ns: int) -> list[ClockSample]:
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _nearest(samples: Sequence[DeviceSample], time_ns: int) -> list[DeviceSample]:
     if not samples:
         return []
     return [min(samples, key=lambda s: abs(s.time_ns - time_ns))]

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from scaling.analysis.change import Source
+from scaling.analysis.cost import usd_per_million
+from scaling.analysis.differing import differing
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
     CaseComparison,
     Comparison,
+    Cost,
+    CostComparison,
     Inference,
     Loss,
     Measured,
@@ -17,16 +24,29 @@ from scaling.analysis.results import (
     Training,
 )
 from scaling.analysis.roofline import explain
-from scaling.analysis.stats import distinguishable
+from scaling.analysis.split import split
+from scaling.analysis.stats import distinguishable, scaled
 from scaling.plan import Plan
+
+Prices = tuple[float | None, float | None]
+"""USD a GPU-hour, of the base and of the other."""
 
 _SAME = ("model", "precision", "mode", "task", "synthetic")
 
 
 def compare(
-    base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan, *, same_machine: bool = False
+    base: Analysis,
+    other: Analysis,
+    base_plan: Plan,
+    other_plan: Plan,
+    *,
+    same_machine: bool = False,
+    environments: tuple[Mapping[str, Any], Mapping[str, Any]] = ({}, {}),
+    prices: Prices = (None, None),
 ) -> Comparison:
     """`other` over `base` at every world size that both have.
+
+    `environments`: env-0.json of each; `prices` where they are not those of the plans.
 
     Intervals cover what happens within a run. On the `same_machine` a rank alone should take the
     same time in both: what it does not is drift between the runs, and no ratio within it is real.
@@ -51,7 +71,13 @@ def compare(
         reasons.append("one was made from profiler traces, the other was measured")
     others = {p.world_size: p for p in other.points}
     pairs = [(p, others[p.world_size]) for p in base.points if p.world_size in others]
-    cases = _cases(base, other)
+    plans = (base_plan, other_plan)
+    known = [
+        p.spec.cost.usd_per_gpu_hour if given is None else given
+        for p, given in zip(plans, prices, strict=True)
+    ]
+    prices = (known[0], known[1])
+    cases = _cases(base, other, prices)
     if not pairs and not cases:
         reasons.append(f"no {'case' if base_plan.spec.by_case else 'world size'} in common")
     return Comparison(
@@ -60,13 +86,39 @@ def compare(
         other=other.run,
         comparable=not reasons,
         reasons=tuple(reasons),
-        points=tuple(_point(a, b, same_machine=same_machine) for a, b in pairs),
+        points=tuple(_point(a, b, prices, same_machine=same_machine) for a, b in pairs),
         roofline=explain(base.roofline, other.roofline),
         cases=cases,
+        settings=differing(plans, environments),
     )
 
 
-def _cases(base: Analysis, other: Analysis) -> tuple[CaseComparison, ...]:
+def with_split(comparison: Comparison, base: Sequence[Source], other: Sequence[Source]) -> Comparison:
+    """The same with each ratio split into compute and fabric, at world sizes that both sources have.
+
+    `base` and `other` are to be drawn with seeds of their own: the runs share no rounds.
+    """
+    if not comparison.comparable:
+        return comparison
+    first, second = ({s.world_size: s for s in sources} for sources in (base, other))
+    points = tuple(
+        dataclasses.replace(p, split=split(first[p.world_size], second[p.world_size], p.ratio))
+        if p.ratio is not None and p.world_size in first.keys() & second.keys()
+        else p
+        for p in comparison.points
+    )
+    return dataclasses.replace(comparison, points=points)
+
+
+def below(comparison: Comparison, bar: float) -> bool:
+    """Whether some ratio is below a bar with its whole interval, by more than the machine itself moved."""
+    drift = [abs(p.control.value - 1) if p.control else 0.0 for p in comparison.points]
+    ratios = [(p.ratio, moved) for p, moved in zip(comparison.points, drift, strict=True)]
+    ratios += [(c.ratio, 0.0) for c in comparison.cases]
+    return any(r is not None and r.high is not None and r.high + moved < bar for r, moved in ratios)
+
+
+def _cases(base: Analysis, other: Analysis, prices: Prices) -> tuple[CaseComparison, ...]:
     """Cases that both runs measured."""
     rows: list[Inference | Training] = [*other.inference, *other.training]
     others = {_key(row): row for row in rows}
@@ -85,6 +137,10 @@ def _cases(base: Analysis, other: Analysis) -> tuple[CaseComparison, ...]:
                 samples_per_s=(row.samples_per_s, beside.samples_per_s),
                 ratio=ratio,
                 distinguishable=distinguishable(ratio),
+                usd_per_million_samples=tuple(
+                    usd_per_million(one.samples_per_s, row.world_size, price)
+                    for one, price in zip((row, beside), prices, strict=True)
+                ),
             )
         )
     return tuple(found)
@@ -103,7 +159,7 @@ def _setting(row: Inference | Training) -> dict[str, str | int | bool]:
     return {name: getattr(row, name) for name in names}
 
 
-def _point(base: Point, other: Point, *, same_machine: bool) -> PointComparison:
+def _point(base: Point, other: Point, prices: Prices, *, same_machine: bool) -> PointComparison:
     ratio = _ratio(other.samples_per_s, base.samples_per_s)
     if base.samples_per_s is None and other.samples_per_s is None:
         ratio = _ratio(
@@ -116,6 +172,27 @@ def _point(base: Point, other: Point, *, same_machine: bool) -> PointComparison:
         distinguishable=distinguishable(ratio, floor=abs(control.value - 1) if control else 0.0),
         control=control,
         causes=_causes(base, other),
+        cost=_cost(base, other, prices),
+    )
+
+
+def _cost(base: Point, other: Point, prices: Prices) -> CostComparison:
+    costs = [
+        Cost(
+            usd_per_million_samples=usd_per_million(point.samples_per_s, point.world_size, price),
+            power_w=point.cost.power_w,
+            samples_per_joule=point.cost.samples_per_joule,
+        )
+        for point, price in zip((base, other), prices, strict=True)
+    ]
+    per_usd = None
+    if prices[0] is not None and prices[1] is not None:
+        per_usd = scaled(_ratio(other.samples_per_s, base.samples_per_s), prices[0] / prices[1])
+    return CostComparison(
+        base=costs[0],
+        other=costs[1],
+        per_usd=per_usd,
+        per_joule=_ratio(costs[1].samples_per_joule, costs[0].samples_per_joule),
     )
 
 

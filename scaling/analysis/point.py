@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from scaling.analysis import own
+from scaling.analysis import clocks, own
+from scaling.analysis.cost import cost
 from scaling.analysis.curve import AlphaBeta, bus_factor
 from scaling.analysis.quantities import PHASES, TrialRecords
 from scaling.analysis.results import (
@@ -62,17 +63,19 @@ def point(
     typical = everybody - set(late.ranks) if late else everybody
     rounds = rounds.extend(_arm_values(records, typical, typical_only=True))
     rounds = rounds.extend(_merged_values(records, typical)).extend(sweep)
+    rounds = rounds.extend(clocks.quantities(records, typical))
     if whole_batch is not None:
         whole = records.column(whole_batch.arm(BARE_ONE), "step")
         rounds = rounds.extend({"whole_batch": whole})
     efficiency = _efficiency(n, strong=whole_batch is not None)
+    samples_per_s = rounds.ratio(lambda m: trial.batch * n * 1e9 / m["plain"]) if trial.batch else None
     return Point(
         world_size=n,
         hosts=trial.hosts,
         status=status,
         warmup_steps=warmup_steps,
         step_ms=scaled(rounds.ratio("plain"), 1e-6),
-        samples_per_s=rounds.ratio(lambda m: trial.batch * n * 1e9 / m["plain"]) if trial.batch else None,
+        samples_per_s=samples_per_s,
         speedup=rounds.ratio(lambda m: n * efficiency(m)),
         efficiency=rounds.ratio(efficiency),
         efficiency_loaded=rounds.ratio(lambda m: m[BARE_ALL] / m["plain"]) if n > 1 else None,
@@ -100,6 +103,14 @@ def point(
         else None,
         memory=memory or Memory(),
         loader=loader(records, rounds, plan, fed_ns=fed_ns, cores=cores),
+        clocks=clocks.clocks(records, rounds),
+        cost=cost(
+            rounds,
+            samples=trial.batch * n,
+            ranks=n,
+            samples_per_s=samples_per_s,
+            usd_per_gpu_hour=spec.cost.usd_per_gpu_hour,
+        ),
     )
 
 
@@ -302,6 +313,7 @@ def _loss(
     unexplained = rounds.measure(lambda m: 1 - efficiency(m) - sum(term(m) for term in known))
     if unexplained is None and not (partly and known):
         return None
+    measured |= {name: rounds.measure(term) for name, term in clocks.taken_out(rounds, terms).items()}
     return Loss(**measured, unexplained=unexplained)
 
 

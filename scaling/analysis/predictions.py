@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from scaling import spec
 from scaling.analysis.change import Change, Source
+from scaling.analysis.cost import inverse
 from scaling.analysis.fabrics import Fabric, measured_fabric, named_fabric
 from scaling.analysis.predict import predict
 from scaling.analysis.results import (
@@ -13,7 +14,6 @@ from scaling.analysis.results import (
     Analysis,
     Backtest,
     Loss,
-    Measured,
     PredictedPoint,
     Prediction,
 )
@@ -72,17 +72,11 @@ def _point(
         hosts=hosts,
         from_world_size=source.world_size,
         step_ms=step_ms,
-        samples_per_s=_inverse(step_ms, samples),
+        samples_per_s=inverse(step_ms, samples),
         speedup=scaled(found["efficiency"], n),
         efficiency=found["efficiency"],
         loss=Loss(**{cause: number for cause, number in found.items() if cause in Loss.__dataclass_fields__}),
     )
-
-
-def _inverse(number: Measured, over: float) -> Measured:
-    low = None if number.high is None else over / number.high
-    high = None if number.low is None else over / number.low
-    return Measured(value=over / number.value, low=low, high=high, n=number.n)
 
 
 def nearest(sources: Sequence[Source], world_size: int, topology: spec.Topology) -> Source:

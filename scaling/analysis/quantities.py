@@ -6,6 +6,7 @@ the detailed one `detailed`. All in ns, means over the steps of the round's bloc
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,6 +39,19 @@ DURATIONS = [
     ).alias("host"),
     _WAIT.alias("exposed"),
 ]
+
+
+DEVICE_COLUMNS = {
+    "launch": pl.Int64,
+    "round": pl.Int64,
+    "arm": pl.String,
+    "rank": pl.Int64,
+    "sm_mhz": pl.Float64,
+    "power_w": pl.Float64,
+    "reasons": pl.Int64,
+    "throttled": pl.Boolean,
+}
+"""What telemetry adds to blocks (scaling/analysis/clocks.py)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +91,8 @@ class TrialRecords:
     """Per round, K: each bucket's time alone."""
     gradient_bytes: int = 0
     """Of all buckets once, as replay has them; 0 where it did not run."""
+    devices: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=DEVICE_COLUMNS))
+    """Blocks with what their devices showed meanwhile; empty where nobody sampled."""
 
     @property
     def launches(self) -> np.ndarray:
@@ -120,6 +136,33 @@ class TrialRecords:
         values: Floats = joined[name].cast(pl.Float64).fill_null(float("nan")).to_numpy()
         return values
 
+    def device(self, name: str, arms: Collection[str], ranks: set[int], *, whole: bool = False) -> Floats:
+        """Mean over ranks of what their devices showed in some arms; `whole`: the sum, where all ranks did."""
+        each = self._shown(name, arms, ranks)
+        over = each.group_by("launch", "round").agg(
+            value=pl.col(name).sum() if whole else pl.col(name).mean(), ranks=pl.len()
+        )
+        if whole:
+            over = over.filter(pl.col("ranks") == len(ranks))
+        return self.per_round({(a, b): v for a, b, v, _ in over.iter_rows()})
+
+    def clock_drop(self, before: Collection[str], after: Collection[str], ranks: set[int]) -> Floats:
+        """1 - f / f_before of the SM clock between arms of a round: mean over the ranks that showed both."""
+        both = self._shown("sm_mhz", before, ranks).join(
+            self._shown("sm_mhz", after, ranks), on=["launch", "round", "rank"], suffix="_after"
+        )
+        drop = both.group_by("launch", "round").agg(
+            value=(1 - pl.col("sm_mhz_after") / pl.col("sm_mhz")).mean()
+        )
+        return self.per_round({(a, b): v for a, b, v in drop.iter_rows()})
+
+    def _shown(self, name: str, arms: Collection[str], ranks: set[int]) -> pl.DataFrame:
+        """(launch, round, rank, name): means over a round's blocks."""
+        rows = self.devices.filter(
+            pl.col("arm").is_in(list(arms)) & pl.col("rank").is_in(list(ranks)) & pl.col(name).is_not_null()
+        )
+        return rows.group_by("launch", "round", "rank").agg(pl.col(name).mean())
+
 
 def read_trial(tables: Tables, trial: Trial) -> TrialRecords:
     """Everything recorded of one trial; bare_one blocks of equal batch are shared between trials."""
@@ -153,7 +196,18 @@ def read_trial(tables: Tables, trial: Trial) -> TrialRecords:
         making=_making(tables.blocks, n),
         replay=_replay(buckets, n),
         gradient_bytes=_gradient_bytes(buckets),
+        devices=_devices(tables.blocks, trial),
     )
+
+
+def _devices(blocks: pl.DataFrame, trial: Trial) -> pl.DataFrame:
+    """The trial's blocks, and bare_one's of its batch, as telemetry saw them."""
+    if "sm_mhz" not in blocks.columns:
+        return pl.DataFrame(schema=DEVICE_COLUMNS)
+    n = trial.world_size
+    own = (pl.col("world_size") == n) & (pl.col("arm") != BARE_ONE)
+    bare = (pl.col("arm") == BARE_ONE) & (pl.col("batch") == trial.batch)
+    return blocks.filter((own | bare) & (pl.col("rank") < n)).select(list(DEVICE_COLUMNS))
 
 
 def _detailed(

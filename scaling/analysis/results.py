@@ -151,6 +151,41 @@ class Loader:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Throttled:
+    """A rank whose device slowed itself down."""
+
+    rank: int
+    blocks: int
+    of: int
+    """Blocks of which it is known."""
+    reasons: tuple[str, ...]
+    """As NVML names them: hw_slowdown, sw_thermal, hw_thermal, hw_power_brake."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clocks:
+    """SM clocks of the devices of the ranks that are not late, and which devices slowed themselves down."""
+
+    alone_mhz: Measured | None = None
+    beside_mhz: Measured | None = None
+    """With all ranks at work, without DDP."""
+    together_mhz: Measured | None = None
+    """With DDP over the group."""
+    throttled: tuple[Throttled, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What samples cost at one world size. A rank is taken for a GPU."""
+
+    usd_per_million_samples: Measured | None = None
+    """None without a price (cost.usd_per_gpu_hour)."""
+    power_w: Measured | None = None
+    """Of all ranks' GPU boards, in plain steps."""
+    samples_per_joule: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """One world size."""
 
@@ -173,6 +208,9 @@ class Point:
     memory: Memory = field(default_factory=Memory)
     loader: Loader | None = None
     """None where batches were made up."""
+    clocks: Clocks | None = None
+    """None where no device told."""
+    cost: Cost = field(default_factory=Cost)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -480,6 +518,43 @@ class StepHistory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """A throughput ratio as a product: ratio = compute x fabric x left (scaling/analysis/split.py)."""
+
+    compute: Measured
+    """What the devices make of it."""
+    fabric: Measured
+    """What the links make of it."""
+    left: Measured
+    """What neither explains."""
+    alone: Measured
+    """How many times as fast a rank alone computes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostComparison:
+    """What samples cost in either run. Ratios are B over A, above 1: B gives more for it."""
+
+    base: Cost = field(default_factory=Cost)
+    other: Cost = field(default_factory=Cost)
+    per_usd: Measured | None = None
+    """Samples a dollar."""
+    per_joule: Measured | None = None
+    """Samples a joule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingDifference:
+    """One thing that is not the same in both; None where a run does not have it."""
+
+    of: str
+    """`settings`: what was asked; `environment`: what it ran on."""
+    key: str
+    base: str | None
+    other: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PointComparison:
     """B over A at one world size: throughput ratio (above 1: B is faster)."""
 
@@ -491,6 +566,9 @@ class PointComparison:
     """Difference of step time B - A by cause, ms: compute and each loss cause."""
     control: Measured | None = None
     """The same ratio of a rank alone, on one and the same machine: an A/A pair, 1 but for the machine's drift."""
+    split: Split | None = None
+    """None at one rank, for runs that are not comparable, and where the records of a run are gone."""
+    cost: CostComparison = field(default_factory=CostComparison)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -505,6 +583,7 @@ class CaseComparison:
     """Of A and of B."""
     ratio: Measured | None
     distinguishable: bool
+    usd_per_million_samples: tuple[Measured | None, ...] = (None, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -520,6 +599,8 @@ class Comparison:
     roofline: tuple[str, ...] = ()
     """Which ceiling each of them hits."""
     cases: tuple[CaseComparison, ...] = ()
+    settings: tuple[SettingDifference, ...] = ()
+    """What else differs, of what was asked and of what it ran on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

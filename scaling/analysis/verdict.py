@@ -34,7 +34,7 @@ _CAUSES = (
     "clocks",
 )
 
-_BETWEEN_ARMS = ("neighbours", "ddp_overhead", "overlap")
+_BETWEEN_ARMS = ("neighbours", "ddp_overhead", "overlap", "clocks")
 """Measured as one arm's blocks against another's, not by stamps within a step."""
 
 
@@ -189,6 +189,7 @@ def _evidence(cause: str, point: Point) -> tuple[str, ...]:
         )
         if late.by_itself is not None:
             lines.append("it is slow alone too" if late.by_itself else "alone it is as fast as the others")
+        lines += [line for rank, line in _throttled(point) if rank == late.rank]
     if cause == "neighbours" and arms.bare_all and arms.bare_one:
         lines.append(
             f"without any DDP a step takes {arms.bare_all.value:.1f} ms beside the other ranks, "
@@ -204,11 +205,38 @@ def _evidence(cause: str, point: Point) -> tuple[str, ...]:
         lines.append(
             f"a rank's part of the batch takes {arms.bare_one.value:.1f} ms, more than its fair share"
         )
+    if cause == "clocks":
+        lines += _clock_lines(point)
+        lines += [line for _, line in _throttled(point)]
     if cause in ("input", "host"):
         part = getattr(parts, cause)
         if part is not None:
             lines.append(f"{part.value:.1f} ms a step are spent in {cause}")
     return tuple(lines)
+
+
+def _clock_lines(point: Point) -> list[str]:
+    seen = point.clocks
+    if seen is None:
+        return []
+    named = (
+        (seen.alone_mhz, "alone"),
+        (seen.beside_mhz, "beside the others"),
+        (seen.together_mhz, "with DDP"),
+    )
+    known = [f"{number.value:.0f} MHz {when}" for number, when in named if number is not None]
+    return [f"the SM clock is {', '.join(known)}"] if known else []
+
+
+def _throttled(point: Point) -> list[tuple[int, str]]:
+    """(rank, in words) of every device that slowed itself down."""
+    return [
+        (
+            t.rank,
+            f"rank {t.rank}'s device slowed itself down in {t.blocks} of {t.of} blocks ({', '.join(t.reasons)})",
+        )
+        for t in (point.clocks.throttled if point.clocks else ())
+    ]
 
 
 def _remedies(cause: str, point: Point, plan: Plan, gain: Gain) -> tuple[Remedy, ...]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from scaling.analysis.clocks import ClockSample
+from scaling.analysis.clocks import DeviceSample
 from scaling.doctor import devices, differences
 from scaling.plan import Plan
 from scaling.store import LaunchFolder, RunFolder
@@ -32,7 +32,7 @@ def warnings(folder: RunFolder, plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(said))
 
 
-def clocks(folder: RunFolder, plan: Plan) -> dict[tuple[int, int], tuple[ClockSample, ...]]:
+def samples(folder: RunFolder, plan: Plan) -> dict[tuple[int, int], tuple[DeviceSample, ...]]:
     """(launch, rank) -> the samples of its device; without GPUs there are none."""
     found = {}
     for launch in folder.launches():
@@ -66,8 +66,14 @@ def _hosts(launch: LaunchFolder, plan: Plan) -> dict[int, HostRecord]:
     return {host: record for host, record in found.items() if record is not None}
 
 
-def _samples(host: HostRecord, index: int) -> Iterator[ClockSample]:
+def _samples(host: HostRecord, index: int) -> Iterator[DeviceSample]:
     for sample in host.samples:
         if index < len(sample.gpus):
             gpu = sample.gpus[index]
-            yield ClockSample(time_ns=sample.time_ns, sm_mhz=gpu.get("sm_mhz"), reasons=gpu.get("reasons"))
+            milliwatts = gpu.get("power_mw")
+            yield DeviceSample(
+                time_ns=sample.time_ns,
+                sm_mhz=gpu.get("sm_mhz"),
+                reasons=gpu.get("reasons"),
+                power_w=None if milliwatts is None else milliwatts / 1e3,
+            )

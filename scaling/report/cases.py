@@ -134,6 +134,7 @@ def setting(row: Inference | Training | LargestBatch) -> str:
 
 def comparison_table(comparison: Comparison) -> tuple[Columns, Rows]:
     """Device x precision x batch: samples a second in both runs, and their ratio."""
+    priced = any(usd for case in comparison.cases for usd in case.usd_per_million_samples)
     columns = (
         ("ranks", ""),
         ("setting", ""),
@@ -141,6 +142,7 @@ def comparison_table(comparison: Comparison) -> tuple[Columns, Rows]:
         ("base", "1/s"),
         ("other", "1/s"),
         ("ratio", ""),
+        *((("base", "USD/M"), ("other", "USD/M")) if priced else ()),
         ("", ""),
     )
     rows = []
@@ -161,6 +163,7 @@ def comparison_table(comparison: Comparison) -> tuple[Columns, Rows]:
             cell(a),
             cell(b),
             cell(case.ratio),
+            *(map(cell, case.usd_per_million_samples) if priced else ()),
             note,
         )
         rows.append(row)

@@ -6,22 +6,27 @@ from scaling.analysis.results import (
     Analysis,
     Comm,
     Comparison,
+    Cost,
+    CostComparison,
     Level,
     Loader,
     Measured,
     Memory,
     Overhead,
     Point,
+    PointComparison,
     Prediction,
     Quality,
     Remedy,
     RunInfo,
+    SettingDifference,
     Straggler,
     TrialOutcome,
     Verdict,
 )
 from scaling.report import cases
 from scaling.report.text import (
+    NONE,
     PARTS,
     cause_name,
     change,
@@ -37,6 +42,8 @@ from scaling.report.text import (
 )
 from scaling.units import format_bytes
 
+NAMED_SETTINGS = 2
+"""Runs that differ in no more settings are called by them."""
 OPEN_VERDICTS = ("undecided", "scales_well")
 """Verdicts that name no cause."""
 
@@ -146,6 +153,18 @@ def memory_line(memory: Memory, device: str) -> str:
     return "; ".join(lines)
 
 
+def cost_line(cost: Cost) -> str:
+    """Money and energy, as far as they are known; empty where neither is."""
+    parts = []
+    if cost.usd_per_million_samples:
+        parts.append(f"{quantity(cost.usd_per_million_samples, 'USD')} a million samples")
+    if cost.power_w:
+        parts.append(f"{quantity(cost.power_w, 'W')} of all ranks' GPU boards")
+    if cost.samples_per_joule:
+        parts.append(f"{quantity(cost.samples_per_joule)} samples a joule")
+    return "; ".join(parts)
+
+
 def comm_line(comm: Comm, rate_source: str) -> str:
     """What a step sends, at which bandwidth, and how that compares."""
     parts = [f"{format_bytes(comm.bytes_per_step)} a rank and step in {count(len(comm.buckets), 'bucket')}"]
@@ -217,7 +236,47 @@ def run_names(comparison: Comparison) -> tuple[str, str]:
     def name(run: RunInfo) -> str:
         return plain(", ".join(getattr(run, f) for f in differing) or run.id)
 
+    def told(role: str) -> str:
+        return plain(", ".join(f"{s.key}={getattr(s, role) or 'unset'}" for s in asked))
+
+    asked = [s for s in comparison.settings if s.of == "settings"]
+    if not differing and 0 < len(asked) <= NAMED_SETTINGS:
+        return told("base"), told("other")
     return name(base), name(other)
+
+
+def split_line(point: PointComparison) -> str:
+    """`x1.9 = x1.4 compute x x1.36 fabric x x1.00 left`; empty where it was not split."""
+    split = point.split
+    if split is None:
+        return ""
+    parts = [(split.compute, "compute"), (split.fabric, "fabric"), (split.left, "left")]
+    product = " x ".join(f"x{quantity(value)} {name}" for value, name in parts)
+    return f"x{value_of(point.ratio)} = {product} (a rank alone computes x{quantity(split.alone)} as fast)"
+
+
+def cost_lines(cost: CostComparison) -> tuple[str, ...]:
+    """Money and energy of either run, and what the other gives for as much."""
+    lines = []
+    a, b = cost.base, cost.other
+    if a.usd_per_million_samples or b.usd_per_million_samples:
+        more = f": x{quantity(cost.per_usd)} the samples a dollar" if cost.per_usd else ""
+        lines.append(
+            f"{quantity(b.usd_per_million_samples, 'USD')} a million samples, base "
+            f"{quantity(a.usd_per_million_samples, 'USD')}{more}"
+        )
+    if a.samples_per_joule or b.samples_per_joule:
+        more = f": x{quantity(cost.per_joule)}" if cost.per_joule else ""
+        lines.append(
+            f"{quantity(b.samples_per_joule)} samples a joule, base {quantity(a.samples_per_joule)}{more}"
+        )
+    return tuple(lines)
+
+
+def setting_line(setting: SettingDifference) -> str:
+    """`ddp.bucket_cap_mb: 25 and 100`."""
+    a, b = (NONE if value is None else plain(value) for value in (setting.base, setting.other))
+    return f"{plain(setting.key)}: {a} and {b}"
 
 
 def largest_causes(causes: dict[str, Measured | None], most: int) -> tuple[tuple[str, Measured], ...]:
@@ -241,7 +300,8 @@ def comparison_answer(comparison: Comparison) -> str:
         return f"{at} the two runs are not distinguishable: their throughput ratio is {ratio}."
     base, other = run_names(comparison)
     faster = "faster" if point.ratio.value > 1 else "slower"
-    return f"{at} {other} is {faster} than {base}: {ratio} times its throughput."
+    said = f"{at} {other} is {faster} than {base}: {ratio} times its throughput."
+    return " ".join([said, *(sentence(line) for line in cost_lines(point.cost)[:1])])
 
 
 def gain(remedy: Remedy) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from plotly.offline.offline import get_plotlyjs
 
@@ -14,6 +14,7 @@ from scaling.analysis.results import (
     Memory,
     Parts,
     Point,
+    PointComparison,
     Remedy,
     RooflineResult,
     RunInfo,
@@ -71,9 +72,12 @@ def comparison_page(comparison: Comparison, base: Analysis, other: Analysis) -> 
         _section("Throughput", _ratios(comparison)),
         _section("Scaling", figures.add(curve)),
         _section("What makes the difference", _differences(comparison, figures)),
+        _section("Compute and fabric", _items(_of_points(comparison, findings.split_line))),
+        _section("Cost", _items(_of_points(comparison, lambda p: "; ".join(findings.cost_lines(p.cost))))),
         _section("Roofline", _items(comparison.roofline)),
         _section("Parts of a step", figures.add(plots.parts(_paired_parts(base, other)))),
         _section("Conditions", _both_conditions(comparison)),
+        _section("What else differs", _settings(comparison)),
     )
     return _document(f"{names[1]} against {names[0]}", "".join(body), figures)
 
@@ -295,6 +299,8 @@ def _quality(analysis: Analysis) -> str:
             )
         if p.loader:
             checks.append(f"{text.ranks(p.world_size)}: batches {findings.loader_line(p.loader)}")
+        if line := findings.cost_line(p.cost):
+            checks.append(f"{text.ranks(p.world_size)}: cost {line}")
         if p.closure:
             checks.append(f"{text.ranks(p.world_size)}: {findings.closure_line(p.closure)}")
     warnings = findings.quality_lines(analysis.quality)
@@ -326,6 +332,18 @@ def _differences(comparison: Comparison, figures: _Figures) -> str:
         if causes:
             drawn.append(figures.add(plots.differences(causes), text.ranks(point.world_size)))
     return f'<div class="pair">{"".join(drawn)}</div>' if drawn else ""
+
+
+def _of_points(comparison: Comparison, line: Callable[[PointComparison], str]) -> list[str]:
+    """A line a world size, where there is one."""
+    found = ((p.world_size, line(p)) for p in comparison.points)
+    return [f"{text.ranks(n)}: {said}" for n, said in found if said]
+
+
+def _settings(comparison: Comparison) -> str:
+    rows = [(s.key, s.base or text.NONE, s.other or text.NONE, s.of) for s in comparison.settings]
+    columns = (("", ""), ("base", ""), ("other", ""), ("", ""))
+    return f'<div class="words">{_table(columns, rows)}</div>' if rows else ""
 
 
 def _paired_parts(base: Analysis, other: Analysis) -> list[tuple[str, Parts]]:

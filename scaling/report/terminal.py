@@ -132,6 +132,8 @@ def _point(point: Point, rate_source: str, device: str) -> Iterator[Text]:
         yield from _fact("gradients", findings.comm_line(point.comm, rate_source))
     if point.memory != Memory():
         yield from _fact("memory", findings.memory_line(point.memory, device))
+    if line := findings.cost_line(point.cost):
+        yield from _fact("cost", line)
     if point.overhead.probe_over_plain is not None:
         yield from _fact("probe's cost", findings.overhead_line(point.overhead))
     if point.closure is not None:
@@ -227,6 +229,15 @@ def _comparison(comparison: Comparison) -> Iterator[Text]:
             control = text.quantity(point.control)
             yield Text(f"    {'a rank alone':<{NAME}}{control}  (1 but for the machine's drift)")
         yield from _causes(point)
+        for name, line in (
+            ("split", findings.split_line(point)),
+            *(("cost", line) for line in findings.cost_lines(point.cost)),
+        ):
+            if line:
+                yield from _prose(line, lead=f"    {name:<{NAME}}", hang=" " * (4 + NAME))
+    for of in ("settings", "environment"):
+        differing = [findings.setting_line(s) for s in comparison.settings if s.of == of]
+        yield from _section(f"{of} that differ, base and other", differing)
     if comparison.roofline:
         yield _head("roofline")
         for line in comparison.roofline:

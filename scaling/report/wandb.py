@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from scaling import codec
@@ -26,14 +26,14 @@ from scaling.analysis.results import (
     Verdict,
 )
 from scaling.plan import Plan, Trial
-from scaling.report import cases, sync
+from scaling.report import cases, findings, sync
+from scaling.spec import SECRET
 from scaling.store import RunFolder
 
 ONLINE_BOUND_S = 60.0
 """How long a run's end waits for the server; `scaling sync` has more time."""
 ID_MAX = 100
 """Characters of a run id that are kept; W&B takes 128 in all."""
-SECRET = re.compile("key|token|secret|passw|credential", re.IGNORECASE)
 
 Json = dict[str, Any]
 
@@ -48,17 +48,28 @@ def log_run(
     plan: Plan,
     analysis: Analysis,
     histories: tuple[StepHistory, ...],
-    comparison: Comparison | None = None,
 ) -> str | None:
     """Write the W&B runs of a run folder, in place of earlier ones; a one-line warning where that failed.
 
     Takes at most `sync.WRITE_BOUND_S` seconds, ONLINE_BOUND_S more in online mode, and raises nothing.
     """
+    return _log(folder, plan, lambda: _document(folder, plan, analysis, histories))
+
+
+def log_comparison(folder: RunFolder, plan: Plan, comparisons: Sequence[Comparison]) -> str | None:
+    """Write one W&B run with the comparison's tables below `folder`, as `log_run` does a run's.
+
+    `plan`: the base's, which says where it goes.
+    """
+    return _log(folder, plan, lambda: _comparison_document(folder, plan, comparisons))
+
+
+def _log(folder: RunFolder, plan: Plan, document: Callable[[], Json]) -> str | None:
     mode = plan.spec.tracking.mode
     if mode == "disabled":
         return None
     try:
-        sync.write(folder, _document(folder, plan, analysis, histories, comparison))
+        sync.write(folder, document())
     except Exception as error:  # noqa: BLE001  no failure of tracking may cost a measurement
         return f"nothing was logged: {' '.join(str(error).split())}"
     if mode == "online":
@@ -74,10 +85,9 @@ def _document(
     plan: Plan,
     analysis: Analysis,
     histories: Iterable[StepHistory],
-    comparison: Comparison | None,
 ) -> Json:
     """Everything to log, as plain values: settings all runs share, and the runs."""
-    tracking, run = plan.spec.tracking, analysis.run
+    run = analysis.run
     points = {p.world_size: p for p in analysis.points}
     steps = {h.world_size: _steps(h) for h in histories}
     ends = {t.world_size: {"status": t.status, "error": t.error} for t in analysis.trials}
@@ -100,8 +110,49 @@ def _document(
             "name": f"{title} summary",
             "config": base | {"world_sizes": list(plan.spec.world_sizes)},
         }
-        | _summary(analysis, comparison)
+        | _summary(analysis)
     )
+    return _grouped(folder, plan, runs, synthetic=run.synthetic)
+
+
+def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[Comparison]) -> Json:
+    """One run whose tables have a row a pair of runs and world size, case, or setting that differs."""
+    names = list(dict.fromkeys(name for one in comparisons for name in findings.run_names(one)))
+    rows = [row for one in comparisons for row in _comparison_rows(one)]
+    tables = {
+        "comparison": _table(rows),
+        "cases": _table([row for one in comparisons for row in _case_rows(one)]),
+        "settings": _table([row for one in comparisons for row in _setting_rows(one)]),
+    }
+    pairs = {str(row["other"]): [r for r in rows if r["other"] == row["other"]] for row in rows}
+    series = {name: [(r["world_size"], r["ratio"]) for r in of if "ratio" in r] for name, of in pairs.items()}
+    chart = {
+        "title": "Throughput over the base",
+        "x": "world_size",
+        "series": {k: v for k, v in series.items() if v},
+    }
+    said = {
+        "comparable": all(one.comparable for one in comparisons),
+        "reasons": [reason for one in comparisons for reason in one.reasons],
+        "answer": [findings.comparison_answer(one) for one in comparisons],
+    }
+    run: Json = {
+        "id": "comparison",
+        "name": f"comparison of {', '.join(names)}",
+        "config": {"base": plan.id, "others": [one.other.id for one in comparisons]},
+        "x": "world_size",
+        "history": [],
+        "tables": {k: v for k, v in tables.items() if v["rows"]},
+        "charts": {"ratio_chart": chart} if chart["series"] else {},
+        "summary": said,
+    }
+    synthetic = any(one.base.synthetic or one.other.synthetic for one in comparisons)
+    return _grouped(folder, plan, [run], synthetic=synthetic)
+
+
+def _grouped(folder: RunFolder, plan: Plan, runs: Sequence[Json], *, synthetic: bool) -> Json:
+    """Runs with ids of their own, and the settings that all of them share."""
+    tracking = plan.spec.tracking
     stem = re.sub(r"[^A-Za-z0-9_-]+", "-", plan.id)[-ID_MAX:].strip("-")
     return {
         "init": {
@@ -110,7 +161,7 @@ def _document(
             "entity": tracking.entity,
             "group": tracking.group or plan.id,
             "job_type": tracking.job_type,
-            "tags": [*tracking.tags, *(["synthetic"] if run.synthetic else [])],
+            "tags": [*tracking.tags, *(["synthetic"] if synthetic else [])],
             "notes": tracking.notes,
         },
         "runs": [one | {"id": f"{stem}-{one['id']}"} for one in runs],
@@ -188,10 +239,12 @@ def _numbers(point: Point | None) -> Json:
         | _named("{}", point.overhead)
         | _named("{}", point.comm)
         | _named("{}", point.memory)
+        | _named("clocks_{}", point.clocks)
+        | _named("{}", point.cost)
     )
 
 
-def _summary(analysis: Analysis, comparison: Comparison | None) -> Json:
+def _summary(analysis: Analysis) -> Json:
     rows = [_numbers(p) for p in analysis.points]
     tables = {
         "efficiency_by_world_size": _table(rows, ("world_size", "hosts", "status", *EFFICIENCY, *STEP)),
@@ -202,7 +255,6 @@ def _summary(analysis: Analysis, comparison: Comparison | None) -> Json:
         "training": _table([_case_row(analysis, r) for r in analysis.training]),
         "largest_batch": _table([_spread(_named("{}", r)) for r in analysis.largest_batch]),
         "verdicts": _table([_verdict_row(v) for v in analysis.verdicts]),
-        "comparison": _table(_comparison_rows(comparison)),
     }
     charts = {
         "efficiency_chart": _chart("Scaling efficiency", rows, EFFICIENCY),
@@ -256,9 +308,38 @@ def _verdict_row(verdict: Verdict) -> Json:
     return _spread(_named("{}", verdict) | remedies)
 
 
-def _comparison_rows(comparison: Comparison | None) -> list[Json]:
-    points = comparison.points if comparison else ()
-    return [_spread(_named("{}", p) | {f"{k}_ms": v for k, v in p.causes.items()}) for p in points]
+def _comparison_rows(comparison: Comparison) -> list[Json]:
+    base, other = findings.run_names(comparison)
+    return [
+        {"base": base, "other": other}
+        | _spread(
+            _named("{}", p)
+            | {f"{k}_ms": v for k, v in p.causes.items()}
+            | _named("split_{}", p.split)
+            | _named("base_{}", p.cost.base)
+            | _named("other_{}", p.cost.other)
+            | {"per_usd": p.cost.per_usd, "per_joule": p.cost.per_joule}
+        )
+        for p in comparison.points
+    ]
+
+
+def _case_rows(comparison: Comparison) -> list[Json]:
+    base, other = findings.run_names(comparison)
+    return [
+        {"base": base, "other": other}
+        | _spread(
+            {"world_size": c.world_size, "batch": c.batch, "ratio": c.ratio, **c.setting}
+            | {"distinguishable": c.distinguishable}
+            | dict(zip(("base_samples_per_s", "other_samples_per_s"), c.samples_per_s, strict=True))
+        )
+        for c in comparison.cases
+    ]
+
+
+def _setting_rows(comparison: Comparison) -> list[Json]:
+    names = dict(zip(("base_run", "other_run"), findings.run_names(comparison), strict=True))
+    return [names | {k: v or "" for k, v in _named("{}", s).items()} for s in comparison.settings]
 
 
 def _chart(title: str, rows: Sequence[Json], columns: Iterable[str]) -> Json:

@@ -22,8 +22,12 @@ USAGE: dict[str, tuple[tuple[str, str], ...]] = {
     "analyze": (("analyze RUN [--json]", "rebuild everything derived from the rank files"),),
     "compare": (
         (
-            "compare RUN RUN... [--json] [--fail-below RATIO] [--into DIR]",
-            "the runs against the first: ratio, and which part differs",
+            "compare RUN RUN... [--json] [--fail-below RATIO] [--into DIR] [cost.usd_per_gpu_hour=...]",
+            "the runs against the first: ratio, which part differs, what a sample costs",
+        ),
+        (
+            "compare RUN --baseline NAME [--keep]",
+            "against the baseline of this machine and model; or keep it as such",
         ),
     ),
     "predict": (

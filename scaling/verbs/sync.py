@@ -10,5 +10,6 @@ from scaling.verbs.arguments import parse
 def main(arguments: list[str]) -> int:
     """Says what went up."""
     paths, _ = parse("sync", arguments, {}, least=1, most=1)
-    print(sync(RunFolder(paths[0]).require()))
+    folder = RunFolder(paths[0])
+    print(sync(folder if folder.comparison.is_file() else folder.require()))
     return 0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scaling.analysis.compare import compare
+from scaling.analysis.compare import below, compare
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
@@ -19,7 +19,9 @@ from scaling.analysis.results import (
     Quality,
     RunInfo,
 )
+from scaling.analysis.results import Cost as PointCost
 from scaling.plan import make_plan
+from scaling.spec import Cost
 
 
 def about(value, relative=0.02):
@@ -193,3 +195,106 @@ def test_no_world_size_in_common_is_a_reason(plan):
 def test_only_common_world_sizes_are_compared(plan):
     found = compare(run(point(n=2), point(n=4)), run(point(n=4), point(n=8)), plan, plan)
     assert [p.world_size for p in found.points] == [4]
+
+
+# Cost
+
+
+def priced(plan, usd):
+    return replace(plan, spec=replace(plan.spec, cost=Cost(usd_per_gpu_hour=usd)))
+
+
+def test_a_million_samples_cost_what_the_gpus_cost_while_they_are_made(plan):
+    """Four GPUs at 3.6 USD an hour are 4e-3 USD a second; at 1280 samples a second a million takes 781.25 s."""
+    (found,) = compare(run(point()), run(point(step=80.0)), priced(plan, 3.6), priced(plan, 3.6)).points
+    cost = found.cost
+    assert cost.base.usd_per_million_samples.value == pytest.approx(3.125)
+    assert cost.other.usd_per_million_samples.value == pytest.approx(2.5)
+    assert cost.per_usd.value == pytest.approx(1.25)
+    throughput = point().samples_per_s
+    usd = cost.base.usd_per_million_samples
+    assert usd.low == pytest.approx(4e3 / throughput.high)
+    assert usd.high == pytest.approx(4e3 / throughput.low)
+
+
+def test_a_faster_machine_that_costs_more_can_give_less_for_a_dollar(plan):
+    (found,) = compare(run(point()), run(point(step=80.0)), priced(plan, 2.0), priced(plan, 4.0)).points
+    assert found.ratio.value == pytest.approx(1.25)
+    assert found.cost.per_usd.value == pytest.approx(0.625)
+    assert found.cost.per_usd.half_width == pytest.approx(found.ratio.half_width / 2)
+
+
+def test_prices_that_are_given_go_before_those_of_the_runs(plan):
+    pair = priced(plan, 2.0), plan
+    (found,) = compare(run(point()), run(point()), *pair, prices=(None, 1.0)).points
+    assert found.cost.per_usd.value == pytest.approx(2.0)
+    (found,) = compare(run(point()), run(point()), *pair).points
+    assert found.cost.base.usd_per_million_samples is not None
+    assert found.cost.other.usd_per_million_samples is None  # no price, no zero
+    assert found.cost.per_usd is None
+
+
+def test_samples_a_joule_where_both_know_their_power(plan):
+    def drawing(joule):
+        return replace(point(), cost=PointCost(power_w=about(400.0), samples_per_joule=about(joule)))
+
+    (found,) = compare(run(drawing(2.0)), run(drawing(3.0)), plan, plan).points
+    assert found.cost.per_joule.value == pytest.approx(1.5)
+    (found,) = compare(run(drawing(2.0)), run(point()), plan, plan).points
+    assert found.cost.per_joule is None
+    assert found.cost.base.samples_per_joule.value == 2.0
+
+
+# What else differs
+
+
+def test_settings_are_named_as_their_overrides(plan):
+    spec = plan.spec
+    other = replace(
+        plan,
+        spec=replace(
+            spec,
+            ddp=replace(spec.ddp, bucket_cap_mb=100.0),
+            env={"NCCL_P2P_DISABLE": "1", "MY_TOKEN": "hidden"},
+            model=replace(spec.model, args={"token_dim": 8}),
+            seed=7,
+        ),
+    )
+    found = compare(run(point()), run(point()), plan, other).settings
+    assert {(s.of, s.key, s.base, s.other) for s in found} == {
+        ("settings", "ddp.bucket_cap_mb", "25", "100.0"),
+        ("settings", "env.NCCL_P2P_DISABLE", None, "1"),
+        ("settings", "model.token_dim", None, "8"),
+    }
+
+
+def test_what_they_ran_on_differs_too(plan):
+    base = {"torch": "2.13.0", "rank": 0, "environment": {"OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "1"}}
+    other = {"torch": "2.12.0", "rank": 0, "environment": {"SLURM_JOB_ID": "2", "WANDB_API_KEY": "x"}}
+    found = compare(run(point()), run(point()), plan, plan, environments=(base, other)).settings
+    assert {(s.of, s.key, s.base, s.other) for s in found} == {
+        ("environment", "torch", "2.13.0", "2.12.0"),
+        ("environment", "env.OMP_NUM_THREADS", "1", None),
+    }
+    assert compare(run(point()), run(point()), plan, plan, environments=(base, {})).settings == ()
+
+
+# The gate
+
+
+@pytest.mark.parametrize(("step", "worse"), [(100.0, False), (104.0, False), (106.0, False), (112.0, True)])
+def test_a_regression_is_below_the_bar_with_its_whole_interval(plan, step, worse):
+    """At 106 ms the ratio is 0.943 but its interval reaches 0.97: not shown to be below 0.95."""
+    assert below(compare(run(point()), run(point(step=step)), plan, plan), 0.95) is worse
+
+
+def test_what_the_machine_itself_moved_is_no_regression(plan):
+    """A rank alone is 10 % slower too: the bar is on the run and not on the day."""
+    slow = run(point(step=112.0, alone=66.0))
+    assert not below(compare(run(point()), slow, plan, plan, same_machine=True), 0.95)
+    assert below(compare(run(point()), slow, plan, plan), 0.95)
+
+
+def test_a_bar_above_one_asks_for_a_gain(plan):
+    assert below(compare(run(point()), run(point()), plan, plan), 1.3)
+    assert not below(compare(run(point()), run(point(step=70.0)), plan, plan), 1.3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-from scaling.doctor.preflight import clocks, warnings
+from scaling.doctor.preflight import samples, warnings
 from scaling.store import RunFolder
 
 ENV = {"schema": 1, "host": 0, "torch": "2.13.0", "driver": "570.86.15", "device_uuid": None}
@@ -59,9 +59,9 @@ def test_a_link_that_is_not_as_promised(tmp_path, fake_nvml):
 
 def test_samples_go_to_the_rank_that_has_the_device(tmp_path, fake_nvml):
     ranks = ({"device_uuid": "0000-0001"}, {"device_uuid": "0000-0000"})
-    found = clocks(*run(tmp_path, *ranks, telemetry=node(fake_nvml, sm_mhz=900)))
+    found = samples(*run(tmp_path, *ranks, telemetry=node(fake_nvml, sm_mhz=900)))
     assert [found[0, rank][0].sm_mhz for rank in (0, 1)] == [900, 1900]
 
 
-def test_a_host_without_devices_has_no_clocks(tmp_path):
-    assert clocks(*run(tmp_path, {}, {})) == {}
+def test_a_host_without_devices_has_no_samples(tmp_path):
+    assert samples(*run(tmp_path, {}, {})) == {}

@@ -10,6 +10,8 @@ from scaling.analysis.results import (
     Bucket,
     Comm,
     Comparison,
+    Cost,
+    CostComparison,
     CurvePoint,
     Fabric,
     Fits,
@@ -23,7 +25,9 @@ from scaling.analysis.results import (
     Quality,
     Remedy,
     RunInfo,
+    SettingDifference,
     Span,
+    Split,
     Straggler,
     Timeline,
     TrialOutcome,
@@ -339,6 +343,17 @@ def comparison(*, comparable: bool = True) -> Comparison:
                     "overlap": about(0.9, 0.6),
                     "clocks": None,
                 },
+                split=Split(
+                    compute=about(1.01, 0.02),
+                    fabric=about(1.34, 0.04),
+                    left=about(1.0, 0.04),
+                    alone=about(1.0, 0.01),
+                ),
+                cost=CostComparison(
+                    base=Cost(usd_per_million_samples=about(2.60, 0.02)),
+                    other=Cost(usd_per_million_samples=about(3.82, 0.05), samples_per_joule=about(1.9, 0.1)),
+                    per_usd=about(0.68, 0.01),
+                ),
             ),
             PointComparison(
                 world_size=4,
@@ -350,6 +365,10 @@ def comparison(*, comparable: bool = True) -> Comparison:
                     "overlap": about(1.1, 0.7),
                 },
             ),
+        ),
+        settings=(
+            SettingDifference(of="settings", key="topology.link.rate_bit_s", base="1", other=HOSTILE),
+            SettingDifference(of="environment", key="torch", base="2.13.0", other=None),
         ),
     )
 

@@ -159,13 +159,13 @@ def test_two_devices_are_compared_case_by_case():
 
 
 def test_wandb_gets_a_table_of_device_precision_and_batch():
-    tables = wandb._summary(SERVED, None)["tables"]
+    tables = wandb._summary(SERVED)["tables"]
     rows = [
         dict(zip(tables["inference"]["columns"], row, strict=True)) for row in tables["inference"]["rows"]
     ]
     assert rows[1]["device"] == "Imaginary G1"
     assert (rows[1]["precision"], rows[1]["batch"], rows[1]["samples_per_s"]) == ("fp32", 8, 390)
     assert rows[1]["latency_p50_ms"] == pytest.approx(2000 * 8 / 390)
-    chart = wandb._summary(SERVED, None)["charts"]["throughput_chart"]
+    chart = wandb._summary(SERVED)["charts"]["throughput_chart"]
     assert chart["series"]["fp32, eager n=2"] == [(1, 100), (8, 390), (32, 400)]
-    assert wandb._summary(TRAINED, None)["tables"]["largest_batch"]["rows"]
+    assert wandb._summary(TRAINED)["tables"]["largest_batch"]["rows"]

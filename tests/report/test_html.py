@@ -174,6 +174,7 @@ def test_a_comparison(sample):
     assert "Not comparable" not in outline.headings
     for expected in ("not distinguishable", "1.36 [1.33, 1.42]", "differs"):
         assert expected in outline.text
+    assert {"Compute and fabric", "Cost", "What else differs"} <= set(outline.headings)
 
 
 def test_a_comparison_of_unlike_runs(sample):

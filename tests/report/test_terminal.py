@@ -105,6 +105,11 @@ def test_a_comparison(sample):
     assert "1.36 [1.33, 1.42]" in row(out, "2 ranks")
     assert "-31.0 ms ±1.1 a step" in row(out, "link bandwidth")
     assert "NOT COMPARABLE" not in out
+    said = " ".join(out.split())
+    assert "x1.36 = x1.01 ±0.02 compute x x1.34 ±0.04 fabric x x1.00 ±0.04 left" in said
+    assert "3.82 USD ±0.05 a million samples, base 2.60 USD ±0.02: x0.680 ±0.010 the samples a dollar" in said
+    assert "1.90 ±0.10 samples a joule, base -" in said
+    assert "- torch: 2.13.0 and -" in out
 
 
 def test_a_comparison_of_unlike_runs(sample):

@@ -20,6 +20,8 @@ from scaling.analysis.results import (
     Analysis,
     Arms,
     Comparison,
+    Cost,
+    CostComparison,
     CurvePoint,
     Fabric,
     Fits,
@@ -32,6 +34,8 @@ from scaling.analysis.results import (
     Quality,
     Remedy,
     RunInfo,
+    SettingDifference,
+    Split,
     StepHistory,
     TrialOutcome,
     Verdict,
@@ -140,13 +144,8 @@ def offline(tmp_path_factory) -> dict[str, Logged]:
     folder = RunFolder(tmp_path_factory.mktemp("offline"))
     folder.launch(0).path.mkdir(parents=True)
     folder.launch(0).env(0).write_text(json.dumps({"schema": 1, "torch": "2.13.0"}))
-    info = run_info()
-    one = PointComparison(
-        world_size=2, ratio=Measured(1.2, 1.1, 1.3), distinguishable=True, causes={"compute": None}
-    )
-    both = Comparison(schema=1, base=info, other=info, comparable=True, reasons=(), points=(one,))
     tracked = plan(project="team-scaling", group="sweep", job_type="weekly", tags=("a", "b"), notes="on PCIe")
-    assert report.log_run(folder, tracked, analysis(), histories(), both) is None
+    assert report.log_run(folder, tracked, analysis(), histories()) is None
     return read_all(folder)
 
 
@@ -331,13 +330,48 @@ def test_summary_run_holds_tables_and_charts(offline):
     verdict = dict(zip(verdicts["columns"], verdicts["data"][0], strict=True))
     assert verdict["evidence"] == "30 ms exposed; 0.19 Gbit/s"
     assert (verdict["try"], verdict["predicted_gain"]) == ("ddp.comm_hook=fp16", 1.2)
-    assert run.table("comparison")["data"] == [[2, 1.2, 1.1, 1.3, True]]
     assert run.table("efficiency_chart_table")["data"][-1] == [2, "efficiency_high", 0.64]
     assert "_wandb.visualize.fabric_chart" in run.config
     assert run.summary["n2/efficiency"] == 0.625
     assert run.summary["warnings"] == ["2 cores only"]
     assert [row["efficiency"] for row in run.history if "efficiency" in row] == [1.0, 0.625]
     assert run.metrics["efficiency"] == "world_size"
+
+
+def test_a_comparison_is_a_run_of_its_own_with_a_row_a_pair_and_world_size(folder):
+    ratio = Measured(1.2, 1.1, 1.3, 9)
+    parts = Split(compute=Measured(1.0), fabric=Measured(1.25), left=Measured(0.96), alone=Measured(1.0))
+    cost = CostComparison(base=Cost(usd_per_million_samples=Measured(3.0)), per_usd=Measured(1.5))
+    causes = {"link_bandwidth": Measured(-4.0, -5.0, -3.0), "clocks": None}
+    one = PointComparison(
+        world_size=2, ratio=ratio, distinguishable=True, causes=causes, split=parts, cost=cost
+    )
+    moved = SettingDifference(of="settings", key="ddp.bucket_cap_mb", base="25", other=None)
+    base = run_info()
+    others = [replace(base, id=name, topology=name) for name in ("nvlink", "pcie5")]
+    both = [
+        Comparison(
+            schema=1, base=base, other=o, comparable=True, reasons=(), points=(one,), settings=(moved,)
+        )
+        for o in others
+    ]
+    assert report.log_comparison(folder, plan(group="sweep"), both) is None
+    (run,) = read_all(folder).values()
+    assert (run.run.run_group, run.run.run_id.rsplit("-", 1)[-1], run.exit_code) == ("sweep", "comparison", 0)
+    table = run.table("comparison")
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [(r["base"], r["other"], r["world_size"]) for r in rows] == [
+        ("emulated_pcie", "nvlink", 2),
+        ("emulated_pcie", "pcie5", 2),
+    ]
+    assert (rows[0]["ratio"], rows[0]["ratio_low"], rows[0]["distinguishable"]) == (1.2, 1.1, True)
+    assert (rows[0]["link_bandwidth_ms"], rows[0]["split_fabric"]) == (-4.0, 1.25)
+    assert (rows[0]["base_usd_per_million_samples"], rows[0]["per_usd"]) == (3.0, 1.5)
+    assert "clocks_ms" not in rows[0]
+    settings = run.table("settings")
+    assert settings["data"][0][-3:] == ["ddp.bucket_cap_mb", "25", ""]
+    assert "_wandb.visualize.ratio_chart" in run.config
+    assert run.summary["answer"][0].startswith("At 2 ranks nvlink is faster than emulated_pcie")
 
 
 def test_a_failed_world_size_is_a_failed_run(folder):

@@ -1,0 +1,130 @@
+"""Named baselines: runs kept to hold later ones against, found again by machine and model.
+
+    runs/baselines/NAME/<run id>/     plan.json config.yaml analysis.json launches/0/env-0.json baseline.json
+
+Each is a run folder in itself, without the records of the ranks. All that were kept stay; the one
+kept last is the baseline.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scaling.errors import InputError, ScalingError
+from scaling.plan import SCHEMA as PLAN_SCHEMA
+from scaling.plan import Plan
+from scaling.store import RunFolder, read_json, write_json
+
+SCHEMA = 1
+ROOT = Path("runs") / "baselines"
+MACHINE = ("cpu", "cores", "device", "device_name")
+"""Facts of rank 0 that make a machine: its software and its name may change, or there were no history."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """baseline.json."""
+
+    schema: int
+    run: str
+    kept: str
+    machine: dict[str, str]
+    work: dict[str, str]
+    """Model and what it was asked to do."""
+
+
+def check_name(name: str) -> str:
+    """InputError unless it can be a folder's name."""
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*", name) is None:
+        raise InputError(
+            f"--baseline {name}: a name of letters, digits, dots and dashes is expected, such as main"
+        )
+    return name
+
+
+def environment(folder: RunFolder) -> dict[str, Any]:
+    """What rank 0 of the first launch ran on; empty where that is gone."""
+    try:
+        return dict(json.loads(folder.launch(0).env(0).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
+
+
+def keep(name: str, folder: RunFolder, plan: Plan, root: Path = ROOT) -> RunFolder:
+    """Copy what a later comparison needs of an analysed run; it is the baseline from now on."""
+    parent = root / check_name(name)
+    target = RunFolder(parent / re.sub(r"[^\w.-]+", "-", plan.id))
+    part = RunFolder(target.path.with_name(f".{target.path.name}.part"))
+    shutil.rmtree(part.path, ignore_errors=True)
+    part.launch(0).path.mkdir(parents=True)
+    write_json(part.plan, plan)
+    copies = [(folder.analysis, part.analysis), (folder.config, part.config)]
+    for source, copy in (*copies, (folder.launch(0).env(0), part.launch(0).env(0))):
+        if source.is_file():
+            shutil.copyfile(source, copy)
+    now = dt.datetime.now(tz=dt.timezone.utc).isoformat(timespec="microseconds")
+    machine, work = _machine(environment(folder)), _work(plan)
+    write_json(
+        part.baseline, Baseline(schema=SCHEMA, run=str(folder.path), kept=now, machine=machine, work=work)
+    )
+    shutil.rmtree(target.path, ignore_errors=True)
+    part.path.rename(target.path)
+    return target
+
+
+def find(name: str, folder: RunFolder, plan: Plan, root: Path = ROOT) -> RunFolder | None:
+    """The baseline kept last of this run's machine and work; None where there is none yet."""
+    machine, work = _machine(environment(folder)), _work(plan)
+    known = [(one, at) for one, at in _all(name, root) if (one.machine, one.work) == (machine, work)]
+    return max(known, key=lambda pair: pair[0].kept)[1] if known else None
+
+
+def missing(name: str, folder: RunFolder, plan: Plan, root: Path = ROOT) -> InputError:
+    """What to say where there is none: what there is instead, and how to keep one."""
+    others = sorted({f"{one.work['model']} on {one.work['topology']}" for one, _ in _all(name, root)})
+    there = f"; there is {', '.join(others)}, on another machine or with other settings" if others else ""
+    return InputError(
+        f"--baseline {name}: none is kept in {root / name} for {plan.spec.model.name} on "
+        f"{plan.spec.topology.name}{there}; keep this run: scaling compare {folder.path} --baseline {name} --keep"
+    )
+
+
+def _all(name: str, root: Path) -> list[tuple[Baseline, RunFolder]]:
+    found = []
+    for path in sorted((root / check_name(name)).glob("[!.]*/baseline.json")):
+        at = RunFolder(path.parent)
+        try:
+            found.append((read_json(path, Baseline, SCHEMA), at))
+            read_json(at.plan, Plan, PLAN_SCHEMA)
+        except ScalingError as error:
+            raise InputError(f"--baseline {name}: {error}; or remove {path.parent}") from error
+    return found
+
+
+def _machine(facts: Mapping[str, Any]) -> dict[str, str]:
+    return {key: str(facts[key]) for key in MACHINE if facts.get(key) is not None}
+
+
+def _work(plan: Plan) -> dict[str, str]:
+    spec = plan.spec
+    strong = spec.mode == "strong"
+    batch = spec.global_batch if strong else spec.batch_per_rank
+    named = {
+        "model": spec.model.name,
+        "args": json.dumps(spec.model.args, sort_keys=True),
+        "topology": spec.topology.name,
+        "placement": spec.topology.placement,
+        "precision": spec.precision,
+        "task": spec.task,
+        "mode": spec.mode,
+        "global_batch" if strong else "batch_per_rank": batch,
+        "accumulation_steps": spec.accumulation_steps,
+    }
+    return {key: str(value) for key, value in named.items()}
