@@ -11,7 +11,8 @@ Overhead: two Gloo ranks and a step of some 50 ms. Paired blocks: no probe, no p
 off (SCALING_PROBE=0) in random order in every round of one launch; then the same with a batch of 1, since what the
 probe does a step is the same and the step's own CPU time, which spreads by some percent, does not hide it. Paired
 processes: a launch each. CPU is that of the whole process. Bars: on, <= 0.5 ms of CPU a step (of the short step) and
-wall <= 1 % + the A/A half-width; off, no difference beyond the A/A half-width.
+wall <= 1 % + the A/A half-width; off, no difference beyond the A/A half-width. What the probe does once (hooks, the
+head of its file with what the loop and the machine are) lies in the lead-in and is printed apart.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ CPU_BAR_MS, WALL_BAR = 0.5, 0.01
 LATE_MS, COMPUTE_MS = 40.0, 40
 PARAM_MB = {200: 4, 800: 12}
 STEPS = 155
-BLOCK_STEPS, LEAD_IN = 40, 5
+BLOCK_STEPS, LEAD_IN = 40, 25
+"""The probe begins its file when its first round is whole: 5 steps of warm-up and 10 of the round."""
 BATCH, SHORT_BATCH = 192, 1
 CONDITIONS = ("absent", "again", "on", "off")
 
@@ -180,8 +182,9 @@ def overhead_worker(out: Path, rounds: int, only: str, batch: int) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
 
-    def block(condition: str, index: int) -> tuple[float, float]:
+    def block(condition: str, index: int) -> tuple[float, float, float]:
         os.environ["SCALING_PROBE"] = "0" if condition == "off" else "1"
+        once = time.process_time()
         with_probe = condition in ("on", "off")
         made = Probe(ddp, run_dir=out.parent / f"{condition}-{index}") if with_probe else None
         with made or contextlib.nullcontext():
@@ -193,9 +196,10 @@ def overhead_worker(out: Path, rounds: int, only: str, batch: int) -> None:
             return (
                 (time.perf_counter() - begin) / BLOCK_STEPS,
                 (time.process_time() - used) / BLOCK_STEPS,
+                used - once,
             )
 
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CONDITIONS}
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in CONDITIONS}
     steps(LEAD_IN, contextlib.nullcontext)
     rng = random.Random(0)
     for index in range(rounds):
@@ -230,7 +234,7 @@ def judge(title: str, found: dict[str, list[list[float]]]) -> tuple[bool, bool]:
     count = len(found["on"])
     values = {
         f"{kind}.{name}": np.array([pair[i] for pair in found[name]])
-        for i, kind in enumerate(("wall", "cpu"))
+        for i, kind in enumerate(("wall", "cpu", "once"))
         for name in CONDITIONS
     }
     rounds = Rounds(values, np.zeros(count, dtype=np.int64))
@@ -249,6 +253,9 @@ def judge(title: str, found: dict[str, list[list[float]]]) -> tuple[bool, bool]:
             f"CPU {extra.value:+.3f} ms a step [{extra.low:+.3f}, {extra.high:+.3f}]",
             flush=True,
         )
+    once = rounds.measure(lambda m: (m["once.on"] - m["once.absent"]) * 1e3)
+    assert once is not None
+    print(f"  on      CPU {once.value:+.0f} ms once [{once.low:+.0f}, {once.high:+.0f}]", flush=True)
     (again_wall, again_cpu), on, off = result["again"], result["on"], result["off"]
     floor, cpu_floor = again_wall.half_width, again_cpu.half_width
     wall = on[0].value - 1 <= WALL_BAR + floor and abs(off[0].value - 1) <= max(

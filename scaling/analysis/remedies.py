@@ -79,7 +79,21 @@ def _less_traffic(point: Point, spec: Spec) -> tuple[Offer, ...]:
                 change=Change(reductions=1),
             ),
         )
-    return _less_often(spec, point.world_size)
+    return (*_less_often(spec, point.world_size), *_narrower_wire(spec))
+
+
+def _narrower_wire(spec: Spec) -> tuple[Offer, ...]:
+    """Gradients in bf16: half the bytes, and the range of fp32. What casting costs, the simulation does not know."""
+    if spec.ddp.comm_hook != "none":
+        return ()
+    return (
+        Offer(
+            overrides="ddp.comm_hook=bf16",
+            code="ddp.register_comm_hook(None, default_hooks.bf16_compress_hook), from "
+            "torch.distributed.algorithms.ddp_comm_hooks; check the loss",
+            change=Change(compression=2.0),
+        ),
+    )
 
 
 def _less_often(spec: Spec, world_size: int) -> tuple[Offer, ...]:

@@ -285,6 +285,11 @@ def largest_causes(causes: dict[str, Measured | None], most: int) -> tuple[tuple
     return tuple(sorted(known, key=lambda pair: -abs(pair[1].value))[:most])
 
 
+def undistinguished(ratio: Measured) -> str:
+    """Why a ratio counts for nothing."""
+    return "no interval" if ratio.low is None else "not distinguishable"
+
+
 def comparison_answer(comparison: Comparison) -> str:
     """Which run is faster, or that one cannot tell."""
     if not comparison.comparable:
@@ -296,6 +301,8 @@ def comparison_answer(comparison: Comparison) -> str:
         return "The two runs have no world size in common that was measured in both."
     point = max(measured, key=lambda p: p.world_size)
     at, ratio = f"At {ranks(point.world_size)}", quantity(point.ratio)
+    if point.ratio is not None and point.ratio.low is None:
+        return f"{at} the throughput ratio is {ratio}, from too few rounds for an interval: measure longer."
     if not point.distinguishable or point.ratio is None:
         return f"{at} the two runs are not distinguishable: their throughput ratio is {ratio}."
     base, other = run_names(comparison)

@@ -223,7 +223,11 @@ def _comparison(comparison: Comparison) -> Iterator[Text]:
         yield _head("throughput, other over base")
     for point in comparison.points:
         ratio = text.quantity(point.ratio)
-        note = "" if point.distinguishable or point.ratio is None else "  not distinguishable"
+        note = (
+            ""
+            if point.distinguishable or point.ratio is None
+            else f"  {findings.undistinguished(point.ratio)}"
+        )
         yield Text(f"  {text.ranks(point.world_size):<{NAME + 2}}{ratio:<{NUMBER}}{note}".rstrip())
         if point.control is not None:
             control = text.quantity(point.control)

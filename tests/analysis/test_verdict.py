@@ -148,14 +148,20 @@ def overrides(cause, plan):
 
 
 def test_a_slow_link_asks_for_fewer_reductions(plan):
-    assert overrides("link_bandwidth", plan) == ["accumulation_steps=2 batch_per_rank=64"]
+    assert overrides("link_bandwidth", plan)[0] == "accumulation_steps=2 batch_per_rank=64"
     deeper = with_spec(plan, accumulation_steps=4)
-    assert overrides("link_bandwidth", deeper) == ["accumulation_steps=8 batch_per_rank=64"]
+    assert overrides("link_bandwidth", deeper)[0] == "accumulation_steps=8 batch_per_rank=64"
+
+
+def test_a_slow_link_asks_for_fewer_bytes_unless_a_hook_sees_to_that(plan):
+    assert overrides("link_bandwidth", plan)[1:] == ["ddp.comm_hook=bf16"]
+    hooked = with_spec(plan, ddp=replace(plan.spec.ddp, comm_hook="powersgd"))
+    assert overrides("link_bandwidth", hooked)[1:] == []
 
 
 def test_in_strong_scaling_it_is_the_global_batch_that_grows(plan):
     strong = with_spec(plan, mode="strong", global_batch=128)
-    (tried,) = overrides("link_bandwidth", strong)
+    tried = overrides("link_bandwidth", strong)[0]
     assert "global_batch=256" in tried
     assert "batch_per_rank" not in tried  # only read in weak scaling
 

@@ -144,6 +144,15 @@ def test_a_comparison_within_the_noise_says_so(sample):
     assert answer == "At 1 rank the two runs are not distinguishable: their throughput ratio is 1.002 ±0.009."
 
 
+def test_a_ratio_without_an_interval_is_no_answer(sample):
+    near = sample.comparison()
+    few = replace(near.points[1], ratio=Measured(2.97, n=2), distinguishable=False)
+    answer = findings.comparison_answer(replace(near, points=(few,)))
+    assert answer.endswith(
+        "the throughput ratio is 2.97, from too few rounds for an interval: measure longer."
+    )
+
+
 def test_runs_that_are_not_comparable(sample):
     assert "not comparable: precision differs" in findings.comparison_answer(
         sample.comparison(comparable=False)

@@ -6,9 +6,30 @@ Field names are the JSON keys (a trailing underscore is dropped). A measured num
 
 from scaling.analysis.measured import Measured
 from scaling.analysis.results.cases import BatchTry, Inference, LargestBatch, Latency, Training
-from scaling.analysis.results.comparison import CaseComparison, Comparison, CostComparison, PointComparison, SettingDifference, Split
+from scaling.analysis.results.comparison import (
+    CaseComparison,
+    Comparison,
+    CostComparison,
+    PointComparison,
+    SettingDifference,
+    Split,
+)
 from scaling.analysis.results.fabric import CurvePoint, Fabric, Fits, KarpFlatt, Level, Usl
-from scaling.analysis.results.point import Arms, Bucket, Clocks, Comm, Cost, Loader, Loss, Memory, Overhead, Parts, Point, Straggler, Throttled
+from scaling.analysis.results.point import (
+    Arms,
+    Bucket,
+    Clocks,
+    Comm,
+    Cost,
+    Loader,
+    Loss,
+    Memory,
+    Overhead,
+    Parts,
+    Point,
+    Straggler,
+    Throttled,
+)
 from scaling.analysis.results.prediction import Backtest, PredictedPoint, Prediction
 from scaling.analysis.results.roofline import CeilingResult, OperatorResult, RooflineResult
 from scaling.analysis.results.run import Analysis, MemoryGrowth, Quality, RunInfo, TrialOutcome
@@ -18,6 +39,7 @@ from scaling.analysis.results.verdicts import Remedy, SelfTest, SelfTestCase, Ve
 SCHEMA = 1
 
 __all__ = [
+    "SCHEMA",
     "Analysis",
     "Arms",
     "Backtest",
@@ -54,7 +76,6 @@ __all__ = [
     "Remedy",
     "RooflineResult",
     "RunInfo",
-    "SCHEMA",
     "SelfTest",
     "SelfTestCase",
     "SettingDifference",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """A stretch of one rank's typical step, ms from the step's first begin."""
