@@ -86,6 +86,7 @@ def rebuild(folder: RunFolder) -> Rebuilt:
         said = next((t.error for t in trials if t.error), "no worker wrote a record")
         raise ScalingError(f"{folder.path}: nothing was measured: {said}")
     write_tables(folder, tables)
+    grown = memory.growth(tables.memory, tables.blocks)
     ending = Ending(
         duration_s=status.duration_s if status else _span_s(tables),
         launches=len({rank.launch for rank in tables.ranks}),
@@ -94,7 +95,7 @@ def rebuild(folder: RunFolder) -> Rebuilt:
         warnings=(
             *(() if plan.spec.by_case else _unseen(folder, plan)),
             *preflight.warnings(folder, plan),
-            *memory.warnings(memory.growth(tables.memory, tables.blocks)),
+            *memory.warnings(grown),
             *clocks.warnings(tables.blocks),
         ),
         device_name=str(_environment(folder).get("device_name") or ""),
@@ -104,7 +105,7 @@ def rebuild(folder: RunFolder) -> Rebuilt:
         analysis = analyze_cases(tables, plan, ending, files)
     else:
         analysis = analyze(tables, plan, ending)
-    analysis = dataclasses.replace(analysis, memory=memory.growth(tables.memory, tables.blocks))
+    analysis = dataclasses.replace(analysis, memory=grown)
     if analysis.points:
         analysis = dataclasses.replace(analysis, roofline=_roofline(folder, plan, analysis))
     write_json(folder.analysis, analysis)

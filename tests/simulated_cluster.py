@@ -433,45 +433,48 @@ class RankFiles:
         with self.folder.rank(rank).open("a", encoding="utf-8") as file:
             file.write(text)
 
-    def stamps(self, instants: np.ndarray, rank: int) -> np.ndarray:
-        """True time on this rank's own clock, whole ns."""
+    def stamps(self, instants: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+        """True time on the ranks' own clocks, whole ns; ranks along the last axis."""
         offset, ppm = (
-            values[rank] if rank < len(values) else 0
+            np.array([values[r] if r < len(values) else 0 for r in ranks.tolist()])
             for values in (self.truth.clock_offset_ns, self.truth.clock_drift_ppm)
         )
         return np.rint(instants * (1 + ppm * 1e-6)).astype(np.int64) + ORIGIN_NS + offset
 
     def write_clocks(self, when: str, now: float) -> None:
         """Offsets to rank 0's clock, off by up to a fifth of the bound, as ping-pong is."""
-        zero = int(self.stamps(np.array(now), 0))
-        for rank in self.ranks:
-            mine, bound = int(self.stamps(np.array(now), rank)), self.truth.clock_bound_ns if rank else 0
-            offset = mine - zero + round(bound / 5 * self.rng.uniform(-1, 1))
+        own = self.stamps(np.array(now), np.array(self.ranks)).tolist()
+        for rank, mine in enumerate(own):
+            bound = self.truth.clock_bound_ns if rank else 0
+            offset = mine - own[0] + round(bound / 5 * self.rng.uniform(-1, 1))
             clock = {"t": "clock", "at": when, "offset_ns": offset, "bound_ns": bound, "time_ns": mine}
             self.append(rank, line(clock))
 
     def write(self, block: Block, track: Track) -> None:
         """A block's steps and the block's own line, for every rank that ran it."""
         solo = block.arm == DDP_SOLO  # nobody to wait for: launched and done as soon as ready
-        launch = track.ready if solo else track.launch
         group = 1 if solo else block.trial.world_size
-        for k, rank in enumerate(track.ranks.tolist()):
-            at = self.stamps(track.at[:, :, k], rank)
-            columns = [at[0], at[-1]]
-            if block.arm in STEP_ARMS and block.arm != PLAIN:
-                columns += [at[1] - at[0], at[2] - at[1], at[4] - at[2], at[5] - at[4], at[3], at[4]]
-            template = f'{{"t":"step","b":{block.id},"i":%d,"s":[{",".join(["%d"] * len(columns))}]'
-            if block.detailed:
-                ready, launched = self.stamps(track.ready[:, :, k], rank), self.stamps(launch[:, :, k], rank)
-                done = ready if solo else self.stamps(track.done, rank)
-                each = [f"[{b},0,{group},%d,%d,%d,%d]" for b in range(len(ready))]
-                template += f',"c":[{",".join(each)}]'
-                columns += [c[b] for b in range(len(ready)) for c in (track.payload, ready, launched, done)]
-            rows = np.column_stack([np.arange(at.shape[1]), *columns]).tolist()
-            steps = "".join([f"{template}}}\n" % tuple(row) for row in rows])
+        ranks = track.ranks
+        at = self.stamps(track.at, ranks)
+        columns = [at[0], at[-1]]
+        if block.arm in STEP_ARMS and block.arm != PLAIN:
+            columns += [at[1] - at[0], at[2] - at[1], at[4] - at[2], at[5] - at[4], at[3], at[4]]
+        template = f'{{"t":"step","b":{block.id},"i":%d,"s":[{",".join(["%d"] * len(columns))}]'
+        if block.detailed:
+            ready = self.stamps(track.ready, ranks)
+            launched = ready if solo else self.stamps(track.launch, ranks)
+            done = ready if solo else self.stamps(track.done[:, :, None], ranks)
+            payload = np.broadcast_to(track.payload[:, :, None], ready.shape)
+            each = [f"[{b},0,{group},%d,%d,%d,%d]" for b in range(len(ready))]
+            template += f',"c":[{",".join(each)}]'
+            columns += [c[b] for b in range(len(ready)) for c in (payload, ready, launched, done)]
+        number = np.broadcast_to(np.arange(at.shape[1])[:, None], at.shape[1:])
+        rows = np.stack([number, *columns], axis=-1).swapaxes(0, 1).tolist()  # rank by rank, step by step
+        whole = self.stamps(track.whole, ranks)
+        for k, rank in enumerate(ranks.tolist()):
+            steps = "".join([f"{template}}}\n" % tuple(row) for row in rows[k]])
             parameters = _parameters(track, k) if solo else []
-            whole = self.stamps(track.whole[:, :, k], rank)
-            self.append(rank, steps + block_line(block, whole, at.shape[1], parameters))
+            self.append(rank, steps + block_line(block, whole[:, :, k], at.shape[1], parameters))
 
 
 def _parameters(track: Track, k: int) -> list[list[int]]:

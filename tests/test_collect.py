@@ -114,6 +114,14 @@ def test_tables_come_back_from_parquet(folder):
     assert not list(folder.path.glob(".*"))
 
 
+def test_a_disk_that_takes_no_more_is_said_as_the_system_says_it(folder):
+    (folder.path / ".blocks.parquet.part").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="Input/output error"):  # the disk that the folder is on has room
+        write_tables(folder, collected(folder))
+    assert not list(folder.path.glob(".*"))
+    assert not folder.table("blocks").exists()
+
+
 # Cut off
 
 
@@ -290,6 +298,14 @@ def test_between_two_measurements_an_offset_is_interpolated(folder):
     moved = (raw - stamped(folder)["begin_ns"]).to_list()
     expected = [1e6 + 2e6 * (at - first) / (last - first) for at in raw]
     assert moved == pytest.approx(expected, abs=1)
+
+
+def test_a_number_beyond_64_bits_is_no_stamp(folder):
+    content, at = lines(folder), places(folder, "step")[2]
+    step = json.loads(content[at])
+    step["s"][0] = 2**63
+    write(folder, [*content[:at], json.dumps(step).encode() + b"\n", *content[at + 1 :]])
+    assert "rank 1 left nothing that can be read: a number in it is no stamp" in said(collected(folder))[0]
 
 
 def test_an_offset_within_its_bound_is_left_alone(folder):

@@ -42,8 +42,11 @@ def counted(tables: Tables, plan: Plan, trial: Trial) -> frozenset[int]:
     return frozenset(full or most)
 
 
-def of_launches(tables: Tables, launches: Collection[int]) -> Tables:
-    """The records of some launches."""
+def of_launches(tables: Tables, launches: frozenset[int]) -> Tables:
+    """The records of some launches; the very tables, without a copy, where that is all of them."""
+    known = {one.launch for one in (*tables.ranks, *tables.gaps)} | set(tables.blocks["launch"].unique())
+    if launches >= known:
+        return tables
     chosen = pl.col("launch").is_in(sorted(launches))
     return replace(
         tables,

@@ -174,11 +174,8 @@ def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats
 
 def _closure(records: TrialRecords) -> dict[tuple[int, int], float]:
     """The step from ddp_solo's ready times, stretched by each rank's overlap, and replay's bucket times."""
-    ranks = range(records.trial.world_size)
-    light = [records.arm(PROBE, detailed=False, ranks={rank}) for rank in ranks]
-    both = {
-        name: np.stack([_filled(records.column(f, name)) for f in light]) for name in ("forward", "compute")
-    }
+    light = records.by_rank(PROBE, detailed=False)
+    both = {name: np.stack([_filled(own) for own in light[name].T]) for name in ("forward", "compute")}
     found: dict[tuple[int, int], float] = {}
     for i, key in enumerate(records.keys()):
         alone, transfer = records.solo.get(key), records.replay.get(key)

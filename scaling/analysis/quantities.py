@@ -16,7 +16,7 @@ from scaling.analysis.merge import BlockStamps, Merged, merge
 from scaling.analysis.stats import Floats
 from scaling.collect import Tables
 from scaling.plan import Trial
-from scaling.records import BARE_ONE, DDP_SOLO, PLAIN, PROBE, REPLAY
+from scaling.records import BARE_ONE, DDP_SOLO, PLAIN, PROBE, REPLAY, STEP_ARMS
 
 PHASES = ("input", "forward", "compute", "optimizer", "host", "exposed")
 """`compute` is backward without the wait for communication, `exposed` is that wait."""
@@ -163,13 +163,28 @@ class TrialRecords:
         )
         return rows.group_by("launch", "round", "rank").agg(pl.col(name).mean())
 
+    def by_rank(self, arm: str, *, detailed: bool | None = None) -> dict[str, Floats]:
+        """`step` and PHASES as `arm()` has them of each rank alone: rounds x ranks, NaN where there is none."""
+        n = self.trial.world_size
+        rows = self.ranks.filter((pl.col("arm") == arm) & (pl.col("rank") < n))
+        if detailed is not None:
+            rows = rows.filter(pl.col("detailed") == detailed)
+        means = rows.group_by("launch", "round", "rank").agg(pl.col("step", *PHASES).mean())
+        means = means.join(self.index.with_row_index("at"), on=["launch", "round"])
+        at, rank = means["at"].to_numpy(), means["rank"].to_numpy()
+        found = {}
+        for name in ("step", *PHASES):
+            values = np.full((self.index.height, n), np.nan)
+            values[at, rank] = means[name].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+            found[name] = values
+        return found
+
 
 def read_trial(tables: Tables, trial: Trial) -> TrialRecords:
     """Everything recorded of one trial; bare_one blocks of equal batch are shared between trials."""
     n = trial.world_size
-    own = tables.steps.filter(
-        (pl.col("world_size") == n) & (pl.col("arm") != BARE_ONE) & (pl.col("rank") < n)
-    )
+    together = (pl.col("world_size") == n) & (pl.col("arm") != BARE_ONE) & (pl.col("rank") < n)
+    own = tables.steps.filter(together & pl.col("arm").is_in(STEP_ARMS))
     bare = tables.steps.filter(
         (pl.col("arm") == BARE_ONE) & (pl.col("batch") == trial.batch) & (pl.col("solo_rank") < n)
     )
@@ -182,8 +197,9 @@ def read_trial(tables: Tables, trial: Trial) -> TrialRecords:
         - 1
     )
     counted = (pl.col("arm") == PLAIN) | (pl.col("round") < 0)  # below 0: a baseline of an own loop
-    index = own.filter(counted).select("launch", "round").unique().sort("launch", "round")
-    buckets = tables.buckets.filter(pl.col("world_size") == n)
+    rounds = tables.steps.lazy().filter(together & counted).select("launch", "round").unique()
+    index = rounds.sort("launch", "round").collect()
+    buckets = tables.buckets.lazy().filter(pl.col("world_size") == n)
     cycles, merged, sizes = _detailed(own, buckets, n)
     return TrialRecords(
         trial=trial,
@@ -211,7 +227,7 @@ def _devices(blocks: pl.DataFrame, trial: Trial) -> pl.DataFrame:
 
 
 def _detailed(
-    own: pl.DataFrame, buckets: pl.DataFrame, n: int
+    own: pl.DataFrame, buckets: pl.LazyFrame, n: int
 ) -> tuple[tuple[Cycle, ...], dict[str, dict[tuple[int, int], float]], tuple[int, ...]]:
     cycles: list[Cycle] = []
     scalars: dict[str, dict[tuple[int, int], float]] = {}
@@ -238,13 +254,17 @@ def _detailed(
 
 
 def detailed_blocks(
-    own: pl.DataFrame, buckets: pl.DataFrame, n: int
+    own: pl.DataFrame, buckets: pl.LazyFrame, n: int
 ) -> list[tuple[tuple[int, int], BlockStamps]]:
-    """Detailed probe blocks that all ranks have whole, as arrays."""
+    """Detailed probe blocks that all ranks have whole, as arrays. `own`, `buckets`: of world size `n`."""
     found = []
-    steps = own.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort("launch", "block", "step", "rank")
-    rows = buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort(
-        "launch", "block", "step", "rank", "seq"
+    place = ["launch", "block", "step", "rank"]
+    steps = own.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort(place)
+    rows = (
+        buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed"))
+        .select(*place, "seq", "bytes", "ready_ns", "launch_ns", "done_ns")
+        .sort(*place, "seq")
+        .collect()
     )
     row_parts = rows.partition_by("launch", "block", as_dict=True)
     for block_key, part in steps.partition_by("launch", "block", as_dict=True, maintain_order=True).items():
@@ -304,18 +324,20 @@ def _scalars(stamps: BlockStamps, merged: Merged) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
 
 
-def _solo(own: pl.DataFrame, buckets: pl.DataFrame, n: int) -> dict[tuple[int, int], dict[str, Floats]]:
+def _solo(own: pl.DataFrame, buckets: pl.LazyFrame, n: int) -> dict[tuple[int, int], dict[str, Floats]]:
     """ddp_solo blocks: per round, `ready` R x K since the step's begin, and means of phases, R each."""
     steps = own.filter((pl.col("arm") == DDP_SOLO) & pl.col("detailed"))
     rows = (
         buckets.filter((pl.col("arm") == DDP_SOLO) & (pl.col("ready_ns") > 0))
+        .select("launch", "round", "rank", "block", "step", "seq", "ready_ns")
         .join(
-            steps.select("launch", "rank", "block", "step", "begin_ns"),
+            steps.lazy().select("launch", "rank", "block", "step", "begin_ns"),
             on=["launch", "rank", "block", "step"],
         )
         .group_by("launch", "round", "rank", "seq")
         .agg(ready=(pl.col("ready_ns") - pl.col("begin_ns")).mean())
         .sort("launch", "round", "rank", "seq")
+        .collect()
     )
     phases = (
         steps.group_by("launch", "round", "rank")
@@ -353,7 +375,7 @@ def _making(blocks: pl.DataFrame, n: int) -> dict[str, dict[tuple[int, int], flo
     return found
 
 
-def _replay(buckets: pl.DataFrame, n: int) -> dict[tuple[int, int], Floats]:
+def _replay(buckets: pl.LazyFrame, n: int) -> dict[tuple[int, int], Floats]:
     """Replay blocks: each bucket from the latest launch to the latest done, mean of the round's repetitions."""
     times = (
         buckets.filter(pl.col("arm") == REPLAY)
@@ -363,6 +385,7 @@ def _replay(buckets: pl.DataFrame, n: int) -> dict[tuple[int, int], Floats]:
         .group_by("launch", "round", "seq")
         .agg(pl.col("time").mean())
         .sort("launch", "round", "seq")
+        .collect()
     )
     return {
         (int(key[0]), int(key[1])): part["time"].to_numpy()
@@ -370,8 +393,8 @@ def _replay(buckets: pl.DataFrame, n: int) -> dict[tuple[int, int], Floats]:
     }
 
 
-def _gradient_bytes(buckets: pl.DataFrame) -> int:
+def _gradient_bytes(buckets: pl.LazyFrame) -> int:
     """All buckets once: what a ddp_solo step recorded, since a replay repeats whatever the arm reduced."""
-    solo = buckets.filter(pl.col("arm") == DDP_SOLO)
     key = ["launch", "rank", "block", "step"]
+    solo = buckets.filter(pl.col("arm") == DDP_SOLO).select(*key, "bytes").collect()
     return int(solo.join(solo.select(key).head(1), on=key)["bytes"].sum())

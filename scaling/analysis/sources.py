@@ -88,9 +88,8 @@ def _values(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floa
     n = records.trial.world_size
     values = {PLAIN: records.column(records.arm(PLAIN), "step")}
     for arm, detailed in ((BARE_ALL, None), (DDP_SOLO, None), (PROBE, False)):
-        for rank in range(n):
-            frame = records.arm(arm, detailed=detailed, ranks={rank})
-            values |= {f"{arm}.{rank}.{p}": records.column(frame, p) for p in OWN}
+        each = records.by_rank(arm, detailed=detailed)
+        values |= {f"{arm}.{rank}.{p}": each[p][:, rank] for p in OWN for rank in range(n)}
     alone = records.arm(BARE_ONE)
     values |= {f"alone.{p}": records.column(alone, p) for p in OWN}
     if plan.spec.mode == "strong":

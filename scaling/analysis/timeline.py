@@ -28,8 +28,10 @@ def timelines(tables: Tables, plan: Plan) -> tuple[Timeline, ...]:
         if n == 1:
             continue
         within = of_launches(tables, counted(tables, plan, trial))
-        own = within.steps.filter((pl.col("world_size") == n) & (pl.col("rank") < n))
-        blocks = detailed_blocks(own, within.buckets.filter(pl.col("world_size") == n), n)
+        own = within.steps.filter(
+            (pl.col("world_size") == n) & (pl.col("rank") < n) & (pl.col("arm") == PROBE)
+        )
+        blocks = detailed_blocks(own, within.buckets.lazy().filter(pl.col("world_size") == n), n)
         if blocks:
             found.append(Timeline(world_size=n, spans=_typical([stamps for _, stamps in blocks])))
     return tuple(found)

@@ -1,0 +1,224 @@
+"""`scaling analyze` on rank files of 64, 256 and 1,024 ranks: time, memory, and whether it finds what was put in.
+
+    python benchmarks/scale.py [--ranks 64 256 1024] [--keep DIR]
+
+The files are those of a simulated cluster (tests/simulated_cluster.py): hosts of 8 ranks, 34 rounds of 10 steps an
+arm, so 1,020 steps of every rank carry 8 buckets each (ddp_solo, detailed probe, replay), beside 1,360 steps without
+and the size sweep. Known causes: a late rank, link, neighbours, DDP's copies, overlap. Every size is analysed in a
+fresh process on two cores, from its start to the written report.
+
+Bars (exit 1 when missed): 60 s and 4 GiB for 1,024 ranks; time per row from 256 to 1,024 ranks at most 1.25 times that
+from 64 to 256; the late rank and its phase named, each number within its own margin of the truth; report.html under
+6 MB, and drawn by Chromium where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+import simulated_cluster as cluster  # noqa: E402
+
+from scaling.plan import make_plan, round_blocks  # noqa: E402
+from scaling.store import RunFolder  # noqa: E402
+
+SECONDS, GIB, LINEAR, REPORT_MB = 60.0, 4.0, 1.25, 6.0
+MS = 1e6
+CORES = 2
+
+
+def truth_of(ranks: int) -> Any:
+    """Ranks differ by nothing but what is put in: noise is of blocks, of the link, and drift."""
+    return cluster.Truth(
+        world_sizes=(ranks,),
+        hosts=ranks // 8,
+        ranks_per_host=8,
+        buckets=tuple(cluster.Bucket(bytes=2**23, at=(k + 1) / 8) for k in range(8)),
+        alpha_ns=500.0,
+        beta_ns=0.1,
+        channels=1,
+        step_noise=0.0,
+        stragglers=(cluster.Straggler(rank=ranks // 3, extra_ns=15 * MS, phase="input"),),
+        rounds=34,
+        steps=10,
+    )
+
+
+def remember(truth: Any, folder: RunFolder) -> None:
+    """What the simulator leaves out: each rank's memory after each of its blocks."""
+    plan = make_plan(
+        cluster.spec_of(truth), run_id="simulated", created="2026-01-01T00:00:00+00:00", version="0"
+    )
+    blocks = [b for number in range(truth.rounds) for b in round_blocks(plan, plan.trials, 0, number)]
+    text = {
+        block.id: json.dumps({"t": "memory", "b": block.id, "host_bytes": 2**30, "device_bytes": 2**33})
+        + "\n"
+        for block in blocks
+    }
+    for rank in range(plan.ranks):
+        with folder.launch(0).rank(rank).open("a", encoding="ascii") as file:
+            file.write("".join(text[block.id] for block in blocks if block.runs_on(rank)))
+
+
+def rows_of(folder: RunFolder) -> tuple[int, int]:
+    """(lines of steps and rows of collectives, bytes) of all rank files."""
+    rows = size = 0
+    for path in folder.launch(0).path.glob("rank-*.jsonl"):
+        content = path.read_bytes()
+        size += len(content)
+        rows += content.count(b'"t":"step"') + content.count(b",0,")  # a collective's kind is all-reduce
+    return rows, size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took:
+    """One analysis in a process of its own."""
+
+    seconds: float
+    peak_gib: float
+
+
+def analyze(folder: RunFolder) -> Took:
+    begin = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scaling.cli", "analyze", str(folder.path)],
+        stdout=subprocess.DEVNULL,
+        preexec_fn=_two_cores,  # noqa: PLW1509  # before any thread
+    )
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"scaling analyze ended with status {os.waitstatus_to_exitcode(status)}")
+    return Took(seconds=time.perf_counter() - begin, peak_gib=usage.ru_maxrss / 2**20)
+
+
+def _two_cores() -> None:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
+
+
+def causes(
+    document: dict[str, Any], truth: Any, expected: Any, ranks: int
+) -> list[tuple[str, float, float, bool]]:
+    """(what, found, put in, whether it came out); margins are those that the interval of 34 rounds gives."""
+    point, level = document["points"][0], document["fabric"]["levels"][0]
+    of = expected.points[ranks]
+    late = point["straggler"] or {"rank": -1, "phase": "", "cost_ms": {"value": 0.0}}
+    step_ms = of.step_ns["plain"] / MS
+    found = [
+        ("late rank", late["rank"], ranks // 3, late["rank"] == ranks // 3 and late["phase"] == "input"),
+        near("its cost, ms", late["cost_ms"], of.cost_ns[ranks // 3] / MS, 0.05),
+        near("step, ms", point["step_ms"], step_ms, 0.02),
+        near("efficiency", point["efficiency"], of.efficiency, 0.02),
+        near("bus bandwidth, Gbit/s", point["comm"]["busbw_gbit_s"], of.busbw_gbit_s, 0.03),
+        near("alpha, us", level["alpha_us"], truth.alpha_ns / 1e3, 0.05),
+        near("bandwidth of the link, Gbit/s", level["busbw_gbit_s"], 8 / truth.beta_ns, 0.05),
+    ]
+    for cause, share in of.loss.items():
+        number = point["loss"][cause]
+        if number is not None:
+            found.append((f"loss: {cause}", number["value"], share, abs(number["value"] - share) <= 0.01))
+    return found
+
+
+def near(
+    name: str, number: dict[str, Any] | None, truth: float, margin: float
+) -> tuple[str, float, float, bool]:
+    value = float("nan") if number is None else number["value"]
+    return name, value, truth, abs(value - truth) <= margin * abs(truth)
+
+
+def drawn(page: Path) -> bool | None:
+    """Whether Chromium draws the report's plots; None without it."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        return None
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=20000", "--dump-dom"]
+    done = subprocess.run([chromium, *flags, page.as_uri()], capture_output=True, text=True, check=False)
+    return "main-svg" in done.stdout
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--keep", type=Path, help="make the run folders here, and leave them")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="scaling-scale-") as scratch:
+        return compare(options.ranks, options.keep or Path(scratch), keep=options.keep is not None)
+
+
+def compare(sizes: list[int], where: Path, *, keep: bool) -> int:
+    took: dict[int, Took] = {}
+    rows: dict[int, int] = {}
+    met: dict[str, bool] = {}
+    print(
+        f"{'ranks':>6}{'rows':>12}{'MB':>7}{'made in s':>11}{'s':>8}{'us a row':>10}{'GiB':>7}{'report MB':>11}  drawn"
+    )
+    for ranks in sizes:
+        folder, truth = RunFolder(where / str(ranks)), truth_of(ranks)
+        begin = time.perf_counter()
+        expected = cluster.simulate(truth, folder.path)
+        remember(truth, folder)
+        made_s = time.perf_counter() - begin
+        rows[ranks], size = rows_of(folder)
+        took[ranks] = one = analyze(folder)
+        report_mb, opens = folder.report_html.stat().st_size / 1e6, drawn(folder.report_html)
+        said = {None: "no Chromium", True: "yes", False: "NO"}[opens]
+        print(
+            f"{ranks:>6}{rows[ranks]:>12,}{size / 1e6:>7.0f}{made_s:>11.1f}{one.seconds:>8.1f}"
+            f"{one.seconds / rows[ranks] * 1e6:>10.2f}{one.peak_gib:>7.2f}{report_mb:>11.2f}  {said}",
+            flush=True,
+        )
+        found = causes(json.loads(folder.analysis.read_text()), truth, expected, ranks)
+        for name, value, put_in, right in found:
+            print(f"       {name:<32}{value:>12.5g}  put in {put_in:<12.5g}{'' if right else 'MISSED'}")
+        met[f"causes at {ranks}"] = all(right for *_, right in found)
+        met[f"report at {ranks}"] = report_mb <= REPORT_MB and opens is not False
+        if not keep:
+            shutil.rmtree(folder.path)
+    largest = max(sizes)
+    met["time"], met["memory"] = took[largest].seconds <= SECONDS, took[largest].peak_gib <= GIB
+    result: dict[str, Any] = {"benchmark": "scale", "ranks": largest, "rows": rows[largest]}
+    if len(sizes) > 2:
+        low, middle, high = sorted(sizes)[-3:]
+        later, earlier = (
+            (took[b].seconds - took[a].seconds) / (rows[b] - rows[a])
+            for a, b in ((middle, high), (low, middle))
+        )
+        result["linear"] = round(later / earlier, 3)
+        met["linear"] = later / earlier <= LINEAR
+        print(
+            f"time per further row, {middle} to {high} over {low} to {middle} ranks: "
+            f"{later / earlier:.2f}, bar {LINEAR}"
+        )
+    missed = [name for name, right in met.items() if not right]
+    print(f"missed: {', '.join(missed)}" if missed else "every bar is met")
+    print(
+        json.dumps(
+            result
+            | {
+                "seconds": round(took[largest].seconds, 1),
+                "peak_gib": round(took[largest].peak_gib, 2),
+                "ok": not missed,
+            }
+        )
+    )
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    sys.exit(main())
