@@ -95,14 +95,15 @@ def cause(seen: Evidence, launch: LaunchFolder) -> Outcome | None:
     firsthand = [r for r in seen.errors.values() if not _secondhand(r)]
     if firsthand:
         return _raised(firsthand[0], launch)
-    killed = [r for r, code in seen.exits.items() if r not in seen.errors and r not in seen.told and code]
+    told = seen.told | _told_by_torchrun(seen)
+    killed = [r for r, code in seen.exits.items() if r not in seen.errors and r not in told and code]
     killed.sort(key=lambda r: seen.exits[r] in TOLD)  # torchrun ends the peers of a rank that was killed
     if killed:
         return _killed(killed[0], seen, launch)
     waited = not seen.errors or any(WAITED.search(r["message"]) for r in seen.errors.values())
     hung = [r for r in sorted(seen.stopped) if r not in seen.errors]
     hung += [r for r, stack in seen.stacks.items() if waited and r not in seen.errors and not _waits(stack)]
-    hung += [r for r in sorted(seen.told) if waited and r not in seen.errors and r not in seen.stacks]
+    hung += [r for r in sorted(told) if waited and r not in seen.errors and r not in seen.stacks]
     if hung:
         return _hung(hung[0], seen, launch)
     silent = sorted(seen.started - set(seen.errors) - set(seen.stacks))
@@ -116,6 +117,18 @@ def cause(seen: Evidence, launch: LaunchFolder) -> Outcome | None:
         text = f"no progress for {seen.silent_s:.0f} s, and no rank says why"
         return Outcome(status="timeout", error=text)
     return None
+
+
+def _told_by_torchrun(seen: Evidence) -> frozenset[int]:
+    """Ranks that SIGTERM ended because another had waited in vain.
+
+    Had somebody ended one of them first, its peers would have lost the connection. torchrun lists those that it
+    ends itself too (torch/distributed/elastic/multiprocessing/api.py, SubprocessContext._poll).
+    """
+    first = next(iter(seen.errors.values()), None)
+    if first is None or not WAITED.search(first["message"]):
+        return frozenset()
+    return frozenset(rank for rank, code in seen.exits.items() if code in TOLD)
 
 
 def last_words(launch: LaunchFolder, code: int) -> str:

@@ -72,6 +72,18 @@ def test_a_hung_rank_is_the_one_that_neither_waits_nor_failed(launch):
     assert str(launch.stack(3)) in found.error
 
 
+def test_a_hung_rank_that_torchrun_ended_is_not_taken_for_a_killed_one(launch):
+    hung = seen(
+        errors={0: error(0, WAITED)},
+        stacks={1: stack(1, "/home/me/data.py:3 in fetch")},
+        exits={0: 1, 1: 143},
+    )
+    found = cause(hung, launch)
+    assert (found.status, found.rank) == ("timeout", 1)
+    assert "rank 1 hung in" in found.error
+    assert "at /home/me/data.py:3 in fetch" in found.error
+
+
 def test_a_stopped_rank_is_named_even_where_it_left_no_stack(launch):
     found = cause(seen(errors={0: error(0, WAITED)}, told=frozenset({1}), stopped=frozenset({1})), launch)
     assert (found.status, found.rank) == ("timeout", 1)
