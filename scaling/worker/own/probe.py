@@ -115,6 +115,8 @@ class Probe:
             self._say(f"{error}; the training goes on without the probe")
             return self
         self._agreement = agreement
+        if agreement.rank != 0:
+            self._live = None  # rank 0 speaks for all; here the steps would only pile up
         self.run_dir = self._folder.path.parent.parent
         parameter = next(self._ddp.parameters())
         device = CudaDevice(parameter.device.index) if parameter.is_cuda else Device()
@@ -233,7 +235,7 @@ class Probe:
         """Between two rounds."""
         if self._recorder is not None:
             self._clocks.look(slot, self._recorder.note)
-        if self._live is not None and self._agreement.rank == 0:
+        if self._live is not None:
             self._live.say(self._track.steps)
         if self._track.blind:
             self._track.blind = 0
