@@ -9,7 +9,7 @@ from typing import Any
 
 from scaling import spec
 from scaling.check_cases import check_cases
-from scaling.check_cluster import gpus_a_node, to_cluster
+from scaling.check_cluster import gpus_a_node, to_cluster, to_env
 from scaling.errors import InputError
 from scaling.machine import Machine
 from scaling.records import COLLECTIVES
@@ -98,7 +98,7 @@ def to_spec(config: Config, machine: Machine) -> spec.Spec:
         cluster=to_cluster(config.cluster),
         inject=_inject(config.inject),
         data=_data(config.data),
-        env={str(k): str(v) for k, v in config.env.items()},
+        env=to_env("env", config.env),
         cost=to_cost(config.cost),
         tracking=spec.Tracking(**{**vars(config.tracking), "tags": tuple(config.tracking.tags)}),
         **by_case,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from scaling import spec
 from scaling.errors import InputError
 from scaling.schema import ClusterConfig
+from scaling.secrets import is_secret
 from scaling.units import parse_time_limit_s
 
 _ONE_LINE = ("partition", "account", "qos", "constraint", "reservation", "gres", "gpus_per_node", "interface")
@@ -68,11 +71,22 @@ def to_cluster(config: ClusterConfig) -> spec.Cluster:
     plain = {k: v for k, v in vars(config).items() if k not in ("env", "setup", "sbatch", "container")}
     return spec.Cluster(
         **plain,
-        env={str(k): str(v) for k, v in config.env.items()},
+        env=to_env("cluster.env", config.env),
         setup=tuple(config.setup),
         sbatch={str(k): "" if v is None or v is True else str(v) for k, v in config.sbatch.items()},
         container=spec.Container(**{**vars(container), "mounts": tuple(container.mounts)}),
     )
+
+
+def to_env(key: str, config: Mapping[str, Any]) -> dict[str, str]:
+    """InputError for a variable that should not be written down, as all of these are."""
+    for name in config:
+        if is_secret(str(name)):
+            raise InputError(
+                f"{key}.{name}: it would be written into the run's folder; set it in the environment of `scaling`, "
+                "which the workers get as it is"
+            )
+    return {str(name): str(value) for name, value in config.items()}
 
 
 def gpus_a_node(config: ClusterConfig) -> int | None:

@@ -44,6 +44,9 @@ def main(argv: list[str] | None = None) -> int:
         from scaling.completion import complete
 
         return complete(arguments, tuple(USAGE))
+    os.umask(
+        os.umask(0o022) | 0o002
+    )  # whatever the shell says: what is written is not for everybody to change
     try:
         return _verb(arguments[0])(arguments[1:])
     except ScalingError as error:

@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import io
 import os
+import re
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
 from scaling import resources, spec
@@ -96,20 +98,24 @@ def requests(verb: str, arguments: list[str]) -> Requests:
 def changed(measured: str, arguments: list[str]) -> tuple[WhatIfConfig, WhatIfConfig]:
     """A run's own config.yaml as it is, and with a command line's overrides; nothing of it is executed.
 
+    Of the file only keys of the schema count, each value as it stands: it was resolved when it was written, so
+    what looks like an interpolation (`${oc.env:...}`) is text, and Hydra's own keys have no place in it.
     A topology that is named replaces the run's. InputError with one line for what cannot be read.
     """
     store = ConfigStore.instance()
     store.store(name="whatif", node=WhatIfConfig)
     found: list[WhatIfConfig] = []
     try:
-        base = OmegaConf.to_container(OmegaConf.create(measured))
-        assert isinstance(base, dict)
+        base = get_yaml_loader()(measured).get_single_data()  # a SafeLoader that reads 1e-4 as a number
+        if not isinstance(base, dict):
+            raise InputError("config.yaml: keys and values are expected, as `scaling run` writes them")
+        ours = {field.name for field in dataclasses.fields(Config)}
         named = {override.key_or_group for override in OverridesParser.create().parse_overrides(arguments)}
         groups = [{path.name: None} for path in resources.folder("conf").iterdir() if path.is_dir()]
         with hydra.initialize_config_dir(str(resources.folder("conf")), version_base="1.3"):
             for overrides in ([], arguments):
                 replaced = {"topology"} & named if overrides else set()
-                node = {key: value for key, value in base.items() if key not in replaced}
+                node = {key: _literal(value) for key, value in base.items() if key in ours - replaced}
                 node["defaults"] = ["whatif", "_self_", *groups]
                 store.store(name="measured", node=node)
                 config = OmegaConf.to_object(hydra.compose("measured", overrides=overrides))
@@ -118,6 +124,17 @@ def changed(measured: str, arguments: list[str]) -> tuple[WhatIfConfig, WhatIfCo
     except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         raise InputError(_one_line(error)) from error
     return found[0], found[1]
+
+
+def _literal(value: Any) -> Any:
+    """The same value with nothing in it for OmegaConf to resolve."""
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", value)
+    if isinstance(value, dict):
+        return {key: _literal(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_literal(inner) for inner in value]
+    return value
 
 
 def again(measured: str, arguments: list[str]) -> Request:

@@ -144,6 +144,26 @@ class RunFolder:
             raise InputError(f"{self.path}: {what}; name a folder that `scaling run` or a Probe made")
         return self
 
+    def require_own(self) -> RunFolder:
+        """Return self when this user alone can have made it; InputError otherwise.
+
+        For what starts or ends something on a folder's word: its plan names the code that is run.
+        """
+        for path in (self.path, self.config, self.plan, self.analysis, self.job_script, self.jobs):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                if status.st_uid != os.geteuid():
+                    raise InputError(
+                        f"{path}: belongs to another user, and what it says would be run as you; "
+                        "look through it, then go on with a copy of your own"
+                    )
+                if status.st_mode & 0o002:
+                    raise InputError(
+                        f"{path}: everybody can write to it, and what it says would be run as you; "
+                        f"look through it, then `chmod -R o-w {self.path}`"
+                    )
+        return self
+
 
 class LaunchFolder:
     """Names of everything below RUN/launches/<k>/."""

@@ -11,7 +11,7 @@ import pytest
 import scaling
 
 ROOT = Path(scaling.__file__).parent
-FACTS = {"scaling." + name for name in ("spec", "records", "checkup", "units", "errors", "codec")}
+FACTS = {"scaling." + name for name in ("spec", "records", "checkup", "units", "errors", "codec", "secrets")}
 
 OF_DATA = {"scaling.worker.folder": {"PIL"}}
 """What a dataset needs for itself, imported when it is made."""

@@ -113,6 +113,7 @@ def refusal(stderr: str) -> str:
 
 def state_of(job: str) -> JobState | None:
     """How a job stands; None where Slurm knows it no more. ScalingError where Slurm does not answer."""
+    _number(job)
     done = _ask("squeue", "--noheader", f"--jobs={job}", f"--format={_QUEUE_FORMAT}")
     found = parse_squeue(done.stdout)
     if found is None and _unreachable(done.stderr):
@@ -135,7 +136,7 @@ def waiting_ahead(job: str, partition: str | None) -> int | None:
 
 def cancel(job: str) -> None:
     """ScalingError with Slurm's own words where it refuses."""
-    done = _ask("scancel", job)
+    done = _ask("scancel", _number(job))
     if done.returncode:
         raise ScalingError(f"scancel: {done.stderr.strip()}")
 
@@ -170,6 +171,13 @@ def parse_sacct(text: str) -> JobState | None:
         return None
     state, code, nodes, start = (_known(field) for field in lines[-1])
     return JobState(state=_word(state), nodes=nodes, start=start, exit_code=_code(code))
+
+
+def _number(job: str) -> str:
+    """InputError where a job's id, which comes from a file, is none: to Slurm's commands it might be an option."""
+    if re.fullmatch(r"\d+([_.+]\d+)?", job) is None:
+        raise InputError(f"{job!r}: not a Slurm job's id; a number is expected in the run's jobs.json")
+    return job
 
 
 def _ask(*command: str) -> subprocess.CompletedProcess[str]:

@@ -108,7 +108,8 @@ def _filled(
 ) -> str:
     """A template with its #SBATCH lines, `python=`, `arguments=` and `# site:` replaced; everything else stays."""
     directives = [
-        f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}" for name, value in options.items()
+        f"#SBATCH --{name}={_quoted(name, value)}" if value else f"#SBATCH --{name}"
+        for name, value in options.items()
     ]
     lines: list[str] = []
     for line in template.splitlines():
@@ -124,6 +125,16 @@ def _filled(
         else:
             lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def _quoted(name: str, value: str) -> str:
+    """A value as Slurm reads it off an #SBATCH line, where quotes, backslashes, spaces and # mean something."""
+    if re.search(r"[\n\r\0]", value):
+        raise InputError(f"{name}={value!r}: one line is expected, as it goes into a job's script")
+    if re.search(r"[\s\"'\\#]", value) is None:
+        return value
+    escaped = re.sub(r'(["\\])', r"\\\1", value)
+    return f'"{escaped}"'
 
 
 def _import_path(root: Path) -> str:

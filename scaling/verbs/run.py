@@ -25,7 +25,8 @@ def main(arguments: list[str]) -> int:
     if any(word.partition("=")[0] == RESUME for word in arguments):
         path = _to_resume(arguments)
         runs = begun(path)
-        for plan, _ in runs:
+        for plan, folder in runs:
+            folder.require_own()
             require_allocation(plan)
         return _run(runs, multirun=runs[0][1].path != path)
     asked = requests("run", arguments)

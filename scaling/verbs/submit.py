@@ -78,7 +78,7 @@ def _resume(rest: list[str], word: str, *, wait: bool) -> int:
     queue.require_slurm()
     runs = begun(Path(path))
     for plan, folder in runs:
-        handed_in = resubmit(folder, plan)
+        handed_in = resubmit(folder.require_own(), plan)
         if handed_in is None:
             print(f"{folder.path}: nothing is left to measure")
         else:

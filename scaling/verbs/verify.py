@@ -39,7 +39,7 @@ Gains = tuple[Measured | None, Measured | None]
 def main(arguments: list[str]) -> int:
     """0 when the remedy held or nothing can be told apart, 1 when it did not hold, 3 when interrupted."""
     paths, options = parse("verify", arguments, {"--json": False, "--try": True}, least=1, most=1)
-    folder = RunFolder(paths[0]).require()
+    folder = RunFolder(paths[0]).require().require_own()
     plan, analysis = read_plan(folder), read_analysis(folder)
     cause, remedy = _remedy(analysis, options.get("--try"))
     text = folder.config.read_text(encoding="utf-8")

@@ -26,6 +26,7 @@ def main(arguments: list[str]) -> None:
     # torchrun numbers host by host; where ranks go round the hosts ours differ, and torch takes them from here.
     rank = plan.spec.topology.started(int(os.environ["WORLD_SIZE"]))[int(os.environ["RANK"])]
     os.environ["RANK"] = str(rank)
+    os.umask(os.umask(0o022) | 0o002)  # on a node that has its own
     _log_to(folder.log(rank))
     launch: Any = None
     watch(folder, rank, lambda: launch.stage if launch else "start")

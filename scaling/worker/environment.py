@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from scaling.secrets import is_secret
 from scaling.spec import Spec
 from scaling.worker.devices import Device
 
@@ -35,7 +36,6 @@ _PREFIXES = (
     "PYTORCH_",
     "SLURM_",
 )
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
 def describe(spec: Spec, rank: int, host: int, module: torch.nn.Module, device: Device) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def recorded(also: Iterable[str] = ()) -> dict[str, str]:
     return {
         k: v
         for k, v in sorted(os.environ.items())
-        if (k.startswith(_PREFIXES) or k in names) and not any(s in k.upper() for s in _SECRET)
+        if (k.startswith(_PREFIXES) or k in names) and not is_secret(k)
     }
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scaling.config import requests
 from scaling.errors import InputError
@@ -125,3 +130,91 @@ def test_the_time_limit_grows_with_the_plan():
 def test_a_path_that_slurm_would_read_otherwise_is_refused(run):
     with pytest.raises(InputError, match="without spaces, quotes"):
         script_of("topology=pcie_node", run=run)
+
+
+# Odd names: what bash and Slurm read back is what was meant
+
+names = st.text(
+    st.characters(exclude_categories=("Cs",), exclude_characters="\0/"), min_size=1, max_size=40
+).filter(lambda name: name not in (".", "..") and len(name.encode()) < 200)
+values = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0\n\r"), min_size=1)
+RECORD = """#!/bin/bash
+printf '%s\\0' "$PWD" "$PYTHONPATH" "$@" >"$RECORD"
+"""
+
+
+def read_by_slurm(line: str) -> str:
+    """A directive's word, unquoted as Slurm does it (src/sbatch/opt.c, _get_argument)."""
+    found, quote, escaped = "", "", False
+    for letter in line:
+        if escaped:
+            found, escaped = found + letter, False
+        elif letter == "\\":
+            escaped = True
+        elif quote:
+            found, quote = (found, "") if letter == quote else (found + letter, quote)
+        elif letter in "\"'":
+            quote = letter
+        elif letter == "#" or letter.isspace():
+            break
+        else:
+            found += letter
+    return found
+
+
+@given(interpreter=names, where=names, root=names)
+@settings(max_examples=25, deadline=None)
+def test_a_job_runs_what_was_meant_whatever_the_names(interpreter, where, root):
+    with tempfile.TemporaryDirectory() as parent:
+        here = Path(parent).resolve()
+        for folder_of in ("bin", "at"):
+            (here / folder_of).mkdir()
+        at, python, record = here / "at" / where, here / "bin" / interpreter, here / "record"
+        at.mkdir()
+        python.write_text(RECORD)
+        python.chmod(0o755)
+        text = job_script(
+            TEMPLATE,
+            plan_of("topology=pcie_node"),
+            RunFolder("/runs/one"),
+            python=str(python),
+            cwd=at,
+            root=here / root,
+        )
+        (here / "job.sbatch").write_text(text, encoding="utf-8")
+        checked = subprocess.run(["bash", "-n", here / "job.sbatch"], capture_output=True, check=False)
+        assert checked.returncode == 0, checked.stderr
+        environment = {"PATH": os.environ["PATH"], "RECORD": str(record), "SLURM_JOB_ID": "1"}
+        done = subprocess.run(
+            ["bash", here / "job.sbatch"],
+            cwd=here,
+            env=environment | {"SLURM_JOB_NODELIST": "n1"},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        cwd, path, *arguments = record.read_bytes().decode().split("\0")[:-1]
+        assert (cwd, path) == (str(at), str(here / root))
+        assert arguments == ["-m", "scaling.cli", "run", "--resume", "/runs/one"]
+        assert {p.name for p in here.iterdir()} == {"at", "bin", "record", "job.sbatch"}
+
+
+@given(value=values)
+@settings(deadline=None)
+def test_a_directive_holds_its_value_whatever_it_is(value):
+    plan = plan_of("topology=pcie_node")
+    cluster = replace(plan.spec.cluster, sbatch={"comment": value})
+    plan = replace(plan, spec=replace(plan.spec, cluster=cluster))
+    text = job_script(TEMPLATE, plan, RunFolder("/r"), python="p", cwd=Path("/"), root=Path("/"))
+    (line,) = [line for line in text.split("\n") if line.startswith("#SBATCH --comment=")]
+    assert read_by_slurm(line.removeprefix("#SBATCH --comment=")) == value
+    assert len(text.split("\n")) == len(script_of("topology=pcie_node").split("\n")) + 1
+
+
+@pytest.mark.parametrize("value", ["a\n#SBATCH --uid=0", "a\nrm -rf ~", "a\rb"])
+def test_a_value_of_several_lines_is_refused(value):
+    plan = plan_of("topology=pcie_node")
+    topology = replace(plan.spec.topology, name=value)
+    plan = replace(plan, spec=replace(plan.spec, topology=topology))
+    with pytest.raises(InputError, match="one line is expected"):
+        job_script(TEMPLATE, plan, RunFolder("/r"), python="p", cwd=Path("/"), root=Path("/"))

@@ -1,5 +1,6 @@
 """The pages in a real browser: everything is drawn, nothing is fetched, nothing sticks out."""
 
+import dataclasses
 import shutil
 
 import pytest
@@ -30,11 +31,42 @@ def pages(sample, tmp_path_factory):
         "good": page(sample.good(), sample.plan(), (sample.timeline(2), sample.timeline(4, 55.1))),
         "bad": page(sample.bad(), sample.bad_plan(), ()),
         "comparison": comparison_page(sample.comparison(), sample.good(), sample.other()),
+        "hostile": page(*hostile(sample), (sample.timeline(2),)),
         "unlike": comparison_page(sample.comparison(comparable=False), sample.good(), sample.bad()),
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
     return {name: (folder / f"{name}.html").as_uri() for name in texts}
+
+
+ATTACK = "<script>alert(1)</script>"
+ATTACKS = (
+    ATTACK,
+    '"><img src=x onerror=alert(1)>',
+    "</script><script>alert(1)</script>",
+    "javascript:alert(1)",
+)
+
+
+def hostile(sample):
+    """A run and its plan whose every string is an attack."""
+    return attacked(sample.bad()), attacked(sample.bad_plan())
+
+
+KEPT = {"cause", "phase", "status", "collective", "confidence", "mode", "task", "kind", "started", "created"}
+"""Words that the report looks up and does not print as they are, and times."""
+
+
+def attacked(value, name=""):
+    """The same with every text replaced by markup that would run."""
+    if dataclasses.is_dataclass(value):
+        fields = {f.name: attacked(getattr(value, f.name), f.name) for f in dataclasses.fields(value)}
+        return dataclasses.replace(value, **fields)
+    if isinstance(value, tuple):
+        return tuple(attacked(item, name) for item in value)
+    if isinstance(value, str) and name not in KEPT:
+        return " ".join((value, *ATTACKS))
+    return value
 
 
 @pytest.fixture
@@ -82,6 +114,16 @@ def test_a_page_draws_fetches_nothing_and_fits(opened, pages, name, width, schem
     assert tab.locator(".plot .main-svg:first-child").count() == tab.locator("figure").count() > 0
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.evaluate(CUT_OFF) == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_hostile_run_is_text_wherever_it_is_shown(opened, pages, width):
+    tab, events = opened(pages["hostile"], width=width, scheme="light")
+    assert [e for e in events if e != ("request", pages["hostile"])] == []
+    assert ATTACK in tab.locator("h1").inner_text()
+    assert tab.locator("body").inner_text().count(ATTACK) > 5
+    assert tab.locator("script").count() == 3
+    assert tab.locator("img, iframe, object, [onerror], [onload], a[href^=javascript]").count() == 0
 
 
 INK = "getComputedStyle(document.querySelector('#plot-0 .xtick text')).fill"

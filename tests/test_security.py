@@ -1,0 +1,246 @@
+"""Nothing that a run folder contains is executed, nothing secret is written into one, nobody else can change one."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+import scaling
+from scaling.check_cluster import to_env
+from scaling.cli import main
+from scaling.config import changed, requests
+from scaling.errors import InputError
+from scaling.launchers import queue
+from scaling.run import create, plan_request
+from scaling.secrets import is_secret
+from scaling.store import RunFolder
+
+ROOT = Path(scaling.__file__).parent
+SOURCES = sorted(
+    p for p in (*ROOT.rglob("*.py"), *(ROOT.parent / "launch").glob("*.py")) if "_shipped" not in p.parts
+)
+
+# Source
+
+MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "jsonpickle", "joblib", "code"}
+BUILTINS = {"eval", "exec", "compile", "__import__"}
+CALLS = {
+    ("os", "system"),
+    ("os", "popen"),
+    ("yaml", "load"),
+    ("yaml", "load_all"),
+    ("yaml", "full_load"),
+    ("yaml", "unsafe_load"),
+    ("hydra.utils", "instantiate"),
+    ("hydra.utils", "get_class"),
+    ("torch", "load"),
+    ("np", "load"),
+    ("pl", "read_ndjson"),
+}
+IMPORTS_BY_NAME = {"cli.py", "workload.py", "feed.py", "extra.py", "emulated_hosts.py"}
+"""Files that import what a string names: our own verbs, transformers, pyroute2, and the user's own targets."""
+
+
+def calls(path: Path) -> list[tuple[str, str, ast.Call]]:
+    """(module or "", function, node) of every call of a plain or dotted name."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            module, _, name = ast.unparse(node.func).rpartition(".")
+            found.append((module, name, node))
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT.parent)))
+def test_no_module_executes_what_it_reads(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imported = {a.name.split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    imported |= {str(n.module).split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert not imported & MODULES
+    for module, name, node in calls(path):
+        assert not (module == "" and name in BUILTINS), ast.unparse(node)
+        assert (module, name) not in CALLS, ast.unparse(node)
+        assert not any(k.arg == "shell" and ast.unparse(k.value) != "False" for k in node.keywords), (
+            ast.unparse(node)
+        )
+        assert name != "import_module" or path.name in IMPORTS_BY_NAME, ast.unparse(node)
+
+
+# Run folders
+
+
+@pytest.fixture(scope="module")
+def original(simulate, cluster, tmp_path_factory):
+    path = tmp_path_factory.mktemp("security") / "run"
+    simulate(cluster.Truth(world_sizes=(1, 2), rounds=3, steps=3), path)
+    (asked,) = requests("run", ["topology=emulated_pcie", "world_sizes=[1,2]"]).items
+    RunFolder(path).config.write_text(asked.yaml, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def run(original, tmp_path):
+    return RunFolder(shutil.copytree(original, tmp_path / "run"))
+
+
+@pytest.fixture
+def canary(tmp_path, monkeypatch):
+    """A module on the import path that leaves a trace when anybody imports it; the path of the trace."""
+    trace = tmp_path / "was-imported"
+    (tmp_path / "canary_module.py").write_text(f"open({str(trace)!r}, 'w').close()\ndef factory(**_): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield trace
+    sys.modules.pop("canary_module", None)
+
+
+def edit(path: Path, change) -> None:
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
+
+
+def with_targets(plan):
+    plan["spec"]["model"]["target"] = "canary_module.factory"
+    plan["spec"]["data"]["target"] = "canary_module.factory"
+
+
+READING = {
+    "analyze": lambda path: ["analyze", path],
+    "compare": lambda path: ["compare", path, path],
+    "predict": lambda path: ["predict", path, "ddp.bucket_cap_mb=1"],
+    "report": lambda path: ["report", path],
+    "status": lambda path: ["status", path],
+}
+
+
+@pytest.mark.parametrize("verb", READING)
+def test_a_target_in_a_run_folder_is_not_imported_by_a_verb_that_reads(verb, run, canary, capsys):
+    edit(run.plan, with_targets)
+    text = re.sub(r"_target_: .*", "_target_: canary_module.factory", run.config.read_text())
+    text += "defaults: [canary_module]\n"
+    text += "hydra:\n  searchpath: ['pkg://canary_module']\n  callbacks:\n    x: {_target_: canary_module.factory}\n"
+    run.config.write_text(text, encoding="utf-8")
+    code = main(READING[verb](str(run.path)))
+    assert code == 0, capsys.readouterr().err
+    assert not canary.exists()
+    assert "canary_module" not in sys.modules
+
+
+@pytest.mark.parametrize("tag", ["!!python/object/apply:os.system ['touch x']", "!!python/name:os.system"])
+def test_yaml_makes_no_objects(tag, run, capsys):
+    run.config.write_text(f"model: {tag}\n", encoding="utf-8")
+    assert main(["predict", str(run.path)]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert not Path("x").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["${oc.env:HOME}", "\\${oc.env:HOME}", "a ${b} c", "${oc.decode:1}", "${x:-y}"]
+)
+def test_what_looks_like_an_interpolation_in_a_run_folder_is_text(text, run):
+    found = OmegaConf.to_container(OmegaConf.load(run.config))
+    found["tracking"]["notes"], found["cluster"]["setup"] = text, [f"export X={text}"]
+    base, config = changed(json.dumps(found), [])  # JSON is YAML
+    assert base.tracking.notes == config.tracking.notes == text
+    assert config.cluster.setup == [f"export X={text}"]
+
+
+ACTING = {
+    "run": lambda path: ["run", "--resume", path],
+    "verify": lambda path: ["verify", path],
+    "cancel": lambda path: ["cancel", path],
+    "sync": lambda path: ["sync", path],
+}
+
+
+@pytest.mark.parametrize("verb", ACTING)
+def test_a_run_folder_that_everybody_can_write_to_is_not_acted_on(verb, run, canary, capsys):
+    edit(run.plan, with_targets)
+    run.plan.chmod(0o666)
+    assert main(ACTING[verb](str(run.path))) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "everybody can write to it" in err
+    assert not canary.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("verb", ACTING)
+def test_nor_is_somebody_elses(verb, run, capsys):
+    os.chown(run.plan, 12345, 12345)
+    assert main(ACTING[verb](str(run.path))) == 2
+    assert "belongs to another user" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("job", ["--user=me", "1 2", "$(id)", "", "1;2"])
+def test_a_jobs_id_that_is_none_reaches_no_command(job):
+    for ask in (queue.cancel, queue.state_of):
+        with pytest.raises(InputError, match="not a Slurm job's id"):
+            ask(job)
+
+
+def test_an_xml_file_of_entities_within_entities_is_refused(tmp_path, capsys):
+    levels = "".join(f'<!ENTITY a{k} "{f"&a{k - 1};" * 10}">' for k in range(1, 12))
+    bomb = tmp_path / "bomb.xml"
+    bomb.write_text(f'<!DOCTYPE system [<!ENTITY a0 "x">{levels}]><system version="1">&a11;</system>')
+    assert main(["import", "nccl-xml", str(bomb), "--into", str(tmp_path / "out.yaml")]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+
+
+# Written folders
+
+
+def test_what_is_written_is_not_for_everybody_to_change(tmp_path, original):
+    old = os.umask(0)
+    try:
+        shutil.copytree(original, tmp_path / "run")
+        for name in ("report.html", "analysis.json"):
+            (tmp_path / "run" / name).unlink(missing_ok=True)
+        assert main(["analyze", str(tmp_path / "run")]) == 0
+        (asked,) = requests("run", ["topology=emulated_pcie"]).items
+        create(asked, plan_request(asked), RunFolder(tmp_path / "parent" / "new"))
+    finally:
+        os.umask(old)
+    written = [tmp_path / "run/report.html", tmp_path / "run/analysis.json", tmp_path / "run/steps.parquet"]
+    written += [tmp_path / "parent", *(tmp_path / "parent").rglob("*")]
+    assert len(written) > 5
+    assert [path for path in written if path.stat().st_mode & 0o002] == []
+
+
+# Secrets
+
+SECRETS = "WANDB_API_KEY HF_TOKEN AWS_SECRET_ACCESS_KEY AWS_ACCESS_KEY_ID SLURM_JWT DB_PASSWORD NCCL_TOKEN2"
+PLAIN = "NCCL_IB_PKEY TOKENIZERS_PARALLELISM NCCL_DEBUG OMP_NUM_THREADS KEYBOARD CUDA_VISIBLE_DEVICES"
+
+
+@pytest.mark.parametrize("name", SECRETS.split())
+def test_a_secret_is_known_by_its_name_and_is_not_taken_down(name):
+    assert is_secret(name)
+    for key in ("env", "cluster.env"):
+        with pytest.raises(InputError, match="set it in the environment"):
+            to_env(key, {name: "x"})
+
+
+@pytest.mark.parametrize("name", PLAIN.split())
+def test_other_variables_are(name):
+    assert not is_secret(name)
+    assert to_env("env", {name: 1}) == {name: "1"}
+
+
+def test_of_the_environment_only_what_changes_results_is_recorded(monkeypatch):
+    environment = pytest.importorskip("scaling.worker.environment")
+    for name in (*SECRETS.split(), "EDITOR", "NCCL_DEBUG", "SLURM_JOB_ID"):
+        monkeypatch.setenv(name, "x")
+    found = environment.recorded(["EDITOR"])
+    assert {"EDITOR", "NCCL_DEBUG", "SLURM_JOB_ID"} <= found.keys()
+    assert not {name for name in found if is_secret(name)}
