@@ -34,8 +34,8 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)  ## every benchmark, one after the other
-	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python $$file || [ $$? = 77 ] || exit 1; done
+bench: $(READY)  ## every benchmark, one after the other, onto docs/accuracy.md and docs/performance.md
+	@$(BIN)/python benchmarks/pages.py
 
 clean:  ## remove what was built
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

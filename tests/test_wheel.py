@@ -4,6 +4,7 @@ import json
 import site
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -26,6 +27,21 @@ def wheel(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """What the source distribution holds, unpacked."""
+    out = tmp_path_factory.mktemp("sdist")
+    subprocess.run(
+        [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", out, ROOT],
+        check=True,
+        capture_output=True,
+    )
+    (built,) = out.glob("*.tar.gz")
+    with tarfile.open(built) as archive:
+        archive.extractall(out, filter="data")
+    return out / built.name.removesuffix(".tar.gz")
+
+
+@pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
     """A clean environment with the wheel in it; its dependencies are borrowed, after it on the path."""
     folder = tmp_path_factory.mktemp("env")
@@ -45,6 +61,28 @@ def installed(wheel, tmp_path_factory):
 def test_scaling_is_the_only_top_level_name(wheel):
     names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {name for name in names if not name.endswith(".dist-info")} == {"scaling"}
+
+
+def test_the_source_distribution_holds_what_a_checkout_does(unpacked):
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    kept = {name for name in listed.splitlines() if not name.startswith(".")}
+    found = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
+    assert kept <= found
+    assert not {name for name in found if name.startswith((".venv", "runs/", "dist/"))}
+
+
+def test_a_wheel_made_from_it_is_the_same(unpacked, wheel, tmp_path):
+    subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, unpacked],
+        check=True,
+        capture_output=True,
+    )
+    (again,) = tmp_path.glob("*.whl")
+    ours, theirs = (
+        {name: archive.read(name) for name in archive.namelist()}
+        for archive in map(zipfile.ZipFile, (wheel, again))
+    )
+    assert ours == theirs
 
 
 def test_the_users_folders_travel_inside(wheel):

@@ -1,0 +1,154 @@
+"""Runs the benchmarks one after the other and puts what they print into docs/accuracy.md and docs/performance.md.
+
+    python benchmarks/pages.py                 # all of them: `make bench`
+    python benchmarks/pages.py startup scale   # these; the others stay on the pages as they were
+    python benchmarks/pages.py --write         # none: the pages anew from what was measured before
+
+What a benchmark printed, how it ended and what it ran on is kept in benchmarks/results/NAME.json; the pages hold it
+between two marks, and the words around them are people's. A benchmark that cannot run here (exit 77) leaves what was
+measured elsewhere. Exit 1 where a bar was missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+CANNOT = 77
+BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
+PAGES: dict[str, tuple[str, ...]] = {
+    "accuracy.md": ("ground_truth", "coverage", "prediction", "plain_loop", "own_loop", "models"),
+    "performance.md": ("scale", "traces", "overhead", "startup", "ceilings", "resume"),
+}
+"""The benchmarks of each page, in its order."""
+VERDICTS = {0: "every bar met", 1: "**a bar was missed**", CANNOT: "could not run here"}
+
+
+def conditions() -> dict[str, Any]:
+    """What a benchmark ran on."""
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    names = [
+        line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="ascii").splitlines()
+        if line.startswith("model name")
+    ]
+    return {
+        "when": f"{dt.datetime.now(tz=dt.timezone.utc):%Y-%m-%d %H:%M} UTC",
+        "cpu": names[0] if names else platform.machine(),
+        "cores": cores,
+        "memory_gib": round(memory),
+        "load": round(os.getloadavg()[0], 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "scaling": version_of_this(),
+    }
+
+
+def version_of_this() -> str:
+    """The commit, marked where files differ from it."""
+    found = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip() or "unknown"
+
+
+def measure(name: str, script: Path, kept: Path) -> int:
+    """Run one benchmark, print what it prints as it comes, and keep it; its exit status."""
+    print(f"== {name}", flush=True)
+    found, begin = conditions(), time.monotonic()
+    lines: list[str] = []
+    with subprocess.Popen(
+        [sys.executable, str(script)], cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line.rstrip("\n"))
+    status = process.returncode
+    if status == CANNOT and kept.exists():
+        return status
+    document = {
+        "benchmark": name,
+        "conditions": found,
+        "status": status,
+        "seconds": round(time.monotonic() - begin, 1),
+        "printed": lines,
+    }
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return status
+
+
+def section(document: dict[str, Any]) -> str:
+    """One benchmark on a page: how it ended, on what, and all that it printed."""
+    where = document["conditions"]
+    lines = [line for line in document["printed"] if not line.startswith('{"benchmark"')]
+    return "\n".join(
+        [
+            f"### {document['benchmark']}",
+            "",
+            f"`python benchmarks/{document['benchmark']}.py`: "
+            f"{VERDICTS.get(document['status'], '**it failed**')}, after {document['seconds']:.0f} s. "
+            f"{where['when']}, {where['cores']} cores ({where['cpu']}), {where['memory_gib']} GiB, "
+            f"load {where['load']} before it, Linux {where['kernel']}, Python {where['python']}, "
+            f"torch {where['torch']}, commit {where['scaling']}.",
+            "",
+            "```text",
+            *lines,
+            "```",
+            "",
+        ]
+    )
+
+
+def filled(page: str, documents: list[dict[str, Any]]) -> str:
+    """A page with what is between its marks replaced; ValueError where it has none."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"a page needs the lines {BEGIN} and {END}")
+    return before + "\n".join([begin, "", *map(section, documents), end]) + after
+
+
+def write_pages(docs: Path, results: Path) -> None:
+    """Both pages from what was measured so far."""
+    for page, names in PAGES.items():
+        known = [results / f"{name}.json" for name in names]
+        documents = [json.loads(path.read_text(encoding="utf-8")) for path in known if path.exists()]
+        text = filled((docs / page).read_text(encoding="utf-8"), documents)
+        (docs / page).write_text(text, encoding="utf-8")
+
+
+def main() -> int:
+    every = [name for names in PAGES.values() for name in names]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help=", ".join(every))
+    parser.add_argument("--write", action="store_true", help="measure nothing")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(every):
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(every)}")
+    chosen = [] if options.write else options.names or every
+    ended = {name: measure(name, HERE / f"{name}.py", HERE / "results" / f"{name}.json") for name in chosen}
+    write_pages(ROOT / "docs", HERE / "results")
+    for name, status in ended.items():
+        print(f"{name:<16}{VERDICTS.get(status, f'failed with {status}').strip('*')}")
+    return int(any(status not in (0, CANNOT) for status in ended.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""What `make bench` keeps of a benchmark and puts on the pages."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def pages():
+    spec = importlib.util.spec_from_file_location("pages", BENCHMARKS / "pages.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def measured(pages, tmp_path):
+    """measured(code): what is kept of a benchmark that is this code."""
+
+    def run(code):
+        script, kept = tmp_path / "tiny.py", tmp_path / "results/tiny.json"
+        script.write_text(code)
+        status = pages.measure("tiny", script, kept)
+        return status, json.loads(kept.read_text()) if kept.exists() else None
+
+    return run
+
+
+def test_every_benchmark_is_on_one_page(pages):
+    listed = [name for names in pages.PAGES.values() for name in names]
+    assert sorted(listed) == sorted(p.stem for p in BENCHMARKS.glob("*.py") if p.stem != "pages")
+
+
+def test_the_pages_of_this_project_have_their_marks_once(pages):
+    for page in pages.PAGES:
+        text = (BENCHMARKS.parent / "docs" / page).read_text(encoding="utf-8")
+        assert (text.count(pages.BEGIN), text.count(pages.END)) == (1, 1)
+
+
+def test_what_was_printed_is_on_the_page_with_its_conditions(pages, measured):
+    status, document = measured('print("a  b\\n1  2")\nprint(\'{"benchmark": "tiny", "ok": true}\')')
+    assert status == 0
+    text = pages.filled(f"# Words\n{pages.BEGIN}\nold\n{pages.END}\nmore words\n", [document])
+    assert text.startswith("# Words\n")
+    assert text.endswith("more words\n")
+    assert "old" not in text
+    assert "```text\na  b\n1  2\n```" in text
+    assert "every bar met" in text
+    for condition in ("cores", "GiB", "Python", "torch", "commit"):
+        assert condition in text
+    assert pages.filled(text, [document]) == text
+
+
+def test_a_missed_bar_is_said(pages, measured):
+    status, document = measured('print("x")\nraise SystemExit(1)')
+    assert status == 1
+    assert "**a bar was missed**" in pages.section(document)
+
+
+def test_one_that_cannot_run_here_leaves_what_was_measured_elsewhere(measured):
+    _, before = measured('print("measured")')
+    status, after = measured('print("no GPU")\nraise SystemExit(77)')
+    assert status == 77
+    assert after == before
+
+
+def test_a_page_without_marks_is_refused(pages):
+    with pytest.raises(ValueError, match="needs the lines"):
+        pages.filled("# nothing", [])
