@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import tempfile
@@ -22,6 +23,7 @@ from scaling.store import RunFolder
 TEMPLATE = (folder("slurm") / "job.sbatch").read_text()
 
 
+@functools.cache
 def plan_of(*overrides: str):
     spec = requests("plan", list(overrides)).items[0].spec
     return make_plan(spec, run_id="20260101-000000-abc", created="", version="")
