@@ -88,6 +88,8 @@ class Took:
     """One analysis in a process of its own."""
 
     seconds: float
+    cpu_s: float
+    """Of all its threads: what other programs on the machine change least."""
     peak_gib: float
 
 
@@ -101,7 +103,8 @@ def analyze(folder: RunFolder) -> Took:
     _, status, usage = os.wait4(process.pid, 0)
     if status:
         raise SystemExit(f"scaling analyze ended with status {os.waitstatus_to_exitcode(status)}")
-    return Took(seconds=time.perf_counter() - begin, peak_gib=usage.ru_maxrss / 2**20)
+    seconds, cpu_s = time.perf_counter() - begin, usage.ru_utime + usage.ru_stime
+    return Took(seconds=seconds, cpu_s=cpu_s, peak_gib=usage.ru_maxrss / 2**20)
 
 
 def _two_cores() -> None:
@@ -165,7 +168,8 @@ def compare(sizes: list[int], where: Path, *, keep: bool) -> int:
     rows: dict[int, int] = {}
     met: dict[str, bool] = {}
     print(
-        f"{'ranks':>6}{'rows':>12}{'MB':>7}{'made in s':>11}{'s':>8}{'us a row':>10}{'GiB':>7}{'report MB':>11}  drawn"
+        f"{'ranks':>6}{'rows':>12}{'MB':>7}{'made in s':>11}{'s':>8}{'CPU s':>8}{'us a row':>10}"
+        f"{'GiB':>7}{'report MB':>11}  drawn"
     )
     for ranks in sizes:
         folder, truth = RunFolder(where / str(ranks)), truth_of(ranks)
@@ -178,7 +182,7 @@ def compare(sizes: list[int], where: Path, *, keep: bool) -> int:
         report_mb, opens = folder.report_html.stat().st_size / 1e6, drawn(folder.report_html)
         said = {None: "no Chromium", True: "yes", False: "NO"}[opens]
         print(
-            f"{ranks:>6}{rows[ranks]:>12,}{size / 1e6:>7.0f}{made_s:>11.1f}{one.seconds:>8.1f}"
+            f"{ranks:>6}{rows[ranks]:>12,}{size / 1e6:>7.0f}{made_s:>11.1f}{one.seconds:>8.1f}{one.cpu_s:>8.1f}"
             f"{one.seconds / rows[ranks] * 1e6:>10.2f}{one.peak_gib:>7.2f}{report_mb:>11.2f}  {said}",
             flush=True,
         )
