@@ -52,7 +52,7 @@ _PLACE = {"launch": pl.Int64, "rank": pl.Int64, "block": pl.Int64, "step": pl.In
 _OF_BLOCK = {name: kind for name, kind in _BLOCK_KEYS.items() if name not in _PLACE}
 _COLLECTIVES = _PLACE | dict.fromkeys(COLLECTIVE_FIELDS, pl.Int64) | _OF_BLOCK
 
-SCHEMAS = {
+SCHEMAS: dict[str, dict[str, Any]] = {
     "blocks": _BLOCKS,
     "steps": _PLACE | dict.fromkeys(STEP_FIELDS, pl.Int64) | _OF_BLOCK,
     "buckets": _COLLECTIVES,
@@ -270,7 +270,7 @@ def _tables(
     place = {block.id: k for k, block in enumerate(blocks)}
     of_step = np.array([place.get(step.b, -1) for step in steps], dtype=np.int64)
     kept = np.flatnonzero(of_step >= 0)
-    known = [steps[k] for k in kept]
+    known = [steps[k] for k in kept.tolist()]
     of_step = of_step[kept]
     numbers = np.array([step.i for step in known], dtype=np.int64)
 
@@ -307,7 +307,7 @@ def _stamps(steps: Sequence[_Step]) -> Ints:
     widths = np.array([len(step.s) for step in steps], dtype=np.int64)
     for width in _WIDTHS:
         chosen = np.flatnonzero(widths == width)
-        stamps[chosen, :width] = _flat((steps[k].s for k in chosen), width)
+        stamps[chosen, :width] = _flat((steps[k].s for k in chosen.tolist()), width)
     return stamps
 
 

@@ -44,7 +44,8 @@ def counted(tables: Tables, plan: Plan, trial: Trial) -> frozenset[int]:
 
 def of_launches(tables: Tables, launches: frozenset[int]) -> Tables:
     """The records of some launches; the very tables, without a copy, where that is all of them."""
-    known = {one.launch for one in (*tables.ranks, *tables.gaps)} | set(tables.blocks["launch"].unique())
+    known = {rank.launch for rank in tables.ranks} | {gap.launch for gap in tables.gaps}
+    known |= set(tables.blocks["launch"].unique())
     if launches >= known:
         return tables
     chosen = pl.col("launch").is_in(sorted(launches))
