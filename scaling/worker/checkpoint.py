@@ -23,7 +23,7 @@ def checkpoint_activations(workload: Workload) -> Callable[[], None]:
     """
     forwards = _recomputed(workload.module, workload.blocks or repeated(workload.module))
     for module, forward in forwards:
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
 
     def undo() -> None:
         for module, _ in forwards:
