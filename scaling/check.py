@@ -38,6 +38,7 @@ def to_spec(config: Config, machine: Machine) -> spec.Spec:
     world_sizes = _world_sizes(config.world_sizes, topology)
     _one_of("mode", config.mode, spec.MODES)
     _one_of("tracking.mode", config.tracking.mode, spec.TRACKING_MODES)
+    _one_of("tracking.objective", config.tracking.objective, spec.OBJECTIVES)
     for key in ("batch_per_rank", "accumulation_steps", "repeats"):
         _at_least(key, getattr(config, key), 1)
     for key in ("rounds_min", "rounds_max", "steps", "budget_s", "step_timeout_s"):

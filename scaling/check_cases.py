@@ -33,6 +33,11 @@ def check_cases(config: Config, topology: spec.Topology) -> dict[str, Any]:
     by_case = config.task == "inference" or config.batch is not None or vary != spec.Vary()
     if by_case:
         _alike(config)
+        if config.tracking.objective != "samples_per_s":
+            raise InputError(
+                f"tracking.objective={config.tracking.objective}: measured by cases a run has samples_per_s, of the "
+                "fastest one"
+            )
     elif limit is not None:
         raise InputError(
             "memory_limit: limits batch=max, batch=[...] and task=inference; give one of them too"

@@ -10,6 +10,7 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
@@ -36,6 +38,9 @@ EXAMPLES = {
     "data.path": "/data/images",
 }
 """What to say where a mandatory key has no value."""
+
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+"""The sweeper that lists combinations; any other one wants to know how a run went."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +60,26 @@ class Requests:
     multirun: bool
 
 
-def requests(verb: str, arguments: list[str]) -> Requests:
+def requests(verb: str, arguments: list[str], measure: Callable[[Request], float] | None = None) -> Requests:
     """Compose a command line with Hydra itself (all its flags and grammar work) and check every result.
 
-    Raises InputError with one line for anything that is wrong; nothing has been written by then.
+    Raises InputError with one line for anything that is wrong; nothing has been written by then. A sweeper that
+    searches gets what `measure` says of each request before it names the next: these have been measured then.
     """
     ConfigStore.instance().store(name="schema", node=Config)
     composed: list[DictConfig] = []
+    terminal = sys.stderr
 
-    def task(cfg: DictConfig) -> None:
-        if not composed:
-            HydraConfig.get()  # Hydra set up this job: fail here rather than later
+    def task(cfg: DictConfig) -> float | None:
+        job = HydraConfig.get()  # Hydra set up this job: fail here rather than later
         composed.append(cfg)
+        sweeper = job.sweeper["_target_"]
+        if job.mode != RunMode.MULTIRUN or sweeper == BASIC_SWEEPER:
+            return None
+        if measure is None:
+            raise InputError(f"hydra/sweeper: {sweeper} searches by results; `scaling run` has them")
+        with contextlib.redirect_stderr(terminal):
+            return measure(_request(cfg, find_machine()))
 
     multirun = "-m" in arguments or "--multirun" in arguments
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us instead of being printed

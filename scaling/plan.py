@@ -44,6 +44,8 @@ class Plan:
     trials: tuple[Trial, ...]
     variant: Spec | None = None
     """Set for a verification: plain steps of `spec` and of this, in turns, and nothing else."""
+    commit: str = ""
+    """Of the code in the folder that the run was started from (see `scaling.git`)."""
 
     @property
     def ranks(self) -> int:
@@ -87,12 +89,20 @@ def run_id(now: dt.datetime, salt: str) -> str:
     return f"{now:%Y%m%d-%H%M%S}-{text}"
 
 
-def make_plan(spec: Spec, *, run_id: str, created: str, version: str) -> Plan:
+def make_plan(spec: Spec, *, run_id: str, created: str, version: str, commit: str = "") -> Plan:
     """The plan of a checked spec."""
     trials = tuple(
         Trial(world_size=n, hosts=spec.topology.hosts_of(n), batch=spec.batch_at(n)) for n in spec.world_sizes
     )
-    return Plan(schema=SCHEMA, id=run_id, created=created, version=version, spec=spec, trials=trials)
+    return Plan(
+        schema=SCHEMA,
+        id=run_id,
+        created=created,
+        version=version,
+        spec=spec,
+        trials=trials,
+        commit=commit,
+    )
 
 
 def arms_of(world_size: int) -> tuple[tuple[str, bool], ...]:

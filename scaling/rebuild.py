@@ -17,9 +17,19 @@ from scaling import plan as plans
 from scaling.analysis import clocks, memory
 from scaling.analysis.analyze import Ending, analyze
 from scaling.analysis.cases import CaseFiles, analyze_cases
-from scaling.analysis.results import SCHEMA, Analysis, Memory, RooflineResult, StepHistory, TrialOutcome
+from scaling.analysis.history import histories
+from scaling.analysis.machines import Machine, machines
+from scaling.analysis.results import (
+    SCHEMA,
+    Analysis,
+    Memory,
+    RooflineResult,
+    StepHistory,
+    Timeline,
+    TrialOutcome,
+)
 from scaling.analysis.roofline import roofline
-from scaling.analysis.timeline import chrome, histories, timelines
+from scaling.analysis.timeline import chrome, timelines
 from scaling.cases import SCHEMA as CASES_SCHEMA
 from scaling.cases import Outcome, Outcomes
 from scaling.collect import Tables, collect, own_plan, write_tables
@@ -28,6 +38,7 @@ from scaling.errors import InputError, ScalingError
 from scaling.fit import read_largest
 from scaling.plan import Plan
 from scaling.report.html import page
+from scaling.report.markdown import markdown
 from scaling.report.terminal import print_analysis
 from scaling.status import SCHEMA as STATUS_SCHEMA
 from scaling.status import Status
@@ -41,6 +52,7 @@ class Rebuilt:
 
     plan: Plan
     analysis: Analysis
+    timelines: tuple[Timeline, ...]
     histories: tuple[StepHistory, ...]
 
     @property
@@ -110,14 +122,25 @@ def rebuild(folder: RunFolder) -> Rebuilt:
         analysis = dataclasses.replace(analysis, roofline=_roofline(folder, plan, analysis))
     write_json(folder.analysis, analysis)
     drawn = timelines(tables, plan)
+    steps = histories(tables, plan, preflight.states(folder, plan))
     write_text(folder.timeline, chrome(drawn))
-    write_text(folder.report_html, page(analysis, plan, drawn))
+    write_text(folder.report_html, page(analysis, plan, drawn, steps, _machines(folder, plan)))
+    write_text(folder.report_md, markdown(analysis, plan))
     text = io.StringIO()
     print_analysis(
         Console(file=text, width=80, no_color=True), analysis, plan, report_path=folder.report_html
     )
     write_text(folder.report_txt, text.getvalue())
-    return Rebuilt(plan=plan, analysis=analysis, histories=histories(tables, plan))
+    return Rebuilt(plan=plan, analysis=analysis, timelines=drawn, histories=steps)
+
+
+def _machines(folder: RunFolder, plan: Plan) -> tuple[Machine, ...]:
+    """What the ranks of the last launch that left something ran on."""
+    for launch in reversed(folder.launches()):
+        found = preflight.environments(launch, plan)
+        if found:
+            return machines(found)
+    return ()
 
 
 def _unseen(folder: RunFolder, plan: Plan) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scaling import __version__
+from scaling import __version__, git
 from scaling.config import Request
 from scaling.errors import InputError
 from scaling.fit import find_largest
@@ -35,6 +35,7 @@ def plan_request(request: Request) -> Plan:
         run_id=run_id(now, request.yaml),
         created=now.isoformat(timespec="seconds"),
         version=__version__,
+        commit=git.commit(Path.cwd()),
     )
 
 
@@ -67,11 +68,12 @@ class Job:
     folder: RunFolder
 
 
-def jobs_of(asked: tuple[Request, ...], *, multirun: bool) -> list[Job]:
-    """A folder for every run; those of a multirun are numbered below one."""
+def jobs_of(
+    asked: tuple[Request, ...], *, multirun: bool, parent: Path | None = None, first: int = 0
+) -> list[Job]:
+    """A folder for every run; those of a multirun are numbered below one, from `first` on."""
     jobs: list[Job] = []
-    parent: Path | None = None
-    for index, request in enumerate(asked):
+    for index, request in enumerate(asked, first):
         plan = plan_request(request)
         path = request.run_dir or parent or default_folder(plan.id)
         parent = path if multirun else None

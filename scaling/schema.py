@@ -143,6 +143,8 @@ class TrackingConfig:
     job_type: str = "scaling"
     tags: list[str] = field(default_factory=list)
     notes: str | None = None
+    alerts: bool = False
+    objective: str = "samples_per_s"
 
 
 @dataclass

@@ -15,6 +15,7 @@ OWN_LOOP = "own loop"
 LAUNCHERS = ("local", "emulated", "slurm")
 PLACEMENTS = ("packed", "spread")
 TRACKING_MODES = ("offline", "online", "disabled")
+OBJECTIVES = ("samples_per_s", "efficiency", "step_ms")
 WORLD_SIZE_MAX = 2**17
 """As far as anything is predicted."""
 NUMA_BINDINGS = ("none", "node", "socket", "exclusive", "core-complex")
@@ -245,6 +246,10 @@ class Tracking:
     job_type: str = "scaling"
     tags: tuple[str, ...] = ()
     notes: str | None = None
+    alerts: bool = False
+    """Whether W&B is to send an alert where a run is slower than the one before, throttled, or not whole."""
+    objective: str = "samples_per_s"
+    """What a sweep is told of a run: this figure at the largest world size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

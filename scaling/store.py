@@ -90,6 +90,11 @@ class RunFolder:
         return self.path / "report.txt"
 
     @property
+    def report_md(self) -> Path:
+        """The report for a pull request."""
+        return self.path / "report.md"
+
+    @property
     def wandb(self) -> Path:
         """Parent of the offline W&B runs."""
         return self.path
@@ -103,6 +108,16 @@ class RunFolder:
     def baseline(self) -> Path:
         """Of which machine and work a kept run is the baseline (scaling/baselines.py)."""
         return self.path / "baseline.json"
+
+    @property
+    def comparison_html(self) -> Path:
+        """The same as one page."""
+        return self.path / "comparison.html"
+
+    @property
+    def comparison_md(self) -> Path:
+        """The same for a pull request."""
+        return self.path / "comparison.md"
 
     @property
     def doctor(self) -> Path:

@@ -62,3 +62,18 @@ def left_behind() -> Callable[[Path], list[str]]:
         return found
 
     return find
+
+
+@pytest.fixture(scope="session")
+def wandb_files() -> ModuleType:
+    """Reads offline W&B runs back: read_all(run folder's path)."""
+    return load(Path(__file__).with_name("wandb_files.py"))
+
+
+@pytest.fixture
+def wandb_server(monkeypatch):
+    """A W&B server on this machine, and the key to it."""
+    with load(Path(__file__).with_name("wandb_server.py")).serving() as server:
+        monkeypatch.setenv("WANDB_BASE_URL", server.url)
+        monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+        yield server

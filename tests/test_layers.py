@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -125,6 +126,7 @@ def test_telemetry_stands_alone_and_needs_nothing_but_nvml(module):
 @pytest.mark.parametrize("module", of("scaling.report"))
 def test_a_report_knows_results_and_computes_nothing(module):
     allowed = {"scaling.analysis.results", "scaling.analysis.traced", "scaling.doctor.results"}
+    allowed |= {"scaling.analysis.machines"}
     allowed |= {"scaling.codec", "scaling.errors", "scaling.plan"}
     allowed |= {"scaling.spec", "scaling.store", "scaling.units", "scaling.cases"}
     if module == "scaling.report.queue":
@@ -157,3 +159,16 @@ def test_wandb_stays_in_the_report():
 
 def test_torch_stays_in_the_worker():
     assert all(within(m, "scaling.worker") for m in importers("torch"))
+
+
+def test_no_worker_brings_wandb_or_hydra_into_its_process():
+    """Not only what stands in the files: what is there once every module of a worker was imported."""
+    code = (
+        f"import importlib, sys; [importlib.import_module(m) for m in {of('scaling.worker')!r} "
+        "if not m.endswith('__main__')]; "
+        "print({'wandb', 'hydra', 'omegaconf', 'rich', 'plotly', 'polars'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent
+    )
+    assert done.stdout.strip() == "set()"

@@ -128,7 +128,17 @@ def test_launches_are_in_the_order_of_their_numbers(tmp_path):
 
 def test_names_are_those_of_the_format(tmp_path):
     folder = RunFolder(tmp_path)
-    top = ("config", "plan", "command", "status", "analysis", "timeline", "report_html", "report_txt")
+    top = (
+        "config",
+        "plan",
+        "command",
+        "status",
+        "analysis",
+        "timeline",
+        "report_html",
+        "report_md",
+        "report_txt",
+    )
     assert [getattr(folder, name).name for name in top] == [
         "config.yaml",
         "plan.json",
@@ -137,6 +147,7 @@ def test_names_are_those_of_the_format(tmp_path):
         "analysis.json",
         "timeline.json",
         "report.html",
+        "report.md",
         "report.txt",
     ]
     assert folder.table("steps") == tmp_path / "steps.parquet"

@@ -1,4 +1,4 @@
-"""A typical step of each rank as spans, and the history of steps: what the reports draw."""
+"""A typical step of each rank as spans: what the reports draw."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import polars as pl
 
 from scaling.analysis.launches import counted, of_launches
 from scaling.analysis.merge import BlockStamps, merge
-from scaling.analysis.quantities import DURATIONS, detailed_blocks
-from scaling.analysis.results import Span, StepHistory, Timeline
+from scaling.analysis.quantities import detailed_blocks
+from scaling.analysis.results import Span, Timeline
 from scaling.collect import Tables
 from scaling.plan import Plan
-from scaling.records import PLAIN, PROBE
 
 RANKS_MAX = 16
 """Ranks drawn."""
@@ -119,29 +118,3 @@ def chrome(found: tuple[Timeline, ...]) -> str:
             events.append(event if span.bytes is None else {**event, "args": {"bytes": span.bytes}})
     unique = {json.dumps(e, sort_keys=True): e for e in events}
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": list(unique.values())})
-
-
-def histories(tables: Tables, plan: Plan) -> tuple[StepHistory, ...]:
-    """Plain and light probe steps of rank 0 in the order in which they ran, a history a world size."""
-    found = []
-    for trial in plan.trials:
-        within = of_launches(tables, counted(tables, plan, trial))
-        start = within.steps["begin_ns"].min()
-        rows = (
-            within.steps.filter(
-                (pl.col("world_size") == trial.world_size)
-                & (pl.col("rank") == 0)
-                & ((pl.col("arm") == PLAIN) | ((pl.col("arm") == PROBE) & ~pl.col("detailed")))
-            )
-            .sort("launch", "begin_ns")
-            .select("arm", ((pl.col("begin_ns") - start) / 1e9).alias("time_s"), *DURATIONS)
-        )
-        if rows.is_empty():
-            continue
-        columns: dict[str, tuple[float | None, ...]] = {"time_s": tuple(rows["time_s"].to_list())}
-        for name in rows.columns[2:]:
-            columns[f"{name}_ms"] = tuple(None if v is None else v / 1e6 for v in rows[name].to_list())
-        found.append(
-            StepHistory(world_size=trial.world_size, columns=columns, arm=tuple(rows["arm"].to_list()))
-        )
-    return tuple(found)

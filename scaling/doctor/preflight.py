@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,17 @@ from scaling.plan import Plan
 from scaling.store import LaunchFolder, RunFolder
 from scaling.telemetry import records as telemetry
 from scaling.telemetry.records import HostRecord
+
+DEVICE = (
+    "sm_mhz",
+    "memory_mhz",
+    "power_mw",
+    "temperature_c",
+    "utilisation_percent",
+    "memory_used_bytes",
+    "reasons",
+)
+"""What of a device is shown beside the steps."""
 
 
 def warnings(folder: RunFolder, plan: Plan) -> tuple[str, ...]:
@@ -77,3 +89,36 @@ def _samples(host: HostRecord, index: int) -> Iterator[DeviceSample]:
                 reasons=gpu.get("reasons"),
                 power_w=None if milliwatts is None else milliwatts / 1e3,
             )
+
+
+def states(folder: RunFolder, plan: Plan) -> dict[int, list[dict[str, float]]]:
+    """Launch -> what rank 0's host and device did while it ran, a row a sample; see `scaling.analysis.history`."""
+    found = {}
+    for launch in folder.launches():
+        facts = environments(launch, plan).get(0, {})
+        host = _hosts(launch, plan).get(int(facts.get("host", 0)))
+        if host is not None:
+            found[launch.index] = _states(host, devices.index_of(host.gpus, facts))
+    return found
+
+
+def _states(host: HostRecord, index: int | None) -> list[dict[str, float]]:
+    """Counters as rates since the sample before, the rest as it is."""
+    rows = []
+    for before, sample in itertools.pairwise(host.samples):
+        span = sample.time_ns - before.time_ns
+        row: dict[str, float | None] = {"time_ns": sample.time_ns}
+        row["host/cpu_busy_cores"] = _rate(before.system, sample.system, "cpu_busy_ns", span)
+        waited, waits = (s.system.get("pressure_ns") or {} for s in (before, sample))
+        row["host/cpu_pressure"] = _rate(waited, waits, "cpu", span)
+        for name in ("cpu_mhz", "temperature_c", "memory_available_bytes"):
+            row[f"host/{name}"] = sample.system.get(name)
+        gpu = sample.gpus[index] if index is not None and index < len(sample.gpus) else {}
+        row |= {f"gpu/{name}": gpu.get(name) for name in DEVICE}
+        rows.append({name: float(value) for name, value in row.items() if value is not None})
+    return rows
+
+
+def _rate(before: dict[str, Any], after: dict[str, Any], name: str, span_ns: int) -> float | None:
+    first, last = before.get(name), after.get(name)
+    return None if first is None or last is None or span_ns <= 0 else (last - first) / span_ns

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from scaling.analysis.results import (
     Analysis,
     Comm,
@@ -212,12 +214,17 @@ def verdict_title(verdict: Verdict) -> str:
 
 def quality_lines(quality: Quality) -> tuple[str, ...]:
     """How well the numbers are known, and what stands against them."""
+    return (*measured_lines(quality), *(plain(w) for w in quality.warnings))
+
+
+def measured_lines(quality: Quality) -> tuple[str, ...]:
+    """How well the numbers are known."""
     lines = [plain(text) for text in quality.reached]
     if quality.clock_bound_us:
         lines.append(f"the ranks' clocks are compared to within {quality.clock_bound_us:.0f} us")
     if quality.dropped_samples:
         lines.append(f"{count(quality.dropped_samples, 'sample')} dropped")
-    return (*lines, *(plain(w) for w in quality.warnings))
+    return tuple(lines)
 
 
 def trial_line(trial: TrialOutcome) -> str:
@@ -229,20 +236,26 @@ def trial_line(trial: TrialOutcome) -> str:
 
 def run_names(comparison: Comparison) -> tuple[str, str]:
     """What tells the two runs apart: the settings that differ, or their ids."""
-    base, other = comparison.base, comparison.other
-    fields = ("model", "topology", "precision", "mode", "backend", "device", "device_name")
-    differing = [f for f in fields if getattr(base, f) != getattr(other, f)]
-
-    def name(run: RunInfo) -> str:
-        return plain(", ".join(getattr(run, f) for f in differing) or run.id)
-
-    def told(role: str) -> str:
-        return plain(", ".join(f"{s.key}={getattr(s, role) or 'unset'}" for s in asked))
-
     asked = [s for s in comparison.settings if s.of == "settings"]
-    if not differing and 0 < len(asked) <= NAMED_SETTINGS:
-        return told("base"), told("other")
-    return name(base), name(other)
+    if not _differing([comparison.base, comparison.other]) and 0 < len(asked) <= NAMED_SETTINGS:
+        told = (", ".join(f"{s.key}={getattr(s, role) or 'unset'}" for s in asked) for role in ("base", "other"))
+        base, other = map(plain, told)
+    else:
+        base, other = names_of([comparison.base, comparison.other])
+    return base, other
+
+
+def names_of(runs: Sequence[RunInfo]) -> tuple[str, ...]:
+    """What tells several runs apart: the settings that differ between them, or their ids where these do not suffice."""
+    names = [plain(", ".join(getattr(run, f) for f in _differing(runs))) for run in runs]
+    if len(set(names)) == len(runs):
+        return tuple(names)
+    return tuple(plain(f"{name} {run.id}".strip()) for name, run in zip(names, runs, strict=True))
+
+
+def _differing(runs: Sequence[RunInfo]) -> list[str]:
+    fields = ("model", "topology", "precision", "mode", "backend", "device", "device_name")
+    return [f for f in fields if len({getattr(run, f) for run in runs}) > 1]
 
 
 def split_line(point: PointComparison) -> str:
@@ -309,6 +322,26 @@ def comparison_answer(comparison: Comparison) -> str:
     faster = "faster" if point.ratio.value > 1 else "slower"
     said = f"{at} {other} is {faster} than {base}: {ratio} times its throughput."
     return " ".join([said, *(sentence(line) for line in cost_lines(point.cost)[:1])])
+
+
+def comparisons_answer(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
+    """The fastest of several runs at the largest world size that all have, or that none is told from the base."""
+    like = [(name, one) for name, one in zip(names[1:], comparisons, strict=True) if one.comparable]
+    if not like:
+        return f"None of these runs is comparable with {names[0]}."
+    shared = set.intersection(*({p.world_size for p in one.points if p.ratio} for _, one in like))
+    if not shared:
+        return "These runs have no world size in common that was measured in all."
+    n = max(shared)
+    found = [(name, next(p for p in one.points if p.world_size == n)) for name, one in like]
+    clear = [(name, p.ratio) for name, p in found if p.distinguishable and p.ratio is not None]
+    faster = [(name, ratio) for name, ratio in clear if ratio.value > 1]
+    if not clear:
+        return f"At {ranks(n)} none of these runs is distinguishable from {names[0]}."
+    if not faster:
+        return f"At {ranks(n)} {names[0]} is the fastest: none of the others is distinguishably faster."
+    name, ratio = max(faster, key=lambda pair: pair[1].value)
+    return f"At {ranks(n)} {name} is the fastest: {quantity(ratio)} times the throughput of {names[0]}."
 
 
 def gain(remedy: Remedy) -> str:

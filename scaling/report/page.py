@@ -8,6 +8,8 @@ STYLE = """
   --hatch: rgba(255,255,255,.5);
   --accent: #1f5fae; --accent-soft: rgba(31,95,174,.24);
   --second: #b3570a; --second-soft: rgba(179,87,10,.22);
+  --third: #5d4a9c; --third-soft: rgba(93,74,156,.2);
+  --fourth: #26734f; --fourth-soft: rgba(38,115,79,.2);
   --ideal: #aeb6c0; --loss: #c2483b; --gain: #2f8560;
   --input: #8a93a0; --forward: #8fb8e6; --backward: #2c6bb3; --optimizer: #5d4a9c;
   --exposed-transfer: #d9772b; --exposed-skew: #b23a55; --host: #56606d; --bucket: #e0a458;
@@ -20,6 +22,8 @@ STYLE = """
     --hatch: rgba(20,24,30,.45);
     --accent: #6aa9f0; --accent-soft: rgba(106,169,240,.28);
     --second: #eda35a; --second-soft: rgba(237,163,90,.26);
+    --third: #a99be0; --third-soft: rgba(169,155,224,.26);
+    --fourth: #5dbb8f; --fourth-soft: rgba(93,187,143,.26);
     --ideal: #5b6572; --loss: #e0766a; --gain: #5dbb8f;
     --input: #7c8795; --forward: #a5c8f0; --backward: #4a86cc; --optimizer: #9284cf;
     --exposed-transfer: #e58c45; --exposed-skew: #d4637d; --host: #5f6a78; --bucket: #dcae70;
@@ -42,19 +46,26 @@ section { margin-top: 52px; }
 .answer.bad { border-color: var(--loss); }
 .note, figcaption, .sure { color: var(--muted); font-size: .85rem; }
 .note { margin: 8px 0 0; }
+.reached { margin-left: 22px; }
+nav ul { list-style: none; display: flex; flex-wrap: wrap; gap: 4px 18px;
+  padding: 0; margin: 28px 0 0; font-size: .85rem; }
+nav li, nav li + li { margin: 0; }
+a { color: var(--accent); }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
 figure { margin: 0; min-width: 0; }
 figure + figure { margin-top: 32px; }
 figcaption { margin-top: 6px; }
 .pair { display: grid; gap: 36px 40px;
   grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); }
-ul + .pair { margin-top: 24px; }
+ul + .pair, .note + .pair, .note + figure, figure + .pair { margin-top: 28px; }
 .pair figure + figure { margin-top: 0; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .92rem; width: 100%; }
 th, td { text-align: right; padding: 7px 12px; white-space: nowrap; font-weight: 400; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 th:last-child, td:last-child { padding-right: 0; }
-thead th { font-weight: 600; vertical-align: top; border-bottom: 1px solid var(--muted); }
+thead th { font-weight: 600; vertical-align: top; }
+thead > tr > * { border-bottom: 1px solid var(--muted); }
 thead small { display: block; font-weight: 400; color: var(--muted); }
 th:first-child { position: sticky; left: 0; background: var(--bg); }
 tbody tr + tr > * { border-top: 1px solid var(--grid); }
@@ -94,6 +105,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: 5px 24px; margi
 dt { color: var(--muted); }
 dd { margin: 0; min-width: 0; }
 @media (max-width: 600px) {
+  tbody th:first-child { white-space: normal; min-width: 4em; max-width: 9em; }
   main { padding: 28px 16px 40px; }
   h1 { font-size: 1.4rem; }
   table { font-size: .84rem; }
@@ -105,6 +117,8 @@ dd { margin: 0; min-width: 0; }
   dd { margin-bottom: 8px; }
 }
 @media print {
+  nav { display: none; }
+  details > :not(summary) { display: block; }
   main { max-width: none; padding: 0; }
   .pair { display: block; }
   table { font-size: .72rem; }

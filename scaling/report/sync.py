@@ -174,27 +174,41 @@ def _replay(document: dict[str, Any]) -> None:
 
     known: dict[str, Any] = {k: v for k, v in QUIET.items() if k in wandb.Settings.model_fields}
     for one in document["runs"]:
+        own = {"git_commit": document.get("commit") or None, "sweep_id": one.get("sweep")}
         run = wandb.init(
             **document["init"],
             mode="offline",
             id=one["id"],
             name=one["name"],
             config=one["config"],
-            settings=wandb.Settings(**known),
+            settings=wandb.Settings(**known, **{k: v for k, v in own.items() if v}),
         )
-        run.define_metric(one["x"], hidden=True, summary="none")
-        for name in sorted({name for row in one["history"] for name in row} - {one["x"]}):
-            run.define_metric(name, step_metric=one["x"], summary="none")
-        for row in one["history"]:
-            run.log(row)
-        media = {
-            k: wandb.Table(columns=t["columns"], data=t["rows"]) for k, t in one.get("tables", {}).items()
-        }
-        media |= {k: _line_chart(chart) for k, chart in one.get("charts", {}).items()}
-        if media:
-            run.log(media)
-        run.summary.update(one["summary"])
+        _log(run, one)
         run.finish(exit_code=0 if one["summary"].get("status", "done") == "done" else 1)
+
+
+def _log(run: Any, one: dict[str, Any]) -> None:
+    """One run: history on its own axis, tables and charts, files, alerts, and the figures of its summary."""
+    import wandb  # noqa: PLC0415
+
+    run.define_metric(one["x"], hidden=True, summary="none")
+    for name in sorted({name for row in one["history"] for name in row} - {one["x"]}):
+        run.define_metric(name, step_metric=one["x"], summary="none")
+    for row in one["history"]:
+        run.log(row)
+    media = {k: wandb.Table(columns=t["columns"], data=t["rows"]) for k, t in one.get("tables", {}).items()}
+    media |= {k: _CHARTS[chart["kind"]](chart) for k, chart in one.get("charts", {}).items()}
+    if media:
+        run.log(media)
+    if "artifact" in one:
+        about = one["artifact"]
+        artifact = wandb.Artifact(about["name"], type=about["type"], metadata=about["metadata"])
+        for name, path in about["files"].items():
+            artifact.add_file(path, name=name)
+        run.log_artifact(artifact)
+    for alert in one.get("alerts", ()):
+        run.alert(**alert)
+    run.summary.update(one["summary"])
 
 
 def _line_chart(chart: dict[str, Any]) -> Any:
@@ -202,6 +216,17 @@ def _line_chart(chart: dict[str, Any]) -> Any:
 
     xs, ys = ([[pair[i] for pair in pairs] for pairs in chart["series"].values()] for i in (0, 1))
     return wandb.plot.line_series(xs, ys, keys=list(chart["series"]), title=chart["title"], xname=chart["x"])
+
+
+def _bar_chart(chart: dict[str, Any]) -> Any:
+    import wandb  # noqa: PLC0415
+
+    label, value = chart["label"], chart["value"]
+    table = wandb.Table(columns=[label, value], data=[list(bar) for bar in chart["bars"]])
+    return wandb.plot.bar(table, label, value, title=chart["title"])
+
+
+_CHARTS = {"line": _line_chart, "bar": _bar_chart}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Nothing is told by colour alone, so a piped or saved report loses nothing.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -15,10 +14,7 @@ from rich.text import Text
 from scaling.analysis.results import (
     Analysis,
     Comparison,
-    Loss,
-    Measured,
     Memory,
-    Parts,
     Point,
     PointComparison,
     Prediction,
@@ -28,15 +24,12 @@ from scaling.analysis.traced import Traced
 from scaling.plan import Plan
 from scaling.report import cases, findings, text
 from scaling.report import traced as shown
-from scaling.report.lines import WIDTH
+from scaling.report.bars import NAME, NUMBER, part_lines, waterfall_lines
 from scaling.report.lines import head as _head
 from scaling.report.lines import printed as _print
 from scaling.report.lines import prose as _prose
 from scaling.report.lines import table as _table
 
-NAME = 17
-NUMBER = 18
-BAR = WIDTH - 2 - NAME - NUMBER - 2 - 1
 CAUSES_SHOWN = 4
 """Causes of a difference that a comparison lists for each world size."""
 
@@ -121,9 +114,9 @@ def _point(point: Point, rate_source: str, device: str) -> Iterator[Text]:
         return
     at = f"{text.ranks(point.world_size)} on {text.count(point.hosts, 'host')}"
     yield _head(f"{at}: a step of {text.quantity(point.step_ms, 'ms')}")
-    yield from _parts(point.parts_ms)
+    yield from part_lines(point.parts_ms)
     if point.loss is not None:
-        yield from _waterfall(point.loss, point.efficiency)
+        yield from waterfall_lines(point.loss, point.efficiency)
     if point.straggler is not None:
         yield from _fact("straggler", findings.straggler_line(point.straggler), style="bold red")
     if point.loader is not None:
@@ -153,43 +146,6 @@ def _traced(traced: Traced) -> Iterator[Text]:
         yield _head("HolisticTraceAnalysis' quantities, by its definitions")
         for table in tables:
             yield from _table(*table)
-
-
-def _parts(parts: Parts) -> Iterator[Text]:
-    found = text.parts_of(parts)
-    if not found:
-        return
-    whole = sum(value.value for _, value in found)
-    yield Text(f"#   {'part of a step':<{NAME - 2}}{'ms':>6}", style="dim")
-    for key, value in found:
-        cells = round(BAR * value.value / whole) if whole > 0 else 0
-        yield _bar_line(text.PARTS[key], text.quantity(value), range(cells), "cyan")
-
-
-def _waterfall(loss: Loss, efficiency: Measured | None) -> Iterator[Text]:
-    """From the ideal down to what was measured, one cause a line, each bar where the last one ended."""
-    found = text.losses_of(loss)
-    level, edges = 1.0, [1.0]
-    for _, value in found:
-        level -= value.value if value else 0.0
-        edges.append(level)
-    cells = [max(0, round(BAR * edge / max(edges))) for edge in edges]
-    yield Text(f"#   {'loss':<{NAME - 2}}{'%':>6} of the step", style="dim")
-    yield _bar_line("ideal", "100", range(cells[0]), "green")
-    for (cause, value), (start, end) in zip(found, itertools.pairwise(cells), strict=True):
-        style, block = ("green", "░") if end > start else ("red", "█")
-        share = text.quantity(value, scale=100)
-        yield _bar_line(text.cause_name(cause), share, range(*sorted((start, end))), style, block)
-    if efficiency is not None:
-        measured = round(BAR * efficiency.value / max(edges))
-        yield _bar_line("measured", text.quantity(efficiency, scale=100), range(measured), "bold")
-
-
-def _bar_line(name: str, number: str, cells: range, style: str, block: str = "█") -> Text:
-    value, _, interval = number.partition(" ")
-    figures = f"{value:>6} {interval}"
-    bar = block * len(cells) or "▏"
-    return Text.assemble(f"  {name:<{NAME}}{figures:<{NUMBER}}  {' ' * cells.start}", (bar, style))
 
 
 def _verdict(verdict: Verdict) -> Iterator[Text]:
@@ -267,7 +223,7 @@ def _prediction(prediction: Prediction) -> Iterator[Text]:
     last = prediction.points[-1]
     if last.loss is not None and last.world_size > 1:
         yield _head(f"{text.ranks(last.world_size)}: a step of {text.quantity(last.step_ms, 'ms')}")
-        yield from _waterfall(last.loss, last.efficiency)
+        yield from waterfall_lines(last.loss, last.efficiency)
     yield _head("back-test: each measured world size, predicted from the others")
     if prediction.backtest:
         yield from _table(*text.backtest_table(prediction.backtest))

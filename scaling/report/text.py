@@ -24,6 +24,8 @@ from scaling.units import format_bytes, format_duration, format_rate
 NONE = "-"
 DIGITS = 4
 """Significant digits of a value at most, however narrow its interval."""
+PERCENT_DECIMALS = 2
+"""Of a percentage at most: nobody acts on less."""
 SKEWED = 1.5
 """An interval is written out when one side is so many times as long as the other."""
 
@@ -103,6 +105,8 @@ def decimals_of(measured: Measured, scale: float = 1.0) -> int | None:
         return None
     digits, place = f"{half * scale:.1e}".split("e")
     borne = -int(place) + (float(digits) < 2)
+    if scale == 100:
+        borne = min(borne, PERCENT_DECIMALS)
     value = abs(measured.value * scale)
     most = DIGITS - 1 - math.floor(math.log10(value)) if value > 0 else borne
     return max(0, min(borne, most))

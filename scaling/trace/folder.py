@@ -12,6 +12,7 @@ from scaling.analysis.timeline import chrome
 from scaling.errors import InputError
 from scaling.plan import Plan
 from scaling.report.html import page
+from scaling.report.markdown import markdown
 from scaling.report.terminal import print_analysis
 from scaling.run import check_folder
 from scaling.store import RunFolder, default_folder, write_json, write_text
@@ -30,6 +31,7 @@ def write_folder(analysis: Analysis, plan: Plan, drawn: tuple[Timeline, ...], pa
     write_json(folder.analysis, analysis)
     write_text(folder.timeline, chrome(drawn))
     write_text(folder.report_html, page(analysis, plan, drawn))
+    write_text(folder.report_md, markdown(analysis, plan))
     text = io.StringIO()
     print_analysis(
         Console(file=text, width=80, no_color=True), analysis, plan, report_path=folder.report_html

@@ -58,7 +58,10 @@ USAGE: dict[str, tuple[tuple[str, str], ...]] = {
             "KIND nccl-tests, topo or nccl-xml: what is known of a machine to conf/topology",
         ),
     ),
-    "report": (("report RUN [--open]", "the report of a run: print it, say where the page is"),),
+    "report": (
+        ("report RUN [--open]", "the report of a run: print it, say where the page is"),
+        ("report RUN --figures DIR", "its figures as SVG and PNG"),
+    ),
     "sync": (("sync RUN", "upload a run's offline W&B runs"),),
 }
 """Verb -> (how to call it, what it does), in the order of a user's work. A verb's file bears its name."""

@@ -22,7 +22,8 @@ from scaling.collect import collect
 from scaling.errors import InputError
 from scaling.plan import Plan
 from scaling.rebuild import read_analysis, read_plan
-from scaling.report.html import comparison_page
+from scaling.report.compared import comparison_page, comparisons_page
+from scaling.report.markdown import comparison_markdown
 from scaling.report.terminal import print_comparison
 from scaling.report.wandb import log_comparison
 from scaling.schema import CostConfig
@@ -113,10 +114,14 @@ def compare_folders(
             print_comparison(console, item)
     if into is not None:
         write_json(into.comparison, whole)
-        for index, (item, (other, _)) in enumerate(zip(found, others, strict=True)):
-            name = "comparison.html" if len(found) == 1 else f"comparison-{index + 1}.html"
-            write_text(into.path / name, comparison_page(item, base, other))
-            _say(f"comparison: {into.path / name}", as_json=as_json)
+        write_text(into.comparison_md, comparison_markdown(found))
+        pages = [comparison_page(item, base, other) for item, (other, _) in zip(found, others, strict=True)]
+        if len(pages) > 1:
+            for index, page in enumerate(pages):
+                write_text(into.path / f"comparison-{index + 1}.html", page)
+            pages = [comparisons_page(found, base, [other for other, _ in others])]
+        write_text(into.comparison_html, pages[0])
+        _say(f"comparison: {into.comparison_html}", as_json=as_json)
         warning = log_comparison(into, base_plan, found)
         if warning:
             print(f"scaling: W&B: {warning}", file=sys.stderr)

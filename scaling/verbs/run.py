@@ -8,11 +8,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scaling.config import requests
+from scaling.config import Request, requests
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.slurm import require_allocation
 from scaling.plan import Plan
-from scaling.run import begun, create, jobs_of, measure
+from scaling.run import Job, begun, create, jobs_of, measure
 from scaling.store import RunFolder
 from scaling.tryout import needs_trying, try_model
 from scaling.verbs.compare import compare_folders
@@ -29,17 +29,58 @@ def main(arguments: list[str]) -> int:
             folder.require_own()
             require_allocation(plan)
         return _run(runs, multirun=runs[0][1].path != path)
-    asked = requests("run", arguments)
+    search = _Search()
+    asked = requests("run", arguments, search.measure)
+    if search.codes:
+        return search.finish()
     if not asked.items:
         return 0
     jobs = jobs_of(asked.items, multirun=asked.multirun)
     for job in jobs:
-        require_allocation(job.plan)
-        if needs_trying(job.plan.spec):
-            try_model(job.plan)
+        _check(job)
     for job in jobs:
         create(job.request, job.plan, job.folder)
     return _run([(job.plan, job.folder) for job in jobs], multirun=asked.multirun)
+
+
+class _Search:
+    """Runs that a sweeper asks for one by one, each when it knows the objective of those before."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+        self.parent: Path | None = None
+
+    def measure(self, request: Request) -> float:
+        """The objective of one run; ScalingError where it was not measured, for the sweeper to go on or to end."""
+        from scaling.rebuild import read_analysis  # noqa: PLC0415
+        from scaling.report.objective import objective  # noqa: PLC0415
+
+        (job,) = jobs_of((request,), multirun=True, parent=self.parent, first=len(self.codes))
+        _check(job)
+        create(job.request, job.plan, job.folder)
+        self.parent = job.folder.path.parent
+        signal.signal(signal.SIGTERM, _interrupt_once)
+        code, stopped = _measured(job.plan, job.folder, Console())
+        self.codes.append(code)
+        if stopped:
+            raise KeyboardInterrupt
+        name = job.plan.spec.tracking.objective
+        value = objective(read_analysis(job.folder), job.plan) if code in (0, 3) else None
+        if value is None:
+            raise ScalingError(f"{job.folder.path}: {name} was not measured")
+        print(f"# objective  {name} {value.value:.6g}")
+        return value.value
+
+    def finish(self) -> int:
+        """Exit status of them all."""
+        return _worst(self.codes)
+
+
+def _check(job: Job) -> None:
+    """Everything that can be known before anything is written."""
+    require_allocation(job.plan)
+    if needs_trying(job.plan.spec):
+        try_model(job.plan)
 
 
 def _to_resume(arguments: list[str]) -> Path:
@@ -57,20 +98,31 @@ def _to_resume(arguments: list[str]) -> Path:
 
 def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool) -> int:
     """Measure and report one run after the other."""
-    from scaling.report.progress import watching  # noqa: PLC0415
-
-    signal.signal(signal.SIGTERM, _interrupt_once)
     console, codes = Console(), []
+    signal.signal(signal.SIGTERM, _interrupt_once)
     for plan, folder in runs:
-        with watching(plan) as progress:
-            status = measure(plan, folder, progress)
-        codes.append(_finish(folder, console))
-        if status.state == "interrupted":
+        code, stopped = _measured(plan, folder, console)
+        codes.append(code)
+        if stopped:
             break
     done = [folder for (_, folder), code in zip(runs, codes, strict=False) if code in (0, 3)]
     if multirun and len(done) > 1:
         compare_folders(done, console, as_json=False, into=RunFolder(done[0].path.parent))
-    return 3 if len(codes) < len(runs) else max(codes, key=lambda code: (code == 1, code))
+    return 3 if len(codes) < len(runs) else _worst(codes)
+
+
+def _worst(codes: list[int]) -> int:
+    """1 before all others: nothing was measured there."""
+    return max(codes, key=lambda code: (code == 1, code))
+
+
+def _measured(plan: Plan, folder: RunFolder, console: Console) -> tuple[int, bool]:
+    """Exit status of one run, measured and reported, and whether somebody stopped it."""
+    from scaling.report.progress import watching  # noqa: PLC0415
+
+    with watching(plan) as progress:
+        status = measure(plan, folder, progress)
+    return _finish(folder, console), status.state == "interrupted"
 
 
 def _interrupt_once(_number: int, _frame: object) -> None:

@@ -1,4 +1,4 @@
-"""A typical step as spans, and the history of steps."""
+"""A typical step as spans."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from scaling.analysis.timeline import RANKS_MAX, chrome, histories, timelines
+from scaling.analysis.timeline import RANKS_MAX, chrome, timelines
 
 PHASES = ("input", "forward", "backward", "optimizer", "host")
 SLACK_MS = 1e-3  # spans are rounded to 0.1 us
@@ -110,30 +110,3 @@ def test_chromes_format_has_a_process_a_world_size_and_two_threads_a_rank(drawn)
     span = next(s for s in spans(drawn[0], 0, "compute") if s.name == "forward")
     assert forward["ts"] == pytest.approx(span.begin_ms * 1e3, abs=0.1)
     assert forward["dur"] == pytest.approx((span.end_ms - span.begin_ms) * 1e3, abs=0.1)
-
-
-# History
-
-
-def test_every_plain_and_light_probe_step_is_in_the_history(run):
-    for history, trial in zip(histories(run.tables, run.plan), run.plan.trials, strict=True):
-        assert history.world_size == trial.world_size
-        blocks, steps = run.plan.spec.measure.rounds_max * 3, run.plan.spec.measure.steps
-        assert len(history.arm) == blocks * steps
-        assert {len(column) for column in history.columns.values()} == {len(history.arm)}
-        assert set(history.arm) == {"plain", "probe"}
-
-
-def test_history_is_in_the_order_of_time(run):
-    for history in histories(run.tables, run.plan):
-        time = history.columns["time_s"]
-        assert list(time) == sorted(time)
-        assert time[0] >= 0
-
-
-def test_plain_steps_have_no_parts_and_probe_steps_have_all(run):
-    history = histories(run.tables, run.plan)[-1]
-    parts = [name for name in history.columns if name not in {"time_s", "step_ms"}]
-    for k, arm in enumerate(history.arm):
-        assert history.columns["step_ms"][k] > 0
-        assert all((history.columns[p][k] is None) == (arm == "plain") for p in parts)

@@ -99,6 +99,7 @@ def test_every_file_is_there(synthetic):
         "status.json",
         "analysis.json",
         "report.html",
+        "report.md",
         "report.txt",
         "timeline.json",
         "steps.parquet",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scaling.analysis.machines import Machine
 from scaling.analysis.results import (
     Analysis,
     Arms,
@@ -15,6 +16,8 @@ from scaling.analysis.results import (
     CurvePoint,
     Fabric,
     Fits,
+    Inference,
+    Latency,
     Level,
     Loss,
     Measured,
@@ -28,6 +31,7 @@ from scaling.analysis.results import (
     SettingDifference,
     Span,
     Split,
+    StepHistory,
     Straggler,
     Timeline,
     TrialOutcome,
@@ -377,3 +381,62 @@ def other() -> Analysis:
     """The faster of the two compared runs."""
     points = (one_rank(), ranks_point(2, 89.1, 4.9), ranks_point(4, 91.8, 7.1))
     return replace(good(), run=comparison().other, points=points)
+
+
+def histories() -> tuple[StepHistory, ...]:
+    """Sixty steps at 4 ranks, every third with the probe."""
+    columns = {
+        "time_s": tuple(0.2 * i for i in range(60)),
+        "step_ms": tuple(139.6 + (i % 7) - 3 for i in range(60)),
+    }
+    arms = tuple("probe" if i % 3 == 0 else "plain" for i in range(60))
+    return (StepHistory(world_size=4, columns=columns, arm=arms),)
+
+
+def machines() -> tuple[Machine, ...]:
+    """Three hosts alike and one with an older torch."""
+    usual = {"cpu": "Imaginary C1", "cores": 8, "threads": 8, "torch": "2.13.0", "python": "3.11.7"}
+    variables = (("GLOO_SOCKET_IFNAME", "eth0"),)
+    return (
+        Machine(hosts=("a", "b", "c"), ranks=(0, 1, 2), environment=variables, **usual),
+        Machine(hosts=(HOSTILE,), ranks=(3,), **(usual | {"torch": "2.12.0"})),
+    )
+
+
+def served() -> Analysis:
+    """Inference at several batches and settings, one of them too large."""
+    rows = [
+        Inference(
+            world_size=2,
+            batch=batch,
+            precision=precision,
+            autocast=precision == "bf16",
+            compile=False,
+            status="done",
+            latency_ms=Latency(p50=about(2e3 * batch / rate, 0.4), p90=about(2.1e3 * batch / rate, 0.6)),
+            samples_per_s=about(rate, rate / 60),
+            peak_bytes=(300 + 4 * batch) * MIB,
+            knee=knee,
+        )
+        for precision, batch, rate, knee in (
+            ("fp32", 1, 100, False),
+            ("fp32", 8, 390, True),
+            ("fp32", 32, 400, False),
+            ("bf16", 1, 140, False),
+            ("bf16", 8, 640, False),
+            ("bf16", 32, 910, False),
+        )
+    ]
+    too_large = replace(
+        rows[-1], batch=128, status="oom", samples_per_s=None, latency_ms=Latency(), error="out of memory"
+    )
+    quiet = Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None)
+    return replace(
+        good(),
+        run=run_info(task="inference"),
+        points=(),
+        verdicts=(),
+        fabric=Fabric(),
+        inference=(*rows, too_large),
+        quality=quiet,
+    )

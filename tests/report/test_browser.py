@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 
-from scaling.report.html import comparison_page, page
+from scaling.report.compared import comparison_page, comparisons_page
+from scaling.report.html import page
 
 pytestmark = pytest.mark.browser
 
@@ -27,12 +28,16 @@ def chromium():
 @pytest.fixture(scope="module")
 def pages(sample, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
+    runs = [sample.comparison(), sample.comparison(comparable=False)]
+    drawn = (sample.timeline(2), sample.timeline(4, 55.1))
     texts = {
-        "good": page(sample.good(), sample.plan(), (sample.timeline(2), sample.timeline(4, 55.1))),
-        "bad": page(sample.bad(), sample.bad_plan(), ()),
+        "good": page(sample.good(), sample.plan(), drawn, sample.histories(), sample.machines()),
+        "bad": page(sample.bad(), sample.bad_plan(), (), (), sample.machines()),
+        "inference": page(sample.served(), sample.plan(), ()),
         "comparison": comparison_page(sample.comparison(), sample.good(), sample.other()),
         "hostile": page(*hostile(sample), (sample.timeline(2),)),
         "unlike": comparison_page(sample.comparison(comparable=False), sample.good(), sample.bad()),
+        "several": comparisons_page(runs, sample.good(), [sample.other(), sample.bad()]),
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
@@ -93,9 +98,8 @@ def opened(chromium):
         context.close()
 
 
-CASES = [
-    (name, *view) for name in ("bad", "comparison", "unlike") for view in ((1280, "light"), (390, "dark"))
-]
+NAMES = ("bad", "inference", "comparison", "unlike", "several")
+CASES = [(name, *view) for name in NAMES for view in ((1280, "light"), (390, "dark"))]
 CASES += [("good", width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
 CUT_OFF = """[...document.querySelectorAll('.plot')].flatMap(plot => {
   const box = plot.getBoundingClientRect();
@@ -146,3 +150,58 @@ def test_paper_gets_the_light_colours(opened, pages):
     tab.evaluate("dispatchEvent(new Event('afterprint'))")
     tab.wait_for_function(f"() => {INK} === '{dark}'")
     assert tab.evaluate("document.querySelector('#plot-0 .main-svg').getBoundingClientRect().width") > 900
+
+
+SECTIONS = [
+    "Key figures",
+    "Scaling",
+    "Where the efficiency goes",
+    "What limits it, and what to try",
+    "One typical step",
+    "Parts of a step",
+    "Communication",
+    "Steps as they ran",
+    "Conditions",
+    "Machine and environment",
+    "How sure",
+]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_every_section_is_seen_and_reached_from_the_top(opened, pages, width, scheme):
+    tab, _ = opened(pages["good"], width=width, scheme=scheme)
+    assert [h.inner_text() for h in tab.get_by_role("heading", level=2).all()] == SECTIONS
+    assert all(section.is_visible() for section in tab.locator("section").all())
+    for link in tab.get_by_role("navigation").get_by_role("link").all():
+        link.click()
+        assert tab.locator(":target").is_visible()
+
+
+def test_the_keyboard_reaches_what_scrolls_and_what_unfolds(opened, pages):
+    tab, _ = opened(pages["good"], width=390, scheme="light")
+    reached = set()
+    for _ in range(40):
+        tab.keyboard.press("Tab")
+        reached.add(
+            tab.evaluate(
+                "document.activeElement.getAttribute('aria-label') || document.activeElement.tagName"
+            )
+        )
+    assert {"Key figures", "SUMMARY", "A"} <= reached
+    tab.locator("summary").first.focus()
+    tab.keyboard.press("Enter")
+    assert tab.locator("details[open] table").count() == 1
+
+
+VIEWS = [("good", 1280, "light"), ("good", 390, "dark"), ("good", 1280, "dark")]
+VIEWS += [(name, 1280, "light") for name in NAMES] + [(name, 390, "dark") for name in NAMES]
+
+
+@pytest.mark.parametrize(("name", "width", "scheme"), VIEWS)
+def test_axe_finds_no_serious_fault(opened, pages, name, width, scheme):
+    """axe-core's rules, contrast among them, as its package brings them."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    tab, _ = opened(pages[name], width=width, scheme=scheme)
+    found = axe.run(tab).response["violations"]
+    serious = [fault for fault in found if fault["impact"] in {"serious", "critical"}]
+    assert [(f["id"], [n["html"][:200] for n in f["nodes"]][:3]) for f in serious] == []

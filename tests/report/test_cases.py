@@ -23,8 +23,9 @@ from scaling.analysis.results import (
     Training,
     TrialOutcome,
 )
-from scaling.report import wandb
-from scaling.report.html import comparison_page, page
+from scaling.report import tables
+from scaling.report.compared import comparison_page
+from scaling.report.html import page
 from scaling.report.terminal import print_analysis, print_comparison
 
 HOSTILE = "<script>alert('x')</script>"
@@ -159,13 +160,11 @@ def test_two_devices_are_compared_case_by_case():
 
 
 def test_wandb_gets_a_table_of_device_precision_and_batch():
-    tables = wandb._summary(SERVED)["tables"]
-    rows = [
-        dict(zip(tables["inference"]["columns"], row, strict=True)) for row in tables["inference"]["rows"]
-    ]
+    found = tables.tables(SERVED)["inference"]
+    rows = [dict(zip(found["columns"], row, strict=True)) for row in found["rows"]]
     assert rows[1]["device"] == "Imaginary G1"
     assert (rows[1]["precision"], rows[1]["batch"], rows[1]["samples_per_s"]) == ("fp32", 8, 390)
     assert rows[1]["latency_p50_ms"] == pytest.approx(2000 * 8 / 390)
-    chart = wandb._summary(SERVED)["charts"]["throughput_chart"]
+    chart = tables.charts(SERVED)["throughput_chart"]
     assert chart["series"]["fp32, eager n=2"] == [(1, 100), (8, 390), (32, 400)]
-    assert wandb._summary(TRAINED)["tables"]["largest_batch"]["rows"]
+    assert tables.tables(TRAINED)["largest_batch"]["rows"]

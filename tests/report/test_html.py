@@ -7,7 +7,9 @@ import plotly.graph_objects as go
 import pytest
 
 from scaling.analysis.results import Fabric, Quality
-from scaling.report.html import comparison_page, page
+from scaling.report.compared import comparison_page, comparisons_page
+from scaling.report.html import figures_of, page
+from scaling.report.plots.efficiency import scaling_curve
 
 
 class Outline(HTMLParser):
@@ -35,7 +37,8 @@ class Outline(HTMLParser):
 
 @pytest.fixture(scope="module")
 def good(sample):
-    return page(sample.good(), sample.plan(), (sample.timeline(2), sample.timeline(4, 55.1)))
+    drawn = (sample.timeline(2), sample.timeline(4, 55.1))
+    return page(sample.good(), sample.plan(), drawn, sample.histories(), sample.machines())
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,18 @@ def bad(sample):
 
 def figures(document):
     return json.loads(re.search(r'id="figures">(.*?)</script>', document, re.DOTALL).group(1))
+
+
+def plain(label):
+    return label.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def figure(document, about):
+    """The one whose description begins so."""
+    places = [a["aria-label"] for a in attributes(document, "div") if a.get("class") == "plot"]
+    return next(
+        f for f, label in zip(figures(document), places, strict=True) if plain(label).startswith(about)
+    )
 
 
 def attributes(document, tag):
@@ -57,12 +72,14 @@ def test_the_sections_of_a_run(good):
         "Key figures",
         "Scaling",
         "Where the efficiency goes",
-        "Parts of a step",
         "What limits it, and what to try",
-        "Communication",
         "One typical step",
+        "Parts of a step",
+        "Communication",
+        "Steps as they ran",
         "Conditions",
-        "Quality",
+        "Machine and environment",
+        "How sure",
     ]
 
 
@@ -83,7 +100,7 @@ def test_it_is_one_file_below_six_megabytes(good):
 def test_every_figure_is_described_and_every_axis_has_a_unit(good):
     drawn = figures(good)
     places = [attrs for attrs in attributes(good, "div") if attrs.get("class") == "plot"]
-    assert len(drawn) == len(places) == len(attributes(good, "figcaption")) == 8
+    assert len(drawn) == len(places) == len(attributes(good, "figcaption")) == 9
     assert all(attrs["aria-label"] for attrs in places + attributes(good, "figure"))
     for figure in drawn:
         assert re.search(r"\(|%|ms", figure["layout"]["xaxis"]["title"]["text"])
@@ -106,7 +123,7 @@ def test_every_colour_of_a_figure_is_defined_for_light_and_dark(good):
 
 
 def test_the_waterfall_closes(good):
-    fall = figures(good)[1]["data"]
+    fall = [bar for bar in figure(good, "Loss waterfall at 2 ranks")["data"] if bar["type"] == "bar"]
     ends = [(bar["base"][0], bar["base"][0] + bar["x"][0]) for bar in fall]
     assert ends[0] == (0, 100)
     assert ends[-2][0] == pytest.approx(ends[-1][1], abs=0.2) or ends[-2][1] == pytest.approx(
@@ -116,14 +133,17 @@ def test_the_waterfall_closes(good):
 
 def test_the_fitted_curve_meets_the_measured_one(good):
     measured, fitted = (
-        next(t for t in figures(good)[4]["data"] if word in t["name"]) for word in ("measured", "fit")
+        next(t for t in figure(good, "between hosts, 2 ranks")["data"] if word in t["name"])
+        for word in ("measured", "fit")
     )
     assert fitted["y"][0] == pytest.approx(measured["y"][0], rel=1e-3)
     assert fitted["y"][-1] == pytest.approx(measured["y"][-1], rel=1e-3)
 
 
 def test_buckets_that_overlap_lie_in_two_rows(good):
-    bars = next(t for t in figures(good)[6]["data"] if t["text"][0] == "bucket 0")
+    bars = next(
+        t for t in figure(good, "Timeline of one typical step of 2")["data"] if t["text"][0] == "bucket 0"
+    )
     assert bars["width"][0] == pytest.approx(0.42)
     assert bars["y"][0] == bars["y"][1] != bars["y"][2]
 
@@ -181,3 +201,65 @@ def test_a_comparison_of_unlike_runs(sample):
     outline = Outline(comparison_page(sample.comparison(comparable=False), sample.good(), sample.other()))
     assert "Not comparable" in outline.headings
     assert "precision differs: fp32, bf16" in outline.text
+
+
+def test_machines_that_differ_stand_beside_each_other(good):
+    said = " ".join(Outline(good).text.split())
+    assert "ranks 0-2" in said
+    assert "GLOO_SOCKET_IFNAME=eth0" in said
+    assert "2.12.0" in said
+
+
+def test_every_section_can_be_linked_to_and_is(good):
+    links = [attrs["href"] for attrs in attributes(good, "a") if attrs["href"].startswith("#")]
+    anchors = {f"#{attrs['id']}" for attrs in attributes(good, "section")}
+    assert anchors <= set(links) <= anchors
+
+
+def test_series_are_told_apart_by_more_than_colour(sample):
+    runs = [("a", sample.good()), ("b", sample.other()), ("c", sample.good()), ("d", sample.other())]
+    drawn = scaling_curve([(name, run.points) for name, run in runs])
+    looks = {(t["line"]["dash"], t["marker"]["symbol"]) for t in drawn.data if "marker" in t}
+    assert len(looks) == len(runs)
+    parts = [t["marker"]["pattern"]["shape"] for t in figure_bars(sample)]
+    assert (
+        len(parts) == len(set(parts)) + 1
+    )  # forward and backward, which stand side by side, differ in depth
+
+
+def figure_bars(sample):
+    found = figures_of(sample.good(), sample.plan(), (), ())
+    return [t for t in next(p for p in found if p.name == "parts").data if t["type"] == "bar"]
+
+
+def test_what_has_an_interval_shows_it(sample):
+    found = {p.name: p for p in figures_of(sample.good(), sample.plan(), (), sample.histories())}
+    assert set(found) == {
+        "efficiency",
+        "waterfall-2",
+        "waterfall-4",
+        "parts",
+        "fabric-between-hosts-2",
+        "fabric-between-hosts-4",
+        "steps-4",
+    }
+    for name, plot in found.items():
+        bars = [t for t in plot.data if "error_x" in t or "error_y" in t or t.get("fill") == "toself"]
+        assert bars, name
+
+
+def test_several_runs(sample):
+    comparisons = [sample.comparison(), sample.comparison(comparable=False)]
+    third = replace(sample.good(), run=sample.run_info(precision="bf16", id="x"))
+    document = comparisons_page(comparisons, sample.good(), [sample.other(), third])
+    outline = Outline(document)
+    assert outline.headings == [
+        "2 runs against emulated_pcie, fp32",
+        "Not comparable",
+        "Throughput",
+        "Scaling",
+        "Parts of a step",
+        "Key figures",
+    ]
+    assert "At 4 ranks emulated_nvlink, fp32 is the fastest: 1.52 ±0.03 times" in outline.text
+    assert "1.002 ±0.009 (not distinguishable)" in outline.text

@@ -162,3 +162,9 @@ def test_runs_that_are_not_comparable(sample):
 def test_the_largest_causes_come_first_whichever_their_sign(sample):
     causes = findings.largest_causes(sample.comparison().points[1].causes, 2)
     assert [cause for cause, _ in causes] == ["link_bandwidth", "overlap"]
+
+
+def test_a_percentage_has_two_decimals_at_most():
+    tiny = Measured(-0.000003, -0.00001, 0.000004, 9)
+    assert text.percent(tiny) == "0.00 % ±0.01"
+    assert text.quantity(Measured(0.00688, 0.0067, 0.00706, 9), "ms") == "0.00688 ms ±0.00018"

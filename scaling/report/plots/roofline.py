@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scaling.analysis.results import CeilingResult, RooflineResult
 from scaling.report import text
-from scaling.report.plots import Json, Plot, _layout, _line
+from scaling.report.plots.base import Json, Plot, layout, line, whiskers
 from scaling.units import format_bytes
 
 COPY, MATMUL = "copy", "matmul_"
@@ -33,25 +33,28 @@ def roofline(found: RooflineResult) -> Plot | None:
     data.append(marks | {"hovertemplate": "%{text}<extra></extra>"})
     step: Json = {"type": "scatter", "mode": "markers", "x": [own], "y": [found.achieved_flop_s.value]}
     step |= {"name": "the step, measured", "marker": {"size": 13, "symbol": "diamond", "color": "$loss"}}
+    step |= {"error_y": whiskers([found.achieved_flop_s], "$loss")}
     data.append(step | {"hovertemplate": f"{found.achieved_flop_s.value / 1e9:.4g} GFLOP/s<extra></extra>"})
-    layout = _layout("FLOP per byte read or written (log scale)", "FLOP/s (log scale)")
-    layout["xaxis"] |= {"type": "log"}
-    layout["yaxis"] |= {"type": "log", "exponentformat": "SI"}
-    layout["showlegend"] = True
+    drawn = layout("FLOP per byte read or written (log scale)", "FLOP/s (log scale)")
+    drawn["xaxis"] |= {"type": "log"}
+    drawn["yaxis"] |= {"type": "log", "exponentformat": "SI"}
+    drawn["showlegend"] = True
     caption = (
         f"Lines are the measured ceilings of {found.device}; circles are operators at the least time these allow, "
         "the diamond is the whole step as measured."
     )
     label = f"Roofline: {found.said}"
-    return Plot(label=label, caption=text.plain(caption), height_px=360, data=data, layout=layout)
+    return Plot(
+        name="roofline", label=label, caption=text.plain(caption), height_px=360, data=data, layout=drawn
+    )
 
 
 def _roof(copy: CeilingResult, peak: float, low: float, high: float, index: int) -> Json:
     knee = peak / copy.best.value
-    line = _line(
+    roof = line(
         [low, knee, high], [low * copy.best.value, peak, peak], "$accent", ("solid", "dash")[index % 2]
     )
-    return line | {
+    return roof | {
         "name": f"{format_bytes(copy.size)} copies, {copy.best.value / 1e9:.3g} GB/s",
         "hoverinfo": "skip",
     }

@@ -1,0 +1,180 @@
+"""A step in its parts: their means, one typical step rank by rank, and all steps in the order in which they ran."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scaling.analysis.results import Measured, Parts, Span, StepHistory, Timeline
+from scaling.report import text
+from scaling.report.plots.base import Json, Plot, bar, high, layout, line, low, safe, slug
+from scaling.units import format_bytes
+
+RANKS_SHOWN = 16
+"""Ranks of a timeline that are drawn; more would be too thin to read."""
+STEPS_SHOWN = 2000
+"""Steps of a history that are drawn, evenly spread."""
+_LANE = 0.84
+"""Height of a lane's bars, of the 1 between lanes."""
+
+
+def parts(rows: Sequence[tuple[str, Parts]]) -> Plot | None:
+    """The parts of a step, stacked, one bar a row."""
+    found = [(name, dict(text.parts_of(row))) for name, row in rows]
+    found = [(name, row) for name, row in found if row]
+    if not found:
+        return None
+    names = [safe(name) for name, _ in found]
+    legend = tuple((k, label) for k, label in text.PARTS.items() if any(k in row for _, row in found))
+    data = []
+    for key, label in legend:
+        ms = [row.get(key) for _, row in found]
+        stack = bar(names, [m.value if m else None for m in ms], key, [text.value_of(m) for m in ms])
+        stack |= {"customdata": [text.quantity(m, "ms") for m in ms]}
+        data.append(stack | {"hovertemplate": f"{label}: %{{customdata}}<extra>%{{y}}</extra>"})
+    data += _ends(names, [row for _, row in found])
+    drawn = layout("ms of a step", None)
+    drawn["yaxis"] |= {"autorange": "reversed", "showgrid": False}
+    drawn |= {"barmode": "stack", "uniformtext": {"minsize": 10, "mode": "hide"}}
+    described = (
+        f"{name}: " + ", ".join(f"{text.PARTS[k]} {text.quantity(v, 'ms')}" for k, v in row.items())
+        for name, row in found
+    )
+    return Plot(
+        name="parts",
+        label=f"Parts of a step: {'; '.join(described)}",
+        caption="Mean over ranks and rounds, measured with the probe. Numbers inside the bars are ms; a thin line is "
+        "the 95 % interval of the part that ends there.",
+        height_px=60 + 44 * len(found),
+        data=data,
+        layout=drawn,
+        legend=legend,
+    )
+
+
+def _ends(names: Sequence[str], rows: Sequence[dict[str, Measured]]) -> list[Json]:
+    """The interval of each part where it ends."""
+    x, y, half = [], [], []
+    for name, row in zip(names, rows, strict=True):
+        at = 0.0
+        for value in row.values():
+            at += value.value
+            if value.half_width:
+                x.append(at)
+                y.append(name)
+                half.append(value.half_width)
+    error = {"type": "data", "array": half, "color": "$fg", "thickness": 1, "width": 0}
+    marks: Json = {"type": "scatter", "mode": "markers", "x": x, "y": y, "error_x": error}
+    return (
+        [marks | {"marker": {"size": 1, "color": "$fg"}, "hoverinfo": "skip", "showlegend": False}]
+        if x
+        else []
+    )
+
+
+def timeline(step: Timeline) -> Plot | None:
+    """A typical step: for every rank its phases, and below them the link with the buckets on it."""
+    spans = [s for s in step.spans if s.rank < RANKS_SHOWN]
+    if not spans:
+        return None
+    lanes = sorted({(s.rank, s.lane) for s in spans})
+    # A little air between ranks, none between the two lanes of one.
+    place = {lane: index + 0.35 * lane[0] for index, lane in enumerate(lanes)}
+    legend = tuple(
+        (key, label)
+        for key, label in (*text.PARTS.items(), ("bucket", "bucket on the link"))
+        if any(_kind(s) == key for s in spans)
+    )
+    data = [_spans([s for s in spans if _kind(s) == key], key, place) for key, _ in legend]
+    drawn = layout("ms since the step began", None)
+    ticks = [f"rank {rank} {lane}" for rank, lane in lanes]
+    drawn["yaxis"] |= {"tickvals": list(place.values()), "ticktext": ticks, "showgrid": False}
+    drawn["yaxis"]["range"] = [max(place.values()) + 0.6, -0.6]
+    drawn["xaxis"]["range"] = [0, max(s.end_ms for s in spans)]
+    drawn |= {"barmode": "overlay", "uniformtext": {"minsize": 10, "mode": "hide"}}
+    shown = len({rank for rank, _ in lanes})
+    more = f" The first {shown} ranks of {step.world_size}." if shown < step.world_size else ""
+    return Plot(
+        name=slug("timeline", step.world_size),
+        label=f"Timeline of one typical step of {text.ranks(step.world_size)}: its phases and buckets",
+        caption=f"The step whose length is nearest to the mean. Buckets in two rows overlap in time.{more}",
+        height_px=60 + 40 * len(lanes),
+        data=data,
+        layout=drawn,
+        legend=legend,
+    )
+
+
+def _kind(span: Span) -> str:
+    return span.name if span.name in text.PARTS else "bucket"
+
+
+def _channels(spans: Sequence[Span]) -> dict[Span, tuple[int, int]]:
+    """(row, rows) of each span within its lane: spans that overlap lie below each other."""
+    ends: dict[tuple[int, str], list[float]] = {}
+    row: dict[Span, int] = {}
+    for span in sorted(spans, key=lambda s: s.begin_ms):
+        busy = ends.setdefault((span.rank, span.lane), [])
+        free = next((k for k, end in enumerate(busy) if end <= span.begin_ms), len(busy))
+        busy[free : free + 1] = [span.end_ms]
+        row[span] = free
+    return {span: (k, len(ends[span.rank, span.lane])) for span, k in row.items()}
+
+
+def _spans(spans: Sequence[Span], key: str, place: dict[tuple[int, str], float]) -> Json:
+    """The bars of one kind of span; those of a lane that overlap share its height."""
+    channels = _channels(spans)
+    rows = [channels[s] for s in spans]
+    offsets = [_LANE * ((row + 0.5) / many - 0.5) for row, many in rows]
+    y = [place[s.rank, s.lane] + offset for s, offset in zip(spans, offsets, strict=True)]
+    inside = [safe(text.PARTS.get(s.name, s.name)) for s in spans]
+    bars = bar(y, [s.end_ms - s.begin_ms for s in spans], key, inside)
+    bars |= {"base": [s.begin_ms for s in spans], "width": [_LANE / many for _, many in rows]}
+    said = [f"{name}, {_span_text(s)}" for name, s in zip(inside, spans, strict=True)]
+    return bars | {"customdata": said, "hovertemplate": "%{customdata}<extra></extra>"}
+
+
+def _span_text(span: Span) -> str:
+    size = f", {format_bytes(span.bytes)}" if span.bytes else ""
+    return f"rank {span.rank}: {text.number(span.begin_ms)} to {text.number(span.end_ms)} ms{size}"
+
+
+def history(steps: StepHistory, mean: Measured | None) -> Plot | None:
+    """Every step in the order in which they ran: drift and disturbances show here."""
+    every = -(-len(steps.arm) // STEPS_SHOWN)
+    rows = list(zip(steps.columns["time_s"], steps.columns["step_ms"], steps.arm, strict=True))[::every]
+    if not rows:
+        return None
+    looks = {"plain": ("circle", "$accent"), "probe": ("diamond-open", "$second")}
+    data: list[Json] = []
+    for arm, (symbol, hue) in looks.items():
+        own = [(x, y) for x, y, name in rows if name == arm]
+        marks: Json = {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [x for x, _ in own],
+            "y": [y for _, y in own],
+        }
+        marks |= {"name": {"plain": "step", "probe": "step with the probe"}[arm], "showlegend": True}
+        marks |= {"marker": {"size": 5, "symbol": symbol, "color": hue, "opacity": 0.6}}
+        data.append(marks | {"hovertemplate": "%{y:.4g} ms at %{x:.1f} s<extra></extra>"})
+    times = [x for x, _, _ in rows if x is not None]
+    if mean is not None:
+        ends = [min(times), max(times)]
+        data.append(line(ends, [mean.value] * 2, "$fg", "dash") | {"name": "mean", "hoverinfo": "skip"})
+        edges: Json = {"x": [*ends, *ends[::-1]], "y": [low(mean)] * 2 + [high(mean)] * 2, "fill": "toself"}
+        edges |= {"type": "scatter", "mode": "lines", "line": {"width": 0}, "fillcolor": "$accent-soft"}
+        data.append(edges | {"hoverinfo": "skip", "showlegend": False})
+    drawn = layout("time since measuring began (s)", "step (ms)")
+    drawn["yaxis"]["rangemode"] = "tozero"
+    drawn["showlegend"] = True
+    some = f" One step of {every} is drawn." if every > 1 else ""
+    return Plot(
+        name=slug("steps", steps.world_size),
+        label=f"Steps of rank 0 at {text.ranks(steps.world_size)} in the order in which they ran, "
+        f"mean {text.quantity(mean, 'ms')}",
+        caption=f"Steps of rank 0, as they came; other world sizes and arms ran in between. The dashed line and band "
+        f"are the mean and its 95 % interval, over blocks and ranks.{some}",
+        height_px=300,
+        data=data,
+        layout=drawn,
+    )
