@@ -238,7 +238,9 @@ def run_names(comparison: Comparison) -> tuple[str, str]:
     """What tells the two runs apart: the settings that differ, or their ids."""
     asked = [s for s in comparison.settings if s.of == "settings"]
     if not _differing([comparison.base, comparison.other]) and 0 < len(asked) <= NAMED_SETTINGS:
-        told = (", ".join(f"{s.key}={getattr(s, role) or 'unset'}" for s in asked) for role in ("base", "other"))
+        told = (
+            ", ".join(f"{s.key}={getattr(s, role) or 'unset'}" for s in asked) for role in ("base", "other")
+        )
         base, other = map(plain, told)
     else:
         base, other = names_of([comparison.base, comparison.other])

@@ -1,0 +1,134 @@
+"""The docs keep their word: links lead somewhere, and every command in them is one that the program takes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scaling.cli import main
+from scaling.config import requests
+from scaling.store import RunFolder
+from scaling.verbs import USAGE
+from scaling.verbs import lines as usage
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+MEASURING = {"run", "submit"}
+"""These would measure: `plan` composes, checks and plans the same line."""
+
+
+def commands(page: Path) -> list[str]:
+    """Lines of code blocks that call the program, without their comments."""
+    found, fenced = [], False
+    for line in page.read_text(encoding="utf-8").splitlines():
+        if line.startswith("```"):
+            fenced = not fenced
+        elif (fenced or line.startswith("    ")) and line.strip().startswith("scaling "):
+            found.append(re.split(r"\s{2,}|\s#\s", line.strip())[0])
+    return found
+
+
+def slug(title: str) -> str:
+    """An anchor as GitHub makes it of a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("http"):
+            continue
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        if anchor:
+            there = linked.read_text(encoding="utf-8")
+            headings = re.findall(r"^#+ (.+)$", there, re.MULTILINE)
+            marked = re.findall(r'<a id="([^"]+)">', there)
+            assert anchor in {*marked, *(slug(h.replace("`", "")) for h in headings)}, target
+
+
+def lines():
+    found = {}
+    for page in PAGES:
+        for line in commands(page):
+            found.setdefault(line, page.name)
+    return [pytest.param(line, id=f"{page}: {line}") for line, page in found.items()]
+
+
+@pytest.fixture(scope="module")
+def runs(cluster, simulate, tmp_path_factory):
+    """Two measured runs, and a folder to work in."""
+    folder = tmp_path_factory.mktemp("docs")
+    for name in ("a", "b"):
+        simulate(cluster.Truth(world_sizes=(1, 2), hosts=2, rounds=3), folder / name)
+        overrides = [
+            "topology=emulated_pcie",
+            "world_sizes=[1,2]",
+            "topology.link.rate=4gbit",
+            "batch_per_rank=32",
+        ]
+        (asked,) = requests("run", overrides).items
+        RunFolder(folder / name).config.write_text(asked.yaml, encoding="utf-8")
+    return folder
+
+
+OPTIONAL = re.compile(r"\[(?:--?[a-z]|overrides)[^\]]*\]|\.\.\.")
+READERS_OWN = (
+    "mine",
+    "/data",
+    "--config-dir",
+    "NAME",
+    "PATH",
+    "FILE",
+    "LOG",
+    "DIR",
+    "RATIO",
+    "--resume",
+    "cluster=ours",
+    "=a,b",
+    "cost.usd_per_gpu_hour=]",
+    "no_p2p",
+)
+"""What stands for something of the reader's, GPUs among it: nothing can be composed or read there."""
+READS = {"analyze", "compare", "predict", "report"}
+"""These need measured runs alone, and are run as they stand."""
+HYDRAS = {"--cfg", "--config-dir", "--help", "--multirun"}
+
+
+@pytest.mark.parametrize("line", lines())
+def test_the_program_takes_every_command(line, runs, monkeypatch, capsys):
+    """Its verb and options are known; what reads is run, what measures is composed, checked and planned."""
+    monkeypatch.chdir(runs)
+    line = OPTIONAL.sub("", line).replace("runs/<date>/<time>-<hash>", "RUN")
+    verb, *words = shlex.split(line)[1:]
+    if verb.startswith("-"):
+        return
+    assert verb in USAGE
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    assert all(option in HYDRAS or option in usage(verb) for option in options)
+    if any(mark in line for mark in READERS_OWN):
+        return
+    if verb in READS:
+        names = iter(("a", "b", "a"))
+        words = [next(names) if word == "RUN" else word for word in words if word != "--open"]
+        assert main([verb, *words]) == 0, capsys.readouterr().err
+    elif verb in MEASURING | {"plan"}:
+        asked = [word for word in words if word not in {"--dry-run", "--wait"}]
+        room = [] if "topology=" in line else ["topology.ranks_per_host=8"]  # as on the reader's machine
+        assert main(["plan", *asked, *room]) == 0, capsys.readouterr().err
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    assert (tmp_path / "site" / "report" / "index.html").exists()
