@@ -14,6 +14,7 @@ from scaling.analysis.quantities import detailed_blocks
 from scaling.analysis.results import Span, Timeline
 from scaling.collect import Tables
 from scaling.plan import Plan
+from scaling.records import PROBE
 
 RANKS_MAX = 16
 """Ranks drawn."""
