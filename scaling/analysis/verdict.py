@@ -175,7 +175,7 @@ def _evidence(cause: str, point: Point) -> tuple[str, ...]:
             lines.append(
                 f"{comm.bytes_per_step / 2**20:.1f} MiB a step at {comm.busbw_gbit_s.value:.3g} Gbit/s{of_link}"
             )
-        lines.append(f"{len(comm.buckets)} buckets")
+        lines.append(f"{len(comm.buckets)} bucket{'s' if len(comm.buckets) != 1 else ''}")
         if comm.gradient_bytes and comm.bytes_per_step > REDUCED_TOO_OFTEN * comm.gradient_bytes:
             lines.append(
                 f"gradients of {comm.gradient_bytes / 2**20:.1f} MiB are reduced "
