@@ -134,8 +134,18 @@ def _saturating(level: Level) -> bool:
 
 
 def _shares(loss: Loss) -> list[tuple[str, Measured]]:
+    """Largest first. A difference between arms counts by the lower end of its interval.
+
+    So it comes before what stamps show only where it is larger beyond its own error: very many small messages,
+    say, cost waiting (stamped) and slow compute down (a difference), and both have one remedy.
+    """
+
+    def size(item: tuple[str, Measured]) -> float:
+        cause, share = item
+        return _low(share) if cause in _BETWEEN_ARMS else share.value
+
     shares = [(cause, getattr(loss, cause)) for cause in _CAUSES]
-    return sorted(((c, s) for c, s in shares if s is not None), key=lambda item: -item[1].value)
+    return sorted(((c, s) for c, s in shares if s is not None), key=size, reverse=True)
 
 
 def _stands_out(cause: str, share: Measured, point: Point) -> bool:

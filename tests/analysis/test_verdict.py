@@ -50,6 +50,14 @@ def test_causes_come_largest_first(plan):
     assert {v.world_size for v in found} == {4}
 
 
+def test_stamps_come_before_a_difference_between_arms_that_may_be_smaller(plan):
+    def first(half):
+        lost = {"overlap": about(0.154, half), "link_latency": about(0.151, 0.08)}
+        return causes(verdicts(point(lost), plan))[0]
+
+    assert (first(0.04), first(0.002)) == ("link_latency", "overlap")
+
+
 def test_a_small_cause_is_not_worth_a_verdict(plan):
     assert causes(verdicts(point({"neighbours": 0.029, "overlap": 0.2}), plan)) == ["overlap"]
 
