@@ -17,14 +17,14 @@ Report = Callable[[dict[str, Any]], None]
 
 
 @contextmanager
-def watching(plan: Plan) -> Iterator[Report]:
-    """Yields what takes a worker's progress record."""
+def watching(plan: Plan, *, rounds: bool = True) -> Iterator[Report]:
+    """Yields what takes a worker's progress record. `rounds`: whether it measures for as long as `measure=` says."""
     spec = plan.spec
     title = f"{spec.model.name} on {spec.topology.name}"
     console = Console(stderr=True)
     if not sys.stderr.isatty():
-        budget = format_duration(spec.measure.budget_s * spec.repeats)
-        console.print(f"measuring {title}: start-up, then about {budget}", highlight=False, soft_wrap=True)
+        budget = f": start-up, then about {format_duration(spec.measure.budget_s * spec.repeats)}"
+        console.print(f"measuring {title}{budget if rounds else ''}", highlight=False, soft_wrap=True)
         yield lambda record: _say(console, record)
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[left]}"))

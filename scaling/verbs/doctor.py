@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     from scaling.report.doctor import print_checkup  # noqa: PLC0415
     from scaling.report.progress import watching  # noqa: PLC0415
 
-    with watching(job.plan) as progress:
+    with watching(job.plan, rounds=False) as progress:
         status = measure(job.plan, job.folder, progress)
     evidence = collect(job.folder.launches()[-1], job.plan)
     error = next((t.error for t in status.trials if t.error), None)
