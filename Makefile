@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo slurm-demo test test-all lint bench clean
+.PHONY: help demo slurm-demo test test-all coverage lint bench clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -29,12 +29,20 @@ test: lint  ## ruff, mypy and every test but the slow ones
 test-all: test  ## the slow ones too: every fault, minutes each on a busy machine
 	$(BIN)/python -m pytest -m slow
 
-lint: $(READY)
+# What coverage's own work costs disturbs tests that measure, so their verdict counts in `make test` alone.
+coverage: $(READY)  ## which lines of scaling/ the tests of `make test` run, in all of their processes (90 % at least)
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest -q -n 2 --dist loadscope -m 'not launch and not slow'
+	-$(BIN)/coverage run -m pytest -q -m 'launch and not slow'
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)  ## every benchmark, one after the other, onto docs/accuracy.md and docs/performance.md
+bench: $(READY)  ## every benchmark, one after the other, onto the pages of docs/ that tell of it
 	@$(BIN)/python benchmarks/pages.py
 
 clean:  ## remove what was built

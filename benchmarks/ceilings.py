@@ -15,12 +15,12 @@ meet the same disturbances. Exit 1 when the bar is missed, 77 where it cannot be
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+from ending import exit_with
 from torch.utils import benchmark
 
 from scaling import checkup
@@ -135,7 +135,7 @@ def main() -> int:
     """Print the tables; 1 when a ceiling is further off than the bar, or a bound not as expected."""
     device: Device = CudaDevice(0) if torch.cuda.is_available() else Device()
     torch.set_num_threads(1)  # what a rank has on a full host; both sides alike
-    formats = tuple(f for f in ceilings.available(device) if f in ("fp64", "fp32", "bf16"))
+    formats = tuple(f for f in device.formats() if f in ("fp64", "fp32", "bf16"))
     dtypes = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
     sizes = (2**22, 2**28) if device.type == "cpu" else (2**28, 2**30)
     independent: dict[tuple[str, int], Callable[[], float]] = {
@@ -170,4 +170,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

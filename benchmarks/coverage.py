@@ -11,9 +11,9 @@ Bar: coverage of the project's interval between 0.92 and 0.98 at every number of
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
+from ending import exit_with
 
 from scaling.analysis.stats import Rounds, student
 
@@ -76,4 +76,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

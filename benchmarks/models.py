@@ -17,6 +17,8 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
+from ending import exit_with
+
 from scaling.machine import find_machine
 
 CANNOT = 77
@@ -33,7 +35,14 @@ RUNS = {
 }  # fmt: skip
 
 
-def main(folder: Path) -> int:
+def main() -> int:
+    if len(sys.argv) > 1:
+        return measure(Path(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as scratch:
+        return measure(Path(scratch))
+
+
+def measure(folder: Path) -> int:
     if not find_machine().gpus or importlib.util.find_spec("transformers") is None:
         print("no CUDA device or no transformers here")
         return CANNOT
@@ -75,7 +84,4 @@ def problems(analysis: dict) -> list[str]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        sys.exit(main(Path(sys.argv[1])))
-    with tempfile.TemporaryDirectory() as scratch:
-        sys.exit(main(Path(scratch)))
+    exit_with(main)

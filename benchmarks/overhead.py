@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ending import exit_with, run
 
 STEPS, LEAD_IN = 8, 3
 CPU_BAR_MS, WALL_BAR = 0.5, 0.01
@@ -62,7 +62,13 @@ def worker(rounds: int, out: Path) -> None:
         variant=None,
         trial=Trial(world_size=world, hosts=1, batch=192),
         workload=workload,
-        groups=make_groups([world], rank=rank, world=world, backend="gloo", timeout=timedelta(seconds=120)),
+        groups=make_groups(
+            {world: [tuple(range(world))]},
+            rank=rank,
+            world=world,
+            backend="gloo",
+            timeout=timedelta(seconds=120),
+        ),
         device=device,
         precision=Precision("fp32", "cpu"),
         faults=Faults(spec.Inject(), rank=rank, first_on_host=False),
@@ -163,8 +169,8 @@ def main() -> int:
         command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
         command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", __file__, "--worker", str(out)]
         env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        run = [sys.executable, *command, "--rounds", str(options.rounds)]
-        subprocess.run(run, check=True, env=env, capture_output=True)  # the profiler prints of every start
+        launch = [sys.executable, *command, "--rounds", str(options.rounds)]
+        run(launch, check=True, env=env)  # the profiler prints of every start
         times = json.loads(out.read_text())
     rounds = Rounds(
         {f"{kind}.{name}": np.array(times[kind][name]) for kind in ("wall", "cpu") for name in ARMS},
@@ -199,4 +205,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

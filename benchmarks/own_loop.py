@@ -29,6 +29,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ending import exit_with, run
+
 BAR, STEP_SHARE = 0.05, 0.01
 CPU_BAR_MS, WALL_BAR = 0.5, 0.01
 LATE_MS, COMPUTE_MS = 40.0, 40
@@ -71,11 +73,11 @@ def accuracy_worker(run_dir: Path, param_mb: int, late_ms: float) -> None:
 def own_run(folder: Path, rate_mbit: int, late_ms: float) -> dict[str, Any]:
     from scaling import resources
 
-    run, hosts = folder / "own", []
+    own, hosts = folder / "own", []
     for rank in range(2):
         command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}"]
         command += ["--nproc-per-node=1", "--master-addr=10.77.0.1", "--master-port=29500"]
-        command += [str(Path(__file__).absolute()), "--accuracy-worker", str(run)]
+        command += [str(Path(__file__).absolute()), "--accuracy-worker", str(own)]
         hosts.append(
             {
                 "name": f"host{rank}",
@@ -90,9 +92,9 @@ def own_run(folder: Path, rate_mbit: int, late_ms: float) -> dict[str, Any]:
     network.write_text(json.dumps({"hosts": hosts, "grace_s": 5}))
     script = str(resources.folder("launch") / "emulated_hosts.py")
     unshare = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
-    subprocess.run([*unshare, sys.executable, script, str(network)], check=True, capture_output=True)
-    analyze = [sys.executable, "-m", "scaling.cli", "analyze", str(run), "--json"]
-    return json.loads(subprocess.run(analyze, check=True, capture_output=True, text=True).stdout)["points"][0]
+    run([*unshare, sys.executable, script, str(network)], check=True)
+    analyze = [sys.executable, "-m", "scaling.cli", "analyze", str(own), "--json"]
+    return json.loads(run(analyze, check=True).stdout)["points"][0]
 
 
 def scaling_run(folder: Path, rate_mbit: int, late_ms: float) -> dict[str, Any]:
@@ -106,7 +108,7 @@ def scaling_run(folder: Path, rate_mbit: int, late_ms: float) -> dict[str, Any]:
     overrides += ["tracking=disabled", f"run_dir={folder / 'run'}"]
     if late_ms:
         overrides += ["inject.rank=1", f"inject.compute_ms={late_ms}"]
-    subprocess.run([sys.executable, "-m", "scaling.cli", "run", *overrides], check=True, capture_output=True)
+    run([sys.executable, "-m", "scaling.cli", "run", *overrides], check=True)
     return json.loads((folder / "run" / "analysis.json").read_text())["points"][-1]
 
 
@@ -221,7 +223,7 @@ def overhead_launch(rounds: int, only: str = "", batch: int = BATCH) -> dict[str
         command += ["--overhead-worker", str(out), "--rounds", str(rounds), "--condition", only]
         command += ["--batch", str(batch)]
         env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, *command], check=True, env=env, capture_output=True)
+        run([sys.executable, *command], check=True, env=env)
         return json.loads(out.read_text())  # type: ignore[no-any-return]
 
 
@@ -315,4 +317,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

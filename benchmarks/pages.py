@@ -1,4 +1,4 @@
-"""Runs the benchmarks one after the other and puts what they print into docs/accuracy.md and docs/performance.md.
+"""Runs the benchmarks one after the other and puts what they print onto the pages of docs/ that are named below.
 
     python benchmarks/pages.py                 # all of them: `make bench`
     python benchmarks/pages.py startup scale   # these; the others stay on the pages as they were
@@ -23,6 +23,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ending import exit_with
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 CANNOT = 77
@@ -30,6 +32,7 @@ BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 PAGES: dict[str, tuple[str, ...]] = {
     "accuracy.md": ("ground_truth", "coverage", "prediction", "plain_loop", "own_loop", "models"),
     "performance.md": ("scale", "traces", "overhead", "startup", "ceilings", "resume"),
+    "gpu-validation.md": ("gpu",),
 }
 """The benchmarks of each page, in its order."""
 VERDICTS = {0: "every bar met", 1: "**a bar was missed**", CANNOT: "could not run here"}
@@ -124,7 +127,7 @@ def filled(page: str, documents: list[dict[str, Any]]) -> str:
 
 
 def write_pages(docs: Path, results: Path) -> None:
-    """Both pages from what was measured so far."""
+    """All pages from what was measured so far."""
     for page, names in PAGES.items():
         known = [results / f"{name}.json" for name in names]
         documents = [json.loads(path.read_text(encoding="utf-8")) for path in known if path.exists()]
@@ -151,4 +154,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ending import exit_with, run
+
 BAR = 0.03
 SIZES = (2**20, 2**22)
 REPEATS = {2**20: 24, 2**22: 12}
@@ -67,7 +69,7 @@ def run_loop(folder: Path, rate: str) -> dict[int, float]:
     network.write_text(json.dumps({"hosts": hosts, "grace_s": 5}))
     script = str(resources.folder("launch") / "emulated_hosts.py")
     unshare = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
-    subprocess.run([*unshare, sys.executable, script, str(network)], check=True, capture_output=True)
+    run([*unshare, sys.executable, script, str(network)], check=True)
     return {int(size): seconds for size, seconds in json.loads(out.read_text()).items()}
 
 
@@ -81,7 +83,7 @@ def run_scaling(folder: Path, rate: str) -> dict[int, float]:
         "tracking=disabled",
         f"run_dir={folder / 'run'}",
     ]
-    subprocess.run([sys.executable, "-m", "scaling.cli", "run", *overrides], check=True, capture_output=True)
+    run([sys.executable, "-m", "scaling.cli", "run", *overrides], check=True)
     document: dict[str, Any] = json.loads((folder / "run" / "analysis.json").read_text())
     curve = document["fabric"]["levels"][-1]["curve"]
     return {p["bytes"]: p["time_us"]["value"] / 1e6 for p in curve if p["bytes"] in SIZES}
@@ -122,4 +124,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -32,6 +32,8 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from ending import exit_with, run
+
 from scaling.analysis.results import Analysis, Point
 from scaling.rebuild import read_analysis
 from scaling.store import RunFolder
@@ -135,7 +137,7 @@ class Row:
 
 def measure(which: Cell, folder: RunFolder) -> None:
     command = [sys.executable, "-m", "scaling.cli", "run", *which.overrides, f"run_dir={folder.path}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run(command)
     if done.returncode:
         raise SystemExit(f"{which.name}: status {done.returncode}\n{done.stderr[-500:]}")
 
@@ -255,4 +257,4 @@ def judge(folders: dict[Cell, RunFolder], out: Path | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

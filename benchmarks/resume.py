@@ -1,11 +1,13 @@
-"""Kill a run at random times, resume it, kill it again: does it end with every trial measured, each once? Bar: always.
+"""End runs at random times and resume them: do they end with every trial measured, each once? Bar: always.
 
-    python benchmarks/resume.py [--kills N] [--seed S]
+    python benchmarks/resume.py [--kills N] [--seed S] [--minutes M]
 
-Each run (2 local ranks, world sizes 1 and 2, two repeats) is killed KILLS_A_RUN times with SIGKILL,
-each time at a random moment of the time that a whole run takes, resumed, and at last left alone.
-Then every trial has to be done, in exactly as many launches as there are repeats, with whole records,
-nothing that was finished may have been touched again, and no process may be left. Exit 1 where not.
+Each run (2 local ranks, world sizes 1 and 2, two repeats) is ended up to KILLS_A_RUN times, each time at a random
+moment of the time that a whole run takes, by SIGKILL (k), Ctrl-C (i) or SIGTERM (t) to the driver, resumed, and at
+last left alone. Then its analysis has to hold the same trials with the same arms as that of a run that nobody ended,
+each from exactly as many launches as there are repeats; it has to say which those are and which launches it left
+out; nothing that was finished may have been touched again, and no process may be left. Exit 1 where not, or where
+M minutes did not do for N ends.
 """
 
 from __future__ import annotations
@@ -14,18 +16,28 @@ import argparse
 import json
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+from ending import exit_with
 
 ROOT = Path(__file__).parents[1]
-KILLS = 30
+KILLS = 100
 KILLS_A_RUN = 5
+MINUTES = 60
 REPEATS = 2
 WHOLE_S = 300
 """A resumed run that is left alone has to be through by then."""
+STOP_S = 60
+"""A driver that is told to end has to have ended and reported by then; what a killed one leaves, within 20 s."""
+HOW = {"k": signal.SIGKILL, "i": signal.SIGINT, "t": signal.SIGTERM}
+OFTEN = "kkkit"
 OVERRIDES = (
     "topology=local",
     "topology.device=cpu",
@@ -40,94 +52,118 @@ OVERRIDES = (
     "tracking=disabled",
 )
 
+Json = dict[str, Any]
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=MINUTES)
     asked = parser.parse_args()
-    rng = random.Random(asked.seed)
-    bad = kills = 0
-    whole_s = 0.0
-    print("#  run  kills  moments of the kills, s          launches  lost  trials            verdict")
-    while kills < asked.kills:
+    rng, begin = random.Random(asked.seed), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="scaling-resume-") as parent:
+        first = Path(parent) / "run"
+        code = until_over(first)
+        whole_s = time.monotonic() - begin
+        assert code == 0, "the run fails without being ended"
+        wanted = trials(first)
+    print(f"# a whole run takes {whole_s:.1f} s; ended by SIGKILL (k), Ctrl-C (i), SIGTERM (t)")
+    print("#run  ends  after, s                               launches  left out  trials           verdict")
+    runs = kills = bad = 0
+    while kills < asked.kills and time.monotonic() - begin < asked.minutes * 60:
         with tempfile.TemporaryDirectory(prefix="scaling-resume-") as parent:
-            run = Path(parent) / "run"
-            if not whole_s:
-                whole_s = undisturbed(run.with_name("first"))
+            run, runs = Path(parent) / "run", runs + 1
             count = min(KILLS_A_RUN, asked.kills - kills)
-            moments = [rng.uniform(0.0, whole_s) for _ in range(count)]
-            wrong = survives(run, moments)
-            kills += count
-            bad += bool(wrong)
-            status = json.loads((run / "status.json").read_text())
-            states = [launch["state"] for launch in status["launches"]]
-            trials = " ".join(f"{t['world_size']}:{t['launches']}" for t in status["trials"])
-            times = " ".join(f"{m:.1f}" for m in moments)
+            moments = [(rng.uniform(0.0, whole_s), rng.choice(OFTEN)) for _ in range(count)]
+            ended, wrong = survives(run, moments)
+            wrong += unlike(run, wanted)
+            kills, bad = kills + len(ended), bad + bool(wrong)
+            status = read(run / "status.json")
+            counted = {launch for trial in status["trials"] for launch in trial["launches"]}
+            of = " ".join(f"{t['world_size']}:{t['launches']}" for t in status["trials"])
             print(
-                f"{kills // KILLS_A_RUN:6} {count:6}  {times:32} {len(states):8} {states.count('lost'):5}  "
-                f"{trials:16}  {'; '.join(wrong) or 'complete, each once'}",
+                f"{runs:4} {len(ended):5}  {' '.join(ended):38} {len(status['launches']):8} "
+                f"{len(status['launches']) - len(counted):9}  {of:16} {'; '.join(wrong) or 'complete, each once'}",
                 flush=True,
             )
-    print(f"{kills} kills: {bad} runs that did not end complete with each trial once (bar: 0)")
-    return int(bad > 0)
+    took = f"{(time.monotonic() - begin) / 60:.0f} min"
+    print(f"{kills} ends in {took}: {bad} of {runs} runs did not end complete with each trial once (bar: 0)")
+    return int(bad > 0 or kills < asked.kills)
 
 
-def undisturbed(run: Path) -> float:
-    """How long a whole run takes, s."""
-    begin = time.monotonic()
-    done = start(f"run_dir={run}")
-    assert done.wait(WHOLE_S) == 0, "the run fails without being killed"
-    return time.monotonic() - begin
+def survives(run: Path, moments: list[tuple[float, str]]) -> tuple[list[str], list[str]]:
+    """End the run's driver at each moment after a start, resume, and leave it alone at last: (ends, what is wrong).
 
-
-def survives(run: Path, moments: list[float]) -> list[str]:
-    """Kill at each moment after a start, resume, and say what is wrong at the end."""
+    A driver that is through before its moment was not ended; its run is whole, and there is nothing more to end.
+    """
     finished: dict[Path, int] = {}
+    ended: list[str] = []
     wrong: list[str] = []
-    for moment in moments:
-        driver = start(*arguments(run))
+    for moment, how in moments:
+        driver = start(run)
         try:
             driver.wait(moment)
+            break
         except subprocess.TimeoutExpired:
-            driver.kill()
-            driver.wait()
-        wrong += gone(run)
-        wrong += [f"{path.parent.name}/{path.name} was written again" for path in touched(finished)]
+            driver.send_signal(HOW[how])
+        ended.append(f"{moment:.1f}{how}")
+        if not over(driver, STOP_S):
+            wrong.append(f"{HOW[how].name} did not end it within {STOP_S} s")
+        wrong += left_of(run) + touched(finished)
         finished |= whole(run)
-    code = start(*arguments(run)).wait(WHOLE_S)
-    wrong += [f"{path.parent.name}/{path.name} was written again" for path in touched(finished)]
-    return wrong + gone(run) + complete(run, code)
+    code = until_over(run)
+    wrong += [] if code == 0 else [f"exit {code}"]
+    return ended, wrong + left_of(run) + touched(finished)
 
 
-def arguments(run: Path) -> list[str]:
-    return ["--resume", str(run)] if (run / "plan.json").exists() else [f"run_dir={run}"]
-
-
-def start(*words: str) -> subprocess.Popen[bytes]:
-    extra = () if "--resume" in words else OVERRIDES
+def start(run: Path) -> subprocess.Popen[bytes]:
+    """Begin a run, or go on with it."""
+    words = ["--resume", str(run)] if (run / "plan.json").exists() else [*OVERRIDES, f"run_dir={run}"]
     return subprocess.Popen(
-        [sys.executable, "-m", "scaling.cli", "run", *extra, *words],
+        [sys.executable, "-m", "scaling.cli", "run", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
 
 
+def over(driver: subprocess.Popen[bytes], within_s: float) -> bool:
+    """Whether it ends by itself in time; it is ended otherwise."""
+    try:
+        driver.wait(within_s)
+    except subprocess.TimeoutExpired:
+        driver.kill()
+        driver.wait()
+        return False
+    return True
+
+
+def until_over(run: Path) -> int | None:
+    """The exit status of a run that is left alone; None where it is not through within WHOLE_S."""
+    driver = start(run)
+    return driver.returncode if over(driver, WHOLE_S) else None
+
+
 def whole(run: Path) -> dict[Path, int]:
     """Rank files of launches that finished something, with the time they were last written."""
     if not (run / "status.json").exists():
         return {}
-    launches = json.loads((run / "status.json").read_text())["launches"]
+    launches = read(run / "status.json")["launches"]
     done = [run / "launches" / str(x["index"]) for x in launches if x["finished"]]
     return {path: path.stat().st_mtime_ns for folder in done for path in folder.glob("rank-*.jsonl")}
 
 
-def touched(finished: dict[Path, int]) -> list[Path]:
-    return [path for path, written in finished.items() if path.stat().st_mtime_ns != written]
+def touched(finished: dict[Path, int]) -> list[str]:
+    """What was whole, and has been written again since."""
+    return [
+        f"{path.parent.name}/{path.name} was written again"
+        for path, written in finished.items()
+        if path.stat().st_mtime_ns != written
+    ]
 
 
-def gone(run: Path, seconds: float = 20) -> list[str]:
+def left_of(run: Path, seconds: float = 20) -> list[str]:
     """Whether all that the driver started ends by itself."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -148,20 +184,49 @@ def command_lines() -> list[str]:
     return found
 
 
-def complete(run: Path, code: int) -> list[str]:
-    wrong = [] if code == 0 else [f"exit {code}"]
-    status = json.loads((run / "status.json").read_text())
-    analysis = json.loads((run / "analysis.json").read_text())
-    for trial, read in zip(status["trials"], analysis["trials"], strict=True):
-        name = f"world size {trial['world_size']}"
-        if trial["status"] != "done" or read["status"] != "done":
-            wrong.append(f"{name} is {trial['status']}")
-        if len(trial["launches"]) != REPEATS:
-            wrong.append(f"{name} was finished {len(trial['launches'])} times")
-        if read["launches"] != trial["launches"]:
-            wrong.append(f"{name} is read from {read['launches']}, finished in {trial['launches']}")
+def trials(run: Path) -> list[tuple[int, str, int, list[str]]]:
+    """What the analysis holds: world size, status, launches it was measured in, and the arms with a number."""
+    found = read(run / "analysis.json")
+    arms = {p["world_size"]: [k for k, v in p["arms_ms"].items() if v is not None] for p in found["points"]}
+    return [
+        (t["world_size"], t["status"], len(t["launches"]), arms.get(t["world_size"], []))
+        for t in found["trials"]
+    ]
+
+
+def unlike(run: Path, wanted: list[tuple[int, str, int, list[str]]]) -> list[str]:
+    """What sets a run apart from one that nobody ended, and whether its analysis says where its trials are from."""
+    wrong = [f"{have} is not {want}" for have, want in zip(trials(run), wanted, strict=True) if have != want]
+    status, found = read(run / "status.json"), read(run / "analysis.json")
+    for trial, said in zip(status["trials"], found["trials"], strict=True):
+        if said["launches"] != trial["launches"]:
+            wrong.append(
+                f"world size {trial['world_size']} is read from {said['launches']}, measured in {trial['launches']}"
+            )
+    counted = {launch for trial in status["trials"] for launch in trial["launches"]}
+    named = {int(k) for text in found["quality"]["warnings"] for k in cut_off(text)}
+    measured = {launch["index"] for launch in status["launches"] if has_blocks(run, launch["index"])}
+    if named != measured - counted:
+        wrong.append(f"left out were {sorted(measured - counted)}, the report says {sorted(named)}")
     return wrong
 
 
+def cut_off(warning: str) -> list[str]:
+    """The launches that a warning says were left out."""
+    found = re.match(r"launch ([\d, ]+) was cut off and is not counted", warning)
+    return found.group(1).split(", ") if found else []
+
+
+def has_blocks(run: Path, launch: int) -> bool:
+    """Whether a launch left a whole block of some rank."""
+    files = (run / "launches" / str(launch)).glob("rank-*.jsonl")
+    lines = (line for path in files for line in path.read_bytes().split(b"\n")[:-1])
+    return any(line.startswith(b'{"t":"block"') for line in lines)
+
+
+def read(path: Path) -> Json:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import simulated_cluster as cluster  # noqa: E402
+from ending import end, exit_with  # noqa: E402
 
 from scaling.plan import make_plan, round_blocks  # noqa: E402
 from scaling.store import RunFolder  # noqa: E402
@@ -98,11 +99,18 @@ def analyze(folder: RunFolder) -> Took:
     process = subprocess.Popen(
         [sys.executable, "-m", "scaling.cli", "analyze", str(folder.path)],
         stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=_two_cores,  # noqa: PLW1509  # before any thread
     )
-    _, status, usage = os.wait4(process.pid, 0)
+    try:
+        _, status, usage = os.wait4(process.pid, 0)
+    except KeyboardInterrupt:
+        end(process)
+        raise
     if status:
-        raise SystemExit(f"scaling analyze ended with status {os.waitstatus_to_exitcode(status)}")
+        _, said = process.communicate()
+        raise SystemExit(f"scaling analyze: status {os.waitstatus_to_exitcode(status)}\n{said[-500:]}")
     seconds, cpu_s = time.perf_counter() - begin, usage.ru_utime + usage.ru_stime
     return Took(seconds=seconds, cpu_s=cpu_s, peak_gib=usage.ru_maxrss / 2**20)
 
@@ -225,4 +233,4 @@ def compare(sizes: list[int], where: Path, *, keep: bool) -> int:
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
-    sys.exit(main())
+    exit_with(main)

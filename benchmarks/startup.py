@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 
+from ending import exit_with
+
 BARS_S = {"--help": 0.3, "plan topology=emulated_pcie": 1.0}
 HEAVY = ("torch", "wandb", "plotly", "polars", "scipy")
 STARTS = 7
@@ -52,4 +54,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

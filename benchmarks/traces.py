@@ -24,6 +24,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import ending
+
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("SCALING_SHARED_DATA", ROOT.parent / "shared" / "data"))
 TRACES = DATA / "traces" / "dlrm_v100x8_param"
@@ -31,6 +33,8 @@ PINNED = ("HolisticTraceAnalysis==0.5.0", "pandas<3")
 RANKS, EVENTS, QUARTER = 8, 500_000, 125_000
 SPEED, MEMORY, EQUAL, LINEAR = 20.0, 0.25, 1e-3, 1.25
 """Bars: times as fast; share of the memory; relative difference; time per event at 4 times the events."""
+WATCHING = 0.02
+"""Share of the time that memory may be looked at: the kernel counts a process' pages while the process waits."""
 SHIFTED = re.compile(rb'("ts": |"correlation": |"External id": |"id": )(\d+)')
 
 REFERENCE = """
@@ -55,10 +59,10 @@ def environment(folder: Path) -> Path:
     """The interpreter of an environment with HTA in it; made where it is not there."""
     python = folder / "bin" / "python"
     if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        ending.run([sys.executable, "-m", "venv", str(folder)], check=True)
     probe = [str(python), "-c", "import hta"]
     if subprocess.run(probe, capture_output=True, check=False).returncode:
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *PINNED], check=True)
+        ending.run([str(python), "-m", "pip", "install", "--quiet", *PINNED], check=True)
     return python
 
 
@@ -119,8 +123,9 @@ def run(command: list[str]) -> tuple[float, float, Any]:
 
     def watch() -> None:
         while not over.is_set():
+            asked = time.perf_counter()
             peak[0] = max(peak[0], pss_kib(process.pid))
-            over.wait(0.005 if peak[0] < 1 << 18 else 0.1)
+            over.wait(max(0.005, (time.perf_counter() - asked) / WATCHING))
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -244,4 +249,4 @@ def compare_all(reference: list[str], here: Path, events: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ending.exit_with(main)

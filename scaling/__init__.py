@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scaling.worker.own.probe import Probe
     from scaling.worker.workload import Workload
 
-try:
-    __version__ = version("scaling-harness")
-except PackageNotFoundError:  # a plain checkout on PYTHONPATH
-    __version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = ["Probe", "Workload", "__version__"]
 

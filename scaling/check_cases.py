@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from scaling import spec
+from scaling.check_value import one_of
 from scaling.errors import InputError
+from scaling.fabric import Topology
 from scaling.schema import Config, InjectConfig
 from scaling.units import parse_bytes
 
 MAX = "max"
 
 
-def check_cases(config: Config, topology: spec.Topology) -> dict[str, Any]:
+def check_cases(config: Config, topology: Topology) -> dict[str, Any]:
     """The fields of `spec.Spec` that say what is measured by cases."""
-    if config.task not in spec.TASKS:
-        raise InputError(f"task={config.task}: one of {', '.join(spec.TASKS)} is expected")
+    one_of("task", config.task, spec.TASKS)
     vary = spec.Vary(**{name: tuple(value or ()) for name, value in vars(config.vary).items()})
     batches = _batches(config.batch)
     limit = None if config.memory_limit is None else parse_bytes(config.memory_limit, "memory_limit")

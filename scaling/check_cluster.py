@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from scaling import spec
+from scaling.check_value import at_least, one_of
+from scaling.cluster import NUMA_BINDINGS, RUNTIMES, Cluster, Container
 from scaling.errors import InputError
 from scaling.schema import ClusterConfig
 from scaling.secrets import is_secret
@@ -35,7 +36,7 @@ _OWN = {
 """Options of sbatch that have a key of their own, or would break the job -> what to use."""
 
 
-def to_cluster(config: ClusterConfig) -> spec.Cluster:
+def to_cluster(config: ClusterConfig) -> Cluster:
     """InputError where a value could not stand in a job's script."""
     for key in _ONE_LINE:
         value = getattr(config, key)
@@ -43,10 +44,9 @@ def to_cluster(config: ClusterConfig) -> spec.Cluster:
             raise InputError(f"cluster.{key}={value}: one word is expected, without spaces and quotes")
     if config.time is not None:
         parse_time_limit_s(config.time, "cluster.time")
-    if config.signal_s < 0:
-        raise InputError(f"cluster.signal_s={config.signal_s}: at least 0 is expected")
-    if config.cpus_per_rank is not None and config.cpus_per_rank < 1:
-        raise InputError(f"cluster.cpus_per_rank={config.cpus_per_rank}: at least 1 is expected")
+    at_least("cluster.signal_s", config.signal_s, 0)
+    if config.cpus_per_rank is not None:
+        at_least("cluster.cpus_per_rank", config.cpus_per_rank, 1)
     if config.gpus_per_node is not None and re.fullmatch(r"(\w+:)?0+", config.gpus_per_node):
         raise InputError(
             f"cluster.gpus_per_node={config.gpus_per_node}: at least 1 is expected; null where there are none"
@@ -57,24 +57,18 @@ def to_cluster(config: ClusterConfig) -> spec.Cluster:
         if not re.fullmatch(r"[a-z][a-z-]*", name) or "\n" in str(value):
             raise InputError(f"cluster.sbatch.{name}: a long option of sbatch is expected, such as mail-type")
     container = config.container
-    if config.numa_binding not in spec.NUMA_BINDINGS:
-        raise InputError(
-            f"cluster.numa_binding={config.numa_binding}: one of {', '.join(spec.NUMA_BINDINGS)} is expected"
-        )
-    if container.runtime not in spec.RUNTIMES:
-        raise InputError(
-            f"cluster.container.runtime={container.runtime}: one of {', '.join(spec.RUNTIMES)} is expected"
-        )
+    one_of("cluster.numa_binding", config.numa_binding, NUMA_BINDINGS)
+    one_of("cluster.container.runtime", container.runtime, RUNTIMES)
     for mount in container.mounts:
         if not re.fullmatch(r"/[^\s:,]*:/[^\s:,]*(:\w+)?", mount):
             raise InputError(f"cluster.container.mounts={mount}: /SOURCE:/TARGET is expected")
     plain = {k: v for k, v in vars(config).items() if k not in ("env", "setup", "sbatch", "container")}
-    return spec.Cluster(
+    return Cluster(
         **plain,
         env=to_env("cluster.env", config.env),
         setup=tuple(config.setup),
         sbatch={str(k): "" if v is None or v is True else str(v) for k, v in config.sbatch.items()},
-        container=spec.Container(**{**vars(container), "mounts": tuple(container.mounts)}),
+        container=Container(**{**vars(container), "mounts": tuple(container.mounts)}),
     )
 
 

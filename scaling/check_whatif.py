@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from scaling import spec
-from scaling.check import to_levels, to_link
+from scaling.check_topology import to_levels, to_link
+from scaling.check_value import at_least, check_batches, one_of, positive
 from scaling.errors import InputError
+from scaling.fabric import PLACEMENTS, Topology
 from scaling.plan import Plan
 from scaling.schema import TopologyConfig, WhatIfConfig
 
@@ -52,25 +54,23 @@ def to_whatif(
                 f"predict takes {', '.join(KNOWN)}"
             )
     for key in ("batch_per_rank", "accumulation_steps"):
-        _positive(key, getattr(config, key), least=1)
-    _positive("ddp.bucket_cap_mb", config.ddp.bucket_cap_mb)
+        at_least(key, getattr(config, key), 1)
+    positive("ddp.bucket_cap_mb", config.ddp.bucket_cap_mb)
     for key in ("compute_scale", "gradient_compression"):
-        _positive(key, getattr(config, key))
+        positive(key, getattr(config, key))
     own = plan.spec
     topology = _topology(config.topology, own.topology)
     world_sizes = _world_sizes(config.world_sizes, own)
     global_batch = config.global_batch or own.global_batch
-    _positive("global_batch", global_batch, least=1)
+    at_least("global_batch", global_batch, 1)
     steps = config.accumulation_steps
-    for n in world_sizes:
-        if own.mode == "strong" and global_batch % (n * steps):
-            raise InputError(
-                f"global_batch={global_batch}: does not divide by world size {n} x accumulation_steps {steps}"
-            )
-    if own.mode == "weak" and config.batch_per_rank % steps:
-        raise InputError(
-            f"batch_per_rank={config.batch_per_rank}: does not divide by accumulation_steps={steps}; use a multiple"
-        )
+    check_batches(
+        own.mode,
+        world_sizes,
+        batch_per_rank=config.batch_per_rank,
+        global_batch=global_batch,
+        steps=steps,
+    )
     return spec.WhatIf(
         changes=tuple(overrides),
         world_sizes=world_sizes,
@@ -86,7 +86,7 @@ def to_whatif(
     )
 
 
-def _topology(config: TopologyConfig, own: spec.Topology) -> spec.Topology:
+def _topology(config: TopologyConfig, own: Topology) -> Topology:
     """Any machine's: this one need not have what it names."""
     ranks = config.ranks_per_host
     if ranks is None and config.name != own.name:
@@ -95,13 +95,10 @@ def _topology(config: TopologyConfig, own: spec.Topology) -> spec.Topology:
             "a number is expected, such as topology.ranks_per_host=8"
         )
     ranks = own.ranks_per_host if ranks is None else ranks
-    _positive("topology.hosts", config.hosts, least=1)
-    _positive("topology.ranks_per_host", ranks, least=1)
-    if config.placement not in spec.PLACEMENTS:
-        raise InputError(
-            f"topology.placement={config.placement}: one of {', '.join(spec.PLACEMENTS)} is expected"
-        )
-    return spec.Topology(
+    at_least("topology.hosts", config.hosts, 1)
+    at_least("topology.ranks_per_host", ranks, 1)
+    one_of("topology.placement", config.placement, PLACEMENTS)
+    return Topology(
         name=config.name,
         kind=config.kind,
         hosts=config.hosts,
@@ -138,10 +135,3 @@ def _flat(node: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         inside = isinstance(value, dict)
         found |= _flat(value, f"{prefix}{key}.") if inside else {f"{prefix}{key}": value}
     return found
-
-
-def _positive(key: str, value: float, least: float | None = None) -> None:
-    if least is not None and value < least:
-        raise InputError(f"{key}={value}: at least {least:g} is expected")
-    if not 0 < value < float("inf"):
-        raise InputError(f"{key}={value}: a positive number is expected")

@@ -16,7 +16,8 @@ import polars as pl
 from scaling import codec
 from scaling import plan as plans
 from scaling.plan import Plan
-from scaling.rankfile import SCHEMAS, RankFile, read_head, read_rank
+from scaling.rankfile import SCHEMAS, RankFile, read_rank
+from scaling.ranklines import read_head
 from scaling.store import RunFolder
 
 TABLE_SCHEMA = "1"
@@ -44,7 +45,7 @@ class Tables:
     blocks: pl.DataFrame
     steps: pl.DataFrame
     buckets: pl.DataFrame
-    """Buckets of ddp_solo, probe and replay blocks."""
+    """Buckets of ddp_solo, probe, replay and pairs blocks."""
     fabric: pl.DataFrame
     """Messages of the size sweep."""
     parameters: pl.DataFrame

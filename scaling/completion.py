@@ -1,11 +1,10 @@
-"""Tab completion: verbs by ourselves, everything after `run` and `plan` by Hydra."""
+"""Tab completion: verbs by ourselves, everything after those that compose by Hydra."""
 
 from __future__ import annotations
 
 import os
 
-COMPOSED = ("run", "plan", "submit")
-"""Verbs whose arguments are overrides."""
+from scaling.verbs import COMPOSED
 
 _BASH = """\
 _scaling() {

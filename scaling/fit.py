@@ -14,6 +14,7 @@ from scaling.errors import InputError
 from scaling.largest import FITS, KILLED, OOM, PROVE, SCHEMA, SEARCH, Found, Largest, Try
 from scaling.launchers.cause import Outcome
 from scaling.launchers.commands import command
+from scaling.launchers.evidence import printed
 from scaling.launchers.follow import describe, follow
 from scaling.plan import Plan
 from scaling.store import LaunchFolder, RunFolder, read_json, write_json, write_text
@@ -144,12 +145,4 @@ def _of_memory(launch: LaunchFolder, outcome: Outcome) -> bool:
     """Whether a launch ended for want of memory: a rank said so, or one was killed and had no time to."""
     if outcome.out_of_memory:
         return True
-    return outcome.status == "failed" and MEMORY_SIGNAL in _agents_words(launch)
-
-
-def _agents_words(launch: LaunchFolder) -> str:
-    words = ""
-    for path in [*launch.path.glob("torchrun-*.txt"), launch.path / "launcher.txt"]:
-        with contextlib.suppress(OSError):
-            words += path.read_text(encoding="utf-8", errors="replace")
-    return words
+    return outcome.status == "failed" and any(MEMORY_SIGNAL in text for text in printed(launch))

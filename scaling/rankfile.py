@@ -13,11 +13,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from scaling.ranklines import (
+    PLAIN_WIDTH,
+    WIDTHS,
+    Block,
+    Clock,
+    End,
+    Memory,
+    Pause,
+    Step,
+    decode_head,
+    decode_records,
+)
 from scaling.records import COLLECTIVE_FIELDS, FABRIC, SCHEMA, STEP_FIELDS
 
 Ints = NDArray[np.int64]
@@ -68,86 +79,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 """Columns of every table, by its name in scaling.collect.Tables."""
 
-_PLAIN = 2
-_WIDTHS = (_PLAIN, len(STEP_FIELDS) - 1, len(STEP_FIELDS))
-"""Stamps of a step line: a plain step's, one without waits of earlier micro-steps, all."""
 _STEP_STAMPS = [STEP_FIELDS.index(name) for name in ("begin_ns", "end_ns", "compute_end_ns", "sync_end_ns")]
 _COLLECTIVE_STAMPS = [COLLECTIVE_FIELDS.index(name) for name in ("ready_ns", "launch_ns", "done_ns")]
-
-
-class Head(msgspec.Struct, tag_field="t", tag="head"):
-    """The first line."""
-
-    schema: int
-    rank: int
-    host: int
-    hostname: str = ""
-    launch: int = 0
-    world: int = 0
-    groups: dict[str, list[int]] = {}
-    warmup: dict[str, int] = {}
-    cores: int = 0
-    fed_ns: dict[str, int] = {}
-    plan: dict[str, Any] | None = None
-
-
-class _Clock(msgspec.Struct, tag_field="t", tag="clock"):
-    at: str
-    offset_ns: int
-    bound_ns: int
-    time_ns: int
-
-
-class _Step(msgspec.Struct, tag_field="t", tag="step", gc=False):
-    b: int
-    i: int
-    s: list[int]
-    c: list[tuple[int, int, int, int, int, int, int]] = []
-
-
-class _Block(msgspec.Struct, tag_field="t", tag="block"):
-    id: int
-    round: int
-    world_size: int
-    arm: str
-    detailed: bool
-    solo_rank: int
-    batch: int
-    accumulation: int
-    lead_in: int
-    steps: int
-    begin_ns: int
-    end_ns: int
-    cpu_ns: int
-    thread_cpu_ns: int
-    delayed_ns: int
-    case: int = -1
-    peak_bytes: int = -1
-    parameters: list[tuple[int, int]] = []
-    make_ns: int = -1
-    make_cpu_ns: int = -1
-
-
-class _Memory(msgspec.Struct, tag_field="t", tag="memory"):
-    b: int
-    host_bytes: int
-    device_bytes: int | None = None
-
-
-class _Pause(msgspec.Struct, tag_field="t", tag="pause"):
-    time_ns: int
-    gap_ns: int
-
-
-class _End(msgspec.Struct, tag_field="t", tag="end"):
-    state: str
-    steps: int = 0
-    error: str = ""
-
-
-_Record = _Clock | _Step | _Block | _Memory | _Pause | _End
-_HEAD = msgspec.json.Decoder(Head)
-_LINE = msgspec.json.Decoder(_Record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +92,9 @@ class RankFile:
     world: int
     """Ranks of the launch; 0 where its head does not say."""
     host: int
+    hostname: str
+    groups: dict[int, tuple[int, ...]]
+    """Ranks that its collectives ran over, by their key (records.COLLECTIVE_FIELDS)."""
     warmup: dict[int, int]
     cores: int
     """Of its host; 0 unknown."""
@@ -179,12 +115,6 @@ class RankFile:
     """Steps that belong to no whole block."""
 
 
-def read_head(path: Path) -> Head:
-    """The first line of a rank file. OSError where it cannot be read, ValueError where there is none."""
-    with path.open("rb") as file:
-        return _head(file.readline())
-
-
 def read_rank(path: Path, launch: int, rank: int) -> tuple[RankFile, dict[str, pl.DataFrame]]:
     """What a rank left, and its rows of each of SCHEMAS: whole blocks only.
 
@@ -192,21 +122,21 @@ def read_rank(path: Path, launch: int, rank: int) -> tuple[RankFile, dict[str, p
     """
     content, _, tail = path.read_bytes().rpartition(b"\n")  # a whole file ends in a newline
     first, _, rest = content.partition(b"\n")
-    head = _head(first)
+    head = decode_head(first)
     if head.schema != SCHEMA:
         raise ValueError(f"written in format {head.schema}, this version reads format {SCHEMA}")
-    records, whole = _records(rest)
-    clocks = [record for record in records if isinstance(record, _Clock)]
-    steps = [record for record in records if isinstance(record, _Step)]
-    blocks = [record for record in records if isinstance(record, _Block)]
-    last = next((record for record in reversed(records) if isinstance(record, _Step | _Block)), None)
-    end = next((record for record in records if isinstance(record, _End)), None)
+    records, whole = decode_records(rest)
+    clocks = [record for record in records if isinstance(record, Clock)]
+    steps = [record for record in records if isinstance(record, Step)]
+    blocks = [record for record in records if isinstance(record, Block)]
+    last = next((record for record in reversed(records) if isinstance(record, Step | Block)), None)
+    end = next((record for record in records if isinstance(record, End)), None)
     shift = _Shift(clocks)
     try:
         tables, dropped = _tables(launch, rank, blocks, steps, shift)
     except OverflowError as error:
         raise ValueError("a number in it is no stamp, it has more than 64 bits") from error
-    held = [record for record in records if isinstance(record, _Memory)]
+    held = [record for record in records if isinstance(record, Memory)]
     columns = {name: [getattr(one, name) for one in held] for name in ("host_bytes", "device_bytes")}
     columns |= {"launch": [launch] * len(held), "rank": [rank] * len(held), "block": [one.b for one in held]}
     tables["memory"] = pl.DataFrame(columns, schema=SCHEMAS["memory"])
@@ -215,49 +145,25 @@ def read_rank(path: Path, launch: int, rank: int) -> tuple[RankFile, dict[str, p
         rank=rank,
         world=head.world,
         host=head.host,
+        hostname=head.hostname,
+        groups={int(key): tuple(ranks) for key, ranks in head.groups.items()},
         warmup={int(n): count for n, count in head.warmup.items()},
         cores=head.cores,
         fed_ns={int(n): ns for n, ns in head.fed_ns.items()},
         clock_bound_ns=max((c.bound_ns for c in clocks), default=None),
         clock_corrected=not shift.still,
-        cut_off=tail != b"" or not whole or isinstance(last, _Step),
+        cut_off=tail != b"" or not whole or isinstance(last, Step),
         ended=any(clock.at == "end" for clock in clocks),
         state=end.state if end else None,
         error=end.error if end else "",
-        paused_ns=tuple(record.gap_ns for record in records if isinstance(record, _Pause)),
+        paused_ns=tuple(record.gap_ns for record in records if isinstance(record, Pause)),
         dropped_samples=dropped,
     )
     return file, tables
 
 
-def _head(line: bytes) -> Head:
-    try:
-        return _HEAD.decode(line)
-    except msgspec.DecodeError as error:
-        raise ValueError("no head line; the file was cut off or damaged at its start") from error
-
-
-def _records(text: bytes) -> tuple[Sequence[_Record], bool]:
-    """Every line, or those before the first that is not whole; and whether that was all."""
-    try:
-        found = _LINE.decode_lines(text)
-    except msgspec.DecodeError:
-        found = []
-        for line in text.split(b"\n"):
-            try:
-                found.append(_LINE.decode(line))
-            except msgspec.DecodeError:
-                break
-        whole = False
-    else:
-        whole = True
-    odd = (k for k, r in enumerate(found) if isinstance(r, _Step) and len(r.s) not in _WIDTHS)
-    first = next(odd, None)
-    return (found, whole) if first is None else (found[:first], False)
-
-
 def _tables(
-    launch: int, rank: int, blocks: Sequence[_Block], steps: Sequence[_Step], shift: _Shift
+    launch: int, rank: int, blocks: Sequence[Block], steps: Sequence[Step], shift: _Shift
 ) -> tuple[dict[str, pl.DataFrame], int]:
     """Tables by name, and how many steps belong to none of the blocks."""
     columns = {name: [getattr(block, name) for block in blocks] for name in list(_BLOCKS)[3:]}
@@ -276,10 +182,10 @@ def _tables(
 
     stamps = _stamps(known)
     stamps[:, _STEP_STAMPS] = shift.at(stamps[:, _STEP_STAMPS])
-    plain = pl.Series([len(step.s) == _PLAIN for step in known], dtype=pl.Boolean)
+    plain = pl.Series([len(step.s) == PLAIN_WIDTH for step in known], dtype=pl.Boolean)
     keys = table.select(list(_BLOCK_KEYS))
     found = _rows(keys[of_step], {"step": numbers, **_columns(STEP_FIELDS, stamps)}, "steps")
-    unknown = pl.when(~plain).then(pl.col(STEP_FIELDS[_PLAIN:]))
+    unknown = pl.when(~plain).then(pl.col(STEP_FIELDS[PLAIN_WIDTH:]))
 
     exchanged = _flat(chain.from_iterable(step.c for step in known), len(COLLECTIVE_FIELDS))
     exchanged[:, _COLLECTIVE_STAMPS] = shift.at(exchanged[:, _COLLECTIVE_STAMPS])
@@ -301,11 +207,11 @@ def _tables(
     }, len(steps) - len(kept)
 
 
-def _stamps(steps: Sequence[_Step]) -> Ints:
+def _stamps(steps: Sequence[Step]) -> Ints:
     """Steps x STEP_FIELDS; 0 where a line leaves one out."""
     stamps = np.zeros((len(steps), len(STEP_FIELDS)), dtype=np.int64)
     widths = np.array([len(step.s) for step in steps], dtype=np.int64)
-    for width in _WIDTHS:
+    for width in WIDTHS:
         chosen = np.flatnonzero(widths == width)
         stamps[chosen, :width] = _flat((steps[k].s for k in chosen.tolist()), width)
     return stamps
@@ -333,7 +239,7 @@ class _Shift:
     a clock, and a correction would only add the measurement's error.
     """
 
-    def __init__(self, clocks: Sequence[_Clock]) -> None:
+    def __init__(self, clocks: Sequence[Clock]) -> None:
         self._clocks = clocks
         self.still = all(abs(c.offset_ns) <= c.bound_ns for c in clocks)
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +24,10 @@ from scaling.analysis.results import (
     SCHEMA,
     Analysis,
     Memory,
+    NcclLog,
     RooflineResult,
     StepHistory,
     Timeline,
-    TrialOutcome,
 )
 from scaling.analysis.roofline import roofline
 from scaling.analysis.timeline import chrome, timelines
@@ -34,6 +35,7 @@ from scaling.cases import SCHEMA as CASES_SCHEMA
 from scaling.cases import Outcome, Outcomes
 from scaling.collect import Tables, collect, own_plan, write_tables
 from scaling.doctor import preflight
+from scaling.endings import endings
 from scaling.errors import InputError, ScalingError
 from scaling.fit import read_largest
 from scaling.plan import Plan
@@ -43,6 +45,7 @@ from scaling.report.terminal import print_analysis
 from scaling.status import SCHEMA as STATUS_SCHEMA
 from scaling.status import Status
 from scaling.store import RunFolder, read_json, write_json, write_text
+from scaling.trace import nccl_log
 from scaling.units import format_bytes
 
 
@@ -90,10 +93,7 @@ def rebuild(folder: RunFolder) -> Rebuilt:
     tables = collect(folder, plan)
     sampled = clocks.with_telemetry(tables.blocks, preflight.samples(folder, plan))
     tables = dataclasses.replace(tables, blocks=sampled)
-    if plan.spec.own_loop:
-        trials = tuple(_own_outcome(t.world_size, tables) for t in plan.trials)
-    else:
-        trials = tuple(_outcome(t.world_size, status, tables) for t in plan.trials)
+    trials = endings(plan, status, tables)
     if tables.steps.is_empty():
         said = next((t.error for t in trials if t.error), "no worker wrote a record")
         raise ScalingError(f"{folder.path}: nothing was measured: {said}")
@@ -111,6 +111,9 @@ def rebuild(folder: RunFolder) -> Rebuilt:
             *clocks.warnings(tables.blocks),
         ),
         device_name=str(_environment(folder).get("device_name") or ""),
+        nccl=_nccl(folder, plan),
+        device_clock_bound_ns=_device_clock_bound_ns(folder, plan),
+        stolen=preflight.stolen(folder, plan),
     )
     if plan.spec.by_case:
         files = CaseFiles(outcomes=_outcomes(folder), largest=read_largest(folder))
@@ -186,16 +189,38 @@ def _roofline(folder: RunFolder, plan: Plan, analysis: Analysis) -> RooflineResu
     return None
 
 
+def _nccl(folder: RunFolder, plan: Plan) -> NcclLog | None:
+    """What NCCL said of itself in the last launch in which it said anything."""
+    if plan.spec.topology.backend != "nccl":
+        return None
+    said = (nccl_log.read_files(launch.nccl_logs()) for launch in reversed(folder.launches()))
+    return next((log for log in said if log is not None), None)
+
+
+def _noted(folder: RunFolder, ranks: int) -> Iterator[dict[str, Any]]:
+    """memory-<r>.json of every launch and rank that left one."""
+    for launch in folder.launches():
+        for rank in range(ranks):
+            with contextlib.suppress(OSError, ValueError):
+                record = json.loads(launch.memory(rank).read_text(encoding="utf-8"))
+                if isinstance(record, dict):
+                    yield record
+
+
+def _device_clock_bound_ns(folder: RunFolder, plan: Plan) -> int | None:
+    """Of the rank whose anchors were worst; None where nothing was noted."""
+    bounds = [record.get("device_clock_bound_ns") for record in _noted(folder, plan.ranks)]
+    return max((bound for bound in bounds if isinstance(bound, int)), default=None)
+
+
 def _memory(folder: RunFolder, world_size: int) -> Memory:
     """What the rank that held most held, over all launches; None where nothing was noted."""
     found: dict[str, int] = {}
-    for launch in folder.launches():
-        for rank in range(world_size):
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                noted = json.loads(launch.memory(rank).read_text(encoding="utf-8"))
-                for name, size in noted.get("world_sizes", {}).get(str(world_size), {}).items():
-                    if isinstance(size, int):
-                        found[name] = max(size, found.get(name, 0))
+    for record in _noted(folder, world_size):
+        with contextlib.suppress(AttributeError):
+            for name, size in record.get("world_sizes", {}).get(str(world_size), {}).items():
+                if isinstance(size, int):
+                    found[name] = max(size, found.get(name, 0))
     return Memory(peak_bytes=found.get("peak_bytes"), communicators_bytes=found.get("communicators_bytes"))
 
 
@@ -227,37 +252,3 @@ def _span_s(tables: Tables) -> float:
     """From the first block to the last, s."""
     begin, end = tables.blocks.select(pl.col("begin_ns").min(), pl.col("end_ns").max()).row(0)
     return float(end - begin) / 1e9
-
-
-def _own_outcome(world_size: int, tables: Tables) -> TrialOutcome:
-    """How an own loop stands, from the end of its latest launch's records."""
-    latest = max((rank.launch for rank in tables.ranks), default=0)
-    ranks = {rank.rank: rank for rank in tables.ranks if rank.launch == latest}
-    failed = next((rank for rank in ranks.values() if rank.state == "failed"), None)
-    missing = next((rank for rank in range(world_size) if rank not in ranks), None)
-    going = next((rank.rank for rank in ranks.values() if rank.state is None), None)
-    if failed is not None:
-        return TrialOutcome(world_size=world_size, status="failed", error=failed.error, rank=failed.rank)
-    if missing is not None:
-        return TrialOutcome(world_size=world_size, status="lost", error="left no records", rank=missing)
-    if going is not None:
-        error = "the loop was still running, or was ended from outside"
-        return TrialOutcome(world_size=world_size, status="interrupted", error=error, rank=going)
-    return TrialOutcome(world_size=world_size, status="done")
-
-
-def _outcome(world_size: int, status: Status | None, tables: Tables) -> TrialOutcome:
-    """How one trial stands, from the launches' end and from what is on disk."""
-    stood = next((t for t in status.trials if t.world_size == world_size), None) if status else None
-    if stood is None:
-        return TrialOutcome(world_size=world_size, status="lost", error="status.json is missing")
-    if stood.status == "running":
-        return TrialOutcome(world_size=world_size, status="interrupted", error="the run was cut off")
-    if stood.status == "done":
-        whole = {(rank.launch, rank.rank) for rank in tables.ranks if not rank.cut_off}
-        wanted = [(launch, rank) for launch in stood.launches for rank in range(world_size)]
-        missing = next((rank for launch, rank in wanted if (launch, rank) not in whole), None)
-        if missing is not None:
-            said = next((str(gap) for gap in tables.gaps if gap.rank == missing), None)
-            return TrialOutcome(world_size=world_size, status="lost", error=said, rank=missing)
-    return TrialOutcome(world_size=world_size, status=stood.status, error=stood.error, rank=stood.rank)

@@ -27,6 +27,8 @@ VARIANT = "variant"
 """plain under other settings, beside plain itself: what `scaling verify` measures."""
 REPLAY = "replay"
 FABRIC = "fabric"
+PAIRS = "pairs"
+"""replay between ranks of two hosts, all pairs at once: tells the hosts' links apart."""
 
 STEP_ARMS = (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE, VARIANT)
 """Arms whose records are training steps."""
@@ -49,7 +51,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 COLLECTIVE_FIELDS = (
     "seq",  # position within the step, the same on every rank
     "kind",  # index into COLLECTIVES
-    "group",  # key of the head line's groups
+    "group",  # key of the head line's groups: the world size; -k in the k-th pairing of the pairs arm
     "bytes",  # payload of this rank
     "ready_ns",  # absolute: the bucket's last gradient was there
     "launch_ns",  # absolute: handed to the backend

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from scaling import __version__, git
 from scaling.config import Request
 from scaling.errors import InputError
 from scaling.fit import find_largest
-from scaling.launchers.commands import command, fitting
+from scaling.folders import check_writable, make_folder
+from scaling.launchers.commands import command, fitting, require
 from scaling.launchers.follow import describe, follow
-from scaling.launchers.slurm import require_allocation
 from scaling.lock import held
 from scaling.plan import SCHEMA as PLAN_SCHEMA
 from scaling.plan import Plan, make_plan, run_id
@@ -47,9 +46,7 @@ def check_folder(path: Path) -> RunFolder:
         )
     if path.exists() and not (path.is_dir() and all(_of_a_start(p) for p in path.iterdir())):
         raise InputError(f"run_dir={path}: not an empty folder; name one that does not exist yet")
-    parent = next(p for p in [path, *path.absolute().parents] if p.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise InputError(f"run_dir={path}: {parent} cannot be written to; name a folder that can")
+    check_writable(path, f"run_dir={path}")
     return RunFolder(path)
 
 
@@ -92,16 +89,15 @@ def begun(path: Path) -> list[tuple[Plan, RunFolder]]:
 
 def create(request: Request, plan: Plan, folder: RunFolder) -> None:
     """Make the run's folder with its config and plan; InputError when it cannot be made."""
+    asked = f"run_dir={folder.path}"
+    make_folder(folder.path, asked)
     try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"run_dir={folder.path}: cannot be made ({error.strerror}); name a folder that can"
-        ) from error
-    with held(folder):
-        check_folder(folder.path)  # again: another run may have taken it meanwhile
-        write_text(folder.config, request.yaml)
-        write_json(folder.plan, plan)
+        with held(folder):
+            check_folder(folder.path)  # again: another run may have taken it meanwhile
+            write_text(folder.config, request.yaml)
+            write_json(folder.plan, plan)
+    except OSError as error:  # a full disk
+        raise InputError(f"{asked}: cannot be made ({error.strerror}); name a folder that can") from error
 
 
 def measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], None]) -> Status:
@@ -109,7 +105,7 @@ def measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], 
 
     What was measured stays on disk whatever happens.
     """
-    require_allocation(plan)
+    require(plan)
     with held(folder):
         launches = earlier_launches(folder)
         try:
@@ -147,6 +143,9 @@ def _measure(
         write_json(folder.status, status_of(plan, launches))
         if launches[-1].state == "interrupted":
             break
+    last = launches[-1] if len(launches) > since else None
+    if last is not None and last.finished and last.state in ("failed", "timeout"):
+        progress({"said": in_words(last, ())})
 
 
 def _searched(

@@ -1,6 +1,6 @@
 """The shape of the Hydra config: mutable, since Hydra cannot hold frozen dataclasses or Literal.
 
-Fields are explained where they are frozen: scaling/spec.py.
+Fields are explained where they are frozen: scaling/spec.py, scaling/fabric.py, scaling/cluster.py.
 """
 
 from __future__ import annotations

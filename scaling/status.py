@@ -128,4 +128,6 @@ def in_words(launch: LaunchStatus, following: tuple[int, ...]) -> str:
     """One line about a launch that did not come to its end, and what is done about it."""
     sizes = ", ".join(map(str, following))
     what = f"launch {launch.index} {_ENDED.get(launch.state, launch.state)}: {launch.error}"
+    if not following:
+        return f"{what}; its records were whole by then"
     return f"{what}; launch {launch.index + 1} measures what is left, world size {sizes}"

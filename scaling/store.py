@@ -207,9 +207,22 @@ class LaunchFolder:
         """Standard output and error of one rank."""
         return self.path / f"log-{rank}.txt"
 
+    def nccl_log(self, host: str, process: str) -> Path:
+        """NCCL's own words, of one process."""
+        return self.path / f"nccl-{host}-{process}.txt"
+
+    def nccl_logs(self) -> list[Path]:
+        """All there are; else the ranks' logs, into which NCCL writes where it was told so by hand."""
+        return sorted(self.path.glob("nccl-*.txt")) or sorted(self.path.glob("log-*.txt"))
+
     def agent_log(self, host: int) -> Path:
         """Standard output and error of one host's torchrun."""
         return self.path / f"torchrun-{host}.txt"
+
+    @property
+    def launcher_log(self) -> Path:
+        """What the launcher itself printed: torchrun here, srun, or the emulated hosts' parent."""
+        return self.path / "launcher.txt"
 
     @property
     def progress(self) -> Path:

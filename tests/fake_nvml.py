@@ -41,8 +41,7 @@ class FakeNvml:
     NVML_CLOCK_SM, NVML_CLOCK_MEM = 1, 2
     NVML_TEMPERATURE_GPU = 0
     NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
-    NVML_NVLINK_MAX_LINKS = 18
-    NVML_P2P_CAPS_INDEX_READ = 0
+    NVML_NVLINK_MAX_LINKS = 36
     NVML_FI_DEV_PCIE_COUNT_TX_BYTES, NVML_FI_DEV_PCIE_COUNT_RX_BYTES = 197, 198
     NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX = 138, 139
     nvmlEventTypeXidCriticalError = 8
@@ -148,10 +147,14 @@ class FakeNvml:
         return int(gpu.links[link])
 
     def _P2PStatus(self, gpu, other, capability):
+        assert capability == 0
         return 0
 
     def _CpuAffinity(self, gpu, words):
         return [2**8 - 1 << (8 if gpu.index >= 2 else 0), *[0] * (words - 1)]
+
+    def _CurrentClocksEventReasons(self, gpu):
+        return gpu.reasons
 
     def _CurrentClocksThrottleReasons(self, gpu):
         return gpu.reasons

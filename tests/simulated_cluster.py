@@ -20,9 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from scaling import records, status, store
+from scaling.fabric import TCP_PAYLOAD_SHARE, Link, Topology
 from scaling.plan import Block, Plan, Trial, make_plan, round_blocks
-from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, PLAIN, PROBE, REPLAY, STEP_ARMS
-from scaling.spec import TCP_PAYLOAD_SHARE, Link, Measure, Model, Spec, Topology
+from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, PAIRS, PLAIN, PROBE, REPLAY, STEP_ARMS
+from scaling.spec import Measure, Model, Spec
 
 PHASES = ("input", "forward", "backward", "optimizer", "host")
 FABRIC_BYTES = tuple(1024 * 4**k for k in range(8))  # 1 KiB ... 16 MiB
@@ -78,6 +79,8 @@ class Truth:
     )
     alpha_ns: float = 50e3  # a hop
     beta_ns: float = 2.0  # a byte
+    placement: str = "packed"
+    slow_links: tuple[tuple[int, float], ...] = ()  # (host, how many times as long a byte and a hop take)
     channels: int = 2  # 1: first in, first out, shown as nccl; 2: two collectives share the link, as gloo
     stragglers: tuple[Straggler, ...] = ()
     probe_light_ns: float = 30e3  # the probe's own cost a step, in backward
@@ -112,9 +115,12 @@ class Truth:
         """The same without these ranks' extras."""
         return replace(self, stragglers=tuple(s for s in self.stragglers if s.rank not in ranks))
 
-    def reduce_ns(self, payload: np.ndarray, n: int) -> np.ndarray:
-        """All-reduce with the link to itself: 2(n-1)(alpha + payload beta / n)."""
-        return 2 * (n - 1) * (self.alpha_ns + payload * self.beta_ns / n)
+    def reduce_ns(self, payload: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+        """All-reduce with the link to itself: 2(n-1)(alpha + payload beta / n), at the pace of the slowest link."""
+        n, topology = len(ranks), spec_of(self).topology
+        touched = {topology.host_of(r) for r in ranks.tolist()}
+        slowest = max((times for host, times in self.slow_links if host in touched), default=1.0)
+        return 2 * (n - 1) * (self.alpha_ns + payload * self.beta_ns / n) * slowest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,14 +251,20 @@ def autocorrelated(rng: np.random.Generator, sigma: float, rho: float, shape: tu
     return np.exp(sigma * noise - sigma**2 / 2)
 
 
-def train(truth: Truth, block: Block, rng: np.random.Generator, begin_ns: float, pace: float = 1.0) -> Track:
-    """The timed steps of a block of training steps; `pace` multiplies every time."""
-    ranks = np.array([block.solo_rank]) if block.arm == BARE_ONE else np.arange(block.trial.world_size)
+def train(
+    truth: Truth,
+    block: Block,
+    ranks: np.ndarray,
+    rng: np.random.Generator,
+    begin_ns: float,
+    pace: float = 1.0,
+) -> Track:
+    """The timed steps of a block of training steps on one sub-group; `pace` multiplies every time."""
     steps, count = truth.lead_in + truth.steps, len(truth.buckets)
     own = compute_ns(truth, block, ranks) * pace * lognormal(rng, truth.block_noise, (1,))
     factor = autocorrelated(rng, truth.step_noise, truth.step_rho, (steps, len(ranks)))
     payload = np.array([[b.bytes] * steps for b in truth.buckets])
-    work = truth.reduce_ns(payload, len(ranks)) * pace * lognormal(rng, truth.link_noise, payload.shape)
+    work = truth.reduce_ns(payload, ranks) * pace * lognormal(rng, truth.link_noise, payload.shape)
     fraction = np.array([[b.at] for b in truth.buckets])
     at, ready = np.empty((7, steps, len(ranks))), np.empty((count, steps, len(ranks)))
     done = np.zeros((count, steps))
@@ -273,15 +285,21 @@ def train(truth: Truth, block: Block, rng: np.random.Generator, begin_ns: float,
     return Track(ranks=ranks, at=timed, payload=payload, ready=ready, done=done, whole=at)
 
 
-def exchange(truth: Truth, block: Block, rng: np.random.Generator, begin_ns: float, pace: float) -> Track:
-    """Collectives one by one, ranks aligned before each: the model's buckets (replay) or a size sweep."""
-    if block.arm == REPLAY:
+def exchange(
+    truth: Truth,
+    block: Block,
+    ranks: np.ndarray,
+    rng: np.random.Generator,
+    begin_ns: float,
+    pace: float,
+) -> Track:
+    """Collectives one by one, ranks aligned before each: the model's buckets (replay, pairs), a size sweep."""
+    if block.arm in (REPLAY, PAIRS):
         payload = np.array([[b.bytes] * truth.steps for b in truth.buckets])
     else:
         payload = np.repeat(np.array([FABRIC_BYTES]), truth.fabric_repeats, axis=1)
-    ranks = np.arange(block.trial.world_size)
     late = truth.skew_ns * np.abs(rng.standard_normal((*payload.shape, len(ranks))))
-    work = truth.reduce_ns(payload, len(ranks)) * pace * lognormal(rng, truth.link_noise, payload.shape)
+    work = truth.reduce_ns(payload, ranks) * pace * lognormal(rng, truth.link_noise, payload.shape)
     taken = late.max(axis=2) + work
     done = begin_ns + np.cumsum(taken.T).reshape(payload.T.shape).T  # step by step, collective by collective
     launch = (done - taken)[:, :, None] + late
@@ -299,7 +317,7 @@ def alike(trial: Trial, arm: str) -> Block:
 def steady(truth: Truth, trial: Trial, arm: str = PLAIN) -> Track:
     """Noise-free steps, from when they repeat themselves."""
     quiet = replace(truth.without_noise(), lead_in=BURN_IN, steps=4)
-    return train(quiet, alike(trial, arm), np.random.default_rng(0), 0.0)
+    return train(quiet, alike(trial, arm), np.arange(trial.world_size), np.random.default_rng(0), 0.0)
 
 
 def union(begin: np.ndarray, end: np.ndarray) -> list[tuple[float, float]]:
@@ -389,6 +407,7 @@ def spec_of(truth: Truth) -> Spec:
             device=device,
             backend=backend,
             link=Link(rate_bit_s=rate, source="simulated"),
+            placement=truth.placement,
         ),
         world_sizes=truth.world_sizes,
         mode=truth.mode,
@@ -422,7 +441,10 @@ class RankFiles:
             host = plan.spec.topology.host_of(rank)
             who = {"schema": records.SCHEMA, "rank": rank, "host": host, "hostname": f"sim-{host}"}
             head = {"t": "head", **who, "launch": 0, "world": plan.ranks, "param_bytes": truth.payload}
-            head["groups"] = {str(n): list(range(n)) for n in truth.world_sizes} | {"1": [rank]}
+            parts = {n: plan.sub_groups(n) for n in truth.world_sizes}
+            parts |= {-k: pairs for k, pairs in enumerate(plan.pairings(), 1)}
+            own = {str(key): list(g) for key, groups in parts.items() for g in groups if rank in g}
+            head["groups"] = {str(n): list(range(n)) for n in truth.world_sizes} | own | {"1": [rank]}
             head["warmup"] = {str(n): WARMUP for n in truth.world_sizes}
             self.append(rank, line(head))
             what = {"device": plan.spec.topology.device, "backend": plan.spec.topology.backend}
@@ -453,7 +475,7 @@ class RankFiles:
     def write(self, block: Block, track: Track) -> None:
         """A block's steps and the block's own line, for every rank that ran it."""
         solo = block.arm == DDP_SOLO  # nobody to wait for: launched and done as soon as ready
-        group = 1 if solo else block.trial.world_size
+        group = 1 if solo else block.key
         ranks = track.ranks
         at = self.stamps(track.at, ranks)
         columns = [at[0], at[-1]]
@@ -509,10 +531,11 @@ def simulate(truth: Truth, path: Path) -> Expected:
     now = 0.0
     for number, pace in enumerate((walk / walk.mean()).tolist()):
         for block in round_blocks(plan, plan.trials, 0, number):
-            play = exchange if block.arm in (REPLAY, FABRIC) else train
-            track = play(truth, block, rng, now + GAP_NS, pace)
-            files.write(block, track)
-            now = track.end_ns
+            play = exchange if block.arm in (REPLAY, FABRIC, PAIRS) else train
+            tracks = [play(truth, block, np.array(group), rng, now + GAP_NS, pace) for group in block.groups]
+            for track in tracks:
+                files.write(block, track)
+            now = max(track.end_ns for track in tracks)
     files.write_clocks("end", now)
     launch = status.LaunchStatus(
         index=0, world_sizes=truth.world_sizes, state="done", finished=truth.world_sizes, duration_s=now / 1e9

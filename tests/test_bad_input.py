@@ -24,6 +24,7 @@ CASES = [
     (["run", "world_sizes=[1.5]", "topology=emulated_pcie"], "world_sizes"),
     (["run", "mode=strong", "global_batch=31", "topology=emulated_pcie"], "does not divide by world size 2"),
     (["run", "mode=strong"], "global_batch is missing"),
+    (["run", "mode=strong", "global_batch=0"], "global_batch=0: at least 1 is expected"),
     (["run", "mode=sideways"], "one of weak, strong"),
     (["run", "accumulation_steps=5"], "use a multiple"),
     (["run", "batch_per_rank=0"], "at least 1"),
@@ -62,7 +63,7 @@ CASES = [
     (["run", "seed=abc"], "abc"),
     (["run", "model=custom"], "package.module.factory"),
     (["run", "model=custom", "model._target_=nothing"], "package.module.factory"),
-    (["run", "--resume"], "--resume RUN is expected alone"),
+    (["run", "--resume"], "--resume RUN is expected"),
     (["run", "--resume", "nowhere"], "no such folder"),
     (["run", "--resume", "nowhere", "model=mlp"], "--resume RUN is expected alone"),
     (["run", "topology=pcie_node"], "use `scaling submit`"),
@@ -113,7 +114,10 @@ CASES = [
     (["doctor", "topology.device=cuda"], "no CUDA device was found"),
     (["doctor", "model=synthetic"], "a step has no FLOPs"),
     (["doctor", "model=resnet51"], "available"),
-    (["doctor", "--parity"], "path of a parity file"),
+    (["doctor", "--parity"], "--parity FILE is expected"),
+    (["doctor", "--parity", "model=mlp"], "--parity FILE is expected"),
+    (["compare", "a", "b", "--into"], "--into DIR is expected"),
+    (["submit", "--dry-run", "--resume", "a"], "--resume RUN is expected alone"),
     (["doctor", "--parity", "nowhere/p.json"], "cannot be written to"),
     (["doctor", "-m", "model=mlp,highmem_cnn"], "checks one configuration"),
     (["trace"], "1 or more profiler traces or folders expected"),
@@ -134,6 +138,16 @@ def test_one_line_and_exit_2(arguments, said, tmp_path, monkeypatch, capsys):
     assert err.count("\n") == 1
     assert err.startswith("scaling: ")
     assert said in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_emulated_hosts_where_nothing_can_make_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["run", "topology=emulated_pcie"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "topology=emulated_pcie: unshare (util-linux) is not found" in err
     assert list(tmp_path.iterdir()) == []
 
 

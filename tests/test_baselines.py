@@ -114,6 +114,8 @@ def test_the_first_run_is_kept_and_there_is_nothing_to_compare_with(runs, capsys
         (["one", "one", "cost.usd_per_gpu_hour=0"], "above 0"),
         (["one", "one", "cost.usd_per_gpu_hour=[1,2,3]"], "one price or 2"),
         (["one", "one", "cost.eur=1"], "cost.usd_per_gpu_hour=2.5"),
+        (["one", "one", "--into", "one/plan.json"], "name a folder that can"),
+        (["one", "one", "--into", "/proc/comparison"], "name a folder that can"),
     ],
 )
 def test_bad_input_is_one_line(runs, capsys, arguments, said):
@@ -123,6 +125,15 @@ def test_bad_input_is_one_line(runs, capsys, arguments, said):
     assert (out, err.count("\n")) == ("", 1)
     assert said in err
     assert not Path("runs").exists()
+
+
+def test_a_comparison_goes_into_a_folder_that_is_made_for_it(runs, capsys):
+    runs("one")
+    assert main(["compare", "one", "one", "--into", "some/where"]) == 0
+    folder = RunFolder(Path("some/where"))
+    assert f"comparison: {folder.comparison_html}" in capsys.readouterr().out
+    assert json.loads(folder.comparison.read_text())["comparable"]
+    assert folder.comparison_md.is_file()
 
 
 def test_a_name_is_looked_up_in_its_own_folder_only(runs):

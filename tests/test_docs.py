@@ -13,11 +13,10 @@ import pytest
 from scaling.cli import main
 from scaling.config import requests
 from scaling.store import RunFolder
-from scaling.verbs import USAGE
-from scaling.verbs import lines as usage
+from scaling.verbs import OPTIONS, USAGE
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MEASURING = {"run", "submit"}
 """These would measure: `plan` composes, checks and plans the same line."""
 
@@ -33,12 +32,16 @@ def commands(page: Path) -> list[str]:
     return found
 
 
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
 def slug(title: str) -> str:
     """An anchor as GitHub makes it of a heading."""
     return re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page):
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -58,7 +61,7 @@ def lines():
     found = {}
     for page in PAGES:
         for line in commands(page):
-            found.setdefault(line, page.name)
+            found.setdefault(line, name_of(page))
     return [pytest.param(line, id=f"{page}: {line}") for line, page in found.items()]
 
 
@@ -112,7 +115,7 @@ def test_the_program_takes_every_command(line, runs, monkeypatch, capsys):
         return
     assert verb in USAGE
     options = {word.partition("=")[0] for word in words if word.startswith("--")}
-    assert all(option in HYDRAS or option in usage(verb) for option in options)
+    assert all(option in HYDRAS or option in OPTIONS[verb] for option in options)
     if any(mark in line for mark in READERS_OWN):
         return
     if verb in READS:

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scaling.plan import arms_of, bare_ranks, make_plan, round_blocks
+from scaling.plan import arms_of, bare_ranks, half_batch, make_plan, round_blocks
+from scaling.records import BARE_ONE, PAIRS
+from scaling.report.planned import describe, document
+from scaling.store import RunFolder
 
 ROUNDS = range(12)
 
@@ -77,10 +80,28 @@ def test_one_rank_alone_has_no_neighbours_and_no_wire():
 
 
 def test_in_weak_scaling_the_baseline_runs_once_a_round_at_the_largest_trial(plan_of):
-    for blocks in schedule(plan_of(world_sizes=(1, 2, 4))):
-        bare = [b for b in blocks if b.arm == "bare_one"]
+    plan = plan_of(world_sizes=(1, 2, 4))
+    for blocks in schedule(plan):
+        bare = [b for b in blocks if b.arm == "bare_one" and b.trial in plan.trials]
         assert [b.trial.world_size for b in bare] == [4] * 4
         assert {b.solo_rank for b in bare} == {0, 1, 2, 3}
+
+
+def test_in_weak_scaling_one_rank_of_the_baseline_runs_half_of_its_batch_too(plan_of):
+    found = [
+        [b for b in blocks if b.trial.batch == 16]
+        for blocks in schedule(plan_of(world_sizes=(1, 4), batch=32))
+    ]
+    assert all([(b.arm, b.trial.world_size) for b in half] == [("bare_one", 4)] for half in found)
+    assert {half[0].solo_rank for half in found} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("batch", [33, 2])
+def test_a_batch_that_cannot_be_halved_is_not(plan_of, batch):
+    """One sample is too few: batch norm cannot train on it."""
+    plan = plan_of(world_sizes=(1, 4), batch=batch)
+    assert half_batch(plan.spec) is None
+    assert {b.trial.batch for b in schedule(plan)[0]} == {batch}
 
 
 def test_in_strong_scaling_every_trial_has_its_own_batch_and_baseline(plan_of):
@@ -156,3 +177,91 @@ def test_strong_scaling_brings_its_baseline_to_every_launch(plan_of):
     }
     assert plan.baseline(plan.trials) == ()
     assert plan_of(world_sizes=(1, 2, 4)).baseline(left) == ()
+
+
+# Spread over the hosts
+
+
+def spread(plan_of, **changes):
+    return plan_of(**{"placement": "spread", "world_sizes": (1, 2, 4), "hosts": 4} | changes)
+
+
+def test_spread_ranks_train_in_as_many_sub_groups_as_there_is_room_for(plan_of):
+    plan = spread(plan_of, world_sizes=(1, 2, 3, 7), hosts=7)
+    assert plan.sub_groups(2) == ((0, 1), (2, 3), (4, 5))
+    assert plan.sub_groups(3) == ((0, 1, 2), (3, 4, 5))
+    assert plan.sub_groups(7) == (tuple(range(7)),)
+    assert plan.sub_groups(2, ranks=3) == ((0, 1),)  # a launch of what was left
+
+
+def test_packed_ranks_train_in_one_group_and_in_no_pairs(plan_of):
+    plan = plan_of(world_sizes=(1, 2, 4))
+    assert [plan.sub_groups(n) for n in (1, 2, 4)] == [((0,),), ((0, 1),), ((0, 1, 2, 3),)]
+    assert plan.pairings() == ()
+
+
+def test_placement_changes_who_runs_and_not_what_is_reported(plan_of):
+    def reported(plan):
+        return [
+            Counter((b.trial.world_size, b.arm, b.detailed, b.solo_rank) for b in blocks if b.arm != PAIRS)
+            for blocks in schedule(plan)
+        ]
+
+    packed = plan_of(world_sizes=(1, 2, 4))
+    assert reported(spread(plan_of)) == reported(packed)
+    assert all(block.groups[0] == (0, 1) for block in schedule(spread(plan_of))[0] if block.key == 2)
+
+
+def test_one_rank_is_measured_alone_however_ranks_are_placed(plan_of):
+    for block in schedule(spread(plan_of))[0]:
+        if block.trial.world_size == 1 or block.arm == BARE_ONE:
+            assert block.participants == 1
+            assert block.runs_on(max(block.solo_rank, 0))
+        else:
+            assert [block.runs_on(rank) for rank in range(5)] == [True] * 4 + [False]
+
+
+def test_pairs_belong_to_the_trial_that_every_rank_is_in(plan_of):
+    plan = spread(plan_of)
+    pairs = [b for b in schedule(plan)[0] if b.arm == PAIRS]
+    assert sorted((b.key, b.groups) for b in pairs) == [(-2, ((1, 2), (0, 3))), (-1, ((0, 1), (2, 3)))]
+    assert {b.trial.world_size for b in pairs} == {4}
+    left = tuple(t for t in plan.trials if t.world_size < 4)
+    assert not [b for b in round_blocks(plan, left, 1, 0, ranks=4) if b.arm == PAIRS]  # 4 ranks did not fit
+
+
+@settings(deadline=None)
+@given(st.integers(1, 9), st.integers(1, 4), st.data())
+def test_every_host_is_paired_with_two_others(cluster, hosts, ranks_per_host, data):
+    ranks = data.draw(st.integers(1, hosts * ranks_per_host))
+    truth = cluster.Truth(
+        world_sizes=(ranks,), hosts=hosts, ranks_per_host=ranks_per_host, placement="spread"
+    )
+    plan = make_plan(cluster.spec_of(truth), run_id="run", created="", version="")
+    topology, partners = plan.spec.topology, {}
+    for pairs in plan.pairings():
+        members = [rank for pair in pairs for rank in pair]
+        assert len(set(members)) == len(members)  # at the same time
+        for a, b in pairs:
+            partners.setdefault(topology.host_of(a), set()).add(topology.host_of(b))
+            partners.setdefault(topology.host_of(b), set()).add(topology.host_of(a))
+    touched = topology.hosts_of(ranks)
+    assert set(partners) == (set(range(touched)) if touched > 2 else set())
+    assert all(len(found - {host}) == len(found) >= 2 for host, found in partners.items())
+
+
+def test_what_a_link_promises_is_unknown_where_sub_groups_share_it(plan_of):
+    whole = spread(plan_of)
+    assert whole.nominal_bit_s(2) == whole.nominal_bit_s(4) == whole.spec.topology.link.nominal_bit_s
+    shared = spread(plan_of, hosts=2, ranks_per_host=2)
+    assert shared.nominal_bit_s(2) is None
+    assert spread(plan_of, hosts=2, world_sizes=(2,)).nominal_bit_s(2) is not None
+
+
+def test_the_plan_counts_the_hours_that_ranks_stand_idle_under_either_placement(plan_of, tmp_path):
+    plans = plan_of(world_sizes=(1, 2, 4)), spread(plan_of)
+    idle = [document(plan, RunFolder(tmp_path))["idle_rank_hours_max"] for plan in plans]
+    # A round: 3 blocks at 1 rank and 5 of bare_one, 8 at 2 ranks and 8 at 4; spread, 2 of pairs.
+    budget_h = plans[0].spec.measure.budget_s / 3600
+    assert idle == pytest.approx([(8 * 3 + 8 * 2) / 24 * budget_h, 8 * 3 / 26 * budget_h])
+    assert f"{idle[1]:.3f} rank-hours stand idle" in describe(plans[1], RunFolder(tmp_path))

@@ -9,7 +9,7 @@ import pytest
 
 from scaling.analysis.results import Memory
 from scaling.collect import collect
-from scaling.rebuild import read_plan, rebuild
+from scaling.rebuild import read_analysis, read_plan, rebuild
 from scaling.report.findings import memory_line
 from scaling.store import RunFolder, write_json
 
@@ -50,6 +50,48 @@ def test_where_nothing_was_noted_nothing_is_said(run, text):
 
 def test_memory_in_words():
     assert memory_line(Memory(peak_bytes=3 * MIB), "cuda") == "3 MiB a rank at most (allocated by torch)"
+
+
+# NCCL's own log
+
+LOG = """\
+node0:41:41 [0] NCCL INFO NCCL version 2.27.5+cuda12.9
+node0:41:97 [0] NCCL INFO ncclCommInitRank comm 0x55d0 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 - Init START
+node0:41:97 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] [send] via NET/Socket/0
+node0:41:97 [0] NCCL INFO NVLS comm 0x55d0 headRank 0 nHeads 2 buffSize 1048576
+"""
+
+
+def test_the_way_that_nccl_took_stands_in_every_report(cluster, simulate, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    simulate(cluster.Truth(world_sizes=(1, 2), hosts=2, rounds=3, channels=1), folder.path)
+    folder.launch(0).nccl_log("node0", "41").write_text(LOG)
+    nccl = rebuild(folder).analysis.fabric.nccl
+    assert (nccl.version, nccl.groups[0].transports, nccl.groups[0].in_network) == (
+        "2.27.5",
+        ("NET/Socket",),
+        ("NVLS",),
+    )
+    for report in (folder.report_txt, folder.report_html, folder.report_md):
+        said = " ".join(report.read_text().split())
+        assert "NCCL 2.27.5, 2 ranks: NET/Socket; with NVLS the switches add up" in said
+    assert read_analysis(folder).fabric.nccl == nccl
+
+
+def test_a_slow_path_is_laid_beside_what_nccl_says_it_took(cluster, simulate, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    simulate(cluster.Truth(world_sizes=(2,), hosts=2, rounds=3, channels=1), folder.path)
+    plan = json.loads(folder.plan.read_text())
+    plan["spec"]["topology"]["link"]["rate_bit_s"] *= 4
+    folder.plan.write_text(json.dumps(plan))
+    folder.launch(0).nccl_log("node0", "41").write_text(LOG)
+    (slow,) = [v for v in rebuild(folder).analysis.verdicts if v.cause == "slow_path"]
+    assert "NCCL's own log has NET/Socket" in slow.evidence
+
+
+def test_gloo_has_no_such_log(run):
+    run.launch(0).nccl_log("node0", "41").write_text(LOG)
+    assert rebuild(run).analysis.fabric.nccl is None
 
 
 # Telemetry

@@ -45,7 +45,7 @@ CALLS = {
     ("np", "load"),
     ("pl", "read_ndjson"),
 }
-IMPORTS_BY_NAME = {"cli.py", "workload.py", "feed.py", "extra.py", "emulated_hosts.py"}
+IMPORTS_BY_NAME = {"cli.py", "workload.py", "extra.py", "emulated_hosts.py"}
 """Files that import what a string names: our own verbs, transformers, pyroute2, and the user's own targets."""
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from scaling import codec
 from scaling.plan import Plan, make_plan
-from scaling.status import LaunchStatus, Status, left, status_of
+from scaling.status import LaunchStatus, Status, in_words, left, status_of
 
 SIZES = (1, 2, 4)
 
@@ -104,6 +104,16 @@ def test_the_run_is_done_when_all_trials_are(plan):
     ]
     states = [status_of(plan, done).state for done in ([], [launch(0, "failed"), launch(1)], given_up)]
     assert states == ["planned", "done", "failed"]
+
+
+def test_a_failure_is_told_with_what_follows_from_it():
+    failed = launch(1, "timeout", error="rank 3 hung")
+    assert in_words(failed, (2, 4)) == (
+        "launch 1 hung: rank 3 hung; launch 2 measures what is left, world size 2, 4"
+    )
+    assert in_words(replace(failed, finished=SIZES), ()) == (
+        "launch 1 hung: rank 3 hung; its records were whole by then"
+    )
 
 
 def test_it_survives_being_written(plan):

@@ -200,8 +200,8 @@ def test_a_link_that_the_cpu_held_back_is_not_carried_over(capsys, simulate, clu
     """The link's file promises four times what its own sweep reached."""
     import dataclasses
 
+    from scaling.fabric import Link
     from scaling.rebuild import read_plan
-    from scaling.spec import Link
     from scaling.store import write_json
 
     truth = cluster.Truth(world_sizes=(1, 2), rounds=4)

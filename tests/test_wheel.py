@@ -1,6 +1,7 @@
 """What is shipped: a wheel whose only top-level name is `scaling`, and which works from any folder."""
 
 import json
+import os
 import site
 import subprocess
 import sys
@@ -119,6 +120,40 @@ def test_a_users_own_config_folder_is_found(installed, tmp_path):
         check=True,
     )
     assert json.loads(done.stdout)["spec"]["model"]["args"]["width"] == 9
+
+
+def test_it_says_the_version_that_it_was_built_as(installed, wheel):
+    said = subprocess.run(
+        [installed, "-m", "scaling.cli", "--version"], capture_output=True, text=True, check=True
+    )
+    assert wheel.name.split("-")[1] == said.stdout.strip()
+
+
+@pytest.mark.launch
+@pytest.mark.slow
+def test_the_demo_runs_from_it(installed, tmp_path):
+    """Away from any checkout: configs, the torchrun wrapper and the emulated hosts are the wheel's own."""
+    if subprocess.run(["unshare", "-Urnm", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("user namespaces are not to be had here (`unshare -Urnm true` fails)")
+    demo = ["-m", "experiment=demo", "topology=emulated_pcie,emulated_nvlink", "run_dir=demo"]
+    done = subprocess.run(
+        [installed, "-m", "scaling.cli", "run", *demo],
+        cwd=tmp_path,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "emulated_nvlink is faster than emulated_pcie" in " ".join(done.stdout.split())
+    own = installed.parents[1]
+    for run in ("0", "1"):
+        commands = (tmp_path / "demo" / run / "command.txt").read_text()
+        assert f"{own}/" in commands
+        assert str(ROOT) not in commands
+        assert (tmp_path / "demo" / run / "report.html").stat().st_size > 100_000
+    assert json.loads((tmp_path / "demo/comparison.json").read_text())["comparable"]
 
 
 def test_the_shell_script_is_still_executable(installed):

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from scaling.analysis import curve, launches, own
-from scaling.analysis.point import Link, point
+from scaling.analysis import contention, crosscheck, curve, launches, own, transports
+from scaling.analysis.hosts import hosts
+from scaling.analysis.loss import Link
+from scaling.analysis.point import point
 from scaling.analysis.predict import predict
-from scaling.analysis.quantities import TrialRecords, read_trial
+from scaling.analysis.quantities import TrialRecords
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
@@ -20,6 +22,7 @@ from scaling.analysis.results import (
     Fits,
     Level,
     Memory,
+    NcclLog,
     Point,
     Quality,
     RunInfo,
@@ -28,20 +31,15 @@ from scaling.analysis.results import (
 )
 from scaling.analysis.sources import read_sources
 from scaling.analysis.starvation import with_input
-from scaling.analysis.stats import Floats
+from scaling.analysis.stats import Floats, departure
+from scaling.analysis.trials import read_trial
 from scaling.analysis.verdict import Gain, no_gain, verdicts
-from scaling.cases import LATENCY
 from scaling.collect import Tables
 from scaling.plan import Plan, Trial
-from scaling.records import BARE_ALL, BARE_ONE
 from scaling.units import format_duration
 
-CONTENDED = 0.05
-"""A block without communication whose thread had to wait for a core for more than this share was not alone."""
 TARGETS = (5.0, 2.0, 1.0, 0.5)
 """Half-widths of the efficiency worth naming, percentage points."""
-CONTENDED_SHARE = 0.1
-"""So many blocks of that kind and it is said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +53,10 @@ class Ending:
     memory: Mapping[int, Memory] = field(default_factory=dict)
     """By world size, of the rank that held most."""
     device_name: str = ""
+    nccl: NcclLog | None = None
+    device_clock_bound_ns: int | None = None
+    """By how much an event's host time may be wrong, of the rank where it is most; 0: stamps are the host's own."""
+    stolen: tuple[contention.Stolen, ...] = ()
 
 
 def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
@@ -78,43 +80,58 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     status = {t.world_size: t.status for t in ending.trials}
     warmup = {n: steps for rank in tables.ranks for n, steps in rank.warmup.items()}
     # Where clocks had to be corrected, what compares ranks is uncertain by the correction's bound.
+    # So it is by the anchors' where stamps are a device's events.
     used = launches.of_launches(tables, frozenset().union(*counted.values()))
     clock_bound = max((r.clock_bound_ns or 0 for r in used.ranks if r.clock_corrected), default=0)
+    clock_bound += ending.device_clock_bound_ns or 0
     cores = min((rank.cores for rank in used.ranks), default=0)
     levels: list[Level] = []
     points: list[Point] = []
     for trial in plan.trials:
-        sweep, link, level = _sweep(within[trial.world_size], plan, trial, records[trial.world_size])
+        n = trial.world_size
+        sweep, link, level = _sweep(within[n], plan, trial, records[n])
         levels += [level] if level else []
         points.append(
             point(
-                records[trial.world_size],
+                records[n],
                 plan,
-                status=status[trial.world_size],
-                warmup_steps=warmup.get(trial.world_size),
+                status=status[n],
+                warmup_steps=warmup.get(n),
                 whole_batch=whole_batch(trial),
                 sweep=sweep,
                 link=link,
                 clock_bound_ns=clock_bound,
-                fed_ns=max((rank.fed_ns.get(trial.world_size, -1) for rank in tables.ranks), default=-1),
+                fed_ns=max((r.fed_ns.get(n, -1) for r in tables.ranks if r.rank < n), default=-1),
                 cores=cores,
-                memory=ending.memory.get(trial.world_size, Memory()),
+                memory=ending.memory.get(n, Memory()),
             )
         )
+    fabric = Fabric(levels=tuple(levels), nccl=ending.nccl)
+    floor = departure(next(p.overhead.aa_floor for p in points if p.world_size == plan.ranks))
     return Analysis(
         schema=SCHEMA,
         run=run_info(plan, ending),
         points=tuple(points),
-        fabric=Fabric(levels=tuple(levels)),
+        fabric=fabric,
         fits=Fits(),
         inference=(),
-        verdicts=_verdicts(used, plan, tuple(points), levels, records),
+        verdicts=_verdicts(used, plan, tuple(points), fabric, records, ending.stolen),
         quality=quality(
-            used, plan, ending, tuple(points), launches.said(counted, tables), own_loop=spec.own_loop
+            used,
+            plan,
+            ending,
+            tuple(points),
+            (
+                *launches.said(counted, tables),
+                *crosscheck.warnings(points, spec),
+                *transports.warnings(fabric, spec),
+            ),
+            own_loop=spec.own_loop,
         ),
         trials=tuple(
             dataclasses.replace(t, launches=tuple(sorted(counted[t.world_size]))) for t in ending.trials
         ),
+        hosts=hosts(within[plan.ranks], plan, floor=floor, clock_bound_ns=clock_bound),
     )
 
 
@@ -180,18 +197,6 @@ def _reached(tables: Tables, points: tuple[Point, ...], *, own_loop: bool) -> tu
     return (f"{text}; ±{target:g} would take about {more} rounds ({format_duration(more * took_s)})",)
 
 
-def _crowded(tables: Tables) -> tuple[int, int]:
-    """(contended, all) blocks of bare compute: their one thread needs one core, so any wait for it is somebody else."""
-    alone = tables.blocks.filter(pl.col("arm").is_in([BARE_ONE, BARE_ALL, LATENCY]))
-    wall = pl.col("end_ns") - pl.col("begin_ns")
-    return alone.filter(pl.col("delayed_ns") > CONTENDED * wall).height, alone.height
-
-
-def _others(plan: Plan) -> str:
-    """Who can have taken the cores."""
-    return "other programs or this run's own data workers" if plan.spec.data.workers else "other programs"
-
-
 def quality(
     tables: Tables,
     plan: Plan,
@@ -202,25 +207,17 @@ def quality(
     own_loop: bool = False,
 ) -> Quality:
     """What stands against the numbers."""
-    crowded, blocks = _crowded(tables)
-    contended = (
-        (
-            f"contended: {crowded} of {blocks} compute blocks waited for a core more than {CONTENDED:.0%} "
-            f"of the time: {_others(plan)} were running; intervals are wide, measure again on a quiet machine",
-        )
-        if crowded > CONTENDED_SHARE * blocks
-        else ()
-    )
     bounds = [rank.clock_bound_ns for rank in tables.ranks if rank.clock_bound_ns is not None]
     return Quality(
-        contended_blocks=crowded,
+        contended_blocks=contention.count(tables.blocks)[0],
         dropped_samples=tables.dropped_samples,
         clock_bound_us=max(bounds) / 1e3 if bounds else None,
+        device_clock_bound_us=ending.device_clock_bound_ns / 1e3 if ending.device_clock_bound_ns else None,
         reached=_reached(tables, points, own_loop=own_loop),
         warnings=(
             *map(str, tables.gaps),
             *of_launches,
-            *contended,
+            *contention.warnings(tables.blocks, plan, ending.stolen),
             *own.pauses(tables),
             *ending.warnings,
         ),
@@ -231,11 +228,12 @@ def _verdicts(
     tables: Tables,
     plan: Plan,
     points: tuple[Point, ...],
-    levels: list[Level],
+    fabric: Fabric,
     records: Mapping[int, TrialRecords],
+    stolen: tuple[contention.Stolen, ...],
 ) -> tuple[Verdict, ...]:
     """All points' verdicts; on a contended machine none is more than a hint."""
-    by_size = {level.world_size: level for level in levels}
+    by_size = {level.world_size: level for level in fabric.levels}
     sources = {source.world_size: source for source in read_sources(tables, plan, records)}
 
     def gain(world_size: int) -> Gain:
@@ -247,12 +245,21 @@ def _verdicts(
     found = [
         v
         for p in points
-        for v in with_input(verdicts(p, plan, by_size.get(p.world_size), gain(p.world_size)), p, plan)
+        for v in with_input(
+            verdicts(
+                p,
+                plan,
+                by_size.get(p.world_size),
+                gain(p.world_size),
+                fabric.nccl_group(p.world_size),
+            ),
+            p,
+            plan,
+        )
     ]
     if plan.spec.own_loop:
         found = [own.in_code(v) for v in found]
-    crowded, blocks = _crowded(tables)
-    if crowded <= CONTENDED_SHARE * blocks:
+    doubts = contention.doubts(tables.blocks, plan, stolen)
+    if not doubts:
         return tuple(found)
-    doubt = f"{_others(plan)} were running on this machine: a hint, not a finding"
-    return tuple(dataclasses.replace(v, confidence="low", evidence=(*v.evidence, doubt)) for v in found)
+    return tuple(dataclasses.replace(v, confidence="low", evidence=(*v.evidence, *doubts)) for v in found)

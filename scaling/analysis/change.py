@@ -47,6 +47,8 @@ class Source:
     jitter: Floats  # S: standard deviation of a rank's own time from step to step
     fixed_share: float | None
     """Of forward and backward, what a smaller micro-batch would not spare; None: one batch was measured."""
+    fixed_doubt: float = 0.0
+    """Half of its 95 % interval."""
 
     @property
     def peers(self) -> list[int]:
@@ -105,8 +107,8 @@ class Lean:
     transfer: float = 1.0
     alpha: float = 1.0
     jitter: float = 1.0
-    fixed_share: float = 0.0
-    """Where the source does not know it."""
+    fixed_off: float = 0.0
+    """By how much the fixed share is larger than the source has it (0 where it does not know)."""
     overlap_turned: bool = False
     """What communication adds to compute follows the time that both run with Gloo too, and stays with NCCL."""
     residual_follows: bool = True

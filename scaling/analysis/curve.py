@@ -54,10 +54,15 @@ def bus_factor(world_size: int, collective: str = "all_reduce") -> float:
 
 
 def sweep_times(fabric: pl.DataFrame, world_size: int, collective: str = "all_reduce") -> pl.DataFrame:
-    """(launch, round, bytes, time_ns): each message from the latest launch to the latest done, mean of a round."""
+    """(launch, round, bytes, time_ns): each message from the latest launch to the latest done, mean of a round.
+
+    Of the first sub-group.
+    """
     return (
         fabric.filter(
-            (pl.col("world_size") == world_size) & (pl.col("kind") == COLLECTIVES.index(collective))
+            (pl.col("world_size") == world_size)
+            & (pl.col("rank") < world_size)
+            & (pl.col("kind") == COLLECTIVES.index(collective))
         )
         .group_by("launch", "round", "block", "step", "seq", "bytes")
         .agg(time_ns=pl.col("done_ns").max() - pl.col("launch_ns").max(), ranks=pl.len())
@@ -103,9 +108,8 @@ def fit(means: Means, sizes: tuple[int, ...], world_size: int) -> AlphaBeta:
 
 def level(swept: Mapping[str, Sweep], plan: Plan, world_size: int) -> Level:
     """One group's curves by collective, and the fit of its all-reduce."""
-    topology = plan.spec.topology
-    across = topology.hosts_of(world_size) > 1
-    nominal = topology.nominal_bit_s(world_size)
+    across = plan.spec.topology.hosts_of(world_size) > 1
+    nominal = plan.nominal_bit_s(world_size)
     rounds, sizes = swept.get("all_reduce", next(iter(swept.values())))
     fitted = "all_reduce" in swept
     return Level(

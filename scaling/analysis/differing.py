@@ -8,7 +8,7 @@ from typing import Any
 from scaling import codec
 from scaling.analysis.results import SettingDifference
 from scaling.plan import Plan
-from scaling.spec import SECRET
+from scaling.secrets import is_secret
 
 _NOT_SETTINGS = ("tracking", "seed", "cost")
 _OF_A_PROCESS = (
@@ -62,7 +62,7 @@ def _facts(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _secret(key: str) -> bool:
-    return key.startswith(_VARIABLES) and SECRET.search(key) is not None
+    return key.startswith(_VARIABLES) and is_secret(key)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

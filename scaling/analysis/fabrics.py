@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from scaling import spec
 from scaling.analysis.change import Source
 from scaling.analysis.ring import Hops, PerHop
+from scaling.fabric import Level, Link, Topology
 
 SHARE_UNKNOWN = 0.8
 """What an all-reduce reaches of a link's rate where neither the link nor the run tells."""
@@ -30,7 +30,7 @@ class Fabric:
     doubt: float = 0.0
 
 
-def measured_fabric(topology: spec.Topology, sources: Sequence[Source]) -> Fabric:
+def measured_fabric(topology: Topology, sources: Sequence[Source]) -> Fabric:
     """The run's own links: within a host and between hosts as measured; between hosts else by the link's rate."""
     inside = [s.link for s in sources if topology.hosts_of(s.world_size) == 1][-1:]
     across = [s.link for s in sources if topology.hosts_of(s.world_size) > 1][-1:]
@@ -41,7 +41,7 @@ def measured_fabric(topology: spec.Topology, sources: Sequence[Source]) -> Fabri
     return Fabric(levels=(*levels, network), doubt=doubt)
 
 
-def named_fabric(topology: spec.Topology, own: spec.Topology, source: Source) -> Fabric:
+def named_fabric(topology: Topology, own: Topology, source: Source) -> Fabric:
     """A topology's links from their rates; what they do not tell is as in `source`."""
     found = [_hops(_reached(level), level.name, level.ranks, own, source) for level in topology.levels]
     if topology.link.rate_bit_s is not None:
@@ -51,14 +51,12 @@ def named_fabric(topology: spec.Topology, own: spec.Topology, source: Source) ->
     )
 
 
-def _reached(level: spec.Level) -> spec.Level:
+def _reached(level: Level) -> Level:
     """What was imported from a log is what was reached, not what is nominal."""
     return replace(level, share=1.0) if level.link_class == MEASURED and level.share is None else level
 
 
-def _hops(
-    link: spec.Link, name: str, ranks: int | None, own: spec.Topology, source: Source
-) -> tuple[Hops, float]:
+def _hops(link: Link, name: str, ranks: int | None, own: Topology, source: Source) -> tuple[Hops, float]:
     alpha = source.link.alpha
     if link.latency_us is not None:
         alpha = PerHop(sizes=(1,), values=np.full((len(source.plain), 1), link.latency_us * 1e3))

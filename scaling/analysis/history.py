@@ -1,4 +1,4 @@
-"""Every plain and light probe step of rank 0 in the order in which they ran, with its host's state beside it."""
+"""Every plain and light probe step of rank 0 in the order in which they ran, with what else went on beside it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
+from scaling.analysis import contention
 from scaling.analysis.launches import counted, of_launches
 from scaling.analysis.quantities import DURATIONS
 from scaling.analysis.results import StepHistory
@@ -14,7 +15,7 @@ from scaling.collect import Tables
 from scaling.plan import Plan
 from scaling.records import PLAIN, PROBE
 
-KEYS = ("launch", "begin_ns", "arm")
+KEYS = ("launch", "round", "begin_ns", "arm")
 NEAR_NS = 2_000_000_000
 """A sample further away than this says nothing of a step; they come one a second."""
 
@@ -47,7 +48,12 @@ def histories(
             columns[f"{name}_ms"] = tuple(None if v is None else v / 1e6 for v in rows[name].to_list())
         columns |= _beside(rows, states or {})
         found.append(
-            StepHistory(world_size=trial.world_size, columns=columns, arm=tuple(rows["arm"].to_list()))
+            StepHistory(
+                world_size=trial.world_size,
+                columns=columns,
+                arm=tuple(rows["arm"].to_list()),
+                contended=contention.beside(rows, within.blocks, trial.world_size),
+            )
         )
     return tuple(found)
 

@@ -15,14 +15,14 @@ import polars as pl
 
 from scaling.collect import Tables
 from scaling.plan import Plan, Trial, arms_of
-from scaling.records import BARE_ONE, PLAIN
+from scaling.records import BARE_ONE, PAIRS, PLAIN
 
 
 def counted(tables: Tables, plan: Plan, trial: Trial) -> frozenset[int]:
     """Launches that count for a trial; none when it was not measured at all."""
     n = trial.world_size
     own = tables.blocks.filter(
-        (pl.col("world_size") == n) & (pl.col("arm") != BARE_ONE) & (pl.col("rank") < n)
+        (pl.col("world_size") == n) & ~pl.col("arm").is_in([BARE_ONE, PAIRS]) & (pl.col("rank") < n)
     )
     own = own.filter((pl.col("arm") == PLAIN).any().over("launch"))
     measured = own["launch"].unique().to_list()

@@ -49,6 +49,12 @@ class Merged:
     """S: length of the union of [R_b, D_b]."""
     transfer: Floats
     """S x K: a bucket's share of the busy link; sums to `busy`."""
+    least: Floats
+    """S x K: the shortest that any rank saw a bucket's collective take, by its own clock alone.
+
+    The last rank to come waits for nobody, so it cannot be longer than D_b - R_b, whatever the clocks; where it is
+    clearly shorter, the ranks' clocks, or the ends that they saw, are apart.
+    """
     exposed_transfer: Floats
     """S x R: the link moves data and the rank has nothing left to compute."""
     exposed_skew: Floats
@@ -78,6 +84,7 @@ def merge(stamps: BlockStamps) -> Merged:
         finished=finished,
         busy=busy.sum(axis=1),
         transfer=transfer,
+        least=(stamps.done - stamps.launch).min(axis=1),
         exposed_transfer=np.minimum(inside, window),
         exposed_skew=np.maximum(window - inside, 0.0),
     )

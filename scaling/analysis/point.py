@@ -8,13 +8,13 @@ import numpy as np
 
 from scaling.analysis import clocks, own
 from scaling.analysis.cost import cost
-from scaling.analysis.curve import AlphaBeta, bus_factor
+from scaling.analysis.curve import bus_factor
+from scaling.analysis.loss import Link, efficiency, loss, share_of_wait
 from scaling.analysis.quantities import PHASES, TrialRecords
 from scaling.analysis.results import (
     Arms,
     Bucket,
     Comm,
-    Loss,
     Measured,
     Memory,
     Overhead,
@@ -28,9 +28,6 @@ from scaling.analysis.stragglers import describe, late_ranks
 from scaling.plan import Plan
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
 from scaling.spec import Spec
-
-Link = Callable[[Means], AlphaBeta]
-"""The fitted link of this world size, resampled with the same rounds."""
 
 
 def point(
@@ -67,7 +64,7 @@ def point(
     if whole_batch is not None:
         whole = records.column(whole_batch.arm(BARE_ONE), "step")
         rounds = rounds.extend({"whole_batch": whole})
-    efficiency = _efficiency(n, strong=whole_batch is not None)
+    ratio = efficiency(n, strong=whole_batch is not None)
     samples_per_s = rounds.ratio(lambda m: trial.batch * n * 1e9 / m["plain"]) if trial.batch else None
     return Point(
         world_size=n,
@@ -76,8 +73,8 @@ def point(
         warmup_steps=warmup_steps,
         step_ms=scaled(rounds.ratio("plain"), 1e-6),
         samples_per_s=samples_per_s,
-        speedup=rounds.ratio(lambda m: n * efficiency(m)),
-        efficiency=rounds.ratio(efficiency),
+        speedup=rounds.ratio(lambda m: n * ratio(m)),
+        efficiency=rounds.ratio(ratio),
         efficiency_loaded=rounds.ratio(lambda m: m[BARE_ALL] / m["plain"]) if n > 1 else None,
         arms_ms=Arms(
             **{
@@ -87,10 +84,10 @@ def point(
         ),
         parts_ms=_parts(rounds, n, clock_bound_ns / 1e6),
         closure=rounds.ratio(lambda m: m["closure"] / m["plain"]),
-        loss=_loss(
+        loss=loss(
             rounds,
             n,
-            efficiency,
+            ratio,
             link,
             strong=whole_batch is not None,
             size=records.bucket_bytes,
@@ -204,12 +201,6 @@ def _overhead(rounds: Rounds) -> Overhead:
     )
 
 
-def _efficiency(n: int, *, strong: bool) -> Callable[[Means], Floats]:
-    if strong:
-        return lambda m: m["whole_batch"] / (n * m["plain"])
-    return lambda m: m[BARE_ONE] / m["plain"]
-
-
 def _parts(rounds: Rounds, n: int, clock_bound_ms: float) -> Parts:
     """The light probe's step; its wait for communication is split as the detailed blocks split theirs."""
 
@@ -236,88 +227,10 @@ def _parts(rounds: Rounds, n: int, clock_bound_ms: float) -> Parts:
     )
 
 
-def _share_of_wait(m: Means, exposed: Floats) -> Floats:
-    """What a wait of the detailed steps, ns, is of the step, earlier micro-steps' waits added."""
-    # What earlier micro-steps of accumulation waited is the link's too: no_sync was left out.
-    earlier = m["detailed.exposed"] - m["exposed_all"]
-    # The detailed probe's own cost stretches backward and hides more than the step itself would:
-    # its shares of the wait hold, the wait is the light probe's.
-    wait = m["detailed.exposed"]
-    share = np.divide(exposed + earlier, wait, out=np.zeros_like(wait), where=wait > 0)
-    result: Floats = share * m[f"{PROBE}.exposed"] / m[PROBE]
-    return result
-
-
-def _loss(
-    rounds: Rounds,
-    n: int,
-    efficiency: Callable[[Means], Floats],
-    link: Link | None,
-    *,
-    strong: bool,
-    size: tuple[int, ...],
-    partly: bool,
-) -> Loss | None:
-    """1 - E by cause, as section "The loss waterfall" of docs/method.md derives it.
-
-    `partly`: what is known of it will do where the efficiency is not known; input is then all of its phase.
-    """
-    if n == 1:
-        return None
-
-    def grown(m: Means, arm: str, base: str, *phases: str) -> Floats:
-        result: Floats = sum((m[f"{arm}.{p}"] - m[f"{base}.{p}"] for p in phases), np.zeros(1))
-        return result
-
-    side = ("input", "host")
-
-    def probe(m: Means) -> Floats:
-        """The light probe's ns to shares of the plain step: its own cost is taken out."""
-        return 1 / m[PROBE]
-
-    def linked(m: Means) -> Floats:
-        return _share_of_wait(m, m["link_exposed"])
-
-    def latency_share(m: Means) -> Floats:
-        assert link is not None
-        fitted = link(m)
-        fixed = 2 * (n - 1) * fitted.alpha_ns * len(size)
-        moved = 2 * (n - 1) / n * fitted.beta_ns * sum(size)
-        result: Floats = fixed / (fixed + moved)
-        return result
-
-    terms: dict[str, Callable[[Means], Floats]] = {
-        "neighbours": lambda m: (m[BARE_ALL] - m[BARE_ONE] - grown(m, BARE_ALL, BARE_ONE, *side)) / m[PLAIN],
-        "ddp_overhead": lambda m: (
-            (m[DDP_SOLO] - m[BARE_ALL] - grown(m, DDP_SOLO, BARE_ALL, *side)) / m[PLAIN]
-        ),
-        "straggler": lambda m: (m["sim"] - m["sim_typical"]) / m["detailed"],
-        "overlap": lambda m: grown(m, "typical.probe", DDP_SOLO, "forward", "compute") * probe(m),
-        "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input") * probe(m),
-        "host": lambda m: grown(m, "typical.probe", BARE_ONE, "host") * probe(m),
-    }
-    if link is not None:
-        terms["link_latency"] = lambda m: linked(m) * latency_share(m)
-        terms["link_bandwidth"] = lambda m: linked(m) * (1 - latency_share(m))
-    else:
-        terms["link_bandwidth"] = linked
-    if strong:
-        terms["small_batch"] = lambda m: (m[BARE_ONE] - m["whole_batch"] / n) / m[PLAIN]
-    if partly and BARE_ONE not in rounds:
-        terms["input"] = lambda m: m["typical.probe.input"] * probe(m)
-    measured = {name: rounds.measure(term) for name, term in terms.items()}
-    known = [terms[name] for name, number in measured.items() if number is not None]
-    unexplained = rounds.measure(lambda m: 1 - efficiency(m) - sum(term(m) for term in known))
-    if unexplained is None and not (partly and known):
-        return None
-    measured |= {name: rounds.measure(term) for name, term in clocks.taken_out(rounds, terms).items()}
-    return Loss(**measured, unexplained=unexplained)
-
-
 def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int, floor: float) -> Comm:
     n, total = records.trial.world_size, sum(records.bucket_bytes)
     factor = bus_factor(n)
-    nominal = plan.spec.topology.nominal_bit_s(n)
+    nominal = plan.nominal_bit_s(n)
     busbw = rounds.ratio(lambda m: factor * total * 8 / m["busy"])
     busy = rounds.measure("busy")
     if busbw is not None and busy is not None:
@@ -342,6 +255,7 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int
             if nominal is None
             else no_finer(rounds.ratio(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal), floor)
         ),
-        free_speedup=rounds.ratio(lambda m: 1 / (1 - _share_of_wait(m, m["sim"] - m["sim_free"]))),
+        free_speedup=rounds.ratio(lambda m: 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"]))),
         hidden_share=rounds.measure(lambda m: 1 - m["exposed_transfer"] / m["busy"]),
+        least_share=rounds.ratio(lambda m: m["least"] / m["span"]),
     )

@@ -58,8 +58,9 @@ def leans(source: Source, change: Change, *, other_launch: bool) -> tuple[Lean, 
         found += [Lean(alpha=ALPHA)]
     if moved:
         found += [Lean(jitter=0.0)]
-    if source.fixed_share is None and micro_batch != source.batch / source.accumulation:
-        found += [Lean(fixed_share=FIXED_SHARE)]
+    if micro_batch != source.batch / source.accumulation:
+        known = source.fixed_share is not None
+        found += [Lean(fixed_off=source.fixed_doubt if known else FIXED_SHARE)]
     return tuple(found)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scaling import spec
 from scaling.analysis.change import Change, Source
 from scaling.analysis.cost import inverse
 from scaling.analysis.fabrics import Fabric, measured_fabric, named_fabric
@@ -20,6 +19,7 @@ from scaling.analysis.results import (
 from scaling.analysis.ring import NoPathError
 from scaling.analysis.stats import scaled
 from scaling.analysis.whatif import outcome
+from scaling.fabric import Topology
 from scaling.plan import Plan
 from scaling.spec import WORLD_SIZE_MAX, WhatIf
 
@@ -79,7 +79,7 @@ def _point(
     )
 
 
-def nearest(sources: Sequence[Source], world_size: int, topology: spec.Topology) -> Source:
+def nearest(sources: Sequence[Source], world_size: int, topology: Topology) -> Source:
     """The measured world size to start from: the largest up to this one, of those that cross hosts as it does."""
     across = topology.hosts_of(world_size) > 1
     alike = [s for s in sources if (topology.hosts_of(s.world_size) > 1) == across] or list(sources)
@@ -106,9 +106,7 @@ def change_of(n: int, source: Source, sources: Sequence[Source], plan: Plan, ask
     )
 
 
-def _fabric(
-    n: int, source: Source, sources: Sequence[Source], own: spec.Topology, asked: WhatIf
-) -> Fabric | None:
+def _fabric(n: int, source: Source, sources: Sequence[Source], own: Topology, asked: WhatIf) -> Fabric | None:
     """None where the measured link of `source` stands as it is. NoPathError where nothing joins `n` ranks."""
     named = asked.elsewhere
     fabric = named_fabric(asked.topology, own, source) if named else measured_fabric(own, sources)
@@ -142,10 +140,10 @@ def _cannot(n: int, sources: Sequence[Source], plan: Plan, analysis: Analysis, a
     return None
 
 
-def _crowded(n: int, sources: Sequence[Source], own: spec.Topology, asked: WhatIf) -> bool:
+def _crowded(n: int, sources: Sequence[Source], own: Topology, asked: WhatIf) -> bool:
     """Whether spread ranks share a host's link, and how they do was not measured at this world size."""
 
-    def shared(topology: spec.Topology, world_size: int) -> bool:
+    def shared(topology: Topology, world_size: int) -> bool:
         return topology.spread and world_size > topology.hosts
 
     measured = not asked.elsewhere and any(s.world_size == n for s in sources)

@@ -62,8 +62,8 @@ _BY_HAND: dict[str, tuple[str, ...]] = {
     ),
     "clocks": ("nvidia-smi -q -d PERFORMANCE says what throttles: power cap, heat, or a fixed clock",),
     "slow_path": (
-        "NCCL_DEBUG=INFO (NCCL) or GLOO_SOCKET_IFNAME (Gloo) says which path is taken, nvidia-smi topo -m "
-        "which is there",
+        "the fabric section (NCCL's own log) or GLOO_SOCKET_IFNAME (Gloo) says which path is taken, "
+        "nvidia-smi topo -m which is there",
     ),
 }
 """What no override of the harness stands for."""

@@ -10,12 +10,13 @@ import polars as pl
 from scaling.analysis import curve
 from scaling.analysis.buckets import Buckets, Gradients, pieces
 from scaling.analysis.change import Source
-from scaling.analysis.quantities import PHASES, TrialRecords, read_trial
+from scaling.analysis.quantities import DURATIONS, PHASES, TrialRecords
 from scaling.analysis.ring import Hops, PerHop
-from scaling.analysis.stats import Floats, Means, Rounds, UnknownQuantityError
+from scaling.analysis.stats import Floats, Means, Rounds, UnknownQuantityError, interval
 from scaling.analysis.stragglers import late_ranks
+from scaling.analysis.trials import read_trial
 from scaling.collect import Tables
-from scaling.plan import Plan, Trial
+from scaling.plan import Plan, Trial, half_batch
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
 
 OWN = PHASES[:-1]
@@ -60,6 +61,7 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
     alone = {p: means[f"alone.{p}"] for p in OWN}
     shared = spec.mode == "strong"
     whole = {p: means[f"whole.{p}"] for p in OWN} if shared else alone
+    fixed = _fixed(alone, whole, n) if shared else _fixed_by_half(means)
     return Source(
         world_size=n,
         batch=trial.batch,
@@ -79,7 +81,8 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
         link=_link(means, plan, n, swept[1], buckets.sizes),
         late=late_set,
         jitter=means["jitter"],
-        fixed_share=_fixed_share(alone, whole, n) if shared else None,
+        fixed_share=None if fixed is None else float(fixed[0]),
+        fixed_doubt=0.0 if fixed is None else _half_width(fixed, len(records.launches)),
     )
 
 
@@ -98,6 +101,7 @@ def _values(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floa
             raise UnknownQuantityError("whole")
         frame = read_trial(tables, whole).arm(BARE_ONE)
         values |= {f"whole.{p}": records.column(frame, p) for p in OWN}
+    values |= _halved(tables, plan, records)
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
     values["jitter"] = records.per_round({c.key: _jitter(c.compute_end) for c in records.cycles})
     values |= _per_parameter(tables, records) | _per_bucket(records)
@@ -118,7 +122,7 @@ def _link(means: Means, plan: Plan, n: int, swept: Sequence[int], buckets: Seque
     """
     topology = plan.spec.topology
     beta = curve.fit(means, tuple(swept), n).beta_ns
-    nominal = topology.nominal_bit_s(n)
+    nominal = plan.nominal_bit_s(n)
     if nominal is not None and topology.kind == "emulated":
         beta = np.maximum(beta, 8e9 / nominal)  # a shaper lets nothing faster through
     moved = 2 * (n - 1) / n * beta
@@ -152,13 +156,20 @@ def _jitter(compute_end: Floats) -> float:
 
 def _per_parameter(tables: Tables, records: TrialRecords) -> dict[str, Floats]:
     """`parameter.<i>`: ready since the step's begin, mean over ranks."""
-    own = tables.parameters.filter(pl.col("world_size") == records.trial.world_size)
-    mean = own.group_by("launch", "round", "index").agg(pl.col("ready_ns").mean())
+    mean = (
+        _parameters(tables, records.trial).group_by("launch", "round", "index").agg(pl.col("ready_ns").mean())
+    )
     found = {}
     for (index,), part in mean.partition_by("index", as_dict=True).items():
         keys = zip(part["launch"], part["round"], strict=True)
         found[f"parameter.{index}"] = records.per_round(dict(zip(keys, part["ready_ns"], strict=True)))
     return found
+
+
+def _parameters(tables: Tables, trial: Trial) -> pl.DataFrame:
+    """Those of the first sub-group."""
+    n = trial.world_size
+    return tables.parameters.filter((pl.col("world_size") == n) & (pl.col("rank") < n))
 
 
 def _per_bucket(records: TrialRecords) -> dict[str, Floats]:
@@ -194,16 +205,59 @@ def _ready(
         raise UnknownQuantityError("ready")
     ready = np.stack([part(f"bucket.{k}") for k in range(len(reduced))], axis=-1)
     buckets = Buckets(sizes=reduced, ready=ready)
-    own = tables.parameters.filter(pl.col("world_size") == n)
-    sizes = own.select("index", "bytes").unique().sort("index")["bytes"].to_list()
+    sizes = (
+        _parameters(tables, records.trial).select("index", "bytes").unique().sort("index")["bytes"].to_list()
+    )
     if not sizes:
         return buckets, pieces(buckets)
     ready = np.stack([part(f"parameter.{i}") for i in range(len(sizes))], axis=-1)
     return buckets, Gradients(sizes=tuple(sizes), ready=ready)
 
 
-def _fixed_share(alone: Mapping[str, Floats], whole: Mapping[str, Floats], parts: int) -> float:
-    """Of forward and backward at the small batch, what the straight line through both batches has at none."""
-    small, large = (float(phases["forward"][0] + phases["compute"][0]) for phases in (alone, whole))
+def _halved(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floats]:
+    """`micro.half` and `micro.whole`: forward and backward compute of a rank alone with half and all of its batch.
+
+    Of ranks that ran both in a round; empty where none did.
+    """
+    half, whole = half_batch(plan.spec), records.trial.batch
+    if half is None:
+        return {}
+    alone = (pl.col("arm") == BARE_ONE) & (pl.col("solo_rank") < records.trial.world_size)
+    rows = tables.steps.filter(alone & pl.col("batch").is_in([half, whole]))
+    own = [e for e in DURATIONS if e.meta.output_name() in ("forward", "compute")]
+    place = ["launch", "round", "rank"]
+    each = rows.group_by(*place, "batch").agg(own=pl.sum_horizontal([e.mean() for e in own]))
+    pairs = each.filter(pl.col("batch") == half).join(
+        each.filter(pl.col("batch") == whole), on=place, suffix="_whole"
+    )
+    if pairs.is_empty():
+        return {}
+    by_round = pairs.group_by("launch", "round").agg(pl.col("own", "own_whole").mean())
+    return {
+        f"micro.{name}": records.per_round(
+            {(a, b): v for a, b, v in by_round.select("launch", "round", column).iter_rows()}
+        )
+        for name, column in (("half", "own"), ("whole", "own_whole"))
+    }
+
+
+def _fixed_by_half(means: Means) -> Floats | None:
+    """Of forward and backward, what a line through the whole batch and half of it has at none; None: not measured."""
+    try:
+        found: Floats = 2 * means["micro.half"] / means["micro.whole"] - 1
+    except UnknownQuantityError:
+        return None
+    return np.clip(found, 0.0, 1.0)
+
+
+def _fixed(alone: Mapping[str, Floats], whole: Mapping[str, Floats], parts: int) -> Floats:
+    """The same of strong scaling: a rank's own batch, and that of all ranks, `parts` times as large."""
+    small, large = (phases["forward"] + phases["compute"] for phases in (alone, whole))
     each = (large - small) / (parts - 1)
-    return min(1.0, max(0.0, 1 - each / small))
+    return np.clip(1 - each / small, 0.0, 1.0)
+
+
+def _half_width(values: Floats, units: int) -> float:
+    """Of the 95 % interval of a quantity; 0 where there is none."""
+    found = interval(float(values[0]), values[1:], units)
+    return 0.0 if found.low is None or found.high is None else (found.high - found.low) / 2

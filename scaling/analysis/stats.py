@@ -175,11 +175,20 @@ def interval(value: float, resampled: Floats, units: int, *, positive: bool = Fa
     return Measured(value=value, low=value - half, high=value + half, n=units)
 
 
-def student(degrees: int) -> float:
-    """Two-sided 95 % quantile of Student's t."""
+def student(degrees: int, level: float = LEVEL) -> float:
+    """Two-sided quantile of Student's t, 95 % unless another level is asked for."""
     from scipy.special import stdtrit  # noqa: PLC0415  slow to import, and not always asked for
 
-    return float(stdtrit(degrees, 1 - (1 - LEVEL) / 2))
+    return float(stdtrit(degrees, 1 - (1 - level) / 2))
+
+
+def among(ratio: Measured, comparisons: int) -> Measured:
+    """A ratio with the interval that holds for so many like it at once (Bonferroni): of a hundred, some are out."""
+    if ratio.low is None or ratio.high is None:
+        return ratio
+    wider = student(ratio.n - 1, 1 - (1 - LEVEL) / comparisons) / student(ratio.n - 1)
+    low, high = (ratio.value * (edge / ratio.value) ** wider for edge in (ratio.low, ratio.high))
+    return Measured(value=ratio.value, low=low, high=high, n=ratio.n)
 
 
 def distinguishable(ratio: Measured | None, floor: float = 0.0) -> bool:

@@ -10,8 +10,8 @@ import polars as pl
 
 from scaling.analysis.launches import counted, of_launches
 from scaling.analysis.merge import BlockStamps, merge
-from scaling.analysis.quantities import detailed_blocks
 from scaling.analysis.results import Span, Timeline
+from scaling.analysis.trials import detailed_blocks
 from scaling.collect import Tables
 from scaling.plan import Plan
 from scaling.records import PROBE
@@ -28,10 +28,9 @@ def timelines(tables: Tables, plan: Plan) -> tuple[Timeline, ...]:
         if n == 1:
             continue
         within = of_launches(tables, counted(tables, plan, trial))
-        own = within.steps.filter(
-            (pl.col("world_size") == n) & (pl.col("rank") < n) & (pl.col("arm") == PROBE)
-        )
-        blocks = detailed_blocks(own, within.buckets.lazy().filter(pl.col("world_size") == n), n)
+        here = (pl.col("world_size") == n) & (pl.col("rank") < n)
+        own = within.steps.filter(here & (pl.col("arm") == PROBE))
+        blocks = detailed_blocks(own, within.buckets.lazy().filter(here), n)
         if blocks:
             found.append(Timeline(world_size=n, spans=_typical([stamps for _, stamps in blocks])))
     return tuple(found)

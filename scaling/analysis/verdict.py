@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from scaling.analysis.change import Change
 from scaling.analysis.remedies import REDUCED_TOO_OFTEN, offers
-from scaling.analysis.results import Level, Loss, Measured, Point, Remedy, Verdict
+from scaling.analysis.results import Level, Loss, Measured, NcclGroup, Point, Remedy, Verdict
 from scaling.analysis.stats import departure, scaled
 from scaling.plan import Plan
 
@@ -48,14 +48,18 @@ def no_gain(_change: Change) -> Measured | None:
 
 
 def verdicts(
-    point: Point, plan: Plan, level: Level | None = None, gain: Gain = no_gain
+    point: Point,
+    plan: Plan,
+    level: Level | None = None,
+    gain: Gain = no_gain,
+    nccl: NcclGroup | None = None,
 ) -> tuple[Verdict, ...]:
     """The causes at one world size, largest first; `scales_well` or `undecided` where none stands out.
 
     A link that is clearly slower than the topology promises (`slow_path`) comes before all others:
     whatever else is said of communication follows from it.
     """
-    slow = _slow_path(point, plan, level)
+    slow = _slow_path(point, plan, level, nccl)
     return (*slow, *_causes_of(point, plan, gain))
 
 
@@ -95,7 +99,7 @@ def _causes_of(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
     return (_undecided(point, f"no cause stands clear of the noise; {longer}"),)
 
 
-def _slow_path(point: Point, plan: Plan, level: Level | None) -> tuple[Verdict, ...]:
+def _slow_path(point: Point, plan: Plan, level: Level | None, nccl: NcclGroup | None) -> tuple[Verdict, ...]:
     """The transport that the topology promises against what its own size sweep reached."""
     if level is None or level.nominal_gbit_s is None or level.busbw_gbit_s is None:
         return ()
@@ -105,6 +109,7 @@ def _slow_path(point: Point, plan: Plan, level: Level | None) -> tuple[Verdict, 
     if not _saturating(level):
         return ()
     lost = point.loss.link_bandwidth if point.loss else None
+    path = (f"NCCL's own log has {', '.join(nccl.transports)}",) if nccl and nccl.transports else ()
     return (
         Verdict(
             cause="slow_path",
@@ -115,6 +120,7 @@ def _slow_path(point: Point, plan: Plan, level: Level | None) -> tuple[Verdict, 
                 f"large messages reach {reached.value:.3g} Gbit/s over the {level.name}, "
                 f"the topology promises {level.nominal_gbit_s:.3g}",
                 "the traffic takes another path than it should, or one host's link is slow",
+                *path,
             ),
             try_=_remedies("slow_path", point, plan, no_gain),
         ),

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from scaling.analysis.quantities import read_trial
 from scaling.analysis.results import SCHEMA, Measured, Remedy, Verdict, Verification
 from scaling.analysis.stats import Floats, Rounds, distinguishable
+from scaling.analysis.trials import read_trial
 from scaling.collect import Tables
 from scaling.plan import Plan, Trial
 from scaling.records import PLAIN, VARIANT

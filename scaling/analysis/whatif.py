@@ -137,7 +137,7 @@ def _settle(source: Source, change: Change, lean: Lean) -> _Target:
 def _factors(source: Source, change: Change, lean: Lean, samples: float) -> Mapping[str, float]:
     """By what each phase's time is multiplied where `samples` times as many are computed."""
     steps = (change.accumulation or source.accumulation) / source.accumulation
-    fixed = lean.fixed_share if source.fixed_share is None else source.fixed_share
+    fixed = min(1.0, (source.fixed_share or 0.0) + lean.fixed_off)
     # A micro-step takes fixed + (1 - fixed) x its samples over the measured micro-step's.
     grown = steps * fixed + (1 - fixed) * samples
     faster = lean.compute / change.compute_scale

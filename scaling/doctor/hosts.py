@@ -18,6 +18,8 @@ LOCKED_MEMORY_BYTES = 2**31
 OPEN_FILES = 4096
 SKEW_NS = 50_000_000
 """Wall clocks this far apart make logs of several hosts hard to line up; below, NTP's own error."""
+EVERY_COLLECTIVE = {"COLL", "TUNING", "CALL", "ALL"}
+"""Subsystems of NCCL's log that write while it works (NCCL's environment variables, NCCL_DEBUG_SUBSYS)."""
 SLOW_PAIR = 0.6
 """Of the median of its kind."""
 
@@ -108,12 +110,27 @@ def _environment(facts: dict[str, Any]) -> _Found:
         )
     if str(facts.get("env.CUDA_LAUNCH_BLOCKING", "0")) not in ("", "0"):
         yield "CUDA_LAUNCH_BLOCKING makes every launch wait", "unset it", ERROR
-    if str(facts.get("env.NCCL_DEBUG", "")).upper() in ("TRACE", "INFO"):
-        yield f"NCCL_DEBUG={facts['env.NCCL_DEBUG']} writes while it measures", "unset it", WARNING
+    if _logs_collectives(facts):
+        yield (
+            f"NCCL_DEBUG={facts['env.NCCL_DEBUG']} with NCCL_DEBUG_SUBSYS={facts.get('env.NCCL_DEBUG_SUBSYS')} writes "
+            "while it measures",
+            "unset both: what NCCL says when it begins is recorded anyway",
+            WARNING,
+        )
     if str(facts.get("env.NCCL_P2P_DISABLE", "0")) == "1":
         yield "NCCL_P2P_DISABLE=1 sends traffic between devices through host memory", "unset it", WARNING
     if str(facts.get("env.NCCL_IB_DISABLE", "0")) == "1":
         yield "NCCL_IB_DISABLE=1 sends traffic between hosts over TCP", "unset it", WARNING
+
+
+def _logs_collectives(facts: dict[str, Any]) -> bool:
+    """Whether NCCL writes a line for every collective. By itself INFO writes at the start (INIT, BOOTSTRAP, ENV)."""
+    level = str(facts.get("env.NCCL_DEBUG", "")).upper()
+    subsystems = str(facts.get("env.NCCL_DEBUG_SUBSYS") or "INIT").upper()
+    but = subsystems.startswith("^")  # all but those that are named
+    named = set(subsystems.removeprefix("^").split(","))
+    logged = EVERY_COLLECTIVE - named if but else EVERY_COLLECTIVE & named
+    return level == "TRACE" or (level == "INFO" and bool(logged))
 
 
 def pair_problems(pairs: Sequence[PairBandwidth]) -> Iterator[Problem]:

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from scaling.analysis.clocks import DeviceSample
-from scaling.doctor import devices, differences
+from scaling.analysis.contention import Stolen
+from scaling.doctor import devices, differences, sharing
 from scaling.plan import Plan
 from scaling.store import LaunchFolder, RunFolder
 from scaling.telemetry import records as telemetry
-from scaling.telemetry.records import HostRecord
+from scaling.telemetry.records import HostRecord, Sample
 
 DEVICE = (
     "sm_mhz",
@@ -41,6 +42,7 @@ def warnings(folder: RunFolder, plan: Plan) -> tuple[str, ...]:
             f"{'' if p.rank is None or 'rank' in p.what else f'rank {p.rank}: '}{p.what}; {p.remedy}"
             for p in problems
         ]
+        said += sharing.labels(facts)
     return tuple(dict.fromkeys(said))
 
 
@@ -55,6 +57,25 @@ def samples(folder: RunFolder, plan: Plan) -> dict[tuple[int, int], tuple[Device
             if host is not None and index is not None:
                 found[launch.index, rank] = tuple(_samples(host, index))
     return found
+
+
+def stolen(folder: RunFolder, plan: Plan) -> tuple[Stolen, ...]:
+    """Of each machine, how often its hypervisor took its processors away; without telemetry there is none."""
+    found: dict[str, list[float]] = {}
+    for launch in folder.launches():
+        hosts = _hosts(launch, plan).values()
+        machines = {host.hostname: host for host in hosts}  # emulated hosts are one, and any of them tells
+        for name, host in machines.items():
+            shares = (_stolen(*pair) for pair in itertools.pairwise(host.samples))
+            found.setdefault(name, []).extend(share for share in shares if share is not None)
+    return tuple(Stolen(hostname=name, shares=tuple(shares)) for name, shares in found.items() if shares)
+
+
+def _stolen(before: Sample, sample: Sample) -> float | None:
+    """Of the processors' busy time, and at least of one processor's whole time, since the sample before."""
+    span = sample.time_ns - before.time_ns
+    busy, taken = (_rate(before.system, sample.system, f"cpu_{name}_ns", span) for name in ("busy", "stolen"))
+    return None if busy is None or taken is None else taken / max(busy, 1.0)
 
 
 def environments(launch: LaunchFolder, plan: Plan) -> dict[int, dict[str, Any]]:

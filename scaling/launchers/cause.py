@@ -7,52 +7,35 @@ rank that hung; a rank that ended without a word; and only then a lost connectio
 
 from __future__ import annotations
 
-import contextlib
-import json
 import re
 import signal
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
+from scaling.launchers import watchdog
+from scaling.launchers.evidence import Evidence, Record, printed
 from scaling.store import LaunchFolder
-
-Record = Mapping[str, Any]
 
 SECONDHAND = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|timed? ?out|timeout|socket|"
-    r"no route to host|remote process|key not found|store.*(fail|lost)",
+    r"no route to host|remote process|key not found|store.*(fail|lost)|communicator was aborted",
     re.IGNORECASE,
 )
 """What peers say when a rank or a link is gone."""
+OF_THE_DEVICE = re.compile(r"CUDA error")
+"""Never secondhand, also where a kernel timed out."""
+OF_ITS_OWN = "NoBatchError"
+"""What a rank raises when its own input fails (scaling/worker/feed.py), whatever words that brings along."""
 WAITED = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
+LIBRARY = re.compile(r"/torch/|/lib/python3")
+"""Frames that say less than whoever called them."""
+ERROR = re.compile(r"Error|error")
+NO_CAUSE = re.compile(r"SIGTERM|SignalException|signal: 15|death signal|error_file|elastic/errors")
+"""What a torchrun prints that was told to end, and its pointers to more."""
 WAITING = "/scaling/worker/control.py"
 """A rank with this in its stack waits for its turn or for the others."""
 
 TOLD = (-signal.SIGTERM, 128 + signal.SIGTERM)
-
-_ENDED = re.compile(r"rank\s*: (\d+) \(local_rank: \d+\)\s+exitcode\s*: (-?\d+)")
-"""One failure in torchrun's closing list."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """What the ranks of a launch left, by rank."""
-
-    errors: Mapping[int, Record]
-    """error-<r>.json, in the order in which they were written; the one that told the others first is first."""
-    stacks: Mapping[int, Record]
-    """stack-<r>.json: those that were told to end."""
-    exits: Mapping[int, int]
-    """Exit codes as torchrun lists them; -n: ended by signal n."""
-    started: frozenset[int]
-    """Those that opened a log."""
-    told: frozenset[int] = frozenset()
-    """Those that had to be told to end by us."""
-    stopped: frozenset[int] = frozenset()
-    """Those that some signal had stopped."""
-    silent_s: float = 0.0
-    """How long nothing had been heard; 0: an end was seen."""
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,30 +47,6 @@ class Outcome:
     rank: int | None = None
     world_size: int | None = None
     out_of_memory: bool = False
-
-
-def gather(
-    launch: LaunchFolder,
-    *,
-    told: frozenset[int] = frozenset(),
-    stopped: frozenset[int] = frozenset(),
-    silent_s: float = 0.0,
-    ranks: Mapping[int, int] | None = None,
-) -> Evidence:
-    """Read what the ranks of a launch left. `ranks`: ours, by torchrun's numbers for them where these differ."""
-    ours = ranks or {}
-    errors = sorted(_records(launch, "error"), key=lambda item: (not item[1].get("first"), item[0]))
-    listed = [(int(rank), int(code)) for text in _printed(launch) for rank, code in _ENDED.findall(text)]
-    exits = {ours.get(rank, rank): code for rank, code in listed}
-    return Evidence(
-        errors={record["rank"]: record for _, record in errors},
-        stacks={record["rank"]: record for _, record in _records(launch, "stack")},
-        exits=exits,
-        started=frozenset(int(path.stem[4:]) for path in launch.path.glob("log-*.txt")),
-        told=told,
-        stopped=stopped,
-        silent_s=silent_s,
-    )
 
 
 def cause(seen: Evidence, launch: LaunchFolder) -> Outcome | None:
@@ -113,6 +72,8 @@ def cause(seen: Evidence, launch: LaunchFolder) -> Outcome | None:
         return Outcome(status="failed", error=text, rank=silent[0], world_size=_size(first))
     if seen.errors:
         return _parted(seen, launch)
+    if seen.silent_s and seen.stacks and silent:
+        return _missing(silent[0], seen, launch)
     if seen.silent_s:
         text = f"no progress for {seen.silent_s:.0f} s, and no rank says why"
         return Outcome(status="timeout", error=text)
@@ -123,22 +84,29 @@ def _told_by_torchrun(seen: Evidence) -> frozenset[int]:
     """Ranks that SIGTERM ended because another had waited in vain.
 
     Had somebody ended one of them first, its peers would have lost the connection. torchrun lists those that it
-    ends itself too (torch/distributed/elastic/multiprocessing/api.py, SubprocessContext._poll).
+    ends itself too (torch/distributed/elastic/multiprocessing/api.py, SubprocessContext._poll). Where NCCL's watchdog
+    told it, it also kills what does not end: had that been killed first, nobody would have waited so long.
     """
     first = next(iter(seen.errors.values()), None)
     if first is None or not WAITED.search(first["message"]):
         return frozenset()
-    return frozenset(rank for rank, code in seen.exits.items() if code in TOLD)
+    by_torchrun = TOLD + KILLED if first["type"] == watchdog.TYPE else TOLD
+    return frozenset(rank for rank, code in seen.exits.items() if code in by_torchrun)
 
 
 def last_words(launch: LaunchFolder, code: int) -> str:
-    """The last line that looks like an error in what torchrun printed."""
-    for text in _printed(launch):
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        errors = [line for line in lines if "Error" in line or "error" in line] or lines[-1:]
-        if errors:
-            return f"{errors[-1][:300]} ({launch.path})"
-    return f"the launch ended with status {code}"
+    """What ended torchrun itself; else the last line that looks like an error in what it printed.
+
+    A launcher tells the other torchruns to end when one fails: what that one said comes before the signal.
+    """
+    texts = [[line.strip() for line in text.splitlines() if line.strip()] for text in printed(launch)]
+    errors = [[line for line in lines if ERROR.search(line) and not NO_CAUSE.search(line)] for lines in texts]
+    said = next((lines[-1] for lines in errors if lines), None)
+    name = _ended_by(code)
+    if name and not (said and code in TOLD):
+        return f"torchrun was ended by {name} ({launch.path})"
+    said = said or next((lines[-1] for lines in texts if lines), None)
+    return f"{said[:300]} ({launch.path})" if said else f"the launch ended with status {code}"
 
 
 def _raised(error: Record, launch: LaunchFolder) -> Outcome:
@@ -164,16 +132,19 @@ def _parted(seen: Evidence, launch: LaunchFolder) -> Outcome:
 
 def _killed(rank: int, seen: Evidence, launch: LaunchFolder) -> Outcome:
     code, first = seen.exits[rank], next(iter([*seen.errors.values(), *seen.stacks.values()]), {})
-    number = -code if code < 0 else code - 128
-    if number in set(signal.Signals):
-        how = f"was ended by {signal.Signals(number).name}"
-        if number == signal.SIGKILL:
-            how += " (by a person, or by a system that is out of memory: see its log)"
-    else:
-        how = f"ended with status {code} without a word"
+    name = _ended_by(code)
+    how = f"was ended by {name}" if name else f"ended with status {code} without a word"
+    if name == signal.SIGKILL.name:
+        how += " (by a person, or by a system that is out of memory: see its log)"
     stage = f", in {first['stage']}" if first else ""
     text = f"rank {rank} {how}{stage}; log: {launch.log(rank)}"
     return Outcome(status="failed", error=text, rank=rank, world_size=_size(first))
+
+
+def _ended_by(code: int) -> str | None:
+    """The signal that ended a process, from its status as Python or a shell counts it."""
+    number = -code if code < 0 else code - 128
+    return signal.Signals(number).name if number in set(signal.Signals) else None
 
 
 def _hung(rank: int, seen: Evidence, launch: LaunchFolder) -> Outcome:
@@ -183,7 +154,7 @@ def _hung(rank: int, seen: Evidence, launch: LaunchFolder) -> Outcome:
     words.append(f"in {stage}" if stage else "")
     frames = stack.get("stack", [])
     if frames:
-        caller = next((frame for frame in frames if "/torch/" not in frame), frames[0])
+        caller = next((frame for frame in frames if not LIBRARY.search(frame)), frames[0])
         words.append(f"at {frames[0]}" + (f", from {caller}" if caller != frames[0] else ""))
     text = " ".join(word for word in words if word)
     entered = stack.get("collective")
@@ -195,6 +166,16 @@ def _hung(rank: int, seen: Evidence, launch: LaunchFolder) -> Outcome:
     return Outcome(status="timeout", error=f"{text}; {where}", rank=rank, world_size=size)
 
 
+def _missing(rank: int, seen: Evidence, launch: LaunchFolder) -> Outcome:
+    """The others wait for a rank that is not there to be told anything."""
+    stack = next(iter(seen.stacks.values()))
+    text = (
+        f"no progress for {seen.silent_s:.0f} s, in {stack['stage']}; rank {rank} gives no sign (it ended without a "
+        f"word, or is stopped on another machine), and rank {stack['rank']} waits for it; log: {launch.log(rank)}"
+    )
+    return Outcome(status="timeout", error=text, rank=rank, world_size=_size(stack))
+
+
 def _told(error: Record, launch: LaunchFolder) -> str:
     place = f" ({error['file']}:{error['line']})" if error.get("file") else ""
     return (
@@ -203,7 +184,9 @@ def _told(error: Record, launch: LaunchFolder) -> str:
 
 
 def _secondhand(error: Record) -> bool:
-    return error["type"] == "Aborted" or bool(SECONDHAND.search(error["message"]))
+    said = error["message"]
+    of_its_own = error["type"] == OF_ITS_OWN or OF_THE_DEVICE.search(said)
+    return error["type"] == "Aborted" or bool(SECONDHAND.search(said) and not of_its_own)
 
 
 def _waits(stack: Record) -> bool:
@@ -213,21 +196,3 @@ def _waits(stack: Record) -> bool:
 def _size(record: Record) -> int | None:
     size = str(record.get("stage", "")).partition("world size ")[2].partition(",")[0]
     return int(size) if size.isdigit() else None
-
-
-def _records(launch: LaunchFolder, kind: str) -> list[tuple[int, dict[str, Any]]]:
-    """(time of writing, record) of every rank that left one."""
-    found = []
-    for path in sorted(launch.path.glob(f"{kind}-*.json")):
-        with contextlib.suppress(OSError, ValueError):
-            found.append((path.stat().st_mtime_ns, json.loads(path.read_text(encoding="utf-8"))))
-    return sorted(found, key=lambda item: item[0])
-
-
-def _printed(launch: LaunchFolder) -> list[str]:
-    """What every torchrun printed."""
-    found = []
-    for path in [*sorted(launch.path.glob("torchrun-*.txt")), launch.path / "launcher.txt"]:
-        with contextlib.suppress(OSError):
-            found.append(path.read_text(encoding="utf-8", errors="replace"))
-    return found

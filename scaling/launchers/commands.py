@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 
 from scaling import resources
+from scaling.errors import InputError
 from scaling.largest import MEASURE
 from scaling.launchers import slurm
-from scaling.launchers.torchrun import Command, torchrun
+from scaling.launchers.torchrun import Command, nccl_log, torchrun
 from scaling.plan import Plan
 from scaling.spec import Spec
 from scaling.store import LaunchFolder, RunFolder
@@ -31,6 +33,16 @@ def command(
     return (_emulated if plan.spec.launcher == "emulated" else _local)(plan, folder, launch, sizes, what)
 
 
+def require(plan: Plan) -> None:
+    """InputError when a plan cannot run where this is run."""
+    slurm.require_allocation(plan)
+    if plan.spec.launcher == "emulated" and shutil.which(_UNSHARE[0]) is None:
+        raise InputError(
+            f"topology={plan.spec.topology.name}: {_UNSHARE[0]} (util-linux) is not found, which makes its hosts; "
+            "install it, or use topology=local"
+        )
+
+
 def fitting(plan: Plan, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
     """World sizes of `sizes` that a launch has room for now, and what is missing for the others."""
     return slurm.fitting(plan, sizes) if plan.spec.launcher == "slurm" else (sizes, None)
@@ -49,7 +61,8 @@ def _environment(spec: Spec, interface: str) -> dict[str, str]:
 def _local(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str) -> Command:
     where = ("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
     argv = torchrun(plan.spec, max(sizes), folder, launch, sizes, *where, what=what)
-    return Command(argv=tuple(argv), env=_environment(plan.spec, "lo"))
+    env = {**nccl_log(plan.spec, launch), **_environment(plan.spec, "lo")}
+    return Command(argv=tuple(argv), env=env)
 
 
 def _emulated(plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str) -> Command:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from scaling.launchers import slurm, workers
-from scaling.launchers.cause import Outcome, cause, gather, last_words
+from scaling.launchers.cause import Outcome, cause, last_words
+from scaling.launchers.evidence import gather
 from scaling.launchers.torchrun import Command
 from scaling.spec import Measure
 from scaling.store import LaunchFolder, write_json
@@ -23,8 +24,6 @@ from scaling.store import LaunchFolder, write_json
 POLL_S = 0.2
 END_S = 8
 """From asking a launch to end to making it."""
-LAUNCHER_LOG = "launcher.txt"
-"""What the launcher itself printed: torchrun here, srun, or the emulated hosts' parent."""
 START_S = 120
 """Start-up of torchrun and set-up of the model may take so long without a word."""
 LINGER_S = 4
@@ -37,7 +36,7 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
     """Run one launch to its end. Ctrl-C ends it in order; nothing is left running in any case."""
     if command.network is not None:
         write_json(launch.fabric, command.network)
-    with (launch.path / LAUNCHER_LOG).open("ab") as log:
+    with launch.launcher_log.open("ab") as log:
         process = subprocess.Popen(
             command.argv,
             stdin=subprocess.DEVNULL,
@@ -45,7 +44,7 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
             stderr=subprocess.STDOUT,
             env={**os.environ, **command.env},
             start_new_session=True,  # a Ctrl-C at the terminal reaches us only; we pass it on
-            preexec_fn=_die_with_parent,  # noqa: PLW1509  # one prctl; this program has no threads by then
+            preexec_fn=_die_with_parent,  # noqa: PLW1509  # one prctl: the thread that draws progress does not matter
         )
         try:
             silent_s = _wait(process, launch, measure, progress)
@@ -58,7 +57,7 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
             _end(process)
     if process.returncode == 0 and not left:
         return Outcome(status="done")
-    node = slurm.blamed(_text(launch.path / LAUNCHER_LOG))
+    node = slurm.blamed(_text(launch.launcher_log))
     if node is not None:  # then what the ranks say is of lost connections
         return Outcome(status="failed", error=node)
     ranks = dict(enumerate(command.ranks))

@@ -19,12 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scaling import resources
+from scaling.cluster import Container
 from scaling.errors import InputError, ScalingError
 from scaling.largest import MEASURE
 from scaling.launchers.queue import parse_scontrol
-from scaling.launchers.torchrun import Command, worker_arguments
+from scaling.launchers.torchrun import Command, nccl_log, worker_arguments
 from scaling.plan import Plan
-from scaling.spec import Container, Spec
+from scaling.spec import Spec
 from scaling.store import LaunchFolder, RunFolder
 
 ASK_S = 60
@@ -187,7 +188,8 @@ def command(
         argv = [*srun, *wrapped(container, mounts, spec.topology.device), *node]
     else:
         argv = [*srun, *node]
-    return Command(argv=tuple(argv), env=_environment(spec), ranks=spec.topology.started(max(sizes)))
+    env = {**nccl_log(spec, launch), **_environment(spec)}
+    return Command(argv=tuple(argv), env=env, ranks=spec.topology.started(max(sizes)))
 
 
 def port(job: str, launch: int) -> int:

@@ -41,6 +41,13 @@ def torchrun(
     ]
 
 
+def nccl_log(spec: Spec, launch: LaunchFolder) -> dict[str, str]:
+    """Where NCCL is to write what the profile asks of it, a file a process; nothing where it carries nothing."""
+    if spec.topology.backend != "nccl":
+        return {}
+    return {"NCCL_DEBUG_FILE": str(launch.nccl_log("%h", "%p").absolute())}  # both are NCCL's to fill in
+
+
 def worker_arguments(
     folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str = MEASURE
 ) -> list[str]:

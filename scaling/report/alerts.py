@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from scaling.analysis.results import Analysis, Comparison, RunInfo
-from scaling.report import findings, text
+from scaling.report import findings, text, versus
 
 TITLE_MAX = 63
 """Characters that W&B takes."""
@@ -27,7 +27,7 @@ def regressions(comparisons: Sequence[Comparison]) -> Iterator[Alert]:
     """Of runs that are slower than the base; a difference inside the noise is none."""
     for one in comparisons:
         if one.comparable and any(p.distinguishable and p.ratio and p.ratio.value < 1 for p in one.points):
-            yield _alert("Slower than before", one.other, findings.comparison_answer(one), "WARN")
+            yield _alert("Slower than before", one.other, versus.answer(one), "WARN")
 
 
 def _alert(what: str, run: RunInfo, said: str, level: str) -> Alert:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from scaling.analysis.results import Analysis, Comparison, Parts, Point, PointComparison
-from scaling.report import cases, findings, text
+from scaling.report import cases, text, versus
+from scaling.report.conditions import conditions
 from scaling.report.document import (
     Figures,
     contents,
@@ -31,7 +32,7 @@ RATIO_NOTE = "other run over base: above 1 the other is faster; ±: half of the 
 
 def comparison_page(comparison: Comparison, base: Analysis, other: Analysis) -> str:
     """The report of two runs side by side, as the text of an HTML file."""
-    names = findings.run_names(comparison)
+    names = versus.run_names(comparison)
     figures = Figures()
     curve = scaling_curve([(f"base: {names[0]}", base.points), (f"other: {names[1]}", other.points)])
     found = (
@@ -42,8 +43,8 @@ def comparison_page(comparison: Comparison, base: Analysis, other: Analysis) -> 
         section("Throughput", _ratios(comparison)),
         section("Scaling", figures.add(curve)),
         section("What makes the difference", _differences(comparison, figures)),
-        section("Compute and fabric", items(_of_points(comparison, findings.split_line))),
-        section("Cost", items(_of_points(comparison, lambda p: "; ".join(findings.cost_lines(p.cost))))),
+        section("Compute and fabric", items(_of_points(comparison, versus.split_line))),
+        section("Cost", items(_of_points(comparison, lambda p: "; ".join(versus.cost_lines(p.cost))))),
         section("Roofline", items(comparison.roofline)),
         section("Parts of a step", figures.add(parts(_paired_parts(base, other)))),
         section("Conditions", _both_conditions(comparison)),
@@ -51,14 +52,14 @@ def comparison_page(comparison: Comparison, base: Analysis, other: Analysis) -> 
     )
     sections = [one for one in found if one]
     title = f"{names[1]} against {names[0]}"
-    answer = lead(findings.comparison_answer(comparison), bad=not comparison.comparable)
+    answer = lead(versus.answer(comparison), bad=not comparison.comparable)
     body = (f"<header><h1>{esc(title)}</h1></header>", answer, contents(sections), *sections)
     return document(title, "".join(body), figures)
 
 
 def comparisons_page(comparisons: Sequence[Comparison], base: Analysis, others: Sequence[Analysis]) -> str:
     """Several runs against the first, as the text of an HTML file."""
-    names = findings.names_of([base.run, *(a.run for a in others)])
+    names = versus.names_of([base.run, *(a.run for a in others)])
     figures = Figures()
     series = [(name, a.points) for name, a in zip(names, (base, *others), strict=True)]
     largest = max((p.world_size for a in (base, *others) for p in a.points), default=0)
@@ -72,7 +73,7 @@ def comparisons_page(comparisons: Sequence[Comparison], base: Analysis, others: 
     )
     sections = [one for one in found if one]
     title = f"{text.count(len(others), 'run')} against {names[0]}"
-    said = findings.comparisons_answer(comparisons, names)
+    said = versus.answer_of_several(comparisons, names)
     body = (f"<header><h1>{esc(title)}</h1></header>", lead(said), contents(sections), *sections)
     return document(title, "".join(body), figures)
 
@@ -98,7 +99,7 @@ def _distinguished(*, measured: bool, distinguishable: bool) -> str:
 def _differences(comparison: Comparison, figures: Figures) -> str:
     return pair(
         figures.add(
-            differences(findings.largest_causes(p.causes, CAUSES_SHOWN), p.world_size),
+            differences(versus.largest_causes(p.causes, CAUSES_SHOWN), p.world_size),
             text.ranks(p.world_size),
         )
         for p in comparison.points
@@ -128,7 +129,7 @@ def _paired_parts(base: Analysis, other: Analysis) -> list[tuple[str, Parts]]:
 
 
 def _both_conditions(comparison: Comparison) -> str:
-    base, other = text.conditions(comparison.base), text.conditions(comparison.other)
+    base, other = conditions(comparison.base), conditions(comparison.other)
     rows = [(name, a, b, "" if a == b else "differs") for (name, a), (_, b) in zip(base, other, strict=True)]
     columns = (("", ""), ("base", ""), ("other", ""), ("", ""))
     return table(columns, rows, label="Conditions", kind="words")

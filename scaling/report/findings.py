@@ -1,34 +1,25 @@
-"""The findings in sentences, the same in every renderer."""
+"""The findings of a run in sentences, the same in every renderer."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from scaling.analysis.results import (
     Analysis,
     Comm,
-    Comparison,
     Cost,
-    CostComparison,
     Level,
     Loader,
     Measured,
     Memory,
     Overhead,
     Point,
-    PointComparison,
-    Prediction,
     Quality,
     Remedy,
-    RunInfo,
-    SettingDifference,
     Straggler,
     TrialOutcome,
     Verdict,
 )
 from scaling.report import cases
 from scaling.report.text import (
-    NONE,
     PARTS,
     cause_name,
     change,
@@ -38,14 +29,11 @@ from scaling.report.text import (
     plain,
     quantity,
     ranks,
-    sentence,
     status_name,
     value_of,
 )
 from scaling.units import format_bytes
 
-NAMED_SETTINGS = 2
-"""Runs that differ in no more settings are called by them."""
 OPEN_VERDICTS = ("undecided", "scales_well")
 """Verdicts that name no cause."""
 
@@ -222,6 +210,9 @@ def measured_lines(quality: Quality) -> tuple[str, ...]:
     lines = [plain(text) for text in quality.reached]
     if quality.clock_bound_us:
         lines.append(f"the ranks' clocks are compared to within {quality.clock_bound_us:.0f} us")
+    if quality.device_clock_bound_us:
+        bound = number(quality.device_clock_bound_us, 2)
+        lines.append(f"the devices' events are told in host time to within {bound} us")
     if quality.dropped_samples:
         lines.append(f"{count(quality.dropped_samples, 'sample')} dropped")
     return tuple(lines)
@@ -234,150 +225,6 @@ def trial_line(trial: TrialOutcome) -> str:
     return f"{ranks(trial.world_size)}: {status_name(trial.status)}{where}{error}"
 
 
-def run_names(comparison: Comparison) -> tuple[str, str]:
-    """What tells the two runs apart: the settings that differ, or their ids."""
-    asked = [s for s in comparison.settings if s.of == "settings"]
-    if not _differing([comparison.base, comparison.other]) and 0 < len(asked) <= NAMED_SETTINGS:
-        told = (
-            ", ".join(f"{s.key}={getattr(s, role) or 'unset'}" for s in asked) for role in ("base", "other")
-        )
-        base, other = map(plain, told)
-    else:
-        base, other = names_of([comparison.base, comparison.other])
-    return base, other
-
-
-def names_of(runs: Sequence[RunInfo]) -> tuple[str, ...]:
-    """What tells several runs apart: the settings that differ between them, or their ids where these do not suffice."""
-    names = [plain(", ".join(getattr(run, f) for f in _differing(runs))) for run in runs]
-    if len(set(names)) == len(runs):
-        return tuple(names)
-    return tuple(plain(f"{name} {run.id}".strip()) for name, run in zip(names, runs, strict=True))
-
-
-def _differing(runs: Sequence[RunInfo]) -> list[str]:
-    fields = ("model", "topology", "precision", "mode", "backend", "device", "device_name")
-    return [f for f in fields if len({getattr(run, f) for run in runs}) > 1]
-
-
-def split_line(point: PointComparison) -> str:
-    """`x1.9 = x1.4 compute x x1.36 fabric x x1.00 left`; empty where it was not split."""
-    split = point.split
-    if split is None:
-        return ""
-    parts = [(split.compute, "compute"), (split.fabric, "fabric"), (split.left, "left")]
-    product = " x ".join(f"x{quantity(value)} {name}" for value, name in parts)
-    return f"x{value_of(point.ratio)} = {product} (a rank alone computes x{quantity(split.alone)} as fast)"
-
-
-def cost_lines(cost: CostComparison) -> tuple[str, ...]:
-    """Money and energy of either run, and what the other gives for as much."""
-    lines = []
-    a, b = cost.base, cost.other
-    if a.usd_per_million_samples or b.usd_per_million_samples:
-        more = f": x{quantity(cost.per_usd)} the samples a dollar" if cost.per_usd else ""
-        lines.append(
-            f"{quantity(b.usd_per_million_samples, 'USD')} a million samples, base "
-            f"{quantity(a.usd_per_million_samples, 'USD')}{more}"
-        )
-    if a.samples_per_joule or b.samples_per_joule:
-        more = f": x{quantity(cost.per_joule)}" if cost.per_joule else ""
-        lines.append(
-            f"{quantity(b.samples_per_joule)} samples a joule, base {quantity(a.samples_per_joule)}{more}"
-        )
-    return tuple(lines)
-
-
-def setting_line(setting: SettingDifference) -> str:
-    """`ddp.bucket_cap_mb: 25 and 100`."""
-    a, b = (NONE if value is None else plain(value) for value in (setting.base, setting.other))
-    return f"{plain(setting.key)}: {a} and {b}"
-
-
-def largest_causes(causes: dict[str, Measured | None], most: int) -> tuple[tuple[str, Measured], ...]:
-    """The causes of a difference that weigh most, largest first, whichever their sign."""
-    known = [(cause, value) for cause, value in causes.items() if value is not None]
-    return tuple(sorted(known, key=lambda pair: -abs(pair[1].value))[:most])
-
-
-def undistinguished(ratio: Measured) -> str:
-    """Why a ratio counts for nothing."""
-    return "no interval" if ratio.low is None else "not distinguishable"
-
-
-def comparison_answer(comparison: Comparison) -> str:
-    """Which run is faster, or that one cannot tell."""
-    if not comparison.comparable:
-        return f"The two runs are not comparable: {'; '.join(map(plain, comparison.reasons))}."
-    if comparison.cases:
-        return cases.comparison_answer(comparison, run_names(comparison))
-    measured = [p for p in comparison.points if p.ratio is not None]
-    if not measured:
-        return "The two runs have no world size in common that was measured in both."
-    point = max(measured, key=lambda p: p.world_size)
-    at, ratio = f"At {ranks(point.world_size)}", quantity(point.ratio)
-    if point.ratio is not None and point.ratio.low is None:
-        return f"{at} the throughput ratio is {ratio}, from too few rounds for an interval: measure longer."
-    if not point.distinguishable or point.ratio is None:
-        return f"{at} the two runs are not distinguishable: their throughput ratio is {ratio}."
-    base, other = run_names(comparison)
-    faster = "faster" if point.ratio.value > 1 else "slower"
-    said = f"{at} {other} is {faster} than {base}: {ratio} times its throughput."
-    return " ".join([said, *(sentence(line) for line in cost_lines(point.cost)[:1])])
-
-
-def comparisons_answer(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
-    """The fastest of several runs at the largest world size that all have, or that none is told from the base."""
-    like = [(name, one) for name, one in zip(names[1:], comparisons, strict=True) if one.comparable]
-    if not like:
-        return f"None of these runs is comparable with {names[0]}."
-    shared = set.intersection(*({p.world_size for p in one.points if p.ratio} for _, one in like))
-    if not shared:
-        return "These runs have no world size in common that was measured in all."
-    n = max(shared)
-    found = [(name, next(p for p in one.points if p.world_size == n)) for name, one in like]
-    clear = [(name, p.ratio) for name, p in found if p.distinguishable and p.ratio is not None]
-    faster = [(name, ratio) for name, ratio in clear if ratio.value > 1]
-    if not clear:
-        return f"At {ranks(n)} none of these runs is distinguishable from {names[0]}."
-    if not faster:
-        return f"At {ranks(n)} {names[0]} is the fastest: none of the others is distinguishably faster."
-    name, ratio = max(faster, key=lambda pair: pair[1].value)
-    return f"At {ranks(n)} {name} is the fastest: {quantity(ratio)} times the throughput of {names[0]}."
-
-
 def gain(remedy: Remedy) -> str:
     """`: +43 % throughput predicted`, or nothing where nothing was predicted."""
     return f": {change(remedy.predicted_gain)} throughput predicted" if remedy.predicted_gain else ""
-
-
-def prediction_conditions(prediction: Prediction) -> tuple[tuple[str, str], ...]:
-    """What was asked of which run, as (name, text)."""
-    run = prediction.run
-    synthetic = ", SYNTHETIC compute" if run.synthetic else ""
-    asked = ", ".join(prediction.changes) or "nothing changed"
-    return (
-        ("run", plain(f"{run.model} on {run.topology} ({run.id}{synthetic})")),
-        ("predicted", plain(f"{asked}; topology {prediction.topology}")),
-    )
-
-
-def prediction_answer(prediction: Prediction) -> str:
-    """What to expect at the largest world size, where it stops to pay, and how far the model can be trusted."""
-    why = next((p.cannot for p in prediction.points if p.cannot), None)
-    if why is not None:
-        return sentence(f"cannot say: {plain(why)}")
-    last = prediction.points[-1]
-    said = [
-        f"{ranks(last.world_size)}: a step of {quantity(last.step_ms, 'ms')}, efficiency {percent(last.efficiency)}"
-    ]
-    if prediction.half_at is None and prediction.looked_up_to:
-        said.append(f"efficiency stays above a half up to {ranks(prediction.looked_up_to)}")
-    elif prediction.half_at is not None:
-        said.append(f"efficiency falls below a half at {ranks(prediction.half_at)}")
-    if prediction.backtest:
-        worst = max(prediction.backtest, key=lambda test: abs(test.error))
-        said.append(
-            f"left out and predicted, {ranks(worst.world_size)} of this run came out {worst.error:+.1%} off"
-        )
-    return " ".join(sentence(part) for part in said)

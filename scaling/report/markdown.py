@@ -9,8 +9,11 @@ from rich.text import Text
 
 from scaling.analysis.results import Analysis, Comparison, Point, Verdict
 from scaling.plan import Plan
-from scaling.report import cases, findings, text
+from scaling.report import cases, findings, text, versus
 from scaling.report.bars import waterfall_lines
+from scaling.report.conditions import conditions
+from scaling.report.fabric import fabric_lines
+from scaling.report.hosts import SHOWN, host_lines, host_table
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>|#~])")
 
@@ -51,9 +54,12 @@ def _run(analysis: Analysis, plan: Plan) -> Iterator[str]:
         yield from ("", "### What limits it, and what to try", "")
         for verdict in analysis.verdicts:
             yield from _verdict(verdict)
-    yield from _folded("Conditions", [f"{name}: {value}" for name, value in text.conditions(run, plan)])
-    levels = [findings.level_line(level) for level in analysis.fabric.levels]
-    sure = [*findings.measured_lines(analysis.quality), *levels]
+    if analysis.hosts:
+        yield from ("", "### Hosts")
+        yield from _items(map(text.sentence, host_lines(analysis.hosts, SHOWN)))
+        yield from _table(*host_table(analysis.hosts, SHOWN))
+    yield from _folded("Conditions", [f"{name}: {value}" for name, value in conditions(run, plan)])
+    sure = [*findings.measured_lines(analysis.quality), *fabric_lines(analysis.fabric)]
     yield from _folded("How sure, and the fabric", sure)
 
 
@@ -76,9 +82,9 @@ def _verdict(verdict: Verdict) -> Iterator[str]:
 
 
 def _comparison(comparison: Comparison) -> Iterator[str]:
-    base, other = findings.run_names(comparison)
+    base, other = versus.run_names(comparison)
     yield f"## {_esc(f'{other} against {base}')}"
-    yield from ("", f"**{_esc(findings.comparison_answer(comparison))}**")
+    yield from ("", f"**{_esc(versus.answer(comparison))}**")
     if comparison.cases:
         yield from _table(*cases.comparison_table(comparison))
     if comparison.points:
@@ -94,7 +100,7 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
             clear = "" if p.distinguishable or p.ratio is None else "not distinguishable"
             causes = ", ".join(
                 f"{text.cause_name(cause)} {text.signed(text.quantity(value))}"
-                for cause, value in findings.largest_causes(p.causes, 2)
+                for cause, value in versus.largest_causes(p.causes, 2)
             )
             ratios = (text.quantity(p.ratio), text.quantity(p.control))
             rows.append((str(p.world_size), *ratios, clear, causes))

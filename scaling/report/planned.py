@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from scaling import codec
 from scaling.cases import batches, cases, variants
+from scaling.fabric import Topology
 from scaling.launchers.commands import command
 from scaling.launchers.follow import describe as shell
 from scaling.plan import Plan, round_blocks
-from scaling.spec import OVERRUN, Topology
+from scaling.spec import OVERRUN
 from scaling.store import RunFolder
 from scaling.units import format_duration, format_rate
 
@@ -57,10 +59,12 @@ def describe(plan: Plan, folder: RunFolder) -> str:
     ]
     if spec.by_case:
         return "\n".join([*lines, *_cases(plan), "#", _commands(plan, folder)])
-    lines.append("# world size  hosts  batch a rank  blocks a round")
+    lines.append("# world size  hosts  batch a rank  blocks a round  sub-groups at once")
     blocks = round_blocks(plan, plan.trials, 0, 0)
+    count = Counter(b.trial.world_size for b in blocks)
     lines += [
-        f"#   {t.world_size:>8}  {t.hosts:>5}  {t.batch:>12}  {sum(b.trial == t for b in blocks):>14}"
+        f"#   {t.world_size:>8}  {t.hosts:>5}  {t.batch:>12}  {count[t.world_size]:>14}"
+        f"  {len(plan.sub_groups(t.world_size)):>18}"
         for t in plan.trials
     ]
     return "\n".join([*lines, "#", _commands(plan, folder)])
@@ -134,5 +138,5 @@ def _idle_rank_hours(plan: Plan) -> float:
         idle = sum(plan.ranks - n for n in sizes) / len(sizes)
         return idle * plan.spec.measure.budget_s * plan.spec.repeats / 3600
     blocks = round_blocks(plan, plan.trials, 0, 0)
-    idle = sum(plan.ranks - (1 if b.solo_rank >= 0 else b.trial.world_size) for b in blocks) / len(blocks)
+    idle = sum(plan.ranks - b.participants for b in blocks) / len(blocks)
     return idle * plan.spec.measure.budget_s * plan.spec.repeats / 3600

@@ -9,7 +9,7 @@ from typing import Any
 from scaling import codec
 from scaling.analysis.results import RunInfo
 from scaling.plan import Plan, Trial
-from scaling.spec import SECRET
+from scaling.secrets import is_secret
 from scaling.store import RunFolder
 
 VERSIONS = ("python", "torch", "cuda", "cudnn", "nccl", "driver", "kernel")
@@ -23,7 +23,7 @@ def of_run(folder: RunFolder, plan: Plan, run: RunInfo) -> Json:
     """What all world sizes share: the spec, versions, the machine, the commit that was measured."""
     spec = codec.encode(plan.spec)
     del spec["tracking"], spec["world_sizes"], spec["batch_per_rank"], spec["global_batch"]
-    spec["env"] = {k: v for k, v in spec["env"].items() if not SECRET.search(k)}
+    spec["env"] = {k: v for k, v in spec["env"].items() if not is_secret(k)}
     found = _environment(folder)
     spec["versions"] = {"scaling": plan.version} | {name: found.get(name) for name in VERSIONS}
     spec["machine"] = {name: found.get(name) for name in MACHINE}

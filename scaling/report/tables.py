@@ -13,6 +13,7 @@ from scaling.analysis.results import (
     Analysis,
     Comparison,
     Fabric,
+    Host,
     Inference,
     Loss,
     Measured,
@@ -21,7 +22,7 @@ from scaling.analysis.results import (
     Training,
     Verdict,
 )
-from scaling.report import cases, findings, text
+from scaling.report import cases, text, versus
 
 Json = dict[str, Any]
 
@@ -77,6 +78,7 @@ def tables(analysis: Analysis) -> Json:
         "loss_waterfall": _table([row for p in analysis.points for row in _waterfall(p)]),
         "buckets": _table([row for p in analysis.points for row in _buckets(p)]),
         "fabric_curve": _table(_fabric_rows(analysis.fabric)),
+        "hosts": _table([_host_row(h) for h in analysis.hosts]),
         "inference": _table([_case_row(analysis, r) for r in analysis.inference]),
         "training": _table([_case_row(analysis, r) for r in analysis.training]),
         "largest_batch": _table([spread(named("{}", r)) for r in analysis.largest_batch]),
@@ -117,7 +119,7 @@ def comparison_charts(comparisons: Sequence[Comparison]) -> Json:
     """The ratios over world sizes, a line a run."""
     series: dict[str, list[tuple[float, float]]] = {}
     for one in comparisons:
-        _, other = findings.run_names(one)
+        _, other = versus.run_names(one)
         found = [(float(p.world_size), p.ratio.value) for p in one.points if p.ratio]
         series |= {other: found} if found else {}
     chart = {"kind": "line", "title": "Throughput over the base", "x": "world_size", "series": series}
@@ -155,6 +157,11 @@ def _fabric_rows(fabric: Fabric) -> list[Json]:
     ]
 
 
+def _host_row(host: Host) -> Json:
+    told = {"ranks": ", ".join(map(str, host.ranks)), "slow_in": ", ".join(host.slow_in)}
+    return spread(named("{}", host) | told)
+
+
 def _verdict_row(verdict: Verdict) -> Json:
     remedies = {
         "evidence": "; ".join(verdict.evidence),
@@ -166,7 +173,7 @@ def _verdict_row(verdict: Verdict) -> Json:
 
 
 def _comparison_rows(comparison: Comparison) -> list[Json]:
-    base, other = findings.run_names(comparison)
+    base, other = versus.run_names(comparison)
     return [
         {"base": base, "other": other}
         | spread(
@@ -182,7 +189,7 @@ def _comparison_rows(comparison: Comparison) -> list[Json]:
 
 
 def _compared_case_rows(comparison: Comparison) -> list[Json]:
-    base, other = findings.run_names(comparison)
+    base, other = versus.run_names(comparison)
     return [
         {"base": base, "other": other}
         | spread(
@@ -195,7 +202,7 @@ def _compared_case_rows(comparison: Comparison) -> list[Json]:
 
 
 def _setting_rows(comparison: Comparison) -> list[Json]:
-    names = dict(zip(("base_run", "other_run"), findings.run_names(comparison), strict=True))
+    names = dict(zip(("base_run", "other_run"), versus.run_names(comparison), strict=True))
     return [names | {k: v or "" for k, v in named("{}", s).items()} for s in comparison.settings]
 
 

@@ -22,9 +22,12 @@ from scaling.analysis.results import (
 )
 from scaling.analysis.traced import Traced
 from scaling.plan import Plan
-from scaling.report import cases, findings, text
+from scaling.report import cases, findings, predicted, text, versus
 from scaling.report import traced as shown
 from scaling.report.bars import NAME, NUMBER, part_lines, waterfall_lines
+from scaling.report.conditions import conditions
+from scaling.report.fabric import fabric_lines
+from scaling.report.hosts import NOTE, SHOWN, host_lines, host_table
 from scaling.report.lines import head as _head
 from scaling.report.lines import printed as _print
 from scaling.report.lines import prose as _prose
@@ -52,7 +55,7 @@ def print_prediction(console: Console, prediction: Prediction) -> None:
 
 
 def _analysis(analysis: Analysis, plan: Plan, report_path: Path | str | None) -> Iterator[Text]:
-    yield from _conditions(text.conditions(analysis.run, plan))
+    yield from _conditions(conditions(analysis.run, plan))
     if analysis.points:
         yield from _key_figures(analysis.points)
     yield from _cases(analysis)
@@ -60,10 +63,17 @@ def _analysis(analysis: Analysis, plan: Plan, report_path: Path | str | None) ->
     for point in analysis.points:
         if point.world_size > 1:
             yield from _point(point, source, analysis.run.device)
-    if analysis.fabric.levels:
+    links = fabric_lines(analysis.fabric)
+    if links:
         yield _head("fabric")
-        for level in analysis.fabric.levels:
-            yield from _prose(findings.level_line(level), hang="    ")
+        for line in links:
+            yield from _prose(line, hang="    ")
+    if analysis.hosts:
+        yield _head("hosts")
+        yield from _table(*host_table(analysis.hosts, SHOWN))
+        yield from _prose(NOTE, lead="# ", hang="# ", style="dim")
+        for line in host_lines(analysis.hosts, SHOWN):
+            yield from _prose(text.sentence(line), hang="    ")
     if analysis.roofline is not None:
         yield _head(f"roofline, a step of rank {analysis.roofline.rank} without DDP")
         yield from _prose(analysis.roofline.said, hang="    ")
@@ -164,7 +174,7 @@ def _verdict(verdict: Verdict) -> Iterator[Text]:
 
 
 def _comparison(comparison: Comparison) -> Iterator[Text]:
-    names = findings.run_names(comparison)
+    names = versus.run_names(comparison)
     for role, name, run in zip(("base", "other"), names, (comparison.base, comparison.other), strict=True):
         synthetic = ", SYNTHETIC compute" if run.synthetic else ""
         yield from _conditions([(role, f"{name} ({text.plain(run.id)}{synthetic})")])
@@ -180,9 +190,7 @@ def _comparison(comparison: Comparison) -> Iterator[Text]:
     for point in comparison.points:
         ratio = text.quantity(point.ratio)
         note = (
-            ""
-            if point.distinguishable or point.ratio is None
-            else f"  {findings.undistinguished(point.ratio)}"
+            "" if point.distinguishable or point.ratio is None else f"  {versus.undistinguished(point.ratio)}"
         )
         yield Text(f"  {text.ranks(point.world_size):<{NAME + 2}}{ratio:<{NUMBER}}{note}".rstrip())
         if point.control is not None:
@@ -190,33 +198,33 @@ def _comparison(comparison: Comparison) -> Iterator[Text]:
             yield Text(f"    {'a rank alone':<{NAME}}{control}  (1 but for the machine's drift)")
         yield from _causes(point)
         for name, line in (
-            ("split", findings.split_line(point)),
-            *(("cost", line) for line in findings.cost_lines(point.cost)),
+            ("split", versus.split_line(point)),
+            *(("cost", line) for line in versus.cost_lines(point.cost)),
         ):
             if line:
                 yield from _prose(line, lead=f"    {name:<{NAME}}", hang=" " * (4 + NAME))
     for of in ("settings", "environment"):
-        differing = [findings.setting_line(s) for s in comparison.settings if s.of == of]
+        differing = [versus.setting_line(s) for s in comparison.settings if s.of == of]
         yield from _section(f"{of} that differ, base and other", differing)
     if comparison.roofline:
         yield _head("roofline")
         for line in comparison.roofline:
             yield from _prose(text.plain(line), hang="    ")
     yield _head("answer")
-    yield from _prose(findings.comparison_answer(comparison), style="bold")
+    yield from _prose(versus.answer(comparison), style="bold")
 
 
 def _causes(point: PointComparison) -> Iterator[Text]:
-    for cause, value in findings.largest_causes(point.causes, CAUSES_SHOWN):
+    for cause, value in versus.largest_causes(point.causes, CAUSES_SHOWN):
         style = "green" if value.value < 0 else "red"
         change = text.signed(text.quantity(value, "ms"))
         yield Text.assemble(f"    {text.cause_name(cause):<{NAME}}", (change, style), " a step")
 
 
 def _prediction(prediction: Prediction) -> Iterator[Text]:
-    yield from _conditions(findings.prediction_conditions(prediction))
+    yield from _conditions(predicted.conditions(prediction))
     yield _head("predicted")
-    yield from _table(*text.prediction_table(prediction.points))
+    yield from _table(*predicted.table(prediction.points))
     yield from _prose(
         "±: half of the 95 % interval, the model's own error in it", lead="# ", hang="# ", style="dim"
     )
@@ -226,11 +234,11 @@ def _prediction(prediction: Prediction) -> Iterator[Text]:
         yield from waterfall_lines(last.loss, last.efficiency)
     yield _head("back-test: each measured world size, predicted from the others")
     if prediction.backtest:
-        yield from _table(*text.backtest_table(prediction.backtest))
+        yield from _table(*predicted.backtest_table(prediction.backtest))
     yield from _prose(prediction.backtest_missing or "", style="yellow")
     yield from _section("what this leans on", prediction.notes)
     yield _head("answer")
-    yield from _prose(findings.prediction_answer(prediction), style="bold")
+    yield from _prose(predicted.answer(prediction), style="bold")
 
 
 def _section(title: str, lines: Iterable[str]) -> Iterator[Text]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from scaling.analysis.results import Analysis, Comparison, StepHistory
 from scaling.plan import Plan
-from scaling.report import findings, settings, sync
+from scaling.report import findings, settings, sync, versus
 from scaling.report.alerts import alerts, regressions
 from scaling.report.objective import objective
 from scaling.report.tables import (
@@ -116,11 +116,11 @@ def _document(
 
 def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[Comparison]) -> Json:
     """One run whose tables have a row a pair of runs and world size, case, or setting that differs."""
-    names = list(dict.fromkeys(name for one in comparisons for name in findings.run_names(one)))
+    names = list(dict.fromkeys(name for one in comparisons for name in versus.run_names(one)))
     said = {
         "comparable": all(one.comparable for one in comparisons),
         "reasons": [reason for one in comparisons for reason in one.reasons],
-        "answer": [findings.comparison_answer(one) for one in comparisons],
+        "answer": [versus.answer(one) for one in comparisons],
     }
     run: Json = {
         "id": f"{_stem(plan)}-comparison",
@@ -160,10 +160,12 @@ def _grouped(folder: RunFolder, plan: Plan, runs: list[Json], agent: Json, *, sy
 
 
 def _steps(history: StepHistory) -> list[Json]:
-    names = tuple(history.columns)
-    rows = zip(*history.columns.values(), strict=True)
+    """A row a step; `contended` as 0 or 1, which W&B can draw."""
+    flags = tuple(None if flag is None else int(flag) for flag in history.contended)
+    columns = {**history.columns, "contended": flags}
+    rows = zip(*columns.values(), strict=True)
     return [
-        {"step": i, "arm": arm} | {k: v for k, v in zip(names, row, strict=True) if v is not None}
+        {"step": i, "arm": arm} | {k: v for k, v in zip(columns, row, strict=True) if v is not None}
         for i, (arm, row) in enumerate(zip(history.arm, rows, strict=True))
     ]
 

@@ -8,7 +8,6 @@ import os
 import platform
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,17 @@ def main(arguments: list[str]) -> None:
         float(arguments[2]),
         int(arguments[3]),
     )
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    # Held back and waited for instead of handled: a handler that sets a threading.Event deadlocks where it interrupts
+    # whoever holds the event's lock. Before NVML, so that its threads hold it back too.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: also where a driver does not answer
     if os.getppid() != parent:  # it ended before it could be watched
         return
     nvml = open_nvml()
     gpus, system = (None if nvml is None else Gpus(nvml)), Host()
     with path.open("w", encoding="utf-8") as file:
         _line(file, head(host, gpus, system))
-        while not ended.wait(period_s) and os.getppid() == parent:
+        while signal.sigtimedwait({signal.SIGTERM}, period_s) is None and os.getppid() == parent:
             _line(file, sample(gpus, system))
 
 

@@ -19,6 +19,7 @@ _PORT = (
 """sysfs, infiniband/<device>/ports/<n>/counters: data in 4-byte words, xmit_wait in ticks of waiting to send."""
 _ROCE = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "np_cnp_sent", "rp_cnp_handled")
 """hw_counters of RoCE ports."""
+_TICK_NS = 10_000_000
 _BRIDGE_CLASS = "0x0604"
 _ACS = 0x000D
 _SOURCE_VALIDATION = 1
@@ -41,7 +42,7 @@ class Host:
     def sample(self) -> dict[str, Any]:
         """What does. Times are ns since the host started, counters as the kernel has them."""
         return {
-            "cpu_busy_ns": self._cpu_busy_ns(),
+            **self._cpu_times(),
             "cpu_mhz": self._cpu_mhz(),
             "pressure_ns": {name: self._pressure(name) for name in ("cpu", "memory", "io")},
             "memory_available_bytes": self._memory_available(),
@@ -101,12 +102,13 @@ class Host:
                 count = (count or 0) + _redirects(config)
         return count
 
-    def _cpu_busy_ns(self) -> int | None:
+    def _cpu_times(self) -> dict[str, int | None]:
+        """Of all processors since the host started; stolen: wanted here while the hypervisor ran something else."""
         first = (_read(self._root / "proc/stat") or "").split("\n")[0].split()
         if len(first) < 9:
-            return None
-        user, nice, system, _idle, _wait, irq, soft, steal = map(int, first[1:9])
-        return (user + nice + system + irq + soft + steal) * 10_000_000  # ticks of 10 ms
+            return {"cpu_busy_ns": None, "cpu_stolen_ns": None}
+        user, nice, system, _idle, _wait, irq, soft, steal = (int(ticks) * _TICK_NS for ticks in first[1:9])
+        return {"cpu_busy_ns": user + nice + system + irq + soft + steal, "cpu_stolen_ns": steal}
 
     def _cpu_mhz(self) -> int | None:
         """Mean over the processors."""

@@ -7,6 +7,8 @@ from typing import Any
 
 _TOTAL = 2**32 - 1
 """Scope of a field value: all links of a device (nvml.h, NVML_FI_DEV_NVLINK_THROUGHPUT_*)."""
+_P2P_READ = 0
+"""nvml.h, NVML_P2P_CAPS_INDEX_READ. The binding has a tuple there, which it cannot pass on itself."""
 _AFFINITY_WORDS = 16
 """64 processors each."""
 
@@ -107,7 +109,7 @@ class Gpus:
         return {
             "sm_mhz": ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             "memory_mhz": ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
-            "reasons": ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
+            "reasons": self._reasons(handle),
             "power_mw": ask(nvml.nvmlDeviceGetPowerUsage, handle),
             "temperature_c": ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             "memory_used_bytes": None if memory is None else int(memory.used),
@@ -132,6 +134,15 @@ class Gpus:
         except self._nvml.NVMLError:
             return None
 
+    def _reasons(self, handle: Any) -> int | None:
+        """Of the clocks. Older drivers and bindings have the second name only, and with CUDA 14 it goes."""
+        for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
+            function = getattr(self._nvml, name, None)
+            found: int | None = None if function is None else self._ask(function, handle)
+            if found is not None:
+                return found
+        return None
+
     def _nvlinks(self, handle: Any) -> list[bool] | None:
         """Whether each link is up; None where the device has none."""
         states = [
@@ -144,9 +155,7 @@ class Gpus:
         """Whether this device may read each other's memory; None for itself and where it is not known."""
         nvml = self._nvml
         states = [
-            None
-            if other == index
-            else self._ask(nvml.nvmlDeviceGetP2PStatus, handle, peer, nvml.NVML_P2P_CAPS_INDEX_READ)
+            None if other == index else self._ask(nvml.nvmlDeviceGetP2PStatus, handle, peer, _P2P_READ)
             for other, peer in enumerate(self._handles)
         ]
         return [None if state is None else state == 0 for state in states]  # NVML_P2P_STATUS_OK

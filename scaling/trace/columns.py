@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scaling.trace.events import Meta
 from scaling.trace.spans import Ints
-from scaling.trace.stream import Meta
+
+Columns = dict[str, NDArray[Any]]
+"""Arrays of one length by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +26,7 @@ class Gpu:
     stream: Ints
     correlation: Ints  # -1: none
     kind: Ints  # by name and collective, as signs.COMPUTE ...
-    shape: Ints  # equal for equal launch grids
+    shape: Ints  # equal for equal names and launch grids
     sent: Ints  # index into `sent`, -1: it says nothing of a collective
 
 

@@ -192,15 +192,10 @@ def _windows(
     whole = np.array([gpu.begin[work].min(), gpu.end[work].max()])
     if len(steps) < 2 or not (work & (step >= 0)).any():
         return whole, (steps[0][0] if steps else "whole trace",)
-    borders: list[int] = []
-    labels: list[str] = []
-    for k, (name, _, _) in enumerate(steps):
-        mine = work & (step == k)
-        if mine.any():
-            borders.append(max(int(gpu.begin[mine].min()), borders[-1] if borders else -1))
-            labels.append(name)
-    borders.append(int(gpu.end[work & (step >= 0)].max()))
-    return np.array(borders), tuple(labels)
+    known = np.flatnonzero(work & (step >= 0))
+    present, first = np.unique(step[known], return_index=True)
+    begins = np.maximum.accumulate(gpu.begin[known[first]])
+    return np.append(begins, gpu.end[known].max()), tuple(steps[k][0] for k in present)
 
 
 def _gaps(gaps: Spans, begin: Ints, launch: Ints) -> tuple[Spans, Spans]:
@@ -228,8 +223,7 @@ def _phases(trace: Trace, launch: Ints, thread: Ints, kind: Ints, borders: Ints)
         mine = host.role == role
         offset = host.thread[mine] * FAR
         spans = merged(host.begin[mine] + offset, host.end[mine] + offset)
-        at = launch + thread * FAR
-        phase[(launch >= 0) & (spans.overlap(at, at + 1) > 0)] = role
+        phase[(launch >= 0) & spans.holds(launch + thread * FAR)] = role
     seen, columns, before = EMPTY, {}, np.zeros(len(borders) - 1, dtype=np.int64)
     for name, role in PHASES.items():
         mine = (kind == signs.COMPUTE) & (phase == role)

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from scaling.errors import InputError
 from scaling.trace import hta
 from scaling.trace.columns import Trace
 from scaling.trace.decompose import Parts, decompose
+from scaling.trace.pieces import DamagedError
 from scaling.trace.read import read_trace
-from scaling.trace.stream import DamagedError
 
 SUFFIXES = (".json", ".json.gz")
 SMALL_BYTES = 4 << 20
@@ -75,8 +75,13 @@ def find(paths: Iterable[str]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def read_all(paths: list[Path], *, with_hta: bool) -> tuple[list[RankTrace], list[Problem]]:
-    """Read every file; those that cannot be read are problems, and cost the others nothing."""
+def read_all(
+    paths: list[Path], *, with_hta: bool, meanwhile: Callable[[], object]
+) -> tuple[list[RankTrace], list[Problem]]:
+    """Read every file; those that cannot be read are problems, and cost the others nothing.
+
+    `meanwhile` is called here where other processes read; by then they are all there.
+    """
     jobs = [(path, with_hta) for path in paths]
     workers = min(len(jobs), os.cpu_count() or 1)
     if workers < 2 or sum(p.stat().st_size for p in paths) < SMALL_BYTES:
@@ -87,7 +92,9 @@ def read_all(paths: list[Path], *, with_hta: bool) -> tuple[list[RankTrace], lis
         # Fork shares what is imported already; nothing here has threads by now.
         method = "fork" if sys.platform == "linux" else "spawn"
         with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context(method)) as pool:
-            results = list(pool.map(_read, jobs))
+            reading = pool.map(_read, jobs)
+            meanwhile()
+            results = list(reading)
     return [r for r in results if isinstance(r, RankTrace)], [r for r in results if isinstance(r, Problem)]
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from scaling.analysis.results import Analysis, Timeline
 from scaling.analysis.timeline import chrome
-from scaling.errors import InputError
+from scaling.folders import make_folder
 from scaling.plan import Plan
 from scaling.report.html import page
 from scaling.report.markdown import markdown
@@ -21,12 +21,7 @@ from scaling.store import RunFolder, default_folder, write_json, write_text
 def write_folder(analysis: Analysis, plan: Plan, drawn: tuple[Timeline, ...], path: str | None) -> RunFolder:
     """plan.json, analysis.json, timeline.json and the reports; InputError where they cannot be put."""
     folder = check_folder(Path(path) if path else default_folder(plan.id))
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"{folder.path}: cannot be made ({error.strerror}); name a folder that can"
-        ) from error
+    make_folder(folder.path, str(folder.path))
     write_json(folder.plan, plan)
     write_json(folder.analysis, analysis)
     write_text(folder.timeline, chrome(drawn))

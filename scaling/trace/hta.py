@@ -9,12 +9,15 @@ everything on a stream counts as activity, stream synchronisation too, and sever
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaling.analysis.traced import HtaKernel, HtaKernelType, HtaRank
+from scaling.trace import signs
 from scaling.trace.columns import Trace
+from scaling.trace.kinds import launched
 from scaling.trace.spans import Ints, Spans, common, merged, running
 
 COMPUTATION, COMMUNICATION, MEMORY, OTHER = "COMPUTATION", "COMMUNICATION", "MEMORY", "OTHER"
@@ -28,6 +31,7 @@ QUANTILE = 0.8
 """So are those above this quantile of the running sum of durations."""
 
 
+@lru_cache(maxsize=signs.NAMES)
 def kind_of(name: str) -> str:
     """Type of a GPU event by its name."""
     if _COMMUNICATION.match(name):
@@ -87,13 +91,12 @@ def kernel_types(ranks: list[dict[str, int]]) -> tuple[HtaKernelType, ...]:
 
 def _counted(trace: Trace) -> Ints:
     """Indices of what it counts: with several steps only what was launched before the end of the last."""
-    gpu, launches = trace.gpu, trace.launches
-    on_stream = gpu.stream >= 0
+    on_stream = trace.gpu.stream >= 0
     if len({name for name, _, _ in trace.steps}) < 2:
         return np.flatnonzero(on_stream)
     last = max(end for _, _, end in trace.steps)
-    early = launches["correlation"][launches["begin"] <= last]
-    return np.flatnonzero(on_stream & np.isin(gpu.correlation, early))
+    launch, _ = launched(trace)
+    return np.flatnonzero(on_stream & (launch >= 0) & (launch <= last))
 
 
 def _combinations(sets: list[Spans]) -> dict[str, int]:
@@ -113,7 +116,8 @@ def _kernels(
     """Sums by name, largest first. As there, `others` has the statistics of the sums that it stands for."""
     order = np.argsort(index, kind="stable")
     parts = np.split(us[order], np.flatnonzero(np.diff(index[order])) + 1) if len(us) else []
-    rows = [(names[k], *_statistics(part)) for k, part in zip(np.unique(index), parts, strict=True)]
+    there = np.flatnonzero(np.bincount(index))
+    rows = [(names[k], *_statistics(part)) for k, part in zip(there, parts, strict=True)]
     rows.sort(key=lambda row: -row[1])
     if len(rows) > KERNELS:
         running = np.cumsum([row[1] for row in rows])

@@ -37,8 +37,9 @@ def communication(trace: Trace, launch: Ints, thread: Ints) -> tuple[Ints, list[
     lanes = _lanes(gpu, sure | under, may | sure)
     only = may & ~under & np.isin(gpu.stream, lanes)
     if only.any():  # a name that computes elsewhere computes here too
-        elsewhere = np.unique(gpu.name[(kind == signs.COMPUTE) & ~np.isin(gpu.stream, lanes)])
-        only &= ~np.isin(gpu.name, elsewhere)
+        elsewhere = np.zeros(len(names), dtype=bool)
+        elsewhere[gpu.name[(kind == signs.COMPUTE) & ~np.isin(gpu.stream, lanes)]] = True
+        only &= ~elsewhere[gpu.name]
     kind[under | only] = signs.COMMUNICATION
     guessed = count(names[i] for i in gpu.name[under | only])
     sent: list[Sent] = [_NOTHING] * len(kind)

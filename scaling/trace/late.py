@@ -9,7 +9,7 @@ import numpy as np
 from scaling.analysis.measured import Measured
 from scaling.analysis.results import Straggler
 from scaling.trace.jobs import Job
-from scaling.trace.match import Matched
+from scaling.trace.match import Instance, Matched
 from scaling.trace.table import Floats, Table, measured
 
 NOTABLE_LATE = 0.01
@@ -27,18 +27,10 @@ def straggler(job: Job, matched: Matched, table: Table, step: Measured) -> Strag
     steps = table.columns["window"].shape[1]
     blamed: dict[int, Floats] = defaultdict(lambda: np.zeros(steps))
     skew: dict[int, Floats] = defaultdict(lambda: np.zeros(steps))
-    for one in matched.instances:
-        if not 0 <= one.step < steps:
-            continue
-        waits = []
-        for rank, row, wait in zip(one.ranks, one.rows, one.wait, strict=True):
-            if rank != one.late:
-                own = job.ranks[rank].parts
-                begin = own.collectives.begin[row : row + 1]
-                waits.append(float(own.exposed.overlap(begin, begin + int(wait))[0]))
-        blamed[one.late][one.step] += float(np.mean(waits)) / 1e6 if waits else 0.0
-        others = max(len(one.ranks) - 1, 1)
-        skew[one.late][one.step] += float(one.wait.sum()) / others / 1e6
+    shown = [one for one in matched.instances if 0 <= one.step < steps]
+    for one, cost in zip(shown, _exposed_waits(shown, job), strict=True):
+        blamed[one.late][one.step] += cost / 1e6
+        skew[one.late][one.step] += float(one.wait.sum()) / max(len(one.ranks) - 1, 1) / 1e6
     if not blamed:
         return None
     rank = max(blamed, key=lambda r: float(blamed[r].sum()))
@@ -47,6 +39,23 @@ def straggler(job: Job, matched: Matched, table: Table, step: Measured) -> Strag
     if cost is None or whole is None or cost.value < floor or (cost.low is not None and cost.low < floor):
         return None
     return Straggler(rank=rank, phase=_phase(table, rank), by_itself=None, cost_ms=cost, skew_ms=whole)
+
+
+def _exposed_waits(instances: list[Instance], job: Job) -> Floats:
+    """For each collective: what of the others' waits for its late rank is exposed, mean over them, ns."""
+    waits: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for k, one in enumerate(instances):
+        for rank, row, wait in zip(one.ranks, one.rows, one.wait.tolist(), strict=True):
+            if rank != one.late:
+                waits[rank].append((k, row, wait))
+    total = np.zeros(len(instances))
+    for rank, told in waits.items():
+        at, rows, wait = np.array(told).T
+        own = job.ranks[rank].parts
+        begin = own.collectives.begin[rows]
+        total[at] += own.exposed.overlap(begin, begin + wait)
+    total /= [max(len(one.ranks) - 1, 1) for one in instances]
+    return total
 
 
 def _phase(table: Table, rank: int) -> str:

@@ -30,7 +30,7 @@ UNSYNCHRONISED = ("send_recv", "broadcast", "scatter", "gather", "reduce", signs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One collective on all its ranks."""
+    """One collective on all its ranks; times in ns on the common clock."""
 
     step: int
     collective: str
@@ -40,33 +40,17 @@ class Instance:
     rows: tuple[int, ...]
     """Its place in each rank's columns."""
     begin: Ints
-    """On each rank, ns on the common clock."""
     end: Ints
-
-    @property
-    def released(self) -> int:
-        """R: the last rank has begun."""
-        return int(self.begin.max())
-
-    @property
-    def transfer(self) -> int:
-        """D - R, ns."""
-        return max(int(self.end.max()) - self.released, 0)
-
-    @property
-    def wait(self) -> Ints:
-        """What each rank spends in it before R, ns."""
-        return np.clip(self.released - self.begin, 0, self.end - self.begin)
-
-    @property
-    def late(self) -> int:
-        """The rank that came last."""
-        return self.ranks[int(self.begin.argmax())]
-
-    @property
-    def spread(self) -> int:
-        """How far apart the ranks' ends lie, ns."""
-        return int(self.end.max() - self.end.min())
+    released: int
+    """R: the last rank has begun."""
+    transfer: int
+    """D - R."""
+    wait: Ints
+    """What each rank spends in it before R."""
+    late: int
+    """The rank that came last."""
+    spread: int
+    """How far apart the ranks' ends lie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +86,7 @@ def match(
             step = int(found.step[row])
             if 0 <= step < len(labels[rank]):
                 rows[sent.group, labels[rank][step]][rank].append(row)
-    instances: list[Instance] = []
+    blocks: list[_Block] = []
     reasons: dict[str, int] = defaultdict(int)
     order = {label: k for found in labels.values() for k, label in enumerate(found)}
     for (group, label), members in rows.items():
@@ -116,18 +100,23 @@ def match(
         if lined is None:
             reasons["the ranks do not show the same collectives in the same order"] += many
             continue
+        places = []
         for place in lined:
-            instance = _instance(order[label], group, expected, place, ranks)
-            if instance.collective in UNSYNCHRONISED:
-                reasons[f"{instance.collective} does not synchronise its ranks"] += 1
+            collective = ranks[expected[0]].sent[place[0]].collective
+            if collective in UNSYNCHRONISED:
+                reasons[f"{collective} does not synchronise its ranks"] += 1
             else:
-                instances.append(instance)
-    shift = _shifts(instances, clocks)
-    instances = [_moved(one, shift) for one in instances]
+                places.append(place)
+        if places:
+            blocks.append(_block(order[label], group, expected, places, ranks))
+    shift = _shifts(blocks, clocks)
     released = {rank: np.full(len(found.sent), np.nan) for rank, found in ranks.items()}
-    for one in instances:
-        for rank, row in zip(one.ranks, one.rows, strict=True):
-            released[rank][row] = one.released - shift[rank]
+    instances: list[Instance] = []
+    for block in blocks:
+        made = _instances(block, np.array([shift[r] for r in block.ranks]))
+        instances += made
+        for k, rank in enumerate(block.ranks):
+            released[rank][block.rows[:, k]] = np.array([one.released for one in made]) - shift[rank]
     said = tuple(
         f"{count} collectives: waiting is not told from transfer: {why}" for why, count in reasons.items()
     )
@@ -165,53 +154,87 @@ def _lined_up(
     return places
 
 
-def _instance(
-    step: int, group: str, expected: tuple[int, ...], place: tuple[int, ...], ranks: Mapping[int, Collectives]
-) -> Instance:
-    pairs = list(zip(expected, place, strict=True))
-    sizes = {ranks[r].sent[i].bytes for r, i in pairs}
-    return Instance(
-        step=step,
-        collective=ranks[expected[0]].sent[place[0]].collective,
-        group=group,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """The instances of one group in one step; matrices of instances x ranks."""
+
+    step: int
+    group: str
+    ranks: tuple[int, ...]
+    sent: list[tuple[str, int | None]]
+    """Collective and size of each instance."""
+    rows: Ints
+    begin: Ints
+    end: Ints
+
+
+def _block(
+    step: int,
+    group: str,
+    expected: tuple[int, ...],
+    places: list[tuple[int, ...]],
+    ranks: Mapping[int, Collectives],
+) -> _Block:
+    sent = []
+    for place in places:
+        sizes = {ranks[r].sent[i].bytes for r, i in zip(expected, place, strict=True)}
         # Ranks that send unlike sizes (all_to_all of ragged tables) have no one size.
-        bytes=sizes.pop() if len(sizes) == 1 else None,
+        size = sizes.pop() if len(sizes) == 1 else None
+        sent.append((ranks[expected[0]].sent[place[0]].collective, size))
+    rows = np.array(places)
+    return _Block(
+        step=step,
+        group=group,
         ranks=expected,
-        rows=place,
-        begin=np.array([ranks[r].begin[i] for r, i in pairs]),
-        end=np.array([ranks[r].end[i] for r, i in pairs]),
+        sent=sent,
+        rows=rows,
+        begin=np.stack([ranks[r].begin[rows[:, k]] for k, r in enumerate(expected)], axis=1),
+        end=np.stack([ranks[r].end[rows[:, k]] for k, r in enumerate(expected)], axis=1),
     )
 
 
-def _shifts(instances: list[Instance], clocks: Mapping[int, Clock]) -> dict[int, int]:
+def _shifts(blocks: list[_Block], clocks: Mapping[int, Clock]) -> dict[int, int]:
     """What is added to each rank's times to have them on one clock, ns."""
     shift = {rank: clock.origin_ns for rank, clock in clocks.items()}
     hosts = {clock.host for clock in clocks.values()}
     if len(hosts) == 1 and None not in hosts:
         return shift
-    apart: dict[int, list[float]] = defaultdict(list)
-    for one in instances:
-        ends = one.end + np.array([shift[r] for r in one.ranks])
-        middle = float(np.median(ends))
-        for rank, end in zip(one.ranks, ends, strict=True):
-            apart[rank].append(float(end) - middle)
+    apart: dict[int, list[Floats]] = defaultdict(list)
+    for block in blocks:
+        ends = block.end + np.array([shift[r] for r in block.ranks])
+        beside = ends - np.median(ends, axis=1, keepdims=True)
+        for k, rank in enumerate(block.ranks):
+            apart[rank].append(beside[:, k])
     return {
-        rank: at - round(float(np.median(apart[rank]))) if rank in apart else at for rank, at in shift.items()
+        rank: at - round(float(np.median(np.concatenate(apart[rank])))) if rank in apart else at
+        for rank, at in shift.items()
     }
 
 
-def _moved(one: Instance, shift: Mapping[int, int]) -> Instance:
-    by = np.array([shift[r] for r in one.ranks])
-    return Instance(
-        step=one.step,
-        collective=one.collective,
-        group=one.group,
-        bytes=one.bytes,
-        ranks=one.ranks,
-        rows=one.rows,
-        begin=one.begin + by,
-        end=one.end + by,
-    )
+def _instances(block: _Block, shift: Ints) -> list[Instance]:
+    begin, end = block.begin + shift, block.end + shift
+    released, done = begin.max(axis=1), end.max(axis=1)
+    transfer, spread = np.maximum(done - released, 0), done - end.min(axis=1)
+    wait = np.clip(released[:, None] - begin, 0, end - begin)
+    late = begin.argmax(axis=1)
+    return [
+        Instance(
+            step=block.step,
+            collective=collective,
+            group=block.group,
+            bytes=size,
+            ranks=block.ranks,
+            rows=tuple(block.rows[k].tolist()),
+            begin=begin[k],
+            end=end[k],
+            released=int(released[k]),
+            transfer=int(transfer[k]),
+            wait=wait[k],
+            late=block.ranks[late[k]],
+            spread=int(spread[k]),
+        )
+        for k, (collective, size) in enumerate(block.sent)
+    ]
 
 
 def moving(found: Collectives, released: Floats) -> Spans:

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from scaling import __version__
+from scaling.fabric import Topology
 from scaling.plan import Plan, make_plan
-from scaling.spec import Measure, Model, Spec, Topology
+from scaling.spec import Measure, Model, Spec
 from scaling.trace.files import RankTrace
 from scaling.trace.jobs import Job
 

@@ -9,6 +9,7 @@ signs tell is counted as communication *and named*, so that nobody has to trust 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 COMPUTE, COMMUNICATION, COPY, OTHER = range(4)
 """Kinds of GPU events. OTHER is no work: what a stream or an event waits for."""
@@ -46,10 +47,13 @@ _LIBRARY = re.compile(
 _OF_TORCH = re.compile(r"\bat::|\bc10::|at_cuda_detail|\bcub::|\bthrust::|cutlass|cublas|cudnn|gemm|triton_")
 _COPY = re.compile(r"^(Memcpy|Memset|Copy(Host|Device)|Fill)")
 _BACKENDS = ("nccl:", "gloo:", "mpi:", "ucc:", "xccl:", "rccl:")
+NAMES = 4096
+"""So many are remembered, for they come again in every file."""
 UNKNOWN = "unknown"
 """A collective that no sign gives a name to."""
 
 
+@lru_cache(maxsize=NAMES)
 def kernel_kind(name: str) -> int:
     """Kind of a GPU event by its name alone."""
     if _COPY.match(name):
@@ -57,11 +61,13 @@ def kernel_kind(name: str) -> int:
     return COMMUNICATION if _LIBRARY.search(name) and not name.startswith("void at::native") else COMPUTE
 
 
+@lru_cache(maxsize=NAMES)
 def of_torch(name: str) -> bool:
     """Whether a kernel's name says that it computes, so that no weaker sign is asked."""
     return _OF_TORCH.search(name) is not None
 
 
+@lru_cache(maxsize=NAMES)
 def collective_of(name: str) -> str:
     """The collective that a name speaks of, in torch's words; `unknown` where it speaks of none."""
     plain = name.split("(", maxsplit=1)[0]

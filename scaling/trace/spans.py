@@ -42,6 +42,13 @@ class Spans:
         """Its length in each window between neighbouring borders."""
         return np.diff(self.before(borders))
 
+    def holds(self, instants: Ints) -> NDArray[np.bool_]:
+        """Whether each instant is in the set."""
+        if not len(self):
+            return np.zeros(len(instants), dtype=bool)
+        at = np.searchsorted(self.begin, instants, side="right") - 1
+        return (at >= 0) & (instants < self.end[at])
+
     def overlap(self, begin: Ints, end: Ints) -> Ints:
         """How much of each interval [begin, end) lies in the set."""
         return self.before(end) - self.before(begin)

@@ -3,22 +3,25 @@
 The file is a JSON object with `traceEvents` among its keys, or the bare list of events (both are
 Chrome's trace format), plain or gzip. A piece is cut at the last `}, {` that it holds. That may hit a
 string or a nested list; then the piece does not decode, and the exact place is found by counting brackets.
+
+Only what lasts (phase X) becomes an event; arrows, names of threads and other phases are read over.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
 import re
-import zlib
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import msgspec
 
-PIECE = 1 << 18
-"""Bytes that are decoded at a time."""
+from scaling.trace.events import Args, Event, Meta, Other
+from scaling.trace.pieces import DamagedError, pieces
+
 GROWN_MAX = 1 << 28
 """No head, tail or single event is longer than this."""
 
@@ -28,107 +31,84 @@ _NO_NUMBER = re.compile(r'("(?:[^"\\]|\\.)*")|-?\b(?:inf|infinity|nan)\b', re.IG
 _BETWEEN = b" \t\r\n,"
 
 
-class DamagedError(Exception):
-    """The file cannot be read as a trace; the message says why."""
-
-
-class Args(msgspec.Struct, gc=False):
-    """What an event says of itself, as far as it is used here."""
-
-    stream: int | float | str | None = None
-    correlation: int | float | str | None = None
-    grid: tuple[int, ...] | None = None
-    collective: str | None = msgspec.field(default=None, name="Collective name")
-    in_elements: int | float | None = msgspec.field(default=None, name="In msg nelems")
-    out_elements: int | float | None = msgspec.field(default=None, name="Out msg nelems")
-    group_size: int | float | None = msgspec.field(default=None, name="Group size")
-    dtype: str | None = None
-    group: str | None = msgspec.field(default=None, name="Process Group Name")
-    seq: int | float | None = msgspec.field(default=None, name="Seq")
-    dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
-    types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
-
-
-class Event(msgspec.Struct, gc=False):
-    """One event; times in microseconds, fractions kept, NaN where it has none."""
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    tid: int | float | str | None = None
-    ts: float = math.nan
-    dur: float = math.nan
-    args: Args | None = None
-
-
-class DistributedInfo(msgspec.Struct, gc=False):
-    """Who wrote the trace, in the job."""
-
-    rank: int | None = None
-    world_size: int | None = None
-    backend: str | None = None
-    pg_config: list[dict[str, Any]] | dict[str, Any] | None = None
-
-
-class Meta(msgspec.Struct, gc=False):
-    """The keys beside `traceEvents`."""
-
-    distributed: DistributedInfo | None = msgspec.field(default=None, name="distributedInfo")
-    devices: list[dict[str, Any]] | None = msgspec.field(default=None, name="deviceProperties")
-    host_name: str | None = None
-    base_ns: int | None = msgspec.field(default=None, name="baseTimeNanoseconds")
-    schema_version: int | str | None = msgspec.field(default=None, name="schemaVersion")
-
-
-class _Tail(Meta, gc=False):
-    events: list[Event] = msgspec.field(default_factory=list, name="traceEvents")
-
-
-_EVENTS = msgspec.json.Decoder(list[Event])
+_OTHERS = tuple(
+    msgspec.defstruct(f"Other{k}", [], bases=(Other,), tag_field="ph", tag=phase, gc=False)
+    for k, phase in enumerate("BEiICbnestfSTpFPONDMVvRc()")
+)
+_PHASES = (Event, *_OTHERS)
+_EVENTS = msgspec.json.Decoder(list[Union[_PHASES]])  # type: ignore[valid-type]  # noqa: UP007
+_ARGS = msgspec.json.Decoder(list[Args])
+_SAID = attrgetter("args")
 _META = msgspec.json.Decoder(Meta)
-_TAIL = msgspec.json.Decoder(_Tail)
 
 
 class TraceStream:
-    """Iterates over the events of a file in lists; `meta` and `odd` are whole once that is done."""
+    """Iterates over the events of a file in lists; `meta`, `events` and `odd` are whole once that is done."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.meta = Meta()
+        self.events = 0
+        """Of any phase, without the odd ones."""
         self.odd = 0
         """Events whose fields have types that no trace has; they are left out."""
 
-    def __iter__(self) -> Iterator[list[Event]]:
-        pieces = _pieces(self.path)
-        buffer = self._head(pieces)
-        for piece in pieces:
-            buffer += piece
-            if len(buffer) < PIECE:
-                continue
-            buffer = buffer.lstrip(_BETWEEN)  # a cut may have left the comma to this piece
-            cut = _last_border(buffer)
-            if cut is None:
-                if len(buffer) > GROWN_MAX:
-                    raise DamagedError("one event is longer than 256 MiB")
-                continue
-            try:
-                yield _EVENTS.decode(b"[" + buffer[:cut] + b"]")
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                cut, closed = _exact(buffer)
-                if closed:
-                    break
-                yield self._patient(buffer[:cut])
-            buffer = buffer[cut:]
-        for piece in pieces:
-            buffer += piece
-            if len(buffer) > GROWN_MAX:
-                raise DamagedError("what follows the events is longer than 256 MiB")
-        yield self._last(buffer)
+    def __iter__(self) -> Iterator[list[Event | Other]]:
+        for found in self._decoded():
+            self.events += len(found)
+            yield found
 
-    def _head(self, pieces: Iterator[bytes]) -> bytes:
+    def _decoded(self) -> Iterator[list[Event | Other]]:
+        unread = pieces(self.path)
+        held = b""
+        for more in itertools.chain((self._head(unread),), unread):
+            held = held.lstrip(_BETWEEN)  # a cut leaves the comma to what follows
+            piece = more if held else more.lstrip(_BETWEEN)
+            cut = _last_border(piece)
+            if cut is None:
+                held += piece
+            else:
+                try:
+                    found = _EVENTS.decode(b"".join((b"[", held, memoryview(piece)[:cut], b"]")))
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    held += piece
+                    cut, closed = _exact(held)
+                    if closed:
+                        break
+                    yield self._patient(held[:cut])
+                    held = held[cut:]
+                else:
+                    yield found
+                    held = piece[cut:]
+            if len(held) > GROWN_MAX:
+                raise DamagedError("one event is longer than 256 MiB")
+        for piece in unread:
+            held += piece
+            if len(held) > GROWN_MAX:
+                raise DamagedError("what follows the events is longer than 256 MiB")
+        yield self._last(held)
+
+    def said(self, events: list[Event]) -> tuple[list[Event], list[Args]]:
+        """What each of `events` says of itself, beside those of them that say it in types that a trace has."""
+        try:
+            return events, _ARGS.decode(b"".join((b"[", b",".join(map(_SAID, events)), b"]")))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        kept, args = [], []
+        for event in events:
+            text = bytes(event.args).decode("utf-8", "replace")
+            try:
+                args.append(msgspec.convert(_plain(json.loads(text, strict=False)) or {}, Args))
+                kept.append(event)
+            except msgspec.ValidationError:
+                self.odd += 1
+        self.events -= len(events) - len(kept)
+        return kept, args
+
+    def _head(self, unread: Iterator[bytes]) -> bytes:
         """Everything after the bracket that opens the events."""
         buffer = b""
-        for piece in pieces:
+        for piece in unread:
             buffer += piece
             start = buffer.lstrip(b"\xef\xbb\xbf \t\r\n")
             if start[:1] == b"[":
@@ -149,7 +129,7 @@ class TraceStream:
             raise DamagedError("it is not JSON") from None
         raise DamagedError('it is JSON but no trace: there is no "traceEvents" in it')
 
-    def _last(self, buffer: bytes) -> list[Event]:
+    def _last(self, buffer: bytes) -> list[Event | Other]:
         """What is left after the last whole piece: some events, the closing bracket, the other keys."""
         buffer = buffer.lstrip(_BETWEEN)
         cut, closed = _exact(buffer)
@@ -164,7 +144,7 @@ class TraceStream:
             self.meta = Meta(**known)
         return self._patient(buffer[:cut])
 
-    def _patient(self, text: bytes) -> list[Event]:
+    def _patient(self, text: bytes) -> list[Event | Other]:
         """Decode what may hold NaN, broken text or odd types: those events are left out and counted."""
         text = text.rstrip(_BETWEEN)
         try:
@@ -176,26 +156,28 @@ class TraceStream:
             loose = json.loads("[" + clean + "]", strict=False)
         except ValueError as error:
             raise DamagedError(f"its events are not JSON ({error})") from None
-        events = []
+        found: list[Event | Other] = []
         for item in loose:
+            other = isinstance(item, dict) and item.get("ph") != "X"
             try:
-                events.append(msgspec.convert(_plain(item), Event))
+                found.append(Other() if other else msgspec.convert(_plain(item), Event))
             except msgspec.ValidationError:
                 self.odd += 1
-        return events
+        return found
+
+
+_RAW = ("args", "Input Dims", "Input type")
 
 
 def _plain(item: Any) -> Any:
-    """Without nulls, and with shapes as text again, which is what `Raw` holds."""
-    if isinstance(item, dict):
-        item = {k: v for k, v in item.items() if v is not None}
-    if isinstance(item, dict) and isinstance(item.get("args"), dict):
-        shapes = {k: msgspec.Raw(json.dumps(item["args"][k]).encode()) for k in _RAW if k in item["args"]}
-        return {**item, "args": {**item["args"], **shapes}}
-    return item
-
-
-_RAW = ("Input Dims", "Input type")
+    """Without nulls, and with what is decoded later as text again, which is what `Raw` holds."""
+    if not isinstance(item, dict):
+        return item
+    return {
+        key: msgspec.Raw(json.dumps(value).encode()) if key in _RAW else value
+        for key, value in item.items()
+        if value is not None
+    }
 
 
 def _meta(text: bytes) -> Meta:
@@ -231,36 +213,3 @@ def _exact(buffer: bytes) -> tuple[int, bool]:
             if depth == 0:
                 last = token.end()
     return last, False
-
-
-def _pieces(path: Path) -> Iterator[bytes]:
-    """The file's bytes, unpacked, PIECE at most at a time."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(2)
-            file.seek(0)
-            if start == b"\x1f\x8b":
-                yield from _unpacked(file)
-            else:
-                while piece := file.read(PIECE):
-                    yield piece
-    except OSError as error:
-        raise DamagedError(f"it cannot be opened ({error.strerror})") from None
-
-
-def _unpacked(file: Any) -> Iterator[bytes]:
-    packed, decoder, ended = b"", zlib.decompressobj(wbits=31), False
-    while packed := (packed or file.read(PIECE // 8)):
-        if ended:  # one gzip member may follow another
-            if packed.strip(b"\0") == b"":
-                packed = b""
-                continue
-            decoder = zlib.decompressobj(wbits=31)
-        try:
-            yield decoder.decompress(packed, PIECE)
-        except zlib.error as error:
-            raise DamagedError(f"its gzip stream is damaged ({error})") from None
-        ended = decoder.eof
-        packed = decoder.unused_data if ended else decoder.unconsumed_tail
-    if not ended:
-        raise DamagedError("its gzip stream is cut off: the file was not written or copied to its end")

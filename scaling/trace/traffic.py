@@ -106,8 +106,11 @@ def traffic(matched: Matched, table: Table) -> Comm | None:
         if moved:
             rates.append(size * 8 / moved)
     if "moved" in table.columns:
+        busy: dict[int, int] = defaultdict(int)
+        for one in matched.instances:
+            busy[one.step] += one.transfer
         for k in range(steps):
-            ms = sum(i.transfer for i in matched.instances if i.step == k) / 1e6
+            ms = busy[k] / 1e6
             if ms:
                 hidden.append(1 - min(float(table.columns["moved"][:, k].mean()) / ms, 1.0))
     buckets = tuple(

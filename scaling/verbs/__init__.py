@@ -5,6 +5,8 @@ Each has `main(arguments)` and returns the exit status. Imports are made where t
 
 from __future__ import annotations
 
+import textwrap
+
 USAGE: dict[str, tuple[tuple[str, str], ...]] = {
     "run": (
         ("run [overrides]", "plan, measure, analyse, report, here"),
@@ -66,13 +68,87 @@ USAGE: dict[str, tuple[tuple[str, str], ...]] = {
 }
 """Verb -> (how to call it, what it does), in the order of a user's work. A verb's file bears its name."""
 
+COMPOSED = ("run", "plan", "submit", "selftest", "doctor")
+"""Verbs whose other arguments are Hydra's: overrides, and flags such as `-m`, `--cfg job` and `--config-dir DIR`."""
+
+_JSON = ("", "print one JSON document and nothing else")
+OPTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "run": {"--resume": ("RUN", "go on with the trials that are left of RUN; stands alone")},
+    "plan": {"--json": _JSON},
+    "submit": {
+        "--dry-run": ("", "print the jobs' scripts and hand in nothing"),
+        "--wait": ("", "follow the jobs to their end, then print their reports"),
+        "--resume": ("RUN", "hand in what is left of RUN; of the options --wait alone goes with it"),
+    },
+    "status": {},
+    "cancel": {},
+    "analyze": {"--json": _JSON},
+    "compare": {
+        "--json": _JSON,
+        "--fail-below": (
+            "RATIO",
+            "exit 1 where a run has clearly less than RATIO times the base's throughput",
+        ),
+        "--into": (
+            "DIR",
+            "write the comparison as page, Markdown, JSON and W&B run; made where it is not there",
+        ),
+        "--baseline": ("NAME", "the base is what was kept under NAME for this machine and model"),
+        "--keep": ("", "keep the one run as --baseline NAME, unless the gate is not met"),
+    },
+    "predict": {
+        "--json": _JSON,
+        "--config-dir": ("DIR", "take topologies of one's own from DIR/topology"),
+    },
+    "verify": {
+        "--json": _JSON,
+        "--try": ("N", "the N-th remedy that has overrides, from 1; the first unless given"),
+    },
+    "selftest": {
+        "--full": ("", "all faults: also input that is late on either rank, and one host's link at a tenth"),
+        "--json": _JSON,
+    },
+    "doctor": {
+        "--json": _JSON,
+        "--parity": ("FILE", "compare with the machine that wrote FILE; write it where it is not there"),
+    },
+    "trace": {
+        "--json": _JSON,
+        "--hta": ("", "HolisticTraceAnalysis' quantities as well, by its own definitions"),
+        "--out": ("DIR", "the folder that is written"),
+        "--batch": ("N", "samples a rank and step, for throughput"),
+        "--name": ("NAME", "what the model is called in the report"),
+        "--wandb": ("", "log it to W&B, offline"),
+    },
+    "import": {
+        "--json": _JSON,
+        "--name": ("NAME", "of the topology; the file's own unless given"),
+        "--into": ("DIR", "the folder for NAME.yaml; conf/topology unless given"),
+    },
+    "report": {
+        "--open": ("", "open the page in a browser"),
+        "--figures": ("DIR", "write every figure of the page as SVG and PNG instead"),
+    },
+    "sync": {},
+}
+"""Verb -> option -> (name of its value, empty for a flag; what it does)."""
+
 _WIDTH = 28
+_LINE = 80
 
 
 def lines(verb: str) -> str:
     """The lines of the help that are about one verb."""
-    found = []
-    for call, what in USAGE[verb]:
-        gap = "\n" + " " * (_WIDTH + 2) if len(call) > _WIDTH else " " * (_WIDTH - len(call))
-        found.append(f"  {call}{gap} {what}")
-    return "\n".join(found)
+    return "\n".join(_entry(call, what) for call, what in USAGE[verb])
+
+
+def help_of(verb: str) -> str:
+    """How to call one verb, and its own options."""
+    options = [_entry(f"{name} {value}".rstrip(), what) for name, (value, what) in OPTIONS[verb].items()]
+    return "\n".join([lines(verb), *(["", "options:", *options] if options else [])])
+
+
+def _entry(call: str, what: str) -> str:
+    indent = "\n" + " " * (_WIDTH + 3)
+    gap = indent if len(call) > _WIDTH else " " * (_WIDTH + 1 - len(call))
+    return f"  {call}{gap}{indent.join(textwrap.wrap(what, _LINE - _WIDTH - 3))}"

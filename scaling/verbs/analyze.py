@@ -15,10 +15,10 @@ from scaling.verbs.arguments import parse
 
 def main(arguments: list[str]) -> int:
     """The run's exit status as when it was measured."""
-    paths, options = parse("analyze", arguments, {"--json": False}, least=1, most=1)
+    paths, options = parse("analyze", arguments, least=1, most=1)
     folder = RunFolder(paths[0]).require()
     rebuilt = rebuild(folder)
-    if options["--json"]:
+    if "--json" in options:
         print(json.dumps(codec.encode(rebuilt.analysis), indent=1))
     else:
         print_analysis(Console(), rebuilt.analysis, rebuilt.plan, report_path=folder.report_html)

@@ -19,7 +19,7 @@ POLL_S = 1.0
 
 def main(arguments: list[str]) -> int:
     """Cancel the job of a run, or of each run of a multirun's folder, and say how they stand then."""
-    paths, _ = parse("cancel", arguments, {}, least=1, most=1)
+    paths, _ = parse("cancel", arguments, least=1, most=1)
     runs = [standing(folder.require_own(), plan) for plan, folder in begun(Path(paths[0]))]
     alive = [stands for stands in runs if not stands.over]
     if not alive:

@@ -20,6 +20,7 @@ from scaling.analysis.sources import read_sources
 from scaling.check import to_cost
 from scaling.collect import collect
 from scaling.errors import InputError
+from scaling.folders import check_writable, make_folder
 from scaling.plan import Plan
 from scaling.rebuild import read_analysis, read_plan
 from scaling.report.compared import comparison_page, comparisons_page
@@ -31,7 +32,6 @@ from scaling.store import RunFolder, write_json, write_text
 from scaling.verbs.arguments import parse
 
 PRICE = "cost.usd_per_gpu_hour"
-OPTIONS = {"--json": False, "--fail-below": True, "--into": True, "--baseline": True, "--keep": False}
 _MACHINE = ("hostname", "cpu", "cores", "kernel", "torch", "device_name")
 
 Prices = list[float | None]
@@ -42,8 +42,8 @@ def main(arguments: list[str]) -> int:
     given = [word for word in arguments if word.startswith("cost.")]
     named = any(word.partition("=")[0] == "--baseline" for word in arguments)
     words = [word for word in arguments if word not in given]
-    paths, options = parse("compare", words, OPTIONS, least=1 if named else 2, most=99)
-    text, name, keep = options.get("--fail-below"), options.get("--baseline"), bool(options["--keep"])
+    paths, options = parse("compare", words, least=1 if named else 2, most=99)
+    text, name, keep = options.get("--fail-below"), options.get("--baseline"), "--keep" in options
     try:
         ratio = None if text is None else float(text)
     except ValueError as error:
@@ -54,11 +54,11 @@ def main(arguments: list[str]) -> int:
         )
     folders = [RunFolder(path).require() for path in paths]
     plans = [read_plan(folder) for folder in folders]
-    into = None if options.get("--into") is None else RunFolder(str(options["--into"]))
-    if into is not None and not into.path.is_dir():
-        raise InputError(f"--into {into.path}: no such folder; name one that is there")
+    into = RunFolder(options["--into"]) if "--into" in options else None
+    if into is not None:
+        check_writable(into.path, f"--into {into.path}")
     prices = _prices(given, len(folders) + (name is not None))
-    as_json = bool(options["--json"])
+    as_json = "--json" in options
     if name is not None:
         base = baselines.find(name, folders[0], plans[0])
         if base is None and not keep:
@@ -105,6 +105,8 @@ def compare_folders(
         raise InputError(
             f"--fail-below: the runs are not comparable: {'; '.join(r for i in found for r in i.reasons)}"
         )
+    if into is not None:
+        make_folder(into.path, f"--into {into.path}")
     documents: list[Any] = [codec.encode(item) for item in found]
     whole = documents[0] if len(documents) == 1 else {"comparisons": documents}
     if as_json:

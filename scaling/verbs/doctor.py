@@ -17,17 +17,19 @@ from scaling.config import requests
 from scaling.doctor import parity
 from scaling.doctor.examine import collect, examine, identity, machine
 from scaling.errors import InputError, ScalingError
-from scaling.launchers.slurm import require_allocation
+from scaling.launchers.commands import require
 from scaling.plan import Plan
 from scaling.run import Job, create, jobs_of, measure
 from scaling.status import Status
 from scaling.store import write_json
 from scaling.tryout import try_model
+from scaling.verbs.arguments import split
 
 
 def main(arguments: list[str]) -> int:
     """1 on a problem of severity error; 3 when it was interrupted."""
-    rest, as_json, file = _options(arguments)
+    rest, options = split("doctor", arguments)
+    file = Path(options["--parity"]).expanduser() if "--parity" in options else None
     asked = requests("doctor", rest)
     if not asked.items:
         return 0
@@ -37,7 +39,7 @@ def main(arguments: list[str]) -> int:
     other = parity.read_file(file, identity(job.plan)) if file and file.exists() else None
     if file and not file.exists():
         _writable(file)
-    require_allocation(job.plan)
+    require(job.plan)
     try_model(job.plan, "scaling.worker.checks.tryout")
     create(job.request, job.plan, job.folder)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside as by Ctrl-C: in order
@@ -62,30 +64,11 @@ def main(arguments: list[str]) -> int:
     if file is not None and other is None and kept is not None:
         write_json(file, kept, indent=None)
     write_json(job.folder.doctor, found)
-    if as_json:
+    if "--json" in options:
         print(json.dumps(codec.encode(found), indent=1))
     else:
         print_checkup(Console(), found, folder=job.folder.path)
     return 3 if status.state == "interrupted" else found.exit_code
-
-
-def _options(arguments: list[str]) -> tuple[list[str], bool, Path | None]:
-    """What is Hydra's, and what is ours."""
-    rest: list[str] = []
-    words, file = list(arguments), None
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
-        if name != "--parity":
-            rest.append(word)
-        elif (equals and value) or (not equals and words and "=" not in words[0]):
-            file = Path(value if equals else words.pop(0)).expanduser()
-        else:
-            raise InputError(
-                "scaling doctor --parity: the path of a parity file is expected, to read or to write"
-            )
-    as_json = "--json" in rest
-    return [word for word in rest if word != "--json"], as_json, file
 
 
 def _job(job: Job) -> Job:

@@ -18,18 +18,17 @@ SIZE_MAX = 64 << 20
 
 def main(arguments: list[str]) -> int:
     """0; 1 where the log's data are corrupt. The file goes to --into DIR, else to conf/topology here."""
-    options = {"--json": False, "--name": True, "--into": True}
-    words, given = parse("import", arguments, options, least=2, most=2, of="words (KIND FILE)")
+    words, options = parse("import", arguments, least=2, most=2, of="words (KIND FILE)")
     kind, path = words[0], Path(words[1])
     if kind not in KINDS:
         raise InputError(f"scaling import {kind}: one of {', '.join(KINDS)} is expected")
-    name = clean_name(given.get("--name") or path.name.split(".")[0])
+    name = clean_name(options.get("--name") or path.name.split(".")[0])
     found = KINDS[kind](_read(path), path.name, name)
-    if not given["--json"]:
+    if "--json" not in options:
         print("\n".join(found.lines))
     target = None
     if found.yaml is not None:
-        target = Path(given.get("--into") or Path("conf") / "topology") / f"{name}.yaml"
+        target = Path(options.get("--into") or Path("conf") / "topology") / f"{name}.yaml"
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             write_text(target, found.yaml)
@@ -37,7 +36,7 @@ def main(arguments: list[str]) -> int:
             raise InputError(
                 f"{target}: cannot be written ({error.strerror}); name a folder with --into"
             ) from error
-    if given["--json"]:
+    if "--json" in options:
         print(json.dumps({**found.document, "topology": None if target is None else str(target)}, indent=1))
     elif target is not None:
         print(f"# topology    {target}: scaling plan --config-dir {target.parent.parent} topology={name}")

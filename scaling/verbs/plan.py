@@ -7,14 +7,15 @@ import json
 from scaling.config import requests
 from scaling.report.planned import describe, document
 from scaling.run import jobs_of
+from scaling.verbs.arguments import split
 
 
 def main(arguments: list[str]) -> int:
     """Every run that the overrides ask for, as text or as one JSON document."""
-    as_json = "--json" in arguments
-    asked = requests("plan", [a for a in arguments if a != "--json"])
+    rest, options = split("plan", arguments)
+    asked = requests("plan", rest)
     jobs = jobs_of(asked.items, multirun=asked.multirun)
-    if as_json and jobs:
+    if "--json" in options and jobs:
         documents = [document(job.plan, job.folder) for job in jobs]
         print(json.dumps(documents[0] if len(documents) == 1 else {"plans": documents}, indent=1))
     elif jobs:

@@ -19,40 +19,30 @@ from scaling.errors import InputError
 from scaling.rebuild import read_analysis, read_plan
 from scaling.report.terminal import print_prediction
 from scaling.store import RunFolder
-from scaling.verbs import lines
+from scaling.verbs.arguments import split
 
 
 def main(arguments: list[str]) -> int:
     """0 for an answer, also where it is that nothing can be said."""
-    if "-h" in arguments or "--help" in arguments:
-        print(lines("predict"))
-        return 0
-    words, own = _without_config_dir([word for word in arguments if word != "--json"])
+    words, options = split("predict", arguments)
+    own = _searched(Path(options["--config-dir"]).expanduser()) if "--config-dir" in options else []
     if not words or "=" in words[0] or words[0].startswith("-"):
         raise InputError(
             "scaling predict: a run folder is expected first, then overrides such as world_sizes=[8,64]"
         )
     found = prediction(RunFolder(words[0]).require(), [*words[1:], *own])
-    if "--json" in arguments:
+    if "--json" in options:
         print(json.dumps(codec.encode(found), indent=1))
     else:
         print_prediction(Console(), found)
     return 0
 
 
-def _without_config_dir(words: list[str]) -> tuple[list[str], list[str]]:
-    """The words, and what `--config-dir DIR` among them means to Hydra."""
-    for index, word in enumerate(words):
-        name, equals, directory = word.partition("=")
-        if name in ("--config-dir", "-cd"):
-            after = index + (1 if equals else 2)
-            path = Path(directory if equals else "".join(words[index + 1 : after])).expanduser()
-            if not path.is_dir():
-                raise InputError(
-                    f"--config-dir {path}: no such folder; one with topology/mine.yaml is expected"
-                )
-            return [*words[:index], *words[after:]], [f"hydra.searchpath=[file://{path.absolute()}]"]
-    return words, []
+def _searched(folder: Path) -> list[str]:
+    """What `--config-dir` means to Hydra."""
+    if not folder.is_dir():
+        raise InputError(f"--config-dir {folder}: no such folder; one with topology/mine.yaml is expected")
+    return [f"hydra.searchpath=[file://{folder.absolute()}]"]
 
 
 def prediction(folder: RunFolder, overrides: list[str], *, start: int | None = None) -> Prediction:

@@ -15,12 +15,12 @@ from scaling.verbs.arguments import parse
 
 def main(arguments: list[str]) -> int:
     """Always 0: the run's own status was told when it was measured."""
-    paths, options = parse("report", arguments, {"--open": False, "--figures": True}, least=1, most=1)
+    paths, options = parse("report", arguments, least=1, most=1)
     folder = RunFolder(paths[0]).require()
-    if options.get("--figures") is not None:
-        return _figures(folder, Path(str(options["--figures"])))
+    if "--figures" in options:
+        return _figures(folder, Path(options["--figures"]))
     print_analysis(Console(), read_analysis(folder), read_plan(folder), report_path=folder.report_html)
-    if options["--open"]:
+    if "--open" in options:
         webbrowser.open(folder.report_html.absolute().as_uri())
     return 0
 

@@ -10,11 +10,12 @@ from rich.console import Console
 
 from scaling.config import Request, requests
 from scaling.errors import InputError, ScalingError
-from scaling.launchers.slurm import require_allocation
+from scaling.launchers.commands import require
 from scaling.plan import Plan
 from scaling.run import Job, begun, create, jobs_of, measure
 from scaling.store import RunFolder
 from scaling.tryout import needs_trying, try_model
+from scaling.verbs.arguments import split
 from scaling.verbs.compare import compare_folders
 
 RESUME = "--resume"
@@ -22,15 +23,21 @@ RESUME = "--resume"
 
 def main(arguments: list[str]) -> int:
     """Plan, measure, analyse and report every run that the command line asks for; compare several."""
-    if any(word.partition("=")[0] == RESUME for word in arguments):
-        path = _to_resume(arguments)
+    rest, options = split("run", arguments)
+    if RESUME in options:
+        if rest:
+            raise InputError(
+                f"scaling run {' '.join(arguments)}: {RESUME} RUN is expected alone; "
+                "the run's own plan says what is left"
+            )
+        path = Path(options[RESUME])
         runs = begun(path)
         for plan, folder in runs:
             folder.require_own()
-            require_allocation(plan)
+            require(plan)
         return _run(runs, multirun=runs[0][1].path != path)
     search = _Search()
-    asked = requests("run", arguments, search.measure)
+    asked = requests("run", rest, search.measure)
     if search.codes:
         return search.finish()
     if not asked.items:
@@ -78,22 +85,9 @@ class _Search:
 
 def _check(job: Job) -> None:
     """Everything that can be known before anything is written."""
-    require_allocation(job.plan)
+    require(job.plan)
     if needs_trying(job.plan.spec):
         try_model(job.plan)
-
-
-def _to_resume(arguments: list[str]) -> Path:
-    """The folder after --resume, which stands alone: what is to be measured is in the run's own plan."""
-    word, _, path = arguments[0].partition("=")
-    rest = arguments[1:]
-    if word == RESUME and not path and rest:
-        path, *rest = rest
-    if word != RESUME or not path or rest:
-        raise InputError(
-            f"scaling run {' '.join(arguments)}: {RESUME} RUN is expected alone; the run's own plan says what is left"
-        )
-    return Path(path)
 
 
 def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool) -> int:
@@ -120,9 +114,16 @@ def _measured(plan: Plan, folder: RunFolder, console: Console) -> tuple[int, boo
     """Exit status of one run, measured and reported, and whether somebody stopped it."""
     from scaling.report.progress import watching  # noqa: PLC0415
 
-    with watching(plan) as progress:
-        status = measure(plan, folder, progress)
-    return _finish(folder, console), status.state == "interrupted"
+    try:
+        with watching(plan) as progress:
+            status = measure(plan, folder, progress)
+        return _finish(folder, console), status.state == "interrupted"
+    except KeyboardInterrupt:
+        print(
+            f"scaling: {folder.path}: what was measured is kept; `scaling analyze {folder.path}` reports it",
+            file=sys.stderr,
+        )
+        raise
 
 
 def _interrupt_once(_number: int, _frame: object) -> None:

@@ -19,22 +19,24 @@ from scaling.report.progress import watching
 from scaling.report.proof import print_case, print_selftest
 from scaling.run import check_folder, create, measure, plan_request
 from scaling.store import RunFolder, default_folder, write_json
+from scaling.verbs.arguments import split
 
 
 def main(arguments: list[str]) -> int:
     """0 when every injection is found, nothing else is named and the shares are right; else 1, 3 when interrupted."""
-    flags = [a for a in arguments if a in ("--json", "--full")]
-    given = [a for a in arguments if a not in flags]
-    cases = [c for c in selftest.CASES if "--full" in flags or not c.full]
-    asked = [requests("selftest", [*selftest.overrides(case), *given]) for case in cases]
-    if not all(a.items for a in asked):
-        return 0  # help was asked for
+    given, options = split("selftest", arguments)
+    cases = [c for c in selftest.CASES if "--full" in options or not c.full]
+    asked = []
+    for case in cases:
+        asked.append(requests("selftest", [*selftest.overrides(case), *given]))
+        if not asked[-1].items:
+            return 0  # help was asked for
     plans = [plan_request(a.items[0]) for a in asked]
     parent = RunFolder(asked[0].items[0].run_dir or default_folder(plans[0].id))
     folders = [check_folder(parent.path / f"{k:02}") for k in range(len(cases))]
     check_folder(parent.path)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    console = Console(stderr="--json" in flags)
+    console = Console(stderr="--json" in options)
     graded: list[SelfTestCase] = []
     interrupted = False
     for case, request, plan, folder in zip(cases, asked, plans, folders, strict=True):
@@ -49,7 +51,7 @@ def main(arguments: list[str]) -> int:
             print_case(console, found)
     whole = selftest.summary(graded, len(cases))
     write_json(parent.path / "selftest.json", whole)
-    if "--json" in flags:
+    if "--json" in options:
         print(json.dumps(codec.encode(whole), indent=1))
     print_selftest(console, whole, parent.path)
     return 3 if interrupted else int(not whole.passed)

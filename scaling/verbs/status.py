@@ -12,7 +12,7 @@ from scaling.verbs.arguments import parse
 
 def main(arguments: list[str]) -> int:
     """Of one run, or of each run of a multirun's folder. Always 0."""
-    paths, _ = parse("status", arguments, {}, least=1, most=1)
+    paths, _ = parse("status", arguments, least=1, most=1)
     for plan, folder in begun(Path(paths[0])):
         print("\n".join(lines(settle(standing(folder, plan)))))
     return 0

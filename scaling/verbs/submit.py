@@ -22,6 +22,7 @@ from scaling.store import RunFolder
 from scaling.submit import Standing, resubmit, script, settle, standing, submit, submit_comparison
 from scaling.tryout import try_model
 from scaling.units import format_duration
+from scaling.verbs.arguments import split
 
 POLL_S = 2.0
 PATIENCE_S = 900
@@ -30,11 +31,15 @@ PATIENCE_S = 900
 
 def main(arguments: list[str]) -> int:
     """Hand in what the command line asks for; with --wait, follow it to its end and print its reports."""
-    dry, wait = "--dry-run" in arguments, "--wait" in arguments
-    rest = [word for word in arguments if word not in ("--dry-run", "--wait")]
-    resumed = next((word for word in rest if word.partition("=")[0] == "--resume"), None)
-    if resumed is not None:
-        return _resume(rest, resumed, wait=wait)
+    rest, options = split("submit", arguments)
+    dry, wait = "--dry-run" in options, "--wait" in options
+    if "--resume" in options:
+        if rest or dry:
+            raise InputError(
+                f"scaling submit {' '.join(arguments)}: --resume RUN is expected alone; "
+                "the run's own plan says what is left"
+            )
+        return _resume(Path(options["--resume"]), wait=wait)
     launcher = [] if any(word.startswith("launcher=") for word in rest) else ["launcher=slurm"]
     asked = requests("submit", [*rest, *launcher])
     jobs = jobs_of(asked.items, multirun=asked.multirun)
@@ -66,17 +71,9 @@ def main(arguments: list[str]) -> int:
     return _follow([(job.plan, job.folder) for job in jobs], comparison) if wait else 0
 
 
-def _resume(rest: list[str], word: str, *, wait: bool) -> int:
-    path = word.partition("=")[2]
-    others = [other for other in rest if other != word]
-    if not path and others:
-        path, *others = others
-    if not path or others:
-        raise InputError(
-            f"scaling submit {' '.join(rest)}: --resume RUN is expected alone; the run's own plan says what is left"
-        )
+def _resume(path: Path, *, wait: bool) -> int:
     queue.require_slurm()
-    runs = begun(Path(path))
+    runs = begun(path)
     for plan, folder in runs:
         handed_in = resubmit(folder.require_own(), plan)
         if handed_in is None:

@@ -10,17 +10,14 @@ from scaling.errors import InputError, ScalingError
 from scaling.trace.files import find, read_all
 from scaling.verbs.arguments import parse
 
-OPTIONS = {"--json": False, "--hta": False, "--out": True, "--batch": True, "--name": True, "--wandb": False}
-
 
 def main(arguments: list[str]) -> int:
     """0; 3 when ranks are missing; 1 when no file could be read. `--json` alone writes no folder."""
-    paths, options = parse(
-        "trace", arguments, OPTIONS, least=1, most=100_000, of="profiler traces or folders"
-    )
+    paths, options = parse("trace", arguments, least=1, most=100_000, of="profiler traces or folders")
     batch = _batch(options.get("--batch"))
     files = find(paths)
-    found, problems = read_all(files, with_hta=bool(options["--hta"]))
+    pages = "--json" not in options or "--out" in options
+    found, problems = read_all(files, with_hta="--hta" in options, meanwhile=lambda: _load(pages=pages))
     if not found:
         raise ScalingError(
             f"none of {len(files)} files can be used: "
@@ -30,28 +27,37 @@ def main(arguments: list[str]) -> int:
     from scaling.trace.summary import analyse  # noqa: PLC0415  after the processes that read: scipy has threads
 
     name = options.get("--name") or "trace"
-    analysis, plan, drawn = analyse(found, problems, batch=batch, name=name, with_hta=bool(options["--hta"]))
+    analysis, plan, drawn = analyse(found, problems, batch=batch, name=name, with_hta="--hta" in options)
     code = 0 if not problems and all(t.status == "done" for t in analysis.trials) else 3
-    if options["--json"]:
+    if "--json" in options:
         print(json.dumps(codec.encode(analysis), indent=1))
-        if options.get("--out") is None:
-            return code
+    if not pages:
+        return code
     from scaling.trace.folder import write_folder  # noqa: PLC0415  plotly is slow to import
 
     folder = write_folder(analysis, plan, drawn, options.get("--out"))
-    if not options["--json"]:
+    if "--json" not in options:
         from rich.console import Console  # noqa: PLC0415
 
         from scaling.report.terminal import print_analysis  # noqa: PLC0415
 
         print_analysis(Console(), analysis, plan, report_path=folder.report_html)
-    if options["--wandb"]:
+    if "--wandb" in options:
         from scaling.report.wandb import log_run  # noqa: PLC0415
 
         warning = log_run(folder, plan, analysis, ())
         if warning:
             print(f"scaling: W&B: {warning}", file=sys.stderr)
     return code
+
+
+def _load(*, pages: bool) -> None:
+    """Import what comes after reading: it takes as long as a file of many events."""
+    import scaling.trace.summary  # noqa: PLC0415
+
+    if pages:
+        import scaling.report.terminal  # noqa: PLC0415
+        import scaling.trace.folder  # noqa: F401, PLC0415
 
 
 def _batch(text: str | None) -> int | None:

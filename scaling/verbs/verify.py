@@ -13,8 +13,8 @@ from rich.console import Console
 
 from scaling import codec
 from scaling.analysis import verify
-from scaling.analysis.quantities import read_trial
 from scaling.analysis.results import Analysis, Measured, Remedy, Verdict
+from scaling.analysis.trials import read_trial
 from scaling.collect import Tables, collect
 from scaling.config import Request, again
 from scaling.errors import InputError, ScalingError
@@ -38,7 +38,7 @@ Gains = tuple[Measured | None, Measured | None]
 
 def main(arguments: list[str]) -> int:
     """0 when the remedy held or nothing can be told apart, 1 when it did not hold, 3 when interrupted."""
-    paths, options = parse("verify", arguments, {"--json": False, "--try": True}, least=1, most=1)
+    paths, options = parse("verify", arguments, least=1, most=1)
     folder = RunFolder(paths[0]).require().require_own()
     plan, analysis = read_plan(folder), read_analysis(folder)
     cause, remedy = _remedy(analysis, options.get("--try"))
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     how = verify.INTERLEAVED if len(jobs) == 1 else verify.ALTERNATING
     found = verify.judge(plan, cause, remedy, gain, same, how)
     write_json(parent.path / "verification.json", found)
-    if options["--json"]:
+    if "--json" in options:
         print(json.dumps(codec.encode(found), indent=1))
     else:
         print_verification(Console(), found)

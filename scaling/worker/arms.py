@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.plan import Trial
+from scaling.plan import Trial, half_batch
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, STEP_ARMS, VARIANT
 from scaling.spec import DEFAULT_BUCKET_MB, Ddp, Spec
 from scaling.worker.compression import WIRE, register
 from scaling.worker.devices import Device
 from scaling.worker.feed import Feed
-from scaling.worker.groups import Groups
+from scaling.worker.groups import Group
 from scaling.worker.inject import Faults
 from scaling.worker.options import compiled, loading
 from scaling.worker.precision import Precision
@@ -55,13 +55,13 @@ class Settings:
         feed: Callable[[int], Feed],
     ) -> None:
         """`feed` gives what batches of so many samples come from."""
+        self._feed_of, self._accumulation = feed, spec.accumulation_steps
         self.feed = feed(spec.batch_at(trial.world_size) // spec.accumulation_steps)
         self.load = loading(spec, device.load)
         self._loop = functools.partial(
             Loop,
             workload=workload,
             optimizer=optimizer,
-            fetch=self.feed.fetch,
             accumulation=spec.accumulation_steps,
             device=device,
             precision=precision,
@@ -70,9 +70,10 @@ class Settings:
         )
         self._module, self._ddp, self._compile = workload.module, spec.ddp, spec.compile
 
-    def loop(self, module: torch.nn.Module) -> Loop:
-        """The steps of a module, bare or wrapped."""
-        return self._loop(module=module)
+    def loop(self, module: torch.nn.Module, batch: int | None = None) -> Loop:
+        """The steps of a module, bare or wrapped; `batch`: of so many samples instead of the trial's."""
+        feed = self.feed if batch is None else self._feed_of(batch // self._accumulation)
+        return self._loop(module=module, fetch=feed.fetch)
 
     def module(self) -> torch.nn.Module:
         """As a bare step has it, or a wrapper."""
@@ -99,13 +100,13 @@ class Arms:
         variant: Spec | None,
         trial: Trial,
         workload: Workload,
-        groups: Groups,
+        groups: Mapping[int, Group],
         device: Device,
         precision: Precision,
         faults: Faults,
         feed: Callable[[int], Feed],
     ) -> None:
-        n, group = trial.world_size, groups.data[trial.world_size]
+        n, group = trial.world_size, groups[trial.world_size].data
         settings = functools.partial(
             Settings,
             trial=trial,
@@ -124,6 +125,8 @@ class Arms:
         self.wire_dtype = WIRE.get(spec.ddp.comm_hook, torch.float32)
         """Of what is reduced."""
         self.bare = own.loop(own.module())
+        self._half_batch = half_batch(spec)
+        self.half: Loop | None = None
         before = device.foreign_bytes()
         self._plain_ddp = own.ddp(group)
         after = device.foreign_bytes()
@@ -138,17 +141,22 @@ class Arms:
             self._variant_feed = other.feed
             self.variant = other.loop(other.ddp(group))
         elif n > 1:
-            self._solo_ddp = own.ddp(groups.solo)
+            self._solo_ddp = own.ddp(groups[1].data)
             self._solo_probe: SoloProbe | None = None
             self.solo = own.loop(self._solo_ddp)
+            if self._half_batch is not None:
+                self.half = own.loop(own.module(), self._half_batch)
             detailed = own.wrap(group)
             self._probe = BucketProbe(detailed, group, n, device, spec.ddp.comm_hook)
             self.detailed = own.loop(detailed)
 
-    def loop(self, arm: str, *, detailed: bool) -> Loop:
-        """The loop of a step arm. The light probe runs on the plain wrapper: its stamps register no hook there."""
+    def loop(self, arm: str, *, detailed: bool, batch: int | None = None) -> Loop:
+        """The loop of a step arm. The light probe runs on the plain wrapper: its stamps register no hook there.
+
+        `batch`: of the block, which may be half of the trial's.
+        """
         if arm in (BARE_ONE, BARE_ALL):
-            return self.bare
+            return self.half if self.half is not None and batch == self._half_batch else self.bare
         found = {
             PLAIN: self.plain,
             DDP_SOLO: self.solo,
@@ -186,7 +194,7 @@ class Arms:
 
     def loops(self) -> list[Loop]:
         """All there are."""
-        found = (self.bare, self.plain, self.variant, self.solo, self.detailed)
+        found = (self.bare, self.half, self.plain, self.variant, self.solo, self.detailed)
         return [loop for loop in found if loop is not None]
 
     def feed(self, arm: str) -> Feed:

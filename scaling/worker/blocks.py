@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from scaling.plan import Block
-from scaling.records import BARE_ONE, COLLECTIVES, FABRIC, PLAIN, REPLAY, STEP_ARMS
+from scaling.records import BARE_ONE, COLLECTIVES, FABRIC, PAIRS, PLAIN, REPLAY, STEP_ARMS
 from scaling.worker.arms import Arms
 from scaling.worker.devices import Device
 from scaling.worker.exchange import ALL_REDUCE, Exchange, Message, stamps_of
-from scaling.worker.groups import Groups
+from scaling.worker.groups import Group
 from scaling.worker.recorder import Recorder, Usage, resident_bytes
 from scaling.worker.step import step_fields
 
 REPLAYS = 3
-"""Exchanges of all buckets in a replay block."""
+"""Exchanges of all buckets in a block of replay or pairs."""
 SMALL_BYTES, SMALL_REPEATS = 2**16, 12
 """Messages up to this size are swept so often: each is short and noisy."""
 LEAD_IN_BYTES = 2**16
-"""One message of this size before a sweep, not recorded: the first after a pause finds everything asleep."""
+"""One message of this size before a sweep or pairs, not recorded: the first after a pause finds everything asleep."""
 
 Rows = list[list[int]]
 
@@ -34,7 +34,7 @@ class BlockRunner:
         self,
         *,
         device: Device,
-        groups: Groups,
+        groups: Mapping[int, Group],
         exchange: Exchange,
         recorder: Recorder,
         collectives: Sequence[str],
@@ -62,7 +62,7 @@ class BlockRunner:
             rows, collectives, usage = self._exchanges(
                 block,
                 _messages(block, arms, sweep, self._kinds),
-                arms.wire_dtype if block.arm == REPLAY else torch.float32,
+                torch.float32 if block.arm == FABRIC else arms.wire_dtype,
             )
         resolve = self._device.clock.resolve
         fields: dict[str, Any] = {
@@ -93,7 +93,7 @@ class BlockRunner:
     def _steps(self, block: Block, arms: Arms, steps: int, lead_in: int) -> tuple[Rows, list[Rows], Usage]:
         rows: Rows = []
         collectives: list[Rows] = []
-        loop = arms.loop(block.arm, detailed=block.detailed)
+        loop = arms.loop(block.arm, detailed=block.detailed, batch=block.trial.batch)
         step = loop.plain if block.arm == PLAIN else loop.stamped
         stamps = (lead_in + steps) * arms.stamps(block.arm, detailed=block.detailed)
         with (
@@ -118,27 +118,27 @@ class BlockRunner:
     ) -> tuple[Rows, list[Rows], Usage]:
         rows: Rows = []
         collectives: list[Rows] = []
-        if block.arm == FABRIC:
-            self._exchange.once(block.trial.world_size, LEAD_IN_BYTES)
+        group = self._groups[block.key]
+        if block.arm in (FABRIC, PAIRS):
+            self._exchange.once(group, LEAD_IN_BYTES)
         with self._device.clock.window(stamps_of(exchanges)):
             self._together(block)
             with Usage() as usage:
                 for messages in exchanges:
-                    row, done = self._exchange.run(block.trial.world_size, messages, dtype)
+                    row, done = self._exchange.run(group, messages, dtype)
                     rows.append(row)
                     collectives.append(done)
                 self._device.synchronize()
         return rows, collectives, usage
 
     def _together(self, block: Block) -> None:
-        n = block.trial.world_size
-        if block.arm != BARE_ONE and n > 1:
-            dist.barrier(self._groups.control[n])
+        if block.arm != BARE_ONE and block.trial.world_size > 1:
+            dist.barrier(self._groups[block.key].control)
 
 
 def _messages(block: Block, arms: Arms, sweep: Sequence[int], kinds: Sequence[int]) -> list[list[Message]]:
-    """One list a repetition: a replay's buckets in a row, the sweep's messages one by one."""
-    if block.arm == REPLAY:
+    """One list a repetition: the model's buckets in a row, the sweep's messages one by one."""
+    if block.arm in (REPLAY, PAIRS):
         return [[(ALL_REDUCE, size) for size in arms.wire()]] * REPLAYS
     repeats = [(size, SMALL_REPEATS if size <= SMALL_BYTES else 1) for size in sweep]
     return [[(kind, size)] for kind in kinds for size, count in repeats for _ in range(count)]

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch.utils._pytree import tree_map_only
 
+from scaling.fabric import MULTI_RANK
 from scaling.spec import Spec
 from scaling.worker import memory
 from scaling.worker.clock import Clock, CudaClock, Event, HostClock
@@ -59,6 +60,10 @@ class Device:
         """Count the peak from here on, where the kernel lets a process do that (proc(5), clear_refs)."""
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+    def formats(self) -> tuple[str, ...]:
+        """Number formats that it computes in, the reference first."""
+        return ("fp64", "fp32", "bf16", "fp16")
 
     def peer_access(self, local_rank: int) -> bool | None:  # noqa: ARG002
         """Whether this device can reach another's memory without the host; None where that has no meaning."""
@@ -126,6 +131,11 @@ class CudaDevice(Device):
         """From what is allocated now."""
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 
+    def formats(self) -> tuple[str, ...]:
+        """bf16 and TF32 came with compute capability 8.0; before, they are emulated or silently fp32."""
+        ampere = torch.cuda.get_device_capability(self.torch_device) >= (8, 0)
+        return ("fp64", "fp32", "tf32", "bf16", "fp16") if ampere else ("fp64", "fp32", "fp16")
+
     def peer_access(self, local_rank: int) -> bool | None:
         """As the driver says of the device of that local rank."""
         mine, count = self.torch_device.index, torch.cuda.device_count()
@@ -160,8 +170,15 @@ def _timing_event() -> Event:
     return cast("Event", torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
 
+MULTI_RANK_NCCL = (2, 30)
+"""From here on NCCL can join ranks that share a device."""
+
+
 def open_device(spec: Spec, *, rank: int, local_rank: int) -> Device:
-    """The rank's own: cuda:LOCAL_RANK, wrapping around where ranks share devices (Gloo only)."""
+    """The rank's own: cuda:LOCAL_RANK, wrapping around where ranks share devices (Gloo, or a new NCCL that was told).
+
+    RuntimeError where there is none, or none that the run can use.
+    """
     if spec.topology.device == "cpu":
         return Device()
     # Emulated hosts number their ranks from 0 each, but all of them are this machine.
@@ -170,8 +187,24 @@ def open_device(spec: Spec, *, rank: int, local_rank: int) -> Device:
     if count == 0:
         raise RuntimeError("no CUDA device is visible to this rank; use topology.device=cpu")
     if spec.topology.backend == "nccl" and place >= count:
-        raise RuntimeError(
-            f"local rank {place} has no CUDA device of its own ({count} visible), which NCCL needs; "
-            "use topology.backend=gloo or fewer ranks a host"
-        )
+        _may_share(spec, place, count)
     return CudaDevice(place % count)
+
+
+def _may_share(spec: Spec, place: int, count: int) -> None:
+    alone = f"local rank {place} has no CUDA device of its own ({count} visible), which NCCL needs"
+    otherwise = "use topology.backend=gloo or fewer ranks a host"
+    if spec.env.get(MULTI_RANK) != "1":
+        raise RuntimeError(f"{alone}; {otherwise}")
+    found = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    if found < MULTI_RANK_NCCL:
+        text, least = (".".join(map(str, version)) for version in (found, MULTI_RANK_NCCL))
+        raise RuntimeError(f"{alone} before {least}, and this is {text}; {otherwise}")
+
+
+def require(device: Device, precision: str) -> None:
+    """RuntimeError where a device does not have a number format: what it would do instead is not what was asked for."""
+    if precision not in device.formats():
+        has = ", ".join(name for name in device.formats() if name != "fp64")
+        name = device.facts()["device_name"] or device.type
+        raise RuntimeError(f"precision={precision}: {name} does not have it; it has {has}")

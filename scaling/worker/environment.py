@@ -67,12 +67,15 @@ def describe(spec: Spec, rank: int, host: int, module: torch.nn.Module, device: 
 
 
 def recorded(also: Iterable[str] = ()) -> dict[str, str]:
-    """Variables that change results or speed, and those named in `also`; never one that smells of a secret."""
+    """Variables that change results or speed, and those named in `also`; never one that smells of a secret.
+
+    Where NCCL's log goes changes neither, and is another place in every launch.
+    """
     names = set(also)
     return {
         k: v
         for k, v in sorted(os.environ.items())
-        if (k.startswith(_PREFIXES) or k in names) and not is_secret(k)
+        if (k.startswith(_PREFIXES) or k in names) and k != "NCCL_DEBUG_FILE" and not is_secret(k)
     }
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from scaling.records import COLLECTIVES
 from scaling.worker.devices import Device
-from scaling.worker.groups import Groups
+from scaling.worker.groups import Group
 
 _ITEM_BYTES = 4
 ALL_REDUCE = COLLECTIVES.index("all_reduce")
@@ -25,9 +25,8 @@ all-gather, of the whole input of a reduce-scatter."""
 class Exchange:
     """Collectives over one buffer of fp32 on the device."""
 
-    def __init__(self, device: Device, groups: Groups) -> None:
+    def __init__(self, device: Device) -> None:
         self._device = device
-        self._groups = groups
         self._buffer = torch.zeros(0)
         self._part = torch.zeros(0)
 
@@ -38,29 +37,29 @@ class Exchange:
             self._part = torch.zeros_like(self._buffer)
 
     def run(
-        self, n: int, messages: Sequence[Message], dtype: torch.dtype = torch.float32
+        self, group: Group, messages: Sequence[Message], dtype: torch.dtype = torch.float32
     ) -> tuple[list[int], list[list[int]]]:
-        """Messages of elements of `dtype` one after the other, ranks aligned at the first.
+        """Messages of elements of `dtype` one after the other, the group's ranks aligned at the first.
 
         Tokens of begin and end, and one records.COLLECTIVE_FIELDS row of tokens each.
         """
         stamp = self._device.clock.stamp
         self._device.synchronize()
-        dist.barrier(self._groups.control[n])
+        dist.barrier(group.control)
         begin = stamp()
-        rows = [self._one(n, kind, size, seq, dtype) for seq, (kind, size) in enumerate(messages)]
+        rows = [self._one(group, kind, size, seq, dtype) for seq, (kind, size) in enumerate(messages)]
         return [begin, stamp()], rows
 
-    def once(self, n: int, size: int) -> list[int]:
+    def once(self, group: Group, size: int) -> list[int]:
         """One all-reduce in a window of its own, in ns."""
         clock = self._device.clock
         with clock.window(4):
-            _, (row,) = self.run(n, [(ALL_REDUCE, size)])
+            _, (row,) = self.run(group, [(ALL_REDUCE, size)])
         return clock.resolve(row)
 
-    def _one(self, n: int, kind: int, size: int, seq: int, dtype: torch.dtype) -> list[int]:
+    def _one(self, group: Group, kind: int, size: int, seq: int, dtype: torch.dtype) -> list[int]:
         """Run and stamp one message; on CUDA the current stream waits for it."""
-        stamp, group = self._device.clock.stamp, self._groups.data[n]
+        stamp, n, over = self._device.clock.stamp, len(group.ranks), group.data
         items = size // dtype.itemsize
         each = max(1, items // n)
         split = COLLECTIVES[kind] in ("all_gather", "reduce_scatter")
@@ -69,14 +68,14 @@ class Exchange:
         launch = stamp()
         match COLLECTIVES[kind]:
             case "all_gather":
-                _all_gather(whole, part, group=group)
+                _all_gather(whole, part, group=over)
             case "reduce_scatter":
-                _reduce_scatter(part, whole, group=group)
+                _reduce_scatter(part, whole, group=over)
             case "broadcast":
-                dist.broadcast(whole, 0, group=group)
+                dist.broadcast(whole, group.ranks[0], group=over)
             case _:
-                dist.all_reduce(whole, group=group)
-        return [seq, kind, n, whole.numel() * dtype.itemsize, launch, launch, stamp()]
+                dist.all_reduce(whole, group=over)
+        return [seq, kind, group.key, whole.numel() * dtype.itemsize, launch, launch, stamp()]
 
 
 def stamps_of(exchanges: Sequence[Sequence[Message]]) -> int:

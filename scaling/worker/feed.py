@@ -9,24 +9,23 @@ thrown away or made before the block begins.
 
 from __future__ import annotations
 
-import ctypes
-import importlib
+import functools
 import itertools
-import signal
+import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import multiprocessing
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 from torch.utils.data.distributed import DistributedSampler
 
 from scaling.errors import InputError
 from scaling.spec import Data, Spec
-from scaling.worker.clock import Clock, now_ns
+from scaling.worker.clock import Clock
 from scaling.worker.devices import Device
-from scaling.worker.workload import Workload
+from scaling.worker.gate import Collate, Gate, Stream, Timed, end_with_parent
+from scaling.worker.workload import Workload, find
 
 BATCHES = 4
 """Made-up batches, made once and used in turn."""
@@ -37,6 +36,13 @@ TRIES = 3
 """Fetches of which a fed one's time is the mean."""
 
 UNKNOWN = (-1, -1)
+
+PATIENCE = 0.9
+"""Of `step_timeout_s`: a rank gives its data workers up before its peers, who wait for it, give up the rank."""
+
+
+class NoBatchError(RuntimeError):
+    """A data worker raised, died, or gave no batch in time."""
 
 
 class Feed:
@@ -83,16 +89,16 @@ class Loader(Feed):
         stream = isinstance(dataset, IterableDataset)
         self._shards = None if stream else Shards(dataset, rank=rank, seed=seed)
         self._loader: DataLoader[Any] = DataLoader(
-            _Stream(dataset, self._gate) if stream else _Timed(dataset, self._gate),
+            Stream(dataset, self._gate) if stream else Timed(dataset, self._gate),
             batch_size=batch,
             sampler=self._shards,
             num_workers=data.workers,
             prefetch_factor=data.prefetch if data.workers else None,
-            collate_fn=_Collate(getattr(dataset, "collate_fn", default_collate), self._gate),
+            collate_fn=Collate(getattr(dataset, "collate_fn", default_collate), self._gate),
             pin_memory=pin,
             drop_last=True,
             timeout=timeout_s if data.workers else 0,
-            worker_init_fn=_end_with_parent,
+            worker_init_fn=functools.partial(end_with_parent, os.getpid()),
         )
         self._batches: Any = None
         self._taken = 0
@@ -111,10 +117,12 @@ class Loader(Feed):
         try:
             batch, wall_ns, cpu_ns = next(self._batches)
         except Exception as error:
-            lines = str(error).strip().splitlines()
-            if lines and lines[0].startswith("Caught "):  # a worker's own traceback, as text
-                raise RuntimeError(f"in a data worker: {lines[-1]}") from error
-            raise
+            if not self._workers:
+                raise  # the dataset's own
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            if lines[0].startswith("Caught "):  # a worker's own traceback, as text
+                raise NoBatchError(f"in a data worker: {lines[-1]}") from error
+            raise NoBatchError(f"no batch from the data workers: {lines[0]}") from error
         self._taken += 1
         self._costs.append((wall_ns, cpu_ns))
         return batch
@@ -189,49 +197,11 @@ class Loader(Feed):
         return self._ready()
 
 
-class Gate:
-    """Between the training process and its workers: whether they may go on, and how many batches each made."""
-
-    def __init__(self, workers: int) -> None:
-        self.made = multiprocessing.RawArray(ctypes.c_int64, max(1, workers))
-        self._shut = multiprocessing.RawValue(ctypes.c_bool, False)
-        self._opened = multiprocessing.Event()
-        self._opened.set()
-        self._begin: tuple[int, int] | None = None
-        self._held_ns = 0
-
-    def open(self) -> None:
-        """Workers go on."""
-        self._shut.value = False
-        self._opened.set()
-
-    def shut(self) -> None:
-        """Workers stop before their next sample."""
-        self._opened.clear()
-        self._shut.value = True
-
-    def sample(self) -> None:
-        """In a worker, before each sample: wait while the gate is shut. The first of a batch begins its time."""
-        if self._shut.value and get_worker_info() is not None:
-            begin = now_ns()
-            self._opened.wait()
-            self._held_ns += now_ns() - begin if self._begin else 0
-        if self._begin is None:
-            self._begin = (now_ns(), _cpu_ns())
-
-    def batch(self) -> tuple[int, int]:
-        """In a worker, after each batch: wall and CPU time that it took, ns, without waiting at the gate."""
-        assert self._begin is not None
-        wall, cpu = now_ns() - self._begin[0] - self._held_ns, _cpu_ns() - self._begin[1]
-        self._begin, self._held_ns = None, 0
-        worker = get_worker_info()
-        if worker is not None:
-            self.made[worker.id] += 1
-        return wall, cpu
-
-
 class Shards(Sampler[int]):
-    """One rank's share of a dataset at the world size that is set, epoch after epoch, each shuffled anew."""
+    """One rank's share of a dataset at the world size that is set, epoch after epoch, each shuffled anew.
+
+    Sub-groups of one world size read the same: each is a training of its own.
+    """
 
     def __init__(self, dataset: Any, *, rank: int, seed: int) -> None:
         self._dataset, self._rank, self._seed = dataset, rank, seed
@@ -247,61 +217,11 @@ class Shards(Sampler[int]):
 
     def _stream(self, world_size: int) -> Iterator[int]:
         sampler: DistributedSampler[Any] = DistributedSampler(
-            self._dataset, world_size, self._rank, seed=self._seed
+            self._dataset, world_size, self._rank % world_size, seed=self._seed
         )
         for epoch in itertools.count():
             sampler.set_epoch(epoch)
             yield from sampler
-
-
-class _Timed(Dataset[Any]):
-    """A dataset whose samples pass the gate one by one."""
-
-    def __init__(self, dataset: Any, gate: Gate) -> None:
-        self._dataset, self._gate = dataset, gate
-        self._many: Callable[[list[int]], list[Any]] | None = getattr(dataset, "__getitems__", None)
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        if self._many is not None:
-            self._gate.sample()
-            return self._many(indices)
-        return [self._one(index) for index in indices]
-
-    def _one(self, index: int) -> Any:
-        self._gate.sample()
-        return self._dataset[index]
-
-
-class _Stream(IterableDataset[Any]):
-    """The same of an iterable one, begun again at its end."""
-
-    def __init__(self, dataset: Any, gate: Gate) -> None:
-        self._dataset, self._gate = dataset, gate
-
-    def __iter__(self) -> Iterator[Any]:
-        while True:
-            samples, some = iter(self._dataset), False
-            while True:
-                self._gate.sample()
-                try:
-                    sample = next(samples)
-                except StopIteration:
-                    break
-                some = True
-                yield sample
-            if not some:
-                raise RuntimeError("the dataset came to its end without a sample")
-
-
-class _Collate:
-    """Samples to a batch, with what it took to make it."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any], gate: Gate) -> None:
-        self._collate, self._gate = collate, gate
-
-    def __call__(self, samples: list[Any]) -> tuple[Any, int, int]:
-        batch = self._collate(samples)
-        return (batch, *self._gate.batch())
 
 
 def open_feed(spec: Spec, workload: Workload, batch: int, *, rank: int, device: Device) -> Feed:
@@ -316,20 +236,13 @@ def open_feed(spec: Spec, workload: Workload, batch: int, *, rank: int, device: 
         rank=rank,
         seed=spec.seed,
         pin=spec.data.pin_memory and device.type == "cuda",
-        timeout_s=spec.measure.step_timeout_s,
+        timeout_s=PATIENCE * spec.measure.step_timeout_s,
     )
 
 
 def find_dataset(data: Data) -> Any:
     """Import the target and call it; InputError says what is missing."""
-    module_name, _, name = str(data.target).rpartition(".")
-    try:
-        factory = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise InputError(
-            f"data._target_={data.target}: cannot be imported ({error}); a Dataset on the import path is expected"
-        ) from error
-    dataset = factory(**data.args)
+    dataset = find("data._target_", str(data.target), "a Dataset")(**data.args)
     if isinstance(dataset, IterableDataset):
         return dataset
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
@@ -340,13 +253,3 @@ def find_dataset(data: Data) -> Any:
     if len(dataset) == 0:
         raise InputError(f"data._target_={data.target}: has no samples")
     return dataset
-
-
-def _cpu_ns() -> int:
-    """CPU time of a worker with all its threads; in the training process of the calling thread alone."""
-    return time.thread_time_ns() if get_worker_info() is None else time.process_time_ns()
-
-
-def _end_with_parent(_worker: int) -> None:
-    """In a worker: SIGKILL when the training process dies, however it does (PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)

@@ -8,7 +8,7 @@ import sys
 import time
 
 from scaling.plan import Block
-from scaling.records import BARE_ONE, FABRIC, REPLAY
+from scaling.records import BARE_ONE, FABRIC, PAIRS, REPLAY
 from scaling.spec import Inject
 
 _BUSY = """
@@ -36,7 +36,7 @@ class Faults:
         limit = self._inject.fail_after_blocks
         if self._mine and limit is not None and self._blocks > limit:
             raise RuntimeError(f"injected failure after {limit} blocks")
-        self._on = block.trial.world_size > 1 and block.arm not in (BARE_ONE, REPLAY, FABRIC)
+        self._on = block.trial.world_size > 1 and block.arm not in (BARE_ONE, REPLAY, FABRIC, PAIRS)
         if self._on:
             self._signal(signal.SIGCONT)
 

@@ -12,18 +12,18 @@ import torch
 import torch.distributed as dist
 
 from scaling.plan import Block, Plan, Trial, round_blocks
-from scaling.records import BARE_ONE, PLAIN, STEP_ARMS
+from scaling.records import PLAIN, STEP_ARMS
 from scaling.store import LaunchFolder, write_json
 from scaling.worker.arms import Arms
-from scaling.worker.blocks import BlockRunner
+from scaling.worker.blocks import LEAD_IN_BYTES, BlockRunner
 from scaling.worker.checks.roofline import note_roofline
 from scaling.worker.clock import now_ns
 from scaling.worker.control import Control
-from scaling.worker.devices import open_device
+from scaling.worker.devices import open_device, require
 from scaling.worker.environment import describe
 from scaling.worker.exchange import Exchange
 from scaling.worker.feed import Feed, open_feed
-from scaling.worker.groups import make_groups
+from scaling.worker.groups import free, make_groups
 from scaling.worker.inject import Faults
 from scaling.worker.offsets import offset_ns
 from scaling.worker.options import shaped
@@ -50,19 +50,25 @@ class Launch:
         self.trials = tuple(sorted(trials, key=lambda t: t.world_size))
         self.baseline = plan.baseline(trials)
         self.device = open_device(self.spec, rank=self.rank, local_rank=local_rank)
+        for precision in (self.spec.precision, *self.spec.vary.precision):
+            require(self.device, precision)
         timeout = timedelta(seconds=self.spec.measure.step_timeout_s)
         dist.init_process_group("gloo", timeout=timeout)  # the control plane, whatever carries the gradients
         everybody = dist.distributed_c10d._get_default_store()  # noqa: SLF001
         store = dist.PrefixStore(f"launch/{folder.index}", everybody)  # type: ignore[attr-defined]
         self.control = Control(store, self.rank)
+        self.parts = {
+            t.world_size: plan.sub_groups(t.world_size, self.world) for t in (*trials, *self.baseline)
+        }
+        pairings = {-k: pairs for k, pairs in enumerate(plan.pairings(self.world), 1)}
         self.groups = make_groups(
-            [t.world_size for t in trials],
+            self.parts | pairings,
             rank=self.rank,
             world=self.world,
             backend=self.spec.topology.backend,
             timeout=timeout,
         )
-        self.exchange = Exchange(self.device, self.groups)
+        self.exchange = Exchange(self.device)
         self.precision = Precision(self.spec.precision, self.device.type)
         self.faults = Faults(self.spec.inject, rank=self.rank, first_on_host=local_rank == 0)
         self.feeds: dict[int, Feed] = {}
@@ -107,16 +113,16 @@ class Launch:
             recorder=self.recorder,
             collectives=self.spec.measure.collectives,
         )
-        try:
-            self.clock("begin")
-            self._rounds(*(tuple(t for t in some if t in fitting) for some in (self.trials, self.baseline)))
-            self.progress("end")
-            self.clock("end")
-        finally:
-            self.faults.close()
-            for feed in self.feeds.values():
-                feed.close()
-            self.recorder.close()
+        self.clock("begin")
+        self._rounds(*(tuple(t for t in some if t in fitting) for some in (self.trials, self.baseline)))
+        self.progress("end")
+        self.clock("end")
+        # Only where all went well: what a failing rank started dies with it, and waiting here for a data worker
+        # that hangs would let its peers, who wait for this rank, speak first.
+        self.faults.close()
+        for feed in self.feeds.values():
+            feed.close()
+        self.recorder.close()
         self.note_memory()
         self.close()
 
@@ -149,7 +155,8 @@ class Launch:
 
     def head(self) -> dict[str, Any]:
         """The fields of a rank file's first line."""
-        groups = {str(t.world_size): list(range(t.world_size)) for t in self.trials} | {"1": [self.rank]}
+        groups = {str(t.world_size): list(range(t.world_size)) for t in self.trials}
+        groups |= {str(group.key): list(group.ranks) for group in self.groups.values()}
         return {
             "rank": self.rank,
             "host": self.host,
@@ -165,7 +172,8 @@ class Launch:
     def _prepare(self, trial: Trial, workload: Workload) -> bool:
         """Wrap, try one local step, agree that it fits, warm up. False when some rank ran out of memory."""
         n = trial.world_size
-        if self.rank < n:
+        participants = sum(map(len, self.parts[n]))
+        if self.rank < participants:
             arms = Arms(
                 spec=self.spec,
                 variant=self.plan.variant,
@@ -177,25 +185,35 @@ class Launch:
                 faults=self.faults,
                 feed=functools.partial(self._feed, workload),
             )
-            if self.control.all_true(f"fits/{n}", n, fits(arms)):
+            if self.control.all_true(f"fits/{n}", participants, fits(arms)):
                 self.ready[n] = warm_up(
                     trial,
                     arms,
+                    group=self.groups[n],
+                    participants=participants,
                     device=self.device,
                     control=self.control,
                     exchange=self.exchange,
                     measure=self.spec.measure,
-                    lead=self.rank == 0,
+                    rank=self.rank,
                 )
+                if n == self.world:
+                    self._connect_pairs()
             else:
                 del arms  # its buckets and batches, before the cache is emptied
                 self.device.release_memory()
+                free(self.groups, n)
         if self.rank == 0:
             self.control.say(f"ready/{n}", n in self.ready)
         fits_all = bool(self.control.hear(f"ready/{n}"))
         if not fits_all and self.rank == 0:
             write_json(self.folder.out_of_memory(n), {"world_size": n})
         return fits_all
+
+    def _connect_pairs(self) -> None:
+        """The first message of a group makes its connection: not in a block that is timed."""
+        for key in sorted((key for key in self.groups if key < 0), reverse=True):
+            self.exchange.once(self.groups[key], LEAD_IN_BYTES)
 
     def _feed(self, workload: Workload, batch: int) -> Feed:
         """One a batch size: world sizes that share it share its workers."""
@@ -208,7 +226,7 @@ class Launch:
     def _rounds(self, trials: tuple[Trial, ...], baseline: tuple[Trial, ...]) -> None:
         pace = None
         if self.rank == 0 and trials:
-            blocks = round_blocks(self.plan, trials, self.folder.index, 0, baseline)
+            blocks = round_blocks(self.plan, trials, self.folder.index, 0, baseline, self.world)
             pace = Pace(
                 self.spec.measure,
                 [self.ready[b.trial.world_size].step_ns for b in blocks if b.arm in STEP_ARMS],
@@ -219,7 +237,7 @@ class Launch:
             steps, lead_in = self.control.agree(
                 f"steps/{number}", pace.block_steps() if pace else None, lead=self.rank == 0
             )
-            blocks = round_blocks(self.plan, trials, self.folder.index, number, baseline)
+            blocks = round_blocks(self.plan, trials, self.folder.index, number, baseline, self.world)
             for index, block in enumerate(blocks):
                 if self.rank == 0:
                     elapsed_s = time.monotonic() - begin
@@ -254,7 +272,7 @@ class Launch:
                 self.peaks[n] = max(self.peaks.get(n, 0), self.device.peak_bytes())
             if pace is not None:
                 pace.note(block, step_ns)
-            self.control.finish(block.id, 1 if block.arm == BARE_ONE else block.trial.world_size)
+            self.control.finish(block.id, block.participants)
         if self.rank == 0:
             self.control.finished(block.id)
 

@@ -19,6 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from scaling.store import LaunchFolder, write_json
@@ -34,7 +35,10 @@ def watch(folder: LaunchFolder, rank: int, stage: Callable[[], str]) -> None:
     main = threading.get_ident()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    interrupted: list[list[str]] = []
+    # Wherever Python runs its handler comes first, so that a rank that was stopped and goes on is seen where it
+    # stood; where it does not come, the main thread has not moved.
+    signal.signal(signal.SIGTERM, lambda _, frame: interrupted.append(_calls(frame)))
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     faulthandler.register(signal.SIGTERM, chain=True)
     os.register_at_fork(after_in_child=_look_away)
@@ -43,7 +47,7 @@ def watch(folder: LaunchFolder, rank: int, stage: Callable[[], str]) -> None:
         while signal.SIGTERM not in os.read(reader, 64):
             pass  # another signal with a handler, not ours
         try:
-            stack = traceback.extract_stack(sys._current_frames()[main])  # noqa: SLF001
+            stack = interrupted[0] if interrupted else _calls(sys._current_frames()[main])  # noqa: SLF001
             write_json(folder.stack(rank), note(rank, stage(), stack))
         finally:
             os._exit(ENDED)
@@ -51,14 +55,19 @@ def watch(folder: LaunchFolder, rank: int, stage: Callable[[], str]) -> None:
     threading.Thread(target=look_out, name="lookout", daemon=True).start()
 
 
-def note(rank: int, stage: str, stack: traceback.StackSummary) -> dict[str, Any]:
-    """stack-<r>.json: innermost frame first."""
-    return {
-        "rank": rank,
-        "stage": stage,
-        "collective": last_collective(),
-        "stack": [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in reversed(stack)],
-    }
+def note(rank: int, stage: str, stack: list[str]) -> dict[str, Any]:
+    """stack-<r>.json: `FILE:LINE in FUNCTION`, innermost first."""
+    return {"rank": rank, "stage": stage, "collective": last_collective(), "stack": stack}
+
+
+def _calls(frame: FrameType | None) -> list[str]:
+    """The stack from a frame out, as `note` has it, without the handler above."""
+    calls: list[str] = []
+    for each, line in traceback.walk_stack(frame):
+        calls.append(f"{each.f_code.co_filename}:{line} in {each.f_code.co_name}")
+        if each.f_code.co_filename == __file__:
+            calls.clear()
+    return calls
 
 
 def last_collective() -> str | None:

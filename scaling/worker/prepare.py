@@ -12,6 +12,7 @@ from scaling.worker.clock import Clock
 from scaling.worker.control import Control
 from scaling.worker.devices import Device
 from scaling.worker.exchange import Exchange
+from scaling.worker.groups import Group
 from scaling.worker.memory import is_out_of_memory
 from scaling.worker.pace import fabric_sizes
 from scaling.worker.step import Loop
@@ -28,7 +29,7 @@ class Ready:
     arms: Arms
     warmup_steps: int
     step_ns: int
-    """About what one plain step takes."""
+    """About what one plain step takes, in the slowest sub-group."""
     fed_ns: int
     """What a fetch takes whose batch is there; -1 where batches are made up."""
     sweep: list[int]
@@ -50,21 +51,26 @@ def warm_up(
     trial: Trial,
     arms: Arms,
     *,
+    group: Group,
+    participants: int,
     device: Device,
     control: Control,
     exchange: Exchange,
     measure: Measure,
-    lead: bool,
+    rank: int,
 ) -> Ready:
-    """Each loop a few steps (DDP rebuilds its buckets in the second), then plain ones until they settle."""
-    n, clock = trial.world_size, device.clock
+    """Each loop a few steps (DDP rebuilds its buckets in the second), then plain ones until they settle.
+
+    `participants`: ranks of all sub-groups, which do the same: rank 0 decides for all of them.
+    """
+    n, clock, lead = trial.world_size, device.clock, rank == 0
     for feed in arms.feeds():
         feed.prepare("warm-up", n)
         feed.resume()
     if arms.compiles:  # minutes, and not the same on every rank: nobody is to wait in a collective for it
         for loop in arms.loops():
             loop.local()
-        control.meet(f"compiled/{n}", n)
+        control.meet(f"compiled/{n}", participants)
     for loop in arms.loops():
         _chunk(loop, clock)
     if arms.detailed is not None:
@@ -89,12 +95,13 @@ def warm_up(
         sweep = fabric_sizes(
             measure.fabric_bytes_max,
             measure.budget_s,
-            lambda size: exchange.once(n, size),
+            lambda size: exchange.once(group, size),
             lambda key, value: control.agree(f"fabric/{n}/{key}", value, lead=lead),
         )
-    return Ready(
-        arms=arms, warmup_steps=steps, step_ns=int(before) // WARMUP_CHUNK, fed_ns=fed_ns, sweep=sweep
-    )
+    step_ns = int(before) // WARMUP_CHUNK
+    if participants > n:  # a block takes as long as its slowest sub-group
+        step_ns = control.judge(f"step/{n}", step_ns, rank, participants, max)
+    return Ready(arms=arms, warmup_steps=steps, step_ns=step_ns, fed_ns=fed_ns, sweep=sweep)
 
 
 def _chunk(loop: Loop, clock: Clock) -> int:

@@ -30,16 +30,20 @@ class Workload:
     blocks: Sequence[torch.nn.Module] = ()
 
 
-def build(target: str, args: dict[str, Any]) -> Workload:
-    """Import `target` and call it; InputError says what is missing."""
+def find(key: str, target: str, expected: str) -> Any:
+    """What a dotted path names; InputError where that cannot be imported. `key`: where the path stands."""
     module_name, _, name = target.rpartition(".")
     try:
-        factory = getattr(importlib.import_module(module_name), name)
+        return getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
         raise InputError(
-            f"model._target_={target}: cannot be imported ({error}); a callable on the import path is expected"
+            f"{key}={target}: cannot be imported ({error}); {expected} on the import path is expected"
         ) from error
-    workload = factory(**args)
+
+
+def build(target: str, args: dict[str, Any]) -> Workload:
+    """Import `target` and call it; InputError says what is missing."""
+    workload = find("model._target_", target, "a callable")(**args)
     if not isinstance(workload, Workload):
         raise InputError(
             f"model._target_={target}: returned {type(workload).__name__}, a scaling.Workload is expected"

@@ -124,6 +124,11 @@ def test_other_world_sizes_are_other_curves():
     assert sweep_rounds(times, seed=0) is None
 
 
+def test_the_curve_is_that_of_the_first_sub_group():
+    fabric = [row(rank, KIB, 0, 10 if rank < 2 else 90) for rank in range(4)]
+    assert sweep_times(pl.DataFrame(fabric), 2)["time_ns"].to_list() == [10]
+
+
 def test_a_size_that_a_round_lacks_is_unknown_there():
     rows = [row(rank, size, 0, 10, seq=k) for rank in (0, 1) for k, size in enumerate((KIB, 4 * KIB))]
     rows += [row(rank, KIB, 0, 30, number=1) for rank in (0, 1)]

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from scaling.analysis.predictions import predictions
 from scaling.analysis.sources import read_sources
+from scaling.fabric import Link, Topology
 from scaling.plan import make_plan
-from scaling.spec import Link, Topology, WhatIf
+from scaling.spec import WhatIf
 
 
 def topology(hosts=2, ranks_per_host=2, placement="spread"):
@@ -59,6 +60,7 @@ def test_what_a_link_promises_is_unknown_where_spread_ranks_share_it():
     assert packed.nominal_bit_s(2) is None  # within one host
     assert packed.nominal_bit_s(4) == spread.nominal_bit_s(2) == packed.link.nominal_bit_s
     assert spread.nominal_bit_s(4) is None
+    assert spread.nominal_bit_s(2, at_work=4) is None  # two rings
 
 
 def test_a_plan_counts_the_hosts_that_are_touched(cluster):

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from scaling.analysis.quantities import read_trial
 from scaling.analysis.results import Measured, Point
 from scaling.analysis.stats import Rounds
 from scaling.analysis.stragglers import late_ranks
+from scaling.analysis.trials import read_trial
 
 MS = 1e6
 SEEDS = range(10)

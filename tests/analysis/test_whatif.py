@@ -152,6 +152,24 @@ def test_strong_scaling_knows_its_batches(measure, cluster, expected):
     assert found["small_batch"].value == pytest.approx(target.loss["small_batch"], abs=0.01)
 
 
+@pytest.mark.parametrize("batch", [8, 16, 64])
+def test_half_of_the_batch_alone_tells_what_other_batches_do_not_spare(sources, truth, expected, batch):
+    for n, source in sources.items():
+        assert source.fixed_share == pytest.approx(truth.fixed_share, rel=0.05)
+        assert 0 < source.fixed_doubt < 0.03
+        found = predict(source, Change(batch=batch))["step"]
+        assert found.value == pytest.approx(expected(truth, n, batch), rel=2 * NEAR)
+        assert found.low < expected(truth, n, batch) < found.high
+
+
+def test_without_half_a_batch_nothing_is_taken_to_be_fixed_and_the_doubt_is_large(cluster, measure, sources):
+    odd = measure(dataclasses.replace(cluster.Truth(world_sizes=(1, 4)), batch=33))
+    (source,) = read_sources(odd.tables, odd.plan)
+    assert source.fixed_share is None
+    doubts = [predict(s, Change(batch=16))["step"].half_width for s in (source, sources[4])]
+    assert doubts[0] > 2 * doubts[1]
+
+
 def test_where_no_sync_was_left_out_putting_it_in_saves_the_earlier_reductions(sources):
     every = dataclasses.replace(sources[4], accumulation=2, reductions=2)
     assert outcome(every, Change())["step"][0] == pytest.approx(every.plain[0])

@@ -140,7 +140,8 @@ def test_what_every_rank_has_alike_is_said_once(node):
         ({"limit.open_files": 1024}, "1024 open files"),
         ({"cgroup_cores": 1.5}, "1.5 cores for 4 threads"),
         ({"flags.cudnn_tf32": True}, "flags.cudnn_tf32 differs"),
-        ({"env.NCCL_DEBUG": "INFO"}, "writes while it measures"),
+        ({"env.NCCL_DEBUG": "INFO", "env.NCCL_DEBUG_SUBSYS": "INIT,TUNING"}, "writes while it measures"),
+        ({"env.NCCL_DEBUG": "INFO", "env.NCCL_DEBUG_SUBSYS": "^INIT"}, "writes while it measures"),
         ({"env.CUDA_LAUNCH_BLOCKING": "1"}, "every launch wait"),
         ({"env.NCCL_P2P_DISABLE": "1"}, "through host memory"),
     ],
@@ -149,6 +150,13 @@ def test_limits_and_environment(node, facts, said):
     node.change(2, facts=facts)
     problems = [p for p in node.examine().problems if said in p.what]
     assert [p.rank for p in problems] == [2]
+
+
+def test_what_nccl_says_when_it_begins_disturbs_nothing(node):
+    for subsystems in (None, "INIT", "INIT,NET"):
+        for rank in range(4):
+            node.change(rank, facts={"env.NCCL_DEBUG": "INFO", "env.NCCL_DEBUG_SUBSYS": subsystems})
+        assert node.examine().problems == ()
 
 
 def test_locked_memory_matters_where_there_is_infiniband(node):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-from scaling.doctor.preflight import samples, warnings
+import pytest
+
+from scaling.doctor.preflight import samples, stolen, warnings
 from scaling.store import RunFolder
 
 ENV = {"schema": 1, "host": 0, "torch": "2.13.0", "driver": "570.86.15", "device_uuid": None}
@@ -65,3 +67,43 @@ def test_samples_go_to_the_rank_that_has_the_device(tmp_path, fake_nvml):
 
 def test_a_host_without_devices_has_no_samples(tmp_path):
     assert samples(*run(tmp_path, {}, {})) == {}
+
+
+def seconds(*shares, cores_busy=2.0):
+    """Telemetry of a host, a sample a second: what share of its busy time its hypervisor took in each."""
+    head = {"t": "head", "schema": 1, "host": 0, "hostname": "guest", "gpus": [], "nics": [], "nodes": {}}
+    lines, taken = [head | {"acs_bridges": None}], 0.0
+    for second, share in enumerate((0.0, *shares)):
+        taken += share * cores_busy
+        system = {"cpu_busy_ns": int(second * cores_busy * 1e9), "cpu_stolen_ns": int(taken * 1e9)}
+        lines.append({"t": "sample", "time_ns": second * 10**9, "gpus": [], "system": system})
+    return lines
+
+
+def test_time_that_a_hypervisor_took_is_told_by_second(tmp_path):
+    (found,) = stolen(*run(tmp_path, {}, telemetry=seconds(0.0, 0.08, 0.02, 0.3)))
+    assert found.hostname == "guest"
+    assert found.shares == pytest.approx((0.0, 0.08, 0.02, 0.3))
+    assert (found.often, found.said) == (2, True)
+
+
+def test_on_an_idle_machine_a_moment_that_was_taken_is_little(tmp_path):
+    (found,) = stolen(*run(tmp_path, {}, telemetry=seconds(*[0.5] * 10, cores_busy=0.02)))
+    assert found.shares == pytest.approx([0.01] * 10)
+    assert not found.said
+
+
+def test_telemetry_that_does_not_tell_of_a_hypervisor_says_nothing(tmp_path):
+    lines = seconds(0.5, 0.5)
+    for line in lines[1:]:
+        del line["system"]["cpu_stolen_ns"]
+    assert [host.shares for host in stolen(*run(tmp_path, {}, telemetry=lines))] == []
+
+
+def test_every_launch_counts(tmp_path):
+    folder, plan = run(tmp_path, {}, telemetry=seconds(0.0, 0.1))
+    again = folder.launch(1)
+    again.path.mkdir()
+    again.telemetry(0).write_text("\n".join(map(json.dumps, seconds(0.4))) + "\n")
+    (found,) = stolen(folder, plan)
+    assert found.shares == pytest.approx((0.0, 0.1, 0.4))

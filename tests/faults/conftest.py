@@ -17,6 +17,8 @@ START_S = 60
 """What torchrun and torch may take to start on a busy machine; 5 s on two free cores."""
 STEP_TIMEOUT_S = 10
 """measure.step_timeout_s of these runs: the longest that a hang stays unseen in a collective."""
+QUIET_S = 140
+"""The longest that a hang stays unseen outside of blocks: two minutes, and twice the above (docs/resume.md)."""
 END_S = 30
 """From the first sign of a failure until nothing is left of a launch, at most."""
 
@@ -39,9 +41,12 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "faults" in item.path.parts:
             item.add_marker(pytest.mark.launch)
-            item.add_marker(
-                pytest.mark.slow
-            )  # minutes in all, and not yet seen green together: `make test-all`
+
+
+def bound_s(fault):
+    """What a launch with a fault may take: its start, the time in which a hang is noticed, its end."""
+    outside = "@start@" in fault or "@end@" in fault
+    return START_S + (QUIET_S if outside else STEP_TIMEOUT_S) + END_S
 
 
 class Ended:
@@ -73,9 +78,9 @@ def begin(cwd, *arguments, prefix=(), env=None):
     )
 
 
-def finish(process, cwd, started, bound_s):
+def finish(process, cwd, started, within_s):
     try:
-        out, err = process.communicate(timeout=bound_s)
+        out, err = process.communicate(timeout=within_s)
     finally:
         process.kill()
     return Ended(process, out, err, cwd / "run", time.monotonic() - started)
@@ -83,22 +88,28 @@ def finish(process, cwd, started, bound_s):
 
 @pytest.fixture
 def faulty(tmp_path, left_behind):
-    """faulty(*faults, overrides): run the faulty model to the end; bounded, and nothing is left behind."""
+    """faulty(*faults, of="model", overrides): run the faulty model, or its data, to the end.
 
-    def run(*faults, overrides=(), bound_s=None):
+    Every launch ends within its bound, and nothing is left behind.
+    """
+
+    def run(*faults, of="model", overrides=()):
         shutil.copy(Path(__file__).with_name("faulty.py"), tmp_path)
-        bound_s = bound_s or (len(faults) + 1) * (START_S + STEP_TIMEOUT_S + END_S)
         started = time.monotonic()
+        asked = {"model": (), "data": ()} | {of: faults}
         process = begin(
             tmp_path,
             *SHORT,
             "model=custom",
             "model._target_=faulty.factory",
-            f"+model.args.faults=[{','.join(repr(fault) for fault in faults)}]",
+            f"+model.args.faults={list(asked['model'])}",
+            *(["data._target_=faulty.Samples", f"+data.args.faults={list(faults)}"] if of == "data" else []),
             "world_sizes=[2]",
             *overrides,
         )
-        ended = finish(process, tmp_path, started, bound_s)
+        ended = finish(process, tmp_path, started, sum(map(bound_s, (*faults, ""))))
+        for fault, launch in zip(faults, ended.status["launches"], strict=False):
+            assert launch["duration_s"] <= bound_s(fault), launch
         assert left_behind(tmp_path) == []
         return ended
 

@@ -1,7 +1,7 @@
-"""A model that fails for real, in a chosen phase of one rank's step: copied into a test's folder and run from there.
+"""A model, or its data, that fails for real in a chosen phase of one rank: copied into a test's folder and run there.
 
 `faults` has an entry a launch, `WHAT@WHERE@RANK@STEP` or "": in launch k, entry k happens in the
-rank's STEP-th step. Outside of a worker (no RANK) nothing happens.
+rank's STEP-th step (in a data worker: at its STEP-th sample). Outside of a worker (no RANK) nothing happens.
 """
 
 import ctypes
@@ -28,9 +28,11 @@ class Fault:
         self.mine = int(rank) == int(os.environ.get("RANK", "-2"))
         self.peers = bool(entry) and not self.mine
         self.at, self.step = int(step), 0
+        if self.mine and self.where in ("end", "close"):
+            self.after_the_last_step()
 
     def here(self, where):
-        if where == "forward":
+        if where in ("forward", "sample"):
             self.step += 1
             if self.where == "collective" and self.step >= self.at:
                 self.in_a_collective()
@@ -47,6 +49,14 @@ class Fault:
             self.mine = False
             threading.Timer(1, getattr(self, self.what)).start()
 
+    def after_the_last_step(self):
+        """Where no model has a say any more: as the records get their last line (end), or after it (close)."""
+        from scaling.worker.launch import Launch
+
+        clock, close = Launch.clock, Launch.close
+        Launch.clock = lambda launch, at: (self.here(at), clock(launch, at))
+        Launch.close = lambda launch: (self.here("close"), close(launch))
+
     def kill(self):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -55,6 +65,12 @@ class Fault:
 
     def sleep(self):
         time.sleep(3600)
+
+    def hold(self):
+        """C code that never gives the interpreter's lock back: a mutex that it locks twice."""
+        libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+        libc.pthread_mutex_lock(mutex)
+        libc.pthread_mutex_lock(mutex)
 
     def throw(self):
         raise ValueError("out of cheese")
@@ -69,9 +85,11 @@ class Fault:
         ctypes.string_at(0)
 
     def memory(self):
-        """A real failure of the allocator: no more address space than there is in use, and 64 MiB."""
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + 2**26,) * 2)
+        """A real failure of the allocator, from here on: no more address space than there is in use, and 64 MiB."""
+        self.mine = True
+        if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + 2**26,) * 2)
         self.hoard = torch.ones(2**28)
 
 
@@ -83,6 +101,20 @@ class Batch(tuple):
     def __iter__(self):
         self[0].fault.here("input")
         return super().__iter__()
+
+
+class Samples(torch.utils.data.Dataset):
+    """Made by data workers, one of which fails."""
+
+    def __init__(self, faults):
+        self.fault = Fault(faults)
+
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, index):
+        self.fault.here("sample")
+        return torch.full((128,), index / 4096), torch.zeros(128)
 
 
 class Compute(torch.autograd.Function):

@@ -11,6 +11,8 @@ import pytest
 KILLED = ("failed", 1, "rank 1 was ended by SIGKILL")
 STOPPED = ("timeout", 1, "rank 1 hung (stopped by a signal)")
 HUNG = ("timeout", 1, "rank 1 hung")
+MAKING = ("data.workers=1", "batch_per_rank=8")
+"""A data worker a rank."""
 
 
 def assert_survived(ended, *expected):
@@ -61,6 +63,25 @@ def test_killed_in_forward_then_in_the_optimizer(faulty):
 
 
 @pytest.mark.slow
+def test_killed_in_the_warm_up_then_before_the_last_line_of_its_records(faulty):
+    ended = faulty("kill@backward@1@3", "kill@end@1@0")
+    assert_survived(ended, KILLED, KILLED)
+    assert "in warm-up of world size 2" in ended.launch(0)["error"]
+    assert "in clock offsets at the end" in ended.launch(1)["error"]
+
+
+@pytest.mark.slow
+def test_killed_after_the_last_line_of_its_records_it_has_measured_all_the_same(faulty):
+    ended = faulty("kill@close@1@0")
+    assert ended.code == 0, (ended.out, ended.err)
+    (launch,) = ended.status["launches"]
+    assert (launch["state"], launch["rank"], launch["finished"]) == ("failed", 1, [2])
+    assert "rank 1 was ended by SIGKILL" in ended.err
+    assert "its records were whole by then" in ended.err
+    assert ended.analysis["trials"][0]["launches"] == [0]
+
+
+@pytest.mark.slow
 def test_killed_in_a_collective_then_the_first_rank_of_all(faulty):
     """Rank 0 gives the word for every block; without it the others must not wait for ever."""
     killed = ("failed", 0, "rank 0 was ended by SIGKILL")
@@ -84,6 +105,32 @@ def test_hangs_in_python_at_start_then_in_forward(faulty):
 
 
 @pytest.mark.slow
+def test_hangs_with_the_interpreters_lock(faulty):
+    """No Python runs in it any more, so it cannot say where it is: its log has the stacks."""
+    ended = faulty("hold@forward@1@30")
+    assert_survived(ended, HUNG)
+    assert "it left no stack; log: run/launches/0/log-1.txt" in ended.launch(0)["error"]
+    assert " in hold\n" in (ended.folder / "launches/0/log-1.txt").read_text()
+
+
+@pytest.mark.slow
+def test_a_data_worker_stops_then_hangs(faulty):
+    ended = faulty("stop@sample@1@400", "sleep@sample@1@400", of="data", overrides=MAKING)
+    late = ("failed", 1, "no batch from the data workers: DataLoader timed out after 9")
+    assert_survived(ended, HUNG, late)
+    assert (
+        "/scaling/worker/feed.py:" in ended.launch(0)["error"]
+    )  # torch's own time limit misses a stopped one
+
+
+@pytest.mark.slow
+def test_a_data_worker_is_killed_then_raises(faulty):
+    ended = faulty("kill@sample@1@400", "throw@sample@1@400", of="data", overrides=MAKING)
+    killed = ("failed", 1, "DataLoader worker (pid")
+    assert_survived(ended, killed, ("failed", 1, "in a data worker: ValueError: out of cheese"))
+
+
+@pytest.mark.slow
 def test_raises_then_exits(faulty):
     ended = faulty("throw@optimizer@1@30", "exit@forward@1@30")
     assert_survived(ended, ("failed", 1, "ValueError: out of cheese"), ("failed", 1, "SystemExit: 3"))
@@ -93,6 +140,14 @@ def test_raises_then_exits(faulty):
 @pytest.mark.slow
 def test_ends_without_a_word_as_if_all_were_well(faulty):
     assert_survived(faulty("vanish@forward@1@30"), ("failed", 1, "rank 1 ended without a word"))
+
+
+@pytest.mark.slow
+def test_ends_without_a_word_at_start_then_while_the_other_waits_for_it(faulty):
+    ended = faulty("vanish@start@1@0", "vanish@end@1@0")
+    assert_survived(
+        ended, ("failed", 1, "rank 1 ended without a word"), ("timeout", 1, "rank 1 gives no sign")
+    )
 
 
 @pytest.mark.slow

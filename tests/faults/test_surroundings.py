@@ -16,10 +16,16 @@ from pathlib import Path
 
 import pytest
 
+from scaling.launchers import follow, workers
+from scaling.store import RunFolder
+
 ROOT = Path(__file__).parents[2]
+SHORT_LOCAL = ("topology=local", "topology.device=cpu", "topology.ranks_per_host=2", "model=synthetic")
 LONG = ("measure.budget_s=60", "measure.rounds_max=100", "world_sizes=[2]")
 TAKES_S = 200
 """More than any of these runs takes: a start, a hang that is noticed, another start, a minute's rounds."""
+STOPS_S = 30
+"""More than it takes to end a launch in order (8 s) and to report what there is."""
 
 namespaces = pytest.mark.skipif(
     subprocess.run(["unshare", "-Urnm", "true"], capture_output=True, check=False).returncode != 0,
@@ -57,16 +63,35 @@ def change_rate(path, host, rate_bit_s):
 # Interrupted
 
 
+def workers_of(path):
+    return workers.find(RunFolder(path / "run").launch(0))
+
+
 @pytest.mark.slow
-def test_a_second_ctrl_c_does_not_wait_and_leaves_nothing(driver, until, tmp_path, left_behind):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+def test_a_local_run_is_ended_in_order(number, driver, until, tmp_path, left_behind):
     process = driver(*LONG)
     until(lambda: rounds(tmp_path) >= 1, process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=STOPS_S)
+    assert process.returncode == 3, (out, err)
+    assert "Traceback" not in err
+    assert left_behind(tmp_path) == []
+    assert [trial["status"] for trial in analysis_of(tmp_path)["trials"]] == ["interrupted"]
+    assert analysis_of(tmp_path)["points"][0]["step_ms"]["value"] > 0
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_does_not_wait_for_a_rank_that_does_not_answer(driver, until, tmp_path, left_behind):
+    process = driver(*LONG)
+    until(lambda: rounds(tmp_path) >= 1, process)
+    os.kill(workers_of(tmp_path)[0].pid, signal.SIGSTOP)
     process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    time.sleep(1)
+    assert workers_of(tmp_path)  # the first one waits, for END_S
     process.send_signal(signal.SIGINT)
-    begin = time.monotonic()
-    out, err = process.communicate(timeout=60)
-    assert time.monotonic() - begin < 30  # the report is still written
+    until(lambda: not workers_of(tmp_path), seconds=follow.END_S / 2)
+    out, err = process.communicate(timeout=STOPS_S)
     assert process.returncode == 3, (out, err)
     assert "Traceback" not in err
     assert left_behind(tmp_path) == []
@@ -74,14 +99,32 @@ def test_a_second_ctrl_c_does_not_wait_and_leaves_nothing(driver, until, tmp_pat
 
 
 @pytest.mark.slow
-def test_sigterm_ends_a_local_run_in_order(driver, until, tmp_path, left_behind):
+def test_ctrl_c_while_the_report_is_made_says_how_to_have_it(driver, until, tmp_path, left_behind):
     process = driver(*LONG)
     until(lambda: rounds(tmp_path) >= 1, process)
-    process.terminate()
-    _out, err = process.communicate(timeout=60)
-    assert process.returncode == 3, err
+    process.send_signal(signal.SIGINT)
+    status = tmp_path / "run/status.json"
+    until(lambda: json.loads(status.read_text())["state"] == "interrupted", process, seconds=STOPS_S)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=STOPS_S)
+    assert process.returncode == 3, (out, err)
+    assert "`scaling analyze run` reports it" in err
+    assert "Traceback" not in err
     assert left_behind(tmp_path) == []
-    assert analysis_of(tmp_path)["points"][0]["step_ms"]["value"] > 0
+
+
+@pytest.mark.slow
+def test_a_torchrun_that_is_killed_is_named_and_takes_its_ranks_along(driver, until, tmp_path, left_behind):
+    process = driver("measure.budget_s=10", "world_sizes=[2]")
+    until(lambda: rounds(tmp_path) >= 0.2, process)
+    rank = workers_of(tmp_path)[0].pid
+    os.kill(int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGKILL)
+    _out, err = process.communicate(timeout=TAKES_S)
+    assert process.returncode == 0, err
+    first, second = launches_of(tmp_path)
+    assert (first["state"], second["state"]) == ("failed", "done")
+    assert first["error"].startswith("torchrun was ended by SIGKILL")
+    assert left_behind(tmp_path) == []
 
 
 # Links
@@ -141,8 +184,7 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_measured(tmp_path, left_beh
         cp -r disk/run kept
     """
     (tmp_path / "disk").mkdir()
-    run = [sys.executable, "-m", "scaling.cli", "run", "topology=local", "topology.device=cpu"]
-    run += ["topology.ranks_per_host=2", "model=synthetic", "measure=quick", "measure.steps=40"]
+    run = [sys.executable, "-m", "scaling.cli", "run", *SHORT_LOCAL, "measure=quick", "measure.steps=40"]
     run += ["measure.rounds_max=100", "measure.budget_s=120", "model.compute_ms=1", "tracking=disabled"]
     begin = time.monotonic()
     subprocess.run(
@@ -160,6 +202,41 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_measured(tmp_path, left_beh
     kept = (tmp_path / "kept/launches/0/rank-0.jsonl").read_bytes()
     assert b'"t":"block"' in kept
     assert left_behind(tmp_path) == []
+
+
+@namespaces
+def test_a_disk_that_is_full_from_the_start_is_bad_input(tmp_path):
+    script = """
+        mount -t tmpfs -o size=4k tmpfs disk || exit 99
+        head -c 4k /dev/zero >disk/other-files
+        exec "$@" run_dir=disk/run
+    """
+    (tmp_path / "disk").mkdir()
+    done = subprocess.run(
+        [
+            "unshare",
+            "-Urm",
+            "sh",
+            "-c",
+            script,
+            "sh",
+            sys.executable,
+            "-m",
+            "scaling.cli",
+            "run",
+            *SHORT_LOCAL,
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "scaling: run_dir=disk/run: cannot be made (No space left on device); name a folder that can\n"
+    )
 
 
 @pytest.mark.slow
@@ -196,20 +273,67 @@ def test_a_folder_that_becomes_read_only_ends_the_run_and_keeps_what_was_measure
 
 # Clock and ports
 
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static long back(void) {
+    const char *sign = getenv("CLOCK_SET_BACK");
+    return sign != NULL && access(sign, F_OK) == 0 ? 3600 : 0;
+}
+
+int clock_gettime(clockid_t id, struct timespec *out) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (real == NULL) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int status = real(id, out);
+    if (status == 0 && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE)) out->tv_sec -= back();
+    return status;
+}
+
+int gettimeofday(struct timeval *out, void *zone) {
+    static int (*real)(struct timeval *, void *);
+    if (real == NULL) real = dlsym(RTLD_NEXT, "gettimeofday");
+    int status = real(out, zone);
+    if (status == 0) out->tv_sec -= back();
+    return status;
+}
+
+time_t time(time_t *out) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (out != NULL) *out = now.tv_sec;
+    return now.tv_sec;
+}
+"""
+"""The C library's time of day, an hour back from when a file is there: for Python, torch and Gloo alike."""
+
 
 @pytest.mark.slow
-def test_a_clock_that_is_set_back_changes_nothing(driver, tmp_path):
-    """time.time in driver and workers falls back by an hour in mid-run; durations come from other clocks."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "import time\n"
-        "real, begin = time.time, time.monotonic()\n"
-        "time.time = lambda: real() - 3600 * (time.monotonic() - begin > 8)\n"
-        "time.time_ns = lambda: int(time.time() * 1e9)\n"
-    )
-    path = f"{tmp_path}:{ROOT}"
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler (cc)")
+def test_a_clock_that_is_set_back_changes_nothing(driver, until, tmp_path):
+    library, sign = tmp_path / "clock.so", tmp_path / "set-back"
+    (tmp_path / "clock.c").write_text(CLOCK)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "clock.c", "-ldl"], check=True)
     process = driver(
-        "measure.budget_s=10", f"+env.PYTHONPATH='{path}'", "world_sizes=[2]", env={"PYTHONPATH": path}
+        "measure.budget_s=10",
+        "world_sizes=[2]",
+        env={"LD_PRELOAD": str(library), "CLOCK_SET_BACK": str(sign)},
     )
+    until(lambda: rounds(tmp_path) >= 0.2, process)
+    sign.touch()
+    told = "import time; print(time.time(), time.clock_gettime(time.CLOCK_REALTIME))"
+    seen = subprocess.run(
+        [sys.executable, "-c", told],
+        env={**os.environ, "LD_PRELOAD": str(library), "CLOCK_SET_BACK": str(sign)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert all(time.time() - 3700 < float(now) < time.time() - 3500 for now in seen.stdout.split())
     _out, err = process.communicate(timeout=TAKES_S)
     assert process.returncode == 0, err
     document = analysis_of(tmp_path)

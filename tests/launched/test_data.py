@@ -2,15 +2,22 @@
 
 import pytest
 
-SLEEPY = (
-    "import time, torch\n"
-    "class Sleepy(torch.utils.data.Dataset):\n"
-    "    def __len__(self):\n"
-    "        return 256\n"
-    "    def __getitem__(self, index):\n"
-    "        time.sleep(0.005)\n"
-    "        return torch.ones(1), torch.zeros(1)\n"
-)
+SLEEPY = """
+import time, torch
+
+class Sleepy(torch.utils.data.Dataset):
+    late = 0.0  # a crowded machine wakes it late: the next sample sleeps the less, so that batches take 40 ms
+
+    def __len__(self):
+        return 256
+
+    def __getitem__(self, index):
+        begin = time.perf_counter()
+        due = 0.005 - self.late
+        time.sleep(max(0.0, due))
+        self.late = min(time.perf_counter() - begin - due, 0.1)
+        return torch.ones(1), torch.zeros(1)
+"""
 STARVED = (
     "topology=local",
     "topology.device=cpu",
@@ -23,8 +30,8 @@ STARVED = (
     "batch_per_rank=8",  # 40 ms of making
     "data._target_=mine.Sleepy",
     "measure=quick",
-    "measure.budget_s=15",
-    "measure.rounds_max=3",
+    "measure.budget_s=25",
+    "measure.rounds_max=6",
     "tracking=disabled",
 )
 
@@ -46,7 +53,10 @@ def test_starvation_is_named_with_its_share_and_the_advised_workers_mend_it(
     assert mended.returncode == 0, mended.stderr
     fed = point_of(tmp_path / "fed", 2)
     assert fed["loader"]["wait_share"]["value"] < main["share"]["value"] / 5
-    truth = 1 - fed["step_ms"]["value"] / hungry["step_ms"]["value"]
-    assert main["share"]["value"] == pytest.approx(truth, abs=0.05)
+    least, most = (
+        1 - fed["step_ms"][a] / hungry["step_ms"][b] for a, b in (("high", "low"), ("low", "high"))
+    )
+    assert least - 0.05 < main["share"]["high"]
+    assert main["share"]["low"] < most + 0.05
     assert hungry["loader"]["make_ms"]["value"] == pytest.approx(40, abs=5)
     assert not left_behind(tmp_path)

@@ -97,6 +97,7 @@ def test_a_contended_machine_is_said_and_nothing_is_claimed_with_confidence(scal
     assert document["quality"]["contended_blocks"] > 0
     assert any("contended" in warning for warning in document["quality"]["warnings"])
     assert "contended" in done.stdout
+    assert "contended: others took the cores" in (tmp_path / "run" / "report.html").read_text()
     assert {verdict["confidence"] for verdict in document["verdicts"]} == {"low"}
     efficiency = document["points"][1]["efficiency"]
     known = efficiency["low"] is not None  # else too few rounds fitted in for any interval

@@ -1,4 +1,4 @@
-"""A real run: what it writes down of the environment, and who can reach it meanwhile."""
+"""A real run: what it writes down of the environment, who can reach it meanwhile, and who can change it afterwards."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def below(parent: int) -> list[int]:
     return found
 
 
-def test_no_secret_is_written_down_and_only_torchrun_listens_beyond_loopback(tmp_path):
+def test_a_run_tells_no_secret_opens_no_port_but_torchruns_and_is_nobody_elses_to_change(tmp_path):
     arguments = ["topology=local", "topology.device=cpu", "topology.ranks_per_host=2", "world_sizes=[2]"]
     arguments += ["model=synthetic", "model.param_mb=1", "model.compute_ms=2", "measure=quick", "run_dir=run"]
     arguments += ["measure.budget_s=6", "+env.NCCL_DEBUG=WARN"]
@@ -69,6 +69,7 @@ def test_no_secret_is_written_down_and_only_torchrun_listens_beyond_loopback(tmp
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        umask=0,  # the shell's own asks for nothing
     )
     seen: dict[int, set[str]] = {}
     try:
@@ -92,6 +93,8 @@ def test_no_secret_is_written_down_and_only_torchrun_listens_beyond_loopback(tmp
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert {"env-0.json", "analysis.json", "report.html", "command.txt"} <= {path.name for path in files}
     assert any(path.suffix == ".wandb" for path in files)
+    written = [path for path in (tmp_path / "run").rglob("*") if not path.is_symlink()]
+    assert [path for path in written if path.stat().st_mode & 0o002] == []
     told = [
         (path, name)
         for path in files

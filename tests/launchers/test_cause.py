@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from scaling.launchers.cause import Evidence, cause, gather, last_words
+from scaling.launchers.cause import OF_ITS_OWN, cause, last_words
+from scaling.launchers.evidence import Evidence, gather
 from scaling.store import RunFolder
 
 LOST = "[gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:48371"
@@ -60,7 +61,11 @@ def test_a_hung_rank_is_the_one_that_neither_waits_nor_failed(launch):
     stacks = {
         2: stack(2, "/x/scaling/worker/control.py:44 in wait"),
         3: stack(
-            3, "/site/torch/autograd/graph.py:829 in run", "/home/me/model.py:7 in forward", collective="c"
+            3,
+            "/site/torch/autograd/graph.py:829 in run",
+            "/usr/lib/python3.11/threading.py:1 in join",
+            "/home/me/model.py:7 in forward",
+            collective="c",
         ),
     }
     found = cause(
@@ -110,6 +115,83 @@ def test_where_all_lost_each_other_it_is_what_lies_between_them(launch):
     assert "ranks 0, 1, 2, 3 lost each other" in found.error
 
 
+AGENT = """\
+Root Cause (first observed failure):
+[0]:
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : {code} (pid: 10)
+"""
+WATCHDOG = (
+    "[rank{rank}]:[E606 09:10:08.365393482 ProcessGroupNCCL.cpp:2197] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] "
+    "Process group watchdog thread terminated with exception: {said}\n"
+    "Exception raised from checkTimeout at /pytorch/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:760\n"
+)
+OUTLASTED = (
+    "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=78, OpType=ALLREDUCE, NumelIn=4, "
+    "NumelOut=4, Timeout(ms)=10000) ran for 10009 milliseconds before timing out."
+)
+LOST_DEVICE = "CUDA error: unspecified launch failure"
+
+
+def aborted(launch, *ranks):
+    """(rank, exit code, what the watchdog said or None) of each, as torchrun and the logs have them."""
+    launch.agent_log(0).write_text("".join(AGENT.format(rank=rank, code=code) for rank, code, _ in ranks))
+    for rank, _, said in ranks:
+        launch.log(rank).write_text("" if said is None else WATCHDOG.format(rank=rank, said=said))
+    return gather(launch)
+
+
+def test_a_rank_whose_device_fell_off_is_named_though_nccl_s_watchdog_ended_it(launch):
+    found = cause(aborted(launch, (1, -6, LOST_DEVICE), (0, -6, OUTLASTED), (2, 143, None)), launch)
+    assert (found.status, found.rank) == ("failed", 1)
+    assert "NCCL's watchdog: CUDA error: unspecified launch failure" in found.error
+
+
+def test_a_rank_that_hung_is_named_and_not_those_whose_watchdog_ended_them(launch):
+    """torchrun kills what does not heed SIGTERM: a stopped rank."""
+    found = cause(aborted(launch, (0, -6, OUTLASTED), (1, -9, None)), launch)
+    assert (found.status, found.rank) == ("timeout", 1)
+    assert "rank 1 hung" in found.error
+
+
+def test_watchdogs_everywhere_are_a_link_between_the_ranks(launch):
+    found = cause(aborted(launch, (0, -6, OUTLASTED), (1, 134, OUTLASTED)), launch)
+    assert found.status == "timeout"
+    assert "ranks 0, 1 lost each other" in found.error
+
+
+def test_an_abort_of_another_kind_stays_one(launch):
+    found = cause(aborted(launch, (1, -6, None)), launch)
+    assert "rank 1 was ended by SIGABRT" in found.error
+
+
+def test_a_kernel_that_timed_out_is_no_secondhand_word(launch):
+    own = error(1, "CUDA error: the launch timed out and was terminated", "AcceleratorError")
+    found = cause(seen(errors={0: error(0), 1: own}), launch)
+    assert (found.status, found.rank) == ("failed", 1)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "no batch from the data workers: DataLoader timed out after 9.0 seconds",
+        "in a data worker: ConnectionError: connection refused",
+    ],
+)
+def test_a_ranks_own_input_is_its_own_whatever_the_words(launch, message):
+    """It is no link between ranks that timed out or was refused."""
+    found = cause(seen(errors={0: error(0, WAITED, first=True), 3: error(3, message, OF_ITS_OWN)}), launch)
+    assert (found.status, found.rank) == ("failed", 3)
+    assert message in found.error
+
+
+def test_a_rank_that_the_others_wait_for_is_named_where_it_is_gone(launch):
+    waiting = {rank: stack(rank, "/x/scaling/worker/control.py:44 in wait") for rank in (0, 1, 3)}
+    found = cause(seen(stacks=waiting, told=frozenset(waiting), silent_s=140.0), launch)
+    assert (found.status, found.rank, found.world_size) == ("timeout", 2, 4)
+    assert found.error.startswith(f"no progress for 140 s, in {STAGE}; rank 2 gives no sign")
+
+
 def test_memory_is_passed_on(launch):
     found = cause(seen(errors={1: error(1, "can't allocate memory", out_of_memory=True)}), launch)
     assert found.out_of_memory
@@ -147,3 +229,24 @@ def test_without_a_word_from_any_rank_torchruns_is_repeated(launch):
     assert cause(seen(started=frozenset()), launch) is None
     (launch.path / "launcher.txt").write_text("starting\nOSError: no such interface\nbye\n")
     assert last_words(launch, 1).startswith("OSError: no such interface")
+
+
+@pytest.mark.parametrize("code", [-9, 137])
+def test_a_torchrun_that_somebody_ended_left_no_last_words_of_its_own(launch, code):
+    (launch.path / "launcher.txt").write_text("an Error that did no harm\n")
+    assert last_words(launch, code) == f"torchrun was ended by SIGKILL ({launch.path})"
+
+
+@pytest.mark.parametrize("code", [-signal.SIGTERM, 143])
+def test_a_torchrun_that_failed_comes_before_those_that_were_ended_for_it(launch, code):
+    said = "RuntimeError: the server socket has failed to listen, code: EADDRINUSE"
+    ended = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"
+    launch.agent_log(0).write_text(f"Traceback\n{ended}\n  error_file: <N/A>\n")
+    launch.agent_log(1).write_text(f"{said}\nmore\n")
+    assert last_words(launch, code).startswith(said)
+
+
+@pytest.mark.parametrize("code", [-signal.SIGTERM, 143])
+def test_a_torchrun_that_was_told_to_end_and_knows_no_reason(launch, code):
+    launch.agent_log(0).write_text("Received 15 death signal, shutting down workers\n")
+    assert last_words(launch, code) == f"torchrun was ended by SIGTERM ({launch.path})"

@@ -26,8 +26,9 @@ from scaling.analysis.results import (
     TrialOutcome,
     Verdict,
 )
+from scaling.fabric import Link, Topology
 from scaling.plan import Plan, make_plan
-from scaling.spec import Link, Measure, Model, Spec, Topology, Tracking
+from scaling.spec import Measure, Model, Spec, Tracking
 
 RUN_ID = "2026-01-02/03-04-05-c0ffee"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -163,7 +164,8 @@ def histories(steps: int = STEPS) -> tuple[StepHistory, ...]:
             "gpu/sm_mhz": tuple(1400.0 if i else None for i in range(steps)),
         }
         arms = tuple("probe" if p else "plain" for p in probe)
-        return StepHistory(world_size=world_size, columns=columns, arm=arms)
+        contended = tuple(i == 1 if i else None for i in range(steps))
+        return StepHistory(world_size=world_size, columns=columns, arm=arms, contended=contended)
 
     return of(1), of(2)
 

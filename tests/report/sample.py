@@ -37,8 +37,9 @@ from scaling.analysis.results import (
     TrialOutcome,
     Verdict,
 )
+from scaling.fabric import Link, Topology
 from scaling.plan import Plan, make_plan
-from scaling.spec import Inject, Link, Measure, Model, Spec, Topology
+from scaling.spec import Inject, Measure, Model, Spec
 
 HOSTILE = "<script>alert('x')</script>"
 MIB = 2**20
@@ -383,14 +384,15 @@ def other() -> Analysis:
     return replace(good(), run=comparison().other, points=points)
 
 
-def histories() -> tuple[StepHistory, ...]:
-    """Sixty steps at 4 ranks, every third with the probe."""
+def histories(crossed: range = range(0)) -> tuple[StepHistory, ...]:
+    """Sixty steps at 4 ranks, every third with the probe; `crossed`: those beside which other programs ran."""
     columns = {
         "time_s": tuple(0.2 * i for i in range(60)),
         "step_ms": tuple(139.6 + (i % 7) - 3 for i in range(60)),
     }
     arms = tuple("probe" if i % 3 == 0 else "plain" for i in range(60))
-    return (StepHistory(world_size=4, columns=columns, arm=arms),)
+    contended = tuple(i in crossed for i in range(60))
+    return (StepHistory(world_size=4, columns=columns, arm=arms, contended=contended),)
 
 
 def machines() -> tuple[Machine, ...]:

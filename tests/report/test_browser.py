@@ -32,7 +32,7 @@ def pages(sample, tmp_path_factory):
     drawn = (sample.timeline(2), sample.timeline(4, 55.1))
     texts = {
         "good": page(sample.good(), sample.plan(), drawn, sample.histories(), sample.machines()),
-        "bad": page(sample.bad(), sample.bad_plan(), (), (), sample.machines()),
+        "bad": page(sample.bad(), sample.bad_plan(), (), sample.histories(range(20, 30)), sample.machines()),
         "inference": page(sample.served(), sample.plan(), ()),
         "comparison": comparison_page(sample.comparison(), sample.good(), sample.other()),
         "hostile": page(*hostile(sample), (sample.timeline(2),)),

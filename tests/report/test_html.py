@@ -175,6 +175,27 @@ def test_trouble_is_told(bad):
     assert "Undecided at 2 ranks" in said
 
 
+def test_contended_steps_are_crossed_and_how_sure_leads_there(sample):
+    crossed = range(20, 30)
+    document = page(sample.bad(), sample.bad_plan(), (), sample.histories(crossed))
+    drawn = figure(document, "Steps of rank 0 at 4 ranks")["data"]
+    marks = {t["name"]: t for t in drawn if t.get("mode") == "markers"}
+    assert list(marks) == ["step", "step with the probe", "contended: others took the cores"]
+    assert len({t["marker"]["symbol"] for t in marks.values()}) == len(marks)  # not by colour alone
+    time_s = sample.histories()[0].columns["time_s"]
+    assert marks["contended: others took the cores"]["x"] == [time_s[i] for i in crossed]
+    labels = [a["aria-label"] for a in attributes(document, "div") if a.get("class") == "plot"]
+    assert any("others took the cores beside 10 of 60 steps" in plain(label) for label in labels)
+    how_sure = document[document.index('<section id="how-sure">') :]
+    assert 'crossed in <a href="#steps-as-they-ran">' in how_sure
+
+
+def test_without_contended_blocks_nothing_is_crossed(good):
+    drawn = figure(good, "Steps of rank 0 at 4 ranks")["data"]
+    assert [t["name"] for t in drawn if t.get("mode") == "markers"] == ["step", "step with the probe"]
+    assert "crossed" not in Outline(good).text
+
+
 def test_sections_without_data_are_left_out(sample):
     quiet = Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None)
     nothing = replace(sample.good(), points=(), verdicts=(), fabric=Fabric(), quality=quiet)

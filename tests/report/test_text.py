@@ -105,15 +105,6 @@ def test_the_answer_without_any_result(sample):
     )
 
 
-def test_conditions_say_what_is_not_real(sample):
-    shown = dict(text.conditions(sample.bad().run, sample.bad_plan()))
-    assert "SYNTHETIC compute" in shown["model"]
-    assert "scaled down" in shown["note"]
-    assert shown["link"] == "200 Mbit/s a host (shaped)"
-    assert shown["INJECTED"] == "inject.rank=1, inject.compute_ms=33"
-    assert "INJECTED" not in dict(text.conditions(sample.good().run, sample.plan()))
-
-
 def test_unexplained_is_listed_even_when_unknown(sample):
     losses = dict(text.losses_of(sample.bad().points[1].loss))
     assert losses["unexplained"] is None
@@ -129,39 +120,6 @@ def test_straggler(sample, by_itself, said):
     line = findings.straggler_line(straggler)
     assert line.startswith("rank 1 is late in forward and costs 34 ms ±4 a step")
     assert said in line
-
-
-def test_a_comparison_names_what_differs(sample):
-    assert findings.run_names(sample.comparison()) == ("emulated_pcie", "emulated_nvlink")
-    assert findings.comparison_answer(sample.comparison()) == (
-        "At 4 ranks emulated_nvlink is faster than emulated_pcie: 1.52 ±0.03 times its throughput."
-    )
-
-
-def test_a_comparison_within_the_noise_says_so(sample):
-    near = sample.comparison()
-    answer = findings.comparison_answer(replace(near, points=near.points[:1]))
-    assert answer == "At 1 rank the two runs are not distinguishable: their throughput ratio is 1.002 ±0.009."
-
-
-def test_a_ratio_without_an_interval_is_no_answer(sample):
-    near = sample.comparison()
-    few = replace(near.points[1], ratio=Measured(2.97, n=2), distinguishable=False)
-    answer = findings.comparison_answer(replace(near, points=(few,)))
-    assert answer.endswith(
-        "the throughput ratio is 2.97, from too few rounds for an interval: measure longer."
-    )
-
-
-def test_runs_that_are_not_comparable(sample):
-    assert "not comparable: precision differs" in findings.comparison_answer(
-        sample.comparison(comparable=False)
-    )
-
-
-def test_the_largest_causes_come_first_whichever_their_sign(sample):
-    causes = findings.largest_causes(sample.comparison().points[1].causes, 2)
-    assert [cause for cause, _ in causes] == ["link_bandwidth", "overlap"]
 
 
 def test_a_percentage_has_two_decimals_at_most():

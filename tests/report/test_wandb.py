@@ -77,6 +77,13 @@ def test_telemetry_stands_beside_the_steps(offline):
     assert history[1]["gpu/sm_mhz"] == 1400.0
 
 
+def test_contended_steps_are_a_column_and_what_is_unknown_is_left_out(offline):
+    history = offline["n2"].history
+    assert "contended" not in history[0]
+    assert [row["contended"] for row in history[1:4]] == [1, 0, 0]
+    assert offline["n2"].metrics["contended"] == "step"
+
+
 def test_charts_open_on_their_own_axis(offline):
     steps, sizes = offline["n2"].metrics, offline["summary"].metrics
     assert {steps[name] for name in ("step_ms", "forward_ms", "time_s", "gpu/sm_mhz")} == {"step"}

@@ -2,6 +2,17 @@
 
 import os
 import signal
+import subprocess
+import sys
+
+from scaling.launchers.slurm import port
+
+TAKE = """
+import socket, sys, time
+server = socket.create_server(("", int(sys.argv[1])))
+print("taken", flush=True)
+time.sleep(600)
+"""
 
 
 def test_a_cancelled_job_keeps_what_it_finished_and_resumes_the_rest(login):
@@ -35,6 +46,21 @@ def test_a_killed_torchrun_is_named_by_its_node_and_its_launch_repeated(login):
     assert launches[0]["error"] == "torchrun on node pcie2: Killed"
     assert login.measured() == {1: [1], 2: [1]}
     assert login.state(job) == "COMPLETED"
+
+
+def test_a_port_that_is_taken_costs_a_launch_and_the_next_takes_another(login):
+    job = login.submit("+cluster.sbatch.hold=true")
+    head = login.slurm.processes("-N\0pcie1\0")[0]
+    taken = ["nsenter", f"--target={head}", "--net", sys.executable, "-c", TAKE, str(port(job, 0))]
+    with subprocess.Popen(taken, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "taken\n"
+        login.slurm.run("scontrol", "release", job)
+        login.until_over(job)
+        other.kill()
+    launches = login.read("status.json")["launches"]
+    assert [launch["state"] for launch in launches] == ["failed", "done"]
+    assert "EADDRINUSE" in launches[0]["error"]
+    assert login.measured() == {1: [1], 2: [1]}
 
 
 def test_what_fits_goes_on_without_a_node_that_went_down(login):

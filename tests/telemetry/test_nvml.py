@@ -27,6 +27,13 @@ def test_a_field_that_a_device_lacks_is_none_and_the_rest_is_there(fake_nvml):
     assert sample["power_mw"] == 650_000
 
 
+def test_an_older_driver_tells_its_reasons_by_their_older_name(fake_nvml):
+    nvml = fake_nvml(1)
+    nvml.gpus[0].lacks.add("CurrentClocksEventReasons")
+    nvml.gpus[0].reasons = 0x40
+    assert Gpus(nvml).sample()[0]["reasons"] == 0x40
+
+
 def test_an_xid_stays_with_its_device(fake_nvml):
     nvml = fake_nvml(2)
     gpus = Gpus(nvml)

@@ -90,3 +90,20 @@ def test_a_file_that_was_cut_off_is_read_up_to_there(tmp_path):
     assert read(tmp_path / "none.jsonl") is None
     file.write_text(head.replace('"schema":1', '"schema":9'))
     assert read(file) is None
+
+
+def test_told_again_and_again_while_it_ends_it_ends_in_order(tmp_path):
+    """A parent says so and dies: the second SIGTERM meets a sampler that is ending already."""
+    running = []
+    for index in range(8):
+        arguments = [str(tmp_path / f"{index}.jsonl"), "0", "0.05", str(os.getpid())]
+        running.append(subprocess.Popen([sys.executable, "-m", "scaling.telemetry", *arguments], cwd=ROOT))
+    try:
+        for index, process in enumerate(running):
+            wait_for(lambda path=tmp_path / f"{index}.jsonl": lines(path) >= 2)
+            for _ in range(500):
+                process.send_signal(signal.SIGTERM)
+        assert [process.wait(timeout=20) for process in running] == [0] * len(running)
+    finally:
+        for process in running:
+            process.kill()

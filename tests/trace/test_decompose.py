@@ -164,6 +164,14 @@ def test_impossible_times_are_left_out_and_counted(trace, tmp_path):
     assert us(decompose(found), "window") == [10]
 
 
+def test_what_an_event_says_in_types_that_no_trace_has_leaves_it_out(trace, tmp_path):
+    made = trace().kernel("gemm", 100, 10).kernel("gemm", 120, 10, grid="large").kernel("gemm", 140, 10)
+    made.add("cpu_op", "aten::mm", 100, 50, stream=["of an operator, it is never asked for"])
+    found = read_trace(made.write(tmp_path / "trace.json"))
+    assert (found.odd, found.events, found.gpu.begin.tolist()) == (1, 3, [0, 40_000])
+    assert len(found.host.begin) == 1
+
+
 def test_without_a_device_the_hosts_operators_count(parts):
     def fill(t):
         t.step(1, 0, 100).step(2, 100, 100)

@@ -46,6 +46,12 @@ def test_windows_share_the_length_out(pairs, borders):
     assert spans(pairs).within(borders).tolist() == each
 
 
+@given(intervals, st.lists(st.integers(-5, 70), max_size=6))
+def test_a_set_holds_its_instants_and_no_other(pairs, asked):
+    found = spans(pairs).holds(np.array(asked, dtype=np.int64))
+    assert found.tolist() == [instant in covered(pairs) for instant in asked]
+
+
 @given(st.lists(intervals, min_size=1, max_size=3))
 def test_what_runs_at_once_is_told_by_bits(sets):
     found = running(*map(spans, sets))

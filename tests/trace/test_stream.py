@@ -2,11 +2,14 @@
 
 import gzip
 import json
+import zlib
 
 import pytest
 
-from scaling.trace import stream
-from scaling.trace.stream import DamagedError, TraceStream
+from scaling.trace import pieces
+from scaling.trace.events import Event
+from scaling.trace.pieces import DamagedError
+from scaling.trace.stream import TraceStream
 
 EVENTS = [
     {
@@ -30,7 +33,15 @@ META = {"distributedInfo": {"rank": 3, "world_size": 8}, "deviceProperties": [{"
 
 def read(path):
     found = TraceStream(path)
-    return [event for batch in found for event in batch], found
+    return [event for batch in found for event in batch if isinstance(event, Event)], found
+
+
+@pytest.fixture(params=["isal", "zlib"])
+def _unpacked_by(request, monkeypatch):
+    """isal where it is built for the processor, else the standard library."""
+    if request.param == "zlib":
+        monkeypatch.setattr(pieces, "Gzip", gzip.GzipFile)
+        monkeypatch.setattr(pieces, "GzipError", zlib.error)
 
 
 LAYOUTS = {
@@ -45,7 +56,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
 @pytest.mark.parametrize("piece", [300, 4096, 1 << 18])
 def test_every_event_is_read_in_order_whatever_the_layout(tmp_path, monkeypatch, text, packed, piece):
-    monkeypatch.setattr(stream, "PIECE", piece)
+    monkeypatch.setattr(pieces, "PIECE", piece)
     path = tmp_path / "trace.json"
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
     events, found = read(path)
@@ -61,10 +72,40 @@ def test_a_bare_list_of_events_is_a_trace_too(tmp_path):
     assert len(read(path)[0]) == len(EVENTS)
 
 
+@pytest.mark.usefixtures("_unpacked_by")
 def test_a_gzip_of_several_members_is_one_file(tmp_path):
     text, path = LAYOUTS["pretty"].encode(), tmp_path / "trace.json.gz"
-    path.write_bytes(gzip.compress(text[:5000]) + gzip.compress(text[5000:]))
+    path.write_bytes(
+        gzip.compress(text[:5000]) + gzip.compress(text[5000:]) + b"\0" * 512
+    )  # padded, as on tapes
     assert len(read(path)[0]) == len(EVENTS)
+
+
+def test_what_does_not_last_is_counted_and_read_over(tmp_path):
+    path = tmp_path / "trace.json"
+    others = [{"ph": phase, "ts": "noon", "args": {"name": phase}} for phase in "MsfiBEC"]
+    odd = [{"ts": 1, "dur": 2}, {"ph": "?"}]  # neither is in the format
+    for found in (others, others + odd):
+        path.write_text(json.dumps([EVENTS[0], *found, EVENTS[1]]))
+        events, trace = read(path)
+        assert [e.ts for e in events] == [0.125, 1.125]
+        assert (trace.events, trace.odd) == (len(found) + 2, 0)
+
+
+def test_what_an_event_says_of_itself_is_decoded_when_it_is_asked_for(tmp_path):
+    said = [{"stream": 7, "correlation": 3}, {"stream": [7]}, None, {"stream": None, "dtype": "Half"}]
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps([{"ph": "X", "name": str(k), "args": args} for k, args in enumerate(said)]))
+    events, trace = read(path)
+    assert (trace.events, trace.odd) == (4, 0)
+    kept, args = trace.said(events)
+    assert [e.name for e in kept] == ["0", "2", "3"]
+    assert [(a.stream, a.correlation, a.dtype) for a in args] == [
+        (7, 3, None),
+        (None, None, None),
+        (None, None, "Half"),
+    ]
+    assert (trace.events, trace.odd) == (3, 1)
 
 
 def test_what_json_does_not_allow_but_profilers_write_costs_no_other_event(tmp_path):
@@ -86,12 +127,18 @@ TROUBLE = {
     "other JSON": (b'{"a": 1}', 'no "traceEvents"'),
     "cut plain": (LAYOUTS["pretty"].encode()[:-20000], "in the middle of its events"),
     "cut gzip": (gzip.compress(LAYOUTS["pretty"].encode())[:-500], "cut off"),
-    "broken gzip": (b"\x1f\x8b" + b"\0" * 50, "gzip stream is damaged"),
+    "cut in the gzip header": (gzip.compress(b"")[:6], "cut off"),
+    "cut before the checksum": (gzip.compress(b"[]")[:-8], "cut off"),
+    "no gzip": (b"\x1f\x8b" + b"\0" * 50, "gzip stream is damaged"),
+    "another checksum": (gzip.compress(b"[{}]")[:-8] + b"\1" * 8, "gzip stream is damaged"),
+    "no deflate": (gzip.compress(b"")[:10] + b"\xff" * 50, "gzip stream is damaged"),
+    "something behind it": (gzip.compress(b"[]") + b"something behind it", "gzip stream is damaged"),
     "unclosed": (b'{"traceEvents": [', "not closed"),
     "broken events": (b'{"traceEvents": [{"ph": "X", "ts": }]}', "not JSON"),
 }
 
 
+@pytest.mark.usefixtures("_unpacked_by")
 @pytest.mark.parametrize(("content", "why"), TROUBLE.values(), ids=TROUBLE)
 def test_a_damaged_file_says_how(tmp_path, content, why):
     path = tmp_path / "trace.json"

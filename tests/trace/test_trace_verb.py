@@ -9,6 +9,7 @@ from scaling.cli import main
 from scaling.rebuild import read_analysis, read_plan
 from scaling.report.wandb import log_run
 from scaling.store import RunFolder
+from scaling.trace import files
 
 
 @pytest.fixture
@@ -74,6 +75,18 @@ def test_without_a_batch_steps_are_compared(job, tmp_path, capsys):
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["comparable"], found["points"][0]["ratio"]["value"]) == (True, 1.0)
+
+
+def test_several_processes_read_what_one_reads(job, analysed, monkeypatch):
+    folder = job()
+    (folder / "rank-9.json").write_text("no trace")
+    alone = analysed(folder)
+    monkeypatch.setattr(files, "SMALL_BYTES", 0)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    together = analysed(folder)
+    for _, document in (alone, together):
+        del document["run"]["started"], document["run"]["id"]
+    assert alone == together
 
 
 def test_json_alone_writes_nothing(job, analysed, tmp_path, monkeypatch):

@@ -65,7 +65,8 @@ def main(rank: int, store: str, hooks: list[str]) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timeout
     )
-    group = make_groups([WORLD], rank=rank, world=WORLD, backend="gloo", timeout=timeout).data[WORLD]
+    parts = {WORLD: [tuple(range(WORLD))]}
+    group = make_groups(parts, rank=rank, world=WORLD, backend="gloo", timeout=timeout)[WORLD].data
     found = {hook: compare(hook, group, rank) for hook in hooks}
     dist.barrier()
     dist.destroy_process_group()

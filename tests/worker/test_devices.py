@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from scaling.worker import devices
-from scaling.worker.devices import Device, open_device
+from scaling.worker.devices import Device, open_device, require
 
 
-def spec(device="cuda", backend="nccl", launcher="local"):
-    return SimpleNamespace(topology=SimpleNamespace(device=device, backend=backend), launcher=launcher)
+def spec(device="cuda", backend="nccl", launcher="local", **env):
+    topology = SimpleNamespace(device=device, backend=backend)
+    return SimpleNamespace(topology=topology, launcher=launcher, env=env)
 
 
 @pytest.fixture
@@ -42,6 +43,48 @@ def test_emulated_hosts_share_one_machine(four):
 def test_nccl_needs_a_device_a_rank(four):
     with pytest.raises(RuntimeError, match=r"local rank 4 .* use topology.backend=gloo"):
         open_device(spec(), rank=4, local_rank=4)
+
+
+def test_nccl_that_can_and_was_told_to_joins_ranks_of_one_device(four, monkeypatch):
+    told = spec(NCCL_MULTI_RANK_GPU_ENABLE="1")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
+    assert [open_device(told, rank=r, local_rank=r) for r in range(6)] == [0, 1, 2, 3, 0, 1]
+    with pytest.raises(RuntimeError, match="of its own"):
+        open_device(spec(), rank=4, local_rank=4)
+
+
+def test_nccl_that_cannot_says_from_when_on_it_could(four, monkeypatch):
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 3))
+    with pytest.raises(RuntimeError, match=r"before 2\.30, and this is 2\.29\.3; use topology\.backend=gloo"):
+        open_device(spec(NCCL_MULTI_RANK_GPU_ENABLE="1"), rank=4, local_rank=4)
+
+
+class Volta(Device):
+    def formats(self):
+        return ("fp64", "fp32", "fp16")
+
+    def facts(self):
+        return {**super().facts(), "device_name": "Tesla V100"}
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_precision_that_a_device_lacks_is_refused_where_it_would_be_emulated(precision):
+    with pytest.raises(
+        RuntimeError, match=f"precision={precision}: Tesla V100 does not have it; it has fp32, fp16"
+    ):
+        require(Volta(), precision)
+    require(Volta(), "fp16")
+    require(Volta(), "fp32")
+
+
+@pytest.mark.parametrize(
+    ("capability", "has"), [((7, 0), False), ((7, 5), False), ((8, 0), True), ((9, 0), True)]
+)
+def test_tf32_and_bf16_came_with_compute_capability_8(monkeypatch, capability, has):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    device = object.__new__(devices.CudaDevice)
+    device.torch_device = torch.device("cuda", 0)
+    assert [name in device.formats() for name in ("tf32", "bf16", "fp16")] == [has, has, True]
 
 
 def test_no_device_is_said(monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from scaling.plan import Block, Trial
-from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, PLAIN, PROBE, REPLAY
+from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, PAIRS, PLAIN, PROBE, REPLAY
 from scaling.spec import Inject
 from scaling.worker.inject import Faults
 
@@ -34,7 +34,7 @@ def test_a_stall_acts_in_its_phase(arm, what):
     assert not stalled(faults, what)
 
 
-@pytest.mark.parametrize("arm", [BARE_ONE, REPLAY, FABRIC])
+@pytest.mark.parametrize("arm", [BARE_ONE, REPLAY, FABRIC, PAIRS])
 def test_the_baseline_and_the_exchanges_stay_clean(arm):
     faults = Faults(Inject(compute_ms=25), rank=0, first_on_host=True)
     faults.begin(block(arm))

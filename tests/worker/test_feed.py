@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,10 +14,11 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from scaling.errors import InputError
+from scaling.launchers.cause import OF_ITS_OWN
 from scaling.spec import Data
 from scaling.worker.clock import HostClock
 from scaling.worker.devices import Device
-from scaling.worker.feed import Feed, Loader, Shards, find_dataset
+from scaling.worker.feed import Feed, Loader, NoBatchError, Shards, find_dataset
 
 MS = 1_000_000
 WAIT_S = 20
@@ -171,12 +173,18 @@ def test_a_dataset_collates_as_it_likes(open_loader):
 
 
 def test_an_error_in_a_worker_says_what_it_was(open_loader):
-    with pytest.raises(RuntimeError, match="in a data worker: ValueError: no such picture"):
+    with pytest.raises(NoBatchError, match="in a data worker: ValueError: no such picture"):
         open_loader(Broken(), workers=1).fetch()
+    assert NoBatchError.__name__ == OF_ITS_OWN  # so the launcher takes it for this rank's own
+
+
+def test_without_workers_an_error_is_the_datasets_own(open_loader):
+    with pytest.raises(ValueError, match="no such picture"):
+        open_loader(Broken(), workers=0).fetch()
 
 
 def test_a_worker_that_never_ends_is_given_up(open_loader):
-    with pytest.raises(RuntimeError, match="timed out"):
+    with pytest.raises(NoBatchError, match="no batch from the data workers: DataLoader timed out"):
         open_loader(Numbers(seconds=3600), workers=1, timeout_s=1.0).fetch()
 
 
@@ -191,6 +199,15 @@ def test_ranks_share_a_dataset_out_at_the_world_size_that_is_set():
     assert epochs[0] != epochs[1]  # shuffled anew
     ranks[0].world_size = 1
     assert {next(streams[0]) for _ in range(8)} == set(range(8))
+
+
+def test_sub_groups_read_the_same():
+    ranks = [Shards(Numbers(size=8), rank=rank, seed=3) for rank in range(4)]
+    for shards in ranks:
+        shards.world_size = 2
+    first, second, third, fourth = ([next(stream) for _ in range(4)] for stream in map(iter, ranks))
+    assert (first, second) == (third, fourth)
+    assert set(first) | set(second) == set(range(8))
 
 
 def alive(pid):
@@ -249,3 +266,16 @@ def test_a_target_that_is_no_dataset():
         find_dataset(Data(target="fractions.Fraction"))
     with pytest.raises(InputError, match="has no samples"):
         find_dataset(Data(target="collections.UserList"))
+
+
+def test_a_worker_whose_rank_died_before_it_began_ends_at_once():
+    text = "from scaling.worker.gate import end_with_parent\nend_with_parent(1 << 30, 0)\nprint('goes on')\n"
+    worker = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert (worker.returncode, worker.stdout) == (-signal.SIGKILL, "")

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import InputError
-from scaling.spec import Measure, Model, Spec, Topology
+from scaling.fabric import Topology
+from scaling.spec import Measure, Model, Spec
 from scaling.worker.options import compiled, loading, shaped
 from scaling.worker.workload import Workload, sgd
 

@@ -53,24 +53,26 @@ def main(rank: int, store: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
     )
-    groups = make_groups([1, 2], rank=rank, world=2, backend="gloo", timeout=timedelta(seconds=60))
+    groups = make_groups(
+        {1: [(0,)], 2: [(0, 1)]}, rank=rank, world=2, backend="gloo", timeout=timedelta(seconds=60)
+    )
     generator = torch.Generator().manual_seed(rank)
     inputs = torch.randn(16, 256, generator=generator)
-    result = {"rank": rank, "same_group": groups.control[2] is groups.data[2]}
+    result = {"rank": rank, "same_group": groups[2].control is groups[2].data}
 
-    plain = DistributedDataParallel(model(), process_group=groups.data[2], bucket_cap_mb=1)
+    plain = DistributedDataParallel(model(), process_group=groups[2].data, bucket_cap_mb=1)
     for _ in range(STEPS):
         step(plain, inputs)
     expected = [p.grad.clone() for p in plain.parameters()]
     result["buckets"] = bucket_bytes(plain)
     for name, device in (("host", Device()), ("device", Hooked())):
-        ddp = DistributedDataParallel(model(), process_group=groups.data[2], bucket_cap_mb=1)
-        result[name] = observe(ddp, BucketProbe(ddp, groups.data[2], 2, device).take, inputs)
+        ddp = DistributedDataParallel(model(), process_group=groups[2].data, bucket_cap_mb=1)
+        result[name] = observe(ddp, BucketProbe(ddp, groups[2].data, 2, device).take, inputs)
         result[f"{name}_close"] = all(
             torch.allclose(a, p.grad, rtol=1e-5, atol=1e-8)
             for a, p in zip(expected, ddp.parameters(), strict=True)
         )
-    alone = DistributedDataParallel(model(), process_group=groups.solo, bucket_cap_mb=1)
+    alone = DistributedDataParallel(model(), process_group=groups[1].data, bucket_cap_mb=1)
     for _ in range(STEPS):
         step(alone, inputs)
     for name, device in (("solo_host", Device()), ("solo_device", Hooked())):
@@ -83,16 +85,16 @@ def main(rank: int, store: str) -> None:
     result["buckets_at"] = {}
     for cap in (0.3, 2, 25):
         other = DistributedDataParallel(
-            model(), process_group=groups.data[2], bucket_cap_mb=None if cap == 25 else cap
+            model(), process_group=groups[2].data, bucket_cap_mb=None if cap == 25 else cap
         )
         for _ in range(STEPS):
             step(other, inputs)
         result["buckets_at"][cap] = bucket_bytes(other)
 
-    exchange = Exchange(Device(), groups)
+    exchange = Exchange(Device())
     exchange.reserve(4096)
-    result["exchange"] = exchange.run(2, [(0, 1024), (0, 4096)])
-    result["collectives"] = exchange.run(2, [(kind, 4096) for kind in range(4)])
+    result["exchange"] = exchange.run(groups[2], [(0, 1024), (0, 4096)])
+    result["collectives"] = exchange.run(groups[2], [(kind, 4096) for kind in range(4)])
     dist.barrier()
     dist.destroy_process_group()
     print(json.dumps(result))

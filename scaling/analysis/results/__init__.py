@@ -14,7 +14,18 @@ from scaling.analysis.results.comparison import (
     SettingDifference,
     Split,
 )
-from scaling.analysis.results.fabric import CurvePoint, Fabric, Fits, KarpFlatt, Level, Usl
+from scaling.analysis.results.fabric import (
+    CurvePoint,
+    Fabric,
+    Fits,
+    KarpFlatt,
+    Level,
+    NcclChoice,
+    NcclGroup,
+    NcclLog,
+    Usl,
+)
+from scaling.analysis.results.hosts import Host
 from scaling.analysis.results.point import (
     Arms,
     Bucket,
@@ -55,6 +66,7 @@ __all__ = [
     "CurvePoint",
     "Fabric",
     "Fits",
+    "Host",
     "Inference",
     "KarpFlatt",
     "LargestBatch",
@@ -65,6 +77,9 @@ __all__ = [
     "Measured",
     "Memory",
     "MemoryGrowth",
+    "NcclChoice",
+    "NcclGroup",
+    "NcclLog",
     "OperatorResult",
     "Overhead",
     "Parts",

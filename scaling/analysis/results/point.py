@@ -93,6 +93,8 @@ class Comm:
     """Of all gradients once. Less than `bytes_per_step` where accumulation reduces in every micro-step."""
     free_speedup: Measured | None = None
     """How many times faster a step were at most if communication took no time and compute stayed as it is."""
+    least_share: Measured | None = None
+    """The shortest that any rank saw the collectives take, by its own clock, over what all clocks make of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from scaling.analysis.measured import Measured
 from scaling.analysis.results.cases import Inference, LargestBatch, Training
 from scaling.analysis.results.fabric import Fabric, Fits
+from scaling.analysis.results.hosts import Host
 from scaling.analysis.results.point import Point
 from scaling.analysis.results.roofline import RooflineResult
 from scaling.analysis.results.verdicts import Verdict
@@ -40,6 +41,8 @@ class Quality:
     contended_blocks: int
     dropped_samples: int
     clock_bound_us: float | None
+    device_clock_bound_us: float | None = None
+    """How well a device's events are told in host time; None where stamps are the host's own."""
     reached: tuple[str, ...] = ()
     """How well the efficiency is known, and what knowing it better would take."""
     warnings: tuple[str, ...] = ()
@@ -91,3 +94,5 @@ class Analysis:
     """What traces of other tools show beyond this, one object a world size; None for a run of one's own."""
     training: tuple[Training, ...] = ()
     largest_batch: tuple[LargestBatch, ...] = ()
+    hosts: tuple[Host, ...] = ()
+    """Beside each other, where ranks were spread over them."""

@@ -38,3 +38,5 @@ class StepHistory:
     columns: dict[str, tuple[float | None, ...]]
     """`time_s` since the launch began, `step_ms`, and each part in ms as `<part>_ms`."""
     arm: tuple[str, ...]
+    contended: tuple[bool | None, ...]
+    """Whether other programs ran then; None where nothing says so (scaling/analysis/contention.py)."""

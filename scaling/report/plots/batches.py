@@ -14,12 +14,9 @@ Case = Inference | Training
 
 def throughput_by_batch(rows: Sequence[Case]) -> Plot | None:
     """Samples a second against batch at the largest world size; the knee is ringed."""
-    return _over_batch(
-        rows,
-        lambda r: r.samples_per_s,
-        "throughput (samples per second)",
-        "A ring marks the knee; bars are 95 % intervals.",
-    )
+    bars = "bars are 95 % intervals."
+    caption = f"A ring marks the knee; {bars}" if any(r.knee for r in rows) else bars.capitalize()
+    return _over_batch(rows, lambda r: r.samples_per_s, "throughput (samples per second)", caption)
 
 
 def latency_by_batch(rows: Sequence[Inference]) -> Plot | None:

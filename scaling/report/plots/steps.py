@@ -13,6 +13,10 @@ RANKS_SHOWN = 16
 """Ranks of a timeline that are drawn; more would be too thin to read."""
 STEPS_SHOWN = 2000
 """Steps of a history that are drawn, evenly spread."""
+CONTENDED = "others took the cores"
+CROSS_NOTE = (
+    f" A cross: {CONTENDED} then; the block without communication that lies nearest had to wait for one."
+)
 _LANE = 0.84
 """Height of a lane's bars, of the 1 between lanes."""
 
@@ -141,23 +145,23 @@ def _span_text(span: Span) -> str:
 def history(steps: StepHistory, mean: Measured | None) -> Plot | None:
     """Every step in the order in which they ran: drift and disturbances show here."""
     every = -(-len(steps.arm) // STEPS_SHOWN)
-    rows = list(zip(steps.columns["time_s"], steps.columns["step_ms"], steps.arm, strict=True))[::every]
+    columns = (steps.columns["time_s"], steps.columns["step_ms"], steps.arm, steps.contended)
+    rows = list(zip(*columns, strict=True))[::every]
     if not rows:
         return None
-    looks = {"plain": ("circle", "$accent"), "probe": ("diamond-open", "$second")}
-    data: list[Json] = []
-    for arm, (symbol, hue) in looks.items():
-        own = [(x, y) for x, y, name in rows if name == arm]
-        marks: Json = {
-            "type": "scatter",
-            "mode": "markers",
-            "x": [x for x, _ in own],
-            "y": [y for _, y in own],
-        }
-        marks |= {"name": {"plain": "step", "probe": "step with the probe"}[arm], "showlegend": True}
-        marks |= {"marker": {"size": 5, "symbol": symbol, "color": hue, "opacity": 0.6}}
-        data.append(marks | {"hovertemplate": "%{y:.4g} ms at %{x:.1f} s<extra></extra>"})
-    times = [x for x, _, _ in rows if x is not None]
+    looks = {
+        "plain": ("step", "circle", "$accent"),
+        "probe": ("step with the probe", "diamond-open", "$second"),
+    }
+    data = [
+        _steps([(x, y) for x, y, arm, _ in rows if arm == key], name, {"symbol": symbol, "color": hue})
+        for key, (name, symbol, hue) in looks.items()
+    ]
+    crossed = [(x, y) for x, y, _, contended in rows if contended]
+    if crossed:
+        cross = {"symbol": "x-thin", "size": 9, "opacity": 1, "line": {"width": 1, "color": "$fg"}}
+        data.append(_steps(crossed, f"contended: {CONTENDED}", cross))
+    times = [x for x, *_ in rows if x is not None]
     if mean is not None:
         ends = [min(times), max(times)]
         data.append(line(ends, [mean.value] * 2, "$fg", "dash") | {"name": "mean", "hoverinfo": "skip"})
@@ -171,10 +175,24 @@ def history(steps: StepHistory, mean: Measured | None) -> Plot | None:
     return Plot(
         name=slug("steps", steps.world_size),
         label=f"Steps of rank 0 at {text.ranks(steps.world_size)} in the order in which they ran, "
-        f"mean {text.quantity(mean, 'ms')}",
+        f"mean {text.quantity(mean, 'ms')}{_contended_share(steps)}",
         caption=f"Steps of rank 0, as they came; other world sizes and arms ran in between. The dashed line and band "
-        f"are the mean and its 95 % interval, over blocks and ranks.{some}",
+        f"are the mean and its 95 % interval, over blocks and ranks.{CROSS_NOTE if crossed else ''}{some}",
         height_px=300,
         data=data,
         layout=drawn,
     )
+
+
+def _steps(points: Sequence[tuple[float | None, float | None]], name: str, look: Json) -> Json:
+    """Marks of some steps at (s, ms)."""
+    marks: Json = {"type": "scatter", "mode": "markers", "name": name, "showlegend": True}
+    marks |= {"x": [x for x, _ in points], "y": [y for _, y in points]}
+    marks |= {"marker": {"size": 5, "opacity": 0.6} | look}
+    return marks | {"hovertemplate": "%{y:.4g} ms at %{x:.1f} s<extra></extra>"}
+
+
+def _contended_share(steps: StepHistory) -> str:
+    """For those who cannot see the crosses."""
+    many = sum(map(bool, steps.contended))
+    return f": {CONTENDED} beside {many} of {text.count(len(steps.contended), 'step')}" if many else ""

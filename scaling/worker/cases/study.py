@@ -159,7 +159,7 @@ class Study:
             self._runner.together()  # what a new batch sets up anew is not timed
             launch.device.reset_peak()
             if stretch.world_size > 1:
-                dist.barrier(launch.groups.control[stretch.world_size])
+                dist.barrier(launch.groups[stretch.world_size].control)
             with Usage() as usage:
                 rows = self._runner.run(stretch.arm, steps, lead_in)
         peak = launch.device.peak_bytes()

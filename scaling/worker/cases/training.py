@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -13,7 +14,7 @@ from scaling.worker.arms import wrapped
 from scaling.worker.checkpoint import checkpoint_activations
 from scaling.worker.devices import Device
 from scaling.worker.feed import Feed
-from scaling.worker.groups import Groups
+from scaling.worker.groups import Group
 from scaling.worker.inject import Faults
 from scaling.worker.precision import Precision
 from scaling.worker.step import Loop, step_fields
@@ -26,7 +27,9 @@ SETTLING = 2
 class Training:
     """One wrapper at a time, and one batch: what a case takes is its own."""
 
-    def __init__(self, spec: Spec, workload: Workload, groups: Groups, device: Device, *, rank: int) -> None:
+    def __init__(
+        self, spec: Spec, workload: Workload, groups: Mapping[int, Group], device: Device, *, rank: int
+    ) -> None:
         self._spec = spec
         self._workload = workload
         self._groups = groups
@@ -40,7 +43,7 @@ class Training:
 
     def open(self, world_size: int) -> None:
         """Wrap; two steps at the smallest batch make DDP's buckets and the optimizer's state what they stay."""
-        self._ddp = wrapped(self._workload.module, self._spec.ddp, self._groups.data[world_size])
+        self._ddp = wrapped(self._workload.module, self._spec.ddp, self._groups[world_size].data)
         self.use(self._smallest())
         for _ in range(SETTLING):
             self._running().held(reduce=True)

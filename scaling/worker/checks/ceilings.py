@@ -40,14 +40,6 @@ def measure(device: Device, precisions: tuple[str, ...]) -> tuple[Ceiling, ...]:
     return tuple(c for c in (*found, *_copies(device), *_transfers(device), *_launches(device)) if c)
 
 
-def available(device: Device) -> tuple[str, ...]:
-    """Number formats this device has, the reference first."""
-    if device.type == "cpu":
-        return ("fp64", "fp32", "bf16", "fp16")
-    ampere = torch.cuda.get_device_capability(device.torch_device) >= (8, 0)
-    return ("fp64", "fp32", "tf32", "bf16", "fp16") if ampere else ("fp64", "fp32", "fp16")
-
-
 def _matmul(device: Device, precision: str) -> Ceiling | None:
     dtype, where = _DTYPES[precision], device.torch_device
     before = torch.backends.cuda.matmul.allow_tf32

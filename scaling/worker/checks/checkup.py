@@ -47,7 +47,7 @@ class Checkup:
             self.rank,
         )
         self.groups = make_groups(
-            [self.world],
+            {self.world: [tuple(range(self.world))]},
             rank=self.rank,
             world=self.world,
             backend=self.spec.topology.backend,
@@ -71,7 +71,7 @@ class Checkup:
         self._enter("links between ranks")
         self._note(pairs=self._pairs())
         self._enter("ceilings")
-        formats = ceilings.available(self.device)
+        formats = self.device.formats()
         self._note(ceilings=ceilings.measure(self.device, formats))
         self._enter("the model's step")
         self._model(workload, precision)
@@ -105,7 +105,7 @@ class Checkup:
             self.rank,
             self.world,
             device=self.device,
-            group=self.groups.data[self.world],
+            group=self.groups[self.world].data,
             backend=self.spec.topology.backend,
             turn=lambda index: self.control.meet(f"pair/{index}", self.world),
             local_rank=self._local_rank,

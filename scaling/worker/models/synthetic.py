@@ -16,31 +16,54 @@ from scaling.worker.workload import Workload, sgd
 
 FORWARD_SHARE = 1 / 3
 """Of a step's compute; backward takes the rest, the usual two to one."""
+LATE_MAX_S = 5e-4
+"""More lateness than this is not a timer's but a busy machine's, and stays to be seen."""
+
+
+class Nap:
+    """Sleeps that together last as long as they were asked to.
+
+    A timer wakes its thread late by some 0.1 ms, more where another rank's fires at the same instant, as they
+    do once communication has aligned the ranks. Over the many short sleeps of a step that would add up to what looks
+    like compute slowed down by communication; so a sleep is shortened by the lateness of the one before.
+    """
+
+    def __init__(self) -> None:
+        self._owed_s = 0.0
+
+    def __call__(self, seconds: float) -> None:
+        """Sleep, less what the last sleep took too long."""
+        wanted = seconds - self._owed_s
+        begin = time.perf_counter()
+        if wanted > 0:
+            time.sleep(wanted)
+        self._owed_s = min(max(time.perf_counter() - begin - wanted, 0.0), LATE_MAX_S)
 
 
 class _SleepingLayer(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, seconds_a_sample: float) -> torch.Tensor:
-        ctx.seconds = seconds_a_sample * x.shape[0]
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, seconds: float, nap: Nap) -> torch.Tensor:
+        ctx.seconds, ctx.nap = seconds, nap
         ctx.save_for_backward(weight)
-        time.sleep(ctx.seconds * FORWARD_SHARE)
+        nap(seconds * FORWARD_SHARE)
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         (weight,) = ctx.saved_tensors
-        time.sleep(ctx.seconds * (1 - FORWARD_SHARE))
-        return grads[0], torch.zeros_like(weight), None
+        ctx.nap(ctx.seconds * (1 - FORWARD_SHARE))
+        return grads[0], torch.zeros_like(weight), None, None
 
 
 class _Layer(nn.Module):
-    def __init__(self, elements: int, seconds_a_sample: float) -> None:
+    def __init__(self, elements: int, seconds_a_sample: float, nap: Nap) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(elements))
-        self.seconds_a_sample = seconds_a_sample
+        self.seconds_a_sample, self.nap = seconds_a_sample, nap
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _SleepingLayer.apply(x, self.weight, self.seconds_a_sample)  # type: ignore[no-any-return, no-untyped-call]
+        seconds = self.seconds_a_sample * x.shape[0]
+        return _SleepingLayer.apply(x, self.weight, seconds, self.nap)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def build(param_mb: float, layers: int, compute_ms: float, reference_batch: int) -> Workload:
@@ -54,5 +77,6 @@ def build(param_mb: float, layers: int, compute_ms: float, reference_batch: int)
     def loss(outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:
         return outputs.mean()
 
-    module = nn.Sequential(*[_Layer(elements, seconds_a_sample) for _ in range(layers)])
+    nap = Nap()  # one for all layers: they run one after the other
+    module = nn.Sequential(*[_Layer(elements, seconds_a_sample, nap) for _ in range(layers)])
     return Workload(module=module, make_batch=make_batch, loss=loss, optimizer=sgd)

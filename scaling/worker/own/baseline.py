@@ -20,7 +20,7 @@ from scaling.spec import DEFAULT_BUCKET_MB
 from scaling.worker.control import Control
 from scaling.worker.devices import Device
 from scaling.worker.exchange import ALL_REDUCE, Exchange, Message, stamps_of
-from scaling.worker.groups import Groups
+from scaling.worker.groups import Group
 from scaling.worker.own.agreement import Agreement
 from scaling.worker.own.phases import Phases, step_fields
 from scaling.worker.probe import SoloProbe, bucket_bytes
@@ -52,9 +52,13 @@ class Baseline:
         if dist.get_backend(control) != "gloo":
             control = dist.new_group(members, backend="gloo", use_local_synchronization=True)
         self._solo = solo
-        self._exchange = Exchange(
-            device, Groups(control={self._world: control}, data={1: solo, self._world: ddp.process_group})
+        self._group = Group(
+            key=self._world,
+            ranks=tuple(members),
+            control=control,
+            data=ddp.process_group,
         )
+        self._exchange = Exchange(device)
         self._rounds = 0
 
     def run(self, step: Step, *, rounds: int, steps: int, compiled: bool) -> None:
@@ -157,7 +161,7 @@ class Baseline:
     def _messages(self, about: dict[str, Any], exchanges: list[list[Message]]) -> None:
         clock = self._device.clock
         with clock.window(stamps_of(exchanges)), Usage() as usage:
-            done = [self._exchange.run(self._world, messages) for messages in exchanges]
+            done = [self._exchange.run(self._group, messages) for messages in exchanges]
         rows = [clock.resolve(row) for row, _ in done]
         self._write(about, rows, [[clock.resolve(row) for row in each] for _, each in done], usage)
 

@@ -9,8 +9,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import __version__
+from scaling.fabric import Topology
 from scaling.plan import SCHEMA, Plan, Trial
-from scaling.spec import OWN_LOOP, Ddp, Measure, Model, Spec, Topology, Tracking
+from scaling.spec import OWN_LOOP, Ddp, Measure, Model, Spec, Tracking
 from scaling.worker.own.agreement import Agreement
 from scaling.worker.own.schedule import ROUND_STEPS, WARMUP
 

@@ -55,7 +55,7 @@ class Tap:
             self._library = None
 
     def _all_reduce(self, tensors: list[torch.Tensor], group: Any, *rest: Any, **named: Any) -> Any:
-        size = sum(t.numel() * t.element_size() for t in tensors)
+        size = sum(t.nbytes for t in tensors)
         row = None
         if (not self._buckets or size in self._buckets) and self._is_ours(group):
             row = [size, self._stamp(), 0]

@@ -12,7 +12,7 @@ from scaling.worker.devices import Device
 from scaling.worker.own.phases import SYNC_END, Marks, Phases, step_fields
 from scaling.worker.own.schedule import ROUND_STEPS, Planned, round_of, slot_of
 from scaling.worker.own.tap import Tap
-from scaling.worker.recorder import Usage
+from scaling.worker.recorder import Reading, Usage
 
 SYNC_END_FIELD = STEP_FIELDS.index("sync_end_ns")
 STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 4, 8
@@ -96,10 +96,9 @@ class Track:
             collectives = self._tap.take(sync_end) if block.planned.detailed else []
             block.rows.append(_Row(self._begin, self._since, marks, collectives))
             block.micro_steps = max(block.micro_steps, self._phases.forwards)
-            if len(block.rows) == block.planned.steps:
-                self._close()
+        over = self._close() if block is not None and len(block.rows) == block.planned.steps else None
         if (self.steps in self._planned) or slot_of(self.steps) != slot_of(self.steps - 1):
-            self._next()
+            self._next(over)
 
     def stop(self) -> None:
         """Write what is whole; the rest is dropped."""
@@ -110,12 +109,16 @@ class Track:
         """Leave nothing open."""
         self._give_up()
 
-    def _next(self) -> None:
-        """Open the block that begins with the next step, after writing down a round that is over."""
+    def _next(self, over: Reading | None) -> None:
+        """Open the block that begins with the next step, after writing down a round that is over.
+
+        `over`: taken when the block before ended, just now.
+        """
         slot = slot_of(self.steps)
         if slot >= 0 and slot != slot_of(self.steps - 1):
             self._write()
             self.between(slot)
+            over = None  # all that took time
             self._planned = {block.first: block for block in round_of(slot)}
             if self._planned:
                 self._window = contextlib.ExitStack()
@@ -127,15 +130,16 @@ class Track:
             self._open = _Open(planned, Usage())
             if planned.detailed:
                 self._tap.open()
-            self._open.usage.__enter__()
+            self._open.usage.begin = over or Reading.take()
             self._since = self._clock.stamp()
 
-    def _close(self) -> None:
+    def _close(self) -> Reading:
         assert self._open is not None
-        self._open.usage.__exit__(None, None, None)
+        self._open.usage.end = over = Reading.take()
         self._tap.close()
         self._whole.append(self._open)
         self._open = None
+        return over
 
     def _give_up(self) -> None:
         self._tap.close()

@@ -1,0 +1,221 @@
+"""The CUDA and NCCL path on one real GPU, in a few minutes: what fakes cannot show.
+
+    python benchmarks/gpu.py [--out FILE] [--rounds N] [--only SECTION]
+    python benchmarks/gpu.py --device cpu      # the same code on a CPU with Gloo: every row, and none is judged
+
+runs       `scaling run`: NCCL at world size 1; 1, 2 and 4 Gloo ranks that share the GPU (host-staged).
+           Bar: every trial is done.
+ranks      DDP over NCCL alone: gradients with the probe's hook and without, stamps of every bucket.
+           Bar: alike, and in order.
+phases     Input, forward, backward and optimizer of a ResNet-50 step in bf16, by events and by torch.profiler's
+           device times at the same places of the same steps. Bar: 2 %, or 10 us where that is more.
+probe      Phase stamps over the plain step, in paired blocks in random order with an A/A control; the stamps of every
+           bucket beside it, without a bar. Bar: 0.5 % of the step, and A/A within that.
+anchors    The clock's bound against the host's; events over a second against when the host saw them.
+           Bar: 200 us, and no event earlier than the bound allows.
+telemetry  Each field, sampled before and after nvidia-smi's word on it, under load. Bar: the same, or within the slack
+           that is shown.
+
+Exit 1 where a bar is missed or a section fails, 77 with the reason where there is no GPU; its figures belong into
+docs/gpu-validation.md, with date, device and versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ending import exit_with
+from gpu_parts import rows
+from gpu_parts.rows import Row
+
+CANNOT = 77
+RUN_S = 300
+BUDGET_S = 10
+COMMON = ("topology=local", "model=mlp", "measure=quick", f"measure.budget_s={BUDGET_S}", "tracking=disabled")
+STAGED = "host-staged"
+"""The label of gradients that go through host memory (scaling/doctor/sharing.py)."""
+
+
+def missing() -> str | None:
+    """Why this cannot run here; None where it can."""
+    from scaling.machine import find_machine
+
+    if not find_machine().gpus:
+        return "no CUDA device here"
+    import torch
+
+    if not torch.cuda.is_available():
+        return f"torch {torch.__version__} does not see the CUDA device"
+    return None if torch.distributed.is_nccl_available() else f"torch {torch.__version__} has no NCCL"
+
+
+def conditions(kind: str) -> dict[str, Any]:
+    """What it ran on."""
+    import torch
+
+    from scaling.worker.devices import CudaDevice, Device
+    from scaling.worker.environment import cpu_name, driver_version
+
+    facts = (CudaDevice(0) if kind == "cuda" else Device()).facts()
+    named = ("device_name", "device_memory_bytes", "compute_capability", "cuda", "nccl")
+    return {
+        "when": f"{dt.datetime.now(tz=dt.timezone.utc):%Y-%m-%d %H:%M} UTC",
+        **{name: facts[name] for name in named},
+        "driver": driver_version(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+    }
+
+
+def scaling_run(name: str, wanted: list[int], kind: str, backend: str, folder: Path) -> list[Row]:
+    """One run by the command line, and its rows."""
+    ranks = max(wanted)
+    overrides = [
+        *COMMON,
+        f"topology.device={kind}",
+        f"topology.backend={backend}",
+        f"run_dir={folder / name}",
+    ]
+    overrides += [
+        f"topology.ranks_per_host={ranks}",
+        f"world_sizes={json.dumps(wanted, separators=(',', ':'))}",
+    ]
+    command = [sys.executable, "-m", "scaling.cli", "run", *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
+    try:
+        analysis = json.loads((folder / name / "analysis.json").read_text(encoding="utf-8"))
+    except OSError:
+        said = (done.stderr.strip() or "nothing on stderr").splitlines()[-1]
+        return [Row(section="runs", what=name, measured=f"status {done.returncode}: {said[:200]}", met=False)]
+    points = {point["world_size"]: point for point in analysis["points"]}
+    found = rows.run(name, done.returncode, points, wanted)
+    if backend == "gloo" and kind == "cuda":
+        labelled = any(STAGED in warning for warning in analysis["quality"]["warnings"])
+        said = f"{'labelled' if labelled else 'NOT labelled'} {STAGED}, {ranks} ranks on one device"
+        found.append(Row(section="runs", what=f"{name}, label", measured=said, bar=STAGED, met=labelled))
+    if backend == "nccl":
+        log = analysis["fabric"]["nccl"] or {}
+        said = f"version {log.get('version')}"
+        found.append(
+            Row(section="runs", what=f"{name}, NCCL's own log", measured=said, bar="read", met=bool(log))
+        )
+    bound = analysis["quality"]["device_clock_bound_us"]
+    said = "none: stamps are the host's own" if bound is None else f"{bound:.1f} us"
+    return [*found, Row(section="runs", what=f"{name}, device clock", measured=said, value=bound)]
+
+
+def runs(kind: str, folder: Path) -> list[Row]:
+    """NCCL alone, and Gloo ranks that share the device; on a CPU Gloo is both."""
+    own = "nccl" if kind == "cuda" else "gloo"
+    return [
+        *scaling_run(f"{own}-alone", [1], kind, own, folder),
+        *scaling_run("gloo-shared", [1, 2, 4], kind, "gloo", folder),
+    ]
+
+
+def in_process(kind: str, folder: Path, rounds: int) -> dict[str, Callable[[], list[Row]]]:
+    """The sections that need no second process; torch is imported here."""
+    from gpu_parts import loops, smi
+
+    from scaling.doctor.devices import index_of
+    from scaling.telemetry.nvml import Gpus, open_nvml
+
+    one = loops.OneRank(kind)
+
+    def over_group(part: Callable[[Any], list[Row]], name: str) -> list[Row]:
+        scratch = folder / name
+        scratch.mkdir()
+        with one.group(scratch) as group:
+            return part(group)
+
+    def telemetry() -> list[Row]:
+        nvml = open_nvml()
+        if nvml is None:
+            said = "NVML does not answer here, so there is nothing beside nvidia-smi"
+            return [Row(section="telemetry", what="nvidia-smi", measured=said, met=False)]
+        gpus = Gpus(nvml)
+        index = index_of(gpus.facts(), one.device.facts())
+        if index is None:
+            return [
+                Row(section="telemetry", what="nvidia-smi", measured="NVML has no such device", met=False)
+            ]
+        with loops.busy(one.device):
+            return smi.beside(gpus, index=index)
+
+    return {
+        "ranks": lambda: over_group(lambda group: loops.own_backend(one, group), "ranks"),
+        "phases": lambda: loops.stamped_phases(one, folder),
+        "probe": lambda: over_group(lambda group: loops.probe_overhead(one, group, rounds), "probe"),
+        "anchors": lambda: loops.anchored(one.device),
+        "telemetry": telemetry,
+    }
+
+
+SECTIONS = ("runs", "ranks", "phases", "probe", "anchors", "telemetry")
+
+
+def measured(kind: str, only: list[str], rounds: int, folder: Path) -> Iterator[Row]:
+    """Every section's rows as they come. One that fails is a missed row, and the others go on."""
+    parts: dict[str, Callable[[], list[Row]]] = {"runs": lambda: runs(kind, folder)}
+    for name in only:
+        try:
+            if name not in parts:
+                parts |= in_process(kind, folder, rounds)
+            yield from parts[name]()
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is this section's result
+            traceback.print_exc()
+            said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+            yield Row(section=name, what="failed", measured=said, met=False)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--only", action="append", choices=SECTIONS, help="may be given several times")
+    parser.add_argument("--rounds", type=int, default=24, help="of the probe's blocks")
+    parser.add_argument("--out", type=Path, help="the same as JSON")
+    options = parser.parse_args()
+    kind = options.device
+    if kind == "cuda" and (reason := missing()):
+        print(reason)
+        return CANNOT
+    with tempfile.TemporaryDirectory(prefix="scaling-gpu-") as scratch:
+        chosen = [name for name in SECTIONS if name in (options.only or SECTIONS)]
+        found = list(measured(kind, chosen, options.rounds, Path(scratch)))
+    failed = any(row.what == "failed" for row in found)
+    if kind == "cpu":
+        found = rows.unjudged(found)
+    where = conditions(kind)
+    print("# " + ", ".join(f"{name} {value}" for name, value in where.items() if value is not None))
+    if kind == "cpu":
+        print(
+            "# a dry run on a CPU with Gloo and host stamps: it says nothing of a GPU, and no bar is judged"
+        )
+    print(rows.table(found))
+    ok = not failed and (kind == "cpu" or rows.passed(found))
+    document = {"benchmark": "gpu", "device": kind, "judged": kind == "cuda", "ok": ok}
+    if options.out:
+        whole = {**document, "conditions": where, "rows": [asdict(row) for row in found]}
+        options.out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(document))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,257 @@
+"""What runs in this process: steps of one rank with the harness's own loop, clock and probes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gzip
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from gpu_parts import phases, rows
+from gpu_parts.resnet import resnet, workload
+from gpu_parts.rows import Row
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+
+from scaling.analysis.results import Measured
+from scaling.analysis.stats import Rounds
+from scaling.spec import Inject
+from scaling.worker.clock import now_ns
+from scaling.worker.devices import CudaDevice, Device
+from scaling.worker.feed import Feed
+from scaling.worker.inject import Faults
+from scaling.worker.precision import Precision
+from scaling.worker.probe import BucketProbe, bucket_bytes
+from scaling.worker.step import Loop
+
+TIMEOUT = timedelta(seconds=120)
+BATCHES = 2
+STEPS, LEAD_IN = 10, 3
+"""Of a block."""
+PROFILED, PROFILED_LEAD_IN = 20, 5
+"""Steps under the profiler; the first of them are its own warm-up and do not count."""
+ARMS = ("plain", "again", "light", "detailed")
+ALIKE = 1e-3
+"""Of a gradient's norm: convolutions add up in another order from time to time."""
+ANCHORED = 20
+"""Events over a second, each waited for."""
+
+
+class OneRank:
+    """A ResNet on one device, small on a CPU, and groups of this rank alone."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.device: Device = CudaDevice(0) if kind == "cuda" else Device()
+        self.backend = "nccl" if kind == "cuda" else "gloo"
+        torch.manual_seed(0)
+        size = {"depths": (1, 1), "width": 8, "classes": 10} if kind == "cpu" else {}
+        module = resnet(**size).to(self.device.torch_device)  # type: ignore[arg-type]
+        self.workload = workload(module, **({"image": 32, "classes": 10} if kind == "cpu" else {}))
+        self.batch = 4 if kind == "cpu" else 64
+        self.precision = Precision("bf16", kind)
+
+    @contextlib.contextmanager
+    def group(self, folder: Path) -> Iterator[Any]:
+        """Gloo as the default and the backend's own over this rank, as a launch has them."""
+        store = f"file://{folder / 'store'}"
+        dist.init_process_group("gloo", init_method=store, rank=0, world_size=1, timeout=TIMEOUT)
+        try:
+            yield dist.new_group([0], backend=self.backend, timeout=TIMEOUT)
+        finally:
+            dist.destroy_process_group()
+
+    def loop(self, module: torch.nn.Module, device: Device | None = None) -> Loop:
+        """The harness's steps around a module."""
+        own, generator = self.workload, torch.Generator().manual_seed(0)
+        batches = [self.device.stage(own.make_batch(self.batch, generator)) for _ in range(BATCHES)]
+        return Loop(
+            workload=own,
+            module=module,
+            optimizer=own.optimizer(own.module.parameters()),
+            fetch=Feed(batches).fetch,
+            accumulation=1,
+            device=device or self.device,
+            precision=self.precision,
+            faults=Faults(Inject(), rank=0, first_on_host=False),
+        )
+
+    def wrapped(self, group: Any) -> DistributedDataParallel:
+        """As the harness's default settings have it."""
+        return DistributedDataParallel(
+            self.workload.module, process_group=group, gradient_as_bucket_view=True
+        )
+
+
+def stamped_phases(one: OneRank, folder: Path) -> list[Row]:
+    """Phases of the bare module's step by events and by the profiler, in the same steps."""
+    device = copy.copy(one.device)
+    device.clock = phases.MarkedClock(one.device.clock)  # type: ignore[assignment]
+    loop = one.loop(one.workload.module, device)
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if one.kind == "cuda" else [])
+    count = PROFILED + PROFILED_LEAD_IN
+    with profile(activities=activities) as profiled, device.clock.window(count * loop.stamps):
+        tokens = [loop.stamped() for _ in range(count)]
+        device.synchronize()
+    trace = folder / "trace.json.gz"
+    profiled.export_chrome_trace(str(trace))
+    with gzip.open(trace, "rt", encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    by_events = phases.means_ms([device.clock.resolve(row) for row in tokens[PROFILED_LEAD_IN:]])
+    by_profiler = phases.means_ms(phases.steps_of(phases.borders_ns(events))[PROFILED_LEAD_IN:])
+    return [rows.phase(name, by_events[name], by_profiler[name]) for name in by_events]
+
+
+def probe_overhead(one: OneRank, group: Any, rounds: int) -> list[Row]:
+    """Paired blocks in random order: plain, plain again (A/A), phase stamps, stamps of every bucket."""
+    plain, hooked = one.wrapped(group), one.wrapped(group)
+    probe = BucketProbe(hooked, group, 1, one.device)
+    user, detailed = one.loop(plain), one.loop(hooked)
+
+    def buckets() -> None:
+        detailed.stamped()
+        probe.take(detailed.forward_end_ns)
+
+    steps: dict[str, Callable[[], Any]] = dict(
+        zip(ARMS, (user.plain, user.plain, user.stamped, buckets), strict=True)
+    )
+    for step in steps.values():
+        for _ in range(LEAD_IN):
+            step()
+    stamps = (STEPS + LEAD_IN) * (user.stamps + 2 * len(bucket_bytes(hooked)))
+    found: dict[str, list[float]] = {f"{kind}.{name}": [] for kind in ("wall", "cpu") for name in ARMS}
+    rng = random.Random(0)
+    for _ in range(rounds):
+        for name in rng.sample(ARMS, len(ARMS)):
+            wall, cpu = _block(one.device, steps[name], stamps)
+            found[f"wall.{name}"].append(wall)
+            found[f"cpu.{name}"].append(cpu)
+    known = Rounds(
+        {name: np.array(values) for name, values in found.items()}, np.zeros(rounds, dtype=np.int64)
+    )
+    return _overhead_rows(known)
+
+
+def _block(device: Device, step: Callable[[], Any], stamps: int) -> tuple[float, float]:
+    """(s, s of CPU) of a step, the device idle at both ends."""
+    with device.clock.window(stamps):
+        for _ in range(LEAD_IN):
+            step()
+        device.synchronize()
+        begin, used = time.perf_counter(), time.process_time()
+        for _ in range(STEPS):
+            step()
+        device.synchronize()
+        return (time.perf_counter() - begin) / STEPS, (time.process_time() - used) / STEPS
+
+
+def _overhead_rows(known: Rounds) -> list[Row]:
+    def ratio(name: str) -> tuple[float, float, float]:
+        return _interval(known.ratio(lambda m: m[f"wall.{name}"] / m["wall.plain"]))
+
+    def cpu_ms(name: str) -> float:
+        return _interval(known.measure(lambda m: (m[f"cpu.{name}"] - m["cpu.plain"]) * 1e3))[0]
+
+    step = _interval(known.ratio(lambda m: m["wall.plain"] * 1e3))
+    rounds = len(known.launch)
+    return [
+        Row(
+            section="probe", what="plain step", measured=f"{step[0]:.2f} ms, {rounds} rounds of {STEPS} steps"
+        ),
+        rows.overhead("phase stamps, every probe step", ratio("light"), ratio("again"), cpu_ms("light")),
+        rows.overhead("stamps of every bucket, sampled blocks", ratio("detailed"), None, cpu_ms("detailed")),
+    ]
+
+
+def _interval(number: Measured | None) -> tuple[float, float, float]:
+    """(value, low, high); RuntimeError with fewer rounds than an interval takes."""
+    if number is None or number.low is None or number.high is None:
+        raise RuntimeError("too few rounds for an interval; use --rounds 3 or more")
+    return number.value, number.low, number.high
+
+
+def own_backend(one: OneRank, group: Any) -> list[Row]:
+    """The backend over one rank: gradients as without the hook, stamps in order, memory of the communicator."""
+    before = one.device.foreign_bytes()
+    plain, hooked = one.wrapped(group), one.wrapped(group)
+    after = one.device.foreign_bytes()
+    probe = BucketProbe(hooked, group, 1, one.device)
+    images, labels = one.device.load(one.device.stage(one.workload.make_batch(one.batch, torch.Generator())))
+    gradients = []
+    for ddp in (plain, hooked):
+        for _ in range(LEAD_IN):
+            with one.device.clock.window(4 * len(bucket_bytes(ddp)) + 2):
+                begin = one.device.clock.stamp()
+                ddp.zero_grad(set_to_none=True)
+                one.workload.loss(ddp(images), labels).backward()  # type: ignore[no-untyped-call]
+                taken = probe.take(0)
+                one.device.synchronize()
+                end = one.device.clock.stamp()
+        gradients.append([p.grad.clone() for p in ddp.parameters() if p.grad is not None])
+    first, last = one.device.clock.resolve([begin, end])
+    stamps = [one.device.clock.resolve(row)[4:] for row in taken]
+    slack = one.device.clock.bound_ns + int(rows.JITTER_US * 1e3)
+    in_order = bool(stamps) and all(
+        first - slack <= r <= s <= d + slack <= last + 3 * slack for r, s, d in stamps
+    )
+    alike = all(
+        (a - b).norm() <= ALIKE * b.norm() + torch.finfo(b.dtype).tiny
+        for a, b in zip(*gradients, strict=True)
+    )
+    what = f"{one.backend} at world size 1"
+    held = None if before is None or after is None else (after - before) / 2**20
+    memory = "on the host" if held is None else f"{held:.0f} MiB for the communicator"
+    said = "finite, as without the hook" if alike else "NOT as without the hook"
+    return [
+        Row(section="ranks", what=f"{what}, gradients", measured=said, bar="alike", met=alike),
+        Row(
+            section="ranks",
+            what=f"{what}, buckets",
+            measured=f"{len(stamps)} stamped: ready, launched, done within the step; {memory}",
+            bar="all in order",
+            met=in_order,
+        ),
+    ]
+
+
+def anchored(device: Device) -> list[Row]:
+    """Events over a second, told in host time, beside when the host saw them."""
+    tokens, seen = [], []
+    with device.clock.window(ANCHORED):
+        for _ in range(ANCHORED):
+            time.sleep(1 / ANCHORED)
+            tokens.append(device.clock.stamp())
+            device.synchronize()
+            seen.append(now_ns())
+    late = [at - told for at, told in zip(seen, device.clock.resolve(tokens), strict=True)]
+    return list(rows.anchors(device.clock.bound_ns, late))
+
+
+@contextlib.contextmanager
+def busy(device: Device, side: int = 4096) -> Iterator[None]:
+    """Matrix products in a thread meanwhile, so that clocks and link are up."""
+    stop = threading.Event()
+    a = torch.randn(side, side, device=device.torch_device)
+
+    def multiply() -> None:
+        while not stop.is_set():
+            torch.mm(a, a)
+            device.synchronize()
+
+    thread = threading.Thread(target=multiply, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,97 @@
+"""The phases of a step by torch.profiler, at the very places at which the harness takes its stamps."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from scaling.trace.signs import ANNOTATIONS, COPIES, KERNELS, RUNTIME
+from scaling.worker.step import step_fields
+
+MARK = "scaling stamp"
+"""Name of the range that a stamp is taken in."""
+ORDER = (0, 1, 2, 3, 8, 4, 5, 6, 7)
+"""A stamped step's tokens in the order in which they are taken: the end of backward's compute comes last in the row."""
+PHASES = ("input", "forward", "backward", "optimizer")
+LOST_SHARE = 0.01
+"""Device work whose launch the trace does not show: more, and no border can be told."""
+
+
+class MarkedClock:
+    """A clock whose every stamp is in the profiler's trace as well."""
+
+    def __init__(self, clock: Any) -> None:
+        import torch
+
+        self._clock, self._range = clock, torch.autograd.profiler.record_function
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clock, name)
+
+    def stamp(self) -> int:
+        """The clock's own."""
+        with self._range(MARK):
+            return self._clock.stamp()  # type: ignore[no-any-return]
+
+
+def borders_ns(events: Iterable[Mapping[str, Any]]) -> list[int]:
+    """When each mark was reached on the device, from the events of a Chrome trace (times in us), in order.
+
+    On one stream that is when all work launched before the mark had ended, or the mark itself where that was earlier:
+    what an event recorded there has to say. The mark is its own cudaEventRecord where the trace has it, else the
+    middle of its range. On a CPU there is no device work. ValueError where launches are missing.
+    """
+    marks: list[tuple[float, float]] = []
+    recorded: list[float] = []
+    launched: dict[int, float] = {}
+    work: list[tuple[int, float]] = []
+    for event in events:
+        if event.get("ph") != "X":
+            continue
+        category, begin, took = event.get("cat"), float(event["ts"]), float(event.get("dur", 0))
+        number = event.get("args", {}).get("correlation")
+        if event.get("name") == MARK and category in ANNOTATIONS:
+            marks.append((begin, begin + took))
+        elif category in RUNTIME and str(event.get("name")).startswith("cudaEventRecord"):
+            recorded.append(begin + took / 2)
+        elif category in RUNTIME and number is not None:
+            launched[number] = begin
+        elif category in KERNELS | COPIES and number is not None:
+            work.append((number, begin + took))
+    known = sorted((launched[number], end) for number, end in work if number in launched)
+    if len(work) - len(known) > LOST_SHARE * len(work):
+        raise ValueError(
+            f"the trace has no launch of {len(work) - len(known)} of {len(work)} pieces of device work"
+        )
+    begun = [begin for begin, _ in known]
+    ended = list(accumulate((end for _, end in known), max))
+    recorded.sort()
+    found = []
+    for low, high in sorted(marks):
+        at = bisect_left(recorded, low)
+        mark = recorded[at] if at < len(recorded) and recorded[at] <= high else (low + high) / 2
+        before = bisect_right(begun, mark)
+        found.append(round(max(mark, ended[before - 1] if before else mark) * 1000))
+    return found
+
+
+def steps_of(borders: Sequence[int]) -> list[list[int]]:
+    """One row a step, as a stamped step gives it; ValueError where marks are missing."""
+    if len(borders) % len(ORDER):
+        raise ValueError(f"{len(borders)} marks, {len(ORDER)} a step are expected")
+    rows = []
+    for at in range(0, len(borders), len(ORDER)):
+        row = [0] * len(ORDER)
+        for place, border in zip(ORDER, borders[at : at + len(ORDER)], strict=True):
+            row[place] = border
+        rows.append(row)
+    return rows
+
+
+def means_ms(rows: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Mean of each phase and of the whole step, ms, of rows of stamps in ns."""
+    fields = [step_fields(row) for row in rows]
+    found = {name: sum(f[2 + i] for f in fields) / len(fields) / 1e6 for i, name in enumerate(PHASES)}
+    return found | {"step": sum(f[1] - f[0] for f in fields) / len(fields) / 1e6}

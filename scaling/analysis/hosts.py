@@ -1,0 +1,142 @@
+"""Which host holds the others up: each host's own step and own link beside the median host's. Pure.
+
+Ranks that are spread over the hosts are all at work in sub-groups of every size, so one block has every host's
+own step at the same time (bare_all: nobody waits for anybody). A pair of ranks is as fast as the slower of its two
+links; each host is paired with two others (Plan.pairings), and the better of them tells its own link from theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from scaling.analysis.results import Host, Measured
+from scaling.analysis.stats import Formula, Rounds, among, scaled, widened
+from scaling.collect import Tables
+from scaling.plan import Plan
+from scaling.records import BARE_ALL, PAIRS
+
+FLOOR = 0.01
+"""A host that is behind the median one by less is as good as it."""
+QUANTITIES = ("step", "link")
+
+_ROUND = ["launch", "round"]
+_PLACE = {"launch": pl.Int64, "rank": pl.Int64, "place": pl.Int64}
+_PAIR = {**_PLACE, "group": pl.Int64, "pair": pl.Int64, "partner": pl.Int64}
+
+
+def hosts(tables: Tables, plan: Plan, *, floor: float, clock_bound_ns: int = 0) -> tuple[Host, ...]:
+    """Every host of the launch; none where ranks are packed, or all on one host.
+
+    `tables`: of launches that measured the largest world size; `floor`: how far apart equal arms come out (a
+    fraction); `clock_bound_ns`: how far corrected clocks may be off.
+    """
+    topology = plan.spec.topology
+    if not topology.spread or topology.hosts_of(plan.ranks) < 2:
+        return ()
+    found = sorted({(file.host, file.hostname) for file in tables.ranks})
+    place = {(file.launch, file.rank): found.index((file.host, file.hostname)) for file in tables.ranks}
+    messages = tables.buckets.filter(pl.col("arm") == PAIRS)
+    rounds = _rounds(
+        {"step": _own_steps(tables, plan, place), "link": _links(messages, tables, place)}, plan.spec.seed
+    )
+    size = messages.select(pl.col("bytes").mean()).item()
+    beyond, comparisons = max(floor, FLOOR), len(found) * len(QUANTITIES)
+    rows = []
+    for at, (host, hostname) in enumerate(found):
+        step_ratio = rounds.ratio(_over(f"step.{at}", "step.median"))
+        link, link_ratio = (
+            rounds.ratio(_busbw(f"link.{at}")),
+            rounds.ratio(_over("link.median", f"link.{at}")),
+        )
+        # Clocks are off by this share of a message's time.
+        off = 0.0 if link is None else clock_bound_ns * link.value / (8 * size)
+        slow = {
+            "step": _beyond(step_ratio, comparisons, beyond),
+            "link": _beyond(rounds.ratio(_over(f"link.{at}", "link.median")), comparisons, beyond + off),
+        }
+        rows.append(
+            Host(
+                host=host,
+                hostname=hostname,
+                ranks=tuple(sorted({rank for (_, rank), own in place.items() if own == at})),
+                step_ms=scaled(rounds.ratio(f"step.{at}"), 1e-6),
+                step_ratio=step_ratio,
+                link_gbit_s=link and widened(link, off * link.value),
+                link_ratio=link_ratio and widened(link_ratio, off * link_ratio.value),
+                slow_in=tuple(name for name in QUANTITIES if slow[name]),
+            )
+        )
+    return tuple(rows)
+
+
+def _over(name: str, base: str) -> Formula:
+    return lambda m: m[name] / m[base]
+
+
+def _busbw(name: str) -> Formula:
+    """Gbit/s of ns a byte."""
+    return lambda m: 8 / m[name]
+
+
+def _beyond(ratio: Measured | None, comparisons: int, floor: float) -> bool:
+    """Whether a time over the median host's is above 1 by more than `floor`, all hosts' figures held at once."""
+    low = None if ratio is None else among(ratio, comparisons).low
+    return low is not None and low > 1 + floor
+
+
+def _own_steps(tables: Tables, plan: Plan, place: Mapping[tuple[int, int], int]) -> pl.DataFrame:
+    """(launch, round, place, value): mean step without DDP, ns, over the blocks in which every rank ran at once.
+
+    Of world sizes whose sub-groups leave no rank out, so that all hosts are seen under the same load.
+    """
+    largest = max(plan.trials, key=lambda t: t.world_size)
+    rows = tables.steps.filter((pl.col("arm") == BARE_ALL) & (pl.col("batch") == largest.batch))
+    ranks = pl.col("rank").n_unique()
+    whole = rows.filter(ranks.over("launch", "block") == ranks.over("launch"))
+    where = pl.DataFrame([(*key, at) for key, at in place.items()], schema=_PLACE, orient="row")
+    return (
+        whole.join(where, on=["launch", "rank"])
+        .group_by(*_ROUND, "place")
+        .agg(value=(pl.col("end_ns") - pl.col("begin_ns")).mean())
+    )
+
+
+def _links(messages: pl.DataFrame, tables: Tables, place: Mapping[tuple[int, int], int]) -> pl.DataFrame:
+    """(launch, round, place, value): ns a byte of the model's buckets with the better of the hosts it was paired with.
+
+    A message is on its way from its pair's later launch to its later done, as in scaling.analysis.merge; its
+    busbw is its algbw, since a pair's factor 2 (n - 1) / n is 1.
+    """
+    pairs = [
+        (file.launch, file.rank, place[file.launch, file.rank], key, min(ranks), place[file.launch, partner])
+        for file in tables.ranks
+        for key, ranks in file.groups.items()
+        for partner in ranks
+        if key < 0 and partner != file.rank and (file.launch, partner) in place
+    ]
+    message = ["launch", "block", "step", "seq", "pair"]
+    took = pl.col("done_ns").max().over(message) - pl.col("launch_ns").max().over(message)
+    return (
+        messages.join(pl.DataFrame(pairs, schema=_PAIR, orient="row"), on=["launch", "rank", "group"])
+        .filter(pl.len().over(message) == 2)
+        .with_columns(took=took)
+        .group_by(*_ROUND, "place", "partner")
+        .agg(value=pl.col("took").sum() / pl.col("bytes").sum())
+        .group_by(*_ROUND, "place")
+        .agg(pl.col("value").min())
+    )
+
+
+def _rounds(found: Mapping[str, pl.DataFrame], seed: int) -> Rounds:
+    """`<name>.<place>` of each frame (launch, round, place, value), and `<name>.median`: the median host's, a round."""
+    index = pl.concat([frame.select(_ROUND) for frame in found.values()]).unique().sort(_ROUND)
+    values = {}
+    for name, frame in found.items():
+        median = frame.group_by(_ROUND).agg(pl.col("value").median())
+        each = {at: part for (at,), part in frame.partition_by("place", as_dict=True).items()}
+        for at, part in {**each, "median": median}.items():
+            aligned = index.join(part, on=_ROUND, how="left", maintain_order="left")["value"]
+            values[f"{name}.{at}"] = aligned.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+    return Rounds(values, index["launch"].to_numpy(), seed=seed)

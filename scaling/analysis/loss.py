@@ -1,0 +1,101 @@
+"""Efficiency, and the loss waterfall from 1 to it: what each cause takes (docs/method.md, "The loss waterfall")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from scaling.analysis import clocks
+from scaling.analysis.curve import AlphaBeta
+from scaling.analysis.results import Loss
+from scaling.analysis.stats import Floats, Means, Rounds
+from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
+
+Link = Callable[[Means], AlphaBeta]
+"""The fitted link of this world size, resampled with the same rounds."""
+
+
+def efficiency(n: int, *, strong: bool) -> Callable[[Means], Floats]:
+    """Ideal step over measured step: one rank alone with its batch (weak), or with the whole one, shared (strong)."""
+    if strong:
+        return lambda m: m["whole_batch"] / (n * m["plain"])
+    return lambda m: m[BARE_ONE] / m["plain"]
+
+
+def share_of_wait(m: Means, exposed: Floats) -> Floats:
+    """What a wait of the detailed steps, ns, is of the step, earlier micro-steps' waits added."""
+    # What earlier micro-steps of accumulation waited is the link's too: no_sync was left out.
+    earlier = m["detailed.exposed"] - m["exposed_all"]
+    # The detailed probe's own cost stretches backward and hides more than the step itself would:
+    # its shares of the wait hold, the wait is the light probe's.
+    wait = m["detailed.exposed"]
+    share = np.divide(exposed + earlier, wait, out=np.zeros_like(wait), where=wait > 0)
+    result: Floats = share * m[f"{PROBE}.exposed"] / m[PROBE]
+    return result
+
+
+def loss(
+    rounds: Rounds,
+    n: int,
+    ratio: Callable[[Means], Floats],
+    link: Link | None,
+    *,
+    strong: bool,
+    size: tuple[int, ...],
+    partly: bool,
+) -> Loss | None:
+    """1 - E by cause, as section "The loss waterfall" of docs/method.md derives it.
+
+    `partly`: what is known of it will do where the efficiency is not known; input is then all of its phase.
+    """
+    if n == 1:
+        return None
+
+    def grown(m: Means, arm: str, base: str, *phases: str) -> Floats:
+        result: Floats = sum((m[f"{arm}.{p}"] - m[f"{base}.{p}"] for p in phases), np.zeros(1))
+        return result
+
+    side = ("input", "host")
+
+    def probe(m: Means) -> Floats:
+        """The light probe's ns to shares of the plain step: its own cost is taken out."""
+        return 1 / m[PROBE]
+
+    def linked(m: Means) -> Floats:
+        return share_of_wait(m, m["link_exposed"])
+
+    def latency_share(m: Means) -> Floats:
+        assert link is not None
+        fitted = link(m)
+        fixed = 2 * (n - 1) * fitted.alpha_ns * len(size)
+        moved = 2 * (n - 1) / n * fitted.beta_ns * sum(size)
+        result: Floats = fixed / (fixed + moved)
+        return result
+
+    terms: dict[str, Callable[[Means], Floats]] = {
+        "neighbours": lambda m: (m[BARE_ALL] - m[BARE_ONE] - grown(m, BARE_ALL, BARE_ONE, *side)) / m[PLAIN],
+        "ddp_overhead": lambda m: (
+            (m[DDP_SOLO] - m[BARE_ALL] - grown(m, DDP_SOLO, BARE_ALL, *side)) / m[PLAIN]
+        ),
+        "straggler": lambda m: (m["sim"] - m["sim_typical"]) / m["detailed"],
+        "overlap": lambda m: grown(m, "typical.probe", DDP_SOLO, "forward", "compute") * probe(m),
+        "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input") * probe(m),
+        "host": lambda m: grown(m, "typical.probe", BARE_ONE, "host") * probe(m),
+    }
+    if link is not None:
+        terms["link_latency"] = lambda m: linked(m) * latency_share(m)
+        terms["link_bandwidth"] = lambda m: linked(m) * (1 - latency_share(m))
+    else:
+        terms["link_bandwidth"] = linked
+    if strong:
+        terms["small_batch"] = lambda m: (m[BARE_ONE] - m["whole_batch"] / n) / m[PLAIN]
+    if partly and BARE_ONE not in rounds:
+        terms["input"] = lambda m: m["typical.probe.input"] * probe(m)
+    measured = {name: rounds.measure(term) for name, term in terms.items()}
+    known = [terms[name] for name, number in measured.items() if number is not None]
+    unexplained = rounds.measure(lambda m: 1 - ratio(m) - sum(term(m) for term in known))
+    if unexplained is None and not (partly and known):
+        return None
+    measured |= {name: rounds.measure(term) for name, term in clocks.taken_out(rounds, terms).items()}
+    return Loss(**measured, unexplained=unexplained)

@@ -1,0 +1,36 @@
+"""The way that NCCL took against the one that the topology promises. Pure."""
+
+from __future__ import annotations
+
+from scaling.analysis.results import Fabric
+from scaling.spec import Spec
+
+NO_P2P = "NCCL_P2P_DISABLE"
+_SOCKET = "NET/Socket"
+
+
+def warnings(fabric: Fabric, spec: Spec) -> tuple[str, ...]:
+    """Where the two differ, and what NCCL itself warned of; a line each. Without its log there is none."""
+    if fabric.nccl is None:
+        return ()
+    said = []
+    for group in fabric.nccl.groups:
+        if "SHM" in group.transports and _nvlink(spec) and spec.env.get(NO_P2P, "0") == "0":
+            said.append(
+                f"at {group.world_size} ranks NCCL goes through host memory (SHM) between devices of one host, "
+                f"though topology={spec.topology.name} has NVLink between them: `scaling doctor` says which can reach "
+                "each other"
+            )
+        if _SOCKET in group.transports and spec.topology.nics:
+            cards = ", ".join(nic.name for nic in spec.topology.nics)
+            said.append(
+                f"at {group.world_size} ranks NCCL goes over TCP ({_SOCKET}) between hosts, though "
+                f"topology={spec.topology.name} has {cards}: see NCCL_IB_DISABLE, NCCL_IB_HCA and its log"
+            )
+    return (*said, *(f"NCCL warned: {warning}" for warning in fabric.nccl.warnings))
+
+
+def _nvlink(spec: Spec) -> bool:
+    """Whether some level within a host is NVLink (`nvidia-smi topo -m`: NV4, NV18), by its class or its name."""
+    names = [level.link_class or level.name for level in spec.topology.levels]
+    return any(name.upper().startswith("NV") for name in names)

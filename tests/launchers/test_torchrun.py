@@ -1,0 +1,66 @@
+"""What a worker's environment is, and where NCCL is told to write."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+
+import pytest
+
+from scaling import resources
+from scaling.config import requests
+from scaling.launchers.commands import command
+from scaling.plan import make_plan
+from scaling.store import RunFolder
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """environment(profile, **set): what the wrapper hands on to the interpreter."""
+    interpreter = tmp_path / "python"
+    interpreter.write_text("#!/bin/sh\nenv\n")
+    interpreter.chmod(0o755)
+
+    def run(profile, **given):
+        script = [str(resources.folder("launch") / "torchrun.sh"), profile]
+        env = {"PATH": os.environ["PATH"], "SCALING_PYTHON": str(interpreter), **given}
+        out = subprocess.run(script, env=env, capture_output=True, text=True, check=True).stdout
+        return dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+
+    return run
+
+
+def test_nccl_says_how_it_begins_and_nothing_of_single_collectives(environment):
+    found = environment("nccl")
+    assert (found["NCCL_DEBUG"], found["NCCL_DEBUG_SUBSYS"]) == ("INFO", "INIT")
+    assert found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+    assert not [name for name in environment("gloo") if name.startswith("NCCL_")]
+
+
+def test_what_is_set_already_wins(environment):
+    assert environment("nccl", NCCL_DEBUG="WARN")["NCCL_DEBUG"] == "WARN"
+
+
+@pytest.mark.parametrize(("backend", "named"), [("nccl", True), ("gloo", False)])
+def test_nccl_writes_into_the_launch_s_folder(tmp_path, backend, named):
+    (asked,) = requests("plan", ["topology=local", "topology.device=cpu", "topology.ranks_per_host=2"]).items
+    topology = dataclasses.replace(asked.spec.topology, backend=backend)
+    plan = make_plan(
+        dataclasses.replace(asked.spec, topology=topology),
+        run_id="20260101-000000-abc",
+        created="",
+        version="",
+    )
+    folder = RunFolder(tmp_path)
+    made = command(plan, folder, folder.launch(0), [1, 2])
+    assert made.env.get("NCCL_DEBUG_FILE") == (str(tmp_path / "launches/0/nccl-%h-%p.txt") if named else None)
+
+
+def test_its_logs_are_found_and_else_the_ranks_own(tmp_path):
+    launch = RunFolder(tmp_path).launch(0)
+    launch.path.mkdir(parents=True)
+    launch.log(0).write_text("")
+    assert launch.nccl_logs() == [launch.log(0)]
+    launch.nccl_log("node0", "41").write_text("")
+    assert launch.nccl_logs() == [launch.nccl_log("node0", "41")]
