@@ -150,6 +150,7 @@ def test_a_link_that_is_cut_ends_the_launch_and_the_next_one_has_it_back(
 
 @pytest.mark.slow
 @namespaces
+@pytest.mark.measures
 def test_a_link_at_a_tenth_of_its_rate_is_measured_and_said(driver, until, tmp_path, left_behind):
     process = driver(
         "topology=emulated_pcie",

@@ -207,6 +207,7 @@ def test_a_rate_the_kernel_cannot_hold_is_refused(module: Any, rate: int) -> Non
 @pytest.mark.launch
 @needs_network
 @pytest.mark.parametrize("rate", [50 * MBIT, 200 * MBIT, 1000 * MBIT])
+@pytest.mark.measures
 def test_a_stream_gets_the_rate(network: Network, rate: int) -> None:
     count = rate // 8
     network.write(
@@ -228,6 +229,7 @@ def test_a_stream_gets_the_rate(network: Network, rate: int) -> None:
 
 @pytest.mark.launch
 @needs_network
+@pytest.mark.measures
 def test_both_directions_get_the_rate_at_once(network: Network) -> None:
     rate = 200 * MBIT
     count = rate // 8
@@ -246,6 +248,7 @@ def test_both_directions_get_the_rate_at_once(network: Network) -> None:
 
 @pytest.mark.launch
 @needs_network
+@pytest.mark.measures
 def test_only_what_a_host_sends_is_shaped(network: Network) -> None:
     count = 256 << 20
     network.write(
@@ -263,6 +266,7 @@ def test_only_what_a_host_sends_is_shaped(network: Network) -> None:
 
 @pytest.mark.launch
 @needs_network
+@pytest.mark.measures
 def test_ranks_of_one_host_are_not_slowed(network: Network) -> None:
     count = 256 << 20
     network.write([network.python(STREAM, "10.77.0.1", "10.77.0.1", count, count)], (50 * MBIT,))
@@ -274,6 +278,7 @@ def test_ranks_of_one_host_are_not_slowed(network: Network) -> None:
 @pytest.mark.launch
 @needs_network
 @pytest.mark.parametrize(("old", "new"), [(200, 50), (50, 200), (500, 50), (50, None)])
+@pytest.mark.measures
 def test_sighup_changes_the_rate(network: Network, old: int, new: int | None) -> None:
     commands = [
         network.python(STREAM, "10.77.0.1", "10.77.0.2", 1 << 40, 0),

@@ -34,6 +34,7 @@ def synthetic(scaling, tmp_path_factory):
     return cwd / "run", done
 
 
+@pytest.mark.measures
 def test_bandwidth_is_the_links(synthetic, point_of):
     comm = point_of(synthetic[0], 2)["comm"]
     assert comm["busbw_gbit_s"]["value"] == pytest.approx(TCP_SHARE, rel=0.10)
@@ -51,6 +52,7 @@ def step_by_arithmetic(point, compute_ms, rate_bit_s):
     return free
 
 
+@pytest.mark.measures
 def test_the_step_is_what_arithmetic_says(synthetic, point_of):
     point = point_of(synthetic[0], 2)
     awake = (
@@ -60,6 +62,7 @@ def test_the_step_is_what_arithmetic_says(synthetic, point_of):
     assert point["step_ms"]["value"] == pytest.approx(expected, rel=0.10)
 
 
+@pytest.mark.measures
 def test_so_is_the_step_that_is_predicted_for_a_slower_link(synthetic, scaling, point_of):
     run, _ = synthetic
     done = scaling("predict", str(run), "topology.link.rate=200mbit", "--json", cwd=run.parent)
@@ -83,6 +86,7 @@ def test_losses_add_up_to_what_is_lost(synthetic, point_of):
     assert total == pytest.approx(1 - point["efficiency"]["value"], abs=1e-9)
 
 
+@pytest.mark.measures
 def test_link_bandwidth_is_the_first_verdict(synthetic, analysis_of):
     verdict = analysis_of(synthetic[0])["verdicts"][0]
     assert verdict["cause"] == "link_bandwidth"
@@ -194,6 +198,7 @@ def test_rank_files_cut_off_or_missing_are_said_and_the_rest_reported(synthetic,
 
 
 @pytest.mark.slow
+@pytest.mark.measures
 def test_a_real_model_at_200_mbit(scaling, tmp_path, point_of):
     done = scaling(
         "run",
@@ -216,6 +221,7 @@ def test_a_real_model_at_200_mbit(scaling, tmp_path, point_of):
     assert not (tmp_path / "run" / "wandb").exists()
 
 
+@pytest.mark.measures
 def test_a_straggler_is_skew_and_not_a_slow_link(scaling, synthetic, tmp_path, point_of, analysis_of):
     done = scaling(
         "run",
@@ -240,6 +246,7 @@ def test_a_straggler_is_skew_and_not_a_slow_link(scaling, synthetic, tmp_path, p
 
 
 @pytest.mark.slow
+@pytest.mark.measures
 def test_four_hosts_lose_efficiency_as_arithmetic_says(scaling, tmp_path, point_of):
     done = scaling(
         "run",

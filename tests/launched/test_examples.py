@@ -40,6 +40,7 @@ def launched():
     return run
 
 
+@pytest.mark.measures
 def test_plain_pytorch_and_a_late_rank_in_sixty_steps(launched, scaling, tmp_path, point_of):
     said = launched("plain_pytorch.py", "--steps", "60", "--late-ms", "30", cwd=tmp_path)
     run = Path(said.split()[-1])

@@ -40,6 +40,7 @@ def test_emulated_ranks_that_are_spread_talk_over_the_network(scaling, tmp_path,
     assert [host["ranks"] for host in analysis_of(run)["hosts"]] == [[0, 2], [1, 3]]
 
 
+@pytest.mark.measures
 def test_emulated_hosts_work_at_the_same_time_and_the_slow_one_is_named(
     scaling, tmp_path, analysis_of, point_of
 ):
@@ -64,11 +65,7 @@ def test_emulated_hosts_work_at_the_same_time_and_the_slow_one_is_named(
     assert {host["host"]: host["slow_in"] for host in hosts if host["slow_in"]} == {SLOW: ["step", "link"]}
     assert hosts[SLOW]["step_ratio"]["value"] > 2  # 25 ms over 5, and what the machine adds to both
     assert hosts[SLOW]["link_gbit_s"]["value"] == pytest.approx(0.075 * 1448 / 1514, rel=0.15)
-    assert hosts[SLOW]["link_ratio"]["value"] < 0.5
-    if not any(said.startswith("contended") for said in analysis_of(run)["quality"]["warnings"]):
-        assert hosts[SLOW]["link_ratio"]["value"] == pytest.approx(
-            75 / 500, rel=0.4
-        )  # cores can fill the others
+    assert hosts[SLOW]["link_ratio"]["value"] == pytest.approx(75 / 500, rel=0.4)  # 2 cores feed four links
     assert f"Host {SLOW} " in (run / "report.txt").read_text()
     first_step_ms = point_of(run, 2)["step_ms"]["value"]  # of the first sub-group, which has no slow host
     assert first_step_ms < hosts[SLOW]["step_ms"]["value"]

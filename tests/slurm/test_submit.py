@@ -33,19 +33,6 @@ def points(run):
     return {p["world_size"]: p for p in json.loads((run / "analysis.json").read_text())["points"]}
 
 
-@pytest.fixture
-def undisturbed(compared):
-    """Both runs, where the machine's cores were its own: without them a link is as slow as whoever feeds it."""
-    for number in (0, 1):
-        warnings = json.loads((compared[0] / str(number) / "analysis.json").read_text())["quality"][
-            "warnings"
-        ]
-        for said in warnings:
-            if "its hypervisor kept" in said:
-                pytest.skip(said)
-    return compared[0]
-
-
 def test_two_runs_end_in_a_comparison(compared):
     both, done = compared
     assert done.returncode == 0, done.stderr
@@ -57,13 +44,15 @@ def test_two_runs_end_in_a_comparison(compared):
 
 
 @pytest.mark.parametrize(("number", "topology"), list(enumerate(RATES_GBIT_S)))
-def test_each_partition_has_its_links_bandwidth(undisturbed, number, topology):
-    comm = points(undisturbed / str(number))[2]["comm"]
+@pytest.mark.measures
+def test_each_partition_has_its_links_bandwidth(compared, number, topology):
+    comm = points(compared[0] / str(number))[2]["comm"]
     assert comm["busbw_gbit_s"]["value"] == pytest.approx(RATES_GBIT_S[topology] * TCP_SHARE, rel=0.10)
 
 
-def test_the_faster_one_wins_by_what_was_predicted_from_the_slower(undisturbed, slurm, at_login):
-    both = undisturbed
+@pytest.mark.measures
+def test_the_faster_one_wins_by_what_was_predicted_from_the_slower(compared, slurm, at_login):
+    both, _ = compared
     asked = at_login(slurm, both).scaling(
         "predict", "0", "topology=slurm_nvlink", "topology.ranks_per_host=1", "--json"
     )
