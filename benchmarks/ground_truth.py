@@ -10,9 +10,11 @@
     python benchmarks/ground_truth.py [--cells quick|most|all] [--out FILE] [--keep DIR]
 
 The interval of the bandwidth is finer than that ideal, so it is judged against what the emulated link does in full:
-each time it has been idle the shaper lets a burst through for free, and each busy period begins with the latency of
-a collective, 2(n-1) alpha (alpha: the median over this grid's runs with as many hosts; it does not depend on the
-rate). `held` is that; `bare` is whether the interval holds bytes / rate alone.
+each time it has been idle the shaper lets a burst through for free, and each busy period pays 2 alpha (alpha: the
+median over this grid's runs with as many hosts; it does not depend on the rate). It is two whatever the number of
+hosts: Gloo's ring keeps two segments of a chunk in flight, so that one travels while the other is on the wire, and
+waits for the last of them only at the end of the reduce-scatter and of the all-gather (gloo/allreduce.cc, `ring`).
+`held` is that; `bare` is whether the interval holds bytes / rate alone.
 
 A run that calls itself contended (other programs, or a hypervisor, took the cores) says that it is to be measured
 again, and is, twice at most; the last one counts whatever it says. `again` tells how often; `!`: so did the last.
@@ -202,7 +204,7 @@ def judged(rows: list[Row]) -> list[Judged]:
         bare_ms = busy_ms / (1 + row.transfer_error)
         idle = idle_before(row.buckets, row.step_ms)
         free_ms = sum(min(burst_ms, gap) for gap in idle)
-        latency_ms = len(idle) * 2 * (row.hosts - 1) * alpha_ms[row.hosts]
+        latency_ms = len(idle) * 2 * alpha_ms[row.hosts]  # Gloo's ring drains twice
         error = busy_ms / (bare_ms - free_ms + latency_ms) - 1
         truth = row.busbw_gbit_s["value"] * (1 + error)
         found.append(Judged(row=row, link_error=error, held=_holds(row.busbw_gbit_s, truth)))
