@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from scaling.errors import InputError, ScalingError
+from scaling.files import read_json, write_json
 from scaling.plan import SCHEMA as PLAN_SCHEMA
 from scaling.plan import Plan
-from scaling.store import RunFolder, read_json, write_json
+from scaling.store import RunFolder
 
 SCHEMA = 1
 ROOT = Path("runs") / "baselines"

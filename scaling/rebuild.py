@@ -37,6 +37,7 @@ from scaling.collect import Tables, collect, own_plan, write_tables
 from scaling.doctor import preflight
 from scaling.endings import endings
 from scaling.errors import InputError, ScalingError
+from scaling.files import read_json, write_json, write_text
 from scaling.fit import read_largest
 from scaling.plan import Plan
 from scaling.report.html import page
@@ -44,7 +45,7 @@ from scaling.report.markdown import markdown
 from scaling.report.terminal import print_analysis
 from scaling.status import SCHEMA as STATUS_SCHEMA
 from scaling.status import Status
-from scaling.store import RunFolder, read_json, write_json, write_text
+from scaling.store import RunFolder
 from scaling.trace import nccl_log
 from scaling.units import format_bytes
 

@@ -14,6 +14,7 @@ from typing import Any
 from scaling import __version__, git
 from scaling.config import Request
 from scaling.errors import InputError
+from scaling.files import read_json, write_json, write_text
 from scaling.fit import find_largest
 from scaling.folders import check_writable, make_folder
 from scaling.launchers.commands import command, fitting, require
@@ -23,7 +24,7 @@ from scaling.plan import SCHEMA as PLAN_SCHEMA
 from scaling.plan import Plan, make_plan, run_id
 from scaling.status import SCHEMA as STATUS_SCHEMA
 from scaling.status import LaunchStatus, Status, in_words, left, status_of
-from scaling.store import LaunchFolder, RunFolder, default_folder, read_json, write_json, write_text
+from scaling.store import LaunchFolder, RunFolder, default_folder
 
 
 def plan_request(request: Request) -> Plan:

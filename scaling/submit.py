@@ -14,6 +14,7 @@ from typing import Any
 
 from scaling import resources
 from scaling.errors import InputError, ScalingError
+from scaling.files import read_json, write_json, write_text
 from scaling.launchers import queue
 from scaling.launchers.queue import JobState
 from scaling.launchers.sbatch import compare_script, job_script
@@ -22,7 +23,7 @@ from scaling.plan import Plan
 from scaling.run import Job, create, earlier_launches
 from scaling.status import SCHEMA as STATUS_SCHEMA
 from scaling.status import Status, left, status_of
-from scaling.store import RunFolder, read_json, write_json, write_text
+from scaling.store import RunFolder
 
 SCHEMA = 1
 FINAL = ("done", "oom", "failed")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scaling import records, status, store
+from scaling import files, records, status, store
 from scaling.fabric import TCP_PAYLOAD_SHARE, Link, Topology
 from scaling.plan import Block, Plan, Trial, make_plan, round_blocks
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, PAIRS, PLAIN, PROBE, REPLAY, STEP_ARMS
@@ -448,7 +448,7 @@ class RankFiles:
             head["warmup"] = {str(n): WARMUP for n in truth.world_sizes}
             self.append(rank, line(head))
             what = {"device": plan.spec.topology.device, "backend": plan.spec.topology.backend}
-            store.write_json(folder.env(rank), who | what | {"parameter_bytes": truth.payload})
+            files.write_json(folder.env(rank), who | what | {"parameter_bytes": truth.payload})
         self.write_clocks("begin", 0.0)
 
     def append(self, rank: int, text: str) -> None:
@@ -524,8 +524,8 @@ def simulate(truth: Truth, path: Path) -> Expected:
     """Write the run folder `path` (created) and return what it should be found to hold."""
     plan = make_plan(spec_of(truth), run_id="simulated", created="2026-01-01T00:00:00+00:00", version="0")
     folder = store.RunFolder(path)
-    files = RankFiles(truth, plan, folder.launch(0))
-    store.write_json(folder.plan, plan)
+    ranks = RankFiles(truth, plan, folder.launch(0))
+    files.write_json(folder.plan, plan)
     rng = np.random.default_rng(truth.seed)
     walk = np.exp(truth.drift * np.cumsum(rng.standard_normal(truth.rounds)))
     now = 0.0
@@ -534,12 +534,12 @@ def simulate(truth: Truth, path: Path) -> Expected:
             play = exchange if block.arm in (REPLAY, FABRIC, PAIRS) else train
             tracks = [play(truth, block, np.array(group), rng, now + GAP_NS, pace) for group in block.groups]
             for track in tracks:
-                files.write(block, track)
+                ranks.write(block, track)
             now = max(track.end_ns for track in tracks)
-    files.write_clocks("end", now)
+    ranks.write_clocks("end", now)
     launch = status.LaunchStatus(
         index=0, world_sizes=truth.world_sizes, state="done", finished=truth.world_sizes, duration_s=now / 1e9
     )
-    store.write_json(folder.status, status.status_of(plan, [launch]))
+    files.write_json(folder.status, status.status_of(plan, [launch]))
     points = {t.world_size: expect(truth, t) for t in plan.trials}
     return Expected(alpha_ns=truth.alpha_ns, beta_ns=truth.beta_ns, points=points)

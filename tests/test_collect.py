@@ -10,9 +10,10 @@ import pytest
 
 from scaling import plan as plans
 from scaling.collect import collect, write_tables
+from scaling.files import read_json
 from scaling.plan import Plan, round_blocks
 from scaling.records import SCHEMA, STEP_FIELDS
-from scaling.store import RunFolder, read_json
+from scaling.store import RunFolder
 
 FRAMES = ("blocks", "steps", "buckets", "fabric", "parameters")
 

@@ -91,7 +91,7 @@ def test_facts_import_nothing_but_each_other_and_the_standard_library(module):
 @pytest.mark.parametrize("module", of("scaling.worker"))
 def test_a_worker_needs_torch_and_the_standard_library(module):
     assert theirs(module) <= {"torch"} | OF_DATA.get(module, set())
-    allowed = FACTS | {"scaling.plan", "scaling.store", "scaling.cases", "scaling.largest"}
+    allowed = FACTS | {"scaling.plan", "scaling.files", "scaling.store", "scaling.cases", "scaling.largest"}
     assert {m for m in ours(module) if not within(m, "scaling.worker")} <= allowed
 
 
@@ -135,6 +135,7 @@ def test_a_report_knows_results_and_computes_nothing(module):
         "scaling.spec",
         "scaling.fabric",
         "scaling.secrets",
+        "scaling.files",
         "scaling.store",
         "scaling.units",
         "scaling.cases",

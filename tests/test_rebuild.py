@@ -9,9 +9,10 @@ import pytest
 
 from scaling.analysis.results import Memory
 from scaling.collect import collect
+from scaling.files import write_json
 from scaling.rebuild import read_analysis, read_plan, rebuild
 from scaling.report.findings import memory_line
-from scaling.store import RunFolder, write_json
+from scaling.store import RunFolder
 
 MIB = 2**20
 

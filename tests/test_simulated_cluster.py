@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scaling import files, records, store
 from scaling import plan as planning
-from scaling import records, store
 
 MS = 1e6
 COMPUTE_MS = 40.0  # of the cases below: 1 + 12 + 24 + 2 + 1
@@ -189,7 +189,7 @@ def test_every_arm_of_every_rank_holds_the_expected_step(cluster, simulate, tmp_
 def test_lines_are_as_the_format_says(cluster, simulate, tmp_path):
     simulate(cluster.Truth(rounds=2), tmp_path)
     folder = store.RunFolder(tmp_path).require()
-    plan = store.read_json(folder.plan, planning.Plan, planning.SCHEMA)
+    plan = files.read_json(folder.plan, planning.Plan, planning.SCHEMA)
     head, clock, *body, last = lines_of(tmp_path, 1)
     assert (head["t"], head["rank"], head["groups"]["1"], head["groups"]["2"]) == ("head", 1, [1], [0, 1])
     assert (clock["at"], last["at"]) == ("begin", "end")

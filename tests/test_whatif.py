@@ -201,8 +201,8 @@ def test_a_link_that_the_cpu_held_back_is_not_carried_over(capsys, simulate, clu
     import dataclasses
 
     from scaling.fabric import Link
+    from scaling.files import write_json
     from scaling.rebuild import read_plan
-    from scaling.store import write_json
 
     truth = cluster.Truth(world_sizes=(1, 2), rounds=4)
     simulate(truth, tmp_path / "run")

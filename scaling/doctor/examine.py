@@ -23,8 +23,9 @@ from scaling.doctor.results import (
     Rank,
 )
 from scaling.errors import ScalingError
+from scaling.files import read_json
 from scaling.plan import Plan
-from scaling.store import LaunchFolder, read_json
+from scaling.store import LaunchFolder
 from scaling.telemetry import records as telemetry
 from scaling.telemetry.records import HostRecord
 

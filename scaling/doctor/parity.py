@@ -14,7 +14,7 @@ from scaling.doctor import differences
 from scaling.doctor.apart import furthest, parts_at
 from scaling.doctor.results import ERROR, WARNING, Difference, Divergence, Problem
 from scaling.errors import InputError
-from scaling.store import read_json
+from scaling.files import read_json
 
 FILE_SCHEMA = 1
 

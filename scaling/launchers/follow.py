@@ -14,12 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from scaling.files import write_json
 from scaling.launchers import slurm, workers
 from scaling.launchers.cause import Outcome, cause, last_words
 from scaling.launchers.evidence import gather
 from scaling.launchers.torchrun import Command
 from scaling.spec import Measure
-from scaling.store import LaunchFolder, write_json
+from scaling.store import LaunchFolder
 
 POLL_S = 0.2
 END_S = 8

@@ -9,13 +9,14 @@ from rich.console import Console
 
 from scaling.analysis.results import Analysis, Timeline
 from scaling.analysis.timeline import chrome
+from scaling.files import write_json, write_text
 from scaling.folders import make_folder
 from scaling.plan import Plan
 from scaling.report.html import page
 from scaling.report.markdown import markdown
 from scaling.report.terminal import print_analysis
 from scaling.run import check_folder
-from scaling.store import RunFolder, default_folder, write_json, write_text
+from scaling.store import RunFolder, default_folder
 
 
 def write_folder(analysis: Analysis, plan: Plan, drawn: tuple[Timeline, ...], path: str | None) -> RunFolder:

@@ -20,6 +20,7 @@ from scaling.analysis.sources import read_sources
 from scaling.check import to_cost
 from scaling.collect import collect
 from scaling.errors import InputError
+from scaling.files import write_json, write_text
 from scaling.folders import check_writable, make_folder
 from scaling.plan import Plan
 from scaling.rebuild import read_analysis, read_plan
@@ -28,7 +29,7 @@ from scaling.report.markdown import comparison_markdown
 from scaling.report.terminal import print_comparison
 from scaling.report.wandb import log_comparison
 from scaling.schema import CostConfig
-from scaling.store import RunFolder, write_json, write_text
+from scaling.store import RunFolder
 from scaling.verbs.arguments import parse
 
 PRICE = "cost.usd_per_gpu_hour"

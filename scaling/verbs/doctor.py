@@ -17,11 +17,11 @@ from scaling.config import requests
 from scaling.doctor import parity
 from scaling.doctor.examine import collect, examine, identity, machine
 from scaling.errors import InputError, ScalingError
+from scaling.files import write_json
 from scaling.launchers.commands import require
 from scaling.plan import Plan
 from scaling.run import Job, create, jobs_of, measure
 from scaling.status import Status
-from scaling.store import write_json
 from scaling.tryout import try_model
 from scaling.verbs.arguments import split
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from scaling.errors import InputError, ScalingError
-from scaling.store import write_text
+from scaling.files import write_text
 from scaling.trace.imported import import_log, import_topo, import_xml
 from scaling.trace.layout import clean_name
 from scaling.verbs.arguments import parse

@@ -13,12 +13,13 @@ from scaling.analysis import selftest
 from scaling.analysis.results import SelfTestCase
 from scaling.config import requests
 from scaling.errors import ScalingError
+from scaling.files import write_json
 from scaling.plan import Plan
 from scaling.rebuild import rebuild
 from scaling.report.progress import watching
 from scaling.report.proof import print_case, print_selftest
 from scaling.run import check_folder, create, measure, plan_request
-from scaling.store import RunFolder, default_folder, write_json
+from scaling.store import RunFolder, default_folder
 from scaling.verbs.arguments import split
 
 

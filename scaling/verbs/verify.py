@@ -18,6 +18,7 @@ from scaling.analysis.trials import read_trial
 from scaling.collect import Tables, collect
 from scaling.config import Request, again
 from scaling.errors import InputError, ScalingError
+from scaling.files import write_json
 from scaling.plan import Plan
 from scaling.rebuild import read_analysis, read_plan
 from scaling.records import PLAIN, VARIANT
@@ -25,7 +26,7 @@ from scaling.report.progress import watching
 from scaling.report.proof import print_verification
 from scaling.run import Job, check_folder, create, measure, plan_request
 from scaling.spec import Spec
-from scaling.store import RunFolder, write_json
+from scaling.store import RunFolder
 from scaling.verbs.arguments import parse
 
 WITHIN_A_LAUNCH = ("ddp", "accumulation_steps", "batch_per_rank", "global_batch")

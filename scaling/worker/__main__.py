@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from scaling.checkup import DOCTOR
+from scaling.files import read_json, write_json
 from scaling.largest import MEASURE
 from scaling.plan import SCHEMA, Plan
-from scaling.store import LaunchFolder, RunFolder, read_json, write_json
+from scaling.store import LaunchFolder, RunFolder
 from scaling.worker.lookout import last_collective, watch
 from scaling.worker.sampler import sampling
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scaling.files import write_json
 from scaling.plan import Block, Plan, Trial, round_blocks
 from scaling.records import PLAIN, STEP_ARMS
-from scaling.store import LaunchFolder, write_json
+from scaling.store import LaunchFolder
 from scaling.worker.arms import Arms
 from scaling.worker.blocks import LEAD_IN_BYTES, BlockRunner
 from scaling.worker.checks.roofline import note_roofline

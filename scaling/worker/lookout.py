@@ -22,7 +22,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from scaling.store import LaunchFolder, write_json
+from scaling.files import write_json
+from scaling.store import LaunchFolder
 
 ENDED = 128 + signal.SIGTERM
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -14,8 +14,9 @@ from scaling import plan as plans
 from scaling.analysis.analyze import Ending, analyze
 from scaling.analysis.results import Analysis, Point, TrialOutcome
 from scaling.collect import Tables, collect
+from scaling.files import read_json
 from scaling.plan import Plan
-from scaling.store import RunFolder, read_json
+from scaling.store import RunFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from scaling.doctor import parity
 from scaling.doctor.apart import parts_at
 from scaling.doctor.results import ERROR, WARNING
 from scaling.errors import InputError
-from scaling.store import write_json
+from scaling.files import write_json
 
 
 def one(found, said):

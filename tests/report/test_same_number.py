@@ -11,11 +11,11 @@ from rich.console import Console
 
 from scaling import codec
 from scaling.analysis.results import Measured
+from scaling.files import write_json
 from scaling.report import tables, text
 from scaling.report.html import figures_of, page
 from scaling.report.markdown import markdown
 from scaling.report.terminal import print_analysis
-from scaling.store import write_json
 
 FIGURES = (
     # path in a point of analysis.json, name in W&B, scale

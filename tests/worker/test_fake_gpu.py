@@ -16,12 +16,13 @@ import pytest
 
 from scaling.collect import collect
 from scaling.config import requests
+from scaling.files import write_json
 from scaling.launchers.cause import cause
 from scaling.launchers.evidence import gather
 from scaling.plan import make_plan
 from scaling.rebuild import read_plan, rebuild
 from scaling.status import LaunchStatus, status_of
-from scaling.store import RunFolder, write_json
+from scaling.store import RunFolder
 
 SCRIPT = Path(__file__).with_name("fake_gpu_rank.py")
 ROOT = SCRIPT.parents[2]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from scaling.files import read_json
 from scaling.largest import MARGIN, MEASURE, PROVE, SCHEMA, Largest
-from scaling.store import RunFolder, read_json
+from scaling.store import RunFolder
 from scaling.worker.cases.inference import Inference
 from scaling.worker.cases.runner import Runner
 from scaling.worker.cases.search import Search

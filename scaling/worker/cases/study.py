@@ -9,9 +9,9 @@ from statistics import mean, stdev
 import torch.distributed as dist
 
 from scaling.cases import SCHEMA, Case, Outcome, Outcomes, Stretch, arms, cases, round_stretches, stages
+from scaling.files import write_json
 from scaling.largest import FITS, Largest
 from scaling.spec import OVERRUN, Measure
-from scaling.store import write_json
 from scaling.worker.cases.runner import Judged, Jury, Runner
 from scaling.worker.clock import now_ns
 from scaling.worker.launch import Launch

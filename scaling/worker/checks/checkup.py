@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from scaling.checkup import SCHEMA, RankCheck
+from scaling.files import write_json
 from scaling.plan import Plan, Trial
-from scaling.store import LaunchFolder, write_json
+from scaling.store import LaunchFolder
 from scaling.worker.checks import ceilings, pairs
 from scaling.worker.checks.facts import facts
 from scaling.worker.checks.parity import Parity

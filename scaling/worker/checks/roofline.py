@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from scaling.checkup import SCHEMA, Roofline
+from scaling.files import write_json
 from scaling.plan import Plan
-from scaling.store import LaunchFolder, write_json
+from scaling.store import LaunchFolder
 from scaling.worker.checks import ceilings
 from scaling.worker.checks.steps import Bench
 from scaling.worker.devices import Device

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import InputError, ScalingError
-from scaling.store import write_json
+from scaling.files import write_json
 from scaling.worker.clock import now_ns
 from scaling.worker.devices import CudaDevice, Device
 from scaling.worker.environment import describe
