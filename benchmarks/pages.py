@@ -3,6 +3,7 @@
     python benchmarks/pages.py                 # all of them: `make bench`
     python benchmarks/pages.py startup scale   # these; the others stay on the pages as they were
     python benchmarks/pages.py --write         # none: the pages anew from what was measured before
+    python benchmarks/pages.py ground_truth --with="--keep DIR"   # one, with options of its own
 
 What a benchmark printed, how it ended and what it ran on is kept in benchmarks/results/NAME.json; the pages hold it
 between two marks, and the words around them are people's. A benchmark that cannot run here (exit 77) leaves what was
@@ -16,9 +17,11 @@ import datetime as dt
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,15 @@ ROOT = HERE.parent
 CANNOT = 77
 BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 PAGES: dict[str, tuple[str, ...]] = {
-    "accuracy.md": ("ground_truth", "coverage", "prediction", "plain_loop", "own_loop", "models"),
+    "accuracy.md": (
+        "ground_truth",
+        "coverage",
+        "prediction",
+        "plain_loop",
+        "plain_step",
+        "own_loop",
+        "models",
+    ),
     "performance.md": ("scale", "traces", "overhead", "startup", "ceilings", "resume"),
     "gpu-validation.md": ("gpu",),
 }
@@ -68,13 +79,13 @@ def version_of_this() -> str:
     return found.stdout.strip() or "unknown"
 
 
-def measure(name: str, script: Path, kept: Path) -> int:
+def measure(name: str, script: Path, kept: Path, options: Sequence[str] = ()) -> int:
     """Run one benchmark, print what it prints as it comes, and keep it; its exit status."""
     print(f"== {name}", flush=True)
     found, begin = conditions(), time.monotonic()
     lines: list[str] = []
     with subprocess.Popen(
-        [sys.executable, str(script)], cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace"
+        [sys.executable, str(script), *options], cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace"
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -85,6 +96,7 @@ def measure(name: str, script: Path, kept: Path) -> int:
         return status
     document = {
         "benchmark": name,
+        "options": list(options),
         "conditions": found,
         "status": status,
         "seconds": round(time.monotonic() - begin, 1),
@@ -97,13 +109,13 @@ def measure(name: str, script: Path, kept: Path) -> int:
 
 def section(document: dict[str, Any]) -> str:
     """One benchmark on a page: how it ended, on what, and all that it printed."""
-    where = document["conditions"]
+    name, where = document["benchmark"], document["conditions"]
     lines = [line for line in document["printed"] if not line.startswith('{"benchmark"')]
     return "\n".join(
         [
-            f"### {document['benchmark']}",
+            f"### {name}",
             "",
-            f"`python benchmarks/{document['benchmark']}.py`: "
+            f"`{' '.join(['python', f'benchmarks/{name}.py', *document['options']])}`: "
             f"{VERDICTS.get(document['status'], '**it failed**')}, after {document['seconds']:.0f} s. "
             f"{where['when']}, {where['cores']} cores ({where['cpu']}), {where['memory_gib']} GiB, "
             f"load {where['load']} before it, Linux {where['kernel']}, Python {where['python']}, "
@@ -142,11 +154,19 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", help=", ".join(every))
     parser.add_argument("--write", action="store_true", help="measure nothing")
+    parser.add_argument(
+        "--with", dest="given", default="", metavar="OPTIONS", help="of the one benchmark named"
+    )
     options = parser.parse_args()
     if unknown := set(options.names) - set(every):
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(every)}")
+    if options.given and len(options.names) != 1:
+        parser.error("--with: options are of one benchmark; name one")
+    given = shlex.split(options.given)
     chosen = [] if options.write else options.names or every
-    ended = {name: measure(name, HERE / f"{name}.py", HERE / "results" / f"{name}.json") for name in chosen}
+    ended = {
+        name: measure(name, HERE / f"{name}.py", HERE / "results" / f"{name}.json", given) for name in chosen
+    }
     write_pages(ROOT / "docs", HERE / "results")
     for name, status in ended.items():
         print(f"{name:<16}{VERDICTS.get(status, f'failed with {status}').strip('*')}")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ending import exit_with, run
+from hosts import run_on_hosts
 
 BAR = 0.03
 SIZES = (2**20, 2**22)
@@ -48,28 +49,8 @@ def loop(out: Path) -> None:
 
 def run_loop(folder: Path, rate: str) -> dict[int, float]:
     """Seconds by size: the loop under torchrun on two hosts of the same script's network."""
-    from scaling import resources
-    from scaling.units import parse_rate_bit_s
-
-    out, hosts = folder / "loop.json", []
-    for rank in range(2):
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}"]
-        command += ["--nproc-per-node=1", "--master-addr=10.77.0.1", "--master-port=29500"]
-        hosts.append(
-            {
-                "name": f"host{rank}",
-                "address": f"10.77.0.{rank + 1}",
-                "rate_bit_s": parse_rate_bit_s(rate, "--rate"),
-                "command": [*command, str(Path(__file__).absolute()), "--loop", str(out)],
-                "env": {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
-                "log": str(folder / f"loop-{rank}.txt"),
-            }
-        )
-    network = folder / "network.json"
-    network.write_text(json.dumps({"hosts": hosts, "grace_s": 5}))
-    script = str(resources.folder("launch") / "emulated_hosts.py")
-    unshare = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
-    run([*unshare, sys.executable, script, str(network)], check=True)
+    out = folder / "loop.json"
+    run_on_hosts(__file__, ["--loop", str(out)], hosts=2, rate=rate, folder=folder)
     return {int(size): seconds for size, seconds in json.loads(out.read_text()).items()}
 
 

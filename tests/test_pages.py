@@ -25,18 +25,24 @@ def pages():
 def measured(pages, tmp_path):
     """measured(code): what is kept of a benchmark that is this code."""
 
-    def run(code):
+    def run(code, *options):
         script, kept = tmp_path / "tiny.py", tmp_path / "results/tiny.json"
         script.write_text(code)
-        status = pages.measure("tiny", script, kept)
+        status = pages.measure("tiny", script, kept, options)
         return status, json.loads(kept.read_text()) if kept.exists() else None
 
     return run
 
 
+def test_the_command_on_the_page_has_the_options_that_it_was_given(pages, measured):
+    _, document = measured("import sys; print(sys.argv[1:])", "--keep", "there")
+    assert document["printed"] == ["['--keep', 'there']"]
+    assert "`python benchmarks/tiny.py --keep there`" in pages.section(document)
+
+
 def test_every_benchmark_is_on_one_page(pages):
     listed = [name for names in pages.PAGES.values() for name in names]
-    scripts = {p.stem for p in BENCHMARKS.glob("*.py")} - {"pages", "ending"}
+    scripts = {p.stem for p in BENCHMARKS.glob("*.py")} - {"pages", "ending", "hosts"}
     assert sorted(listed) == sorted(scripts)
 
 

@@ -1,0 +1,148 @@
+"""A training step's buckets with a late rank, by a plain loop and by `scaling run`, on the same shaped links.
+
+    python benchmarks/plain_step.py [--rate 500mbit] [--late 0,20,30,50]
+
+Four emulated hosts. A late rank holds up the ring of its first bucket while its peers already send their second, and
+then a link may carry less than its rate in all: is what `scaling run` reads what any program would read? The loop
+knows nothing of this project: it sleeps for the compute, hands each bucket to Gloo when arithmetic says that it is
+ready, and takes the time from the last rank's launch to the last rank's end.
+
+Bar: time on the link within 3 % of each other. `ideal`: bytes / (rate x 1448/1514). Exit 77 without namespaces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from ending import exit_with, run
+from hosts import run_on_hosts
+
+from scaling.units import parse_rate_bit_s
+
+BAR = 0.03
+TCP_SHARE = 1448 / 1514
+HOSTS, LATE_RANK = 4, 1
+COMPUTE_MS = 40
+BUCKETS = (2**20, 7 * 2**20)
+"""Of 8 MiB in eight equal layers, as DDP makes them: the first has 1 MiB at least."""
+STEPS, LEAD_IN = 30, 5
+
+
+def step_loop(out: Path, late_ms: float) -> None:
+    """One rank's part: launch and end of each bucket of each step, ns of this machine's clock."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    tensors = [torch.zeros(size // 4) for size in BUCKETS]
+    steps = []
+    for _ in range(LEAD_IN + STEPS):
+        begin = time.monotonic()
+        launched: list[int] = []
+        ended = [0] * len(BUCKETS)
+        works = []
+        sent = 0
+        for number, tensor in enumerate(tensors):
+            sent += BUCKETS[number]
+            due_ms = COMPUTE_MS / 3 + COMPUTE_MS * 2 / 3 * sent / sum(BUCKETS)
+            due_ms += late_ms if rank == LATE_RANK else 0
+            time.sleep(max(0.0, begin + due_ms / 1e3 - time.monotonic()))
+            launched.append(time.monotonic_ns())
+            work = dist.all_reduce(tensor, async_op=True)
+
+            def note(_: Any, number: int = number, ended: list[int] = ended) -> None:
+                ended[number] = time.monotonic_ns()
+
+            work.get_future().add_done_callback(note)
+            works.append(work)
+        for work in works:
+            work.wait()
+        steps.append((launched, ended))
+    out.with_name(f"step-{rank}.json").write_text(json.dumps(steps[LEAD_IN:]))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def by_loop(folder: Path, rate: str, late_ms: float) -> float:
+    """Mean time of a step that the link is busy, ms: all hosts are namespaces of one machine and share its clock."""
+    run_on_hosts(
+        __file__, ["--loop", str(folder / "out"), str(late_ms)], hosts=HOSTS, rate=rate, folder=folder
+    )
+    ranks = [json.loads((folder / f"step-{rank}.json").read_text()) for rank in range(HOSTS)]
+    busy = []
+    for number in range(STEPS):
+        end = total = 0
+        for bucket in range(len(BUCKETS)):
+            begin = max(of[number][0][bucket] for of in ranks)
+            done = max(of[number][1][bucket] for of in ranks)
+            total += done - max(begin, end)
+            end = done
+        busy.append(total / 1e6)
+    return statistics.fmean(busy)
+
+
+def by_scaling(folder: Path, rate: str, late_ms: float) -> float:
+    """The same of `scaling run`: the sum of its buckets' transfers, ms."""
+    overrides = ["topology=emulated_pcie", f"topology.hosts={HOSTS}", f"topology.link.rate={rate}"]
+    overrides += [f"world_sizes=[{HOSTS}]", "model=synthetic", f"model.param_mb={sum(BUCKETS) // 2**20}"]
+    overrides += [f"model.compute_ms={COMPUTE_MS}", "measure=quick", "measure.budget_s=45"]
+    overrides += ["tracking=disabled", f"run_dir={folder / 'run'}"]
+    overrides += [f"inject.rank={LATE_RANK}", f"inject.compute_ms={late_ms}"] if late_ms else []
+    run([sys.executable, "-m", "scaling.cli", "run", *overrides], check=True)
+    document: dict[str, Any] = json.loads((folder / "run" / "analysis.json").read_text())
+    return float(sum(b["transfer_ms"]["value"] for b in document["points"][-1]["comm"]["buckets"]))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rate", default="500mbit")
+    parser.add_argument("--late", default="0,20,30,50", help="ms, a row each")
+    parser.add_argument("--loop", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.loop:
+        step_loop(Path(options.loop[0]), float(options.loop[1]))
+        return 0
+    if subprocess.run(["unshare", "-Urnm", "true"], check=False, capture_output=True).returncode:
+        print("user namespaces are not to be had here (`unshare -Urnm true` fails)")
+        return 77
+    rate_bit_s = parse_rate_bit_s(options.rate, "--rate")
+    ideal_ms = 2 * (HOSTS - 1) / HOSTS * sum(BUCKETS) * 8e3 / (rate_bit_s * TCP_SHARE)
+    print(
+        f"{'late ms':>8} {'plain loop':>14} {'scaling run':>14} {'difference':>8}   (on the link, {options.rate})"
+    )
+    worst = 0.0
+    with tempfile.TemporaryDirectory(prefix="scaling-step-") as scratch:
+        for late_ms in map(float, options.late.split(",")):
+            plain = []
+            folder = Path(scratch) / str(late_ms)
+            for turn in ("before", "after"):
+                (folder / turn).mkdir(parents=True)
+                plain.append(by_loop(folder / turn, options.rate, late_ms))
+                if turn == "before":
+                    ours = by_scaling(folder, options.rate, late_ms)
+            loop = statistics.fmean(plain)
+            worst = max(worst, abs(ours / loop - 1))
+            print(
+                f"{late_ms:>8g} {loop:>6.1f} {loop / ideal_ms - 1:>+6.1%} {ours:>7.1f} {ours / ideal_ms - 1:>+6.1%} "
+                f"{ours / loop - 1:>+8.1%}",
+                flush=True,
+            )
+    print(f"ideal {ideal_ms:.1f} ms; percentages beside a time are over it")
+    ok = worst <= BAR
+    print(json.dumps({"benchmark": "plain_step", "worst": worst, "bar": BAR, "ok": ok}))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    exit_with(main)
