@@ -18,6 +18,8 @@ INFERENCE_BATCHES = (1, 8, 32)
 HALF = ("bf16", "fp16")
 """Precisions in which a forward can run by autocast, or with the parameters themselves converted."""
 RUNGS_MAX = 6
+STAGE_IDS = 10**12
+"""More than the stretches of any stage."""
 LATENCY = "latency"
 THROUGHPUT = "throughput"
 TRAINING = "training"
@@ -108,18 +110,13 @@ def batches(spec: Spec) -> tuple[int, ...]:
     return spec.batches or (INFERENCE_BATCHES if spec.task == "inference" else (spec.batch_per_rank,))
 
 
-def cases(spec: Spec, largest: dict[Variant, int] | None = None) -> tuple[Case, ...]:
-    """All cases of a run. `largest`: what was found to fit, with `batch=max`; its batches go up to there."""
+def cases(spec: Spec, rungs: dict[Variant, tuple[int, ...]] | None = None) -> tuple[Case, ...]:
+    """All cases of a run. `rungs`: batches up to what was found to fit, with `batch=max`; none before that."""
+    found = rungs or {}
     return tuple(
         Case(variant=variant, batch=batch)
         for variant in variants(spec)
-        for batch in (
-            batches(spec)
-            if not spec.batch_max
-            else ladder(largest.get(variant, 0), variant.accumulation_steps)
-            if largest
-            else ()
-        )
+        for batch in (found.get(variant, ()) if spec.batch_max else batches(spec))
     )
 
 
@@ -149,11 +146,14 @@ def stages(spec: Spec) -> tuple[tuple[int, ...], ...]:
 def round_stretches(
     spec: Spec, launch: int, stage: int, number: int, alive: tuple[tuple[int, int], ...]
 ) -> tuple[Stretch, ...]:
-    """One round over the (world size, case) pairs that run, in random order; the same on every rank."""
+    """One round over the (world size, case) pairs that run, in random order; the same on every rank.
+
+    `alive` is the same in every round of a stage, so that no two stretches of a launch have one id.
+    """
     rng = random.Random(f"{spec.seed}/{launch}/{stage}/{number}")
     visits = [(n, case, arm) for n, case in alive for arm in arms(spec)]
     rng.shuffle(visits)
-    first = (stage * 100_000 + number) * 1000
+    first = stage * STAGE_IDS + number * len(visits)
     return tuple(
         Stretch(id=first + index, round=number, world_size=n, case=case, arm=arm)
         for index, (n, case, arm) in enumerate(visits)

@@ -15,7 +15,7 @@ from scaling.fabric import MULTI_RANK, Topology
 from scaling.machine import Machine
 from scaling.records import COLLECTIVES
 from scaling.schema import Config, CostConfig, InjectConfig, MeasureConfig
-from scaling.units import parse_bytes, parse_rate_bit_s
+from scaling.units import format_bytes, parse_bytes, parse_rate_bit_s
 
 
 def to_spec(config: Config, machine: Machine) -> spec.Spec:
@@ -163,10 +163,21 @@ def _precision(name: str, topology: Topology, machine: Machine) -> None:
 
 def _measure(config: MeasureConfig) -> spec.Measure:
     values = {k: v for k, v in vars(config).items() if k != "fabric_max"}
+    at_least("measure.warmup_max", config.warmup_max, spec.WARMUP_MIN)
+    if not config.collectives:
+        raise InputError(
+            f"measure.collectives=[]: one or more of {', '.join(COLLECTIVES)} are expected, such as [all_reduce]"
+        )
     for name in config.collectives:
         one_of("measure.collectives", name, COLLECTIVES)
     values["collectives"] = tuple(config.collectives)
-    return spec.Measure(**values, fabric_bytes_max=parse_bytes(config.fabric_max, "measure.fabric_max"))
+    largest = parse_bytes(config.fabric_max, "measure.fabric_max")
+    if largest < spec.FABRIC_BYTES_MIN:
+        raise InputError(
+            f"measure.fabric_max={config.fabric_max}: at least {format_bytes(spec.FABRIC_BYTES_MIN)} is expected, "
+            "the sweep's smallest message"
+        )
+    return spec.Measure(**values, fabric_bytes_max=largest)
 
 
 def _inject(config: InjectConfig) -> spec.Inject:

@@ -14,9 +14,10 @@ def one_of(key: str, value: str, accepted: Sequence[str]) -> None:
 
 
 def at_least(key: str, value: float, least: float) -> None:
-    """InputError below `least`."""
-    if value < least:
-        raise InputError(f"{key}={value}: at least {least:g} is expected")
+    """InputError below `least`, for what is no number, and for one without end."""
+    if not least <= value < float("inf"):
+        what = f"at least {least:g}" if value < least else f"a finite number from {least:g} on"
+        raise InputError(f"{key}={value}: {what} is expected")
 
 
 def positive(key: str, value: float) -> None:

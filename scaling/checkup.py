@@ -203,3 +203,5 @@ class RankCheck:
     model_error: str | None = None
     """Why the model's step could not be run."""
     parity: tuple[PrecisionRecord, ...] = field(default=())
+    parity_left_out: dict[str, str] = field(default_factory=dict)
+    """Formats that memory did not suffice for, with what was said."""

@@ -12,7 +12,19 @@ from typing import Any
 from scaling.cases import variants
 from scaling.errors import InputError
 from scaling.files import read_json, write_json, write_text
-from scaling.largest import FITS, KILLED, OOM, PROVE, SCHEMA, SEARCH, Found, Largest, Try
+from scaling.largest import (
+    FITS,
+    KILLED,
+    LAUNCHES_MAX,
+    OOM,
+    PROOFS_MAX,
+    PROVE,
+    SCHEMA,
+    SEARCH,
+    Found,
+    Largest,
+    Try,
+)
 from scaling.launchers.cause import Outcome
 from scaling.launchers.commands import command
 from scaling.launchers.evidence import printed
@@ -20,9 +32,6 @@ from scaling.launchers.follow import describe, follow
 from scaling.plan import Plan
 from scaling.store import LaunchFolder, RunFolder
 
-LAUNCHES_MAX = 12
-"""Each launch of the search but the last died of a batch that was too large: a search needs fewer."""
-PROOFS_MAX = 4
 MEMORY_SIGNAL = "SIGKILL"
 """How a process ends that a cgroup's limit or the kernel's last resort has chosen."""
 

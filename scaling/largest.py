@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scaling.cases import Variant
+from scaling.cases import Variant, ladder
 
 SCHEMA = 1
 RESOLUTION = 32
@@ -13,10 +13,13 @@ CEILING = 2**20
 """A batch that fits at this size is bounded by no memory worth searching for."""
 MARGIN = 0.03
 """Of the limit that the proof in fresh processes leaves unused."""
+LAUNCHES_MAX = 12
+"""Each launch of the search but the last died of a batch that was too large: a search needs fewer."""
+PROOFS_MAX = 4
 
 MEASURE, SEARCH, PROVE = "measure", "search", "prove"
 """What a launch by cases is for."""
-FITS, OOM, KILLED = "fits", "oom", "killed"
+FITS, OOM, KILLED, FAILED = "fits", "oom", "killed", "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +28,8 @@ class Try:
 
     batch: int
     status: str
-    """fits, oom, or killed: the process ended without a word, as under a cgroup's limit."""
+    """fits, oom, killed (the process ended without a word, as under a cgroup's limit), or failed: one sample a
+    micro-step, with which the model cannot train, as with batch normalisation."""
     rank: int | None = None
     peak_bytes: int | None = None
     """The largest rank's, where it fitted."""
@@ -50,12 +54,18 @@ class Found:
     @property
     def too_large(self) -> int | None:
         """The smallest that did not fit."""
-        return min((t.batch for t in self.tries if t.status != FITS), default=None)
+        return min((t.batch for t in self.tries if t.status in (OOM, KILLED)), default=None)
+
+    @property
+    def too_small(self) -> int:
+        """The largest that the model cannot train with, whatever the memory; 0: none."""
+        return max((t.batch for t in self.tries if t.status == FAILED), default=0)
 
     @property
     def next(self) -> int | None:
         """What to try next: doubling until something does not fit, then halving what is between; None: known."""
-        unit, low, high = self.variant.accumulation_steps, self.found, self.too_large
+        unit, high = self.variant.accumulation_steps, self.too_large
+        low = max(self.found, self.too_small)
         if high is None:
             return None if low >= CEILING else max(unit, 2 * low)
         if high - low <= step(low, unit):
@@ -69,7 +79,14 @@ class Found:
         if not self.refuted:
             return self.found
         lowest = min(self.refuted)
-        return max(0, lowest - max(step(lowest, unit), int(lowest * MARGIN) // unit * unit))
+        lower = lowest - max(step(lowest, unit), int(lowest * MARGIN) // unit * unit)
+        return lower if lower > self.too_small else 0
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Batches to measure, up to the candidate, which the measuring processes prove before anything else."""
+        rungs = ladder(self.candidate, self.variant.accumulation_steps)
+        return tuple(batch for batch in rungs if batch > self.too_small)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +99,9 @@ class Largest:
     failure: str | None = None
     """What ended the search, other than memory."""
 
-    def proved(self) -> dict[Variant, int]:
-        """What to measure up to: the candidates, which the measuring processes prove before anything else."""
-        return {item.variant: item.candidate for item in self.items}
+    def rungs(self) -> dict[Variant, tuple[int, ...]]:
+        """What to measure of each variant."""
+        return {item.variant: item.rungs for item in self.items}
 
 
 def step(batch: int, unit: int = 1) -> int:

@@ -52,8 +52,11 @@ def _gpus() -> tuple[Gpu, ...]:
     try:
         gpus = []
         for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            name = pynvml.nvmlDeviceGetName(handle)
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                name = pynvml.nvmlDeviceGetName(handle)
+            except pynvml.NVMLError:
+                continue  # it fell off the bus: nothing runs on it, and `scaling doctor` names it
             try:
                 capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
             except pynvml.NVMLError:

@@ -2,7 +2,8 @@
 
 A file of a long run has a hundred thousand numbers, so they go from JSON to arrays as they are, without an
 object for each row. Absolute stamps come out on rank 0's clock: the rank's offset, measured before and after
-the rounds, is interpolated in time and subtracted.
+the rounds, is interpolated in time and subtracted. Of its blocks the times on its own host's clock stay beside
+them, for what else was sampled on that host.
 """
 
 from __future__ import annotations
@@ -53,12 +54,16 @@ _BLOCKS = {
     "make_cpu_ns": pl.Int64,
     "begin_ns": pl.Int64,
     "end_ns": pl.Int64,
+    "host_begin_ns": pl.Int64,
+    "host_end_ns": pl.Int64,
     "cpu_ns": pl.Int64,
     "thread_cpu_ns": pl.Int64,
     "delayed_ns": pl.Int64,
     "case": pl.Int64,
     "peak_bytes": pl.Int64,
 }
+_OF_HOST = {"host_begin_ns": "begin_ns", "host_end_ns": "end_ns"}
+"""Columns of blocks on the clock of the rank's own host, as its telemetry is, and what they are on rank 0's."""
 _PLACE = {"launch": pl.Int64, "rank": pl.Int64, "block": pl.Int64, "step": pl.Int64}
 _OF_BLOCK = {name: kind for name, kind in _BLOCK_KEYS.items() if name not in _PLACE}
 _COLLECTIVES = _PLACE | dict.fromkeys(COLLECTIVE_FIELDS, pl.Int64) | _OF_BLOCK
@@ -166,7 +171,12 @@ def _tables(
     launch: int, rank: int, blocks: Sequence[Block], steps: Sequence[Step], shift: _Shift
 ) -> tuple[dict[str, pl.DataFrame], int]:
     """Tables by name, and how many steps belong to none of the blocks."""
-    columns = {name: [getattr(block, name) for block in blocks] for name in list(_BLOCKS)[3:]}
+    columns: dict[str, Any] = {
+        name: [getattr(block, name) for block in blocks] for name in list(_BLOCKS)[3:] if name not in _OF_HOST
+    }
+    for own, common in _OF_HOST.items():
+        columns[own] = np.array(columns[common], dtype=np.int64)
+        columns[common] = shift.at(columns[own])
     columns |= {
         "launch": [launch] * len(blocks),
         "rank": [rank] * len(blocks),

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import polars as pl
 from rich.console import Console
 
 from scaling import checkup
@@ -19,6 +18,7 @@ from scaling.analysis import clocks, memory
 from scaling.analysis.analyze import Ending, analyze
 from scaling.analysis.cases import CaseFiles, analyze_cases
 from scaling.analysis.history import histories
+from scaling.analysis.launches import span_ns
 from scaling.analysis.machines import Machine, machines
 from scaling.analysis.results import (
     SCHEMA,
@@ -33,7 +33,7 @@ from scaling.analysis.roofline import roofline
 from scaling.analysis.timeline import chrome, timelines
 from scaling.cases import SCHEMA as CASES_SCHEMA
 from scaling.cases import Outcome, Outcomes
-from scaling.collect import Tables, collect, own_plan, write_tables
+from scaling.collect import collect, own_plan, write_tables
 from scaling.doctor import preflight
 from scaling.endings import endings
 from scaling.errors import InputError, ScalingError
@@ -78,6 +78,16 @@ def read_plan(folder: RunFolder) -> Plan:
     return read_json(folder.plan, Plan, plans.SCHEMA)
 
 
+def read_config(folder: RunFolder) -> str:
+    """A run's config.yaml, which overrides change; InputError where there is none, as beside traces and own loops."""
+    try:
+        return folder.config.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"{folder.config}: cannot be read ({error.strerror}); it is what overrides change"
+        ) from error
+
+
 def read_analysis(folder: RunFolder) -> Analysis:
     """analysis.json, rebuilt when it is not there."""
     if not folder.require().analysis.is_file():
@@ -101,7 +111,7 @@ def rebuild(folder: RunFolder) -> Rebuilt:
     write_tables(folder, tables)
     grown = memory.growth(tables.memory, tables.blocks)
     ending = Ending(
-        duration_s=status.duration_s if status else _span_s(tables),
+        duration_s=status.duration_s if status else span_ns(tables.blocks) / 1e9,
         launches=len({rank.launch for rank in tables.ranks}),
         trials=trials,
         memory={n: _memory(folder, n) for n in plan.spec.world_sizes},
@@ -247,9 +257,3 @@ def _status(folder: RunFolder) -> Status | None:
     with contextlib.suppress(ScalingError):
         return read_json(folder.status, Status, STATUS_SCHEMA)
     return None
-
-
-def _span_s(tables: Tables) -> float:
-    """From the first block to the last, s."""
-    begin, end = tables.blocks.select(pl.col("begin_ns").min(), pl.col("end_ns").max()).row(0)
-    return float(end - begin) / 1e9

@@ -138,7 +138,7 @@ def _measure(
             progress({"said": missing})
         if not sizes:
             break
-        launches.append(LaunchStatus(index=len(launches), world_sizes=sizes, state="running"))
+        launches.append(LaunchStatus(index=_free(folder, launches), world_sizes=sizes, state="running"))
         write_json(folder.status, status_of(plan, launches))
         launches[-1] = _launch(plan, folder, launches[-1], progress)
         write_json(folder.status, status_of(plan, launches))
@@ -158,7 +158,7 @@ def _searched(
     """The search for the largest batch, before any launch measures; how it failed, where it did."""
     begin = time.monotonic()
     sizes = tuple(t.world_size for t in plan.trials)
-    started = LaunchStatus(index=len(launches), world_sizes=sizes, state="running")
+    started = LaunchStatus(index=_free(folder, launches), world_sizes=sizes, state="running")
     write_json(folder.status, status_of(plan, [*launches, started]))
     outcome = find_largest(plan, folder, progress)
     if outcome.status == "done":
@@ -193,6 +193,12 @@ def _launch(
         rank=outcome.rank,
         world_size=outcome.world_size,
     )
+
+
+def _free(folder: RunFolder, launches: list[LaunchStatus]) -> int:
+    """The number of the next launch: of none that is known, nor of a folder that is there when status.json is not."""
+    taken = [one.index for one in launches] + [one.index for one in folder.launches()]
+    return max(taken, default=-1) + 1
 
 
 def earlier_launches(folder: RunFolder) -> list[LaunchStatus]:

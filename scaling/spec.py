@@ -66,6 +66,10 @@ class Ddp:
 
 OVERRUN = 1.5
 """Fewer rounds than the least have no interval at all: they are worth half as long again."""
+FABRIC_BYTES_MIN = 2**10
+"""The size sweep's smallest message."""
+WARMUP_MIN = 4
+"""Steps: the first three are not timed, and what a step takes has to be known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

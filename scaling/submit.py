@@ -90,14 +90,17 @@ def script(job: Job) -> str:
 
 
 def submit(job: Job, text: str) -> Submitted:
-    """Make the run's folder and hand its job in; where Slurm refuses, the folder goes again."""
+    """Make the run's folder and hand its job in; where Slurm refuses, the folder goes again.
+
+    It stays after any other failure: a job that Slurm has taken all the same runs in it.
+    """
     existed = job.folder.path.exists()
     create(job.request, job.plan, job.folder)
     try:
         write_json(job.folder.status, status_of(job.plan, []))
         write_text(job.folder.job_script, text)
         return _hand_in(job.plan, job.folder, text)
-    except BaseException:
+    except (InputError, OSError):
         if not existed:
             shutil.rmtree(job.folder.path)
         raise
@@ -221,11 +224,37 @@ def _read_status(folder: RunFolder, plan: Plan) -> Status:
 
 
 def _hand_in(plan: Plan, folder: RunFolder, text: str) -> Submitted:
+    """Hand a job in and note it. InputError where none is queued then, any other error where one may be."""
     known = read_json(folder.jobs, Jobs, SCHEMA).jobs if folder.jobs.is_file() else ()
+    try:
+        number = queue.hand_in(text)
+    except KeyboardInterrupt:
+        print(
+            f"scaling: {folder.path}: its job may be queued all the same: squeue --me tells", file=sys.stderr
+        )
+        raise
     job = Submitted(
-        id=queue.hand_in(text),
+        id=number,
         at=dt.datetime.now(tz=dt.timezone.utc).astimezone().isoformat(timespec="seconds"),
         partition=plan.spec.cluster.partition,
     )
-    write_json(folder.jobs, Jobs(schema=SCHEMA, jobs=(*known, job)))
+    try:
+        write_json(folder.jobs, Jobs(schema=SCHEMA, jobs=(*known, job)))
+    except BaseException as error:  # a full disk, Ctrl-C: nobody would know of the job
+        _withdraw(job.id, folder)
+        if isinstance(error, OSError):
+            raise InputError(
+                f"{folder.jobs}: cannot be written ({error.strerror}), so job {job.id} was cancelled; make room"
+            ) from error
+        raise
     return job
+
+
+def _withdraw(job: str, folder: RunFolder) -> None:
+    """Cancel a job that could not be noted."""
+    try:
+        queue.cancel(job)
+    except ScalingError as error:
+        raise ScalingError(
+            f"job {job} is queued, and {folder.jobs} could not be written to say so; scancel {job} ends it ({error})"
+        ) from error

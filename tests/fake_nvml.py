@@ -1,7 +1,8 @@
 """NVML of a node that does not exist: as many GPUs as asked for, healthy unless something is changed.
 
 `node.gpus[i].width = 8` and the like make a fault; `del`-ing is done by `node.gpus[i].lacks.add("Temperature")`,
-after which everything of that name raises NVMLError, as NVML does for what a device does not have.
+after which everything of that name raises NVMLError, as NVML does for what a device does not have; `HandleByIndex`:
+the device fell off the bus.
 """
 
 from __future__ import annotations
@@ -63,10 +64,18 @@ class FakeNvml:
 
         return call
 
+    def nvmlInit(self):
+        pass
+
+    def nvmlShutdown(self):
+        pass
+
     def nvmlDeviceGetCount(self):
         return len(self.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index):
+        if "HandleByIndex" in self.gpus[index].lacks:
+            raise NVMLError("GPU is lost")
         return self.gpus[index]
 
     def nvmlSystemGetDriverVersion(self):
@@ -95,6 +104,9 @@ class FakeNvml:
 
     def _Name(self, gpu):
         return "Fake H100"
+
+    def _CudaComputeCapability(self, gpu):
+        return (9, 0)
 
     def _VbiosVersion(self, gpu):
         return "96.00"

@@ -14,6 +14,13 @@ CASES = [
     (["run", "topology=hgx"], "available: dgx1_v100, dgx_a100, emulated_nvlink"),
     (["run", "topologi=local"], "topology"),
     (["run", "measure.step=3"], "measure.steps"),
+    (["run", "measure.collectives=[]"], "such as [all_reduce]"),
+    (["run", "measure.fabric_max=512B"], "measure.fabric_max=512B: at least 1 KiB is expected"),
+    (["run", "measure.warmup_max=3"], "measure.warmup_max=3: at least 4 is expected"),
+    (["plan", "measure.budget_s=inf"], "measure.budget_s=inf: a finite number from 1 on is expected"),
+    (["plan", "measure.budget_s=nan"], "measure.budget_s=nan: a finite number"),
+    (["run", "measure.step_timeout_s=inf"], "measure.step_timeout_s=inf: a finite number"),
+    (["run", "inject.compute_ms=inf"], "inject.compute_ms=inf: a finite number from 0 on"),
     (["run", "--bogus"], "--bogus"),
     (["run", "world_sizes=[0]", "topology=emulated_pcie"], "between 1 and 2"),
     (["run", "world_sizes=[-1,2]", "topology=emulated_pcie"], "between 1 and 2"),
@@ -149,6 +156,19 @@ def test_emulated_hosts_where_nothing_can_make_them(tmp_path, monkeypatch, capsy
     assert (out, err.count("\n")) == ("", 1)
     assert "topology=emulated_pcie: unshare (util-linux) is not found" in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_emulated_hosts_where_namespaces_are_forbidden(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    refusing = tmp_path / "unshare"
+    refusing.write_text("#!/bin/sh\necho 'unshare: unshare failed: Operation not permitted' >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert main(["run", "topology=emulated_pcie"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "this system refuses (unshare: unshare failed: Operation not permitted)" in err
+    assert list(tmp_path.iterdir()) == [refusing]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scaling.cases import Variant, cases, ladder, round_stretches, stages, variants
 from scaling.config import requests
-from scaling.largest import FITS, OOM, Found, Try, step
+from scaling.largest import FAILED, FITS, OOM, Found, Try, step
 
 
 def spec(*overrides):
@@ -53,6 +53,18 @@ def test_a_round_visits_every_case_once_and_is_the_same_on_every_rank():
     assert not {s.id for s in one} & {s.id for s in other}
 
 
+def test_no_two_stretches_of_a_launch_have_one_id_however_many_a_round_has():
+    asked = spec("task=inference", "batch=[1]", "world_sizes=[1]")
+    many, few = tuple((1, case) for case in range(1500)), ((1, 0),)
+    rounds = [
+        round_stretches(asked, 0, stage, number, alive)
+        for stage, alive in enumerate((many, few))
+        for number in range(4)
+    ]
+    ids = [stretch.id for stretches in rounds for stretch in stretches]
+    assert len(ids) == len(set(ids)) == 4 * (1500 + 1)
+
+
 @pytest.mark.parametrize(
     ("largest", "unit", "rungs"),
     [
@@ -87,6 +99,28 @@ def test_a_search_ends_within_a_step_below_the_limit(limit, unit):
 
 def test_a_limit_that_nothing_reaches_ends_the_search_too():
     assert search(10**9).found == 2**20
+
+
+def found_with(*tries):
+    return Found(variant=Variant(precision="fp32", autocast=False), tries=tries)
+
+
+def test_what_is_too_small_to_train_with_is_neither_too_large_nor_measured():
+    failed = Try(batch=1, status=FAILED)
+    assert found_with(failed).next == 2
+    assert found_with(failed, Try(batch=2, status=FITS)).next == 4
+    largest = found_with(failed, *(Try(batch=n, status=FITS) for n in (2, 4, 6)), Try(batch=7, status=OOM))
+    assert (largest.next, largest.too_large, largest.candidate) == (None, 7, 6)
+    assert largest.rungs == (2, 4, 6)
+
+
+def test_where_two_do_not_fit_and_one_cannot_train_nothing_is_left():
+    none = found_with(Try(batch=1, status=FAILED), Try(batch=2, status=OOM))
+    assert (none.next, none.candidate, none.rungs) == (None, 0, ())
+    refuted = dataclasses.replace(
+        found_with(Try(batch=1, status=FAILED), Try(batch=2, status=FITS)), refuted=(2,)
+    )
+    assert refuted.candidate == 0
 
 
 def test_what_could_not_be_proved_is_tried_a_step_lower():

@@ -335,3 +335,12 @@ def test_the_largest_bound_is_kept(folder):
     assert [r.clock_bound_ns for r in collected(folder).ranks][1] == 300
     with_clocks(folder)
     assert [r.clock_bound_ns for r in collected(folder).ranks][1] is None
+
+
+def test_a_block_has_its_times_on_rank_0s_clock_and_on_its_hosts(folder):
+    with_clocks(folder, (5_000_000, 20_000, 0))
+    blocks = of_rank(collected(folder).blocks, 1)
+    written = [json.loads(lines(folder)[i]) for i in places(folder, "block")]
+    for name in ("begin_ns", "end_ns"):
+        assert blocks[f"host_{name}"].to_list() == [block[name] for block in written]
+        assert blocks[name].to_list() == [block[name] - 5_000_000 for block in written]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shlex
 import subprocess
 import sys
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from scaling import schema
 from scaling.cli import main
 from scaling.config import requests
 from scaling.store import RunFolder
@@ -135,3 +139,22 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     assert (tmp_path / "site" / "report" / "index.html").exists()
+
+
+def keys(of: type, above: str = "") -> Iterator[str]:
+    """Every key below a group of the schema; what stands in a list is told where the list is."""
+    hints = typing.get_type_hints(of)
+    for field in dataclasses.fields(of):
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from keys(hints[field.name], f"{above}{field.name}.")
+        else:
+            yield above + field.name
+
+
+def test_every_key_is_on_its_page():
+    told = set(re.findall(r"`([\w.]+)`", (ROOT / "docs/config.md").read_text()))
+    told |= {key.rpartition(".")[2] for key in told}
+    of_its_own = {"name"}  # each group's own file says it
+    assert {
+        key for key in keys(schema.WhatIfConfig) if key.rpartition(".")[2] not in told | of_its_own
+    } == set()

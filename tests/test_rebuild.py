@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -112,7 +113,7 @@ def sampled(folder, fake_nvml, mhz):
         launch.env(rank).write_text(json.dumps(env | {"device_uuid": nvml.gpus[0].uuid}))
         lines = [head(rank, gpus, host)]
         own = blocks.filter(pl.col("rank") == rank).sort("begin_ns")
-        for arm, begin, end in own.select("arm", "begin_ns", "end_ns").iter_rows():
+        for arm, begin, end in own.select("arm", "host_begin_ns", "host_end_ns").iter_rows():
             nvml.gpus[0].sm_mhz = mhz.get(arm, 2000)
             nvml.gpus[0].reasons = 0x40 if arm in mhz else 0
             lines += [sample(gpus, host) | {"time_ns": begin + k * (end - begin) // 10} for k in range(1, 10)]
@@ -138,3 +139,37 @@ def test_lower_clocks_and_power_come_from_the_hosts_telemetry(cluster, simulate,
     assert "lower clocks" in said
     assert "of all ranks' GPU boards" in said
     assert "throttled:" in said
+
+
+# Clocks of other hosts
+
+DAYS_NS = 3 * 86_400 * 10**9
+
+
+def test_a_host_that_booted_days_before_changes_nothing_but_its_own_times(cluster, simulate, tmp_path):
+    truth = cluster.Truth(world_sizes=(1, 2), hosts=2, rounds=4, block_noise=0.05, clock_bound_ns=0)
+    found = []
+    for name, ahead_ns in (("together", 0), ("apart", DAYS_NS)):
+        folder = RunFolder(tmp_path / name)
+        simulate(replace(truth, clock_offset_ns=(0, ahead_ns)), folder.path)
+        folder.status.unlink()  # as of an own loop: how long it took is then told by the blocks
+        found.append((rebuild(folder).analysis, collect(folder, read_plan(folder)).blocks))
+    (together, blocks), (apart, shifted) = found
+    assert apart == together
+    assert apart.run.duration_s < 60
+    assert any("would take about" in line for line in apart.quality.reached)
+    own = ["host_begin_ns", "host_end_ns"]
+    assert shifted.drop(own).equals(blocks.drop(own))
+    away = (shifted["host_begin_ns"] - blocks["host_begin_ns"]).to_list()
+    assert away == [DAYS_NS * rank for rank in blocks["rank"]]
+
+
+def test_telemetry_meets_the_blocks_of_its_own_host_whatever_its_clock(
+    cluster, simulate, tmp_path, fake_nvml
+):
+    folder = RunFolder(tmp_path / "run")
+    truth = cluster.Truth(world_sizes=(2,), hosts=2, rounds=3, channels=1, clock_offset_ns=(0, DAYS_NS))
+    simulate(truth, folder.path)
+    sampled(folder, fake_nvml, {"plain": 1800})
+    (point,) = rebuild(folder).analysis.points
+    assert [(t.rank, t.reasons) for t in point.clocks.throttled] == [(r, ("hw_thermal",)) for r in (0, 1)]

@@ -7,9 +7,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import polars as pl
-
-from scaling.analysis import contention, crosscheck, curve, launches, own, transports
+from scaling.analysis import base, contention, crosscheck, curve, launches, own, transports
+from scaling.analysis.fits import fits
 from scaling.analysis.hosts import hosts
 from scaling.analysis.loss import Link
 from scaling.analysis.point import point
@@ -19,7 +18,6 @@ from scaling.analysis.results import (
     SCHEMA,
     Analysis,
     Fabric,
-    Fits,
     Level,
     Memory,
     NcclLog,
@@ -67,14 +65,15 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     counted = {t.world_size: launches.counted(tables, plan, t) for t in plan.trials}
     within = {n: launches.of_launches(tables, counts) for n, counts in counted.items()}
     records = {t.world_size: read_trial(within[t.world_size], t) for t in plan.trials}
+    over = base.world_size(plan, records)
 
     def whole_batch(trial: Trial) -> TrialRecords | None:
         """Strong scaling's baseline, from the launches that the trial itself is read from."""
-        first = next((t for t in plan.trials if t.world_size == 1), None)
-        if spec.mode != "strong" or first is None:
+        first = next((t for t in plan.trials if t.world_size == over), None)
+        if spec.mode != "strong" or first is None or trial.world_size == over > 1:
             return None
-        if counted[trial.world_size] == counted[1]:
-            return records[1]
+        if counted[trial.world_size] == counted[over]:
+            return records[over]
         return read_trial(within[trial.world_size], first)
 
     status = {t.world_size: t.status for t in ending.trials}
@@ -89,7 +88,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     points: list[Point] = []
     for trial in plan.trials:
         n = trial.world_size
-        sweep, link, level = _sweep(within[n], plan, trial, records[n])
+        sweep, link, level = _sweep(within[n], plan, trial, records[n], clock_bound)
         levels += [level] if level else []
         points.append(
             point(
@@ -98,6 +97,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
                 status=status[n],
                 warmup_steps=warmup.get(n),
                 whole_batch=whole_batch(trial),
+                base_world_size=over,
                 sweep=sweep,
                 link=link,
                 clock_bound_ns=clock_bound,
@@ -113,7 +113,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         run=run_info(plan, ending),
         points=tuple(points),
         fabric=fabric,
-        fits=Fits(),
+        fits=fits(points, spec.mode),
         inference=(),
         verdicts=_verdicts(used, plan, tuple(points), fabric, records, ending.stolen),
         quality=quality(
@@ -123,6 +123,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
             tuple(points),
             (
                 *launches.said(counted, tables),
+                *base.said(over),
                 *crosscheck.warnings(points, spec),
                 *transports.warnings(fabric, spec),
             ),
@@ -156,7 +157,7 @@ def run_info(plan: Plan, ending: Ending) -> RunInfo:
 
 
 def _sweep(
-    tables: Tables, plan: Plan, trial: Trial, records: TrialRecords
+    tables: Tables, plan: Plan, trial: Trial, records: TrialRecords, clock_bound_ns: int
 ) -> tuple[dict[str, Floats], Link | None, Level | None]:
     """The size sweep of one world size: as quantities of the trial's rounds, as a fitted link, as a curve."""
     n = trial.world_size
@@ -165,7 +166,7 @@ def _sweep(
     known = {name: sweep for name, sweep in swept.items() if sweep is not None}
     if not known:
         return {}, None, None
-    level = curve.level(known, plan, n)
+    level = curve.level(known, plan, n, clock_bound_ns)
     if "all_reduce" not in known:
         return {}, None, level
     rounds, sizes = known["all_reduce"]
@@ -192,8 +193,7 @@ def _reached(tables: Tables, points: tuple[Point, ...], *, own_loop: bool) -> tu
     if target is None:
         return (text,)
     more = math.ceil(rounds * (half / target) ** 2)
-    spans = tables.blocks.group_by("launch").agg(ns=pl.col("end_ns").max() - pl.col("begin_ns").min())
-    took_s = int(spans["ns"].sum()) / 1e9 / rounds
+    took_s = launches.span_ns(tables.blocks) / 1e9 / rounds
     return (f"{text}; ±{target:g} would take about {more} rounds ({format_duration(more * took_s)})",)
 
 

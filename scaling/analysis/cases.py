@@ -55,14 +55,14 @@ class CaseFiles:
 def analyze_cases(tables: Tables, plan: Plan, ending: Ending, files: CaseFiles) -> Analysis:
     """All of analysis.json, of a run by cases."""
     spec = plan.spec
-    listed = cases(spec, files.largest.proved() if files.largest else None)
+    listed = cases(spec, files.largest.rungs() if files.largest else None)
     ended = {(o.world_size, o.case): o for o in files.outcomes}
     rows = tables.blocks.join(tables.steps, on=["launch", "rank", "block"], suffix="_step")
     inference: list[Inference] = []
     training: list[Training] = []
     for n in spec.world_sizes:
         for index, case in enumerate(listed):
-            here = rows.filter((pl.col("world_size") == n) & (pl.col("case") == index))
+            here = whole_rounds(rows.filter((pl.col("world_size") == n) & (pl.col("case") == index)), n)
             outcome = ended.get((n, index), Outcome(world_size=n, case=index, status="lost"))
             if spec.task == "inference":
                 inference.append(_inference(here, n, case, outcome, spec.seed))
@@ -81,6 +81,11 @@ def analyze_cases(tables: Tables, plan: Plan, ending: Ending, files: CaseFiles) 
         training=_kneed(training),
         largest_batch=_largest(files.largest),
     )
+
+
+def whole_rounds(rows: pl.DataFrame, n: int) -> pl.DataFrame:
+    """Rows of the rounds of which all `n` ranks left theirs: without one, a sum over ranks would be too small."""
+    return rows.filter(pl.col("rank").n_unique().over("launch", "round", "arm") == n)
 
 
 def _inference(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome, seed: int) -> Inference:

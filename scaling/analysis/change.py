@@ -39,10 +39,12 @@ class Source:
     solo: Phases  # S x R: ddp_solo
     own: Phases  # S x R: the probe's phases
     buckets: Buckets
-    """As they were."""
+    """As they were, in bytes of gradients."""
     gradients: Gradients
     """For other buckets."""
     link: Hops
+    wire: float = 1.0
+    """Bytes sent over bytes of gradients: what a communication hook makes of them."""
     late: tuple[int, ...]
     jitter: Floats  # S: standard deviation of a rank's own time from step to step
     fixed_share: float | None
@@ -93,7 +95,7 @@ class Change:
     reductions: int | None = None
     bucket_cap_mb: float | None = None
     compression: float = 1.0
-    """Bytes of gradients over bytes sent."""
+    """What was sent of the gradients over what is to be."""
     compute_scale: float = 1.0
     """The target's compute against the source's."""
     without_straggler: bool = False

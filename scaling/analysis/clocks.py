@@ -1,6 +1,6 @@
 """Telemetry joined to blocks by time: which were throttled, what lower clocks cost, what the devices drew.
 
-Samples and blocks of a host carry the same clock, so they join as they are.
+Samples carry their host's clock, so they join with blocks by the times on it (scaling.rankfile).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from scaling.analysis.quantities import TrialRecords
+from scaling.analysis.quantities import SHOWN, TrialRecords
 from scaling.analysis.results import Clocks, Throttled
 from scaling.analysis.stats import Floats, Means, Rounds
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
@@ -36,6 +36,8 @@ class DeviceSample:
     sm_mhz: int | None
     reasons: int | None
     power_w: float | None = None
+    device: str = ""
+    """Which of all hosts' devices; ranks that share one name it alike. Empty: not known."""
 
 
 def with_telemetry(
@@ -46,11 +48,12 @@ def with_telemetry(
     `samples` by (launch, rank): those of the device that the rank ran on, in order of time. `sm_mhz`
     and `power_w` are means over the samples inside the block, power from its second second on, since
     what the device tells is a mean over the last one. `reasons` (all bits that were seen) and
-    `throttled` of a block without a sample are those of the sample next to its middle.
+    `throttled` of a block without a sample are those of the sample next to its middle. `device`: which it was.
     """
     times = {key: [s.time_ns for s in known] for key, known in samples.items()}
     rows = []
-    for launch, rank, begin, end in blocks.select("launch", "rank", "begin_ns", "end_ns").iter_rows():
+    place = ("launch", "rank", "host_begin_ns", "host_end_ns")
+    for launch, rank, begin, end in blocks.select(place).iter_rows():
         known, at = samples.get((launch, rank), ()), times.get((launch, rank), [])
         inside = known[bisect_left(at, begin) : bisect_right(at, end)]
         reasons = [s.reasons for s in inside or _nearest(known, (begin + end) // 2) if s.reasons is not None]
@@ -61,17 +64,17 @@ def with_telemetry(
                 _mean([s.power_w for s in inside if s.time_ns >= begin + POWER_WINDOW_NS]),
                 bits,
                 None if bits is None else bool(bits & SLOWDOWNS),
+                (known[0].device or None) if known else None,
             )
         )
-    columns = {"sm_mhz": pl.Float64, "power_w": pl.Float64, "reasons": pl.Int64, "throttled": pl.Boolean}
-    return blocks.hstack(pl.DataFrame(rows, schema=columns, orient="row"))
+    return blocks.hstack(pl.DataFrame(rows, schema=SHOWN, orient="row"))
 
 
 def quantities(records: TrialRecords, typical: set[int]) -> dict[str, Floats]:
     """What a point needs of its devices, a value a round; all NaN without telemetry.
 
     `clocks.neighbours` and `clocks.overlap`: by what fraction the clock is lower beside others than
-    alone, and with communication than without, on the same ranks. `mhz.*`: the clocks. `watts`: all ranks'.
+    alone, and with communication than without, on the same ranks. `mhz.*`: the clocks. `watts`: all ranks' boards.
     """
     everybody = set(range(records.trial.world_size))
     return {
@@ -80,7 +83,7 @@ def quantities(records: TrialRecords, typical: set[int]) -> dict[str, Floats]:
         "mhz.alone": records.device("sm_mhz", (BARE_ONE,), typical),
         "mhz.beside": records.device("sm_mhz", (BARE_ALL,), typical),
         "mhz.together": records.device("sm_mhz", TOGETHER, typical),
-        "watts": records.device("power_w", (PLAIN,), everybody, whole=True),
+        "watts": records.boards("power_w", (PLAIN,), everybody),
     }
 
 

@@ -199,8 +199,10 @@ def _cost(base: Point, other: Point, prices: Prices) -> CostComparison:
 def _causes(base: Point, other: Point) -> dict[str, Measured | None]:
     """Step time of `other` minus `base` by cause, ms: compute (a rank alone), and each cause of loss."""
     ideal = [
-        _product(p.efficiency, p.step_ms) for p in (base, other)
-    ]  # the step of a rank that loses nothing
+        # The step of a rank that loses nothing; over several ranks, what efficiency is over has lost something too.
+        _product(p.efficiency, p.step_ms) if p.base_world_size == 1 else None
+        for p in (base, other)
+    ]
     causes = {"compute": _difference(ideal[1], ideal[0])}
     if base.loss is None or other.loss is None:
         return causes

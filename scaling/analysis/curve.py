@@ -11,13 +11,13 @@ Communication Operations in MPICH", IJHPCA 19(1), 2005.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
 from scaling.analysis.results import CurvePoint, Level, Measured
-from scaling.analysis.stats import Floats, Means, Rounds, UnknownQuantityError
+from scaling.analysis.stats import Floats, Means, Rounds, UnknownQuantityError, widened
 from scaling.plan import Plan
 from scaling.records import COLLECTIVES
 
@@ -106,38 +106,59 @@ def fit(means: Means, sizes: tuple[int, ...], world_size: int) -> AlphaBeta:
     return AlphaBeta(n, np.maximum(rest, 0.0) / (2 * (n - 1)), slope * n / (2 * (n - 1)))
 
 
-def level(swept: Mapping[str, Sweep], plan: Plan, world_size: int) -> Level:
-    """One group's curves by collective, and the fit of its all-reduce."""
+def level(swept: Mapping[str, Sweep], plan: Plan, world_size: int, clock_bound_ns: int = 0) -> Level:
+    """One group's curves by collective, and the fit of its all-reduce.
+
+    `clock_bound_ns`: how far corrected clocks may be off. It is the same in every round, so no resampling shows it,
+    and the same in every message, so it is in the latency and not in the bandwidth that large ones tend to.
+    """
     across = plan.spec.topology.hosts_of(world_size) > 1
     nominal = plan.nominal_bit_s(world_size)
     rounds, sizes = swept.get("all_reduce", next(iter(swept.values())))
     fitted = "all_reduce" in swept
+    alpha = rounds.measure(lambda m: fit(m, sizes, world_size).alpha_ns / 1e3) if fitted else None
     return Level(
         name="network" if across else "host",
         world_size=world_size,
-        alpha_us=rounds.measure(lambda m: fit(m, sizes, world_size).alpha_ns / 1e3) if fitted else None,
+        alpha_us=_off(alpha, clock_bound_ns / 1e3 / (2 * (world_size - 1))),
         busbw_gbit_s=rounds.ratio(lambda m: 8 / fit(m, sizes, world_size).beta_ns) if fitted else None,
         nominal_gbit_s=None if nominal is None else nominal / 1e9,
         curve=tuple(
-            _curve_point(collective, size, found, world_size)
+            _curve_point(collective, size, found, world_size, clock_bound_ns)
             for collective, (found, of) in swept.items()
             for size in of
         ),
     )
 
 
-def _curve_point(collective: str, size: int, rounds: Rounds, world_size: int) -> CurvePoint:
-    def bandwidth(scale: float) -> Measured:
-        measured = rounds.ratio(lambda m: size * 8 * scale / m[str(size)])
-        assert measured is not None
-        return measured
+def _off(number: Measured | None, by: float) -> Measured | None:
+    """`number` with what the clocks may be off by on either side; no time or rate is below zero."""
+    wider = widened(number, by)
+    if wider is None or wider is number or wider.low is None:
+        return number
+    return replace(wider, low=max(wider.low, 0.0))
 
+
+def _curve_point(
+    collective: str, size: int, rounds: Rounds, world_size: int, clock_bound_ns: int
+) -> CurvePoint:
     time_us = rounds.ratio(lambda m: m[str(size)] / 1e3)
     assert time_us is not None
+    share = clock_bound_ns / 1e3 / time_us.value  # what clocks may be off by, of the time and so of each rate
+
+    def known(number: Measured | None) -> Measured:
+        assert number is not None
+        found = _off(number, share * number.value)
+        assert found is not None
+        return found
+
+    def bandwidth(scale: float) -> Measured:
+        return known(rounds.ratio(lambda m: size * 8 * scale / m[str(size)]))
+
     return CurvePoint(
         collective=collective,
         bytes=size,
-        time_us=time_us,
+        time_us=known(time_us),
         algbw_gbit_s=bandwidth(1.0),
         busbw_gbit_s=bandwidth(bus_factor(world_size, collective)),
     )

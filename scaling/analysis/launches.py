@@ -17,6 +17,9 @@ from scaling.collect import Tables
 from scaling.plan import Plan, Trial, arms_of
 from scaling.records import BARE_ONE, PAIRS, PLAIN
 
+OWN_KINDS = 3
+"""Of blocks in a round of an own loop: plain ones, and with phase stamps, without and with buckets."""
+
 
 def counted(tables: Tables, plan: Plan, trial: Trial) -> frozenset[int]:
     """Launches that count for a trial; none when it was not measured at all."""
@@ -29,15 +32,14 @@ def counted(tables: Tables, plan: Plan, trial: Trial) -> frozenset[int]:
     whole = [launch for launch in measured if _ended(tables, launch)]
     if whole:
         return frozenset(whole)
-    batches = {t.batch for t in (trial, *plan.baseline((trial,)))}
-    alone = tables.blocks.filter((pl.col("arm") == BARE_ONE) & pl.col("batch").is_in(list(batches)))
-    found = (
-        pl.concat([own, alone])
-        .group_by("launch", "round")
-        .agg(arms=pl.struct("arm", "detailed", "batch").n_unique())
-        .filter(pl.col("arms") == len(set(arms_of(n))) + len(batches))
-    )
-    full = set(found["launch"]) & set(measured)
+    if plan.spec.own_loop:
+        rounds, kinds = own.filter(pl.col("round") >= 0), OWN_KINDS  # its baseline has rounds of its own
+    else:
+        batches = {t.batch for t in (trial, *plan.baseline((trial,)))}
+        alone = tables.blocks.filter((pl.col("arm") == BARE_ONE) & pl.col("batch").is_in(list(batches)))
+        rounds, kinds = pl.concat([own, alone]), len(set(arms_of(n))) + len(batches)
+    found = rounds.group_by("launch", "round").agg(arms=pl.struct("arm", "detailed", "batch").n_unique())
+    full = set(found.filter(pl.col("arms") == kinds)["launch"]) & set(measured)
     most = own.group_by("launch").len().sort("len", "launch")["launch"].tail(1)
     return frozenset(full or most)
 
@@ -60,6 +62,12 @@ def of_launches(tables: Tables, launches: frozenset[int]) -> Tables:
     )
 
 
+def span_ns(blocks: pl.DataFrame) -> int:
+    """From the first block to the last of every launch, added up: between launches no clock goes on."""
+    spans = blocks.group_by("launch").agg(ns=pl.col("end_ns").max() - pl.col("begin_ns").min())
+    return int(spans["ns"].sum())
+
+
 def said(counted: Mapping[int, Collection[int]], tables: Tables) -> tuple[str, ...]:
     """What a reader has to know where the trials do not all come from the same launches."""
     used = {launch for launches in counted.values() for launch in launches}
@@ -80,11 +88,11 @@ def said(counted: Mapping[int, Collection[int]], tables: Tables) -> tuple[str, .
 
 
 def _ended(tables: Tables, launch: int) -> bool:
-    """Whether every rank of a launch wrote its records to the end."""
+    """Whether every rank of a launch wrote its records to the end, an own loop's also where that was an exception."""
     files = {rank.rank: rank for rank in tables.ranks if rank.launch == launch}
     world = max((file.world for file in files.values()), default=0)
     return bool(files) and all(
-        rank in files and files[rank].ended and not files[rank].cut_off
+        rank in files and (files[rank].ended or files[rank].state is not None) and not files[rank].cut_off
         for rank in range(max(world, len(files)))
     )
 

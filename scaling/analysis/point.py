@@ -37,6 +37,7 @@ def point(
     status: str,
     warmup_steps: int | None,
     whole_batch: TrialRecords | None,
+    base_world_size: int = 1,
     sweep: dict[str, Floats],
     link: Link | None,
     clock_bound_ns: int = 0,
@@ -46,8 +47,9 @@ def point(
 ) -> Point:
     """Everything about one world size.
 
-    `whole_batch` is the trial at world size 1 (strong scaling's baseline); `clock_bound_ns` how
-    far corrected clocks may be off; `fed_ns` and `cores` as scaling.analysis.starvation takes them.
+    `whole_batch` is the trial at `base_world_size` (strong scaling's baseline); where that is not 1, no rank ran
+    it alone, and its steps under DDP are the base. `clock_bound_ns`: how far corrected clocks may be off;
+    `fed_ns` and `cores` as scaling.analysis.starvation takes them.
     """
     trial, spec = records.trial, plan.spec
     n = trial.world_size
@@ -56,15 +58,17 @@ def point(
     everybody = set(range(n))
     rounds = _independent(_arm_values(records, everybody), records, spec)
     overhead = _overhead(rounds)
-    late = late_ranks(records, rounds, departure(overhead.aa_floor))
+    hosts = [spec.topology.host_of(rank) for rank in range(n)]
+    late = late_ranks(records, rounds, departure(overhead.aa_floor), hosts)
     typical = everybody - set(late.ranks) if late else everybody
     rounds = rounds.extend(_arm_values(records, typical, typical_only=True))
     rounds = rounds.extend(_merged_values(records, typical)).extend(sweep)
     rounds = rounds.extend(clocks.quantities(records, typical))
     if whole_batch is not None:
-        whole = records.column(whole_batch.arm(BARE_ONE), "step")
-        rounds = rounds.extend({"whole_batch": whole})
-    ratio = efficiency(n, strong=whole_batch is not None)
+        whole = records.column(whole_batch.arm(BARE_ONE if base_world_size == 1 else PLAIN), "step")
+        rounds = rounds.extend({"whole_batch": base_world_size * whole})
+    strong = spec.mode == "strong"
+    ratio = efficiency(n, strong=strong)
     samples_per_s = rounds.ratio(lambda m: trial.batch * n * 1e9 / m["plain"]) if trial.batch else None
     return Point(
         world_size=n,
@@ -73,8 +77,9 @@ def point(
         warmup_steps=warmup_steps,
         step_ms=scaled(rounds.ratio("plain"), 1e-6),
         samples_per_s=samples_per_s,
-        speedup=rounds.ratio(lambda m: n * ratio(m)),
+        speedup=rounds.ratio(lambda m: n / base_world_size * ratio(m)),
         efficiency=rounds.ratio(ratio),
+        base_world_size=base_world_size,
         efficiency_loaded=rounds.ratio(lambda m: m[BARE_ALL] / m["plain"]) if n > 1 else None,
         arms_ms=Arms(
             **{
@@ -89,10 +94,12 @@ def point(
             n,
             ratio,
             link,
-            strong=whole_batch is not None,
+            strong=strong,
             size=records.bucket_bytes,
             partly=spec.own_loop,
-        ),
+        )
+        if base_world_size == 1
+        else None,
         straggler=describe(late, records, typical, rounds) if late else None,
         overhead=overhead,
         comm=_comm(rounds, records, plan, clock_bound_ns, departure(overhead.aa_floor))
@@ -247,6 +254,7 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int
     return Comm(
         bytes_per_step=total,
         gradient_bytes=records.gradient_bytes or None,
+        reductions=records.reductions(plan.spec),
         buckets=buckets,
         busbw_gbit_s=busbw,
         curve_share=rounds.ratio(lambda m: m["replay"] / m["busy"]),

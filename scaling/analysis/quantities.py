@@ -14,6 +14,7 @@ import polars as pl
 
 from scaling.analysis.stats import Floats
 from scaling.plan import Trial
+from scaling.spec import Spec
 
 PHASES = ("input", "forward", "compute", "optimizer", "host", "exposed")
 """`compute` is backward without the wait for communication, `exposed` is that wait."""
@@ -38,17 +39,17 @@ DURATIONS = [
 ]
 
 
-DEVICE_COLUMNS = {
-    "launch": pl.Int64,
-    "round": pl.Int64,
-    "arm": pl.String,
-    "rank": pl.Int64,
+MESSAGES = {"powersgd": 3}
+"""All-reduces of a bucket under a communication hook, at most; else one."""
+SHOWN = {
     "sm_mhz": pl.Float64,
     "power_w": pl.Float64,
     "reasons": pl.Int64,
     "throttled": pl.Boolean,
+    "device": pl.String,
 }
 """What telemetry adds to blocks (scaling/analysis/clocks.py)."""
+DEVICE_COLUMNS = {"launch": pl.Int64, "round": pl.Int64, "arm": pl.String, "rank": pl.Int64, **SHOWN}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,10 +87,30 @@ class TrialRecords:
     """
     replay: dict[tuple[int, int], Floats] = field(default_factory=dict)
     """Per round, K: each bucket's time alone."""
-    gradient_bytes: int = 0
-    """Of all buckets once, as replay has them; 0 where it did not run."""
+    gradients: tuple[int, ...] = ()
+    """Bytes of each bucket once, as DDP has it and ddp_solo recorded it; a communication hook may send fewer."""
+    replayed: tuple[int, ...] = ()
+    """Bytes of each message of a replay."""
     devices: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=DEVICE_COLUMNS))
     """Blocks with what their devices showed meanwhile; empty where nobody sampled."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of all buckets once; 0 where ddp_solo did not run."""
+        return sum(self.gradients)
+
+    def reductions(self, spec: Spec) -> int | None:
+        """How often a step reduces each gradient: 1 unless no_sync was left out of accumulation. None: not known.
+
+        Told by the number of all-reduces, since a communication hook changes their bytes. Whether an own loop has
+        a hook is not known: there the bytes tell.
+        """
+        if not self.gradients or not self.bucket_bytes:
+            return None
+        if spec.own_loop:
+            return max(1, round(sum(self.bucket_bytes) / self.gradient_bytes))
+        once = MESSAGES.get(spec.ddp.comm_hook, 1) * len(self.gradients)
+        return max(1, min(spec.accumulation_steps, round(len(self.bucket_bytes) / once)))
 
     @property
     def launches(self) -> np.ndarray:
@@ -133,14 +154,18 @@ class TrialRecords:
         values: Floats = joined[name].cast(pl.Float64).fill_null(float("nan")).to_numpy()
         return values
 
-    def device(self, name: str, arms: Collection[str], ranks: set[int], *, whole: bool = False) -> Floats:
-        """Mean over ranks of what their devices showed in some arms; `whole`: the sum, where all ranks did."""
-        each = self._shown(name, arms, ranks)
-        over = each.group_by("launch", "round").agg(
-            value=pl.col(name).sum() if whole else pl.col(name).mean(), ranks=pl.len()
-        )
-        if whole:
-            over = over.filter(pl.col("ranks") == len(ranks))
+    def device(self, name: str, arms: Collection[str], ranks: set[int]) -> Floats:
+        """Mean over ranks of what their devices showed in some arms."""
+        over = self._shown(name, arms, ranks).group_by("launch", "round").agg(pl.col(name).mean())
+        return self.per_round({(a, b): v for a, b, v in over.iter_rows()})
+
+    def boards(self, name: str, arms: Collection[str], ranks: set[int]) -> Floats:
+        """Sum over the ranks' devices, each once however many ranks share it; of rounds in which all ranks' showed."""
+        place = ["launch", "round"]
+        device = pl.col("device").fill_null(pl.format("of rank {}", "rank"))
+        shown = self._shown(name, arms, ranks)
+        each = shown.group_by(*place, device).agg(pl.col(name).mean(), ranks=pl.len())
+        over = each.group_by(place).agg(pl.col(name, "ranks").sum()).filter(pl.col("ranks") == len(ranks))
         return self.per_round({(a, b): v for a, b, v, _ in over.iter_rows()})
 
     def clock_drop(self, before: Collection[str], after: Collection[str], ranks: set[int]) -> Floats:
@@ -154,11 +179,11 @@ class TrialRecords:
         return self.per_round({(a, b): v for a, b, v in drop.iter_rows()})
 
     def _shown(self, name: str, arms: Collection[str], ranks: set[int]) -> pl.DataFrame:
-        """(launch, round, rank, name): means over a round's blocks."""
+        """(launch, round, rank, name, device): means over a round's blocks."""
         rows = self.devices.filter(
             pl.col("arm").is_in(list(arms)) & pl.col("rank").is_in(list(ranks)) & pl.col(name).is_not_null()
         )
-        return rows.group_by("launch", "round", "rank").agg(pl.col(name).mean())
+        return rows.group_by("launch", "round", "rank").agg(pl.col(name).mean(), pl.col("device").first())
 
     def by_rank(self, arm: str, *, detailed: bool | None = None) -> dict[str, Floats]:
         """`step` and PHASES as `arm()` has them of each rank alone: rounds x ranks, NaN where there is none."""

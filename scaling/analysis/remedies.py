@@ -11,8 +11,6 @@ from scaling.spec import Spec
 
 BUCKET_CAP_MB = 25.0
 """torch's default, MiB."""
-REDUCED_TOO_OFTEN = 1.5
-"""Gradients reduced so many times a step: no_sync was left out of gradient accumulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +69,7 @@ _BY_HAND: dict[str, tuple[str, ...]] = {
 
 def _less_traffic(point: Point, spec: Spec) -> tuple[Offer, ...]:
     comm = point.comm
-    if comm and comm.gradient_bytes and comm.bytes_per_step > REDUCED_TOO_OFTEN * comm.gradient_bytes:
+    if comm and (comm.reductions or 1) > 1:
         return (
             Offer(
                 overrides="inject.wrong_no_sync=false" if spec.inject.wrong_no_sync else "",

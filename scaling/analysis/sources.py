@@ -43,12 +43,15 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
     """UnknownQuantityError where a piece is missing."""
     spec, n = plan.spec, trial.world_size
     rounds = Rounds(_values(tables, plan, records), records.launches, seed=spec.seed)
-    late = late_ranks(records, rounds, 0.0)
+    late = late_ranks(records, rounds, 0.0, [spec.topology.host_of(r) for r in range(n)])
     late_set = late.ranks if late else ()
     peers = [r for r in range(n) if r not in late_set]
     swept = curve.sweep_rounds(curve.sweep_times(tables.fabric, n), spec.seed)
     if swept is None or not records.bucket_bytes:
         raise UnknownQuantityError("link")
+    reductions = records.reductions(spec)
+    if reductions is None:
+        raise UnknownQuantityError("gradients")
     means = rounds.means()
     buckets, gradients = _ready(tables, records, means, spec.accumulation_steps)
 
@@ -66,7 +69,7 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
         world_size=n,
         batch=trial.batch,
         accumulation=spec.accumulation_steps,
-        reductions=max(1, round(sum(records.bucket_bytes) / max(records.gradient_bytes, 1))),
+        reductions=reductions,
         kernels=spec.topology.backend == "nccl",
         units=len(records.launches),
         plain=means[PLAIN],
@@ -78,7 +81,8 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
         own=by_rank(PROBE),
         buckets=buckets,
         gradients=gradients,
-        link=_link(means, plan, n, swept[1], buckets.sizes),
+        wire=sum(records.bucket_bytes) / reductions / records.gradient_bytes,
+        link=_link(means, plan, n, swept[1], records.replayed),
         late=late_set,
         jitter=means["jitter"],
         fixed_share=None if fixed is None else float(fixed[0]),
@@ -112,10 +116,10 @@ def _values(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floa
     return values
 
 
-def _link(means: Means, plan: Plan, n: int, swept: Sequence[int], buckets: Sequence[int]) -> Hops:
+def _link(means: Means, plan: Plan, n: int, swept: Sequence[int], replayed: Sequence[int]) -> Hops:
     """The measured link: beta of the sweep, alpha by size.
 
-    Large messages are judged by the model's own buckets, one after the other (replay): alone, a message
+    Large messages are judged by the model's own, one after the other (`replayed`, bytes): alone, a message
     finds a shaper's burst refilled. What the sweep's slope leaves of them is latency as far as it lies
     between none and that of a small message; the slope of a few sizes is known too badly to say more,
     so the rest is bandwidth.
@@ -135,9 +139,10 @@ def _link(means: Means, plan: Plan, n: int, swept: Sequence[int], buckets: Seque
     if not alpha:
         raise UnknownQuantityError("small messages")
     least = alpha[min(alpha)]
-    if min(buckets) >= curve.LARGE_BYTES:
-        large = np.clip(beyond("replay", sum(buckets), len(buckets)), 0.0, np.maximum(least, 0.0))
-        beta = (means["replay"] - 2 * (n - 1) * len(buckets) * large) / (2 * (n - 1) / n * sum(buckets))
+    if replayed and min(replayed) >= curve.LARGE_BYTES:
+        count, size = len(replayed), sum(replayed)
+        large = np.clip(beyond("replay", size, count), 0.0, np.maximum(least, 0.0))
+        beta = (means["replay"] - 2 * (n - 1) * count * large) / (2 * (n - 1) / n * size)
     else:
         alone = [beyond(str(size), size, 1) for size in swept if size >= curve.LARGE_BYTES]
         large = np.clip(np.mean(alone, axis=0), 0.0, np.maximum(least, 0.0)) if alone else least
@@ -200,7 +205,7 @@ def _ready(
         found: Floats = np.clip((means[name] - begin) / last, 0.0, 1.0)
         return found
 
-    reduced = records.bucket_bytes[: sum(name.startswith("bucket.") for name in means)]
+    reduced = records.gradients[: sum(name.startswith("bucket.") for name in means)]
     if not reduced:
         raise UnknownQuantityError("ready")
     ready = np.stack([part(f"bucket.{k}") for k in range(len(reduced))], axis=-1)

@@ -6,6 +6,7 @@ slowest, so wall times agree. What differs is when each rank is ready with each 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ from scaling.analysis.stats import Floats, Rounds, scaled
 FLOOR = 0.01
 """A rank that costs less than this share of the step is not called late."""
 CANDIDATES = 4
-"""So many ranks with the latest ready times are looked at."""
+"""So many ranks with the latest ready times are looked at, and so many hosts with all of their ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,17 @@ class Late:
     cost_ns: Measured
     skew_ns: Measured
     """How long the others wait for the latest of them at the first bucket."""
+    host: int | None = None
+    """That of the latest, where it has several ranks and all of them are late."""
 
 
-def late_ranks(records: TrialRecords, rounds: Rounds, floor: float) -> Late | None:
+def late_ranks(records: TrialRecords, rounds: Rounds, floor: float, hosts: Sequence[int] = ()) -> Late | None:
     """Ranks whose cost's interval lies above the greater of `floor` (a share of the step) and FLOOR.
 
     Candidates are tried from the latest on, each together with those before it: of two ranks that
-    are equally late, neither costs anything as long as the other stays.
+    are equally late, neither costs anything as long as the other stays. Of a host whose many ranks
+    are equally late, no few cost anything: after single ranks, whole hosts are tried likewise. Never
+    more than half of all ranks. `hosts`: of each rank; empty where that is not known.
     """
     n = records.trial.world_size
     step = rounds.measure("plain")
@@ -44,9 +49,13 @@ def late_ranks(records: TrialRecords, rounds: Rounds, floor: float) -> Late | No
     lateness = np.mean([c.compute_end.mean(axis=0) for c in records.cycles], axis=0)
     order = [int(rank) for rank in np.argsort(-lateness)]
     late: Late | None = None
-    for count in range(1, min(CANDIDATES, n // 2) + 1):
-        ranks = tuple(order[:count])
+    tried: set[tuple[int, ...]] = {()}
+    for candidate in _candidates(order, lateness, hosts):
         before = late.ranks if late else ()
+        ranks = tuple(rank for rank in order if rank in candidate or rank in before)
+        if ranks in tried or len(ranks) > n // 2:
+            continue
+        tried.add(ranks)
         values = {"cost": _cost(records, ranks), "skew": _skew(records, order[0], ranks)}
         values["more"] = values["cost"] - (_cost(records, before) if before else 0.0)
         grown = rounds.extend(values)
@@ -54,8 +63,24 @@ def late_ranks(records: TrialRecords, rounds: Rounds, floor: float) -> Late | No
         if cost is None or more is None or skew is None or more.low is None:
             continue
         if more.low > max(floor, FLOOR) * step.value:
-            late = Late(ranks, cost, skew)
+            late = Late(ranks, cost, skew, _whole_host(ranks, hosts))
     return late
+
+
+def _candidates(order: list[int], lateness: Floats, hosts: Sequence[int]) -> Iterator[set[int]]:
+    """The latest rank, the two latest, and so on; then all ranks of the latest host, of the two latest, and so on."""
+    yield from (set(order[:count]) for count in range(1, CANDIDATES + 1))
+    own = {host: [rank for rank in order if hosts[rank] == host] for host in set(hosts)}
+    latest = sorted(own, key=lambda host: -float(lateness[own[host]].mean()))
+    yield from ({r for host in latest[:count] for r in own[host]} for count in range(1, CANDIDATES + 1))
+
+
+def _whole_host(ranks: tuple[int, ...], hosts: Sequence[int]) -> int | None:
+    """The host of the latest of the `ranks`, where it has several and all of them are among these."""
+    if not hosts:
+        return None
+    own = {rank for rank, host in enumerate(hosts) if host == hosts[ranks[0]]}
+    return hosts[ranks[0]] if len(own) > 1 and own <= set(ranks) else None
 
 
 def _cost(records: TrialRecords, ranks: tuple[int, ...]) -> Floats:
@@ -91,6 +116,7 @@ def describe(late: Late, records: TrialRecords, typical: set[int], rounds: Round
         rank=late.ranks[0],
         phase="backward" if phase == "compute" else phase,
         by_itself=_slow_alone(late, records, typical, rounds),
+        host=late.host,
         cost_ms=scaled(late.cost_ns, 1e-6),
         skew_ms=scaled(late.skew_ns, 1e-6),
     )

@@ -44,7 +44,8 @@ def read_trial(tables: Tables, trial: Trial) -> TrialRecords:
         solo=_solo(own, buckets, n),
         making=_making(tables.blocks.filter(first)),
         replay=_replay(buckets, n),
-        gradient_bytes=_gradient_bytes(buckets),
+        gradients=_messages(buckets, DDP_SOLO),
+        replayed=_messages(buckets, REPLAY),
         devices=_devices(tables.blocks, trial),
     )
 
@@ -226,8 +227,12 @@ def _replay(buckets: pl.LazyFrame, n: int) -> dict[tuple[int, int], Floats]:
     }
 
 
-def _gradient_bytes(buckets: pl.LazyFrame) -> int:
-    """All buckets once: what a ddp_solo step recorded, since a replay repeats whatever the arm reduced."""
-    key = ["launch", "rank", "block", "step"]
-    solo = buckets.filter(pl.col("arm") == DDP_SOLO).select(*key, "bytes").collect()
-    return int(solo.join(solo.select(key).head(1), on=key)["bytes"].sum())
+def _messages(buckets: pl.LazyFrame, arm: str) -> tuple[int, ...]:
+    """Bytes of what one step of an arm recorded, in the order of reduction; empty where it did not run."""
+    rows = buckets.filter(pl.col("arm") == arm)
+    first = rows.select("launch", "rank", "block", "step").head(1).collect()
+    if first.is_empty():
+        return ()
+    (place,) = first.rows(named=True)
+    step = rows.filter(*(pl.col(name) == at for name, at in place.items()))
+    return tuple(step.sort("seq").select("bytes").collect()["bytes"].to_list())

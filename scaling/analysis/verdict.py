@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from scaling.analysis.change import Change
-from scaling.analysis.remedies import REDUCED_TOO_OFTEN, offers
+from scaling.analysis.remedies import offers
 from scaling.analysis.results import Level, Loss, Measured, NcclGroup, Point, Remedy, Verdict
 from scaling.analysis.stats import departure, scaled
 from scaling.plan import Plan
@@ -66,6 +66,8 @@ def verdicts(
 def _causes_of(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
     if point.world_size == 1 or (point.efficiency is None and point.loss is None):
         return ()  # an own loop without a baseline has causes without an efficiency
+    if point.base_world_size > 1:
+        return (_undecided(point, "no rank ran the whole batch alone: what is lost is not told by cause"),)
     if point.loss is None or (
         point.efficiency is not None and (point.efficiency.low is None or point.efficiency.high is None)
     ):
@@ -192,10 +194,10 @@ def _evidence(cause: str, point: Point) -> tuple[str, ...]:
                 f"{comm.bytes_per_step / 2**20:.1f} MiB a step at {comm.busbw_gbit_s.value:.3g} Gbit/s{of_link}"
             )
         lines.append(f"{len(comm.buckets)} bucket{'s' if len(comm.buckets) != 1 else ''}")
-        if comm.gradient_bytes and comm.bytes_per_step > REDUCED_TOO_OFTEN * comm.gradient_bytes:
+        if comm.gradient_bytes and (comm.reductions or 1) > 1:
             lines.append(
-                f"gradients of {comm.gradient_bytes / 2**20:.1f} MiB are reduced "
-                f"{comm.bytes_per_step / comm.gradient_bytes:.1f} times a step: no_sync is missing"
+                f"gradients of {comm.gradient_bytes / 2**20:.1f} MiB are reduced {comm.reductions} times a step: "
+                "no_sync is missing"
             )
     if cause == "straggler" and point.straggler is not None:
         late = point.straggler
@@ -205,6 +207,8 @@ def _evidence(cause: str, point: Point) -> tuple[str, ...]:
         )
         if late.by_itself is not None:
             lines.append("it is slow alone too" if late.by_itself else "alone it is as fast as the others")
+        if late.host is not None:
+            lines.append(f"all ranks of host {late.host} are late: look for what they share")
         lines += [line for rank, line in _throttled(point) if rank == late.rank]
     if cause == "neighbours" and arms.bare_all and arms.bare_one:
         lines.append(

@@ -110,7 +110,7 @@ def _settle(source: Source, change: Change, lean: Lean) -> _Target:
     micro_steps = change.accumulation or source.accumulation
     cap = change.bucket_cap_mb
     buckets = source.buckets if cap is None else bucketed(source.gradients, cap)
-    sizes = [size / change.compression for size in buckets.sizes]
+    sizes = [size * source.wire / change.compression for size in buckets.sizes]
     fixed, moved = ring_times(change.fabric or (source.link,), n, sizes)
     fixed, moved = (times[: len(source.plain)] for times in (fixed * lean.alpha, moved * lean.transfer))
     ranks = [r if r < source.world_size else source.peers[r % len(source.peers)] for r in range(n)]

@@ -42,6 +42,13 @@ _Found = Iterator[tuple[str, str, str]]
 
 
 def _state(gpu: dict[str, Any]) -> _Found:
+    lost = gpu.get("lost")
+    if lost and "permission" not in lost.lower():  # on a shared host those of others cannot be opened either
+        yield (
+            f"NVML lists it and cannot open it ({lost})",
+            "look for its Xid in dmesg (79: it fell off the bus), then reset it or reboot the host",
+            ERROR,
+        )
     if gpu.get("persistence") is False:
         yield (
             "persistence mode is off, so the driver unloads between programs and clocks start cold",

@@ -81,6 +81,7 @@ def examine(
         *hosts.pair_problems(pairs),
         *(p for c in evidence.checks for p in habits.problems(c, lines[c.rank], run.device)),
         *parity.problems(records, device_of, found, other, facts),
+        *parity.left_out(evidence.checks),
     )
     rows = parity.table(records, device_of, other)
     return Checkup(
@@ -101,8 +102,9 @@ def examine(
 
 
 def machine(evidence: Evidence, identity: str) -> parity.Machine | None:
-    """What a parity file keeps: the bits that most ranks agree on, and one such rank's facts."""
-    records = {c.rank: c for c in evidence.checks if c.parity and c.stage == DONE}
+    """What a parity file keeps: the bits that most ranks agree on, and one such rank's facts; None without fp32."""
+    whole = (c for c in evidence.checks if c.stage == DONE)
+    records = {c.rank: c for c in whole if any(r.precision == "fp32" for r in c.parity)}
     if not records:
         return None
     usual = parity.groups_of({r: c.parity for r, c in records.items()}, "fp32")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from scaling.analysis.results import Measured
 from scaling.analysis.roofline import median
-from scaling.checkup import PrecisionRecord
+from scaling.checkup import PrecisionRecord, RankCheck
 from scaling.doctor import differences
 from scaling.doctor.apart import furthest, parts_at
 from scaling.doctor.results import ERROR, WARNING, Difference, Divergence, Problem
@@ -104,6 +104,20 @@ def problems(
         theirs = _record(other.parity, precision) if other else None
         if other and theirs:
             yield from _other_machine(precision, usual, theirs, other, facts[groups[0][0]])
+
+
+def left_out(checks: Iterable[RankCheck]) -> Iterator[Problem]:
+    """Formats in which some rank had too little memory for the steps; they are in no table."""
+    for check in checks:
+        for precision in check.parity_left_out:
+            missing = ", nor any format against it" if precision == _REFERENCE else ""
+            yield Problem(
+                what=f"{precision}: parity was not checked{missing}: its steps ran out of memory",
+                rank=check.rank,
+                remedy="batch_per_rank below 8 (a parity step has no more), a smaller model, or an emptier device "
+                "(check-<r>.json has what was said)",
+                severity=WARNING,
+            )
 
 
 def _parted(

@@ -109,6 +109,7 @@ def _samples(host: HostRecord, index: int) -> Iterator[DeviceSample]:
                 sm_mhz=gpu.get("sm_mhz"),
                 reasons=gpu.get("reasons"),
                 power_w=None if milliwatts is None else milliwatts / 1e3,
+                device=f"{host.host}/{index}",
             )
 
 

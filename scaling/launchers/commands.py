@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 
 from scaling import resources
@@ -36,10 +37,19 @@ def command(
 def require(plan: Plan) -> None:
     """InputError when a plan cannot run where this is run."""
     slurm.require_allocation(plan)
-    if plan.spec.launcher == "emulated" and shutil.which(_UNSHARE[0]) is None:
+    if plan.spec.launcher != "emulated":
+        return
+    asked = f"topology={plan.spec.topology.name}"
+    if shutil.which(_UNSHARE[0]) is None:
         raise InputError(
-            f"topology={plan.spec.topology.name}: {_UNSHARE[0]} (util-linux) is not found, which makes its hosts; "
+            f"{asked}: {_UNSHARE[0]} (util-linux) is not found, which makes its hosts; "
             "install it, or use topology=local"
+        )
+    tried = subprocess.run([*_UNSHARE, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        raise InputError(
+            f"{asked}: its hosts are user namespaces, which this system refuses ({tried.stderr.strip()}); "
+            "allow them (docs/troubleshooting.md), or use topology=local"
         )
 
 

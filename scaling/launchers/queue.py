@@ -18,6 +18,10 @@ ASK_S = 60
 """A controller that is busy or away may keep a command waiting so long (Slurm's own MessageTimeout is 10 s)."""
 
 _QUEUE_FORMAT = "%T|%r|%N|%S|%L"
+_UNKNOWN = "invalid job id"
+"""In squeue's and scontrol's words for a job that they know no more; any other failure says nothing of it."""
+_LATE = "timed out"
+"""In sbatch's words where the controller was too busy to answer: it may have taken the job."""
 _KEYS = (
     ("account", "cluster.account"),
     ("qos", "cluster.qos"),
@@ -88,17 +92,26 @@ def check_script(script: str) -> None:
 
 
 def hand_in(script: str) -> str:
-    """Submit a job; its id. InputError with Slurm's own words where it refuses."""
-    return _sbatch(script, "--parsable").split(";")[0].strip()
+    """Submit a job; its id. InputError with Slurm's own words where it refuses, ScalingError where it may have it."""
+    try:
+        return _sbatch(script, "--parsable").split(";")[0].strip()
+    except InputError:
+        raise
+    except ScalingError as error:
+        raise ScalingError(f"{error}; the job may be queued all the same: squeue --me tells") from error
 
 
 def _sbatch(script: str, option: str) -> str:
     # The script comes by standard input: nothing has to be on disk for a job that is refused.
-    done = subprocess.run(
-        ["sbatch", option], input=script, capture_output=True, text=True, timeout=ASK_S, check=False
-    )
+    try:
+        done = subprocess.run(
+            ["sbatch", option], input=script, capture_output=True, text=True, timeout=ASK_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ScalingError(f"sbatch: no answer from Slurm within {ASK_S} s") from error
     if done.returncode:
-        raise InputError(refusal(done.stderr))
+        said = refusal(done.stderr)
+        raise (ScalingError if _LATE in said.lower() else InputError)(said)
     return done.stdout
 
 
@@ -112,13 +125,10 @@ def refusal(stderr: str) -> str:
 
 
 def state_of(job: str) -> JobState | None:
-    """How a job stands; None where Slurm knows it no more. ScalingError where Slurm does not answer."""
+    """How a job stands; None where Slurm says that it knows it no more. ScalingError where it does not tell."""
     _number(job)
-    done = _ask("squeue", "--noheader", f"--jobs={job}", f"--format={_QUEUE_FORMAT}")
-    found = parse_squeue(done.stdout)
-    if found is None and _unreachable(done.stderr):
-        raise ScalingError(f"squeue: {done.stderr.strip().splitlines()[-1]}")
-    found = found or parse_scontrol(_ask("scontrol", "--oneliner", "show", "job", job).stdout)
+    found = parse_squeue(_said_of_job("squeue", "--noheader", f"--jobs={job}", f"--format={_QUEUE_FORMAT}"))
+    found = found or parse_scontrol(_said_of_job("scontrol", "--oneliner", "show", "job", job))
     if found is None and shutil.which("sacct") is not None:
         fields = "State,ExitCode,NodeList,Start"
         options = ("--noheader", "--allocations", "--parsable2", f"--format={fields}", f"--jobs={job}")
@@ -180,6 +190,15 @@ def _number(job: str) -> str:
     return job
 
 
+def _said_of_job(*command: str) -> str:
+    """What Slurm prints of a job, nothing where it knows none of that number. ScalingError where it fails otherwise."""
+    done = _ask(*command)
+    if done.returncode and _UNKNOWN not in done.stderr.lower():
+        said = done.stderr.strip().splitlines() or ["it failed without a word"]
+        raise ScalingError(f"{command[0]}: {said[-1]}")
+    return done.stdout
+
+
 def _ask(*command: str) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
@@ -187,10 +206,6 @@ def _ask(*command: str) -> subprocess.CompletedProcess[str]:
         raise InputError(f"{command[0]}: not found; ask from a login node of the cluster") from error
     except subprocess.TimeoutExpired as error:
         raise ScalingError(f"{command[0]}: no answer from Slurm within {ASK_S} s") from error
-
-
-def _unreachable(stderr: str) -> bool:
-    return "unable to contact" in stderr.lower() or "configuration source" in stderr.lower()
 
 
 def _known(field: str) -> str:

@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 from scaling.errors import InputError
+from scaling.largest import LAUNCHES_MAX, PROOFS_MAX
 from scaling.plan import Plan
 from scaling.spec import OVERRUN
 from scaling.store import RunFolder
@@ -79,9 +80,15 @@ def compare_script(
 
 
 def minutes(plan: Plan) -> int:
-    """The time limit that a plan asks for: every launch as long as it may take, a quarter on top."""
-    budget = (plan.spec.measure.budget_s * OVERRUN + START_S) * plan.spec.repeats
-    return math.ceil((budget * 1.25 + REPORT_S + plan.spec.cluster.signal_s) / 60)
+    """The time limit that a plan asks for: every launch as long as it may take, a quarter on top.
+
+    The launches that search for the largest batch take what starting takes, and a few steps.
+    """
+    spec = plan.spec
+    budget = (spec.measure.budget_s * OVERRUN + START_S) * spec.repeats
+    if spec.batch_max:
+        budget += START_S * (LAUNCHES_MAX + PROOFS_MAX)
+    return math.ceil((budget * 1.25 + REPORT_S + spec.cluster.signal_s) / 60)
 
 
 def plain_path(path: Path) -> Path:

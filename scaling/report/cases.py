@@ -197,7 +197,7 @@ def largest_line(found: LargestBatch) -> str:
     """What fits, how that was proved, and what is known to be too much."""
     if not found.found:
         return f"{setting(found)}: not one sample fits{_limit(found)}"
-    too_large = min((t.batch for t in found.tries if t.status != "fits"), default=None)
+    too_large = min((t.batch for t in found.tries if t.status in ("oom", "killed")), default=None)
     beyond = "nothing larger was too much" if too_large is None else f"{too_large} does not"
     proof = (
         "not proved in fresh processes"

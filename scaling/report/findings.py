@@ -6,6 +6,7 @@ from scaling.analysis.results import (
     Analysis,
     Comm,
     Cost,
+    Fits,
     Level,
     Loader,
     Measured,
@@ -60,7 +61,9 @@ def answer(analysis: Analysis) -> str:
             f"{alone}{_main_cause(analysis, point)}{at_most} Without {why} there is no efficiency to report. "
             f"{missing}"
         ).strip()
-    kept = f"At {ranks(point.world_size)} the run keeps {percent(point.efficiency)} of ideal"
+    base = point.base_world_size
+    of = "ideal" if base == 1 else f"the throughput a rank at {ranks(base)}"
+    kept = f"At {ranks(point.world_size)} the run keeps {percent(point.efficiency)} of {of}"
     return f"{kept}{_main_cause(analysis, point)} {missing}".strip()
 
 
@@ -112,7 +115,10 @@ def straggler_line(straggler: Straggler) -> str:
     }[straggler.by_itself]
     phase = PARTS.get(straggler.phase, plain(straggler.phase))
     cost, skew = quantity(straggler.cost_ms, "ms"), quantity(straggler.skew_ms, "ms")
-    return f"rank {straggler.rank} is late in {phase} and costs {cost} a step (skew {skew}); {alone}"
+    who = f"rank {straggler.rank} is late in {phase} and costs"
+    if straggler.host is not None:
+        who = f"all ranks of host {straggler.host} are late in {phase}, rank {straggler.rank} most, and cost"
+    return f"{who} {cost} a step (skew {skew}); {alone}"
 
 
 def overhead_line(overhead: Overhead) -> str:
@@ -180,6 +186,22 @@ def free_line(speedup: Measured) -> str:
         f"at most x{number(max(1.0, speedup.value), 2)}{within} faster if communication were free and compute "
         "as it is"
     )
+
+
+def fit_lines(fits: Fits) -> tuple[str, ...]:
+    """Laws fitted over the world sizes, one line each."""
+    lines = []
+    if fits.karp_flatt:
+        each = ", ".join(f"{percent(k.serial_fraction)} at {ranks(k.world_size)}" for k in fits.karp_flatt)
+        lines.append(f"serial fraction (Karp-Flatt): {each}")
+    if fits.usl:
+        peak = fits.usl.peak_world_size
+        most = f"; by it throughput is highest at {ranks(round(peak))}" if peak else ""
+        lines.append(
+            f"Universal Scalability Law: contention {quantity(fits.usl.sigma)}, "
+            f"coherency {quantity(fits.usl.kappa)}{most}"
+        )
+    return tuple(lines)
 
 
 def level_line(level: Level) -> str:

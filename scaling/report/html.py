@@ -10,7 +10,6 @@ from scaling.report import traced as shown
 from scaling.report.conditions import conditions
 from scaling.report.document import Figures, anchor, contents, document, esc, items, lead, pairs, section
 from scaling.report.plots.base import Plot
-from scaling.report.plots.efficiency import scaling_curve
 
 HOW_SURE = "How sure"
 STEPS = "Steps as they ran"
@@ -60,7 +59,7 @@ def _sections(
         section("Training settings", sections.training(analysis, figures)),
         section("Largest batch", items(map(cases.largest_line, analysis.largest_batch))),
         section("Cases that were not measured", items(cases.failures(analysis))),
-        section("Scaling", figures.add(scaling_curve([("", analysis.points)]))),
+        section("Scaling", sections.efficiency(analysis, figures)),
         section("Where the efficiency goes", sections.waterfalls(analysis.points, figures)),
         section("What limits it, and what to try", sections.verdicts(analysis.verdicts)),
         section("One typical step", sections.typical_steps(timelines, figures)),

@@ -39,6 +39,7 @@ def _run(analysis: Analysis, plan: Plan) -> Iterator[str]:
     if analysis.points:
         yield from _table(*text.key_table(analysis.points))
         yield from ("", _esc(text.sentence(text.COLUMNS_NOTE)))
+    yield from _items(map(text.sentence, findings.fit_lines(analysis.fits)))
     for about, found in (("Inference", analysis.inference), ("Training settings", analysis.training)):
         if found:
             yield from ("", f"### {about}")

@@ -12,6 +12,7 @@ from scaling.fabric import Topology
 from scaling.launchers.commands import command
 from scaling.launchers.follow import describe as shell
 from scaling.plan import Plan, round_blocks
+from scaling.report.text import count
 from scaling.spec import OVERRUN
 from scaling.store import RunFolder
 from scaling.units import format_duration, format_rate
@@ -39,7 +40,7 @@ def describe(plan: Plan, folder: RunFolder) -> str:
     batch = f"global batch {spec.global_batch}" if spec.mode == "strong" else f"{spec.batch_per_rank} a rank"
     lines = [
         f"# model     {spec.model.name} {spec.model.args}, {spec.precision}, {spec.mode} scaling, {batch}",
-        f"# topology  {topology.name}: {topology.hosts} hosts x {topology.ranks_per_host} ranks, "
+        f"# topology  {topology.name}: {count(topology.hosts, 'host')} x {count(topology.ranks_per_host, 'rank')}, "
         f"{'spread over the hosts, ' if topology.spread else ''}{topology.device}, {topology.backend}{link}",
     ]
     lines += [f"#           {line}" for line in drawn(topology)]
@@ -61,9 +62,9 @@ def describe(plan: Plan, folder: RunFolder) -> str:
         return "\n".join([*lines, *_cases(plan), "#", _commands(plan, folder)])
     lines.append("# world size  hosts  batch a rank  blocks a round  sub-groups at once")
     blocks = round_blocks(plan, plan.trials, 0, 0)
-    count = Counter(b.trial.world_size for b in blocks)
+    each = Counter(b.trial.world_size for b in blocks)
     lines += [
-        f"#   {t.world_size:>8}  {t.hosts:>5}  {t.batch:>12}  {count[t.world_size]:>14}"
+        f"#   {t.world_size:>8}  {t.hosts:>5}  {t.batch:>12}  {each[t.world_size]:>14}"
         f"  {len(plan.sub_groups(t.world_size)):>18}"
         for t in plan.trials
     ]

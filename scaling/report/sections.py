@@ -27,6 +27,7 @@ from scaling.report.fabric import nccl_lines
 from scaling.report.hosts import NOTE, host_lines, host_table
 from scaling.report.machines import machine_table
 from scaling.report.plots.batches import latency_by_batch, throughput_by_batch
+from scaling.report.plots.efficiency import scaling_curve
 from scaling.report.plots.fabric import fabric
 from scaling.report.plots.roofline import roofline
 from scaling.report.plots.steps import history, parts, timeline
@@ -38,6 +39,12 @@ def key_figures(points: Sequence[Point]) -> str:
     if not points:
         return ""
     return table(*text.key_table(points), label="Key figures") + note(text.COLUMNS_NOTE)
+
+
+def efficiency(analysis: Analysis, figures: Figures) -> str:
+    """Efficiency over world size, and laws fitted to it."""
+    drawn = figures.add(scaling_curve([("", analysis.points)]))
+    return drawn + items(map(text.sentence, findings.fit_lines(analysis.fits)))
 
 
 def inference(analysis: Analysis, figures: Figures) -> str:

@@ -7,6 +7,7 @@ reaches the process that measures.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -56,6 +57,7 @@ QUIET = {
     "sagemaker_disable": True,
     "save_code": False,
     "silent": True,
+    "symlink": False,
     "use_dot_wandb": False,
     "x_disable_machine_info": True,
     "x_disable_meta": True,
@@ -66,32 +68,55 @@ QUIET = {
 
 
 def write(folder: RunFolder, document: dict[str, Any], *, bound_s: float = WRITE_BOUND_S) -> None:
-    """Replace the offline W&B runs of a run folder by those of a document (see `scaling.report.wandb`).
+    """Write the W&B runs of a document (see `scaling.report.wandb`) below a folder, in place of earlier copies.
 
     Run ids are stable and each run holds its whole history, so earlier copies are of no use. They
-    come back when writing fails, which raises ScalingError or OSError.
+    come back when writing fails, which raises ScalingError or OSError. Nothing else is touched: the folder
+    may be that of a project with W&B runs of its own.
     """
     current, before = folder.wandb / "wandb", folder.wandb / ".wandb-before"
+    ids = [one["id"] for one in document["runs"]]
+    data = f"scaling-{ids[-1]}" if ids else ""
     shutil.rmtree(before, ignore_errors=True)
-    if current.exists():
-        current.rename(before)
+    _move(_ours(current, ids, data), before)
     try:
         text = json.dumps(document, allow_nan=False)
-        _run_module(folder, ["scaling.report.sync"], bound_s=bound_s, text=text, check=True)
+        _run_module(folder, ["scaling.report.sync"], bound_s=bound_s, text=text, check=True, data=data)
     except BaseException:
-        shutil.rmtree(current, ignore_errors=True)
-        if before.exists():
-            before.rename(current)
+        for path in _ours(current, ids, data):
+            shutil.rmtree(path, ignore_errors=True)
+        _move(sorted(before.glob("*")), current)
+        for empty in (before, current):
+            with contextlib.suppress(OSError):
+                empty.rmdir()
         raise
     shutil.rmtree(before, ignore_errors=True)
-    for path in current.rglob("*"):  # links to W&B's own logs, which offline runs do not have
-        if path.is_symlink() and not path.exists():
+    for path in (path for run in _ours(current, ids, data) for path in run.rglob("*")):
+        if path.is_symlink() and not path.exists():  # to W&B's own logs, which offline runs do not have
             path.unlink()
 
 
-def sync(folder: RunFolder, *, bound_s: float = UPLOAD_BOUND_S) -> str:
-    """Upload the offline W&B runs of a run folder, within `bound_s` seconds; what was done, in one line."""
+def _ours(current: Path, ids: Sequence[str], data: str) -> list[Path]:
+    """The runs of these ids, and `data`, where their tables and files wait for the upload; as far as they are there."""
+    runs = [path for path in current.glob("offline-run-*") if run_id(path) in ids]
+    return sorted(path for path in (*runs, *([current / data] if data else [])) if path.is_dir())
+
+
+def run_id(path: Path) -> str:
+    """The id of an offline run, from the name of its folder: offline-run-<date>_<time>-<id>."""
+    return path.name.removeprefix("offline-run-").partition("-")[2]
+
+
+def _move(paths: Sequence[Path], into: Path) -> None:
+    for path in paths:
+        into.mkdir(exist_ok=True)
+        path.rename(into / path.name)
+
+
+def sync(folder: RunFolder, *, ids: Sequence[str] | None = None, bound_s: float = UPLOAD_BOUND_S) -> str:
+    """Upload the offline W&B runs of a folder, or those of `ids`, within `bound_s` seconds; says so in one line."""
     runs = sorted((folder.wandb / "wandb").glob("offline-run-*"))
+    runs = [run for run in runs if ids is None or run_id(run) in ids]
     if not runs:
         raise ScalingError(f"{folder.path}: no W&B runs to upload; tracking=offline and online write them")
     pending, output = [run for run in runs if not _uploaded(run)], ""
@@ -111,11 +136,18 @@ def sync(folder: RunFolder, *, bound_s: float = UPLOAD_BOUND_S) -> str:
 
 
 def _run_module(
-    folder: RunFolder, arguments: Sequence[str], *, bound_s: float, text: str = "", check: bool = False
+    folder: RunFolder,
+    arguments: Sequence[str],
+    *,
+    bound_s: float,
+    text: str = "",
+    check: bool = False,
+    data: str = "",
 ) -> str:
     """Output of `python -m *arguments` with `text` on its input; killed after `bound_s` seconds.
 
     Output goes to a file: W&B's service process inherits it, and would keep a pipe open after its parent.
+    `data`: see `_ours`.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as output, tempfile.TemporaryDirectory() as cache:
         try:
@@ -125,7 +157,7 @@ def _run_module(
                 text=True,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=_environment(folder.wandb.resolve(), cache),
+                env=_environment(folder.wandb.resolve(), cache, data),
                 timeout=bound_s,
                 check=False,
             )
@@ -138,14 +170,16 @@ def _run_module(
     return said
 
 
-def _environment(root: Path, cache: str) -> dict[str, str]:
+def _environment(root: Path, cache: str, data: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_") or k in SERVER_VARIABLES}
     sources = (str(Path(scaling.__file__).parents[1]), os.environ.get("PYTHONPATH"))
     return kept | {
         "PYTHONPATH": os.pathsep.join(path for path in sources if path),
         "PYTHONSAFEPATH": "1",
         "WANDB_DIR": str(root),
-        "WANDB_DATA_DIR": str(root / "wandb"),  # tables wait here for their upload, not in the user's home
+        "WANDB_DATA_DIR": str(
+            root / "wandb" / data
+        ),  # tables wait here for their upload, not in the user's home
         "WANDB_CACHE_DIR": cache,
         "WANDB_ERROR_REPORTING": "false",  # an offline run makes no connection at all
         "WANDB_X_GRAPHQL_RETRY_MAX": "3",  # W&B's own patience is days

@@ -14,6 +14,7 @@ from rich.text import Text
 from scaling.analysis.results import (
     Analysis,
     Comparison,
+    Fits,
     Memory,
     Point,
     PointComparison,
@@ -57,7 +58,7 @@ def print_prediction(console: Console, prediction: Prediction) -> None:
 def _analysis(analysis: Analysis, plan: Plan, report_path: Path | str | None) -> Iterator[Text]:
     yield from _conditions(conditions(analysis.run, plan))
     if analysis.points:
-        yield from _key_figures(analysis.points)
+        yield from _key_figures(analysis.points, analysis.fits)
     yield from _cases(analysis)
     source = plan.spec.topology.link.source
     for point in analysis.points:
@@ -99,10 +100,12 @@ def _conditions(pairs: Iterable[tuple[str, str]]) -> Iterator[Text]:
         yield from _prose(value, lead=f"# {name:<9}  ", hang=f"# {'':<9}  ", style=style)
 
 
-def _key_figures(points: tuple[Point, ...]) -> Iterator[Text]:
+def _key_figures(points: tuple[Point, ...], fits: Fits) -> Iterator[Text]:
     yield _head("key figures")
     yield from _table(*text.key_table(points))
     yield from _prose(text.COLUMNS_NOTE, lead="# ", hang="# ", style="dim")
+    for line in findings.fit_lines(fits):
+        yield from _prose(text.sentence(line), hang="    ")
 
 
 def _cases(analysis: Analysis) -> Iterator[Text]:

@@ -66,12 +66,13 @@ def _log(folder: RunFolder, plan: Plan, document: Callable[[], Json]) -> str | N
     if mode == "disabled":
         return None
     try:
-        sync.write(folder, document())
+        made = document()
+        sync.write(folder, made)
     except Exception as error:  # noqa: BLE001  no failure of tracking may cost a measurement
         return f"nothing was logged: {' '.join(str(error).split())}"
     if mode == "online":
         try:
-            sync.sync(folder, bound_s=ONLINE_BOUND_S)
+            sync.sync(folder, ids=[run["id"] for run in made["runs"]], bound_s=ONLINE_BOUND_S)
         except Exception as error:  # noqa: BLE001  likewise
             return f"{error}; they are kept offline, `scaling sync {folder.path}` tries again"
     return None

@@ -47,7 +47,9 @@ class Gpus:
         """`nvml` is the pynvml module, initialised, or what stands for it."""
         self._nvml = nvml
         count = self._ask(nvml.nvmlDeviceGetCount) or 0
-        self._handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
+        opened = [self._open(index) for index in range(count)]
+        self._handles = [handle for handle, _ in opened]
+        self._lost = [why for _, why in opened]
         self._xids: list[int | None] = [None] * count
         self._events = self._register()
 
@@ -69,6 +71,7 @@ class Gpus:
         affinity = ask(nvml.nvmlDeviceGetCpuAffinity, handle, _AFFINITY_WORDS)
         return {
             "index": index,
+            "lost": self._lost[index],
             "uuid": _text(ask(nvml.nvmlDeviceGetUUID, handle)),
             "name": _text(ask(nvml.nvmlDeviceGetName, handle)),
             "pci": None if pci is None else _text(pci.busId).lower()[-12:],
@@ -127,8 +130,17 @@ class Gpus:
             "xid": self._xids[index],
         }
 
+    def _open(self, index: int) -> tuple[Any | None, str | None]:
+        """A device's handle, or NVML's words for why there is none; its place among the others stays."""
+        try:
+            return self._nvml.nvmlDeviceGetHandleByIndex(index), None
+        except self._nvml.NVMLError as error:
+            return None, str(error)
+
     def _ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """None where the device does not have it, or the driver's library is too old to know it."""
+        """None where the device is lost or does not have it, or the driver's library is too old to know it."""
+        if any(argument is None for argument in arguments):  # the handle of one that is lost
+            return None
         try:
             return function(*arguments)
         except self._nvml.NVMLError:
@@ -185,8 +197,8 @@ class Gpus:
                     self._xids[index] = int(event.eventData)
 
     def _same(self, a: Any, b: Any) -> bool:
-        uuid = self._nvml.nvmlDeviceGetUUID
-        return a is b or self._ask(uuid, a) == self._ask(uuid, b)
+        uuid = self._ask(self._nvml.nvmlDeviceGetUUID, a)
+        return a is b or (uuid is not None and uuid == self._ask(self._nvml.nvmlDeviceGetUUID, b))
 
 
 def reasons_of(bits: int) -> tuple[str, ...]:

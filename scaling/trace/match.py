@@ -13,7 +13,7 @@ after that (`spread`) says what this is worth.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,7 @@ class Instance:
     """One collective on all its ranks; times in ns on the common clock."""
 
     step: int
+    """Its place among the steps that all ranks show; -1: some rank does not."""
     collective: str
     group: str
     bytes: int | None
@@ -72,6 +73,12 @@ class Clock:
     host: str | None
 
 
+def shared_steps(labels: Collection[Sequence[str]]) -> list[str]:
+    """Steps that all ranks show, in order; `labels`: those of each."""
+    common = set.intersection(*map(set, labels))
+    return [step for step in next(iter(labels)) if step in common]
+
+
 def match(
     ranks: Mapping[int, Collectives],
     world_size: int,
@@ -88,7 +95,7 @@ def match(
                 rows[sent.group, labels[rank][step]][rank].append(row)
     blocks: list[_Block] = []
     reasons: dict[str, int] = defaultdict(int)
-    order = {label: k for found in labels.values() for k, label in enumerate(found)}
+    order = {label: k for k, label in enumerate(shared_steps(labels.values()))}
     for (group, label), members in rows.items():
         expected = groups.get(group) or _members(members, ranks, world_size)
         absent = [r for r in expected if r not in members]
@@ -108,7 +115,7 @@ def match(
             else:
                 places.append(place)
         if places:
-            blocks.append(_block(order[label], group, expected, places, ranks))
+            blocks.append(_block(order.get(label, -1), group, expected, places, ranks))
     shift = _shifts(blocks, clocks)
     released = {rank: np.full(len(found.sent), np.nan) for rank, found in ranks.items()}
     instances: list[Instance] = []

@@ -203,6 +203,7 @@ def _point(
         if efficiency is None or base is None
         else Measured(efficiency.value * n / base[0], n=efficiency.n),
         efficiency=efficiency,
+        base_world_size=1 if efficiency is None or base is None else base[0],
         parts_ms=parts,
         straggler=straggler(job, matched, table, step),
         comm=traffic(matched, table),

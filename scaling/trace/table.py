@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scaling.analysis.measured import Measured
 from scaling.analysis.stats import student
 from scaling.trace.jobs import Job
-from scaling.trace.match import Matched, split
+from scaling.trace.match import Matched, shared_steps, split
 
 STEPS_MIN = 5
 """Fewer steps bear no interval."""
@@ -60,9 +60,7 @@ class Table:
 def table(job: Job, matched: Matched) -> Table:
     """Columns of decompose.Parts over the steps that all ranks have; `moved` and `waited` where all is matched."""
     ranks = tuple(job.ranks)
-    shared = list(next(iter(job.ranks.values())).parts.labels)
-    for file in job.ranks.values():
-        shared = [label for label in shared if label in file.parts.labels]
+    shared = shared_steps([file.parts.labels for file in job.ranks.values()])
     columns: dict[str, list[Floats]] = defaultdict(list)
     whole = all(np.isfinite(matched.released[r]).all() for r in ranks) and any(
         len(matched.released[r]) for r in ranks

@@ -91,7 +91,8 @@ def dilation(job: Job) -> Dilation | None:
 def traffic(matched: Matched, table: Table) -> Comm | None:
     """Traffic of a step; busbw is that of the gradients' all-reduces alone, as in a run."""
     steps = table.columns["window"].shape[1]
-    reduces = [i for i in matched.instances if i.collective == "all_reduce" and i.bytes and i.step < steps]
+    shown = [i for i in matched.instances if 0 <= i.step < steps]
+    reduces = [i for i in shown if i.collective == "all_reduce" and i.bytes]
     if not reduces:
         return None
     by_step: dict[int, list[int]] = defaultdict(list)
@@ -107,7 +108,7 @@ def traffic(matched: Matched, table: Table) -> Comm | None:
             rates.append(size * 8 / moved)
     if "moved" in table.columns:
         busy: dict[int, int] = defaultdict(int)
-        for one in matched.instances:
+        for one in shown:
             busy[one.step] += one.transfer
         for k in range(steps):
             ms = busy[k] / 1e6

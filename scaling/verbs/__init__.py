@@ -21,7 +21,7 @@ USAGE: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "status": (("status RUN", "how a submitted run stands: its job, and trial by trial"),),
     "cancel": (("cancel RUN", "end a submitted run's job; what it measured stays"),),
-    "analyze": (("analyze RUN [--json]", "rebuild everything derived from the rank files"),),
+    "analyze": (("analyze RUN [--json]", "rebuild everything derived from the raw records"),),
     "compare": (
         (
             "compare RUN RUN... [--json] [--fail-below RATIO] [--into DIR] [cost.usd_per_gpu_hour=...]",
@@ -35,7 +35,8 @@ USAGE: dict[str, tuple[tuple[str, str], ...]] = {
     "predict": (
         (
             "predict RUN [overrides] [--json]",
-            "a run under other settings: fabric, world sizes, buckets, batch",
+            "a run under other settings: fabric, world sizes, buckets, batch, compute_scale, gradient_compression, "
+            "without_straggler",
         ),
     ),
     "verify": (("verify RUN [--try N] [--json]", "measure the remedy that the verdict proposes"),),

@@ -15,7 +15,7 @@ from scaling.analysis.results import RunInfo
 from scaling.checkup import DOCTOR
 from scaling.config import requests
 from scaling.doctor import parity
-from scaling.doctor.examine import collect, examine, identity, machine
+from scaling.doctor.examine import Evidence, collect, examine, identity, machine
 from scaling.errors import InputError, ScalingError
 from scaling.files import write_json
 from scaling.launchers.commands import require
@@ -48,7 +48,8 @@ def main(arguments: list[str]) -> int:
 
     with watching(job.plan, rounds=False) as progress:
         status = measure(job.plan, job.folder, progress)
-    evidence = collect(job.folder.launches()[-1], job.plan)
+    launches = job.folder.launches()  # none where the disk filled up before the first
+    evidence = collect(launches[-1], job.plan) if launches else Evidence(checks=(), hosts={})
     error = next((t.error for t in status.trials if t.error), None)
     if not evidence.checks:
         raise ScalingError(f"{job.folder.path}: nothing was checked: {error or status.state}")

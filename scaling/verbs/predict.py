@@ -16,7 +16,7 @@ from scaling.check_whatif import to_whatif
 from scaling.collect import collect
 from scaling.config import changed
 from scaling.errors import InputError
-from scaling.rebuild import read_analysis, read_plan
+from scaling.rebuild import read_analysis, read_config, read_plan
 from scaling.report.terminal import print_prediction
 from scaling.store import RunFolder
 from scaling.verbs.arguments import split
@@ -48,13 +48,7 @@ def _searched(folder: Path) -> list[str]:
 def prediction(folder: RunFolder, overrides: list[str], *, start: int | None = None) -> Prediction:
     """The run of `folder` under `overrides`; `start`: from this measured world size only. InputError for nonsense."""
     plan = read_plan(folder)
-    try:
-        measured = folder.config.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(
-            f"{folder.config}: cannot be read ({error.strerror}); it is what overrides change"
-        ) from error
-    base, config = changed(measured, overrides)
+    base, config = changed(read_config(folder), overrides)
     asked = to_whatif(config, base, plan, [o for o in overrides if not o.startswith("hydra.")])
     analysis = read_analysis(folder)
     sources = read_sources(collect(folder, plan), plan)

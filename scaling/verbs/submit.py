@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -20,9 +22,11 @@ from scaling.run import begun, jobs_of
 from scaling.status import left
 from scaling.store import RunFolder
 from scaling.submit import Standing, resubmit, script, settle, standing, submit, submit_comparison
-from scaling.tryout import try_model
+from scaling.tryout import needs_trying, try_model
 from scaling.units import format_duration
 from scaling.verbs.arguments import split
+
+T = TypeVar("T")
 
 POLL_S = 2.0
 PATIENCE_S = 900
@@ -53,9 +57,8 @@ def main(arguments: list[str]) -> int:
     for text in texts:  # all of them before the first is handed in
         queue.check_script(text)
     for job in jobs:
-        spec = job.plan.spec
-        own = not spec.model.target.startswith("scaling.worker.models.")
-        if own and spec.cluster.container.image is None:  # nothing in an image can be tried from here
+        in_image = job.plan.spec.cluster.container.image is not None  # nothing in it can be tried from here
+        if needs_trying(job.plan.spec) and not in_image:
             try_model(job.plan)
     handed_in = []
     for job, text in zip(jobs, texts, strict=True):
@@ -101,19 +104,8 @@ def _follow(runs: list[tuple[Plan, RunFolder]], comparison: str | None) -> int:
 
 def _until_over(plan: Plan, folder: RunFolder) -> Standing:
     said: tuple[str, str] = ("", "")
-    answered = time.monotonic()
     while True:
-        try:
-            stands = standing(folder, plan)
-        except InputError:
-            raise
-        except ScalingError as error:  # the controller restarts now and then; the job does not mind
-            if time.monotonic() - answered > PATIENCE_S:
-                raise
-            print(f"scaling: {error}; asking again", file=sys.stderr, flush=True)
-            time.sleep(POLL_S * 5)
-            continue
-        answered = time.monotonic()
+        stands = _patiently(lambda: standing(folder, plan))
         if stands.job is None:
             return stands
         running = any(trial.status == "running" for trial in stands.status.trials)
@@ -131,6 +123,21 @@ def _until_over(plan: Plan, folder: RunFolder) -> Standing:
         if stands.over:
             return settle(stands)
         time.sleep(POLL_S)
+
+
+def _patiently(ask: Callable[[], T]) -> T:
+    """What Slurm says, asked again for a while: the controller restarts now and then, and the jobs do not mind."""
+    begin = time.monotonic()
+    while True:
+        try:
+            return ask()
+        except InputError:
+            raise
+        except ScalingError as error:
+            if time.monotonic() - begin > PATIENCE_S:
+                raise
+            print(f"scaling: {error}; asking again", file=sys.stderr, flush=True)
+            time.sleep(POLL_S * 5)
 
 
 def _report(stands: Standing) -> int:
@@ -151,7 +158,7 @@ def _all_done(stands: Standing) -> bool:
 def _comparison(job: str, into: Path) -> int:
     """Print what the comparing job printed; its status."""
     while True:
-        state = queue.state_of(job)
+        state = _patiently(lambda: queue.state_of(job))
         if state is None or state.over:
             break
         time.sleep(POLL_S)

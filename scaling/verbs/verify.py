@@ -20,7 +20,7 @@ from scaling.config import Request, again
 from scaling.errors import InputError, ScalingError
 from scaling.files import write_json
 from scaling.plan import Plan
-from scaling.rebuild import read_analysis, read_plan
+from scaling.rebuild import read_analysis, read_config, read_plan
 from scaling.records import PLAIN, VARIANT
 from scaling.report.progress import watching
 from scaling.report.proof import print_verification
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     folder = RunFolder(paths[0]).require().require_own()
     plan, analysis = read_plan(folder), read_analysis(folder)
     cause, remedy = _remedy(analysis, options.get("--try"))
-    text = folder.config.read_text(encoding="utf-8")
+    text = read_config(folder)
     size = [f"world_sizes=[{cause.world_size}]", "repeats=1"]
     now = again(text, size)
     then = again(text, [*size, *remedy.overrides.split()])

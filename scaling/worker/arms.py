@@ -105,7 +105,9 @@ class Arms:
         precision: Precision,
         faults: Faults,
         feed: Callable[[int], Feed],
+        meet: Callable[[], None],
     ) -> None:
+        """`meet`: called between what a rank makes by itself, in its own time, and the wrappers, made together."""
         n, group = trial.world_size, groups[trial.world_size].data
         settings = functools.partial(
             Settings,
@@ -118,6 +120,7 @@ class Arms:
             feed=feed,
         )
         own = settings(spec)
+        other = None if variant is None else settings(variant)
         self._device = device
         self._feed = self._variant_feed = own.feed
         self.load = own.load
@@ -127,6 +130,9 @@ class Arms:
         self.bare = own.loop(own.module())
         self._half_batch = half_batch(spec)
         self.half: Loop | None = None
+        if other is None and n > 1 and self._half_batch is not None:
+            self.half = own.loop(own.module(), self._half_batch)
+        meet()
         before = device.foreign_bytes()
         self._plain_ddp = own.ddp(group)
         after = device.foreign_bytes()
@@ -136,16 +142,13 @@ class Arms:
         self.variant: Loop | None = None
         self.solo: Loop | None = None
         self.detailed: Loop | None = None
-        if variant is not None:
-            other = settings(variant)
+        if other is not None:
             self._variant_feed = other.feed
             self.variant = other.loop(other.ddp(group))
         elif n > 1:
             self._solo_ddp = own.ddp(groups[1].data)
             self._solo_probe: SoloProbe | None = None
             self.solo = own.loop(self._solo_ddp)
-            if self._half_batch is not None:
-                self.half = own.loop(own.module(), self._half_batch)
             detailed = own.wrap(group)
             self._probe = BucketProbe(detailed, group, n, device, spec.ddp.comm_hook)
             self.detailed = own.loop(detailed)

@@ -7,6 +7,8 @@ that fails ends everybody within a slice.
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,6 +17,8 @@ import torch.distributed as dist
 
 SLICE = timedelta(seconds=2)
 ABORT = "abort"
+WAITED = "Wait timeout"
+"""In the words of a store in a file, which has no class for it."""
 
 
 class Aborted(Exception):  # noqa: N818
@@ -24,9 +28,11 @@ class Aborted(Exception):  # noqa: N818
 class Control:
     """Agreement between the ranks of one launch."""
 
-    def __init__(self, store: Any, rank: int) -> None:
+    def __init__(self, store: Any, rank: int, *, patience_s: float = math.inf) -> None:
+        """`patience_s`: how long to wait for one key. A launch has a launcher that ends it; an own loop has none."""
         self._store = store
         self._rank = rank
+        self._patience_s = patience_s
 
     def abort(self, record: dict[str, Any]) -> bool:
         """Tell everybody that this rank failed; True when it was the first to."""
@@ -34,12 +40,19 @@ class Control:
         return bool(self._store.compare_set(ABORT, "", text) == text.encode())
 
     def wait(self, key: str) -> None:
-        """Sleep until `key` is set; `Aborted` when a rank failed meanwhile."""
+        """Sleep until `key` is set; `Aborted` when a rank failed meanwhile, TimeoutError when patience ends."""
+        end = time.monotonic() + self._patience_s
         while True:
             try:
                 self._store.wait([key], SLICE)
-            except dist.DistStoreError:
+            except RuntimeError as error:
+                if not isinstance(error, dist.DistStoreError) and not str(error).startswith(WAITED):
+                    raise
                 self.check()
+                if time.monotonic() > end:
+                    raise TimeoutError(
+                        f"{key}: waited {self._patience_s:.0f} s for the other ranks"
+                    ) from None
             else:
                 return
 

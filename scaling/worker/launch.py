@@ -31,12 +31,11 @@ from scaling.worker.options import shaped
 from scaling.worker.pace import EXCHANGE_SHARE, Pace, bunch
 from scaling.worker.precision import Precision
 from scaling.worker.prepare import Ready, fits, warm_up
+from scaling.worker.progress import COMPILE_S, Progress
 from scaling.worker.recorder import Recorder
 from scaling.worker.workload import Workload, build
 
 MEMORY_SCHEMA = 1
-LATE = 4
-"""A block that takes so many times longer than expected is late, and after `step_timeout_s` more hung."""
 
 
 class Launch:
@@ -58,6 +57,7 @@ class Launch:
         everybody = dist.distributed_c10d._get_default_store()  # noqa: SLF001
         store = dist.PrefixStore(f"launch/{folder.index}", everybody)  # type: ignore[attr-defined]
         self.control = Control(store, self.rank)
+        self.progress = Progress(folder.progress, self.spec.measure, rank=self.rank)
         self.parts = {
             t.world_size: plan.sub_groups(t.world_size, self.world) for t in (*trials, *self.baseline)
         }
@@ -185,6 +185,7 @@ class Launch:
                 precision=self.precision,
                 faults=self.faults,
                 feed=functools.partial(self._feed, workload),
+                meet=functools.partial(self._built, n, participants),
             )
             if self.control.all_true(f"fits/{n}", participants, fits(arms)):
                 self.ready[n] = warm_up(
@@ -197,6 +198,7 @@ class Launch:
                     exchange=self.exchange,
                     measure=self.spec.measure,
                     rank=self.rank,
+                    word=self._word,
                 )
                 if n == self.world:
                     self._connect_pairs()
@@ -210,6 +212,15 @@ class Launch:
         if not fits_all and self.rank == 0:
             write_json(self.folder.out_of_memory(n), {"world_size": n})
         return fits_all
+
+    def _built(self, n: int, participants: int) -> None:
+        """Wait for the slowest to have what it feeds: a wrapper is made together, and a collective waits less long."""
+        self.control.meet(f"built/{n}", participants)
+        self._word("first step", COMPILE_S if self.spec.compile else None)
+
+    def _word(self, what: str, expected_s: float | None = None) -> None:
+        """How far the warm-up is."""
+        self.progress(f"{self.stage}, {what}", expected_s=expected_s)
 
     def _connect_pairs(self) -> None:
         """The first message of a group makes its connection: not in a block that is timed."""
@@ -282,19 +293,3 @@ class Launch:
         if block.arm in STEP_ARMS:
             return steps * self.ready[block.trial.world_size].step_ns / 1e9
         return self.spec.measure.budget_s * EXCHANGE_SHARE
-
-    def progress(
-        self,
-        stage: str,
-        rounds: float = 0.0,
-        elapsed_s: float = 0.0,
-        left_s: float | None = None,
-        expected_s: float | None = None,
-    ) -> None:
-        """Rank 0's word on how far the launch is, and how long the launcher is to wait for the next one."""
-        if self.rank != 0:
-            return
-        document = {"stage": stage, "rounds": rounds, "elapsed_s": round(elapsed_s, 1), "left_s": left_s}
-        if expected_s is not None:
-            document["patience_s"] = round(self.spec.measure.step_timeout_s + LATE * expected_s, 1)
-        write_json(self.folder.progress, document, indent=None)

@@ -9,7 +9,7 @@ from typing import Any
 
 from scaling.plan import Block
 from scaling.records import BARE_ONE, PLAIN
-from scaling.spec import OVERRUN, Measure, Spec
+from scaling.spec import FABRIC_BYTES_MIN, OVERRUN, Measure, Spec
 
 BLOCK_NS_MIN = 300_000_000
 """Blocks of very short steps get more of them: a block is to outlast a scheduler's hiccup."""
@@ -21,6 +21,8 @@ EXCHANGE_SHARE = 0.15
 """Of a round, about, for replay and the size sweep."""
 SWEEP_SHARE = 0.01
 """One message of the sweep may take this much of the budget."""
+LEFT_ROUNDS = 0.2
+"""From here on a round's length is known well enough to say when the last one ends."""
 
 
 class Pace:
@@ -91,7 +93,7 @@ class Pace:
 
     def seconds_left(self, rounds: float, elapsed_s: float) -> float | None:
         """Until the last round ends, None while unknown."""
-        if rounds < 0.2:
+        if rounds < LEFT_ROUNDS:
             return None
         return round(
             max(0.0, min(self._measure.budget_s, elapsed_s / rounds * self._measure.rounds_max) - elapsed_s),
@@ -132,7 +134,7 @@ def fabric_sizes(
     Runs each size once, which also warms the path up. All ranks come to the same list.
     """
     sizes: list[int] = []
-    size = 2**10
+    size = FABRIC_BYTES_MIN
     while size <= ceiling:
         row = exchange(size)
         sizes.append(size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from scaling.plan import Trial
@@ -15,6 +16,7 @@ from scaling.worker.exchange import Exchange
 from scaling.worker.groups import Group
 from scaling.worker.memory import is_out_of_memory
 from scaling.worker.pace import fabric_sizes
+from scaling.worker.progress import COMPILE_S
 from scaling.worker.step import Loop
 
 WARMUP_CHUNK = 3
@@ -58,20 +60,25 @@ def warm_up(
     exchange: Exchange,
     measure: Measure,
     rank: int,
+    word: Callable[[str, float | None], None],
 ) -> Ready:
     """Each loop a few steps (DDP rebuilds its buckets in the second), then plain ones until they settle.
 
-    `participants`: ranks of all sub-groups, which do the same: rank 0 decides for all of them.
+    `participants`: ranks of all sub-groups, which do the same: rank 0 decides for all of them. `word` is told what
+    comes next and, where it may take minutes, about how long (s).
     """
     n, clock, lead = trial.world_size, device.clock, rank == 0
     for feed in arms.feeds():
         feed.prepare("warm-up", n)
         feed.resume()
-    if arms.compiles:  # minutes, and not the same on every rank: nobody is to wait in a collective for it
-        for loop in arms.loops():
-            loop.local()
-        control.meet(f"compiled/{n}", participants)
-    for loop in arms.loops():
+    loops = arms.loops()
+    for index, loop in enumerate(loops if arms.compiles else ()):
+        # Minutes, and not the same on every rank: nobody is to wait in a collective for it.
+        word(f"compiling {index + 1} of {len(loops)}", COMPILE_S)
+        loop.local()
+        control.meet(f"compiled/{n}/{index}", participants)
+    for index, loop in enumerate(loops):
+        word(f"loop {index + 1} of {len(loops)}", None)
         _chunk(loop, clock)
     if arms.detailed is not None:
         with arms.taking(PROBE, detailed=True) as take:
@@ -82,10 +89,12 @@ def warm_up(
             take(arms.detailed.forward_end_ns)  # one step's, as every step's will be
     steps, before, settled = WARMUP_CHUNK, float("inf"), False
     while not settled and steps < measure.warmup_max:
+        word(f"{steps} steps", None)
         took = _chunk(arms.plain, clock)
         steps += WARMUP_CHUNK
         settled = control.agree(f"warm/{n}/{steps}", took > before * (1 - WARMUP_SETTLED), lead=lead)
         before = took
+    word("messages", None)
     for feed in arms.feeds():
         feed.pause("warm-up")
     fed_ns = arms.feed(PLAIN).fed_ns(clock, arms.load)

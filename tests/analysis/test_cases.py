@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 import pytest
 
-from scaling.analysis.cases import _kneed, percentiles
+from scaling.analysis.cases import _kneed, _throughput, percentiles, whole_rounds
 from scaling.analysis.results import Inference, Measured
 from scaling.analysis.stats import resampling_weights
 
@@ -88,3 +89,29 @@ def test_every_setting_has_its_own_knee_and_what_was_not_measured_has_none():
     ]
     assert [r.knee for r in _kneed(rows)] == [False, False, True, False, False]
     assert not _kneed([row(1, 100)])[0].knee
+
+
+def stretches(*places):
+    """A request of 8 samples and 10 ms at each (round, rank, arm)."""
+    took = {"begin_ns_step": 0, "end_ns_step": 10**7}
+    return pl.DataFrame(
+        [
+            {"launch": 0, "round": r, "rank": rank, "arm": arm, "batch": 8, "steps": 1} | took
+            for r, rank, arm in places
+        ]
+    )
+
+
+def test_a_round_that_one_rank_did_not_end_counts_for_none():
+    """The second rank was killed in round 3: half of the throughput of that round is nobody's."""
+    whole = [(r, rank, "throughput") for r in range(3) for rank in range(2)]
+    cut = stretches(*whole, (3, 0, "throughput"))
+    found = _throughput(whole_rounds(cut, 2), seed=0)
+    assert (found.value, found.n) == (pytest.approx(1600.0), 3)
+    assert found.low == pytest.approx(1600.0)
+
+
+def test_a_round_can_be_whole_in_one_arm_and_cut_off_in_the_next():
+    rows = stretches((0, 0, "latency"), (0, 1, "latency"), (0, 0, "throughput"))
+    assert set(whole_rounds(rows, 2)["arm"]) == {"latency"}
+    assert whole_rounds(rows.filter(pl.col("rank") == 0), 2).is_empty()

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from scaling.analysis.clocks import DeviceSample, warnings, with_telemetry
+from scaling.analysis.quantities import SHOWN
 from scaling.analysis.results import Throttled
 from scaling.records import PLAIN, PROBE
 
@@ -22,7 +23,7 @@ def blocks():
         for index, arm in enumerate(("bare_one", "plain")):
             begin = (2 * number + index) * 3 * S
             rows.append((0, 0, number, 2, arm, begin, begin + 3 * S - 1))
-    names = ["launch", "rank", "round", "world_size", "arm", "begin_ns", "end_ns"]
+    names = ["launch", "rank", "round", "world_size", "arm", "host_begin_ns", "host_end_ns"]
     return pl.DataFrame(rows, schema=names, orient="row")
 
 
@@ -63,7 +64,8 @@ def test_blocks_that_were_throttled_are_counted_and_their_ranks_named():
 
 
 def test_a_block_shorter_than_the_period_says_what_the_sample_next_to_it_says_and_has_no_clock():
-    short = blocks().with_columns(begin_ns=pl.col("begin_ns") + S // 3, end_ns=pl.col("begin_ns") + S // 2)
+    begin = pl.col("host_begin_ns")
+    short = blocks().with_columns(host_begin_ns=begin + S // 3, host_end_ns=begin + S // 2)
     found = with_telemetry(short, {(0, 0): samples(reasons=THERMAL)})
     assert found["throttled"].to_list() == [False, True] * 4
     assert found["sm_mhz"].null_count() == found["power_w"].null_count() == 8
@@ -77,15 +79,20 @@ def test_without_telemetry_nothing_is_known():
 # In the waterfall
 
 
-def told(run, mhz, watts=400.0, throttled=()):
-    """The run had its devices told their clocks: `mhz` by arm, elsewhere 2000."""
+def told(run, mhz, watts=400.0, throttled=(), device="0/{rank}"):
+    """The run had its devices told their clocks: `mhz` by arm, elsewhere 2000; `device`: a rank's."""
     rows = run.tables.blocks.select("arm", "rank").iter_rows()
     shown = [
-        (float(mhz.get(arm, 2000.0)), watts, THERMAL if rank in throttled else 0, rank in throttled)
+        (
+            float(mhz.get(arm, 2000.0)),
+            watts,
+            THERMAL if rank in throttled else 0,
+            rank in throttled,
+            device.format(rank=rank) or None,
+        )
         for arm, rank in rows
     ]
-    columns = {"sm_mhz": pl.Float64, "power_w": pl.Float64, "reasons": pl.Int64, "throttled": pl.Boolean}
-    extra = pl.DataFrame(shown, schema=columns, orient="row")
+    extra = pl.DataFrame(shown, schema=SHOWN, orient="row")
     return run.analyze(replace(run.tables, blocks=run.tables.blocks.hstack(extra)))
 
 
@@ -134,6 +141,7 @@ def test_clocks_seen_in_too_few_rounds_change_nothing(run):
         power_w=pl.lit(None, pl.Float64),
         reasons=pl.lit(0, pl.Int64),
         throttled=pl.lit(value=False),
+        device=pl.lit(None, pl.String),
     )
     found = loss_of(run.analyze(replace(run.tables, blocks=told_blocks)))
     assert found.clocks is None
@@ -181,12 +189,21 @@ def test_energy_is_that_of_all_ranks_in_plain_steps(run):
     assert point.cost.samples_per_joule.value == pytest.approx(point.samples_per_s.value / 500.0)
 
 
+@pytest.mark.parametrize(("device", "boards"), [("0/{rank}", 2), ("0/0", 1), ("", 2)])
+def test_the_board_of_a_device_that_ranks_share_is_counted_once(run, device, boards):
+    """As of Gloo ranks on one GPU, each of which is told its whole power; where nothing is told each has its own."""
+    point = next(p for p in told(run, {}, watts=250.0, device=device).points if p.world_size == 2)
+    assert point.cost.power_w.value == pytest.approx(250.0 * boards)
+    assert point.cost.samples_per_joule.value == pytest.approx(point.samples_per_s.value / (250.0 * boards))
+
+
 def test_power_that_one_rank_does_not_tell_is_unknown(run):
     blocks = run.tables.blocks.with_columns(
         sm_mhz=pl.lit(2000.0),
         power_w=pl.when(pl.col("rank") == 0).then(pl.lit(300.0)),
         reasons=pl.lit(0, pl.Int64),
         throttled=pl.lit(value=False),
+        device=pl.lit(None, pl.String),
     )
     point = run.analyze(replace(run.tables, blocks=blocks)).points[-1]
     assert point.cost.power_w is None

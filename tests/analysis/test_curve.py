@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -143,14 +145,14 @@ def test_a_size_that_a_round_lacks_is_unknown_there():
 
 @pytest.fixture
 def curve_of(cluster):
-    """curve_of(n, ranks_per_host, times): the level of one world size, the same times in eight rounds."""
+    """curve_of(n, ranks_per_host, times, bound_ns): the level of one world size, the same times in eight rounds."""
 
-    def made(n, ranks_per_host=1, times=None):
+    def made(n, ranks_per_host=1, times=None, bound_ns=0):
         truth = cluster.Truth(world_sizes=(n,), ranks_per_host=ranks_per_host, hosts=n // ranks_per_host)
         plan = make_plan(cluster.spec_of(truth), run_id="", created="", version="")
         times = times or {size: exact(size, n) for size in SWEEP}
         rounds = Rounds({str(s): np.full(8, t) for s, t in times.items()}, np.zeros(8, dtype=np.int64))
-        return level({"all_reduce": (rounds, tuple(times))}, plan, n), plan.spec.topology.link
+        return level({"all_reduce": (rounds, tuple(times))}, plan, n, bound_ns), plan.spec.topology.link
 
     return made
 
@@ -207,3 +209,41 @@ def test_one_size_gives_a_curve_and_no_fit(curve_of):
 def test_times_of_arrays_are_arrays():
     link = AlphaBeta(2, np.array([1.0, 2.0]), np.array([0.0, 1.0]))
     assert link.time_ns(10.0).tolist() == [2.0, 14.0]
+
+
+# Clocks
+
+
+def reach(number):
+    """How far an interval reaches to either side."""
+    return number.value - number.low, number.high - number.value
+
+
+def test_what_the_clocks_may_be_off_by_is_in_the_interval_of_every_time(curve_of):
+    bound_ns = 10_000
+    found, _ = curve_of(4, bound_ns=bound_ns)
+    for point in found.curve:
+        assert reach(point.time_us) == pytest.approx((bound_ns / 1e3,) * 2)
+        for rate in (point.algbw_gbit_s, point.busbw_gbit_s):
+            share = bound_ns / 1e3 / point.time_us.value
+            assert reach(rate) == pytest.approx((share * rate.value,) * 2)
+    assert reach(found.alpha_us) == pytest.approx((bound_ns / 1e3 / 6,) * 2)  # 2 (n - 1) hops
+    assert reach(found.busbw_gbit_s) == pytest.approx((0, 0))  # the same in all messages: a slope without it
+
+
+def test_no_time_and_no_rate_is_below_zero_however_far_the_clocks_are_apart(curve_of):
+    found, _ = curve_of(2, bound_ns=10**9)
+    assert {point.time_us.low for point in found.curve} == {0}
+    assert {point.busbw_gbit_s.low for point in found.curve} == {0}
+    assert found.alpha_us.low == 0
+
+
+def test_clocks_that_were_corrected_leave_latency_known_to_their_bound(measure, cluster):
+    """One rank's offset is measured some microseconds wrong, alike in every round."""
+    truth = cluster.Truth(world_sizes=(2,), rounds=6, alpha_ns=5e3, clock_bound_ns=20_000)
+    (right,) = measure(truth).analysis.fabric.levels
+    (level,) = measure(replace(truth, clock_offset_ns=(0, 10**9))).analysis.fabric.levels
+    assert right.alpha_us.half_width < 1
+    assert level.alpha_us.high - level.alpha_us.value >= 10  # 20 us over two hops
+    assert level.alpha_us.low <= truth.alpha_ns / 1e3 <= level.alpha_us.high
+    assert level.curve[0].time_us.high - level.curve[0].time_us.value >= 20

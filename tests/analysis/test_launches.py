@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from scaling.analysis.launches import counted
+from scaling.spec import OWN_LOOP
 
 FRAMES = ("blocks", "steps", "buckets", "fabric")
 LATE = pl.col("world_size") == 4
@@ -113,3 +114,39 @@ def test_losses_still_add_up_over_launches(weak):
     point = weak.analyze(tables).points[2]
     losses = [getattr(point.loss, name) for name in point.loss.__slots__]
     assert sum(x.value for x in losses if x) == pytest.approx(1 - point.efficiency.value, abs=1e-9)
+
+
+# Own loops
+
+
+@pytest.fixture(scope="module")
+def own_counted(weak):
+    """own_counted(how each launch of an own loop ended): the launches that count; None: without an end line."""
+    spec = replace(weak.plan.spec, launcher=OWN_LOOP)
+    plan = replace(weak.plan, spec=spec, trials=(trial(weak, 4),))
+    steps = kept(weak.tables, LATE & pl.col("arm").is_in(["plain", "probe"]))
+
+    def loop(launch, state, rows=True):
+        tables = launched(kept(steps, rows), launch, ended=False)
+        return replace(tables, ranks=tuple(replace(rank, state=state) for rank in tables.ranks))
+
+    def found(*states, first=True):
+        """`first`: rows that launch 0 left."""
+        launches = [loop(k, state, rows=True if k else first) for k, state in enumerate(states)]
+        return sorted(counted(together(*launches), plan, plan.trials[0]))
+
+    return found
+
+
+def test_loops_that_wrote_their_end_all_count(own_counted):
+    assert own_counted("done", "done") == [0, 1]
+    assert own_counted("failed", "done") == [0, 1]  # what was measured before an exception is as good
+
+
+def test_a_loop_without_an_end_does_not_count_beside_one_that_has_it(own_counted):
+    assert own_counted("done", None) == [0]
+
+
+def test_loops_without_an_end_count_together_where_none_has_one(own_counted):
+    assert own_counted(None, None) == [0, 1]
+    assert own_counted(None, None, first=pl.col("arm") == "plain") == [1]  # not one whole round

@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scaling import codec
+from scaling.analysis.trials import read_trial
 from scaling.collect import Tables
+from scaling.spec import OWN_LOOP
 
 FRAMES = ("blocks", "steps", "buckets", "fabric")
 few = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -263,3 +265,56 @@ def test_no_nominal_link_no_share_of_it(measure, cluster):
     run = measure(cluster.Truth(world_sizes=(2,), hosts=1, ranks_per_host=2, rounds=3))
     assert run.point(2).comm.busbw_gbit_s is not None
     assert run.point(2).comm.nominal_share is None
+
+
+# How often gradients are reduced
+
+
+@pytest.fixture(scope="module")
+def six(measure, cluster):
+    """A step of three buckets, each reduced twice."""
+    each = [cluster.Bucket(bytes=size, at=at) for size, at in ((2**20, 0.2), (2**21, 0.3), (2**21, 0.4))]
+    again = [replace(bucket, at=bucket.at + 0.5) for bucket in each]
+    return measure(cluster.Truth(world_sizes=(2,), buckets=(*each, *again), rounds=3, steps=4))
+
+
+def records_of(six, *, sent):
+    """ddp_solo had the three buckets once, and `sent` of their bytes went over the wire."""
+    solo = pl.col("arm") == "ddp_solo"
+    whole = (pl.col("bytes") / sent).cast(pl.Int64)
+    buckets = six.tables.buckets.filter(~solo | (pl.col("seq") < 3))
+    buckets = buckets.with_columns(bytes=pl.when(solo).then(whole).otherwise(pl.col("bytes")))
+    return read_trial(replace(six.tables, buckets=buckets), six.plan.trials[0])
+
+
+def trained(six, *, micro_steps, hook="none", launcher="local"):
+    """The run's settings with others."""
+    spec = six.plan.spec
+    ddp = replace(spec.ddp, comm_hook=hook)
+    return replace(spec, accumulation_steps=micro_steps, ddp=ddp, launcher=launcher)
+
+
+@pytest.mark.parametrize(("hook", "sent"), [("none", 1.0), ("bf16", 0.5), ("fp16", 0.5)])
+def test_reductions_are_counted_whatever_a_hook_makes_of_the_bytes(six, hook, sent):
+    records = records_of(six, sent=sent)
+    assert records.reductions(trained(six, micro_steps=2, hook=hook)) == 2
+    assert records.reductions(trained(six, micro_steps=1, hook=hook)) == 1  # one micro-step reduces once
+
+
+def test_power_sgd_sends_up_to_three_messages_a_bucket_and_reduction(six):
+    records = records_of(six, sent=0.01)
+    assert records.reductions(trained(six, micro_steps=2, hook="powersgd")) == 1
+
+
+def test_an_own_loop_may_have_any_hook_so_its_bytes_count(six):
+    own = trained(six, micro_steps=2, launcher=OWN_LOOP)
+    assert [records_of(six, sent=sent).reductions(own) for sent in (1.0, 0.01)] == [2, 1]
+
+
+def test_what_no_solo_block_recorded_is_unknown(six):
+    nothing = replace(records_of(six, sent=1.0), gradients=())
+    assert nothing.reductions(trained(six, micro_steps=2)) is None
+
+
+def test_the_report_has_how_often_gradients_are_reduced(busy):
+    assert busy.point(4).comm.reductions == 1

@@ -16,10 +16,10 @@ COMPUTE, TRANSFER = 40 * MS, 10 * MS
 BUCKET = 30 * MS  # when a rank on time is ready with its one bucket
 
 
-def find(extra_ms, *, rounds=8, noise_ms=0.0, early_ms=0.0, floor=0.0, seed=0):
+def find(extra_ms, *, rounds=8, noise_ms=0.0, early_ms=0.0, floor=0.0, seed=0, hosts=()):
     """late_ranks of steps in which rank r takes extra_ms[r] longer before its bucket is ready.
 
-    `early_ms`: of link time for another bucket, with which all ranks are ready at once.
+    `early_ms`: of link time for another bucket, with which all ranks are ready at once; `hosts`: of each rank.
     """
     n, steps = len(extra_ms), 5
     rng = np.random.default_rng(seed)
@@ -48,7 +48,7 @@ def find(extra_ms, *, rounds=8, noise_ms=0.0, early_ms=0.0, floor=0.0, seed=0):
         bucket_bytes=(1,),
     )
     plain = np.full(rounds, COMPUTE + max(extra_ms) * MS)
-    return late_ranks(records, Rounds({"plain": plain}, records.launches), floor)
+    return late_ranks(records, Rounds({"plain": plain}, records.launches), floor, hosts)
 
 
 def test_equal_ranks_are_not_late():
@@ -110,3 +110,58 @@ def test_two_rounds_are_too_few_to_name_anyone():
 
 def test_one_rank_alone_has_nobody_to_be_late_for():
     assert find([30]) is None
+
+
+# Hosts
+
+TWO_HOSTS = [0] * 8 + [1] * 8
+
+
+def test_a_host_all_of_whose_many_ranks_are_late_is_found():
+    extra = [0] * 8 + [20, 20, 20, 25, 20, 20, 20, 20]
+    late = find(extra, hosts=TWO_HOSTS)
+    assert set(late.ranks) == set(range(8, 16))
+    assert (late.ranks[0], late.host) == (11, 1)
+    assert late.cost_ns.value == pytest.approx(25 * MS)
+    assert late.skew_ns.value == pytest.approx(25 * MS)
+
+
+def test_without_hosts_no_few_of_them_cost_anything():
+    assert find([0] * 8 + [20] * 8) is None
+
+
+def test_a_rank_that_is_later_than_its_late_host_comes_first():
+    late = find([0] * 8 + [20, 20, 20, 60, 20, 20, 20, 20], hosts=TWO_HOSTS, noise_ms=0.1)
+    assert set(late.ranks) == set(range(8, 16))
+    assert (late.ranks[0], late.host) == (11, 1)
+    assert late.cost_ns.value == pytest.approx(60 * MS, rel=0.02)
+
+
+def test_a_late_rank_of_another_host_is_found_beside_a_late_host():
+    late = find([0, 0, 0, 0, 0, 40] + [0] * 10 + [20] * 6, hosts=[0] * 8 + [1] * 8 + [2] * 6)
+    assert set(late.ranks) == {5, *range(16, 22)}
+    assert (late.ranks[0], late.host) == (5, None)  # of its host it alone is late
+
+
+def test_two_of_four_hosts_are_both_found():
+    late = find([0] * 6 + [20] * 12 + [0] * 6, hosts=[r // 6 for r in range(24)])
+    assert set(late.ranks) == set(range(6, 18))
+
+
+def test_where_most_hosts_are_late_none_is():
+    assert find([0] * 6 + [20] * 12, hosts=[r // 6 for r in range(18)]) is None
+
+
+def test_one_late_rank_is_not_its_host():
+    late = find([0] * 8 + [20] + [0] * 7, hosts=TWO_HOSTS)
+    assert (late.ranks, late.host) == ((8,), None)
+
+
+def test_a_host_of_one_rank_is_not_named_beside_it():
+    late = find([0, 20, 0, 0], hosts=[0, 1, 2, 3])
+    assert (late.ranks, late.host) == ((1,), None)
+
+
+def test_chance_makes_no_host_late():
+    for seed in range(10):
+        assert find([0] * 16, noise_ms=0.2, seed=seed, hosts=TWO_HOSTS) is None

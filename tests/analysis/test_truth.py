@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -156,3 +156,21 @@ def test_ordinary_jitter_makes_nobody_late(measure, cluster):
     for seed in range(3):
         run = measure(cluster.Truth(world_sizes=(2, 4), seed=seed))
         assert all(p.straggler is None for p in run.analysis.points)
+
+
+def test_a_host_of_eight_late_ranks_is_named_with_its_cost(measure, cluster):
+    late = tuple(cluster.Straggler(rank=r, extra_ns=20 * MS) for r in range(8, 16))
+    truth = cluster.Truth(
+        world_sizes=(16,), hosts=2, ranks_per_host=8, rounds=6, steps=6, stragglers=late, step_noise=0.0
+    )
+    run = measure(truth)
+    clean = measure(replace(truth, stragglers=()))
+    found = run.point(16).straggler
+    assert (found.host, found.phase) == (1, "forward")
+    assert found.rank in range(8, 16)
+    more = run.point(16).step_ms.value - clean.point(16).step_ms.value
+    assert found.cost_ms.value == pytest.approx(20, rel=0.05)
+    assert more == pytest.approx(20, rel=0.1)
+    assert clean.point(16).straggler is None
+    (verdict,) = [v for v in run.analysis.verdicts if v.cause == "straggler"]
+    assert "all ranks of host 1 are late: look for what they share" in verdict.evidence

@@ -196,3 +196,44 @@ def test_a_remedy_says_the_line_of_ones_own_code(plan):
     for cause in ("link_bandwidth", "link_latency"):
         (found,) = verdicts(point({cause: 0.3}), plan)
         assert all(r.code for r in found.try_)
+
+
+def reduced(times, size=2**20, sent=2**20):
+    """Gradients of `size` bytes, of which `sent` are sent in a step of two reductions or one."""
+    return Comm(
+        bytes_per_step=sent,
+        buckets=(Bucket(bytes=sent, ready_ms=None, transfer_ms=None, skew_ms=None),),
+        busbw_gbit_s=None,
+        curve_share=None,
+        nominal_share=None,
+        hidden_share=None,
+        gradient_bytes=size,
+        reductions=times,
+    )
+
+
+@pytest.mark.parametrize("sent", [2**21, 2**20], ids=["as they are", "as bf16"])
+def test_gradients_reduced_in_every_micro_step_lack_no_sync(plan, sent):
+    (found,) = verdicts(point({"link_bandwidth": 0.3}, comm=reduced(2, sent=sent)), plan)
+    assert "gradients of 1.0 MiB are reduced 2 times a step: no_sync is missing" in found.evidence
+    assert [r.code.startswith("with ddp.no_sync():") for r in found.try_] == [True]
+
+
+@pytest.mark.parametrize("times", [1, None])
+def test_gradients_reduced_once_do_not(plan, times):
+    (found,) = verdicts(point({"link_bandwidth": 0.3}, comm=reduced(times)), plan)
+    assert not [line for line in found.evidence if "no_sync" in line]
+    assert found.try_[0].overrides.startswith("accumulation_steps=2")
+
+
+def test_a_host_whose_ranks_are_all_late_is_named(plan):
+    late = Straggler(rank=9, phase="input", by_itself=None, cost_ms=about(30.0), skew_ms=about(28.0), host=1)
+    (found,) = verdicts(point({"straggler": 0.3}, straggler=late), plan)
+    assert "all ranks of host 1 are late: look for what they share" in found.evidence
+
+
+def test_over_several_ranks_no_cause_is_told_and_a_longer_run_would_not_help(plan):
+    (found,) = verdicts(replace(point({}), loss=None, efficiency=about(0.5), base_world_size=2), plan)
+    assert found.cause == "undecided"
+    assert "no rank ran the whole batch alone" in found.evidence[0]
+    assert not [line for line in found.evidence if "measure=" in line]

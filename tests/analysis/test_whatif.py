@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import polars as pl
 import pytest
 
 from scaling.analysis.change import Change
@@ -194,3 +195,48 @@ def test_within_one_launch_a_prediction_is_surer(sources):
 def test_a_model_that_missed_at_its_back_test_is_doubted_by_as_much(sources):
     found = predict(sources[4], Change(world_size=8), doubt=0.1)["step"]
     assert found.high > 1.1 * found.value
+
+
+# Communication hooks
+
+
+def hooked(run, hook="bf16"):
+    """The run had fp32 gradients of twice the bytes that went over its wire."""
+    solo = pl.col("arm") == "ddp_solo"
+    twice = pl.when(solo).then(2 * pl.col("bytes")).otherwise(pl.col("bytes"))
+    tables = dataclasses.replace(
+        run.tables,
+        buckets=run.tables.buckets.with_columns(bytes=twice),
+        parameters=run.tables.parameters.with_columns(bytes=2 * pl.col("bytes")),
+    )
+    ddp = dataclasses.replace(run.plan.spec.ddp, comm_hook=hook)
+    return tables, dataclasses.replace(run.plan, spec=dataclasses.replace(run.plan.spec, ddp=ddp))
+
+
+def test_after_a_hook_other_buckets_send_as_few_bytes_as_the_measured_ones(measure, truth, expected, cluster):
+    source = next(s for s in read_sources(*hooked(measure(truth))) if s.world_size == 4)
+    assert (source.wire, source.reductions) == (0.5, 1)
+    assert predict(source, Change())["step"].value == source.plain[0]
+    # Every parameter its own bucket, as measured.
+    same = predict(source, Change(bucket_cap_mb=1.0))["step"].value
+    assert same == pytest.approx(source.plain[0])
+    one = dataclasses.replace(truth, buckets=(cluster.Bucket(bytes=truth.payload, at=1.0),))
+    merged = predict(source, Change(bucket_cap_mb=100.0))["step"].value
+    assert merged == pytest.approx(expected(one, 4), rel=NEAR)
+
+
+def test_the_link_is_judged_by_the_bytes_that_a_replay_sent(measure, truth, sources):
+    source = next(s for s in read_sources(*hooked(measure(truth))) if s.world_size == 4)
+    assert source.link.beta_ns[0] == pytest.approx(sources[4].link.beta_ns[0])
+
+
+def test_a_replay_of_all_reductions_of_a_step_makes_no_link_slower(measure, truth, cluster):
+    """Three buckets, reduced in both micro-steps: a replay sends all six messages, ddp_solo knows three."""
+    again = [dataclasses.replace(bucket, at=1.0) for bucket in truth.buckets]
+    run = measure(dataclasses.replace(truth, world_sizes=(4,), buckets=(*truth.buckets, *again)))
+    once = (pl.col("arm") != "ddp_solo") | (pl.col("seq") < 3)
+    tables = dataclasses.replace(run.tables, buckets=run.tables.buckets.filter(once))
+    plan = dataclasses.replace(run.plan, spec=dataclasses.replace(run.plan.spec, accumulation_steps=2))
+    (source,) = read_sources(tables, plan)
+    assert (source.reductions, source.wire) == (2, 1.0)
+    assert source.link.beta_ns[0] == pytest.approx(truth.beta_ns, rel=0.05)

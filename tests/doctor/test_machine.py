@@ -118,6 +118,17 @@ def test_the_state_of_a_device(node, change, said, severity):
     assert (problem.rank, problem.severity) == (0, severity)
 
 
+def test_a_device_that_fell_off_the_bus_is_named_and_the_others_are_looked_at(node):
+    node.nvml.gpus[2].lacks.add("HandleByIndex")
+    node.nvml.gpus[3].width = 8
+    lost, narrow = node.examine().problems
+    assert lost.what == "GPU 2: NVML lists it and cannot open it (GPU is lost)"
+    assert "Xid" in lost.remedy
+    assert lost.severity == ERROR
+    assert narrow.what.startswith("GPU 3: its PCIe link runs at x8")
+    assert narrow.rank == 3
+
+
 def test_an_xid(node):
     node.nvml.xids = [(1, 79)]
     problem = only(node.examine())

@@ -8,6 +8,8 @@ import pytest
 
 from scaling.doctor import parity
 from scaling.doctor.apart import parts_at
+from scaling.doctor.examine import Evidence
+from scaling.doctor.examine import machine as machine_of
 from scaling.doctor.results import ERROR, WARNING
 from scaling.errors import InputError
 from scaling.files import write_json
@@ -133,3 +135,32 @@ def test_speed_stands_beside_it(node, a_record):
 def test_a_shape_that_changed_is_far_apart(a_record, a_layer):
     short = dataclasses.replace(a_layer("1"), samples=(1.0,), digest="short")
     assert "not comparable" in parts_at(a_record("fp32", (a_layer("0"), short)), a_record("fp32"))
+
+
+FULL = {"fp64": "OutOfMemoryError: CUDA out of memory"}
+
+
+def test_a_format_without_memory_on_one_rank_is_a_warning_there(node, a_record):
+    node.change(2, parity=(a_record("fp32"), a_record("bf16")), parity_left_out=FULL)
+    found = node.examine()
+    problem = one(
+        found, "fp64: parity was not checked, nor any format against it: its steps ran out of memory"
+    )
+    assert (problem.rank, problem.severity, found.exit_code) == (2, WARNING, 0)
+    assert [row.ranks for row in found.parity.table if row.precision == "fp64"] == [(0, 1, 3)]
+
+
+def test_and_said_once_where_it_is_so_everywhere(node, a_record):
+    for rank in range(4):
+        node.change(
+            rank, parity=(a_record("fp64"), a_record("fp32")), parity_left_out={"bf16": "out of memory"}
+        )
+    found = node.examine()
+    assert one(found, "bf16: parity was not checked: its steps").rank is None
+    assert {row.precision for row in found.parity.table} == {"fp64", "fp32"}
+
+
+def test_a_machine_without_fp32_leaves_no_parity_file(node, a_record):
+    for rank in range(4):
+        node.change(rank, parity=(a_record("bf16"),), parity_left_out={"fp32": "out of memory", **FULL})
+    assert machine_of(Evidence(checks=tuple(node.checks), hosts={}), "m()") is None

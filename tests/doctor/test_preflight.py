@@ -59,6 +59,11 @@ def test_a_link_that_is_not_as_promised(tmp_path, fake_nvml):
     assert any(s.startswith("rank 1: GPU 1: its PCIe link runs at x8 of x16") for s in said)
 
 
+def test_a_device_that_fell_off_the_bus_is_named_by_its_number(tmp_path, fake_nvml):
+    (said,) = warnings(*run(tmp_path, {}, telemetry=node(fake_nvml, lacks={"HandleByIndex"})))
+    assert said.startswith("GPU 1: NVML lists it and cannot open it (GPU is lost); ")
+
+
 def test_samples_go_to_the_rank_that_has_the_device(tmp_path, fake_nvml):
     ranks = ({"device_uuid": "0000-0001"}, {"device_uuid": "0000-0000"})
     found = samples(*run(tmp_path, *ranks, telemetry=node(fake_nvml, sm_mhz=900)))
@@ -107,3 +112,9 @@ def test_every_launch_counts(tmp_path):
     again.telemetry(0).write_text("\n".join(map(json.dumps, seconds(0.4))) + "\n")
     (found,) = stolen(folder, plan)
     assert found.shares == pytest.approx((0.0, 0.1, 0.4))
+
+
+def test_ranks_that_share_a_device_name_it_alike(tmp_path, fake_nvml):
+    ranks = [{"device_uuid": uuid} for uuid in ("0000-0001", "0000-0001", "0000-0000")]
+    found = samples(*run(tmp_path, *ranks, telemetry=node(fake_nvml)))
+    assert [found[0, rank][0].device for rank in range(3)] == ["0/1", "0/1", "0/0"]

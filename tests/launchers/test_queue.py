@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from scaling.launchers.queue import JobState, parse_sacct, parse_scontrol, parse_squeue, refusal
+from scaling.errors import InputError, ScalingError
+from scaling.launchers import queue
+from scaling.launchers.queue import JobState, parse_sacct, parse_scontrol, parse_squeue, refusal, state_of
 
 RECORDED = Path(__file__).with_name("slurm-22.05")
 
@@ -107,3 +110,63 @@ def test_refusals_that_need_accounting_to_happen():
     assert said.endswith("specified (cluster.account)")
     said = refusal("sbatch: error: Batch job submission failed: Invalid qos specification")
     assert said.endswith("(cluster.qos)")
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """command(name, line): a shell's line in place of one of Slurm's commands; there are no others."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    def stand_in(name: str, line: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+
+    return stand_in
+
+
+def failing(stderr: str) -> str:
+    return f"echo '{stderr.strip()}' >&2; exit 1"
+
+
+def test_a_job_is_gone_where_slurm_says_that_it_knows_none_of_that_number(command):
+    command("squeue", failing(recorded("squeue-unknown")))
+    command("scontrol", failing(recorded("scontrol-unknown")))
+    assert state_of("7") is None
+
+
+@pytest.mark.parametrize("asked", ["squeue", "scontrol"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "slurm_load_jobs error: Socket timed out on send/recv operation",
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "slurm_load_jobs error: Zero Bytes were transmitted or received",
+        "",
+    ],
+)
+def test_a_controller_that_tells_nothing_is_no_lost_job(command, asked, said):
+    command("squeue", failing(recorded("squeue-unknown")))
+    command("scontrol", failing(recorded("scontrol-unknown")))
+    command(asked, failing(said))
+    with pytest.raises(ScalingError, match=re.escape(f"{asked}: {said or 'it failed without a word'}")):
+        state_of("7")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("exec /bin/sleep 60", "no answer from Slurm within 0.2 s"),
+        (
+            failing("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation"),
+            "Socket timed out on send/recv operation",
+        ),
+    ],
+    ids=["silent", "late"],
+)
+def test_a_job_that_slurm_may_have_taken_is_not_a_refused_one(command, monkeypatch, line, said):
+    monkeypatch.setattr(queue, "ASK_S", 0.2)
+    command("sbatch", line)
+    with pytest.raises(ScalingError, match=f"{said}; the job may be queued all the same") as found:
+        queue.hand_in("#!/bin/sh\n")
+    assert not isinstance(found.value, InputError)
+    assert "\n" not in str(found.value)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from scaling.config import requests
 from scaling.errors import InputError
-from scaling.launchers.sbatch import compare_script, job_script, minutes
+from scaling.largest import LAUNCHES_MAX, PROOFS_MAX
+from scaling.launchers.sbatch import START_S, compare_script, job_script, minutes
 from scaling.plan import make_plan
 from scaling.resources import folder
 from scaling.store import RunFolder
@@ -126,6 +127,12 @@ def test_template_and_scripts_are_shell(tmp_path):
 def test_the_time_limit_grows_with_the_plan():
     short, long = (minutes(plan_of("topology=pcie_node", f"repeats={k}")) for k in (1, 4))
     assert short < long < 4 * short + 1
+
+
+def test_the_time_limit_has_room_for_every_launch_of_the_search_for_the_largest_batch():
+    asked, searched = (minutes(plan_of("topology=pcie_node", *more)) for more in ((), ("batch=max",)))
+    launches = LAUNCHES_MAX + PROOFS_MAX
+    assert searched - asked >= launches * START_S / 60
 
 
 @pytest.mark.parametrize("run", ["/a b", "/a'b", '/a"b', "/a%b", "/a:b", "/a,b", "/a\\b", "/a$b", "/a\nb"])

@@ -72,6 +72,8 @@ def test_it_leaves_no_hook_behind_and_off_registers_none(two, folder):
 def test_a_second_training_in_the_same_folder_is_another_launch(found):
     analysis = found("on")
     assert analysis.run.launches == 2
+    assert [trial.launches for trial in analysis.trials] == [(0, 1)]
+    assert not any("cut off" in line for line in analysis.quality.warnings)
     assert analysis.points[0].step_ms.n >= 5  # rounds that follow one another are pooled
 
 
@@ -90,6 +92,14 @@ def test_misuse_is_told_in_one_line_and_the_training_goes_on(two, case, said):
     assert said in line
     assert two[1]["misuse"]["lines"][case] == ([line] if case == "not_ddp" else [])  # rank 0 speaks for all
     assert case == "not_ddp" or case in two[1]["misuse"]["trained"]
+
+
+def test_a_rank_that_stopped_recording_holds_up_no_baseline(two):
+    (said,) = two[0]["misuse"]["lines"]["full"]
+    assert "baseline() was not measured: rank 1 stopped (OSError: [Errno 28]" in said
+    (stopped,) = two[1]["misuse"]["lines"]["full"]
+    assert "stopped: OSError: [Errno 28]" in stopped
+    assert all("full" in rank["misuse"]["trained"] for rank in two)
 
 
 def test_what_needs_no_baseline_is_there_and_what_needs_one_is_null(found):

@@ -117,6 +117,15 @@ def misuse(folder):
         for _ in range(INNER):
             with probe.step(), second.step():
                 trained["two"] = plain_step(ddp, optimizer)
+    with said(lines, "full"), Probe(ddp, run_dir=folder / "full") as probe:
+        if dist.get_rank() == 1:
+            (probe.run_dir / "launches/0/rank-1.jsonl").symlink_to("/dev/full")
+        for _ in range(INNER):
+            with probe.step():
+                plain_step(ddp, optimizer)
+        probe.baseline(lambda module: plain_step(module, optimizer))
+        with probe.step():
+            trained["full"] = plain_step(ddp, optimizer)
     (folder / "file").write_text("not a folder")
     with said(lines, "unwritable"), Probe(ddp, run_dir=folder / "file" / "below") as probe:
         for _ in range(INNER):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -24,6 +25,7 @@ from scaling.analysis.results import (
     TrialOutcome,
 )
 from scaling.report import tables
+from scaling.report.cases import largest_line
 from scaling.report.compared import comparison_page
 from scaling.report.html import page
 from scaling.report.terminal import print_analysis, print_comparison
@@ -119,6 +121,11 @@ def test_the_terminal_marks_the_knee_and_says_what_was_not_measured(sample):
     words = " ".join(text.split())
     assert "fp32, eager, batch 64: out of memory" in words
     assert "700 a second, in bf16, eager, autocast at batch 8" in words.replace(" ±14", "")
+
+
+def test_a_batch_that_is_too_small_to_train_with_is_not_called_too_large():
+    tries = (BatchTry(batch=1, status="failed"), *LARGEST.tries)
+    assert largest_line(dataclasses.replace(LARGEST, tries=tries)) == largest_line(LARGEST)
 
 
 def test_the_terminal_tells_training_settings_and_the_largest_batch(sample):

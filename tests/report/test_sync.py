@@ -119,6 +119,54 @@ def test_a_server_that_fails_is_a_warning(log, folder, wandb_files, wandb_server
     assert_nobody_is_left(folder)
 
 
+@pytest.fixture
+def foreign(folder) -> dict[str, str]:
+    """What somebody's own training has in the same folder: a run, a link to it and a file; as `files` lists it."""
+    run = folder.path / "wandb" / "offline-run-20250102_030405-mine"
+    run.mkdir(parents=True)
+    (run / "run-mine.wandb").write_text("weeks of training")
+    (folder.path / "wandb" / "latest-run").symlink_to(run.name)
+    (folder.path / "wandb" / "debug.log").symlink_to("a/log/that/is/gone")
+    (folder.path / "wandb" / "settings").write_text("theirs")
+    return files(folder)
+
+
+def files(folder) -> dict[str, str]:
+    """What there is in `wandb` but our own runs."""
+    found = {}
+    for path in sorted((folder.path / "wandb").rglob("*")):
+        below = path.relative_to(folder.path / "wandb")
+        if STEM not in below.parts[0]:
+            found[str(below)] = (
+                str(path.readlink()) if path.is_symlink() else path.is_file() and path.read_text()
+            )
+    return found
+
+
+def test_runs_of_ones_own_in_the_same_folder_are_nobody_elses(log, folder, foreign):
+    for steps in (3, 6):
+        assert log(steps=steps) is None
+        assert len(list(folder.path.glob(f"wandb/offline-run-*-{STEM}-*"))) == len(ALL)
+        assert files(folder) == foreign
+
+
+def test_nor_does_a_failure_take_them_along(log, folder, foreign):
+    assert log() is None
+    before = sorted(folder.path.rglob("*"))
+    with pytest.raises(ScalingError, match="not done within"):
+        sync.write(
+            folder, {"runs": [{"id": f"{STEM}-{name}"} for name in ("n1", "n2", "summary")]}, bound_s=0.02
+        )
+    assert sorted(folder.path.rglob("*")) == before
+    assert files(folder) == foreign
+
+
+def test_online_uploads_none_of_them(log, folder, foreign, wandb_server):
+    assert log("online") is None
+    assert set(wandb_server.taken) == {f"{STEM}-{name}" for name in ALL}
+    assert foreign.items() <= files(folder).items()  # wandb sync leaves its own log beside them
+
+
 def test_sync_says_why_there_is_nothing_to_do(folder):
     with pytest.raises(ScalingError, match="no W&B runs to upload"):
         sync.sync(folder)

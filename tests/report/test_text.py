@@ -1,9 +1,15 @@
+import io
 from dataclasses import replace
+from html import unescape
 
 import pytest
+from rich.console import Console
 
-from scaling.analysis.results import Fabric, Measured, TrialOutcome
+from scaling.analysis.results import Fabric, Fits, KarpFlatt, Measured, TrialOutcome, Usl
 from scaling.report import findings, text
+from scaling.report.html import page
+from scaling.report.markdown import markdown
+from scaling.report.terminal import print_analysis
 
 
 @pytest.mark.parametrize(
@@ -126,3 +132,48 @@ def test_a_percentage_has_two_decimals_at_most():
     tiny = Measured(-0.000003, -0.00001, 0.000004, 9)
     assert text.percent(tiny) == "0.00 % ±0.01"
     assert text.quantity(Measured(0.00688, 0.0067, 0.00706, 9), "ms") == "0.00688 ms ±0.00018"
+
+
+def test_a_host_all_of_whose_ranks_are_late(sample):
+    straggler = replace(sample.bad().points[1].straggler, host=3)
+    line = findings.straggler_line(straggler)
+    assert line.startswith("all ranks of host 3 are late in forward, rank 1 most, and cost 34 ms ±4 a step")
+
+
+def test_the_answer_over_several_ranks_does_not_speak_of_ideal(sample):
+    points = tuple(replace(p, base_world_size=2) for p in sample.good().points)
+    said = findings.answer(replace(sample.good(), points=points, verdicts=()))
+    assert said == "At 4 ranks the run keeps 57.4 % ±1.2 of the throughput a rank at 2 ranks."
+
+
+def about(value, half):
+    return Measured(value, value - half, value + half, 4)
+
+
+SERIAL = KarpFlatt(world_size=4, serial_fraction=about(0.031, 0.002))
+LAW = Usl(sigma=about(0.021, 0.003), kappa=about(0.0012, 0.0004), peak_world_size=28.6)
+
+
+def test_fitted_laws_are_a_line_each():
+    assert findings.fit_lines(Fits()) == ()
+    assert findings.fit_lines(Fits(karp_flatt=(SERIAL,), usl=LAW)) == (
+        "serial fraction (Karp-Flatt): 3.1 % ±0.2 at 4 ranks",
+        "Universal Scalability Law: contention 0.021 ±0.003, coherency 0.0012 ±0.0004; "
+        "by it throughput is highest at 29 ranks",
+    )
+    (flat,) = findings.fit_lines(Fits(usl=replace(LAW, peak_world_size=None)))
+    assert flat.endswith("coherency 0.0012 ±0.0004")
+
+
+def test_they_stand_in_every_report(sample):
+    analysis = replace(sample.good(), fits=Fits(karp_flatt=(SERIAL,), usl=LAW))
+    terminal = io.StringIO()
+    print_analysis(Console(file=terminal, width=80, no_color=True), analysis, sample.plan())
+    shown = (
+        terminal.getvalue(),
+        unescape(page(analysis, sample.plan(), ())).replace("\N{NO-BREAK SPACE}", " "),
+        markdown(analysis, sample.plan()),
+    )
+    for said in (" ".join(one.split()) for one in shown):
+        assert "Serial fraction (Karp-Flatt): 3.1 % ±0.2 at 4 ranks." in said
+        assert "by it throughput is highest at 29 ranks." in said

@@ -53,3 +53,16 @@ def test_a_device_that_falls_off_leaves_nones(fake_nvml):
 
 def test_names_of_reasons():
     assert reasons_of(0x4 | 0x40) == ("power_cap", "hw_thermal")
+
+
+def test_a_device_that_cannot_be_opened_keeps_its_place_and_says_why(fake_nvml):
+    nvml = fake_nvml(3)
+    nvml.gpus[1].lacks.add("HandleByIndex")
+    gpus = Gpus(nvml)
+    facts, samples = gpus.facts(), gpus.sample()
+    assert [f["index"] for f in facts] == [0, 1, 2]
+    assert [f["lost"] for f in facts] == [None, "GPU is lost", None]
+    assert [f["peers"] for f in facts] == [[None, None, True], [None] * 3, [True, None, None]]
+    assert [s["sm_mhz"] for s in samples] == [1900, None, 1900]
+    nvml.xids = [(2, 13)]
+    assert [s["xid"] for s in gpus.sample()] == [None, None, 13]

@@ -5,7 +5,7 @@ import pytest
 
 from scaling.trace.columns import Sent
 from scaling.trace.decompose import Collectives
-from scaling.trace.match import Clock, match, split
+from scaling.trace.match import Clock, match, shared_steps, split
 from scaling.trace.spans import merged
 
 LABELS = ("ProfilerStep#1",)
@@ -94,3 +94,31 @@ def test_what_does_not_synchronise_is_not_split():
     found = matched({r: collectives((r, 100), collective="send_recv") for r in (0, 1)})
     assert found.instances == ()
     assert "does not synchronise" in found.unmatched[0]
+
+
+def two_steps(*events):
+    """(begin, end, step) of one rank's all-reduces."""
+    return Collectives(
+        begin=np.array([b for b, _, _ in events]),
+        end=np.array([e for _, e, _ in events]),
+        step=np.array([step for _, _, step in events]),
+        sent=tuple(Sent(collective="all_reduce", bytes=1000, group="", seq=None) for _ in events),
+    )
+
+
+def test_steps_are_numbered_by_those_that_all_ranks_show():
+    """Rank 1's profiler began a step later: its first step is the other's second, and the job's first."""
+    ranks = {0: two_steps((0, 50, 0), (100, 150, 1)), 1: two_steps((110, 150, 0), (200, 250, 1))}
+    labels = {0: ("ProfilerStep#1", "ProfilerStep#2"), 1: ("ProfilerStep#2", "ProfilerStep#3")}
+    assert shared_steps(labels.values()) == ["ProfilerStep#2"]
+    clocks = dict.fromkeys(ranks, Clock(origin_ns=0, host="a"))
+    (found,) = match(ranks, 2, labels, {}, clocks).instances
+    assert (found.step, found.late, found.transfer) == (0, 1, 40)
+
+
+def test_a_step_that_a_third_rank_does_not_show_is_none_of_the_jobs():
+    ranks = {r: two_steps((r, 50, 0), (100 + r, 150, 1)) for r in (0, 1)} | {2: two_steps((100, 150, 0))}
+    labels = {0: ("#1", "#2"), 1: ("#1", "#2"), 2: ("#2",)}
+    clocks = dict.fromkeys(ranks, Clock(origin_ns=0, host="a"))
+    found = match(ranks, 3, labels, {"": (0, 1)}, clocks).instances
+    assert [one.step for one in found] == [-1, 0]

@@ -68,6 +68,17 @@ def value_of(folder):
     return read_analysis(folder).points[0].samples_per_s.value
 
 
+@pytest.mark.parametrize("verb", ["predict", "verify"])
+def test_what_overrides_change_is_not_in_a_folder_of_traces(verb, job, tmp_path, capsys):
+    out = str(tmp_path / "out")
+    assert main(["trace", str(job()), "--out", out]) == 0
+    capsys.readouterr()
+    assert main([verb, out]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "config.yaml: cannot be read (No such file or directory); it is what overrides change" in said
+
+
 def test_without_a_batch_steps_are_compared(job, tmp_path, capsys):
     for name in ("a", "b"):
         assert main(["trace", str(job()), "--out", str(tmp_path / name)]) == 0

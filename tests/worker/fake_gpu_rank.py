@@ -2,7 +2,8 @@
 
 Its events are instants of the host told by another clock, as in conftest.py, but of real time, so that a whole launch
 can run on them. FAULT is `WHAT@RANK@N`: that rank runs out of memory (`oom`) in its N-th batch, or its device falls
-off (`lost`) at its N-th event; `old` is a device without TF32 and bf16, whatever N is.
+off (`lost`) at its N-th event; `old` is a device without TF32 and bf16, whatever N is; `late` takes N seconds to have
+its first batch on the host.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import time
 
 import torch
 
@@ -56,6 +58,12 @@ class Device(devices.Device):
             self.left -= 1
             if self.left <= 0:
                 raise RuntimeError(LOST) if what == "lost" else torch.OutOfMemoryError(FULL)
+
+    def stage(self, batch):
+        if self.mine and self.what == "late":
+            self.mine = False
+            time.sleep(self.left)
+        return batch
 
     def load(self, batch):
         self.count("oom")

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import FileStore, HashStore, TCPStore
 
 from scaling.worker import control as control_module
 from scaling.worker.control import Aborted, Control
@@ -82,6 +82,15 @@ def test_a_failure_reaches_all_who_wait_within_a_slice(ranks):
     assert isinstance(second, Aborted)
     assert "it broke" in str(first)
     assert time.monotonic() - began < 0.1 + 2 * SLICE_S + 1.0
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_patience_ends_where_a_rank_does_not_come(monkeypatch, tmp_path, kind):
+    monkeypatch.setattr(control_module, "SLICE", timedelta(seconds=0.05))
+    store = HashStore() if kind == "memory" else FileStore(str(tmp_path / "store"), 2)
+    alone = Control(store, 0, patience_s=0.2)
+    with pytest.raises(TimeoutError, match="here: waited 0 s for the other ranks"):
+        alone.meet("here", 2)
 
 
 def test_only_one_is_the_first_to_fail(ranks):

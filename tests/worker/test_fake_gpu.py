@@ -188,6 +188,12 @@ def test_out_of_memory_in_the_first_step_is_agreed_on(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_rank_whose_data_come_later_than_a_collective_waits_is_waited_for(tmp_path):
+    folder, codes = launch(tmp_path / "run", "late@1@12")  # measure.step_timeout_s is 10
+    assert codes == [0, 0], said_by(folder)
+
+
+@pytest.mark.slow
 def test_out_of_memory_later_ends_both_and_is_called_that(tmp_path):
     folder, codes = launch(tmp_path / "run", "oom@1@60")
     assert codes == [1, 1]

@@ -58,6 +58,8 @@ class Straggler:
     """Whether it is slow alone too (bare_one); None where that was not measured."""
     cost_ms: Measured
     skew_ms: Measured
+    host: int | None = None
+    """Its host, where that has several ranks and all of them are late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +92,9 @@ class Comm:
     nominal_share: Measured | None
     hidden_share: Measured | None
     gradient_bytes: int | None = None
-    """Of all gradients once. Less than `bytes_per_step` where accumulation reduces in every micro-step."""
+    """Of all gradients once, as DDP has them. `bytes_per_step` is less where a communication hook sends less."""
+    reductions: int | None = None
+    """How often a step reduces each gradient: 1 unless no_sync was left out of accumulation. None: not known."""
     free_speedup: Measured | None = None
     """How many times faster a step were at most if communication took no time and compute stayed as it is."""
     least_share: Measured | None = None
@@ -171,6 +175,8 @@ class Point:
     samples_per_s: Measured | None = None
     speedup: Measured | None = None
     efficiency: Measured | None = None
+    base_world_size: int = 1
+    """What efficiency and speedup are over: one rank, or so many where none ran the whole batch alone."""
     efficiency_loaded: Measured | None = None
     arms_ms: Arms = field(default_factory=Arms)
     parts_ms: Parts = field(default_factory=Parts)

@@ -26,6 +26,9 @@ class Inference:
     server keeps a device busy.
     """
 
+    fewest: tuple[int, ...] = (1,)
+    least = 1
+
     def __init__(self, workload: Workload, device: Device, *, seed: int) -> None:
         self._workload = workload
         self._device = device
@@ -40,7 +43,7 @@ class Inference:
     def open(self, world_size: int) -> None:
         """Replicas know nothing of each other."""
 
-    def bare(self) -> None:
+    def bare(self, samples: int) -> None:
         """As any other: there is no wrapper."""
 
     def settle(self, case: Case) -> None:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from scaling.cases import Case
-from scaling.largest import FITS, OOM
+from scaling.largest import FAILED, FITS, OOM
 from scaling.worker.control import Control
 from scaling.worker.devices import Device
 from scaling.worker.memory import Limit, is_out_of_memory
-
-FAILED = "failed"
 
 
 class Runner(Protocol):
     """One case at a time: what it needs is made by `use` and gone after `drop`."""
 
+    fewest: tuple[int, ...]
+    """Samples of a micro-step that only sets something up: the first number that the model can do with."""
+    least: int
+    """The one of them that `bare` had last."""
+
     def open(self, world_size: int) -> None:
         """Get ready for a world size, together with its ranks."""
 
-    def bare(self) -> None:
-        """One step at the smallest batch, alone, before `open`: whether the model fits at all."""
+    def bare(self, samples: int) -> None:
+        """One step of so few, alone, before `open`: whether the model fits at all."""
 
     def settle(self, case: Case) -> None:
         """Together with the ranks: bring about what a step of the case finds in memory when it begins."""
@@ -66,6 +70,15 @@ class Jury:
         self._limit = limit
         self._rank = rank
 
+    def bare(self, key: str, count: int, runner: Runner) -> Judged:
+        """Whether the model fits, with as few samples as it can do with: batch normalisation fails on a single one."""
+        *fewer, last = runner.fewest
+        for samples in fewer:
+            judged = self.judge(f"{key}/{samples}", count, functools.partial(runner.bare, samples))
+            if judged.status != FAILED:
+                return judged
+        return self.judge(f"{key}/{last}", count, functools.partial(runner.bare, last))
+
     def judge(self, key: str, count: int, step: Callable[[], None]) -> Judged:
         """Whether `step` ran on each of `count` ranks, for one whose number is below it."""
         status, error, peak = self._own(step)
@@ -85,7 +98,8 @@ class Jury:
             status = OOM if is_out_of_memory(error) else FAILED
             if status == FAILED:
                 traceback.print_exc()
-            return status, f"{type(error).__name__}: {str(error).strip().splitlines()[0][:300]}", 0
+            said = [line[:300] for line in str(error).strip().splitlines()[:1]]
+            return status, ": ".join([type(error).__name__, *said]), 0
         return FITS, None, self._device.peak_bytes()
 
 

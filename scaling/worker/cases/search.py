@@ -7,10 +7,11 @@ import json
 from typing import Any
 
 from scaling.cases import Case
-from scaling.largest import FITS, OOM, Found, Largest, Try
-from scaling.worker.cases.runner import FAILED, Judged, Jury, Runner
+from scaling.largest import FAILED, FITS, OOM, Found, Largest, Try
+from scaling.worker.cases.runner import Judged, Jury, Runner
 from scaling.worker.launch import Launch
 from scaling.worker.memory import Limit
+from scaling.worker.progress import COMPILE_S
 
 PROOF_STEPS = 3
 
@@ -19,7 +20,7 @@ class Search:
     """All ranks of the largest world size try the same batches in the same order.
 
     Before each, rank 0 writes down which: where a process dies of it, the launch ends, and the
-    next one knows.
+    next one knows. RuntimeError, on every rank, where a batch fails for something other than memory.
     """
 
     def __init__(self, launch: Launch, runner: Runner, limit: Limit, largest: Largest) -> None:
@@ -51,22 +52,26 @@ class Search:
 
     def _opened(self) -> bool:
         """Whether the model fits at all."""
-        if self._jury.judge("bare", self._launch.world, self._runner.bare).status != FITS:
+        judged = self._jury.bare("bare", self._launch.world, self._runner)
+        if judged.status == FAILED:
+            raise RuntimeError(f"{judged.error} (rank {judged.rank})")
+        if judged.status != FITS:
             return False
+        self._launch.progress("setting the search up")
         with self._limit.on():
             self._runner.open(self._launch.world)
         self._limit.begin()
         return True
 
     def _search(self, index: int, found: Found) -> None:
-        batch = found.next
-        while batch is not None:
-            judged = self._try(index, found, batch, 1)
-            if judged.status == FAILED:
-                raise RuntimeError(f"batch {batch}: {judged.error} (rank {judged.rank})")
-            tried = Try(batch=batch, status=judged.status, rank=judged.rank, peak_bytes=judged.peak_bytes)
+        while (batch := found.next) is not None:
+            if batch < self._runner.least * found.variant.accumulation_steps:  # that it fails is known
+                tried = Try(batch=batch, status=FAILED)
+                self._note(index, batch, FAILED)
+            else:
+                judged = self._try(index, found, batch, 1)
+                tried = Try(batch=batch, status=judged.status, rank=judged.rank, peak_bytes=judged.peak_bytes)
             found = dataclasses.replace(found, tries=(*found.tries, tried))
-            batch = found.next
 
     def _try(self, index: int, found: Found, batch: int, steps: int) -> Judged:
         """Alone first, so that nobody waits for a rank that ran out; then together."""
@@ -79,6 +84,8 @@ class Search:
             self._runner.alone()
 
         judged = self._jury.judge(f"{index}/{batch}", self._launch.world, alone)
+        if judged.status == FAILED:
+            raise RuntimeError(f"batch {batch}: {judged.error} (rank {judged.rank})")
         if judged.status == FITS:
             with self._limit.on():
                 for _ in range(steps):
@@ -94,4 +101,5 @@ class Search:
         line = json.dumps({"variant": index, "batch": batch, "status": status, **more})
         with self._launch.folder.tries.open("a", encoding="ascii") as file:
             file.write(line + "\n")
-        self._launch.progress(f"batch {batch} {status}")
+        compiled = self._largest.items[index].variant.compile
+        self._launch.progress(f"batch {batch} {status}", expected_s=COMPILE_S if compiled else None)

@@ -16,7 +16,8 @@ from scaling.worker.cases.runner import Judged, Jury, Runner
 from scaling.worker.clock import now_ns
 from scaling.worker.launch import Launch
 from scaling.worker.memory import Limit
-from scaling.worker.pace import UNITS_MIN, student
+from scaling.worker.pace import LEFT_ROUNDS, UNITS_MIN, student
+from scaling.worker.progress import COMPILE_S
 from scaling.worker.recorder import Recorder, Usage
 
 WARMUP_MIN = 3
@@ -25,6 +26,8 @@ STRETCH_S = 1.0
 STEPS_MIN, STEPS_MAX = 2, 2000
 BUDGET_SHARE = 0.8
 """Of the budget that the planned rounds are to take: warm-up and changing cases take the rest."""
+CHANGE_S = 30.0
+"""What changing to a case may well take: its batch is made, the parameters are converted."""
 
 Pair = tuple[int, int]
 """(world size, case)"""
@@ -37,7 +40,7 @@ class Study:
         self._launch = launch
         self._runner = runner
         self._limit = limit
-        self._cases = cases(launch.spec, largest.proved() if largest else None)
+        self._cases = cases(launch.spec, largest.rungs() if largest else None)
         self._jury = Jury(launch.control, launch.device, limit, rank=launch.rank)
         self._judged: dict[Pair, Judged] = {}
         self._step_ns: dict[Pair, int] = {}
@@ -84,7 +87,8 @@ class Study:
         """Every case once alone, judged by all, then warmed up; the largest first, with memory still in one piece."""
         launch = self._launch
         launch.stage = f"warm-up of world size {n}"
-        bare = self._jury.judge(f"{stage}/bare", n, self._runner.bare)
+        launch.progress(launch.stage)
+        bare = self._jury.bare(f"{stage}/bare", n, self._runner)
         if bare.status != FITS:
             self._judged |= {(n, i): bare for i in range(len(self._cases))}
             return
@@ -97,10 +101,12 @@ class Study:
                 self._runner.use(case)
                 self._runner.alone()
 
-            launch.progress(f"warm-up of case {index + 1}")
+            word = f"{launch.stage}, case {index + 1}"
+            launch.progress(word, expected_s=COMPILE_S if case.variant.compile else None)
             self._runner.settle(case)
             self._judged[n, index] = self._jury.judge(f"{stage}/{index}", n, alone)
             if self._fits(n, index):
+                launch.progress(f"{word}, steps")
                 self._step_ns[n, index] = self._warm_up()
             self._runner.drop()
 
@@ -125,15 +131,21 @@ class Study:
         steps = dict(zip(alive, launch.control.agree(f"steps/{stage}", own, lead=lead), strict=True))
         begin, number, go = time.monotonic(), 0, True
         while go:
-            for stretch in round_stretches(spec, launch.folder.index, stage, number, alive):
-                timed, lead_in = steps[stretch.world_size, stretch.case]
+            stretches = round_stretches(spec, launch.folder.index, stage, number, alive)
+            for index, stretch in enumerate(stretches):
+                pair = (stretch.world_size, stretch.case)
+                timed, lead_in = steps[pair]
+                rounds, elapsed_s = number + index / len(stretches), time.monotonic() - begin
+                launch.progress(
+                    f"{sizes[-1]} ranks, round {number + 1}",
+                    rounds,
+                    elapsed_s,
+                    pace.left(rounds, elapsed_s),
+                    CHANGE_S + (1 + lead_in + timed) * self._step_ns.get(pair, 0) / 1e9,
+                )
                 self._stretch(stretch, timed, lead_in, pace)
             number += 1
-            elapsed_s = time.monotonic() - begin
-            launch.progress(
-                f"{sizes[-1]} ranks, round {number}", number, elapsed_s, pace.left(number, elapsed_s)
-            )
-            more = pace.go_on(number, elapsed_s) if lead else None
+            more = pace.go_on(number, time.monotonic() - begin) if lead else None
             go = bool(launch.control.agree(f"go/{stage}/{number}", more, lead=lead))
 
     def _stretch(self, stretch: Stretch, steps: int, lead_in: int, pace: _Pace) -> None:
@@ -225,8 +237,10 @@ class _Pace:
             return expected_s <= OVERRUN * self._budget_s
         return expected_s <= self._budget_s and not self._precise(measure.target_half_width)
 
-    def left(self, rounds: int, elapsed_s: float) -> float:
-        """Seconds until the last round ends at the latest."""
+    def left(self, rounds: float, elapsed_s: float) -> float | None:
+        """Seconds until the last round ends at the latest, None while unknown."""
+        if rounds < LEFT_ROUNDS:
+            return None
         whole = min(self._budget_s, elapsed_s / rounds * self._measure.rounds_max)
         return round(max(0.0, whole - elapsed_s), 1)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.cases import Case, Variant
+from scaling.cases import Case, Variant, cases
 from scaling.spec import Inject, Spec
 from scaling.worker.arms import wrapped
 from scaling.worker.checkpoint import checkpoint_activations
@@ -39,18 +39,22 @@ class Training:
         self._faults = Faults(Inject(), rank=rank, first_on_host=False)
         self._ddp: DistributedDataParallel | None = None
         self._loop: Loop | None = None
+        asked = [case.batch // case.variant.accumulation_steps for case in cases(spec)]
+        self.fewest = tuple(sorted({1, 2, *sorted(asked)[:1]}))
+        self.least = self.fewest[0]
         self._checkpointing = contextlib.ExitStack()
 
     def open(self, world_size: int) -> None:
-        """Wrap; two steps at the smallest batch make DDP's buckets and the optimizer's state what they stay."""
+        """Wrap; two steps of the least batch make DDP's buckets and the optimizer's state what they stay."""
         self._ddp = wrapped(self._workload.module, self._spec.ddp, self._groups[world_size].data)
         self.use(self._smallest())
         for _ in range(SETTLING):
             self._running().held(reduce=True)
         self.drop()
 
-    def bare(self) -> None:
+    def bare(self, samples: int) -> None:
         """Without DDP."""
+        self.least = samples
         self._make(self._smallest(), self._workload.module).local()
 
     def settle(self, case: Case) -> None:
@@ -102,7 +106,7 @@ class Training:
         self._device.release_memory()
 
     def _smallest(self) -> Case:
-        return Case(variant=Variant(precision=self._spec.precision, autocast=False), batch=1)
+        return Case(variant=Variant(precision=self._spec.precision, autocast=False), batch=self.least)
 
     def _running(self) -> Loop:
         assert self._loop is not None

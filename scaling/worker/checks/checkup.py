@@ -24,10 +24,13 @@ from scaling.worker.control import Control
 from scaling.worker.devices import open_device
 from scaling.worker.environment import describe
 from scaling.worker.groups import make_groups
-from scaling.worker.memory import OUT_OF_MEMORY
 from scaling.worker.offsets import offset_ns
 from scaling.worker.precision import Precision
+from scaling.worker.progress import Progress
 from scaling.worker.workload import Workload, build
+
+OTHERS_S = 30.0
+"""What rank 0 grants the others on top of what it needed itself."""
 
 
 class Checkup:
@@ -55,6 +58,7 @@ class Checkup:
             timeout=timeout,
         )
         self.found = RankCheck(schema=SCHEMA, rank=self.rank, host=self.host, stage=self.stage, facts={})
+        self._progress = Progress(folder.progress, self.spec.measure, rank=self.rank)
         self._begin = time.monotonic()
 
     def run(self) -> None:
@@ -76,11 +80,11 @@ class Checkup:
         self._note(ceilings=ceilings.measure(self.device, formats))
         self._enter("the model's step")
         self._model(workload, precision)
+        del workload  # parity makes its own, each as large
+        self.device.release_memory()
         self._enter("precision parity")
         if self.found.model_error is None:
-            parity = Parity(self._build, self.device, seed=self.spec.seed, batch=self.trial.batch)
-            for record in parity.record(formats):
-                self._note(parity=(*self.found.parity, record))
+            self._parity(formats)
         self._enter("end")
         dist.destroy_process_group()
 
@@ -94,10 +98,21 @@ class Checkup:
         try:
             self._note(work=bench.work())
             self._note(times=bench.times())
-        except (*OUT_OF_MEMORY, RuntimeError, ValueError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001  # whatever a model may raise
             devices = sorted({str(p.device) for p in workload.module.parameters()})
             text = str(error).strip().split("\n")[0]
             self._note(model_error=f"{type(error).__name__}: {text} (parameters on {', '.join(devices)})")
+
+    def _parity(self, formats: tuple[str, ...]) -> None:
+        begin = time.monotonic()
+        parity = Parity(
+            self._build, self.device, seed=self.spec.seed, batch=self.trial.batch, word=self._word
+        )
+        for record in parity.record(formats):
+            self._note(parity=(*self.found.parity, record))
+        self._note(parity_left_out=parity.left_out)
+        # Devices are not all as fast: a slower one's words nobody hears.
+        self._word("waiting for the others", expected_s=OTHERS_S + time.monotonic() - begin)
 
     def _pairs(self) -> tuple[Any, ...]:
         if self.world == 1:
@@ -108,9 +123,14 @@ class Checkup:
             device=self.device,
             group=self.groups[self.world].data,
             backend=self.spec.topology.backend,
-            turn=lambda index: self.control.meet(f"pair/{index}", self.world),
+            turn=self._turn,
             local_rank=self._local_rank,
         )
+
+    def _turn(self, index: int) -> None:
+        """The pairs before are through."""
+        self.control.meet(f"pair/{index}", self.world)
+        self._word(f"{index} pairs done")
 
     def _local_rank(self, peer: int) -> int | None:
         topology = self.spec.topology
@@ -129,10 +149,12 @@ class Checkup:
         self.stage = stage
         self.control.meet(f"stage/{stage}", self.world)
         self._note(stage=stage)
-        if self.rank == 0:
-            elapsed = round(time.monotonic() - self._begin, 1)
-            progress = {"stage": stage, "rounds": 0.0, "elapsed_s": elapsed, "left_s": None}
-            write_json(self.folder.progress, progress, indent=None)
+        self._progress(stage, elapsed_s=time.monotonic() - self._begin)
+
+    def _word(self, what: str, expected_s: float | None = None) -> None:
+        """How far the stage is."""
+        elapsed_s = time.monotonic() - self._begin
+        self._progress(f"{self.stage}, {what}", elapsed_s=elapsed_s, expected_s=expected_s)
 
     def _note(self, **found: Any) -> None:
         """Keep what was found, on disk at once."""

@@ -6,6 +6,8 @@ import ctypes
 import hashlib
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -16,22 +18,56 @@ COMPARED = 2**14
 """Elements of a tensor that are compared with the reference's."""
 
 
-def digest(tensors: Iterable[torch.Tensor]) -> str:
-    """Of all bytes, in order."""
-    found = hashlib.blake2b(digest_size=12)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Of one tensor, on the CPU: the tensor itself need not be held."""
+
+    shape: tuple[int, ...]
+    digest: str
+    some: torch.Tensor
+    """As `spread(.., COMPARED)` gives them."""
+    samples: torch.Tensor
+    """As `spread(.., SAMPLES)` does."""
+    not_finite: int
+
+
+def keep(tensor: torch.Tensor) -> Kept:
+    """What `layer` and a comparison take."""
+    return Kept(
+        shape=tuple(tensor.shape),
+        digest=digest([tensor]),
+        some=spread(tensor, COMPARED),
+        samples=spread(tensor, SAMPLES),
+        not_finite=int((~torch.isfinite(tensor.detach())).sum()),
+    )
+
+
+def fresh() -> Any:
+    """A digest to `feed`; its `hexdigest()` is the text."""
+    return hashlib.blake2b(digest_size=12)
+
+
+def feed(tensors: Iterable[torch.Tensor], *digests: Any) -> None:
+    """All bytes, in order, into each digest."""
     for tensor in tensors:
         host = tensor.detach().to("cpu").contiguous()
         size = host.numel() * host.element_size()
-        if size:
-            found.update((ctypes.c_char * size).from_address(host.data_ptr()))
-    return found.hexdigest()
+        for each in digests if size else ():
+            each.update((ctypes.c_char * size).from_address(host.data_ptr()))
+
+
+def digest(tensors: Iterable[torch.Tensor]) -> str:
+    """Of all bytes, in order."""
+    found = fresh()
+    feed(tensors, found)
+    return str(found.hexdigest())
 
 
 def spread(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    """At most `count` evenly spaced elements, float64, on the CPU."""
+    """A copy of at most `count` evenly spaced elements, float64, on the CPU."""
     flat = tensor.detach().reshape(-1)
     step = max(1, -(-flat.numel() // count))
-    return flat[::step].to("cpu", torch.float64)
+    return flat[::step].to("cpu", torch.float64, copy=True)
 
 
 def distance(x: torch.Tensor, reference: torch.Tensor) -> float | None:
@@ -42,15 +78,13 @@ def distance(x: torch.Tensor, reference: torch.Tensor) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def layer(name: str, tensor: torch.Tensor, reference: torch.Tensor | None) -> Layer:
-    """A tensor's fingerprint; `reference` is the float64 run's, as `spread(.., COMPARED)` left it."""
-    some = spread(tensor, COMPARED)
-    samples = [x if math.isfinite(x) else None for x in spread(tensor, SAMPLES).tolist()]
+def layer(name: str, kept: Kept, reference: Kept | None) -> Layer:
+    """A tensor's fingerprint; `reference` is the float64 run's, of the same shape."""
     return Layer(
         name=name,
-        digest=digest([tensor]),
-        samples=tuple(samples),
-        error=None if reference is None else distance(some, reference),
-        not_finite=int((~torch.isfinite(tensor.detach())).sum()),
-        flushed=0 if reference is None else int(((some == 0) & (reference != 0)).sum()),
+        digest=kept.digest,
+        samples=tuple(x if math.isfinite(x) else None for x in kept.samples.tolist()),
+        error=None if reference is None else distance(kept.some, reference.some),
+        not_finite=kept.not_finite,
+        flushed=0 if reference is None else int(((kept.some == 0) & (reference.some != 0)).sum()),
     )

@@ -34,6 +34,9 @@ REPLAYS = 3
 SWEEP = tuple(1024 * 4**k for k in range(7))
 """Bytes; 1 KiB to 4 MiB."""
 SMALL_BYTES, SMALL_REPEATS = 2**16, 4
+PATIENCE_S = 300.0
+"""So long at most a rank waits for another: compiling, or a few steps of a rank alone, may take minutes. Peers that
+went on training instead wait in their next collective meanwhile, by default 10 minutes at most on NCCL."""
 
 
 class Baseline:
@@ -42,10 +45,15 @@ class Baseline:
     def __init__(
         self, ddp: DistributedDataParallel, agreement: Agreement, phases: Phases, device: Device, record: Any
     ) -> None:
-        """A collective: makes a group of one rank, and one on Gloo where DDP's own is none."""
+        """A collective: makes a group of one rank, and one on Gloo where DDP's own is none.
+
+        Not before all are there; Aborted where one has stopped, TimeoutError where one does not come.
+        """
         self._ddp, self._phases, self._device, self._record = ddp, phases, device, record
         self._rank, self._world = agreement.rank, agreement.world
-        self._control = Control(agreement.store, agreement.rank)
+        self._control = Control(agreement.store, agreement.rank, patience_s=PATIENCE_S)
+        self._control.meet("baseline/open", self._world)
+        self._control.check()  # one that no longer waited is counted all the same
         members = agreement.members
         solo = dist.new_group([members[agreement.rank]], use_local_synchronization=True)
         control = ddp.process_group
@@ -62,7 +70,8 @@ class Baseline:
         self._rounds = 0
 
     def run(self, step: Step, *, rounds: int, steps: int, compiled: bool) -> None:
-        """Measure; the caller restores what steps change."""
+        """Measure; the caller restores what steps change. Aborted, TimeoutError as above, with nothing under way."""
+        self._control.check()
         cap_mb = self._ddp.bucket_bytes_cap / 2**20
         wrapper = DistributedDataParallel(
             self._ddp.module,
@@ -98,10 +107,6 @@ class Baseline:
                         self._steps(about, step, solo, steps, alone_probe)
                     else:
                         self._steps(about, step, bare, steps, None)
-
-    def abort(self, error: BaseException) -> None:
-        """Let the others go on."""
-        self._control.abort({"rank": self._rank, "message": str(error)})
 
     def _order(self) -> list[tuple[str, int]]:
         """(arm, rank that runs alone or -1) of this round, the same on every rank."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import statistics
 import sys
@@ -30,6 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.errors import InputError, ScalingError
 from scaling.files import write_json
 from scaling.worker.clock import now_ns
+from scaling.worker.control import Aborted, Control
 from scaling.worker.devices import CudaDevice, Device
 from scaling.worker.environment import describe
 from scaling.worker.own.agreement import Agreement, head
@@ -72,7 +74,7 @@ class Probe:
         live: bool = False,
     ) -> None:
         """InputError where `model` is neither DDP's wrapper nor what torch.compile made of one."""
-        self._on = False
+        self._on = self._failed = False
         self._nothing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self.run_dir: Path | None = None
         """Where the records go, once it is open."""
@@ -130,7 +132,7 @@ class Probe:
         self._left_ns = 0
         self._baseline: Baseline | None = None
         self._gaps: deque[int] = deque(maxlen=GAPS)
-        self._on = True
+        self._on, self._failed = True, False
         _probed.add(self._ddp)
         atexit.register(self.close)
         return self
@@ -161,6 +163,8 @@ class Probe:
         as long as it lasts there is a second copy of all of them, and of the gradients for the other wrapper.
         """
         if not self._on:
+            if self._failed:
+                self._say("baseline() was not measured: the probe had stopped")
             return
         if self._recorder is None or self._depth:
             self._say("baseline() is called between steps, after the first few; nothing was measured")
@@ -169,20 +173,24 @@ class Probe:
         self._track.begin(paused=True)
         self.phases.inside = False
         with self._guard():
-            if self._baseline is None:
-                self._baseline = Baseline(self._ddp, self._agreement, self.phases, self._device, self._record)
-            state = State(self._ddp.module, self.phases.optimizers.values(), restore)
             try:
-                for parameter in self._ddp.parameters():
-                    parameter.grad = None
-                self._baseline.run(step, rounds=rounds, steps=steps, compiled=self._model is not self._ddp)
-            except Exception as error:
-                self._baseline.abort(error)
-                raise
-            finally:
-                self.phases.inside = False
-                state.restore()
+                self._measure(step, rounds, steps, restore)
+            except (Aborted, TimeoutError) as error:  # another rank's: this one goes on recording
+                self._abort(error)
+                self._say(f"baseline() was not measured: {_why(error)}; the training goes on")
         self.phases.elsewhere += 1
+
+    def _measure(self, step: Step, rounds: int, steps: int, restore: Sequence[Any]) -> None:
+        if self._baseline is None:
+            self._baseline = Baseline(self._ddp, self._agreement, self.phases, self._device, self._record)
+        state = State(self._ddp.module, self.phases.optimizers.values(), restore)
+        try:
+            for parameter in self._ddp.parameters():
+                parameter.grad = None
+            self._baseline.run(step, rounds=rounds, steps=steps, compiled=self._model is not self._ddp)
+        finally:
+            self.phases.inside = False
+            state.restore()
 
     def _enter(self) -> None:
         self._depth += 1
@@ -295,7 +303,15 @@ class Probe:
             self._say(
                 f"stopped: {type(error).__name__}: {error}; the training goes on without it", everywhere=True
             )
+            self._failed = True
+            self._abort(error)
             self._stop()
+
+    def _abort(self, error: BaseException) -> None:
+        """Nobody is to wait for this rank in a baseline, now or later."""
+        record = {"rank": self._agreement.rank, "message": f"{type(error).__name__}: {error}"}
+        with contextlib.suppress(Exception):  # where the store is gone, nobody waits any more
+            Control(self._agreement.store, self._agreement.rank).abort(record)
 
     def _stop(self) -> None:
         self._on = False
@@ -313,6 +329,14 @@ class Probe:
         if text not in self._said and (everywhere or rank == 0):
             self._said.add(text)
             print(f"scaling: Probe: {text}", file=sys.stderr, flush=True)
+
+
+def _why(error: Aborted | TimeoutError) -> str:
+    """Who stopped, and of what; or for what it was waited in vain."""
+    if isinstance(error, TimeoutError):
+        return str(error)
+    record = json.loads(str(error))
+    return f"rank {record['rank']} stopped ({record['message']})"
 
 
 class _Step:

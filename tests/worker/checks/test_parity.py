@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -95,6 +97,54 @@ def test_fp16_overflows_where_bf16_does_not():
     assert found["fp16"].layers[1].not_finite > 0
     assert found["fp16"].scale == 0
     assert found["fp16"].layers[0].not_finite == 0
+
+
+def no_room_for(dtype):
+    """Memory that runs out as soon as something of a format passes."""
+
+    def do(x):
+        if x.dtype == dtype:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        return x
+
+    return lambda: Act(do)
+
+
+def test_a_format_that_memory_does_not_suffice_for_is_left_out():
+    parity = Parity(factory(no_room_for(torch.bfloat16)), Device(), seed=0, batch=8)
+    assert [record.precision for record in parity.record(("bf16", "fp32"))] == ["fp64", "fp32"]
+    assert parity.left_out == {"bf16": "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."}
+
+
+def test_without_float64_bits_are_still_compared_and_distances_are_not():
+    parity = Parity(factory(no_room_for(torch.float64)), Device(), seed=0, batch=8)
+    (found,) = parity.record(("fp32",))
+    whole = records(lambda: Act(lambda x: x), formats=("fp32",))["fp32"]
+    assert list(parity.left_out) == ["fp64"]
+    assert [la.digest for la in found.layers] == [la.digest for la in whole.layers]
+    assert [step.digest for step in found.steps] == [step.digest for step in whole.steps]
+    assert {la.error for la in found.layers} == {step.gradient_error for step in found.steps} == {None}
+    assert (found.steps[0].loss_error, found.repeat_parted) == (None, "")
+
+
+def test_no_tensor_of_a_run_outlives_it():
+    """Copies of gradients and weights step by step would take several times the model's memory."""
+    large = 300 * 300
+
+    def build():
+        torch.manual_seed(0)
+        return Workload(
+            module=nn.Linear(300, 300),
+            make_batch=lambda n, g: (torch.randn(n, 300, generator=g), torch.zeros(n, 300)),
+            loss=nn.functional.mse_loss,
+            optimizer=sgd,
+        )
+
+    parity = Parity(build, Device(), seed=0, batch=8)
+    next(parity.record(("fp32",)))
+    gc.collect()
+    tensors = [found for found in gc.get_objects() if type(found) in (torch.Tensor, nn.Parameter)]
+    assert not [t for t in tensors if t.dtype == torch.float64 and t.untyped_storage().nbytes() >= 8 * large]
 
 
 def test_a_healthy_fp16_finds_its_loss_scale():

@@ -1,0 +1,95 @@
+"""Two runs of the same steps held against each other, from what was kept of them on the host."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from scaling.checkup import Layer, ParityStep
+from scaling.worker.checks.fingerprint import Kept, distance, layer
+
+Tensors = dict[str, torch.Tensor]
+"""By name what `fingerprint.spread(.., COMPARED)` gave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one step left."""
+
+    loss: float
+    gradients: Tensors
+    """Unscaled."""
+    weights: Tensors
+    digest: str
+    """Of the loss, all gradients and all weights."""
+    sums: str
+    """Of the loss and all weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What one run of the steps left."""
+
+    outputs: dict[str, Kept]
+    """Of every leaf module in the first forward, in order; as they were."""
+    gradients: dict[str, Kept]
+    """Of the first step, by parameter, unscaled."""
+    steps: list[Step]
+    scale: float
+    step_ns: list[int]
+    peak_bytes: int | None
+
+
+def layers(found: Mapping[str, Kept], reference: Mapping[str, Kept]) -> tuple[Layer, ...]:
+    """Every tensor against the reference's of its name and shape, where there is one."""
+    same = {
+        n: reference[n] for n, kept in found.items() if n in reference and kept.shape == reference[n].shape
+    }
+    return tuple(layer(name, kept, same.get(name)) for name, kept in found.items())
+
+
+def against(step: Step, reference: Step | None) -> ParityStep:
+    """One step against the reference's; its errors are None without one."""
+    expected = reference.loss if reference else math.nan
+    known = reference.gradients if reference else {}
+    errors = {n: distance(g, known[n]) for n, g in step.gradients.items() if n in known}
+    worst = max(errors, key=lambda n: math.inf if errors[n] is None else errors[n] or 0.0, default="")
+    finite = math.isfinite(step.loss)
+    return ParityStep(
+        loss=step.loss if finite else None,
+        loss_error=abs(step.loss - expected) / (abs(expected) or 1.0)
+        if finite and math.isfinite(expected)
+        else None,
+        gradient_error=_together(step.gradients, known),
+        weight_error=_together(step.weights, reference.weights if reference else {}),
+        worst_layer=worst,
+        digest=step.digest,
+    )
+
+
+def parted(run: Run, again: Run) -> str:
+    """The first layer whose output or gradient, or the first step whose sums, a repetition did not give again."""
+    for name in _different(run.outputs, again.outputs, run.outputs):
+        return name
+    for name in _different(run.gradients, again.gradients, reversed(run.gradients)):
+        return f"gradient of {name}"
+    for index, (step, other) in enumerate(zip(run.steps, again.steps, strict=True)):
+        if step.sums != other.sums:
+            return f"step {index + 1}"
+    return ""
+
+
+def _different(one: Mapping[str, Kept], other: Mapping[str, Kept], names: Iterable[str]) -> Iterator[str]:
+    return (name for name in names if one[name].digest != other[name].digest)
+
+
+def _together(found: Tensors, reference: Tensors) -> float | None:
+    """The distance of all tensors as one vector."""
+    names = [n for n in found if n in reference]
+    if not names:
+        return None
+    whole = [torch.cat([part[n] for n in names]) for part in (found, reference)]
+    return distance(*whole)

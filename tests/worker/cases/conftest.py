@@ -1,0 +1,81 @@
+"""One rank that runs cases in this process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from scaling.config import requests
+from scaling.worker.cases.runner import Jury
+from scaling.worker.cases.training import Training
+from scaling.worker.control import Control
+from scaling.worker.devices import Device
+from scaling.worker.groups import Group
+from scaling.worker.memory import NoLimit
+from scaling.worker.workload import Workload, sgd
+
+LOCAL = ("model=mlp", "topology=local", "topology.device=cpu", "topology.ranks_per_host=1", "world_sizes=[1]")
+
+
+def spec_of(*overrides):
+    (request,) = requests("plan", [*LOCAL, *overrides]).items
+    return request.spec
+
+
+class Picky(torch.nn.Module):
+    """Batch normalisation, which cannot train on one sample, behind what raises at batches that it does not take."""
+
+    def __init__(self, refuse=lambda _samples: None):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+        self.refuse = refuse
+
+    def forward(self, x):
+        error = self.refuse(len(x))
+        if error is not None:
+            raise error
+        return self.layers(x)
+
+
+@pytest.fixture
+def groups(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield {1: Group(key=1, ranks=(0,), control=None, data=dist.new_group([0]))}
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def control():
+    return Control(dist.HashStore(), 0)
+
+
+@pytest.fixture
+def jury(control):
+    return Jury(control, Device(), NoLimit(), rank=0)
+
+
+@pytest.fixture
+def training(groups):
+    """training(*overrides, module): what trains it."""
+
+    def made(*overrides, module):
+        workload = Workload(
+            module=module,
+            make_batch=lambda n, g: (torch.randn(n, 4, generator=g), torch.zeros(n, 4)),
+            loss=torch.nn.functional.mse_loss,
+            optimizer=sgd,
+        )
+        return Training(spec_of(*overrides), workload, groups, Device(), rank=0)
+
+    return made
+
+
+@pytest.fixture
+def a_spec():
+    return spec_of
+
+
+@pytest.fixture
+def picky():
+    return Picky

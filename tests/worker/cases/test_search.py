@@ -1,0 +1,69 @@
+"""The search on one rank, over a model whose memory is known."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from scaling.cases import Variant
+from scaling.largest import SCHEMA, Found, Largest
+from scaling.store import RunFolder
+from scaling.worker.cases.search import Search
+from scaling.worker.devices import Device
+from scaling.worker.memory import NoLimit
+
+ROOM = 6
+"""Samples."""
+
+
+@pytest.fixture
+def searched(training, control, tmp_path):
+    """searched(module): what rank 0 wrote down of each try."""
+
+    def run(module, accumulation=1):
+        folder = RunFolder(tmp_path / "run").search(0)
+        folder.path.mkdir(parents=True)
+        launch = SimpleNamespace(control=control, device=Device(), rank=0, world=1, folder=folder, stage="")
+        launch.progress = lambda *_word, **_more: None
+        variant = Variant(precision="fp32", autocast=False, accumulation_steps=accumulation)
+        largest = Largest(schema=SCHEMA, limit_bytes=None, items=(Found(variant=variant),))
+        runner = training("batch=max", "memory_limit=1GiB", module=module)
+        Search(launch, runner, NoLimit(), largest).run(prove=False)
+        lines = map(json.loads, folder.tries.read_text().splitlines())
+        return [(line["batch"], line["status"]) for line in lines if line["status"] != "trying"]
+
+    return run
+
+
+def too_many(samples):
+    return MemoryError() if samples > ROOM else None
+
+
+def test_a_model_that_cannot_train_on_one_sample_is_searched_from_two_on(searched, picky):
+    assert searched(picky(too_many)) == [
+        (1, "failed"),
+        (2, "fits"),
+        (4, "fits"),
+        (8, "oom"),
+        (6, "fits"),
+        (7, "oom"),
+    ]
+
+
+def test_with_accumulation_these_are_of_a_micro_step(searched, picky):
+    tries = searched(picky(too_many), accumulation=2)
+    assert tries[:2] == [(2, "failed"), (4, "fits")]
+    assert max(batch for batch, status in tries if status == "fits") == 2 * ROOM
+
+
+def test_a_failure_that_is_not_of_memory_ends_the_search_with_its_words(searched, picky):
+    with pytest.raises(RuntimeError, match=r"^TypeError: no such kernel \(rank 0\)$"):
+        searched(picky(lambda _samples: TypeError("no such kernel")))
+
+
+def test_and_so_does_one_at_a_batch(searched, picky):
+    odd = picky(lambda samples: TypeError("not eight") if samples == 8 else None)
+    with pytest.raises(RuntimeError, match="batch 8: TypeError: not eight"):
+        searched(odd)

@@ -1,0 +1,56 @@
+"""A step that cannot be counted, or that raises, costs the roofline and nothing else."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from scaling.config import requests
+from scaling.plan import make_plan
+from scaling.store import RunFolder
+from scaling.worker.checks.checkup import Checkup
+from scaling.worker.checks.roofline import note_roofline
+from scaling.worker.devices import Device
+from scaling.worker.precision import Precision
+from scaling.worker.workload import Workload, sgd
+
+LOCAL = ("model=mlp", "topology=local", "topology.device=cpu", "topology.ranks_per_host=1", "world_sizes=[1]")
+
+
+@pytest.fixture
+def plan():
+    (asked,) = requests("run", list(LOCAL)).items
+    return make_plan(asked.spec, run_id="run", created="", version="")
+
+
+def raising(error):
+    """A workload whose loss does, once there are gradients to be left behind."""
+
+    def loss(outputs, _targets):
+        outputs.sum().backward()
+        raise error
+
+    return Workload(
+        module=torch.nn.Linear(4, 4),
+        make_batch=lambda n, g: (torch.randn(n, 4, generator=g), torch.zeros(n, 4)),
+        loss=loss,
+        optimizer=sgd,
+    )
+
+
+@pytest.mark.parametrize("error", [AssertionError(), ValueError("a tensor of ours"), KeyError("mode")])
+def test_the_run_goes_on_without_a_roofline(plan, tmp_path, capsys, error):
+    folder, workload = RunFolder(tmp_path).launch(0), raising(error)
+    note_roofline(plan, folder, workload, Device(), Precision("fp32", "cpu"), 0)
+    assert f"no roofline: {type(error).__name__}: " in capsys.readouterr().out
+    assert not folder.roofline(0).exists()
+    assert all(p.grad is None for p in workload.module.parameters())
+
+
+def test_the_doctor_notes_what_the_step_raised(plan):
+    noted = {}
+    doctor = SimpleNamespace(plan=plan, trial=plan.trials[0], device=Device(), rank=0, _note=noted.update)
+    Checkup._model(doctor, raising(AssertionError("no such mode")), Precision("fp32", "cpu"))
+    assert noted["model_error"] == "AssertionError: no such mode (parameters on cpu)"

@@ -1,0 +1,82 @@
+"""What a rank makes in its own time comes before what all make together."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from scaling.config import requests
+from scaling.plan import Trial
+from scaling.spec import Inject
+from scaling.worker.arms import Arms
+from scaling.worker.devices import Device
+from scaling.worker.feed import Feed
+from scaling.worker.groups import Group
+from scaling.worker.inject import Faults
+from scaling.worker.precision import Precision
+from scaling.worker.workload import Workload, sgd
+
+ASKED = (
+    "model=mlp",
+    "topology=local",
+    "topology.device=cpu",
+    "topology.ranks_per_host=2",
+    "batch_per_rank=8",
+)
+
+
+class Looked(Device):
+    """Says when a wrapper is about to be made, or was: its communicator is looked at then."""
+
+    def __init__(self, log):
+        super().__init__()
+        self.log = log
+
+    def foreign_bytes(self):
+        self.log.append("wrapper")
+
+
+@pytest.fixture
+def groups(tmp_path):
+    """This rank's, as if there were another."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    alone = dist.new_group([0])
+    yield {key: Group(key=key, ranks=(0,), control=alone, data=alone) for key in (1, 2)}
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("changes", "feeds"),
+    [(None, [8, 4]), ({"batch_per_rank": 16}, [8, 16])],
+    ids=["a run, with its half batch", "two settings"],
+)
+def test_all_batches_are_there_before_ranks_meet_and_wrap(groups, changes, feeds):
+    log = []
+    (asked,) = requests("plan", list(ASKED)).items
+    variant = None if changes is None else dataclasses.replace(asked.spec, **changes)
+
+    def feed(batch):
+        log.append(batch)
+        return Feed([(torch.ones(batch, 2), torch.zeros(batch, 2))])
+
+    Arms(
+        spec=asked.spec,
+        variant=variant,
+        trial=Trial(world_size=2, hosts=1, batch=8),
+        workload=Workload(
+            module=torch.nn.Linear(2, 2),
+            make_batch=lambda n, g: None,
+            loss=torch.nn.functional.mse_loss,
+            optimizer=sgd,
+        ),
+        groups=groups,
+        device=Looked(log),
+        precision=Precision("fp32", "cpu"),
+        faults=Faults(Inject(), rank=0, first_on_host=False),
+        feed=feed,
+        meet=lambda: log.append("met"),
+    )
+    assert log == [*feeds, "met", "wrapper", "wrapper"]
