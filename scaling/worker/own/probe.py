@@ -15,10 +15,8 @@ import atexit
 import contextlib
 import json
 import os
-import statistics
 import sys
 import weakref
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -29,26 +27,22 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import InputError, ScalingError
-from scaling.files import write_json
 from scaling.worker.clock import now_ns
 from scaling.worker.control import Aborted, Control
 from scaling.worker.devices import CudaDevice, Device
-from scaling.worker.environment import describe
-from scaling.worker.own.agreement import Agreement, head
+from scaling.worker.own.agreement import Agreement
 from scaling.worker.own.baseline import Baseline, Step
 from scaling.worker.own.clocks import Clocks
-from scaling.worker.own.facts import describe_loop
+from scaling.worker.own.gaps import Gaps
 from scaling.worker.own.live import Live
+from scaling.worker.own.loop_file import LoopFile
 from scaling.worker.own.phases import Phases
 from scaling.worker.own.state import State
 from scaling.worker.own.tap import Tap
 from scaling.worker.own.track import Track
-from scaling.worker.recorder import Recorder, Usage
+from scaling.worker.recorder import Usage
 
 SWITCH = "SCALING_PROBE"
-FLUSH_S = 5.0
-PAUSE_NS, PAUSE_TIMES, GAPS = 1_000_000_000, 10, 16
-"""A gap between two steps that is longer than this and so many times the usual of the last ones is no input."""
 ASTRAY = 8
 """So many forwards with gradients outside of any step and it is said."""
 
@@ -111,27 +105,26 @@ class Probe:
             return self
         try:
             agreement = Agreement(self._ddp)
-            self._folder = agreement.folder(self._asked)
-            self._clocks = Clocks(agreement)
+            folder = agreement.folder(self._asked)
+            clocks = Clocks(agreement)
         except (ScalingError, RuntimeError, OSError) as error:
             self._say(f"{error}; the training goes on without the probe")
             return self
         self._agreement = agreement
         if agreement.rank != 0:
             self._live = None  # rank 0 speaks for all; here the steps would only pile up
-        self.run_dir = self._folder.path.parent.parent
+        self.run_dir = folder.path.parent.parent
         parameter = next(self._ddp.parameters())
         device = CudaDevice(parameter.device.index) if parameter.is_cuda else Device()
         self._device = device
         self.phases = Phases(self._ddp, self._model, device.clock.stamp)
         self._track = Track(self.phases, Tap(self._ddp, device), device, self._record)
         self._track.between = self._between
-        self._recorder: Recorder | None = None
-        self._samples: Counter[int] = Counter()
+        self._file = LoopFile(self._ddp, agreement, folder, clocks, self.phases, device, self._batch)
         self._depth = 0
         self._left_ns = 0
         self._baseline: Baseline | None = None
-        self._gaps: deque[int] = deque(maxlen=GAPS)
+        self._gaps = Gaps()
         self._on, self._failed = True, False
         _probed.add(self._ddp)
         atexit.register(self.close)
@@ -145,8 +138,7 @@ class Probe:
             self._say("step() was never entered: put `with probe.step():` around each training step")
         with self._guard():
             self._track.stop()
-            if self._recorder is not None:
-                self._recorder.note("end", **self._ending(error))
+            self._file.end(error, self._track.steps)
         self._stop()
 
     def step(self) -> contextlib.AbstractContextManager[Any]:
@@ -166,7 +158,7 @@ class Probe:
             if self._failed:
                 self._say("baseline() was not measured: the probe had stopped")
             return
-        if self._recorder is None or self._depth:
+        if not self._file.begun or self._depth:
             self._say("baseline() is called between steps, after the first few; nothing was measured")
             return
         self.phases.elsewhere += 1  # the gap that this makes is no input
@@ -212,7 +204,7 @@ class Probe:
         phases.inside = False
         if failed or not phases.unfinished:
             if phases.looking:
-                self._samples[phases.samples] += 1
+                self._file.sample(phases.samples)
             with self._guard():
                 self._track.end(failed=failed)
         self._left_ns = now_ns()
@@ -221,28 +213,20 @@ class Probe:
         """Whether the loop did something else since the last step: another forward, or far more than is usual."""
         if not self._left_ns:
             return False
-        now = now_ns()
-        gap = now - self._left_ns
-        phases = self.phases
+        phases, now = self.phases, now_ns()
         if phases.astray >= ASTRAY:
             self._say(
                 "the model trains outside of step(): put `with probe.step():` around every training step"
             )
-        paused = phases.elsewhere > 0 or (
-            gap > PAUSE_NS
-            and len(self._gaps) == GAPS
-            and gap > PAUSE_TIMES * max(statistics.median(self._gaps), 1)
-        )
-        if not paused:
-            self._gaps.append(gap)
-        elif self._recorder is not None:
-            self._recorder.note("pause", time_ns=now, gap_ns=gap)
+        gap = now - self._left_ns
+        paused = self._gaps.is_pause(gap, elsewhere=phases.elsewhere > 0)
+        if paused:
+            self._file.pause(time_ns=now, gap_ns=gap)
         return paused
 
     def _between(self, slot: int) -> None:
         """Between two rounds."""
-        if self._recorder is not None:
-            self._clocks.look(slot, self._recorder.note)
+        self._file.look(slot)
         if self._live is not None:
             self._live.say(self._track.steps)
         if self._track.blind:
@@ -258,41 +242,9 @@ class Probe:
         collectives: Sequence[Sequence[Sequence[int]]],
         usage: Usage,
     ) -> None:
-        """One whole block of the loop. The first brings the file's head along."""
-        if self._recorder is None:
-            self._begin_file(fields["accumulation"])
-        assert self._recorder is not None
-        own = {"world_size": self._agreement.world, "batch": self._batch}
-        self._recorder.block({**fields, **own}, steps, collectives, usage)
+        self._file.block(fields, steps, collectives, usage)
         if self._live is not None:
             self._live.add(steps)
-
-    def _begin_file(self, accumulation: int) -> None:
-        """What can be said of the loop only once it has run a few steps."""
-        self.phases.looking = False
-        if self._batch is None:
-            self._batch = self._samples.most_common(1)[0][0] if self._samples else 0
-        rank = self._agreement.rank
-        plan = describe_loop(
-            self._ddp,
-            self._agreement,
-            batch=self._batch,
-            accumulation=accumulation,
-            precision=self.phases.precision,
-        )
-        about = describe(plan.spec, rank, self._agreement.host, self._ddp.module, self._device)
-        write_json(self._folder.env(rank), about)
-        heading = head(self._agreement, self._folder, plan)
-        self._recorder = Recorder(self._folder.rank(rank), heading, flush_s=FLUSH_S)
-        self._clocks.look(0, self._recorder.note)
-
-    def _ending(self, error: BaseException | None) -> dict[str, Any]:
-        """How the loop ended, for the end line."""
-        if error is None:
-            error = getattr(sys, "last_value", None)  # at the process' end: what ended it
-        fine = error is None or (isinstance(error, SystemExit) and not error.code)
-        text = "" if fine else f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        return {"state": "done" if fine else "failed", "steps": self._track.steps, "error": text}
 
     @contextlib.contextmanager
     def _guard(self) -> Any:
@@ -319,9 +271,7 @@ class Probe:
         self.phases.close()
         self._track.drop()
         _probed.discard(self._ddp)
-        if self._recorder is not None:
-            with contextlib.suppress(OSError):
-                self._recorder.close()
+        self._file.close()
 
     def _say(self, text: str, *, everywhere: bool = False) -> None:
         """One line on standard error, once; rank 0 speaks for all unless it is about one rank."""
