@@ -8,7 +8,7 @@ from scaling import spec
 from scaling.check_cases import check_cases
 from scaling.check_cluster import to_cluster, to_env
 from scaling.check_model import to_data, to_model
-from scaling.check_topology import to_topology
+from scaling.check_topology import check_emulated, to_topology
 from scaling.check_value import at_least, check_batches, one_of, positive
 from scaling.errors import InputError
 from scaling.fabric import MULTI_RANK, Topology
@@ -183,8 +183,11 @@ def _measure(config: MeasureConfig) -> spec.Measure:
 def _inject(config: InjectConfig) -> spec.Inject:
     values = {k: v for k, v in vars(config).items() if k not in ("link_rate", "memory_limit")}
     rate, limit = config.link_rate, config.memory_limit
+    rate_bit_s = None if rate is None else parse_rate_bit_s(rate, "inject.link_rate")
+    if rate_bit_s is not None:
+        check_emulated(rate_bit_s, f"inject.link_rate={rate}")
     return spec.Inject(
         **values,
-        link_rate_bit_s=None if rate is None else parse_rate_bit_s(rate, "inject.link_rate"),
+        link_rate_bit_s=rate_bit_s,
         memory_limit_bytes=None if limit is None else parse_bytes(limit, "inject.memory_limit"),
     )

@@ -13,8 +13,8 @@ from scaling.machine import Machine
 from scaling.schema import ClusterConfig, LevelConfig, LinkConfig, TopologyConfig
 from scaling.units import parse_rate_bit_s
 
-EMULATED_BIT_S_MAX = 8 * 2**32
-"""The shaper's rate field is 32 bits of bytes/s (launch/emulated_hosts.py)."""
+EMULATED_BIT_S_MIN, EMULATED_BIT_S_MAX = 4_000, 8 * 2**32
+"""What the shaper's fields hold (launch/emulated_hosts.py)."""
 
 
 def to_topology(
@@ -63,8 +63,8 @@ def to_topology(
             f"(NCCL can from 2.30 on: +env.{MULTI_RANK}=1)"
         )
     link = to_link(config.link, "topology.link")
-    if config.kind == "emulated" and link.rate_bit_s is not None and link.rate_bit_s >= EMULATED_BIT_S_MAX:
-        raise InputError(f"topology.link.rate={config.link.rate}: an emulated link takes less than 34 Gbit/s")
+    if config.kind == "emulated" and link.rate_bit_s is not None:
+        check_emulated(link.rate_bit_s, f"topology.link.rate={config.link.rate}")
     return Topology(
         name=config.name,
         kind=config.kind,
@@ -90,6 +90,12 @@ def to_topology(
         placement=config.placement,
         note=config.note,
     )
+
+
+def check_emulated(rate_bit_s: int, asked: str) -> None:
+    """InputError for a rate that no emulated link can have; `asked`: the override."""
+    if not EMULATED_BIT_S_MIN <= rate_bit_s < EMULATED_BIT_S_MAX:
+        raise InputError(f"{asked}: an emulated link takes 4 kbit/s to less than 34 Gbit/s")
 
 
 def to_link(config: LinkConfig, where: str) -> Link:

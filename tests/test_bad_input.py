@@ -37,6 +37,14 @@ CASES = [
     (["run", "batch_per_rank=0"], "at least 1"),
     (["run", "topology=emulated_pcie", "topology.link.rate=200"], "such as 200mbit"),
     (["run", "topology=emulated_pcie", "topology.link.rate=fast"], "such as 200mbit"),
+    (
+        ["run", "topology=emulated_pcie", "topology.link.rate=1kbit"],
+        "topology.link.rate=1kbit: an emulated link takes",
+    ),
+    (
+        ["run", "topology=emulated_pcie", "inject.link_rate=40gbit"],
+        "inject.link_rate=40gbit: an emulated link takes",
+    ),
     (["run", "precision=tf32", "topology.device=cpu"], "fp32 or bf16"),
     (["run", "precision=fp16", "topology.device=cpu"], "fp32 or bf16"),
     (["run", "precision=int4"], "available: bf16, fp16, fp32, tf32"),

@@ -139,7 +139,7 @@ def test_a_link_that_is_cut_ends_the_launch_and_the_next_one_has_it_back(
         "topology=emulated_pcie", "topology.ranks_per_host=1", "measure.budget_s=10", "world_sizes=[2]"
     )
     until(lambda: rounds(tmp_path) >= 0.2, process)
-    change_rate(tmp_path, 1, 8)
+    change_rate(tmp_path, 1, 4_000)
     _out, err = process.communicate(timeout=TAKES_S)
     assert process.returncode == 0, err
     first, second = launches_of(tmp_path)
@@ -156,9 +156,9 @@ def test_a_link_at_a_tenth_of_its_rate_is_measured_and_said(driver, until, tmp_p
         "topology=emulated_pcie",
         "topology.ranks_per_host=1",
         "topology.link.rate=500mbit",
-        "model.param_mb=4",
+        "model.param_mb=2",
         "measure.fabric_max=1MiB",
-        "measure.budget_s=25",
+        "measure.budget_s=40",
         "world_sizes=[2]",
     )
     until(lambda: rounds(tmp_path) >= 0.1, process)

@@ -198,7 +198,7 @@ def test_burst_grows_with_the_rate(module: Any) -> None:
     assert 32 * 1024 < module.burst_bytes(100e6) < 64 * 1024
 
 
-@pytest.mark.parametrize("rate", [0, 2**35, -1])
+@pytest.mark.parametrize("rate", [0, 3_999, 2**35, -1])
 def test_a_rate_the_kernel_cannot_hold_is_refused(module: Any, rate: int) -> None:
     with pytest.raises(ValueError, match=r"host0: rate_bit_s is"):
         module.Host("host0", "10.77.0.1", rate, [], {}, "")
