@@ -156,9 +156,10 @@ def test_a_link_at_a_tenth_of_its_rate_is_measured_and_said(driver, until, tmp_p
         "topology=emulated_pcie",
         "topology.ranks_per_host=1",
         "topology.link.rate=500mbit",
-        "model.param_mb=2",
-        "measure.fabric_max=1MiB",
-        "measure.budget_s=40",
+        "model.param_mb=1",
+        "measure.fabric_max=256KiB",
+        "measure.budget_s=60",
+        "measure.rounds_max=12",  # so many that the one in which the rate fell does not widen every interval to 1
         "world_sizes=[2]",
     )
     until(lambda: rounds(tmp_path) >= 0.1, process)
