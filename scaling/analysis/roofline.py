@@ -95,6 +95,12 @@ def _said(bound: str, precision: str, step_ms: Measured, least: Mapping[str, flo
             f"no ceiling explains the step of {step_ms.value:.3g} ms (the nearest, {most.replace('_', ' ')}, "
             f"{least[most]:.3g} ms){share}"
         )
+    if least[bound] > step_ms.value:
+        return (
+            f"{bound.replace('_', '-')}-bound: at the measured ceilings {bound.replace('_', ' ')} alone would take "
+            f"{least[bound]:.3g} ms, and the step took {step_ms.value:.3g}: they were measured too low "
+            f"(`scaling doctor` measures them longer){share}"
+        )
     return (
         f"{bound.replace('_', '-')}-bound: {bound.replace('_', ' ')} needs at least {least[bound]:.3g} of the "
         f"{step_ms.value:.3g} ms of a step{share}"

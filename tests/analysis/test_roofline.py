@@ -82,6 +82,12 @@ def test_a_step_that_no_ceiling_explains_says_so():
     assert of(op(flops=10**9), step_ms=100.0).bound == "none"
 
 
+def test_a_step_that_is_faster_than_its_ceiling_says_that_the_ceiling_is_wrong():
+    found = of(op(flops=3 * 10**10), step_ms=20.0)
+    assert found.bound == "compute"
+    assert "alone would take 30 ms, and the step took 20: they were measured too low" in found.said
+
+
 def test_without_flops_there_is_no_roofline():
     assert of(op(size=10**9)) is None
 
