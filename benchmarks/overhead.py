@@ -73,6 +73,7 @@ def worker(rounds: int, out: Path) -> None:
         precision=Precision("fp32", "cpu"),
         faults=Faults(spec.Inject(), rank=rank, first_on_host=False),
         feed=lambda batch: open_feed(settings, workload, batch, rank=rank, device=device),
+        meet=dist.barrier,
     )
     stamps: list[int] = []
 
