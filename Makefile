@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo slurm-demo test test-all coverage lint bench clean
+.PHONY: help demo slurm-demo test test-slow test-all coverage lint bench clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -22,17 +22,21 @@ demo: $(READY)  ## one real training over a slow and a fast emulated interconnec
 slurm-demo: $(READY)  ## two partitions of a Slurm cluster on this machine (root, slurm-wlm, munge), compared by one command
 	@$(BIN)/python tests/slurm/demo.py
 
-test: lint  ## ruff, mypy and every test but the slow ones
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m 'not launch and not slow'
-	$(BIN)/python -m pytest -m 'launch and not slow'  # these measure: one after the other, with the machine to themselves
+# What measures runs one after the other, with the machine to itself; the faults mostly wait, so three at a time.
+test: lint  ## ruff, mypy and every test but the slow ones: ten minutes
+	$(BIN)/python -m pytest -n 3 --dist loadscope -m 'not launch and not slow'
+	$(BIN)/python -m pytest -m 'launch and not slow'
 
-test-all: test  ## the slow ones too: every fault, minutes each on a busy machine
-	$(BIN)/python -m pytest -m slow
+test-slow: $(READY)  ## the slow ones: every fault, every kind of run
+	$(BIN)/python -m pytest -n 3 -m 'slow and fault and not measures'
+	$(BIN)/python -m pytest -m 'slow and not (fault and not measures)'
+
+test-all: test test-slow  ## both
 
 # What coverage's own work costs disturbs tests that measure, so their verdict counts in `make test` alone.
 coverage: $(READY)  ## which lines of scaling/ the tests of `make test` run, in all of their processes (90 % at least)
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -n 2 --dist loadscope -m 'not launch and not slow'
+	$(BIN)/coverage run -m pytest -q -n 3 --dist loadscope -m 'not launch and not slow'
 	-$(BIN)/coverage run -m pytest -q -m 'launch and not slow'
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report

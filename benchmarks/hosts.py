@@ -1,8 +1,9 @@
-"""A benchmark's own script under torchrun on emulated hosts, one rank each: what an independent loop runs on."""
+"""A benchmark's own script under torchrun, on emulated hosts of one rank each or on this one."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ending import run
 from scaling import resources
 from scaling.units import parse_rate_bit_s
 
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", f"--log-dir={os.devnull}")
 UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount")
 
 
@@ -18,8 +20,8 @@ def run_on_hosts(script: str, arguments: list[str], *, hosts: int, rate: str, fo
     """Run `script` with `arguments` on each of `hosts` hosts, behind a link of `rate`; logs go to `folder`."""
     entries = []
     for rank in range(hosts):
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={hosts}", f"--node-rank={rank}"]
-        command += ["--nproc-per-node=1", "--master-addr=10.77.0.1", "--master-port=29500"]
+        command = [*TORCHRUN, f"--nnodes={hosts}", f"--node-rank={rank}", "--nproc-per-node=1"]
+        command += ["--master-addr=10.77.0.1", "--master-port=29500"]
         entries.append(
             {
                 "name": f"host{rank}",
@@ -34,3 +36,10 @@ def run_on_hosts(script: str, arguments: list[str], *, hosts: int, rate: str, fo
     network.write_text(json.dumps({"hosts": entries, "grace_s": 5}))
     parent = str(resources.folder("launch") / "emulated_hosts.py")
     run([*UNSHARE, sys.executable, parent, str(network)], check=True)
+
+
+def run_on_loopback(script: str, arguments: list[str], *, ranks: int) -> None:
+    """Run `script` with `arguments` as `ranks` ranks of this host."""
+    command = [*TORCHRUN, f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    run([*command, "--local-addr=127.0.0.1", script, *arguments], check=True, env=env)

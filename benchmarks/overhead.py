@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import random
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ending import exit_with, run
+from ending import exit_with
+from hosts import run_on_loopback
 
 STEPS, LEAD_IN = 8, 3
 CPU_BAR_MS, WALL_BAR = 0.5, 0.01
@@ -167,11 +167,8 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="scaling-overhead-") as scratch:
         out = Path(scratch) / "times.json"
-        command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
-        command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", __file__, "--worker", str(out)]
-        env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        launch = [sys.executable, *command, "--rounds", str(options.rounds)]
-        run(launch, check=True, env=env)  # the profiler prints of every start
+        arguments = ["--worker", str(out), "--rounds", str(options.rounds)]
+        run_on_loopback(__file__, arguments, ranks=2)
         times = json.loads(out.read_text())
     rounds = Rounds(
         {f"{kind}.{name}": np.array(times[kind][name]) for kind in ("wall", "cpu") for name in ARMS},

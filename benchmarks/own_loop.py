@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from ending import exit_with, run
+from hosts import run_on_hosts, run_on_loopback
 
 BAR, STEP_SHARE = 0.05, 0.01
 CPU_BAR_MS, WALL_BAR = 0.5, 0.01
@@ -71,28 +72,9 @@ def accuracy_worker(run_dir: Path, param_mb: int, late_ms: float) -> None:
 
 
 def own_run(folder: Path, rate_mbit: int, late_ms: float) -> dict[str, Any]:
-    from scaling import resources
-
-    own, hosts = folder / "own", []
-    for rank in range(2):
-        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={rank}"]
-        command += ["--nproc-per-node=1", "--master-addr=10.77.0.1", "--master-port=29500"]
-        command += [str(Path(__file__).absolute()), "--accuracy-worker", str(own)]
-        hosts.append(
-            {
-                "name": f"host{rank}",
-                "address": f"10.77.0.{rank + 1}",
-                "rate_bit_s": rate_mbit * 10**6,
-                "command": [*command, "--param-mb", str(PARAM_MB[rate_mbit]), "--late-ms", str(late_ms)],
-                "env": {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
-                "log": str(folder / f"own-{rank}.txt"),
-            }
-        )
-    network = folder / "network.json"
-    network.write_text(json.dumps({"hosts": hosts, "grace_s": 5}))
-    script = str(resources.folder("launch") / "emulated_hosts.py")
-    unshare = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
-    run([*unshare, sys.executable, script, str(network)], check=True)
+    own = folder / "own"
+    loop = ["--accuracy-worker", str(own), "--param-mb", str(PARAM_MB[rate_mbit]), "--late-ms", str(late_ms)]
+    run_on_hosts(__file__, loop, hosts=2, rate=f"{rate_mbit}mbit", folder=folder)
     analyze = [sys.executable, "-m", "scaling.cli", "analyze", str(own), "--json"]
     return json.loads(run(analyze, check=True).stdout)["points"][0]
 
@@ -218,12 +200,8 @@ def overhead_worker(out: Path, rounds: int, only: str, batch: int) -> None:
 def overhead_launch(rounds: int, only: str = "", batch: int = BATCH) -> dict[str, list[list[float]]]:
     with tempfile.TemporaryDirectory(prefix="scaling-own-") as scratch:
         out = Path(scratch) / "times.json"
-        command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d"]
-        command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", __file__]
-        command += ["--overhead-worker", str(out), "--rounds", str(rounds), "--condition", only]
-        command += ["--batch", str(batch)]
-        env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        run([sys.executable, *command], check=True, env=env)
+        arguments = ["--overhead-worker", str(out), "--rounds", str(rounds), "--condition", only]
+        run_on_loopback(__file__, [*arguments, "--batch", str(batch)], ranks=2)
         return json.loads(out.read_text())  # type: ignore[no-any-return]
 
 

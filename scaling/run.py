@@ -13,6 +13,7 @@ from typing import Any
 
 from scaling import __version__, git
 from scaling.config import Request
+from scaling.doctor import preflight
 from scaling.errors import InputError
 from scaling.files import read_json, write_json, write_text
 from scaling.fit import find_largest
@@ -181,7 +182,8 @@ def _launch(
     what = command(plan, folder, launch, list(started.world_sizes))
     earlier = folder.command.read_text(encoding="utf-8") if folder.command.exists() else ""
     write_text(folder.command, earlier + describe(what))
-    outcome = follow(what, launch, plan.spec.measure, lambda p: progress({**p, "launch": started.index}))
+    checked = _checking(plan, launch, max(started.world_sizes), progress)
+    outcome = follow(what, launch, plan.spec.measure, lambda p: checked({**p, "launch": started.index}))
     settled = _settled(started, launch, ended=outcome.status == "done")
     large = [n for n in settled.world_sizes if outcome.out_of_memory and n == outcome.world_size]
     return dataclasses.replace(
@@ -193,6 +195,23 @@ def _launch(
         rank=outcome.rank,
         world_size=outcome.world_size,
     )
+
+
+def _checking(
+    plan: Plan, launch: LaunchFolder, ranks: int, progress: Callable[[dict[str, Any]], None]
+) -> Callable[[dict[str, Any]], None]:
+    """`progress` that also says what preflight finds, once every rank has told what it runs on: in the warm-up."""
+    waiting = list(range(ranks))
+
+    def heard(record: dict[str, Any]) -> None:
+        progress(record)
+        if not waiting:
+            return
+        waiting[:] = [rank for rank in waiting if not launch.env(rank).exists()]
+        for problem in () if waiting else preflight.problems(launch, plan):
+            progress({"said": problem})
+
+    return heard
 
 
 def _free(folder: RunFolder, launches: list[LaunchStatus]) -> int:

@@ -97,13 +97,21 @@ def submit(job: Job, text: str) -> Submitted:
     existed = job.folder.path.exists()
     create(job.request, job.plan, job.folder)
     try:
-        write_json(job.folder.status, status_of(job.plan, []))
-        write_text(job.folder.job_script, text)
+        _write_down(job, text)
         return _hand_in(job.plan, job.folder, text)
     except (InputError, OSError):
         if not existed:
             shutil.rmtree(job.folder.path)
         raise
+
+
+def _write_down(job: Job, text: str) -> None:
+    """What is there before Slurm is asked."""
+    try:
+        write_json(job.folder.status, status_of(job.plan, []))
+        write_text(job.folder.job_script, text)
+    except OSError as error:  # a full disk
+        raise InputError(f"{job.folder.path}: cannot be written ({error.strerror}); make room") from error
 
 
 def resubmit(folder: RunFolder, plan: Plan) -> Submitted | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from scaling.files import write_json
 from scaling.launchers.cause import Outcome
 from scaling.rebuild import read_plan
 from scaling.run import measure
@@ -44,3 +45,25 @@ def test_a_run_whose_status_is_gone_is_measured_again_beside_what_is_there(run, 
     assert launched == [1]
     assert run.launch(0).rank(0).read_bytes() == before
     assert capsys.readouterr().out == ""
+
+
+def test_ranks_that_differ_are_named_once_all_have_told_what_they_run_on_and_before_a_round(run, monkeypatch):
+    said = []
+
+    def follow(command, launch, measure, progress):
+        for rank, torch in enumerate(("2.13.0", "2.12.0")):
+            progress({"stage": "warm-up", "rounds": 0.0})
+            write_json(launch.env(rank), {"schema": 1, "rank": rank, "host": 0, "torch": torch})
+        progress({"stage": "warm-up of world size 2", "rounds": 0.0})
+        progress({"stage": "round 1", "rounds": 0.0})
+        return Outcome(status="done")
+
+    monkeypatch.setattr("scaling.run.follow", follow)
+    run.status.unlink()
+    measure(read_plan(run), run, lambda record: said.append(record.get("said") or record["stage"]))
+    assert said == [
+        *("warm-up",) * 2,
+        "warm-up of world size 2",
+        "torch differs: 2.13.0 on rank 0, 2.12.0 on rank 1; install the same torch on every host",
+        "round 1",
+    ]

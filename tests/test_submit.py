@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 
 import pytest
 
@@ -85,3 +87,13 @@ def test_where_it_cannot_be_cancelled_either_its_folder_stays(job, command):
         submit(job, script(job))
     assert not isinstance(found.value, InputError)
     assert job.folder.plan.is_file()
+
+
+def test_a_disk_that_is_full_by_then_is_said_in_a_line(job, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("scaling.submit.write_text", full)
+    with pytest.raises(InputError, match=r"run: cannot be written \(No space left on device\); make room$"):
+        submit(job, script(job))
+    assert not job.folder.path.exists()

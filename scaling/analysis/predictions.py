@@ -26,6 +26,10 @@ from scaling.spec import WORLD_SIZE_MAX, WhatIf
 LINK_REACHED = 0.9
 """A link whose own sweep stays below this share of what it can carry was not what the run waited for."""
 HALF = 0.5
+_NO_SOURCE = (
+    "at no world size above 1 was all measured that this starts from: a step's parts, its buckets, the link, and in "
+    "strong scaling the whole batch on one rank"
+)
 
 
 def predictions(
@@ -122,7 +126,7 @@ def _fabric(n: int, source: Source, sources: Sequence[Source], own: Topology, as
 
 def _cannot(n: int, sources: Sequence[Source], plan: Plan, analysis: Analysis, asked: WhatIf) -> str | None:
     if not sources:
-        return "no world size above 1 was measured whole: nothing is known of how its gradients are reduced"
+        return _NO_SOURCE
     if _crowded(n, sources, plan.spec.topology, asked):
         return (
             f"{n} ranks spread over {asked.topology.hosts} hosts share their hosts' links, in an order that is the "
@@ -225,7 +229,7 @@ def as_measured(plan: Plan) -> WhatIf:
 
 def _no_backtest(sources: Sequence[Source]) -> str:
     if not sources:
-        return "no world size above 1 was measured whole"
+        return _NO_SOURCE
     return (
         f"{sources[0].world_size} is the only world size above 1 that was measured: leaving it out leaves nothing "
         "to predict from; measure another one"

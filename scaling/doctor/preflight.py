@@ -31,19 +31,21 @@ def warnings(folder: RunFolder, plan: Plan) -> tuple[str, ...]:
     """One line each, for the report; each said once whatever the number of launches."""
     said: list[str] = []
     for launch in folder.launches():
-        facts = environments(launch, plan)
-        problems = list(differences.problems(differences.differences(facts)))
-        for host in _hosts(launch, plan).values():
-            ranks = {
-                devices.index_of(host.gpus, f): r for r, f in facts.items() if f.get("host") == host.host
-            }
-            problems += devices.problems(host, {i: r for i, r in ranks.items() if i is not None})
-        said += [
-            f"{'' if p.rank is None or 'rank' in p.what else f'rank {p.rank}: '}{p.what}; {p.remedy}"
-            for p in problems
-        ]
-        said += sharing.labels(facts)
+        said += [*problems(launch, plan), *sharing.labels(environments(launch, plan))]
     return tuple(dict.fromkeys(said))
+
+
+def problems(launch: LaunchFolder, plan: Plan) -> tuple[str, ...]:
+    """What differs between a launch's ranks, and what its devices' hosts say of them, a line each with its remedy."""
+    facts = environments(launch, plan)
+    found = list(differences.problems(differences.differences(facts)))
+    for host in _hosts(launch, plan).values():
+        ranks = {devices.index_of(host.gpus, f): r for r, f in facts.items() if f.get("host") == host.host}
+        found += devices.problems(host, {i: r for i, r in ranks.items() if i is not None})
+    return tuple(
+        f"{'' if p.rank is None or 'rank' in p.what else f'rank {p.rank}: '}{p.what}; {p.remedy}"
+        for p in found
+    )
 
 
 def samples(folder: RunFolder, plan: Plan) -> dict[tuple[int, int], tuple[DeviceSample, ...]]:

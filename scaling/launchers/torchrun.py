@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +52,12 @@ def nccl_log(spec: Spec, launch: LaunchFolder) -> dict[str, str]:
 def worker_arguments(
     folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str = MEASURE
 ) -> list[str]:
-    """What ends every torchrun line: our worker, and what it is to measure."""
+    """What ends every torchrun line: our worker, and what it is to measure.
+
+    Workers log into the launch's folder by themselves. A log folder of torchrun's own would stay in the system's
+    temporary folder, one a launch and host: nobody removes it.
+    """
     run, these = str(folder.path.absolute()), ",".join(map(str, sizes))
     asked = [] if what == MEASURE else [what]
-    return ["--max-restarts=0", "-m", "scaling.worker", run, str(launch.index), these, *asked]
+    own = ["--max-restarts=0", f"--log-dir={os.devnull}"]
+    return [*own, "-m", "scaling.worker", run, str(launch.index), these, *asked]

@@ -22,7 +22,7 @@ START_S = 10.0
 
 
 def document(plan: Plan, folder: RunFolder) -> dict[str, Any]:
-    """The plan as JSON, with the commands and the time it would take at most."""
+    """The plan as JSON, with the commands and the time it would take at most (without a search for `batch=max`)."""
     return {
         **codec.encode(plan),
         "cases": codec.encode(cases(plan.spec)) if plan.spec.by_case else [],
@@ -53,7 +53,8 @@ def describe(plan: Plan, folder: RunFolder) -> str:
         f"# measure   {measure.name}: {measure.rounds_min} to {measure.rounds_max} rounds, "
         f"{format_duration(measure.budget_s)} a launch (half as long again where {measure.rounds_min} rounds "
         f"take it), {spec.repeats} {'launch' if spec.repeats == 1 else 'launches'}",
-        f"# time      at most about {format_duration(_seconds(plan))}; {_idle_rank_hours(plan):.3f} "
+        f"# time      at most about {format_duration(_seconds(plan))}"
+        f"{' after the search for the largest batch' if spec.batch_max else ''}; {_idle_rank_hours(plan):.3f} "
         f"{'GPU' if topology.device == 'cuda' else 'rank'}-hours stand idle while smaller world sizes run",
         f"# run_dir   {folder.path}",
         "#",

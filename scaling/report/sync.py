@@ -149,7 +149,9 @@ def _run_module(
     Output goes to a file: W&B's service process inherits it, and would keep a pipe open after its parent.
     `data`: see `_ours`.
     """
-    with tempfile.TemporaryFile("w+", errors="replace") as output, tempfile.TemporaryDirectory() as cache:
+    # W&B's service may still write after its parent was killed.
+    scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with tempfile.TemporaryFile("w+", errors="replace") as output, scratch as own:
         try:
             done = subprocess.run(
                 [sys.executable, "-m", *arguments],
@@ -157,7 +159,7 @@ def _run_module(
                 text=True,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=_environment(folder.wandb.resolve(), cache, data),
+                env=_environment(folder.wandb.resolve(), own, data),
                 timeout=bound_s,
                 check=False,
             )
@@ -170,17 +172,17 @@ def _run_module(
     return said
 
 
-def _environment(root: Path, cache: str, data: str) -> dict[str, str]:
+def _environment(root: Path, scratch: str, data: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_") or k in SERVER_VARIABLES}
     sources = (str(Path(scaling.__file__).parents[1]), os.environ.get("PYTHONPATH"))
     return kept | {
         "PYTHONPATH": os.pathsep.join(path for path in sources if path),
         "PYTHONSAFEPATH": "1",
         "WANDB_DIR": str(root),
-        "WANDB_DATA_DIR": str(
-            root / "wandb" / data
-        ),  # tables wait here for their upload, not in the user's home
-        "WANDB_CACHE_DIR": cache,
+        # Tables wait here for their upload, not in the user's home.
+        "WANDB_DATA_DIR": str(root / "wandb" / data),
+        "WANDB_CACHE_DIR": scratch,
+        "TMPDIR": scratch,  # where its own temporary folders stay when it is killed
         "WANDB_ERROR_REPORTING": "false",  # an offline run makes no connection at all
         "WANDB_X_GRAPHQL_RETRY_MAX": "3",  # W&B's own patience is days
     }

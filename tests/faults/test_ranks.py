@@ -45,6 +45,7 @@ def test_killed_in_backward_then_stopped_in_a_collective(faulty):
     assert "among 2 ranks" in ended.launch(1)["error"]
 
 
+@pytest.mark.slow
 def test_segmentation_fault_in_forward_then_a_hang_in_the_input(faulty):
     ended = faulty("segfault@forward@1@30", "sleep@input@1@30")
     assert_survived(ended, ("failed", 1, "rank 1 was ended by SIGSEGV"), HUNG)

@@ -176,6 +176,7 @@ def test_a_link_at_a_tenth_of_its_rate_is_measured_and_said(driver, until, tmp_p
 # Disk and folder
 
 
+@pytest.mark.slow
 @namespaces
 def test_a_full_disk_ends_the_run_and_keeps_what_was_measured(tmp_path, left_behind):
     """A tmpfs of 1 MiB in a mount namespace of its own, which also holds everything the workers write."""

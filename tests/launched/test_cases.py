@@ -108,6 +108,7 @@ def brute_force(folder: Path, limits: tuple[int, int]) -> int:
     return min(int(batches[-1]) for batches in said)
 
 
+@pytest.mark.slow
 def test_the_largest_batch_is_that_of_brute_force_and_of_the_rank_with_less_memory(
     scaling, tmp_path, analysis_of, left_behind
 ):
@@ -162,6 +163,7 @@ def test_no_batch_that_fits_is_said_in_a_line(scaling, tmp_path, left_behind):
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_detection_answers_on_both_ranks_at_once(scaling, tmp_path, analysis_of):
     pytest.importorskip("transformers", reason="the `models` extra is not installed")
     done = scaling(
@@ -190,6 +192,7 @@ def test_detection_answers_on_both_ranks_at_once(scaling, tmp_path, analysis_of)
     assert "samples" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [

@@ -36,6 +36,7 @@ STARVED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.measures
 def test_starvation_is_named_with_its_share_and_the_advised_workers_mend_it(
     scaling, tmp_path, analysis_of, point_of, left_behind

@@ -57,6 +57,7 @@ def said(document, word):
     return [p for p in document["problems"] if word in p["what"]]
 
 
+@pytest.mark.slow
 def test_equal_ranks_agree_to_the_last_bit_and_the_next_machine_is_compared(doctor, tmp_path):
     done, document = doctor("", "--parity", "parity.json")
     assert done.returncode == 0, document["problems"]
@@ -75,6 +76,7 @@ def test_equal_ranks_agree_to_the_last_bit_and_the_next_machine_is_compared(doct
     assert {row["device"].split(":")[0] for row in document["parity"]["table"] if not row["ranks"]}
 
 
+@pytest.mark.slow
 def test_another_flag_on_one_rank_and_an_item_in_the_step(doctor):
     done, document = doctor("flag item")
     assert done.returncode == 1

@@ -13,6 +13,7 @@ import pytest
 QUICK = ("model=synthetic", "model.param_mb=2", "model.compute_ms=20", "measure=quick", "tracking=disabled")
 
 
+@pytest.mark.slow
 def test_emulated_run_with_a_failing_worker(scaling, tmp_path, left_behind):
     begin = time.monotonic()
     done = scaling(

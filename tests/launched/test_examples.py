@@ -17,7 +17,13 @@ def launched():
     """Run an example on two ranks; returns its standard output."""
 
     def run(name: str, *arguments: str, cwd: Path) -> str:
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            f"--log-dir={os.devnull}",
+            "--nproc-per-node=2",
+        ]
         command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
         done = subprocess.run(
             [*command, str(ROOT / "examples" / name), *arguments],

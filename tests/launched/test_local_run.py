@@ -42,6 +42,7 @@ def test_strong_scaling_in_bf16_with_accumulation(scaling, tmp_path, point_of):
     )
 
 
+@pytest.mark.slow
 def test_wrong_no_sync_moves_the_gradients_in_every_micro_step(scaling, tmp_path, point_of):
     done = scaling(
         "run",
@@ -83,6 +84,7 @@ def test_ones_own_model(scaling, tmp_path, point_of):
     assert point_of(tmp_path / "run", 2)["comm"]["bytes_per_step"] == 65 * 4
 
 
+@pytest.mark.slow
 def test_a_contended_machine_is_said_and_nothing_is_claimed_with_confidence(scaling, tmp_path, analysis_of):
     """Two programs keep both cores busy; the model is all compute, so no cause there is would be true."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
@@ -122,6 +124,7 @@ def test_a_multirun_ends_in_a_comparison(scaling, tmp_path):
     assert json.loads(same.stdout)["points"][0]["distinguishable"] is False
 
 
+@pytest.mark.slow
 def test_several_launches_and_every_collective(scaling, tmp_path, analysis_of):
     done = scaling(
         "run",

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 LOCAL = (
     "topology=local",
     "topology.device=cpu",
@@ -19,6 +21,7 @@ def payload_of(run):
     return json.loads((run / "launches/0/env-0.json").read_text())["parameter_bytes"]
 
 
+@pytest.mark.slow
 def test_half_precision_on_the_wire_with_checkpoints_and_a_fused_optimizer(scaling, tmp_path, point_of):
     done = scaling(
         "run",
@@ -44,6 +47,7 @@ def test_half_precision_on_the_wire_with_checkpoints_and_a_fused_optimizer(scali
     assert "a rank at most (resident)" in said
 
 
+@pytest.mark.slow
 def test_power_sgd_over_a_compiled_model(scaling, tmp_path, point_of):
     done = scaling(
         "run",

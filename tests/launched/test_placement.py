@@ -25,6 +25,7 @@ SLOW = 2
 FAULT = (f"inject.rank={SLOW}", "inject.compute_ms=20", "inject.link_rate=75mbit")
 
 
+@pytest.mark.slow
 def test_emulated_ranks_that_are_spread_talk_over_the_network(scaling, tmp_path, analysis_of, point_of):
     two_by_two = ("topology.hosts=2", "topology.ranks_per_host=2", "measure.budget_s=8")
     done = scaling("run", *SPREAD, *two_by_two, cwd=tmp_path)
@@ -40,6 +41,7 @@ def test_emulated_ranks_that_are_spread_talk_over_the_network(scaling, tmp_path,
     assert [host["ranks"] for host in analysis_of(run)["hosts"]] == [[0, 2], [1, 3]]
 
 
+@pytest.mark.slow
 @pytest.mark.measures
 def test_emulated_hosts_work_at_the_same_time_and_the_slow_one_is_named(
     scaling, tmp_path, analysis_of, point_of

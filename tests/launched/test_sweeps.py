@@ -33,6 +33,7 @@ def objective_of(analysis: dict) -> float:
     return point["samples_per_s"]["value"]
 
 
+@pytest.mark.slow
 def test_an_agent_of_a_wandb_sweep(tmp_path, wandb_server, analysis_of):
     sweep = yaml.safe_load(EXAMPLE.read_text())
     program, *rest = sweep["command"]
@@ -57,6 +58,7 @@ def test_an_agent_of_a_wandb_sweep(tmp_path, wandb_server, analysis_of):
     assert set(arguments) <= set(sweep["parameters"])
 
 
+@pytest.mark.slow
 def test_a_sweeper_that_searches_gets_the_objective(tmp_path, analysis_of):
     plugins = Path(__file__).with_name("plugins")
     call = ["run", "-m", "hydra/sweeper=climbing", *LOCAL, "tracking=disabled", "run_dir=search"]

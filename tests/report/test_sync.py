@@ -94,8 +94,10 @@ def test_a_server_that_is_away_is_a_warning(log, folder, wandb_files, monkeypatc
 
 
 def test_a_server_that_hangs_costs_no_more_than_the_bound(
-    log, folder, wandb_files, wandb_server, monkeypatch
+    log, folder, wandb_files, wandb_server, monkeypatch, tmp_path
 ):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     wandb_server.wait_s = 30
     monkeypatch.setattr(report, "ONLINE_BOUND_S", 3.0)
     begin = time.monotonic()
@@ -105,6 +107,7 @@ def test_a_server_that_hangs_costs_no_more_than_the_bound(
     assert f"`scaling sync {folder.path}` tries again" in warning
     assert set(wandb_files.read_all(folder.path)) == ALL
     assert_nobody_is_left(folder)
+    assert list((tmp_path / "temporary").iterdir()) == []
     wandb_server.wait_s = 0.0
     assert sync.sync(folder, bound_s=60).startswith("3 W&B runs uploaded")
 

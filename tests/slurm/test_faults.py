@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from scaling.launchers.slurm import port
 
 TAKE = """
@@ -15,6 +17,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_cancelled_job_keeps_what_it_finished_and_resumes_the_rest(login):
     job = login.submit("repeats=2")
     login.until_measuring(launch=1)
@@ -32,6 +35,7 @@ def test_a_cancelled_job_keeps_what_it_finished_and_resumes_the_rest(login):
     assert len(login.jobs()) == 2
 
 
+@pytest.mark.slow
 def test_a_killed_torchrun_is_named_by_its_node_and_its_launch_repeated(login):
     job = login.submit("cluster.gpus_per_node=2")
     login.until_measuring()
@@ -48,6 +52,7 @@ def test_a_killed_torchrun_is_named_by_its_node_and_its_launch_repeated(login):
     assert login.state(job) == "COMPLETED"
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_costs_a_launch_and_the_next_takes_another(login):
     job = login.submit("+cluster.sbatch.hold=true")
     head = login.slurm.processes("-N\0pcie1\0")[0]
@@ -63,6 +68,7 @@ def test_a_port_that_is_taken_costs_a_launch_and_the_next_takes_another(login):
     assert login.measured() == {1: [1], 2: [1]}
 
 
+@pytest.mark.slow
 def test_what_fits_goes_on_without_a_node_that_went_down(login):
     job = login.submit()
     login.until_measuring()
@@ -77,6 +83,7 @@ def test_what_fits_goes_on_without_a_node_that_went_down(login):
     assert login.measured() == {1: [1], 2: [2]}
 
 
+@pytest.mark.slow
 def test_a_requeued_job_goes_on_with_what_is_left(login):
     job = login.submit("repeats=2")
     login.until_measuring(launch=1)

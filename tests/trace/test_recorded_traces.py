@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -45,7 +46,8 @@ def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gloo")
     script = folder / "training.py"
     script.write_text(TRAINING)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--log-dir={os.devnull}"]
+    torchrun += ["--standalone", "--nproc-per-node=2"]
     (folder / "traces").mkdir()
     subprocess.run(
         [*torchrun, str(script), str(folder / "traces")], check=True, capture_output=True, timeout=120
