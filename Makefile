@@ -22,22 +22,26 @@ demo: $(READY)  ## one real training over a slow and a fast emulated interconnec
 slurm-demo: $(READY)  ## two partitions of a Slurm cluster on this machine (root, slurm-wlm, munge), compared by one command
 	@$(BIN)/python tests/slurm/demo.py
 
-# What measures runs one after the other, with the machine to itself; the faults mostly wait, so three at a time.
+# Three processes keep two cores busy: what starts ranks waits a good part of its time. What measures runs after that,
+# one test after the other.
+TOGETHER := $(BIN)/python -m pytest -n 3
+ALONE := $(BIN)/python -m pytest
+
 test: lint  ## ruff, mypy and every test but the slow ones: ten minutes
-	$(BIN)/python -m pytest -n 3 --dist loadscope -m 'not launch and not slow'
-	$(BIN)/python -m pytest -m 'launch and not slow'
+	$(TOGETHER) --dist loadscope -m 'not slow and not alone'
+	$(ALONE) -m 'not slow and alone'
 
 test-slow: $(READY)  ## the slow ones: every fault, every kind of run
-	$(BIN)/python -m pytest -n 3 -m 'slow and fault and not measures'
-	$(BIN)/python -m pytest -m 'slow and not (fault and not measures)'
+	$(TOGETHER) -m 'slow and not alone'
+	$(ALONE) -m 'slow and alone'
 
 test-all: test test-slow  ## both
 
 # What coverage's own work costs disturbs tests that measure, so their verdict counts in `make test` alone.
 coverage: $(READY)  ## which lines of scaling/ the tests of `make test` run, in all of their processes (90 % at least)
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -n 3 --dist loadscope -m 'not launch and not slow'
-	-$(BIN)/coverage run -m pytest -q -m 'launch and not slow'
+	$(BIN)/coverage run -m pytest -q -n 3 --dist loadscope -m 'not slow and not alone'
+	-$(BIN)/coverage run -m pytest -q -m 'not slow and alone'
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

@@ -21,6 +21,12 @@ STOLEN = 0.03
 BEGUN = pytest.StashKey[dict[Path, Any]]()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("measures") is not None:
+            item.add_marker(pytest.mark.alone)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Keep the processors' times from before a file's first test, since its fixtures may measure for all."""

@@ -75,7 +75,13 @@ class Ten:
     levels: list[Any]
 
 
-@pytest.fixture(scope="module", params=CASES)
+LIKE_OTHERS = ("late_in_input", "late_in_host", "fast_link", "one_channel")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ()) for name in CASES],
+)
 def ten(request, measure, cluster) -> Ten:
     case = CASES[request.param]
     runs = [measure(case.make(cluster, seed)) for seed in SEEDS]

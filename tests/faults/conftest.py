@@ -41,7 +41,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "faults" in item.path.parts:
             item.add_marker(pytest.mark.launch)
-            item.add_marker(pytest.mark.fault)
 
 
 def bound_s(fault):

@@ -57,6 +57,7 @@ def said(document, word):
     return [p for p in document["problems"] if word in p["what"]]
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_equal_ranks_agree_to_the_last_bit_and_the_next_machine_is_compared(doctor, tmp_path):
     done, document = doctor("", "--parity", "parity.json")

@@ -6,6 +6,8 @@ import shutil
 import pytest
 from omegaconf import OmegaConf
 
+pytestmark = pytest.mark.alone  # one run serves those that measure and those that do not
+
 TCP_SHARE = 1448 / 1514
 """What TCP's users get of a link's rate at MTU 1500."""
 

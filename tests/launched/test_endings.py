@@ -38,7 +38,13 @@ def test_emulated_run_with_a_failing_worker(scaling, tmp_path, left_behind):
     assert left_behind(tmp_path) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow),
+    ],
+)
 def test_emulated_run_interrupted(number, tmp_path, left_behind):
     process = start(tmp_path, "topology=emulated_nvlink", "measure.budget_s=100")
     progress = tmp_path / "run/launches/0/progress.json"

@@ -84,6 +84,7 @@ def test_ones_own_model(scaling, tmp_path, point_of):
     assert point_of(tmp_path / "run", 2)["comm"]["bytes_per_step"] == 65 * 4
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_contended_machine_is_said_and_nothing_is_claimed_with_confidence(scaling, tmp_path, analysis_of):
     """Two programs keep both cores busy; the model is all compute, so no cause there is would be true."""
@@ -106,6 +107,7 @@ def test_a_contended_machine_is_said_and_nothing_is_claimed_with_confidence(scal
     assert not known or efficiency["high"] - efficiency["low"] > 0.05
 
 
+@pytest.mark.slow
 def test_a_multirun_ends_in_a_comparison(scaling, tmp_path):
     done = scaling("run", "-m", *LOCAL, "model=mlp", "model.width=64,65", "run_dir=both", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

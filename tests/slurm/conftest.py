@@ -42,6 +42,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.is_relative_to(FILE.parent):
             item.add_marker(pytest.mark.launch)
+            item.add_marker(pytest.mark.alone)
             if REASON is not None:
                 item.add_marker(pytest.mark.skip(reason=f"no Slurm cluster here: {REASON}"))
 

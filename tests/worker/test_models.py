@@ -46,6 +46,9 @@ SMALL = {
 }
 
 
+LARGE = ("rtdetr_r18", "resnet50")
+
+
 def preset(name, *changes):
     (request,) = requests("plan", [f"model={name}", *(f"model.{c}" for c in changes)]).items
     return build(request.spec.model.target, request.spec.model.args)
@@ -68,7 +71,9 @@ def test_parameters_are_as_many_as_a_paper_rounds_them_to(name):
     assert abs(exact / 1e6 - float(published)) / float(published) < 0.025
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in SMALL]
+)
 def test_a_step_trains_every_parameter_and_a_forward_in_evaluation_gives_numbers(name):
     torch.manual_seed(0)
     workload = preset(name, *SMALL[name])
