@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 INTERRUPTED = 130
 GRACE_S = 15.0
@@ -14,7 +15,9 @@ GRACE_S = 15.0
 
 
 def exit_with(main: Callable[[], int]) -> NoReturn:
-    """Exit with what `main` returns, or with 130 and one line on stderr after Ctrl-C."""
+    """Exit with what `main` returns, or with 130 and one line on stderr after Ctrl-C or SIGTERM."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell has its background jobs ignore the first
+        signal.signal(number, signal.default_int_handler)
     try:
         status = main()
     except KeyboardInterrupt:
@@ -39,7 +42,7 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
-def end(process: subprocess.Popen[str]) -> None:
+def end(process: subprocess.Popen[Any]) -> None:
     """Wait until a process that was interrupted is over; within three times GRACE_S it is."""
     for tell in (None, process.terminate, process.kill):
         if tell is not None:

@@ -26,7 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ending import exit_with
+from ending import end, exit_with
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -88,9 +88,13 @@ def measure(name: str, script: Path, kept: Path, options: Sequence[str] = ()) ->
         [sys.executable, str(script), *options], cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace"
     ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line.rstrip("\n"))
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                lines.append(line.rstrip("\n"))
+        except BaseException:
+            end(process)
+            raise
     status = process.returncode
     if status == CANNOT and kept.exists():
         return status

@@ -13,6 +13,7 @@ M minutes did not do for N ends.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -22,10 +23,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ending import exit_with
+from ending import end, exit_with
 
 ROOT = Path(__file__).parents[1]
 KILLS = 100
@@ -101,15 +103,15 @@ def survives(run: Path, moments: list[tuple[float, str]]) -> tuple[list[str], li
     ended: list[str] = []
     wrong: list[str] = []
     for moment, how in moments:
-        driver = start(run)
-        try:
-            driver.wait(moment)
-            break
-        except subprocess.TimeoutExpired:
-            driver.send_signal(HOW[how])
-        ended.append(f"{moment:.1f}{how}")
-        if not over(driver, STOP_S):
-            wrong.append(f"{HOW[how].name} did not end it within {STOP_S} s")
+        with driven(run) as driver:
+            try:
+                driver.wait(moment)
+                break
+            except subprocess.TimeoutExpired:
+                driver.send_signal(HOW[how])
+            ended.append(f"{moment:.1f}{how}")
+            if not over(driver, STOP_S):
+                wrong.append(f"{HOW[how].name} did not end it within {STOP_S} s")
         wrong += left_of(run) + touched(finished)
         finished |= whole(run)
     code = until_over(run)
@@ -117,15 +119,20 @@ def survives(run: Path, moments: list[tuple[float, str]]) -> tuple[list[str], li
     return ended, wrong + left_of(run) + touched(finished)
 
 
-def start(run: Path) -> subprocess.Popen[bytes]:
-    """Begin a run, or go on with it."""
+@contextlib.contextmanager
+def driven(run: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver that begins a run, or goes on with it; it is over when this is, where somebody stops it too."""
     words = ["--resume", str(run)] if (run / "plan.json").exists() else [*OVERRIDES, f"run_dir={run}"]
-    return subprocess.Popen(
+    driver = subprocess.Popen(
         [sys.executable, "-m", "scaling.cli", "run", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
+    try:
+        yield driver
+    finally:
+        end(driver)
 
 
 def over(driver: subprocess.Popen[bytes], within_s: float) -> bool:
@@ -141,8 +148,8 @@ def over(driver: subprocess.Popen[bytes], within_s: float) -> bool:
 
 def until_over(run: Path) -> int | None:
     """The exit status of a run that is left alone; None where it is not through within WHOLE_S."""
-    driver = start(run)
-    return driver.returncode if over(driver, WHOLE_S) else None
+    with driven(run) as driver:
+        return driver.returncode if over(driver, WHOLE_S) else None
 
 
 def whole(run: Path) -> dict[Path, int]:
