@@ -12,7 +12,6 @@ from ending import run
 from scaling import resources
 from scaling.units import parse_rate_bit_s
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", f"--log-dir={os.devnull}")
 UNSHARE = ("unshare", "--user", "--map-root-user", "--net", "--mount")
 
 
@@ -20,7 +19,7 @@ def run_on_hosts(script: str, arguments: list[str], *, hosts: int, rate: str, fo
     """Run `script` with `arguments` on each of `hosts` hosts, behind a link of `rate`; logs go to `folder`."""
     entries = []
     for rank in range(hosts):
-        command = [*TORCHRUN, f"--nnodes={hosts}", f"--node-rank={rank}", "--nproc-per-node=1"]
+        command = [*_torchrun(folder), f"--nnodes={hosts}", f"--node-rank={rank}", "--nproc-per-node=1"]
         command += ["--master-addr=10.77.0.1", "--master-port=29500"]
         entries.append(
             {
@@ -38,8 +37,12 @@ def run_on_hosts(script: str, arguments: list[str], *, hosts: int, rate: str, fo
     run([*UNSHARE, sys.executable, parent, str(network)], check=True)
 
 
-def run_on_loopback(script: str, arguments: list[str], *, ranks: int) -> None:
-    """Run `script` with `arguments` as `ranks` ranks of this host."""
-    command = [*TORCHRUN, f"--nproc-per-node={ranks}", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    run([*command, "--local-addr=127.0.0.1", script, *arguments], check=True, env=env)
+def run_on_loopback(script: str, arguments: list[str], *, ranks: int, folder: Path) -> None:
+    """Run `script` with `arguments` as `ranks` ranks of this host; what torchrun leaves goes to `folder`."""
+    command = [*_torchrun(folder), f"--nproc-per-node={ranks}", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", script, *arguments]
+    run(command, check=True, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"})
+
+
+def _torchrun(folder: Path) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", f"--log-dir={folder / 'torchrun'}"]

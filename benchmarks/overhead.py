@@ -168,7 +168,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="scaling-overhead-") as scratch:
         out = Path(scratch) / "times.json"
         arguments = ["--worker", str(out), "--rounds", str(options.rounds)]
-        run_on_loopback(__file__, arguments, ranks=2)
+        run_on_loopback(__file__, arguments, ranks=2, folder=Path(scratch))
         times = json.loads(out.read_text())
     rounds = Rounds(
         {f"{kind}.{name}": np.array(times[kind][name]) for kind in ("wall", "cpu") for name in ARMS},

@@ -201,7 +201,7 @@ def overhead_launch(rounds: int, only: str = "", batch: int = BATCH) -> dict[str
     with tempfile.TemporaryDirectory(prefix="scaling-own-") as scratch:
         out = Path(scratch) / "times.json"
         arguments = ["--overhead-worker", str(out), "--rounds", str(rounds), "--condition", only]
-        run_on_loopback(__file__, [*arguments, "--batch", str(batch)], ranks=2)
+        run_on_loopback(__file__, [*arguments, "--batch", str(batch)], ranks=2, folder=Path(scratch))
         return json.loads(out.read_text())  # type: ignore[no-any-return]
 
 

@@ -214,6 +214,11 @@ class LaunchFolder:
         return self.path / f"torchrun-{host}.txt"
 
     @property
+    def torchrun(self) -> Path:
+        """Where torchruns keep what is their own; gone when the launch is over."""
+        return self.path / "torchrun"
+
+    @property
     def launcher_log(self) -> Path:
         """What the launcher itself printed: torchrun here, srun, or the emulated hosts' parent."""
         return self.path / "launcher.txt"

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import time
@@ -56,6 +57,7 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
             return Outcome(status="interrupted", error=why)
         finally:
             _end(process)
+            shutil.rmtree(launch.torchrun, ignore_errors=True)
     if process.returncode == 0 and not left:
         return Outcome(status="done")
     node = slurm.blamed(_text(launch.launcher_log))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,10 +53,10 @@ def worker_arguments(
 ) -> list[str]:
     """What ends every torchrun line: our worker, and what it is to measure.
 
-    Workers log into the launch's folder by themselves. A log folder of torchrun's own would stay in the system's
-    temporary folder, one a launch and host: nobody removes it.
+    Told nowhere, torchrun makes itself a log folder in the system's temporary folder and leaves it there. Told
+    /dev/null it tails that, and never ends where a signal ends it (torch 2.13: its tails are not stopped).
     """
     run, these = str(folder.path.absolute()), ",".join(map(str, sizes))
     asked = [] if what == MEASURE else [what]
-    own = ["--max-restarts=0", f"--log-dir={os.devnull}"]
+    own = ["--max-restarts=0", f"--log-dir={launch.torchrun.absolute()}"]
     return [*own, "-m", "scaling.worker", run, str(launch.index), these, *asked]

@@ -21,7 +21,7 @@ def launched():
             sys.executable,
             "-m",
             "torch.distributed.run",
-            f"--log-dir={os.devnull}",
+            f"--log-dir={cwd}/torchrun",
             "--nproc-per-node=2",
         ]
         command += ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]

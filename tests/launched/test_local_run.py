@@ -59,7 +59,9 @@ def test_wrong_no_sync_moves_the_gradients_in_every_micro_step(scaling, tmp_path
     assert point_of(tmp_path / "run", 2)["comm"]["bytes_per_step"] == 2 * payload
 
 
-def test_ones_own_model(scaling, tmp_path, point_of):
+def test_ones_own_model(scaling, tmp_path, point_of, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "mine.py").write_text(
         "import torch\n"
         "from scaling import Workload\n"
@@ -82,6 +84,9 @@ def test_ones_own_model(scaling, tmp_path, point_of):
     )
     assert done.returncode == 0, done.stderr
     assert point_of(tmp_path / "run", 2)["comm"]["bytes_per_step"] == 65 * 4
+    left = [path for path in (tmp_path / "temporary").rglob("*") if path.is_file() or "elastic" in path.name]
+    assert left == []
+    assert not (tmp_path / "run/launches/0/torchrun").exists()
 
 
 @pytest.mark.alone

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -46,7 +45,7 @@ def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gloo")
     script = folder / "training.py"
     script.write_text(TRAINING)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--log-dir={os.devnull}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--log-dir={folder}"]
     torchrun += ["--standalone", "--nproc-per-node=2"]
     (folder / "traces").mkdir()
     subprocess.run(
