@@ -1,13 +1,13 @@
 """End runs at random times and resume them: do they end with every trial measured, each once? Bar: always.
 
-    python benchmarks/resume.py [--kills N] [--seed S] [--minutes M]
+    python benchmarks/resume.py [--kills N] [--seed S] [--minutes M] [--keep FOLDER]
 
 Each run (2 local ranks, world sizes 1 and 2, two repeats) is ended up to KILLS_A_RUN times, each time at a random
 moment of the time that a whole run takes, by SIGKILL (k), Ctrl-C (i) or SIGTERM (t) to the driver, resumed, and at
 last left alone. Then its analysis has to hold the same trials with the same arms as that of a run that nobody ended,
 each from exactly as many launches as there are repeats; it has to say which those are and which launches it left
 out; nothing that was finished may have been touched again, and no process may be left. Exit 1 where not, or where
-M minutes did not do for N ends.
+M minutes did not do for N ends. Runs that went wrong are copied to FOLDER.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,6 +63,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=MINUTES)
+    parser.add_argument("--keep", type=Path)
     asked = parser.parse_args()
     rng, begin = random.Random(asked.seed), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="scaling-resume-") as parent:
@@ -81,6 +83,8 @@ def main() -> int:
             ended, wrong = survives(run, moments)
             wrong += unlike(run, wanted)
             kills, bad = kills + len(ended), bad + bool(wrong)
+            if wrong and asked.keep:
+                shutil.copytree(run, asked.keep / f"resume-{asked.seed}-{runs}")
             status = read(run / "status.json")
             counted = {launch for trial in status["trials"] for launch in trial["launches"]}
             of = " ".join(f"{t['world_size']}:{t['launches']}" for t in status["trials"])
