@@ -31,23 +31,22 @@ def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
     write_text(path, json.dumps(codec.encode(value), indent=indent, allow_nan=False) + "\n")
 
 
-def read_json(path: Path, kind: type[T], schema: int) -> T:
-    """Read a versioned file; InputError names the way out when it is older, newer or damaged."""
+def read_json(
+    path: Path, kind: type[T], schema: int, *, remedy: str = "it should be a file that `scaling` wrote"
+) -> T:
+    """Read a versioned file; InputError names the way out when it is older, newer or damaged (`remedy`)."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         found = data.get("schema")
     except (OSError, ValueError, AttributeError) as error:
-        raise InputError(
-            f"{path}: cannot be read ({error}); it should be a file that `scaling` wrote"
-        ) from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: cannot be read ({why}); {remedy}") from error
+    if not isinstance(found, int):
+        raise InputError(f"{path}: no file of a version of this program; {remedy}")
     if found != schema:
-        way_out = (
-            "update scaling-harness"
-            if isinstance(found, int) and found > schema
-            else "run `scaling analyze` again"
-        )
+        way_out = "update scaling-harness" if found > schema else "run `scaling analyze` again"
         raise InputError(f"{path}: written in format {found}, this version reads format {schema}; {way_out}")
     try:
         return codec.decode(kind, data)
     except (ValueError, TypeError, KeyError) as error:
-        raise InputError(f"{path}: damaged ({error}); it should be a file that `scaling` wrote") from error
+        raise InputError(f"{path}: damaged ({error}); {remedy}") from error

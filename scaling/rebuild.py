@@ -84,7 +84,8 @@ def read_config(folder: RunFolder) -> str:
         return folder.config.read_text(encoding="utf-8")
     except OSError as error:
         raise InputError(
-            f"{folder.config}: cannot be read ({error.strerror}); it is what overrides change"
+            f"{folder.config}: cannot be read ({error.strerror}); overrides change it, and only what `scaling run` "
+            "made has one, not a Probe's records"
         ) from error
 
 
@@ -92,7 +93,9 @@ def read_analysis(folder: RunFolder) -> Analysis:
     """analysis.json, rebuilt when it is not there."""
     if not folder.require().analysis.is_file():
         return rebuild(folder).analysis
-    return read_json(folder.analysis, Analysis, SCHEMA)
+    return read_json(
+        folder.analysis, Analysis, SCHEMA, remedy=f"`scaling analyze {folder.path}` makes it again"
+    )
 
 
 def rebuild(folder: RunFolder) -> Rebuilt:

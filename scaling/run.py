@@ -86,6 +86,10 @@ def begun(path: Path) -> list[tuple[Plan, RunFolder]]:
     below = [p for p in path.glob("*/plan.json") if p.parent.name.isdigit()]
     below.sort(key=lambda p: int(p.parent.name))
     folders = [RunFolder(p.parent) for p in below] or [RunFolder(path).require()]
+    if not folders[0].plan.is_file():
+        raise InputError(
+            f"{path}: no plan.json; what `scaling run` began can be gone on with, not a Probe's records"
+        )
     return [(read_json(folder.plan, Plan, PLAN_SCHEMA), folder) for folder in folders]
 
 
@@ -111,6 +115,8 @@ def measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], 
     with held(folder):
         launches = earlier_launches(folder)
         try:
+            if launches:  # how a launch whose driver was killed ended is known only now
+                write_json(folder.status, status_of(plan, launches))
             _measure(plan, folder, launches, progress)
         except OSError as error:  # a full disk, a folder that is gone: nothing more can be measured into it
             progress({"said": f"{folder.path}: cannot be written to any more ({error.strerror})"})

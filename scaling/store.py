@@ -143,7 +143,13 @@ class RunFolder:
         return [self.launch(i) for i in sorted(int(p.name) for p in parent.iterdir() if p.name.isdigit())]
 
     def require(self) -> RunFolder:
-        """Return self when this is a run's folder, or an own loop's; InputError otherwise."""
+        """Return the run's folder, or an own loop's, that this is or is a file of; InputError otherwise."""
+        if self.path.is_file() and self.path.parent != self.path:
+            return RunFolder(self.path.parent).require()
+        runs = sorted(path.parent for path in self.path.glob("*/plan.json") if path.parent.name.isdigit())
+        if runs and not self.plan.is_file():
+            named = ", ".join(map(str, runs[:3])) + (", ..." if len(runs) > 3 else "")
+            raise InputError(f"{self.path}: several runs (a multirun); name one of {named}")
         if not self.plan.is_file() and not any(self.path.glob("launches/*/rank-*.jsonl")):
             what = (
                 "no such folder"

@@ -79,10 +79,15 @@ def test_a_newer_file_asks_for_an_update(path):
     assert "update" in said
 
 
-@pytest.mark.parametrize("found", [SCHEMA - 1, None, "old"])
-def test_an_older_file_asks_to_be_rebuilt(path, found):
-    write_json(path, {"schema": found})
+def test_an_older_file_asks_to_be_rebuilt(path):
+    write_json(path, {"schema": SCHEMA - 1})
     assert "analyze" in refused(path)
+
+
+@pytest.mark.parametrize("found", [None, "old"])
+def test_a_file_of_another_program_is_told_apart(path, found):
+    write_json(path, {"schema": found})
+    assert "no file of a version of this program; it should be a file that `scaling` wrote" in refused(path)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from scaling.files import write_json
 from scaling.launchers.cause import Outcome
-from scaling.rebuild import read_plan
+from scaling.rebuild import read_plan, rebuild
 from scaling.run import measure
 from scaling.store import RunFolder
 
@@ -35,6 +37,17 @@ def launched(monkeypatch):
 def test_a_run_that_is_whole_has_nothing_left(run, launched):
     assert measure(read_plan(run), run, print).state == "done"
     assert launched == []
+
+
+def test_a_launch_that_ended_well_after_its_driver_was_killed_is_written_down_as_finished(run, launched):
+    known = json.loads(run.status.read_text())
+    (one,) = known["launches"]
+    known["launches"] = [{**one, "state": "running", "finished": []}]
+    run.status.write_text(json.dumps(known))
+    assert measure(read_plan(run), run, print).state == "done"
+    assert launched == []
+    assert [t["status"] for t in json.loads(run.status.read_text())["trials"]] == ["done", "done"]
+    assert rebuild(run).exit_code == 0
 
 
 def test_a_run_whose_status_is_gone_is_measured_again_beside_what_is_there(run, launched, capsys):

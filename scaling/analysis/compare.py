@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from scaling.analysis.change import Source
 from scaling.analysis.cost import usd_per_million
@@ -28,6 +28,7 @@ from scaling.analysis.split import split
 from scaling.analysis.stats import distinguishable, scaled
 from scaling.plan import Plan
 
+Gate = Literal["met", "not_met", "undecided", "unjudged"]
 Prices = tuple[float | None, float | None]
 """USD a GPU-hour, of the base and of the other."""
 
@@ -110,12 +111,23 @@ def with_split(comparison: Comparison, base: Sequence[Source], other: Sequence[S
     return dataclasses.replace(comparison, points=points)
 
 
-def below(comparison: Comparison, bar: float) -> bool:
-    """Whether some ratio is below a bar with its whole interval, by more than the machine itself moved."""
-    drift = [abs(p.control.value - 1) if p.control else 0.0 for p in comparison.points]
-    ratios = [(p.ratio, moved) for p, moved in zip(comparison.points, drift, strict=True)]
-    ratios += [(c.ratio, 0.0) for c in comparison.cases]
-    return any(r is not None and r.high is not None and r.high + moved < bar for r, moved in ratios)
+def gate(comparisons: Sequence[Comparison], bar: float) -> Gate:
+    """How every ratio of some comparisons stands to a bar, by its whole interval and what the machine itself moved.
+
+    not_met: some ratio is below it; unjudged: some ratio, or all, has no interval (too few rounds);
+    undecided: some interval reaches below it.
+    """
+    ratios = [
+        (p.ratio, abs(p.control.value - 1) if p.control else 0.0) for c in comparisons for p in c.points
+    ]
+    ratios += [(case.ratio, 0.0) for c in comparisons for case in c.cases]
+    ends = [(r.low, r.high, moved) for r, moved in ratios if r is not None]
+    known = [(low - moved, high + moved) for low, high, moved in ends if low is not None and high is not None]
+    if any(high < bar for _, high in known):
+        return "not_met"
+    if len(known) < len(ratios) or not known:
+        return "unjudged"
+    return "met" if all(low >= bar for low, _ in known) else "undecided"
 
 
 def _cases(base: Analysis, other: Analysis, prices: Prices) -> tuple[CaseComparison, ...]:

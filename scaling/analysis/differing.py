@@ -11,6 +11,7 @@ from scaling.plan import Plan
 from scaling.secrets import is_secret
 
 _NOT_SETTINGS = ("tracking", "seed", "cost")
+_PROSE = "topology.note"
 _OF_A_PROCESS = (
     "schema",
     "rank",
@@ -52,7 +53,7 @@ def differing(
 def _settings(plan: Plan) -> dict[str, str]:
     spec = {k: v for k, v in codec.encode(plan.spec).items() if k not in _NOT_SETTINGS}
     named = {k.replace("model.args.", "model.").replace("data.args.", "data."): v for k, v in _flat(spec)}
-    return {k.removesuffix(".name"): v for k, v in named.items() if not _secret(k)}
+    return {k.removesuffix(".name"): v for k, v in named.items() if k != _PROSE and not _secret(k)}
 
 
 def _facts(environment: Mapping[str, Any]) -> dict[str, str]:

@@ -101,9 +101,17 @@ def _missing(analysis: Analysis) -> str:
     lost = [t for t in analysis.trials if t.status != "done"]
     if not lost:
         return ""
+    known = {p.world_size for p in analysis.points if p.step_ms is not None}
+    in_part = [t for t in lost if t.world_size in known]
     if len(lost) == 1:
-        return f"The trial at {ranks(lost[0].world_size)} is missing ({status_name(lost[0].status)})."
-    return f"{len(lost)} of {len(analysis.trials)} trials are missing."
+        what = "was measured in part" if in_part else "is missing"
+        return f"The trial at {ranks(lost[0].world_size)} {what} ({status_name(lost[0].status)})."
+    gone = len(lost) - len(in_part)
+    said = [
+        f"{len(in_part)} {'was' if len(in_part) == 1 else 'were'} measured in part" if in_part else "",
+        f"{gone} {'is' if gone == 1 else 'are'} missing" if gone else "",
+    ]
+    return f"Of {len(analysis.trials)} trials {' and '.join(filter(None, said))}."
 
 
 def straggler_line(straggler: Straggler) -> str:

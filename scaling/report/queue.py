@@ -41,10 +41,8 @@ def progress_line(progress: dict[str, Any], launches: int) -> str:
 
 def trial_lines(status: Status) -> list[str]:
     """One line a trial."""
-    lines = ["#ranks  trial        launches  error"]
+    lines = ["#ranks  trial       in launch  error"]
     for trial in status.trials:
         measured = ",".join(map(str, trial.launches)) or "-"
-        lines.append(
-            f"{trial.world_size:>6}  {trial.status:<11}  {measured:>8}  {trial.error or ''}".rstrip()
-        )
+        lines.append(f"{trial.world_size:>6}  {trial.status:<11} {measured:>9}  {trial.error or ''}".rstrip())
     return lines

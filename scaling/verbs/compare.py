@@ -13,7 +13,7 @@ from rich.console import Console
 
 from scaling import baselines, codec
 from scaling.analysis.change import Source
-from scaling.analysis.compare import below, with_split
+from scaling.analysis.compare import Gate, gate, with_split
 from scaling.analysis.compare import compare as compared
 from scaling.analysis.results import Comparison
 from scaling.analysis.sources import read_sources
@@ -35,6 +35,12 @@ from scaling.verbs.arguments import parse
 PRICE = "cost.usd_per_gpu_hour"
 _MACHINE = ("hostname", "cpu", "cores", "kernel", "torch", "device_name")
 
+_GATE = {
+    "met": "met",
+    "not_met": "NOT met",
+    "undecided": "undecided, an interval reaches below it",
+    "unjudged": "cannot be judged, a ratio has no interval (too few rounds)",
+}
 Prices = list[float | None]
 
 
@@ -69,8 +75,19 @@ def main(arguments: list[str]) -> int:
             print(json.dumps({"comparisons": []}) if as_json else "no baseline yet: nothing to compare with")
             return _kept(name, folders[0], plans[0])
         folders = [base, *folders]
-    code = compare_folders(folders, Console(), as_json=as_json, into=into, fail_below=ratio, prices=prices)
-    return code if code or not keep or name is None else _kept(name, folders[1], plans[0])
+        if read_plan(base).id == plans[0].id:
+            print(f"scaling: {folders[1].path}: is the baseline {name} itself", file=sys.stderr)
+    stands = compare_folders(folders, Console(), as_json=as_json, into=into, fail_below=ratio, prices=prices)
+    if stands == "not_met":
+        return 1
+    if not keep or name is None:
+        return 0
+    if stands == "unjudged":
+        print(
+            f"scaling: baseline {name}: stays as it is, since the gate could not be judged", file=sys.stderr
+        )
+        return 0
+    return _kept(name, folders[1], plans[0])
 
 
 def compare_folders(
@@ -81,8 +98,8 @@ def compare_folders(
     into: RunFolder | None = None,
     fail_below: float | None = None,
     prices: Prices | None = None,
-) -> int:
-    """Compare, print, keep the comparison in `into`; 1 when `fail_below` is asked for and not met."""
+) -> Gate | None:
+    """Compare, print, keep the comparison in `into`; how `fail_below` stands, where it is asked for."""
     analyses = [(read_analysis(folder), read_plan(folder)) for folder in folders]
     (base, base_plan), others = analyses[0], analyses[1:]
     facts = [baselines.environment(folder) for folder in folders]
@@ -128,7 +145,10 @@ def compare_folders(
         warning = log_comparison(into, base_plan, found)
         if warning:
             print(f"scaling: W&B: {warning}", file=sys.stderr)
-    return int(fail_below is not None and any(below(item, fail_below) for item in found))
+    stands = None if fail_below is None else gate(found, fail_below)
+    if stands is not None:
+        _say(f"# gate  {fail_below:g} of the base's throughput: {_GATE[stands]}", as_json=as_json)
+    return stands
 
 
 def _kept(name: str, folder: RunFolder, plan: Plan) -> int:
@@ -155,7 +175,7 @@ def _prices(words: Sequence[str], runs: int) -> Prices:
             values = [float(part) for part in text.strip("[]").split(",")]
         except ValueError as error:
             raise InputError(f"{word}: a price above 0 is expected, such as 2.5 or [2.5,4]") from error
-        if len(values) not in (1, runs):
+        if len(values) != runs and (len(values) > 1 or text.startswith("[")):
             raise InputError(f"{word}: one price or {runs} are expected, the base's first")
         checked = [to_cost(CostConfig(usd_per_gpu_hour=value)).usd_per_gpu_hour for value in values]
         found = list(checked) if len(checked) == runs else checked * runs

@@ -92,17 +92,19 @@ def _check(job: Job) -> None:
 
 def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool) -> int:
     """Measure and report one run after the other."""
-    console, codes = Console(), []
+    console, codes, stopped = Console(), [], False
     signal.signal(signal.SIGTERM, _interrupt_once)
     for plan, folder in runs:
         code, stopped = _measured(plan, folder, console)
         codes.append(code)
         if stopped:
+            rest = folder.path.parent if multirun else folder.path
+            print(f"scaling: `scaling run {RESUME} {rest}` goes on with what is left", file=sys.stderr)
             break
     done = [folder for (_, folder), code in zip(runs, codes, strict=False) if code in (0, 3)]
     if multirun and len(done) > 1:
         compare_folders(done, console, as_json=False, into=RunFolder(done[0].path.parent))
-    return 3 if len(codes) < len(runs) else _worst(codes)
+    return 3 if stopped else _worst(codes)
 
 
 def _worst(codes: list[int]) -> int:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scaling.analysis.compare import below, compare
+from scaling.analysis.compare import compare, gate
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
@@ -282,19 +282,28 @@ def test_what_they_ran_on_differs_too(plan):
 # The gate
 
 
-@pytest.mark.parametrize(("step", "worse"), [(100.0, False), (104.0, False), (106.0, False), (112.0, True)])
-def test_a_regression_is_below_the_bar_with_its_whole_interval(plan, step, worse):
+@pytest.mark.parametrize(
+    ("step", "stands"), [(90.0, "met"), (104.0, "undecided"), (106.0, "undecided"), (112.0, "not_met")]
+)
+def test_a_regression_is_below_the_bar_with_its_whole_interval(plan, step, stands):
     """At 106 ms the ratio is 0.943 but its interval reaches 0.97: not shown to be below 0.95."""
-    assert below(compare(run(point()), run(point(step=step)), plan, plan), 0.95) is worse
+    assert gate([compare(run(point()), run(point(step=step)), plan, plan)], 0.95) == stands
 
 
 def test_what_the_machine_itself_moved_is_no_regression(plan):
     """A rank alone is 10 % slower too: the bar is on the run and not on the day."""
     slow = run(point(step=112.0, alone=66.0))
-    assert not below(compare(run(point()), slow, plan, plan, same_machine=True), 0.95)
-    assert below(compare(run(point()), slow, plan, plan), 0.95)
+    assert gate([compare(run(point()), slow, plan, plan, same_machine=True)], 0.95) == "undecided"
+    assert gate([compare(run(point()), slow, plan, plan)], 0.95) == "not_met"
+
+
+def test_a_ratio_without_an_interval_meets_nothing(plan):
+    bare = replace(point(), samples_per_s=Measured(value=900.0, low=None, high=None, n=1))
+    found = compare(run(point()), run(bare), plan, plan)
+    assert found.points[0].ratio.low is None
+    assert gate([found], 0.95) == "unjudged"
 
 
 def test_a_bar_above_one_asks_for_a_gain(plan):
-    assert below(compare(run(point()), run(point()), plan, plan), 1.3)
-    assert not below(compare(run(point()), run(point(step=70.0)), plan, plan), 1.3)
+    assert gate([compare(run(point()), run(point()), plan, plan)], 1.3) == "not_met"
+    assert gate([compare(run(point()), run(point(step=70.0)), plan, plan)], 1.3) == "met"

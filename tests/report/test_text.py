@@ -85,7 +85,7 @@ def test_the_answer_names_the_main_cause(sample):
 def test_the_answer_says_what_is_missing_and_undecided(sample):
     assert findings.answer(sample.bad()) == (
         "At 2 ranks the run keeps 50.1 % of ideal; what takes the rest is undecided. "
-        "2 of 3 trials are missing."
+        "Of 3 trials 1 was measured in part and 1 is missing."
     )
 
 
@@ -177,3 +177,10 @@ def test_they_stand_in_every_report(sample):
     for said in (" ".join(one.split()) for one in shown):
         assert "Serial fraction (Karp-Flatt): 3.1 % ±0.2 at 4 ranks." in said
         assert "by it throughput is highest at 29 ranks." in said
+
+
+def test_a_trial_of_which_something_was_measured_is_not_called_missing(sample):
+    good = sample.good()
+    lost = (TrialOutcome(world_size=2, status="interrupted"),)
+    said = "The trial at 2 ranks was measured in part (stopped)."
+    assert findings.answer(replace(good, trials=lost)).endswith(said)
