@@ -91,7 +91,14 @@ def _analysis(analysis: Analysis, plan: Plan, report_path: Path | str | None) ->
     yield from _prose(findings.answer(analysis), style="bold")
     if report_path is not None:
         # A path stays on one line, so that it can be opened with a click.
+        if plan.spec.launcher != "trace" and not plan.spec.own_loop and _has_remedy(analysis):
+            yield Text(f"# verify  scaling verify {text.plain(str(Path(report_path).parent))}", style="dim")
         yield Text(f"# report  {text.plain(str(report_path))}", style="dim")
+
+
+def _has_remedy(analysis: Analysis) -> bool:
+    """Whether some verdict has settings to try, which `scaling verify` measures beside the present ones."""
+    return any(remedy.overrides for verdict in analysis.verdicts for remedy in verdict.try_)
 
 
 def _conditions(pairs: Iterable[tuple[str, str]]) -> Iterator[Text]:

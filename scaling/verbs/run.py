@@ -12,7 +12,7 @@ from scaling.config import Request, requests
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.commands import require
 from scaling.plan import Plan
-from scaling.run import Job, begun, create, jobs_of, measure
+from scaling.run import Job, begun, create, earlier_launches, jobs_of, measure
 from scaling.store import RunFolder
 from scaling.tryout import needs_trying, try_model
 from scaling.verbs.arguments import split
@@ -92,19 +92,20 @@ def _check(job: Job) -> None:
 
 def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool) -> int:
     """Measure and report one run after the other."""
-    console, codes, stopped = Console(), [], False
+    console, codes, ended = Console(), [], False
     signal.signal(signal.SIGTERM, _interrupt_once)
     for plan, folder in runs:
         code, stopped = _measured(plan, folder, console)
         codes.append(code)
-        if stopped:
+        if stopped and (code or len(codes) < len(runs)):
             rest = folder.path.parent if multirun else folder.path
             print(f"scaling: `scaling run {RESUME} {rest}` goes on with what is left", file=sys.stderr)
+            ended = True
             break
     done = [folder for (_, folder), code in zip(runs, codes, strict=False) if code in (0, 3)]
     if multirun and len(done) > 1:
         compare_folders(done, console, as_json=False, into=RunFolder(done[0].path.parent))
-    return 3 if stopped else _worst(codes)
+    return 3 if ended else _worst(codes)
 
 
 def _worst(codes: list[int]) -> int:
@@ -116,10 +117,12 @@ def _measured(plan: Plan, folder: RunFolder, console: Console) -> tuple[int, boo
     """Exit status of one run, measured and reported, and whether somebody stopped it."""
     from scaling.report.progress import watching  # noqa: PLC0415
 
+    before = len(earlier_launches(folder))
     try:
         with watching(plan) as progress:
-            status = measure(plan, folder, progress)
-        return _finish(folder, console), status.state == "interrupted"
+            launches = measure(plan, folder, progress).launches
+        stopped = len(launches) > before and launches[-1].state == "interrupted"
+        return _finish(folder, console), stopped
     except KeyboardInterrupt:
         print(
             f"scaling: {folder.path}: what was measured is kept; `scaling analyze {folder.path}` reports it",
