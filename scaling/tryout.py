@@ -46,6 +46,8 @@ def try_model(plan: Plan, module: str = "scaling.worker.tryout") -> None:
         ) from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        raise InputError(
-            lines[-1] if lines else f"model._target_={model.target}: failed with {done.returncode}"
-        )
+        said = lines[-1] if lines else f"model._target_={model.target}: failed with {done.returncode}"
+        pixels = spec.data.args.get("image"), model.args.get("image")
+        if None not in pixels and pixels[0] != pixels[1]:
+            said += f" (data.image={pixels[0]} beside model.image={pixels[1]})"
+        raise InputError(said)

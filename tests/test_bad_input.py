@@ -236,6 +236,17 @@ def test_an_option_that_finds_nothing_to_act_on(option, said, tmp_path, monkeypa
     assert said in err
 
 
+def test_images_of_another_size_than_the_models(tmp_path, monkeypatch, capsys):
+    image = pytest.importorskip("PIL.Image")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "images/cats").mkdir(parents=True)
+    image.new("RGB", (32, 32)).save(tmp_path / "images/cats/1.png")
+    assert main(["run", "data=folder", "data.path=images", "data.image=24", "topology.device=cpu"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.endswith("(data.image=24 beside model.image=16)\n")
+
+
 def test_compile_without_a_compiler(tmp_path_factory, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CXX", "/nowhere/c++")
