@@ -85,7 +85,7 @@ def read_config(folder: RunFolder) -> str:
     except OSError as error:
         raise InputError(
             f"{folder.config}: cannot be read ({error.strerror}); overrides change it, and only what `scaling run` "
-            "made has one, not a Probe's records"
+            "made has one, not records of a Probe or traces"
         ) from error
 
 

@@ -115,6 +115,7 @@ def all_jobs(login):
     return set(login.slurm.run("squeue", "--noheader", "--states=all", "--format=%i").stdout.split())
 
 
+@pytest.mark.slow
 def test_the_template_runs_by_hand(login, template):
     """As its own head says: directives and overrides on sbatch's line, nothing filled in."""
     home = login.home

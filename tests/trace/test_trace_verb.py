@@ -76,7 +76,8 @@ def test_what_overrides_change_is_not_in_a_folder_of_traces(verb, job, tmp_path,
     assert main([verb, out]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "config.yaml: cannot be read (No such file or directory); it is what overrides change" in said
+    assert "config.yaml: cannot be read (No such file or directory); overrides change it" in said
+    assert said.endswith("not records of a Probe or traces\n")
 
 
 def test_without_a_batch_steps_are_compared(job, tmp_path, capsys):

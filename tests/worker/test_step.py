@@ -104,8 +104,14 @@ def test_host_stamps_of_a_real_step_are_in_order(accumulation):
     assert stamps[-accumulation:-1] == [0] * (accumulation - 1)  # nothing waits under no_sync
     fields = named(stamps)
     assert fields["begin_ns"] < fields["compute_end_ns"] < fields["sync_end_ns"] < fields["end_ns"]
+    shares = [share_of_the_parts(named(loop.stamped())) for _ in range(20)]
+    assert max(shares) <= 1
+    assert sorted(shares)[10] > 0.5  # one step may lose the core between two stamps
+
+
+def share_of_the_parts(fields):
     parts = sum(fields[f"{name}_ns"] for name in ("input", "forward", "backward", "optimizer"))
-    assert 0.5 < parts / (fields["end_ns"] - fields["begin_ns"]) <= 1
+    return parts / (fields["end_ns"] - fields["begin_ns"])
 
 
 def test_an_input_stall_shows_in_the_input():
