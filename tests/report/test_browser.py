@@ -98,7 +98,7 @@ def opened(chromium):
         context.close()
 
 
-NAMES = ("bad", "inference", "comparison", "unlike", "several")
+NAMES = ("good", "bad", "inference", "comparison", "unlike", "several")
 CASES = [(name, *view) for name in NAMES for view in ((1280, "light"), (390, "dark"))]
 CASES += [("good", 1280, "dark"), ("good", 390, "light")]
 CUT_OFF = """[...document.querySelectorAll('.plot')].flatMap(plot => {
