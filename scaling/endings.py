@@ -36,7 +36,7 @@ def _of_trial(world_size: int, status: Status | None, tables: Tables) -> TrialOu
     """How one trial stands, from the launches' end and from what is on disk."""
     stood = next((t for t in status.trials if t.world_size == world_size), None) if status else None
     if stood is None:
-        return TrialOutcome(world_size=world_size, status="lost", error="status.json is missing")
+        return _without_status(world_size, tables)
     if stood.status == "running":
         return TrialOutcome(world_size=world_size, status="interrupted", error="the run was cut off")
     if stood.status == "done":
@@ -47,3 +47,12 @@ def _of_trial(world_size: int, status: Status | None, tables: Tables) -> TrialOu
             said = next((str(gap) for gap in tables.gaps if gap.rank == missing), None)
             return TrialOutcome(world_size=world_size, status="lost", error=said, rank=missing)
     return TrialOutcome(world_size=world_size, status=stood.status, error=stood.error, rank=stood.rank)
+
+
+def _without_status(world_size: int, tables: Tables) -> TrialOutcome:
+    """Done where some launch measured it and all its ranks' records are whole; how many should have is not known."""
+    whole = {(rank.launch, rank.rank) for rank in tables.ranks if not rank.cut_off}
+    measured = tables.blocks.filter(tables.blocks["world_size"] == world_size)["launch"].unique().to_list()
+    if any(all((launch, rank) in whole for rank in range(world_size)) for launch in measured):
+        return TrialOutcome(world_size=world_size, status="done")
+    return TrialOutcome(world_size=world_size, status="lost", error="status.json is missing")

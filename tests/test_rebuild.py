@@ -141,6 +141,23 @@ def test_lower_clocks_and_power_come_from_the_hosts_telemetry(cluster, simulate,
     assert "throttled:" in said
 
 
+# Without status.json
+
+
+def test_records_that_are_whole_speak_for_themselves(cluster, simulate, tmp_path):
+    folder = RunFolder(tmp_path)
+    simulate(cluster.Truth(world_sizes=(1, 2), hosts=1, ranks_per_host=2, rounds=3), folder.path)
+    folder.status.unlink()
+    assert rebuild(folder).exit_code == 0
+    last = folder.launch(0).rank(1)
+    last.write_bytes(last.read_bytes()[:-40])
+    trials = rebuild(folder).analysis.trials
+    assert [(t.world_size, t.status, t.error) for t in trials] == [
+        (1, "done", None),
+        (2, "lost", "status.json is missing"),
+    ]
+
+
 # Clocks of other hosts
 
 DAYS_NS = 3 * 86_400 * 10**9
