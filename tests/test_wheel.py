@@ -131,6 +131,7 @@ def test_it_says_the_version_that_it_was_built_as(installed, wheel):
 
 @pytest.mark.launch
 @pytest.mark.slow
+@pytest.mark.measures
 def test_the_demo_runs_from_it(installed, tmp_path):
     """Away from any checkout: configs, the torchrun wrapper and the emulated hosts are the wheel's own."""
     if subprocess.run(["unshare", "-Urnm", "true"], capture_output=True, check=False).returncode:
