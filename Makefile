@@ -26,14 +26,17 @@ slurm-demo: $(READY)  ## two partitions of a Slurm cluster on this machine (root
 # one test after the other.
 TOGETHER := $(BIN)/python -m pytest -n 3
 ALONE := $(BIN)/python -m pytest
+PART ?= 1/1
 
 test: lint  ## ruff, mypy and every test but the slow ones: ten minutes
 	$(TOGETHER) --dist loadscope -m 'not slow and not alone'
 	$(ALONE) -m 'not slow and alone'
 
-test-slow: $(READY)  ## the slow ones: every fault, every kind of run
-	$(TOGETHER) -m 'slow and not alone'
-	$(ALONE) -m 'slow and alone'
+# What fails beside others, three at a time on two cores, is run once more by itself, and that counts.
+test-slow: $(READY)  ## the slow ones: every fault, every kind of run (PART=2/4: a quarter of them)
+	$(TOGETHER) -m 'slow and not alone' --part $(PART) || \
+		{ [ $$? -eq 1 ] && $(ALONE) -m 'slow and not alone' --part $(PART) --last-failed; }
+	$(ALONE) -m 'slow and alone' --part $(PART)
 
 test-all: test test-slow  ## both
 

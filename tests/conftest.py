@@ -21,10 +21,22 @@ STOLEN = 0.03
 BEGUN = pytest.StashKey[dict[Path, Any]]()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    about = "of the tests marked slow every N-th, from the K-th on; all by default"
+    parser.addoption("--part", default="1/1", metavar="K/N", help=about)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("measures") is not None:
             item.add_marker(pytest.mark.alone)
+    first, every = map(int, config.getoption("--part").split("/"))
+    slow = [item for item in items if item.get_closest_marker("slow") is not None]
+    others = [item for index, item in enumerate(slow) if index % every != first - 1]
+    if others:
+        config.hook.pytest_deselected(items=others)
+        left_out = set(others)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(tryfirst=True)
