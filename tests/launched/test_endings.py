@@ -45,6 +45,7 @@ def test_emulated_run_with_a_failing_worker(scaling, tmp_path, left_behind):
         pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.alone
 def test_emulated_run_interrupted(number, tmp_path, left_behind):
     process = start(tmp_path, "topology=emulated_nvlink", "measure.budget_s=100")
     progress = tmp_path / "run/launches/0/progress.json"
@@ -53,7 +54,7 @@ def test_emulated_run_interrupted(number, tmp_path, left_behind):
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 3, err
-    assert time.monotonic() - begin < 45  # 8 s for the ranks, and the report on a busy machine
+    assert time.monotonic() - begin < 30
     assert "`scaling run --resume run` goes on with what is left" in err
     assert "stopped" in out or "interrupted" in out
     assert json.loads((tmp_path / "run/analysis.json").read_text())["points"][1]["step_ms"]["value"] > 0
