@@ -59,13 +59,15 @@ def cause(seen: Evidence, launch: LaunchFolder) -> Outcome | None:
     killed.sort(key=lambda r: seen.exits[r] in TOLD)  # torchrun ends the peers of a rank that was killed
     if killed:
         return _killed(killed[0], seen, launch)
+    silent = sorted((seen.missing or seen.started) - set(seen.errors) - set(seen.stacks))
+    if seen.missing and silent:
+        return _vanished(silent[0], seen, launch)
     waited = not seen.errors or any(WAITED.search(r["message"]) for r in seen.errors.values())
     hung = [r for r in sorted(seen.stopped) if r not in seen.errors]
     hung += [r for r, stack in seen.stacks.items() if waited and r not in seen.errors and not _waits(stack)]
     hung += [r for r in sorted(told) if waited and r not in seen.errors and r not in seen.stacks]
     if hung:
         return _hung(hung[0], seen, launch)
-    silent = sorted(seen.started - set(seen.errors) - set(seen.stacks))
     if seen.errors and silent:
         first = next(iter(seen.errors.values()))
         text = f"rank {silent[0]} ended without a word; rank {first['rank']} then met {_told(first, launch)}"
@@ -164,6 +166,15 @@ def _hung(rank: int, seen: Evidence, launch: LaunchFolder) -> Outcome:
     where = f"stack: {launch.stack(rank)}" if stack else f"it left no stack; log: {launch.log(rank)}"
     size = _size(stack) or _size(first)
     return Outcome(status="timeout", error=f"{text}; {where}", rank=rank, world_size=size)
+
+
+def _vanished(rank: int, seen: Evidence, launch: LaunchFolder) -> Outcome:
+    """It was seen to be gone while the others went on."""
+    first = next(iter([*seen.errors.values(), *seen.stacks.values()]), {})
+    text = f"rank {rank} ended without a word"
+    text += f"; rank {first['rank']} waited for it in {first['stage']}" if first else ""
+    text += f"; log: {launch.log(rank)}"
+    return Outcome(status="failed", error=text, rank=rank, world_size=_size(first))
 
 
 def _missing(rank: int, seen: Evidence, launch: LaunchFolder) -> Outcome:

@@ -34,6 +34,8 @@ class Evidence:
     """Those that had to be told to end by us."""
     stopped: frozenset[int] = frozenset()
     """Those that some signal had stopped."""
+    missing: frozenset[int] = frozenset()
+    """Those that ended while the others went on."""
     silent_s: float = 0.0
     """How long nothing had been heard; 0: an end was seen."""
 
@@ -43,6 +45,7 @@ def gather(
     *,
     told: frozenset[int] = frozenset(),
     stopped: frozenset[int] = frozenset(),
+    missing: frozenset[int] = frozenset(),
     silent_s: float = 0.0,
     ranks: Mapping[int, int] | None = None,
 ) -> Evidence:
@@ -61,6 +64,7 @@ def gather(
         started=frozenset(int(path.stem[4:]) for path in launch.path.glob("log-*.txt")),
         told=told,
         stopped=stopped,
+        missing=missing,
         silent_s=silent_s,
     )
 

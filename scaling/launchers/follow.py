@@ -28,6 +28,9 @@ END_S = 8
 """From asking a launch to end to making it."""
 START_S = 120
 """Start-up of torchrun and set-up of the model may take so long without a word."""
+MISSING_S = 40
+"""One rank ended, others go on: torchrun, where it knows, has ended them within 30 s."""
+CALL_S = 1.0
 LINGER_S = 4
 """Once a rank has failed, the others may take so long to end by themselves: they look for it every 2 s."""
 
@@ -49,7 +52,7 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
             preexec_fn=_die_with_parent,  # noqa: PLW1509  # one prctl: the thread that draws progress does not matter
         )
         try:
-            silent_s = _wait(process, launch, measure, progress)
+            silent_s, missing = _wait(process, launch, measure, progress)
             left = workers.end(launch) if process.poll() is None else []
         except KeyboardInterrupt as stop:
             _end(process)
@@ -66,7 +69,8 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
     ranks = dict(enumerate(command.ranks))
     told = frozenset(ranks.get(worker.rank, worker.rank) for worker in left)
     stopped = frozenset(ranks.get(worker.rank, worker.rank) for worker in left if worker.stopped)
-    seen = gather(launch, told=told, stopped=stopped, silent_s=silent_s, ranks=ranks)
+    gone = frozenset(ranks.get(rank, rank) for rank in missing)
+    seen = gather(launch, told=told, stopped=stopped, missing=gone, silent_s=silent_s, ranks=ranks)
     return cause(seen, launch) or Outcome(status="failed", error=last_words(launch, process.returncode))
 
 
@@ -84,13 +88,20 @@ def _shell(env: dict[str, str], argv: Any) -> str:
 
 def _wait(
     process: subprocess.Popen[bytes], launch: LaunchFolder, measure: Measure, progress: Progress
-) -> float:
-    """Until the process ends, or ranks linger after another's failure (0), or for too long nothing is heard (s)."""
+) -> tuple[float, frozenset[int]]:
+    """Until the process ends, ranks linger after another's failure, one is missing, or for too long nothing is heard.
+
+    How long nothing was heard (s; 0 in all other cases), and the ranks that are missing, as torchrun numbers them.
+    """
     patience = usual = START_S + 2 * measure.step_timeout_s
     heard, last, failed = time.monotonic(), "", float("inf")
+    roll, called, complete = workers.Roll(launch), heard, heard
     while process.poll() is None:
         time.sleep(POLL_S)
         now = time.monotonic()
+        if not last and now - called > CALL_S:  # with rank 0's first word all are there, and measuring begins
+            roll.call()
+            called = now
         with contextlib.suppress(OSError, ValueError):
             text = launch.progress.read_text(encoding="utf-8")
             if text != last:
@@ -100,10 +111,14 @@ def _wait(
         if failed == float("inf") and any(launch.path.glob("error-*.json")):
             failed = now
         if now - failed > LINGER_S:
-            return 0.0
+            return 0.0, frozenset()
+        missing = roll.missing()
+        complete = complete if missing else now
+        if now - complete > MISSING_S:
+            return 0.0, missing
         if now - heard > patience:
-            return now - heard
-    return 0.0
+            return now - heard, missing
+    return 0.0, frozenset()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -42,6 +42,26 @@ def find(launch: LaunchFolder) -> list[Worker]:
     return found
 
 
+class Roll:
+    """The workers that were seen on this machine, and which of them are not there any more."""
+
+    def __init__(self, launch: LaunchFolder) -> None:
+        self._launch = launch
+        self._pids: dict[int, int] = {}
+
+    def call(self) -> None:
+        """Note who is there now. It reads the whole list of processes: not while anything is measured."""
+        self._pids |= {worker.rank: worker.pid for worker in find(self._launch)}
+
+    def missing(self) -> frozenset[int]:
+        """Ranks, as torchrun numbers them, that ended while others go on; none where all have ended.
+
+        A worker that ends with a status other than 0 has torchrun end the others; one that ends with 0 has not.
+        """
+        gone = frozenset(rank for rank, pid in self._pids.items() if not Path(f"/proc/{pid}").exists())
+        return gone if len(gone) < len(self._pids) else frozenset()
+
+
 def end(launch: LaunchFolder) -> list[Worker]:
     """Tell those that are left to end, and give them the time to write down where they are. Returns them."""
     told = find(launch)

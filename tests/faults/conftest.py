@@ -19,6 +19,8 @@ STEP_TIMEOUT_S = 10
 """measure.step_timeout_s of these runs: the longest that a hang stays unseen in a collective."""
 QUIET_S = 140
 """The longest that a hang stays unseen outside of blocks: two minutes, and twice the above (docs/resume.md)."""
+MISSING_S = 40
+"""The longest that it stays unseen, outside of collectives, that a rank is gone."""
 END_S = 30
 """From the first sign of a failure until nothing is left of a launch, at most."""
 
@@ -46,7 +48,8 @@ def pytest_collection_modifyitems(items):
 def bound_s(fault):
     """What a launch with a fault may take: its start, the time in which a hang is noticed, its end."""
     outside = "@start@" in fault or "@end@" in fault
-    return START_S + (QUIET_S if outside else STEP_TIMEOUT_S) + END_S
+    unseen = MISSING_S if fault.startswith("vanish@") else QUIET_S
+    return START_S + (unseen if outside else STEP_TIMEOUT_S) + END_S
 
 
 class Ended:

@@ -192,6 +192,19 @@ def test_a_rank_that_the_others_wait_for_is_named_where_it_is_gone(launch):
     assert found.error.startswith(f"no progress for 140 s, in {STAGE}; rank 2 gives no sign")
 
 
+def test_a_rank_that_was_seen_to_be_gone_is_named_whatever_the_others_were_at(launch):
+    """NCCL's ranks wait for it in a collective, where they look as if they hung."""
+    others = {rank: stack(rank, "/site/torch/cuda/streams.py:1 in synchronize") for rank in (0, 1, 3)}
+    found = cause(seen(stacks=others, told=frozenset(others), missing=frozenset({2})), launch)
+    assert (found.status, found.rank, found.world_size) == ("failed", 2, 4)
+    assert found.error.startswith(f"rank 2 ended without a word; rank 0 waited for it in {STAGE}; log: ")
+
+
+def test_a_rank_that_was_killed_is_told_as_killed_also_where_it_was_seen_to_be_gone(launch):
+    found = cause(seen(stacks={0: stack(0)}, exits={2: -9}, missing=frozenset({2})), launch)
+    assert "rank 2 was ended by SIGKILL" in found.error
+
+
 def test_memory_is_passed_on(launch):
     found = cause(seen(errors={1: error(1, "can't allocate memory", out_of_memory=True)}), launch)
     assert found.out_of_memory

@@ -1,0 +1,64 @@
+"""The workers of a launch in the kernel's list of processes: real processes with a worker's command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from scaling.launchers.workers import Roll, find
+from scaling.store import RunFolder
+
+
+@pytest.fixture
+def launch(tmp_path):
+    return RunFolder(tmp_path).launch(0)
+
+
+@pytest.fixture
+def worker(launch):
+    """worker(rank): a process that says that it is one; ended with the test."""
+    started = []
+
+    def start(rank, index=0):
+        told = ["-m", "scaling.worker", str(launch.path.parent.parent), str(index)]
+        process = subprocess.Popen(
+            [sys.executable, "-c", "print(flush=True); input()", *told],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "RANK": str(rank)},
+        )
+        started.append(process)
+        process.stdout.readline()
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_only_this_launchs_are_found(launch, worker):
+    worker(0), worker(1), worker(0, index=1)
+    assert sorted(found.rank for found in find(launch)) == [0, 1]
+
+
+def test_one_that_ended_is_missing_while_another_goes_on(launch, worker):
+    roll, first, second = Roll(launch), worker(0), worker(1)
+    roll.call()
+    assert roll.missing() == frozenset()
+    second.communicate()
+    assert roll.missing() == {1}
+    first.communicate()
+    assert roll.missing() == frozenset(), "all ended: no one of them is missing"
+
+
+def test_one_that_was_seen_before_the_others_came_counts(launch, worker):
+    roll, early = Roll(launch), worker(1)
+    roll.call()
+    early.communicate()
+    worker(0)
+    roll.call()
+    assert roll.missing() == {1}
