@@ -11,10 +11,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from scaling.telemetry.host import Host
 
 pytest_plugins = ("pytester",)
+
+# How long an example takes beside other tests shows nothing.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 STOLEN = 0.03
 """On a machine of one's own it is 0.002 at most; a hypervisor that is busy elsewhere has kept 0.6."""

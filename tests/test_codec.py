@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scaling import codec
@@ -41,7 +41,6 @@ trees = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(trees)
 def test_what_was_written_is_read(tree):
     assert codec.decode(Tree, json.loads(json.dumps(codec.encode(tree)))) == tree

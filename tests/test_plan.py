@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scaling.plan import arms_of, bare_ranks, half_batch, make_plan, round_blocks
@@ -114,7 +114,6 @@ def test_in_strong_scaling_every_trial_has_its_own_batch_and_baseline(plan_of):
 # The baseline's turns
 
 
-@settings(deadline=None)
 @given(st.integers(1, 200))
 def test_the_baseline_visits_every_rank_within_a_few_rounds(n):
     rounds = -(-n // min(n, 4))
@@ -130,7 +129,6 @@ def test_of_sixteen_ranks_four_take_their_turn_in_a_round(plan_of):
     assert set.union(*turns[:4]) == set(range(16))
 
 
-@settings(deadline=None)
 @given(st.integers(1, 200), st.integers(0, 1000))
 def test_no_rank_takes_two_turns_in_a_round(n, number):
     ranks = bare_ranks(n, number)
@@ -230,7 +228,6 @@ def test_pairs_belong_to_the_trial_that_every_rank_is_in(plan_of):
     assert not [b for b in round_blocks(plan, left, 1, 0, ranks=4) if b.arm == PAIRS]  # 4 ranks did not fit
 
 
-@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 4), st.data())
 def test_every_host_is_paired_with_two_others(cluster, hosts, ranks_per_host, data):
     ranks = data.draw(st.integers(1, hosts * ranks_per_host))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scaling.errors import InputError
@@ -95,13 +95,11 @@ def test_durations_are_read_at_a_glance(seconds, text):
     assert format_duration(seconds) == text
 
 
-@settings(deadline=None)
 @given(st.integers(1, 2**50))
 def test_a_size_that_was_printed_reads_back_to_its_digits(count):
     assert parse_bytes(format_bytes(count), "size") == pytest.approx(count, rel=0.005)
 
 
-@settings(deadline=None)
 @given(st.integers(10**3, 10**14))
 def test_so_does_a_rate(bit_s):
     assert parse_rate_bit_s(format_rate(bit_s), "rate") == pytest.approx(bit_s, rel=0.0005)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scaling.analysis.merge import BlockStamps, merge
@@ -99,7 +99,6 @@ def steps(draw):
     return launch, [done] * ranks, ends
 
 
-@settings(deadline=None)
 @given(steps())
 def test_shares_add_up_to_the_busy_link_and_exposed_parts_to_the_wait(step):
     found = merged(*step)

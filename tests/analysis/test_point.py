@@ -17,7 +17,7 @@ from scaling.collect import Tables
 from scaling.spec import OWN_LOOP
 
 FRAMES = ("blocks", "steps", "buckets", "fabric")
-few = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+few = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

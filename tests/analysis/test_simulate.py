@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scaling.analysis.simulate import last_done, period, period_of_mean, period_without
@@ -26,7 +26,6 @@ def served(released, transfer, choose):
     return max(now, *released) if any(transfer) else max(released)
 
 
-@settings(deadline=None)
 @given(buckets, st.integers(0, 2**16))
 def test_the_last_bucket_is_done_when_a_link_that_never_idles_is_through(jobs, seed):
     released, transfer = ([x] for x in zip(*jobs, strict=True))
@@ -34,7 +33,6 @@ def test_the_last_bucket_is_done_when_a_link_that_never_idles_is_through(jobs, s
     assert found[0] == served(released[0], transfer[0], random.Random(seed).choice)
 
 
-@settings(deadline=None)
 @given(buckets)
 def test_channels_and_their_sharing_make_no_difference(cluster, jobs):
     released, transfer = zip(*jobs, strict=True)

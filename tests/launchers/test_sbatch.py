@@ -172,7 +172,7 @@ def read_by_slurm(line: str) -> str:
 
 
 @given(interpreter=names, where=names, root=names)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_job_runs_what_was_meant_whatever_the_names(interpreter, where, root):
     with tempfile.TemporaryDirectory() as parent:
         here = Path(parent).resolve()
@@ -209,7 +209,6 @@ def test_a_job_runs_what_was_meant_whatever_the_names(interpreter, where, root):
 
 
 @given(value=values)
-@settings(deadline=None)
 def test_a_directive_holds_its_value_whatever_it_is(value):
     plan = plan_of("topology=pcie_node")
     cluster = replace(plan.spec.cluster, sbatch={"comment": value})

@@ -63,7 +63,7 @@ def damaged(text, edits):
 
 
 @pytest.mark.parametrize("kind", READERS)
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(edits=EDITS, cut=st.one_of(st.just(1.0), st.floats(0, 1)))
 def test_a_damaged_file_ends_in_a_result_or_in_one_line(kind, edits, cut):
     reader, text = READERS[kind]
@@ -78,7 +78,7 @@ def test_a_damaged_file_ends_in_a_result_or_in_one_line(kind, edits, cut):
 
 
 @pytest.mark.parametrize("kind", READERS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(text=st.text(max_size=300))
 def test_so_does_any_text(kind, text):
     with contextlib.suppress(InputError):
