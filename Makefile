@@ -53,7 +53,7 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)  ## every benchmark, one after the other, onto the pages of docs/ that tell of it
+bench: $(READY)  ## every benchmark not measured yet, one after the other, onto the pages of docs/ (two hours and a half)
 	@$(BIN)/python benchmarks/pages.py
 
 clean:  ## remove what was built

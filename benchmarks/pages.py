@@ -1,6 +1,7 @@
 """Runs the benchmarks one after the other and puts what they print onto the pages of docs/ that are named below.
 
-    python benchmarks/pages.py                 # all of them: `make bench`
+    python benchmarks/pages.py                 # all that are not measured yet: `make bench`
+    python benchmarks/pages.py --anew          # all
     python benchmarks/pages.py startup scale   # these; the others stay on the pages as they were
     python benchmarks/pages.py --write         # none: the pages anew from what was measured before
     python benchmarks/pages.py ground_truth --with="--keep DIR"   # one, with options of its own
@@ -8,12 +9,16 @@
 What a benchmark printed, how it ended and what it ran on is kept in benchmarks/results/NAME.json; the pages hold it
 between two marks, and the words around them are people's. A benchmark that cannot run here (exit 77) leaves what was
 measured elsewhere. Exit 1 where a bar was missed.
+
+All of them take hours. What ended is kept at once, so a second `make bench` goes on where one was ended: a benchmark
+counts as measured while the machine, the program, its settings and the benchmark itself are the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime as dt
+import hashlib
 import json
 import os
 import platform
@@ -46,6 +51,9 @@ PAGES: dict[str, tuple[str, ...]] = {
     "gpu-validation.md": ("gpu",),
 }
 """The benchmarks of each page, in its order."""
+MEASURED = ("scaling", "conf", "constraints.txt", "benchmarks/ending.py", "benchmarks/hosts.py")
+"""What every figure depends on; beside it the benchmark's own file."""
+MACHINE = ("cpu", "cores", "memory_gib", "kernel", "python", "torch")
 VERDICTS = {0: "every bar met", 1: "**a bar was missed**", CANNOT: "could not run here"}
 
 
@@ -72,17 +80,42 @@ def conditions() -> dict[str, Any]:
 
 
 def version_of_this() -> str:
-    """The commit, marked where files differ from it."""
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return found.stdout.strip() or "unknown"
+    """The commit, marked where what is measured differs from it; that pages were just written does not count."""
+    commit = _git("describe", "--always")
+    changed = _git("status", "--porcelain", "--", *MEASURED, "benchmarks/*.py")
+    return f"{commit}-dirty" if commit and changed else commit or "unknown"
+
+
+def _git(*arguments: str) -> str:
+    found = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return found.stdout.strip()
+
+
+def sources(script: Path) -> str:
+    """A hash of what the benchmark's figures depend on, as it is in the working tree."""
+    found = hashlib.sha256()
+    for given in (*(ROOT / name for name in MEASURED), script):
+        files = sorted(given.rglob("*")) if given.is_dir() else [given]
+        for path in files:
+            if path.is_file() and "__pycache__" not in path.parts:
+                found.update(f"{path.name}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def stands(script: Path, kept: Path) -> bool:
+    """Whether it was measured to its end, without options, on this machine, and nothing that it depends on has changed."""
+    if not kept.exists():
+        return False
+    document, here = json.loads(kept.read_text(encoding="utf-8")), conditions()
+    same = all(document["conditions"].get(key) == here[key] for key in MACHINE)
+    ended = document["status"] in (0, 1) and not document["options"]
+    return same and ended and document.get("sources") == sources(script)
 
 
 def measure(name: str, script: Path, kept: Path, options: Sequence[str] = ()) -> int:
     """Run one benchmark, print what it prints as it comes, and keep it; its exit status."""
     print(f"== {name}", flush=True)
-    found, begin = conditions(), time.monotonic()
+    found, of, begin = conditions(), sources(script), time.monotonic()
     lines: list[str] = []
     with subprocess.Popen(
         [sys.executable, str(script), *options], cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace"
@@ -102,6 +135,7 @@ def measure(name: str, script: Path, kept: Path, options: Sequence[str] = ()) ->
         "benchmark": name,
         "options": list(options),
         "conditions": found,
+        "sources": of,
         "status": status,
         "seconds": round(time.monotonic() - begin, 1),
         "printed": lines,
@@ -158,6 +192,7 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="*", help=", ".join(every))
     parser.add_argument("--write", action="store_true", help="measure nothing")
+    parser.add_argument("--anew", action="store_true", help="also what is measured already")
     parser.add_argument(
         "--with", dest="given", default="", metavar="OPTIONS", help="of the one benchmark named"
     )
@@ -167,11 +202,17 @@ def main() -> int:
     if options.given and len(options.names) != 1:
         parser.error("--with: options are of one benchmark; name one")
     given = shlex.split(options.given)
-    chosen = [] if options.write else options.names or every
-    ended = {
-        name: measure(name, HERE / f"{name}.py", HERE / "results" / f"{name}.json", given) for name in chosen
-    }
-    write_pages(ROOT / "docs", HERE / "results")
+    docs, results = ROOT / "docs", HERE / "results"
+    ended = {}
+    for name in [] if options.write else options.names or every:
+        script, kept = HERE / f"{name}.py", results / f"{name}.json"
+        if not options.names and not options.anew and stands(script, kept):
+            print(f"== {name}: measured already ({kept.relative_to(ROOT)})")
+            ended[name] = json.loads(kept.read_text(encoding="utf-8"))["status"]
+            continue
+        ended[name] = measure(name, script, kept, given)
+        write_pages(docs, results)
+    write_pages(docs, results)
     for name, status in ended.items():
         print(f"{name:<16}{VERDICTS.get(status, f'failed with {status}').strip('*')}")
     return int(any(status not in (0, CANNOT) for status in ended.values()))

@@ -79,6 +79,40 @@ def test_one_that_cannot_run_here_leaves_what_was_measured_elsewhere(measured):
     assert after == before
 
 
+def test_what_was_measured_stands_until_the_benchmark_changes(pages, measured, tmp_path):
+    script, kept = tmp_path / "tiny.py", tmp_path / "results/tiny.json"
+    measured("raise SystemExit(1)  # a bar was missed: that is a result")
+    assert pages.stands(script, kept)
+    script.write_text("raise SystemExit(0)  # another benchmark")
+    assert not pages.stands(script, kept)
+
+
+@pytest.mark.parametrize(("code", "options"), [("raise SystemExit(3)", []), ("", ["--quick"])])
+def test_what_failed_or_had_options_of_its_own_is_measured_again(pages, measured, tmp_path, code, options):
+    measured(code, *options)
+    assert not pages.stands(tmp_path / "tiny.py", tmp_path / "results/tiny.json")
+
+
+def test_what_another_machine_measured_is_measured_here(pages, measured, tmp_path):
+    _, document = measured("")
+    kept = tmp_path / "results/tiny.json"
+    kept.write_text(json.dumps({**document, "conditions": {**document["conditions"], "cores": 999}}))
+    assert not pages.stands(tmp_path / "tiny.py", kept)
+
+
+def test_a_change_of_the_program_is_one_of_the_sources(pages, measured, tmp_path, monkeypatch):
+    for name in pages.MEASURED:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).mkdir() if "." not in name else (tmp_path / name).write_text(name)
+    (tmp_path / "scaling/run.py").write_text("a")
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    script = tmp_path / "tiny.py"
+    script.write_text("")
+    before = pages.sources(script)
+    (tmp_path / "scaling/run.py").write_text("b")
+    assert pages.sources(script) != before
+
+
 def test_a_page_without_marks_is_refused(pages):
     with pytest.raises(ValueError, match="needs the lines"):
         pages.filled("# nothing", [])
