@@ -32,7 +32,10 @@ def help_text() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the `scaling` command; returns the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments:  # a script whose variable is empty is not to pass
+        print(help_text(), file=sys.stderr)
+        return InputError.exit_code
+    if arguments[0] in ("-h", "--help", "help"):
         print(help_text())
         return 0
     if arguments[0] == "--version":

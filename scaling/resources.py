@@ -24,4 +24,4 @@ def import_root() -> Path:
 def import_path() -> str:
     """A worker's PYTHONPATH: this package's folder, then what the caller's own holds, such as a model's folder."""
     own = os.environ.get("PYTHONPATH", "")
-    return os.pathsep.join([str(import_root()), *filter(None, own.split(os.pathsep))])
+    return os.pathsep.join(dict.fromkeys([str(import_root()), *filter(None, own.split(os.pathsep))]))

@@ -329,3 +329,10 @@ def test_a_parity_file_of_another_model_is_refused_before_anything_runs(tmp_path
     assert err.count("\n") == 1
     assert "was written for other(), batch 8, seed 0" in err
     assert not (tmp_path / "runs").exists()
+
+
+def test_no_command_at_all_is_answered_with_those_that_there_are(capsys):
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("usage: scaling VERB ...")

@@ -34,8 +34,8 @@ def print_selftest(console: Console, found: SelfTest, folder: Path) -> None:
     _line(console, f"# runs  {folder}")
 
 
-def print_verification(console: Console, found: Verification) -> None:
-    """What was tried, what was promised, what came."""
+def print_verification(console: Console, found: Verification, folder: Path) -> None:
+    """What was tried, what was promised, what came, and the folder that holds it."""
     said = {
         "held": "held",
         "not_held": "did not hold",
@@ -47,6 +47,7 @@ def print_verification(console: Console, found: Verification) -> None:
     _line(console, f"  measured   {_gain(found.measured_gain)}   in {found.how}")
     _line(console, f"  A/A        {_gain(found.aa_floor)}   the present settings against themselves")
     _line(console, f"# {said}")
+    _line(console, f"# runs       {folder}")
 
 
 def _gain(gain: Measured | None) -> str:

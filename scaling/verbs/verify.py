@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     if "--json" in options:
         print(json.dumps(codec.encode(found), indent=1))
     else:
-        print_verification(Console(), found)
+        print_verification(Console(), found, parent.path)
     return int(found.verdict == "not_held")
 
 
