@@ -103,7 +103,7 @@ def sources(script: Path) -> str:
 
 
 def stands(script: Path, kept: Path) -> bool:
-    """Whether it was measured to its end, without options, on this machine, and nothing that it depends on has changed."""
+    """Whether it was measured to its end, without options, on this machine, of the same sources."""
     if not kept.exists():
         return False
     document, here = json.loads(kept.read_text(encoding="utf-8")), conditions()

@@ -141,8 +141,9 @@ def _world_sizes(asked: list[int] | None, topology: Topology) -> tuple[int, ...]
     for size in asked:
         if not 1 <= size <= capacity:
             raise InputError(
-                f"world_sizes={list(asked)}: {size} is not between 1 and {capacity}, which is what "
-                f"topology={topology.name} holds ({topology.hosts} hosts x {topology.ranks_per_host} ranks)"
+                f"world_sizes={list(asked)}: {size} is not between 1 and {capacity}, which is what topology="
+                f"{topology.name} holds: topology.hosts={topology.hosts}, "
+                f"topology.ranks_per_host={topology.ranks_per_host}"
             )
     return tuple(sorted(set(asked)))
 

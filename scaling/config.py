@@ -26,13 +26,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
-from scaling import resources, spec
+from scaling import config_dir, resources, spec
 from scaling.check import to_spec
 from scaling.errors import InputError
 from scaling.machine import Machine, find_machine
 from scaling.schema import Config, WhatIfConfig
 
 EXAMPLES = {
+    "topology.name": "mine",
+    "topology.kind": "local",
     "model._target_": "package.module.factory",
     "data._target_": "package.module.Dataset",
     "data.path": "/data/images",
@@ -81,6 +83,9 @@ def requests(verb: str, arguments: list[str], measure: Callable[[Request], float
         with contextlib.redirect_stderr(terminal):
             return measure(_request(cfg, find_machine()))
 
+    own = config_dir.named(arguments)
+    if own is not None:
+        config_dir.require_own_names(own)
     multirun = "-m" in arguments or "--multirun" in arguments
     os.environ["HYDRA_FULL_ERROR"] = "1"  # exceptions reach us instead of being printed
     main = hydra.main(config_path=str(resources.folder("conf")), config_name="config", version_base="1.3")(
@@ -207,7 +212,7 @@ def _one_line(error: Exception) -> str:
     message = lines[0] if lines else type(error).__name__
     if "is not a ListConfig" in message:
         return f"{key}: a list is expected, such as {key}=[1,2]"
-    if "Missing mandatory value" in message:
+    if "missing mandatory value" in message.lower():
         return f"{key}: a value is expected, such as {key}={EXAMPLES.get(key, '...')}"
     message = message.removesuffix(".").replace("To append to your config use", "To add a new key use")
     if "is not in struct" in message or "not in '" in message:

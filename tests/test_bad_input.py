@@ -24,7 +24,10 @@ CASES = [
     (["run", "--bogus"], "--bogus"),
     (["run", "world_sizes=[0]", "topology=emulated_pcie"], "between 1 and 2"),
     (["run", "world_sizes=[-1,2]", "topology=emulated_pcie"], "between 1 and 2"),
-    (["run", "world_sizes=[1,64]", "topology=emulated_pcie"], "64 is not between 1 and 2"),
+    (
+        ["run", "world_sizes=[1,64]", "topology=emulated_pcie"],
+        "64 is not between 1 and 2, which is what topology=emulated_pcie holds: topology.hosts=2, ",
+    ),
     (["run", "world_sizes=[]", "topology=emulated_pcie"], "such as [1,2]"),
     (["run", "world_sizes=2", "topology=emulated_pcie"], "such as world_sizes=[1,2]"),
     (["run", "world_sizes=[a", "topology=emulated_pcie"], "world_sizes=[a"),

@@ -117,6 +117,21 @@ def test_a_machine_of_ones_own(capsys, run, tmp_path):
     assert "no such folder" in refused(capsys, run, "--config-dir=nowhere")
 
 
+@pytest.mark.parametrize("text", ["{levels: []}", "{name: mine, levels: []}"])
+def test_a_machine_that_lacks_a_key_is_told_which(capsys, run, tmp_path, text):
+    (tmp_path / "topology").mkdir()
+    (tmp_path / "topology" / "mine.yaml").write_text(text)
+    said = refused(capsys, run, "topology=mine", "--config-dir", str(tmp_path))
+    assert "a value is expected, such as topology." in said
+
+
+def test_a_machine_with_a_name_that_is_taken_is_refused(capsys, run, tmp_path):
+    (tmp_path / "topology").mkdir()
+    (tmp_path / "topology" / "hgx_h100.yaml").write_text("{name: hgx_h100, kind: local}")
+    said = refused(capsys, run, "topology=hgx_h100", "--config-dir", str(tmp_path))
+    assert "topology=hgx_h100 is one of those that come with the program" in said
+
+
 @pytest.mark.parametrize("machine", MACHINES)
 def test_every_number_of_a_machine_has_its_source_beside_it(machine):
     for line in (folder("conf") / "topology" / f"{machine}.yaml").read_text().splitlines():

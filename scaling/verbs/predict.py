@@ -15,6 +15,7 @@ from scaling.analysis.sources import read_sources
 from scaling.check_whatif import to_whatif
 from scaling.collect import collect
 from scaling.config import changed
+from scaling.config_dir import require_own_names
 from scaling.errors import InputError
 from scaling.rebuild import read_analysis, read_config, read_plan
 from scaling.report.terminal import print_prediction
@@ -42,6 +43,7 @@ def _searched(folder: Path) -> list[str]:
     """What `--config-dir` means to Hydra."""
     if not folder.is_dir():
         raise InputError(f"--config-dir {folder}: no such folder; one with topology/mine.yaml is expected")
+    require_own_names(folder)
     return [f"hydra.searchpath=[file://{folder.absolute()}]"]
 
 

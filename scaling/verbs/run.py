@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
         for plan, folder in runs:
             folder.require_own()
             require(plan)
-        return _run(runs, multirun=runs[0][1].path != path)
+        return _run(runs, multirun=runs[0][1].path.parent == path)
     search = _Search()
     asked = requests("run", rest, search.measure)
     if search.codes:
