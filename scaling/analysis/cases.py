@@ -28,7 +28,7 @@ from scaling.analysis.results import (
     Measured,
     Training,
 )
-from scaling.analysis.stats import Floats, Rounds, interval, resampling_weights, scaled
+from scaling.analysis.stats import Floats, Rounds, drawn, interval, resampling_weights, scaled
 from scaling.cases import LATENCY, THROUGHPUT, TRAINING, Case, Outcome, cases
 from scaling.collect import Tables
 from scaling.largest import FITS, Largest, step
@@ -170,22 +170,27 @@ def _latency(rows: pl.DataFrame, seed: int) -> Latency:
     found = rows.join(keys, on=["launch", "round"])
     took = (found["end_ns_step"] - found["begin_ns_step"]).to_numpy() / 1e6
     weights = resampling_weights(keys["launch"].to_numpy(), seed)
-    p50, p90, p99 = percentiles(took, found["unit"].to_numpy(), weights, (0.5, 0.9, 0.99))
+    of = drawn(keys["launch"].to_numpy())
+    p50, p90, p99 = percentiles(took, found["unit"].to_numpy(), weights, (0.5, 0.9, 0.99), of)
     return Latency(p50=p50, p90=p90, p99=p99)
 
 
 def percentiles(
-    values: Floats, unit: NDArray[np.integer], weights: Floats, shares: Sequence[float]
+    values: Floats,
+    unit: NDArray[np.integer],
+    weights: Floats,
+    shares: Sequence[float],
+    units_groups: tuple[int, int],
 ) -> list[Measured | None]:
     """The value that a share of all values is not above, with its interval.
 
     `unit` is each value's round, `weights` has a row a resampling (the first: as measured) and a
-    column a round. None where fewer than BEYOND_MIN values lie beyond.
+    column a round; `units_groups` as scaling.analysis.stats.drawn tells them. None where fewer than
+    BEYOND_MIN values lie beyond.
     """
     order = np.argsort(values, kind="stable")
-    units = weights.shape[1]
     parts = np.array_split(order, min(len(order), BINS_MAX))
-    counts = np.stack([np.bincount(unit[part], minlength=units) for part in parts], axis=1)
+    counts = np.stack([np.bincount(unit[part], minlength=weights.shape[1]) for part in parts], axis=1)
     top = np.array([values[part[-1]] for part in parts])
     cumulated = np.cumsum(weights @ counts, axis=1)
     found: list[Measured | None] = []
@@ -194,8 +199,9 @@ def percentiles(
             found.append(None)
             continue
         place = (cumulated < share * cumulated[:, -1:] - 1e-9).sum(axis=1)
-        drawn = top[np.minimum(place, len(top) - 1)]
-        found.append(interval(float(drawn[0]), drawn[1:], units, positive=True))
+        at = top[np.minimum(place, len(top) - 1)]
+        units, groups = units_groups
+        found.append(interval(float(at[0]), at[1:], units, groups=groups, positive=True))
     return found
 
 

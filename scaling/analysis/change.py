@@ -29,7 +29,9 @@ class Source:
     kernels: bool
     """Communication takes the device's own compute units (NCCL): it slows compute down for as long as both run."""
     units: int
-    """Rounds behind the numbers."""
+    """Rounds behind the numbers; launches, where there are enough of them."""
+    groups: int
+    """Of units that were drawn apart (scaling.analysis.stats.drawn)."""
     plain: Floats  # S
     whole: Phases  # S: a rank alone with the batch of all ranks (strong scaling), or with its own
     shared: bool
@@ -56,6 +58,12 @@ class Source:
     def peers(self) -> list[int]:
         """Ranks that are not late."""
         return [r for r in range(self.world_size) if r not in self.late]
+
+    @property
+    def whole_share(self) -> float:
+        """Forward and backward of a rank's own batch over those of the whole one, alone; 1 where that is the same."""
+        own, whole = (float(of["forward"][0] + of["compute"][0]) for of in (self.alone, self.whole))
+        return own / whole
 
     def estimate(self) -> Source:
         """The same without its resampled values."""

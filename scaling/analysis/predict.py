@@ -39,7 +39,9 @@ def predict(
         moves.append({name: doubt * (values[name][0] if name in _POSITIVE else 0.0) for name in values})
     found = {}
     for name, drawn in values.items():
-        number = interval(float(drawn[0]), drawn[1:], source.units, positive=name in _POSITIVE)
+        number = interval(
+            float(drawn[0]), drawn[1:], source.units, groups=source.groups, positive=name in _POSITIVE
+        )
         found[name] = _with_model(number, math.hypot(*(move[name] for move in moves)))
     return found
 

@@ -10,9 +10,10 @@ import polars as pl
 from scaling.analysis import curve
 from scaling.analysis.buckets import Buckets, Gradients, pieces
 from scaling.analysis.change import Source
+from scaling.analysis.launches import counted, of_launches
 from scaling.analysis.quantities import DURATIONS, PHASES, TrialRecords
 from scaling.analysis.ring import Hops, PerHop
-from scaling.analysis.stats import Floats, Means, Rounds, UnknownQuantityError, interval
+from scaling.analysis.stats import Floats, Means, Rounds, UnknownQuantityError, departure, interval
 from scaling.analysis.stragglers import late_ranks
 from scaling.analysis.trials import read_trial
 from scaling.collect import Tables
@@ -26,14 +27,18 @@ OWN = PHASES[:-1]
 def read_sources(
     tables: Tables, plan: Plan, records: Mapping[int, TrialRecords] | None = None
 ) -> tuple[Source, ...]:
-    """A source for each world size above 1 of which every piece was measured."""
+    """A source for each world size above 1 of which every piece was measured, from the launches that count for it.
+
+    `records`: what was read of each world size already.
+    """
     found = []
     for trial in plan.trials:
         if trial.world_size == 1:
             continue
-        own = records[trial.world_size] if records else read_trial(tables, trial)
+        within = of_launches(tables, counted(tables, plan, trial))
+        own = records[trial.world_size] if records else read_trial(within, trial)
         try:
-            found.append(_source(tables, plan, trial, own))
+            found.append(_source(within, plan, trial, own))
         except UnknownQuantityError:
             continue
     return tuple(found)
@@ -43,9 +48,15 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
     """UnknownQuantityError where a piece is missing."""
     spec, n = plan.spec, trial.world_size
     rounds = Rounds(_values(tables, plan, records), records.launches, seed=spec.seed)
-    late = late_ranks(records, rounds, 0.0, [spec.topology.host_of(r) for r in range(n)])
+    floor = departure(rounds.ratio(lambda m: m["plain.1"] / m["plain.0"]))
+    late = late_ranks(records, rounds, floor, [spec.topology.host_of(r) for r in range(n)])
     late_set = late.ranks if late else ()
     peers = [r for r in range(n) if r not in late_set]
+    bare = records.arm(
+        BARE_ONE, ranks=set(peers)
+    )  # as the efficiency has it: what a typical rank takes alone
+    rounds = rounds.extend({f"alone.{p}": records.column(bare, p) for p in OWN})
+    units, groups = rounds.count()
     swept = curve.sweep_rounds(curve.sweep_times(tables.fabric, n), spec.seed)
     if swept is None or not records.bucket_bytes:
         raise UnknownQuantityError("link")
@@ -71,7 +82,8 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
         accumulation=spec.accumulation_steps,
         reductions=reductions,
         kernels=spec.topology.backend == "nccl",
-        units=len(records.launches),
+        units=units,
+        groups=groups,
         plain=means[PLAIN],
         whole=whole,
         shared=shared,
@@ -86,7 +98,7 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
         late=late_set,
         jitter=means["jitter"],
         fixed_share=None if fixed is None else float(fixed[0]),
-        fixed_doubt=0.0 if fixed is None else _half_width(fixed, len(records.launches)),
+        fixed_doubt=0.0 if fixed is None else _half_width(fixed, units, groups),
     )
 
 
@@ -97,8 +109,7 @@ def _values(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floa
     for arm, detailed in ((BARE_ALL, None), (DDP_SOLO, None), (PROBE, False)):
         each = records.by_rank(arm, detailed=detailed)
         values |= {f"{arm}.{rank}.{p}": each[p][:, rank] for p in OWN for rank in range(n)}
-    alone = records.arm(BARE_ONE)
-    values |= {f"alone.{p}": records.column(alone, p) for p in OWN}
+    values |= {f"plain.{half}": records.column(records.arm(PLAIN, half=half), "step") for half in (0, 1)}
     if plan.spec.mode == "strong":
         whole = next((t for t in plan.trials if t.world_size == 1), None)
         if whole is None:
@@ -262,7 +273,7 @@ def _fixed(alone: Mapping[str, Floats], whole: Mapping[str, Floats], parts: int)
     return np.clip(1 - each / small, 0.0, 1.0)
 
 
-def _half_width(values: Floats, units: int) -> float:
+def _half_width(values: Floats, units: int, groups: int) -> float:
     """Of the 95 % interval of a quantity; 0 where there is none."""
-    found = interval(float(values[0]), values[1:], units)
+    found = interval(float(values[0]), values[1:], units, groups=groups)
     return 0.0 if found.low is None or found.high is None else (found.high - found.low) / 2

@@ -33,7 +33,8 @@ def split(base: Source, other: Source, ratio: Measured) -> Split:
     The two sources' resampled values are to be drawn apart (another seed each).
     """
     faster = _alone(base) / _alone(other)
-    alone = interval(float(faster[0]), faster[1:], min(base.units, other.units), positive=True)
+    fewer = min(base, other, key=lambda source: source.units - source.groups)
+    alone = interval(float(faster[0]), faster[1:], fewer.units, groups=fewer.groups, positive=True)
     fabric = _between(_gain(base, Change(fabric=(other.link,))), _gain(other, Change(fabric=(base.link,))))
     compute = _between(
         _gain(base, Change(compute_scale=alone.value)),

@@ -7,15 +7,16 @@ over the arms' means; resampling draws whole rounds, so whatever the arms of a r
 
 An interval is estimate +- t * se (of the logarithm for ratios, rates and times, so that none reaches
 below zero), where se is the bootstrap's standard deviation times
-sqrt(R/(R-1)) and t is Student's quantile at R-1 degrees of freedom: with few rounds the plain
-percentile bootstrap is too narrow by just these two factors (T. Hesterberg, "What Teachers Should
-Know About the Bootstrap", The American Statistician 69(4), 2015, section 4).
+sqrt(R/(R-G)) and t is Student's quantile at R-G degrees of freedom, with G groups (launches) of which
+each is drawn by itself, else one: with few rounds the plain percentile bootstrap is too narrow by
+just these two factors (T. Hesterberg, "What Teachers Should Know About the Bootstrap", The American
+Statistician 69(4), 2015, section 4).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import overload
 
 import numpy as np
@@ -85,6 +86,7 @@ class Rounds:
         self.values = dict(values)
         self.launch = launch
         self.unit = np.arange(len(launch)) if unit is None else unit
+        self.part = np.zeros_like(launch) if part is None else part
         self._weights = resampling_weights(launch, seed, self.unit, part)
 
     def __contains__(self, name: str) -> bool:
@@ -94,7 +96,8 @@ class Rounds:
         """The same rounds with more quantities."""
         grown = object.__new__(Rounds)
         grown.values = {**self.values, **values}
-        grown.launch, grown.unit, grown._weights = self.launch, self.unit, self._weights
+        grown.launch, grown.unit, grown.part = self.launch, self.unit, self.part
+        grown._weights = self._weights
         return grown
 
     def means(self) -> Means:
@@ -115,15 +118,37 @@ class Rounds:
             return None
         if not np.isfinite(results[0]):
             return None
-        units = self._count(list(means.there.values()))
-        return interval(float(results[0]), results[1:], units, positive=positive)
+        units, groups = self.count(list(means.there.values()))
+        return interval(float(results[0]), results[1:], units, groups=groups, positive=positive)
 
-    def _count(self, there: list[NDArray[np.bool_]]) -> int:
-        """Units that have every quantity; where some quantities share no round, the fewest that any has."""
-        of = self.launch if len(np.unique(self.launch)) >= LAUNCHES_MIN else self.unit
-        shared = np.logical_and.reduce(there) if there else np.ones(len(of), dtype=bool)
+    def count(self, there: Sequence[NDArray[np.bool_]] = ()) -> tuple[int, int]:
+        """As `drawn`, of the rounds that have every quantity; where some share no round, the fewest that any has."""
+        shared = np.logical_and.reduce(there) if there else np.ones(len(self.launch), dtype=bool)
         masks = [shared] if shared.any() or not there else there
-        return min(len(np.unique(of[mask])) for mask in masks)
+        several = len(np.unique(self.launch)) >= LAUNCHES_MIN
+        return min(
+            (drawn(self.launch[mask], self.unit[mask], self.part[mask], several=several) for mask in masks),
+            key=lambda units_groups: units_groups[0] - units_groups[1],
+        )
+
+
+def drawn(
+    launch: NDArray[np.int64],
+    unit: NDArray[np.int64] | None = None,
+    part: NDArray[np.int64] | None = None,
+    *,
+    several: bool | None = None,
+) -> tuple[int, int]:
+    """How many units `resampling_weights` draws, and from how many groups, each by itself.
+
+    `several`: whether launches are what is drawn, which all rounds decide; by default these.
+    """
+    launches = np.unique(launch)
+    if len(launches) >= LAUNCHES_MIN if several is None else several:
+        return len(launches), 1
+    units = len(launch) if unit is None else len(np.unique(unit))
+    groups = len(launches) if part is None else len(np.unique(np.stack([launch, part]), axis=1).T)
+    return units, max(groups, 1)
 
 
 def resampling_weights(
@@ -163,13 +188,19 @@ def resampling_weights(
     return weights
 
 
-def interval(value: float, resampled: Floats, units: int, *, positive: bool = False) -> Measured:
-    """`value` with its 95 % interval from resampled values; no interval below UNITS_MIN units."""
+def interval(
+    value: float, resampled: Floats, units: int, *, groups: int = 1, positive: bool = False
+) -> Measured:
+    """`value` with its 95 % interval from resampled values; none below UNITS_MIN units.
+
+    `groups`: each of them was drawn by itself and has a mean of its own; every one beyond the first wants a unit more.
+    """
     finite = resampled[np.isfinite(resampled) & ((resampled > 0) | (not positive))]
-    if units < UNITS_MIN or len(finite) < RESAMPLES / 2:
+    free = units - groups
+    if free < UNITS_MIN - 1 or len(finite) < RESAMPLES / 2:
         return Measured(value=value, n=units)
     spread = float(np.std(np.log(finite) if positive else finite))
-    half = student(units - 1) * spread * (units / (units - 1)) ** 0.5
+    half = student(free) * spread * (units / free) ** 0.5
     if positive and value > 0:
         return Measured(value=value, low=value * math.exp(-half), high=value * math.exp(half), n=units)
     return Measured(value=value, low=value - half, high=value + half, n=units)

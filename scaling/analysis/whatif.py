@@ -126,7 +126,9 @@ def _settle(source: Source, change: Change, lean: Lean) -> _Target:
         micro_steps=micro_steps,
         reductions=change.reductions or (micro_steps if source.reductions > 1 else 1),
         factor=_factors(source, change, lean, samples),
-        whole_factor=_factors(source, change, lean, change.whole_batch if source.shared else samples),
+        whole_factor=_factors(source, change, lean, change.whole_batch, source.whole_share)
+        if source.shared
+        else _factors(source, change, lean, samples),
         ready=buckets.ready,
         transfer=np.maximum(fixed + moved, 0.0),
         latency_share=np.clip(fixed.sum(axis=1) / np.maximum((fixed + moved).sum(axis=1), 1.0), 0.0, 1.0),
@@ -134,10 +136,15 @@ def _settle(source: Source, change: Change, lean: Lean) -> _Target:
     )
 
 
-def _factors(source: Source, change: Change, lean: Lean, samples: float) -> Mapping[str, float]:
-    """By what each phase's time is multiplied where `samples` times as many are computed."""
+def _factors(
+    source: Source, change: Change, lean: Lean, samples: float, share: float = 1.0
+) -> Mapping[str, float]:
+    """By what each phase's time is multiplied where `samples` times as many are computed.
+
+    `share`: a rank's own time over that of the batch in question, whose fixed part is so much less of it.
+    """
     steps = (change.accumulation or source.accumulation) / source.accumulation
-    fixed = min(1.0, (source.fixed_share or 0.0) + lean.fixed_off)
+    fixed = min(1.0, (source.fixed_share or 0.0) + lean.fixed_off) * share
     # A micro-step takes fixed + (1 - fixed) x its samples over the measured micro-step's.
     grown = steps * fixed + (1 - fixed) * samples
     faster = lean.compute / change.compute_scale

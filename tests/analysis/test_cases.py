@@ -17,7 +17,7 @@ def rounds(values):
     """Percentiles of requests, a list a round."""
     unit = np.repeat(np.arange(len(values)), [len(v) for v in values])
     weights = resampling_weights(np.zeros(len(values), dtype=np.int64), 0)
-    return percentiles(np.concatenate(values), unit, weights, SHARES)
+    return percentiles(np.concatenate(values), unit, weights, SHARES, (len(values), 1))
 
 
 def test_percentiles_are_those_of_all_requests():

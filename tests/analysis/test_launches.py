@@ -5,7 +5,10 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
+from scaling.analysis.change import Change
 from scaling.analysis.launches import counted
+from scaling.analysis.predict import predict
+from scaling.analysis.sources import read_sources
 from scaling.spec import OWN_LOOP
 
 FRAMES = ("blocks", "steps", "buckets", "fabric")
@@ -70,6 +73,16 @@ def test_launches_that_measured_it_whole_count_and_cut_off_ones_do_not(weak):
     assert where(weak, tables) == {1: [1, 2], 2: [1, 2], 4: [1, 2]}
     analysis = weak.analyze(tables)
     assert any("launch 0 was cut off and is not counted" in line for line in analysis.quality.warnings)
+
+
+def test_a_prediction_starts_from_the_launches_that_count(weak):
+    cut = slower(kept(launched(weak.tables, 0, ended=False), pl.col("round") < 2), 2.0)
+    tables = together(cut, *(launched(weak.tables, k) for k in (1, 2, 3)))
+    for source in read_sources(tables, weak.plan):
+        point = next(p for p in weak.analyze(tables).points if p.world_size == source.world_size)
+        step = predict(source, Change())["step"]
+        assert step.value / 1e6 == pytest.approx(point.step_ms.value)
+        assert (source.units, source.groups) == (step.n, 1) == (point.step_ms.n, 1) == (3, 1)
 
 
 def test_cut_off_launches_count_with_others_of_their_kind_where_there_is_no_better(weak):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scaling.analysis.results import Measured
-from scaling.analysis.stats import Rounds, distinguishable, no_finer, resampling_weights, scaled
+from scaling.analysis.stats import Rounds, distinguishable, drawn, no_finer, resampling_weights, scaled
 
 EXPERIMENTS = 2000
 
@@ -102,6 +102,25 @@ def test_rounds_of_one_launch_are_no_independent_launches():
     as_one = Rounds({"x": between}, one_launch(20)).measure("x")
     assert together.n == 4
     assert together.half_width > 2 * as_one.half_width
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 6])
+def test_two_launches_that_differ_hold_their_own_mean_as_often_as_said(rounds):
+    """Each launch's rounds are drawn by themselves, so each costs a degree of freedom."""
+    rng, launch = np.random.default_rng(5), np.repeat([0, 1], rounds)
+    base, trials, held = Rounds({}, launch), 600, 0
+    for _ in range(trials):
+        found = base.extend({"x": 5.0 * launch + rng.standard_normal(2 * rounds)}).measure("x")
+        held += found.low < 2.5 < found.high
+    assert 0.93 < held / trials < 0.985
+
+
+def test_what_was_drawn_is_launches_from_three_on():
+    launch = np.repeat([0, 1, 2], 4)
+    assert drawn(launch) == (3, 1)
+    assert drawn(launch[:8]) == (8, 2)
+    assert drawn(launch[:4]) == (4, 1)
+    assert Rounds({}, launch).count() == (3, 1)
 
 
 def test_more_quantities_are_resampled_with_the_same_rounds():

@@ -126,6 +126,36 @@ def test_reducing_every_other_time_hides_nothing_of_the_first_half(sources):
     assert twice > once
 
 
+@pytest.mark.parametrize("phase", ["forward", "host"])
+def test_a_rank_that_is_slow_by_itself_is_no_part_of_the_baseline_here_either(measure, cluster, truth, phase):
+    late = cluster.Straggler(rank=1, extra_ns=25 * MS, phase=phase, alone=True)
+    run = measure(dataclasses.replace(truth, world_sizes=(2, 4), stragglers=(late,)))
+    for source in read_sources(run.tables, run.plan):
+        found, point = predict(source, Change()), run.point(source.world_size)
+        assert found["efficiency"].value == pytest.approx(point.efficiency.value, rel=0.01)
+        assert found["neighbours"].value == pytest.approx(point.loss.neighbours.value, abs=0.01)
+
+
+@pytest.mark.parametrize("times", [0.5, 2.0, 4.0])
+def test_strong_scaling_of_another_whole_batch(measure, cluster, truth, times):
+    """What a batch costs whatever its size is so much less of the whole one."""
+    strong = dataclasses.replace(truth, mode="strong", batch=64, input_ns=1.0)
+    grown = strong.fixed_share + (1 - strong.fixed_share) * times
+    target = dataclasses.replace(
+        strong,
+        forward_ns=strong.forward_ns * grown,
+        backward_ns=strong.backward_ns * grown,
+        fixed_share=strong.fixed_share / grown,
+    )
+    run = measure(strong)
+    for source in read_sources(run.tables, run.plan):
+        n = source.world_size
+        found = outcome(source, Change(batch=round(source.batch * times), whole_batch=times))
+        known = cluster.expect(target, cluster.Trial(world_size=n, hosts=n, batch=64 // n))
+        assert found["efficiency"][0] == pytest.approx(known.efficiency, rel=2 * NEAR)
+        assert found["small_batch"][0] == pytest.approx(known.loss["small_batch"], abs=0.01)
+
+
 def test_losses_add_up_to_what_efficiency_lacks(sources):
     found = outcome(sources[4], Change(world_size=8, bucket_cap_mb=2, compute_scale=3.0))
     causes = [value for name, value in found.items() if name not in ("step", "efficiency", "gain")]
