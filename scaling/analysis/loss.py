@@ -23,14 +23,18 @@ def efficiency(n: int, *, strong: bool) -> Callable[[Means], Floats]:
     return lambda m: m[BARE_ONE] / m["plain"]
 
 
+def earlier_wait(m: Means) -> Floats:
+    """What earlier micro-steps of accumulation waited, ns: the link's too, where no_sync was left out; else 0."""
+    result: Floats = m["detailed.exposed"] - m["exposed_all"]
+    return result
+
+
 def share_of_wait(m: Means, exposed: Floats) -> Floats:
     """What a wait of the detailed steps, ns, is of the step, earlier micro-steps' waits added."""
-    # What earlier micro-steps of accumulation waited is the link's too: no_sync was left out.
-    earlier = m["detailed.exposed"] - m["exposed_all"]
     # The detailed probe's own cost stretches backward and hides more than the step itself would:
     # its shares of the wait hold, the wait is the light probe's.
     wait = m["detailed.exposed"]
-    share = np.divide(exposed + earlier, wait, out=np.zeros_like(wait), where=wait > 0)
+    share = np.divide(exposed + earlier_wait(m), wait, out=np.zeros_like(wait), where=wait > 0)
     result: Floats = share * m[f"{PROBE}.exposed"] / m[PROBE]
     return result
 

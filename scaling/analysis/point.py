@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from scaling.analysis import clocks, own
 from scaling.analysis.cost import cost
 from scaling.analysis.curve import bus_factor
-from scaling.analysis.loss import Link, efficiency, loss, share_of_wait
+from scaling.analysis.loss import Link, earlier_wait, efficiency, loss, share_of_wait
 from scaling.analysis.quantities import PHASES, TrialRecords
 from scaling.analysis.results import (
     Arms,
@@ -237,7 +238,7 @@ def _parts(rounds: Rounds, n: int, clock_bound_ms: float) -> Parts:
 def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int, floor: float) -> Comm:
     n, total = records.trial.world_size, sum(records.bucket_bytes)
     factor = bus_factor(n)
-    nominal = plan.nominal_bit_s(n)
+    nominal, micro_steps = plan.nominal_bit_s(n), plan.spec.accumulation_steps
     busbw = rounds.ratio(lambda m: factor * total * 8 / m["busy"])
     busy = rounds.measure("busy")
     if busbw is not None and busy is not None:
@@ -245,7 +246,7 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int
     buckets = tuple(
         Bucket(
             bytes=size,
-            ready_ms=scaled(rounds.measure(f"bucket.{k}.ready"), 1e-6),
+            ready_ms=scaled(rounds.measure(partial(_ready, f"bucket.{k}.ready", micro_steps)), 1e-6),
             transfer_ms=scaled(rounds.measure(f"bucket.{k}.transfer"), 1e-6),
             skew_ms=scaled(rounds.measure(f"bucket.{k}.skew"), 1e-6),
         )
@@ -264,6 +265,13 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int
             else no_finer(rounds.ratio(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal), floor)
         ),
         free_speedup=rounds.ratio(lambda m: 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"]))),
-        hidden_share=rounds.measure(lambda m: 1 - m["exposed_transfer"] / m["busy"]),
+        hidden_share=rounds.measure(lambda m: 1 - (m["exposed_transfer"] + earlier_wait(m)) / m["busy"]),
         least_share=rounds.ratio(lambda m: m["least"] / m["span"]),
     )
+
+
+def _ready(name: str, micro_steps: int, m: Means) -> Floats:
+    """Since the last micro-step's backward began, where `name` is since the end of it less all backwards, ns."""
+    before = (micro_steps - 1) / micro_steps * m["detailed.compute"] + earlier_wait(m)
+    result: Floats = m[name] - (before if micro_steps > 1 else 0.0)
+    return result

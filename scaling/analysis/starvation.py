@@ -48,7 +48,8 @@ def loader(records: TrialRecords, rounds: Rounds, plan: Plan, *, fed_ns: int, co
     fed_step_ns = step.value * (1 - waits.value)
     batches = spec.accumulation_steps
     cpu = rounds.ratio("make_cpu")
-    both = rounds.measure(lambda m: m["make_cpu"] * batches + m["train_cpu"] * (spec.data.workers > 0))
+    # Without workers it is the training's process that makes them, and its time has that in it.
+    both = rounds.measure(lambda m: m["train_cpu"] + m["make_cpu"] * batches * (spec.data.workers > 0))
     hosts = 1 if spec.launcher == "emulated" else records.trial.hosts
     ranks_here = math.ceil(n / hosts)
     return Loader(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
 
 from scaling.analysis.measured import Measured
 from scaling.analysis.results import Bucket, Comm
 from scaling.analysis.traced import Dilation, TracedCollective
 from scaling.trace.jobs import Job
-from scaling.trace.match import Matched
+from scaling.trace.match import Instance, Matched
+from scaling.trace.spans import merged
 from scaling.trace.table import Table, measured
 
 FACTORS = {
@@ -70,6 +74,13 @@ def _rate(transfer: Measured, nbytes: int | None, factor: float) -> Measured | N
     return Measured(value, low, high, transfer.n) if low and high else Measured(value, n=transfer.n)
 
 
+def _busy_ns(instances: Sequence[Instance]) -> int:
+    """How long any of them moved data: several at once share the link, and count once, as in a run."""
+    released = np.array([i.released for i in instances], dtype=np.int64)
+    transfer = np.array([i.transfer for i in instances], dtype=np.int64)
+    return int(merged(released, released + transfer).length)
+
+
 def dilation(job: Job) -> Dilation | None:
     """Mean of beside / alone over kernels seen both ways, weighted by the time that each would take alone."""
     alone, beside, kernels, instances = 0.0, 0.0, 0, 0
@@ -102,16 +113,16 @@ def traffic(matched: Matched, table: Table) -> Comm | None:
     alike = len({tuple(reduces[i].bytes for i in row) for row in per_step}) == 1
     rates, hidden = [], []
     for row in per_step:
-        moved = sum(reduces[i].transfer for i in row)
+        moved = _busy_ns([reduces[i] for i in row])
         size = sum(FACTORS["all_reduce"](len(reduces[i].ranks)) * (reduces[i].bytes or 0) for i in row)
         if moved:
             rates.append(size * 8 / moved)
     if "moved" in table.columns:
-        busy: dict[int, int] = defaultdict(int)
+        in_step: dict[int, list[Instance]] = defaultdict(list)
         for one in shown:
-            busy[one.step] += one.transfer
+            in_step[one.step].append(one)
         for k in range(steps):
-            ms = busy[k] / 1e6
+            ms = _busy_ns(in_step[k]) / 1e6
             if ms:
                 hidden.append(1 - min(float(table.columns["moved"][:, k].mean()) / ms, 1.0))
     buckets = tuple(

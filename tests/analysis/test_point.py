@@ -318,3 +318,28 @@ def test_what_no_solo_block_recorded_is_unknown(six):
 
 def test_the_report_has_how_often_gradients_are_reduced(busy):
     assert busy.point(4).comm.reductions == 1
+
+
+# Accumulation
+
+
+def test_what_earlier_micro_steps_waited_is_not_hidden(measure, cluster):
+    run = measure(cluster.Truth(world_sizes=(1, 4)))
+    probed = (pl.col("arm") == "probe") & pl.col("detailed")
+    waited = run.tables.steps.with_columns(earlier_wait_ns=pl.when(probed).then(5_000_000).otherwise(0))
+    before, after = (
+        found.points[1].comm for found in (run.analysis, run.analyze(replace(run.tables, steps=waited)))
+    )
+    busy_ns = 2 * 3 / 4 * before.bytes_per_step * 8 / before.busbw_gbit_s.value
+    assert before.hidden_share.value - after.hidden_share.value == pytest.approx(5e6 / busy_ns, rel=1e-3)
+
+
+def test_a_bucket_is_ready_so_long_after_the_last_backward_began(measure, cluster):
+    """Two micro-steps: the last bucket is ready at the end, half as long after its own backward's begin."""
+    run = measure(cluster.Truth(world_sizes=(1, 4)))
+    plan = replace(run.plan, spec=replace(run.plan.spec, accumulation_steps=2))
+    once, twice = (
+        found.points[1].comm.buckets[-1].ready_ms.value
+        for found in (run.analysis, replace(run, plan=plan).analyze(run.tables))
+    )
+    assert twice == pytest.approx(once / 2, rel=0.02)

@@ -94,6 +94,16 @@ def test_where_the_cores_do_not_bear_it_no_number_of_workers_is_advised(starve):
     assert "no number of workers will do" in found.evidence[-1]
 
 
+@pytest.mark.parametrize(("workers", "takes_ms"), [(1, 80 + 35), (0, 80)])
+def test_the_cores_that_it_takes_hold_the_training_and_the_making(starve, cluster, workers, takes_ms):
+    """Without workers the training's process makes the batches: its time has that in it."""
+    run = starve(workers=workers, train_cpu_ns=80 * MS, make_cpu_ns=35 * MS)
+    found = run.point(2).loader
+    fed_ns = run.point(2).step_ms.value * 1e6 * (1 - found.wait_share.value)
+    ranks_a_host = found.cores_needed * fed_ns / (takes_ms * MS)
+    assert ranks_a_host == pytest.approx(1, rel=0.01)
+
+
 def test_enough_workers_that_deliver_in_bunches_get_a_longer_queue(starve):
     run = starve(workers=4)
     (found,) = [v for v in run.analysis.verdicts if (v.world_size, v.cause) == (2, "input")]
