@@ -15,9 +15,10 @@ import datetime as dt
 import hashlib
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, PAIRS, PLAIN, PROBE, REPLAY, VARIANT
 from scaling.spec import Spec
@@ -26,7 +27,7 @@ Ranks = tuple[int, ...]
 
 SCHEMA = 1
 BARE_RANKS_A_ROUND = 4
-"""bare_one occupies the machine for one rank at a time: up to so many ranks take their turn in a round."""
+"""bare_one occupies the machine for one rank at a time: so many take their turn in a round, or one a world size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +226,8 @@ def round_blocks(
             arms = () if trial in baseline else arms_of(n)
             visit = [block(arm=arm, detailed=detailed) for arm, detailed in arms]
             if largest[trial.batch] == trial:
-                visit += _alone(plan.spec, trial, number, block)
+                sizes = [t.world_size for t in order if t.batch == trial.batch]
+                visit += _alone(plan.spec, trial, number, block, sizes)
             if arms and n == count:  # every rank knows this trial's messages
                 visit += [
                     block(arm=PAIRS, detailed=True, pairing=k, groups=pairs)
@@ -236,13 +238,15 @@ def round_blocks(
     return tuple(replace(block, id=number * 1000 + index) for index, block in enumerate(blocks))
 
 
-def _alone(spec: Spec, trial: Trial, number: int, block: Callable[..., Block]) -> list[Block]:
-    """The baseline of a round, and half of a batch; `block` makes one of the trial.
+def _alone(
+    spec: Spec, trial: Trial, number: int, block: Callable[..., Block], sizes: Sequence[int]
+) -> list[Block]:
+    """The baseline of a round for world sizes that share it, and half of a batch; `block` makes one of the trial.
 
     One rank at a time even where sub-groups work at once: it is that of a rank alone, and hosts can be emulated
     on one machine.
     """
-    ranks = bare_ranks(trial.world_size, number)
+    ranks = bare_ranks(sizes, number)
     blocks = [block(arm=BARE_ONE, solo_rank=r, groups=((r,),)) for r in ranks]
     half = half_batch(spec)
     if half is not None and trial.world_size > 1:
@@ -258,7 +262,21 @@ def _verifying(variant: Spec, block: Callable[..., Block]) -> list[Block]:
     return [plain, plain, other, other]
 
 
-def bare_ranks(world_size: int, number: int) -> tuple[int, ...]:
-    """The ranks whose turn it is to run alone in this round: all of them, or a rotating few."""
-    count = min(world_size, BARE_RANKS_A_ROUND)
-    return tuple((number * count + i) % world_size for i in range(count))
+def bare_ranks(world_sizes: Sequence[int], number: int) -> tuple[int, ...]:
+    """The ranks whose turn it is to run alone in this round: all of them, or a few that rotate.
+
+    `world_sizes`: those that share the baseline. Each has ranks of its own among them in every round, since what is
+    compared with it was measured in that round: one rank at least between each size and the next, and as the
+    analysis weights a rank by how seldom its turn comes, they stand for all.
+    """
+    edges = [0, *sorted(set(world_sizes))]
+    stretches = [range(low, high) for low, high in pairwise(edges)]
+    turns = [1] * len(stretches)
+    for _ in range(min(BARE_RANKS_A_ROUND, edges[-1]) - len(stretches)):
+        fewest = max(range(len(stretches)), key=lambda k: len(stretches[k]) / turns[k])
+        turns[fewest] += 1
+    return tuple(
+        ranks[(number * count + i) % len(ranks)]
+        for ranks, count in zip(stretches, turns, strict=True)
+        for i in range(count)
+    )

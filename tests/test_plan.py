@@ -114,10 +114,33 @@ def test_in_strong_scaling_every_trial_has_its_own_batch_and_baseline(plan_of):
 # The baseline's turns
 
 
-@given(st.integers(1, 200))
-def test_the_baseline_visits_every_rank_within_a_few_rounds(n):
-    rounds = -(-n // min(n, 4))
-    assert {rank for number in range(rounds) for rank in bare_ranks(n, number)} == set(range(n))
+sizes = st.sets(st.integers(1, 200), min_size=1, max_size=8)
+
+
+@given(sizes)
+def test_the_baseline_visits_every_rank_in_the_end(world_sizes):
+    n = max(world_sizes)
+    assert {rank for number in range(n) for rank in bare_ranks(tuple(world_sizes), number)} == set(range(n))
+
+
+@given(sizes, st.integers(0, 1000))
+def test_each_world_size_has_a_rank_of_its_own_in_every_round_and_none_two_turns(world_sizes, number):
+    ranks = bare_ranks(tuple(world_sizes), number)
+    assert len(set(ranks)) == len(ranks) == max(len(world_sizes), min(max(world_sizes), 4))
+    before = 0
+    for n in sorted(world_sizes):
+        assert any(before <= rank < n for rank in ranks)
+        before = n
+
+
+def test_up_to_four_ranks_all_take_their_turn_in_every_round(plan_of):
+    for blocks in schedule(plan_of(world_sizes=(1, 2, 4))):
+        assert sorted(b.solo_rank for b in blocks if b.arm == "bare_one" and b.trial.batch == 32) == [
+            0,
+            1,
+            2,
+            3,
+        ]
 
 
 def test_of_sixteen_ranks_four_take_their_turn_in_a_round(plan_of):
@@ -127,12 +150,6 @@ def test_of_sixteen_ranks_four_take_their_turn_in_a_round(plan_of):
     ]
     assert all(len(ranks) == 4 for ranks in turns)
     assert set.union(*turns[:4]) == set(range(16))
-
-
-@given(st.integers(1, 200), st.integers(0, 1000))
-def test_no_rank_takes_two_turns_in_a_round(n, number):
-    ranks = bare_ranks(n, number)
-    assert len(set(ranks)) == len(ranks) == min(n, 4)
 
 
 # Blocks

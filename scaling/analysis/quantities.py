@@ -14,6 +14,7 @@ import polars as pl
 
 from scaling.analysis.stats import Floats
 from scaling.plan import Trial
+from scaling.records import BARE_ONE
 from scaling.spec import Spec
 
 PHASES = ("input", "forward", "compute", "optimizer", "host", "exposed")
@@ -138,7 +139,11 @@ class TrialRecords:
         ranks: set[int] | None = None,
         half: int | None = None,
     ) -> pl.DataFrame:
-        """(launch, round, step, *PHASES): mean over the given ranks."""
+        """(launch, round, step, *PHASES): mean over the given ranks.
+
+        Of bare_one a round has a few ranks' turns, some of which come more often than others: each rank counts
+        by the inverse of how often (D. G. Horvitz, D. J. Thompson, JASA 47, 1952), so that all of them weigh alike.
+        """
         rows = self.ranks.filter(pl.col("arm") == arm)
         if detailed is not None:
             rows = rows.filter(pl.col("detailed") == detailed)
@@ -146,7 +151,11 @@ class TrialRecords:
             rows = rows.filter(pl.col("rank").is_in(list(ranks)))
         if half is not None:
             rows = rows.filter(pl.col("half") == half)
-        return rows.group_by("launch", "round").agg(pl.col("step", *PHASES).mean())
+        if arm != BARE_ONE:
+            return rows.group_by("launch", "round").agg(pl.col("step", *PHASES).mean())
+        rows = rows.with_columns(weight=1 / pl.len().over("rank"))
+        weighted = (pl.col("step", *PHASES) * pl.col("weight")).sum() / pl.col("weight").sum()
+        return rows.group_by("launch", "round").agg(weighted)
 
     def column(self, frame: pl.DataFrame, name: str) -> Floats:
         """One column of `arm()` aligned to the rounds."""

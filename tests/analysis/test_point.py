@@ -343,3 +343,27 @@ def test_a_bucket_is_ready_so_long_after_the_last_backward_began(measure, cluste
         for found in (run.analysis, replace(run, plan=plan).analyze(run.tables))
     )
     assert twice == pytest.approx(once / 2, rel=0.02)
+
+
+# The baseline of many ranks
+
+
+def test_every_world_size_has_its_baseline_in_every_round(measure, cluster):
+    """Sixteen ranks, of which a few run alone in a round: six rounds bear an interval at two ranks as well."""
+    run = measure(cluster.Truth(world_sizes=(1, 2, 4, 8, 16), hosts=16, rounds=6))
+    for n in (1, 2, 4, 8, 16):
+        assert run.point(n).efficiency.n == 6
+        assert run.point(n).efficiency.low is not None
+
+
+def test_ranks_whose_turn_comes_seldom_weigh_as_much_as_others(measure, cluster):
+    slow = tuple(cluster.Straggler(rank=r, extra_ns=20e6, alone=True) for r in range(8, 16))
+    truth = cluster.Truth(world_sizes=(1, 2, 4, 8, 16), hosts=16, rounds=8, stragglers=slow).without_noise()
+    run = measure(truth)
+    alone_ms = (
+        truth.input_ns + truth.forward_ns + truth.backward_ns + truth.optimizer_ns + truth.host_ns
+    ) / 1e6
+    assert run.point(8).arms_ms.bare_one.value == pytest.approx(alone_ms)
+    records = read_trial(run.tables, next(t for t in run.plan.trials if t.world_size == 16))
+    step_ms = records.column(records.arm("bare_one"), "step").mean() / 1e6
+    assert step_ms == pytest.approx(alone_ms + 10.0)

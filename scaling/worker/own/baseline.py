@@ -111,7 +111,7 @@ class Baseline:
     def _order(self) -> list[tuple[str, int]]:
         """(arm, rank that runs alone or -1) of this round, the same on every rank."""
         order = [(arm, -1) for arm in (BARE_ALL, DDP_SOLO, REPLAY, FABRIC)]
-        order += [(BARE_ONE, rank) for rank in bare_ranks(self._world, self._rounds - 1)]
+        order += [(BARE_ONE, rank) for rank in bare_ranks((self._world,), self._rounds - 1)]
         random.Random(f"own/{self._rounds}").shuffle(order)
         return order
 
