@@ -16,10 +16,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from scaling.analysis.quantities import TrialRecords
 from scaling.analysis.results import Point, Verdict
-from scaling.analysis.stats import Floats
+from scaling.analysis.stats import Floats, Rounds
 from scaling.collect import Tables
-from scaling.records import BARE_ONE, generation
+from scaling.records import BARE_ONE, PLAIN, generation
+from scaling.spec import Spec
 from scaling.units import format_duration
 
 UNITS_ENOUGH = 10
@@ -60,6 +62,22 @@ def usable(tables: Tables, world_size: int) -> Tables:
         fabric=tables.fabric.join(kept, on=keys, how="semi"),
         parameters=tables.parameters.join(kept, on=keys, how="semi"),
         dropped_samples=tables.dropped_samples + ragged,
+    )
+
+
+def independent(values: dict[str, Floats], records: TrialRecords, spec: Spec) -> Rounds:
+    """A trial's rounds, and which of them are drawn together."""
+    if not spec.own_loop:
+        return Rounds(values, records.launches, seed=spec.seed)
+    unit = units(values[PLAIN], records.launches)
+    alone = np.arange(len(unit)) + len(unit)
+    baseline = records.baseline
+    return Rounds(
+        values,
+        records.launches,
+        seed=spec.seed,
+        unit=np.unique(np.where(baseline, alone, unit), return_inverse=True)[1],
+        part=baseline.astype(np.int64),
     )
 
 

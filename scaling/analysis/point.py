@@ -28,7 +28,6 @@ from scaling.analysis.stats import Floats, Means, Rounds, departure, no_finer, s
 from scaling.analysis.stragglers import describe, late_ranks
 from scaling.plan import Plan
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
-from scaling.spec import Spec
 
 
 def point(
@@ -57,7 +56,7 @@ def point(
     if records.index.is_empty():
         return Point(world_size=n, hosts=trial.hosts, status=status, warmup_steps=warmup_steps)
     everybody = set(range(n))
-    rounds = _independent(_arm_values(records, everybody), records, spec)
+    rounds = own.independent(_arm_values(records, everybody), records, spec)
     overhead = _overhead(rounds)
     hosts = [spec.topology.host_of(rank) for rank in range(n)]
     late = late_ranks(records, rounds, departure(overhead.aa_floor), hosts)
@@ -116,22 +115,6 @@ def point(
             samples_per_s=samples_per_s,
             usd_per_gpu_hour=spec.cost.usd_per_gpu_hour,
         ),
-    )
-
-
-def _independent(values: dict[str, Floats], records: TrialRecords, spec: Spec) -> Rounds:
-    """The rounds, and which of them are drawn together."""
-    if not spec.own_loop:
-        return Rounds(values, records.launches, seed=spec.seed)
-    unit = own.units(values[PLAIN], records.launches)
-    alone = np.arange(len(unit)) + len(unit)
-    baseline = records.baseline
-    return Rounds(
-        values,
-        records.launches,
-        seed=spec.seed,
-        unit=np.unique(np.where(baseline, alone, unit), return_inverse=True)[1],
-        part=baseline.astype(np.int64),
     )
 
 

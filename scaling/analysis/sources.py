@@ -8,12 +8,13 @@ import numpy as np
 import polars as pl
 
 from scaling.analysis import curve
+from scaling.analysis import own as own_loop
 from scaling.analysis.buckets import Buckets, Gradients, pieces
 from scaling.analysis.change import Source
 from scaling.analysis.launches import counted, of_launches
 from scaling.analysis.quantities import DURATIONS, PHASES, TrialRecords
 from scaling.analysis.ring import Hops, PerHop
-from scaling.analysis.stats import Floats, Means, Rounds, UnknownQuantityError, departure, interval
+from scaling.analysis.stats import Floats, Means, UnknownQuantityError, departure, interval
 from scaling.analysis.stragglers import late_ranks
 from scaling.analysis.trials import read_trial
 from scaling.collect import Tables
@@ -32,6 +33,8 @@ def read_sources(
     `records`: what was read of each world size already.
     """
     found = []
+    if plan.spec.own_loop and records is None:
+        tables = own_loop.usable(tables, plan.ranks)
     for trial in plan.trials:
         if trial.world_size == 1:
             continue
@@ -47,7 +50,7 @@ def read_sources(
 def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> Source:
     """UnknownQuantityError where a piece is missing."""
     spec, n = plan.spec, trial.world_size
-    rounds = Rounds(_values(tables, plan, records), records.launches, seed=spec.seed)
+    rounds = own_loop.independent(_values(tables, plan, records), records, spec)
     floor = departure(rounds.ratio(lambda m: m["plain.1"] / m["plain.0"]))
     late = late_ranks(records, rounds, floor, [spec.topology.host_of(r) for r in range(n)])
     late_set = late.ranks if late else ()
@@ -56,7 +59,8 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
         BARE_ONE, ranks=set(peers)
     )  # as the efficiency has it: what a typical rank takes alone
     rounds = rounds.extend({f"alone.{p}": records.column(bare, p) for p in OWN})
-    units, groups = rounds.count()
+    known = (np.isfinite(values) for values in rounds.values.values())
+    units, groups = rounds.count([there for there in known if there.any()])
     swept = curve.sweep_rounds(curve.sweep_times(tables.fabric, n), spec.seed)
     if swept is None or not records.bucket_bytes:
         raise UnknownQuantityError("link")

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from scaling.rebuild import rebuild
+from scaling.analysis.sources import read_sources
+from scaling.collect import collect
+from scaling.rebuild import read_plan, rebuild
 from scaling.store import RunFolder
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
@@ -124,6 +126,15 @@ def test_with_a_baseline_all_of_it_is_there(found):
     assert point.closure is not None
     assert point.comm.curve_share is not None
     assert found("baseline").fabric.levels
+
+
+def test_a_prediction_of_it_knows_no_better_than_its_baseline(found, folder):
+    """Three rounds of one, whatever the loop itself has."""
+    run = RunFolder(folder / "baseline")
+    found("baseline")
+    plan = read_plan(run)
+    (source,) = read_sources(collect(run, plan), plan)
+    assert (source.units, source.groups) == (3, 1)
 
 
 def test_accumulation_reduces_once_and_counts_all_samples(found, folder):
