@@ -11,6 +11,7 @@ import torch.distributed as dist
 from scaling.plan import Block
 from scaling.records import BARE_ONE, COLLECTIVES, FABRIC, PAIRS, PLAIN, REPLAY, STEP_ARMS
 from scaling.worker.arms import Arms
+from scaling.worker.clock import resolve_collective
 from scaling.worker.devices import Device
 from scaling.worker.exchange import ALL_REDUCE, Exchange, Message, stamps_of
 from scaling.worker.groups import Group
@@ -64,7 +65,8 @@ class BlockRunner:
                 _messages(block, arms, sweep, self._kinds),
                 torch.float32 if block.arm == FABRIC else arms.wire_dtype,
             )
-        resolve = self._device.clock.resolve
+        clock = self._device.clock
+        resolve = clock.resolve
         fields: dict[str, Any] = {
             "id": block.id,
             "round": block.round,
@@ -83,7 +85,7 @@ class BlockRunner:
         self._recorder.block(
             fields,
             [step_fields(resolve(row)) for row in rows],
-            [[resolve(row) for row in step] for step in collectives],
+            [[resolve_collective(clock, row) for row in step] for step in collectives],
             usage,
         )
         held = {"host_bytes": resident_bytes(), "device_bytes": self._device.held_bytes()}

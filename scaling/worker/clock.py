@@ -2,7 +2,8 @@
 
 What `stamp()` returns is a token, an int. From 0 up a token is itself a host time in ns (0: not
 taken); below 0 it names an event of the latest window. `resolve` turns the second kind into host
-times and leaves the first alone, so a row may hold both, and sizes and indices besides.
+times and leaves the first alone, so a row of stamps may hold both. It is given stamps alone: whatever
+else is below 0, such as the key of a pairing, would be taken for an event (`resolve_collective`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from scaling.records import COLLECTIVE_FIELDS
+
 ANCHOR_TRIES = 5
 """An anchor is tied so often; the quickest tie counts, as with the ping-pongs between hosts."""
+_FIRST_STAMP = COLLECTIVE_FIELDS.index("ready_ns")
 
 
 def now_ns() -> int:
@@ -38,6 +42,11 @@ class Clock(Protocol):
 
     def resolve(self, tokens: Sequence[int]) -> list[int]:
         """Host times, ns; only once the window is closed."""
+
+
+def resolve_collective(clock: Clock, row: Sequence[int]) -> list[int]:
+    """A records.COLLECTIVE_FIELDS row of tokens, its stamps in host time, ns; its group may well be below 0."""
+    return [*row[:_FIRST_STAMP], *clock.resolve(row[_FIRST_STAMP:])]
 
 
 class HostClock:

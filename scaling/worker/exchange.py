@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from scaling.records import COLLECTIVES
+from scaling.worker.clock import resolve_collective
 from scaling.worker.devices import Device
 from scaling.worker.groups import Group
 
@@ -55,7 +56,7 @@ class Exchange:
         clock = self._device.clock
         with clock.window(4):
             _, (row,) = self.run(group, [(ALL_REDUCE, size)])
-        return clock.resolve(row)
+        return resolve_collective(clock, row)
 
     def _one(self, group: Group, kind: int, size: int, seq: int, dtype: torch.dtype) -> list[int]:
         """Run and stamp one message; on CUDA the current stream waits for it."""

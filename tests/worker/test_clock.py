@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from scaling.worker import clock as clock_module
-from scaling.worker.clock import ANCHOR_TRIES, CudaClock, HostClock
+from scaling.worker.clock import ANCHOR_TRIES, CudaClock, HostClock, resolve_collective
 
 MS = 1_000_000
 ROUNDING_NS = 600  # single-precision ms over windows of a few seconds, and the fake's cost of a call
@@ -102,12 +102,21 @@ def test_a_window_that_was_opened_for_too_few_still_tells_them_apart(cuda, clock
     assert clock.resolve(tokens) == sorted(clock.resolve(tokens))
 
 
-def test_host_stamps_sizes_and_gaps_pass_through(clock):
+def test_host_stamps_and_gaps_pass_through(clock):
     with clock.window(1):
         token = clock.stamp()
-    row = clock.resolve([3, 0, 2**20, token, 123_456_789])
-    assert row[:3] + row[4:] == [3, 0, 2**20, 123_456_789]
-    assert row[3] > 0
+    gap, event, host = clock.resolve([0, token, 123_456_789])
+    assert (gap, host) == (0, 123_456_789)
+    assert event > 0
+
+
+@pytest.mark.parametrize("group", [-2, -1, 8])
+def test_of_a_collective_only_the_stamps_are_resolved(clock, group):
+    with clock.window(2):
+        tokens = [clock.stamp(), clock.stamp()]
+    assert -2 <= min(tokens) < 0  # of the same range as keys of pairings
+    row = resolve_collective(clock, [3, 0, group, 2**20, 0, *tokens])
+    assert row == [3, 0, group, 2**20, 0, *clock.resolve(tokens)]
 
 
 def test_the_bound_says_when_anchors_are_slow(cuda, clock, monkeypatch):

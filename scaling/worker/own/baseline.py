@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.plan import bare_ranks
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, REPLAY
 from scaling.spec import DEFAULT_BUCKET_MB
+from scaling.worker.clock import resolve_collective
 from scaling.worker.control import Control
 from scaling.worker.devices import Device
 from scaling.worker.exchange import ALL_REDUCE, Exchange, Message, stamps_of
@@ -161,14 +162,18 @@ class Baseline:
             rows.append(found)
         if probe is not None:
             about = {**about, "parameters": probe.parameters(times[:-1])}
-        self._write(about, rows, [[clock.resolve(row) for row in each] for each in collectives], usage)
+        self._write(
+            about, rows, [[resolve_collective(clock, row) for row in each] for each in collectives], usage
+        )
 
     def _messages(self, about: dict[str, Any], exchanges: list[list[Message]]) -> None:
         clock = self._device.clock
         with clock.window(stamps_of(exchanges)), Usage() as usage:
             done = [self._exchange.run(self._group, messages) for messages in exchanges]
         rows = [clock.resolve(row) for row, _ in done]
-        self._write(about, rows, [[clock.resolve(row) for row in each] for _, each in done], usage)
+        self._write(
+            about, rows, [[resolve_collective(clock, row) for row in each] for _, each in done], usage
+        )
 
     def _write(
         self,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from scaling.records import STEP_FIELDS
+from scaling.worker.clock import resolve_collective
 from scaling.worker.devices import Device
 from scaling.worker.own.phases import SYNC_END, Marks, Phases, step_fields
 from scaling.worker.own.schedule import ROUND_STEPS, Planned, round_of, slot_of
@@ -171,7 +172,7 @@ class Track:
             steps.append(fields)
             if planned.detailed:
                 sync_end = fields[SYNC_END_FIELD]
-                done = [resolve(collective) for collective in row.collectives]
+                done = [resolve_collective(self._clock, collective) for collective in row.collectives]
                 collectives.append([[*rest, min(at, sync_end)] for *rest, at in done])
         self._sink(
             {
