@@ -12,6 +12,25 @@ import torch
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def matmul_tf32() -> bool:
+    """Whether CUDA's matrix products of fp32 are TF32's, by whichever switch that was set."""
+    return _tf32(torch.backends.cuda.matmul, torch.backends.cuda.matmul)
+
+
+def cudnn_tf32() -> bool:
+    """Whether cuDNN's convolutions of fp32 are TF32's; torch's new switch can set recurrent layers apart."""
+    return _tf32(torch.backends.cudnn, getattr(torch.backends.cudnn, "conv", None))
+
+
+def _tf32(old: Any, new: Any) -> bool:
+    """Of `new`, what is in effect; of `old` where torch has no `new`.
+
+    Where the new switch was set, torch refuses to tell the old one (RuntimeError: a mix of the two).
+    """
+    found = getattr(new, "fp32_precision", None)
+    return bool(old.allow_tf32) if found is None else found == "tf32"
+
+
 class Precision:
     """fp32, tf32, bf16 or fp16 on one type of device. Parameters and gradients stay in fp32."""
 

@@ -15,6 +15,7 @@ from scaling import checkup
 from scaling.checkup import Ceiling
 from scaling.worker.clock import now_ns
 from scaling.worker.devices import Device
+from scaling.worker.precision import matmul_tf32
 
 REPEATS = 7
 REPEAT_NS = 10_000_000
@@ -42,7 +43,7 @@ def measure(device: Device, precisions: tuple[str, ...]) -> tuple[Ceiling, ...]:
 
 def _matmul(device: Device, precision: str) -> Ceiling | None:
     dtype, where = _DTYPES[precision], device.torch_device
-    before = torch.backends.cuda.matmul.allow_tf32
+    before = matmul_tf32()
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     best = None
     try:

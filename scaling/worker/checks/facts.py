@@ -15,6 +15,7 @@ import torch
 
 from scaling.worker.devices import Device
 from scaling.worker.environment import cpu_name, driver_version, recorded
+from scaling.worker.precision import cudnn_tf32, matmul_tf32
 
 _LIMITS = {
     "open_files": resource.RLIMIT_NOFILE,
@@ -53,8 +54,8 @@ def _flags() -> dict[str, Any]:
     cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return {
         "flags.threads": torch.get_num_threads(),
-        "flags.cuda_matmul_tf32": cuda.allow_tf32,
-        "flags.cudnn_tf32": cudnn.allow_tf32,
+        "flags.cuda_matmul_tf32": matmul_tf32(),
+        "flags.cudnn_tf32": cudnn_tf32(),
         "flags.cudnn_enabled": cudnn.enabled,
         "flags.cudnn_benchmark": cudnn.benchmark,
         "flags.cudnn_deterministic": cudnn.deterministic,

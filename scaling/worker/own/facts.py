@@ -14,6 +14,7 @@ from scaling.plan import SCHEMA, Plan, Trial
 from scaling.spec import OWN_LOOP, Ddp, Measure, Model, Spec, Tracking
 from scaling.worker.own.agreement import Agreement
 from scaling.worker.own.schedule import ROUND_STEPS, WARMUP
+from scaling.worker.precision import matmul_tf32
 
 MEASURE = Measure(
     name=OWN_LOOP,
@@ -84,5 +85,5 @@ def _name(module: torch.nn.Module) -> str:
 
 
 def _tf32(precision: str, device: str) -> str:
-    tf32 = device == "cuda" and torch.backends.cuda.matmul.allow_tf32
-    return "tf32" if precision == "fp32" and tf32 else precision or "fp32"
+    tf32 = precision == "fp32" and device == "cuda" and matmul_tf32()
+    return "tf32" if tf32 else precision or "fp32"
