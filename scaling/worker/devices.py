@@ -65,6 +65,14 @@ class Device:
         """Number formats that it computes in, the reference first."""
         return ("fp64", "fp32", "bf16", "fp16")
 
+    def random_state(self) -> tuple[torch.Tensor, ...]:
+        """Of every generator that a step draws from by default; `set_random_state` puts it back."""
+        return (torch.get_rng_state(),)
+
+    def set_random_state(self, states: tuple[torch.Tensor, ...]) -> None:
+        """As `random_state` told it."""
+        torch.set_rng_state(states[0])
+
     def peer_access(self, local_rank: int) -> bool | None:  # noqa: ARG002
         """Whether this device can reach another's memory without the host; None where that has no meaning."""
         return None
@@ -135,6 +143,15 @@ class CudaDevice(Device):
         """bf16 and TF32 came with compute capability 8.0; before, they are emulated or silently fp32."""
         ampere = torch.cuda.get_device_capability(self.torch_device) >= (8, 0)
         return ("fp64", "fp32", "tf32", "bf16", "fp16") if ampere else ("fp64", "fp32", "fp16")
+
+    def random_state(self) -> tuple[torch.Tensor, ...]:
+        """The host's and the device's: dropout draws where its tensors are."""
+        return (*super().random_state(), torch.cuda.get_rng_state(self.torch_device))
+
+    def set_random_state(self, states: tuple[torch.Tensor, ...]) -> None:
+        """As `random_state` told it."""
+        super().set_random_state(states)
+        torch.cuda.set_rng_state(states[1], self.torch_device)
 
     def peer_access(self, local_rank: int) -> bool | None:
         """As the driver says of the device of that local rank."""

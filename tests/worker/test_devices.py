@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from scaling.worker import devices
-from scaling.worker.devices import Device, open_device, require
+from scaling.worker.devices import CudaDevice, Device, open_device, require
 
 
 def spec(device="cuda", backend="nccl", launcher="local", **env):
@@ -57,6 +57,24 @@ def test_nccl_that_cannot_says_from_when_on_it_could(four, monkeypatch):
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 3))
     with pytest.raises(RuntimeError, match=r"before 2\.30, and this is 2\.29\.3; use topology\.backend=gloo"):
         open_device(spec(NCCL_MULTI_RANK_GPU_ENABLE="1"), rank=4, local_rank=4)
+
+
+def test_a_device_s_generator_is_put_back_with_the_host_s(monkeypatch):
+    own = {torch.device("cuda", 1): torch.Generator()}
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _index: None)
+    monkeypatch.setattr(devices, "CudaClock", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: own[device].get_state())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: own[device].set_state(state))
+    device, (generator,) = CudaDevice(1), own.values()
+
+    def drawn():
+        return [torch.rand(3).tolist(), torch.rand(3, generator=generator).tolist()]
+
+    states = device.random_state()
+    first = drawn()
+    assert drawn() != first
+    device.set_random_state(states)
+    assert drawn() == first
 
 
 class Volta(Device):

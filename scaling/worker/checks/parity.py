@@ -164,13 +164,16 @@ class Parity:
         return loss.detach()
 
     def _scale(self, workload: Workload, precision: Precision, batch: Any, name: str) -> float:
-        """The largest loss scale with finite gradients, where a grad scaler would come to rest; 0 where none is."""
+        """The largest loss scale with finite gradients, where a grad scaler would come to rest; 0 where none is.
+
+        Generators are put back, the device's too: the first step begins with them as every other format's does.
+        """
         state = copy.deepcopy(workload.module.state_dict())
-        random = torch.get_rng_state()
+        random = self._device.random_state()
         found = 0.0
         for scale in SCALES:
             self._word(f"{name}, loss scale {scale:g}")
-            torch.set_rng_state(random)
+            self._device.set_random_state(random)
             self._backward(workload, precision, batch, scale)
             grads = [p.grad for p in workload.module.parameters() if p.grad is not None]
             finite = all(bool(torch.isfinite(g).all()) for g in grads)
@@ -179,7 +182,7 @@ class Parity:
             if finite:
                 found = scale
                 break
-        torch.set_rng_state(random)
+        self._device.set_random_state(random)
         return found
 
     def _time(

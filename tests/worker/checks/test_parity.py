@@ -152,6 +152,39 @@ def test_a_healthy_fp16_finds_its_loss_scale():
     assert found["fp16"].scale >= 256
 
 
+class OwnGenerator(Device):
+    """As CUDA: what is drawn on the device comes from its own generator."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def random_state(self):
+        return (*super().random_state(), self.generator.get_state())
+
+    def set_random_state(self, states):
+        super().set_random_state(states)
+        self.generator.set_state(states[1])
+
+
+def test_the_search_for_a_loss_scale_leaves_a_device_s_dropout_where_it_was():
+    device = OwnGenerator()
+
+    def drop(x):
+        return x * (torch.rand(x.shape, generator=device.generator) > 0.5)
+
+    whole = factory(lambda: Act(drop))
+
+    def build():
+        device.generator.manual_seed(0)  # torch.manual_seed does this to every CUDA generator
+        return whole()
+
+    found = {r.precision: r for r in Parity(build, device, seed=0, batch=8).record(("fp32", "fp16"))}
+    assert found["fp32"].layers[1].error < 1e-5
+    assert found["fp16"].layers[1].error < 0.01  # the same masks as float64's
+    assert found["fp16"].steps[0].gradient_error < 0.01
+
+
 def test_a_flag_that_one_rank_sets_shows_in_the_bits(healthy):
     torch.set_float32_matmul_precision("medium")
     try:
