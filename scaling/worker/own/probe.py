@@ -162,9 +162,9 @@ class Probe:
             self._say("baseline() is called between steps, after the first few; nothing was measured")
             return
         self.phases.elsewhere += 1  # the gap that this makes is no input
-        self._track.begin(paused=True)
-        self.phases.inside = False
         with self._guard():
+            self._track.begin(paused=True)
+            self.phases.inside = False
             try:
                 self._measure(step, rounds, steps, restore)
             except (Aborted, TimeoutError) as error:  # another rank's: this one goes on recording

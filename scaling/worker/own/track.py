@@ -1,4 +1,9 @@
-"""From one step to the next: which block a step belongs to, what it leaves, and writing that down between rounds."""
+"""From one step to the next: which block a step belongs to, what it leaves, and writing that down between rounds.
+
+The clock's window spans the blocks of a round. It ends where the loop does something else: what that stamps itself
+would take the window's events, and hours of it would cost the window's resolution (clock.CudaClock). The next block
+opens another.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +57,16 @@ class _Open:
     rows: list[_Row] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A block in host time, as a sink takes it."""
+
+    fields: dict[str, Any]
+    steps: list[list[int]]
+    collectives: list[list[list[int]]]
+    usage: Usage
+
+
 class Track:
     """The steps of one rank. All that takes time happens between the last step of a block and the next block."""
 
@@ -66,6 +81,9 @@ class Track:
         """Blocks of the round under way by their first step."""
         self._open: _Open | None = None
         self._whole: list[_Open] = []
+        """Blocks of the window under way, in tokens."""
+        self._told: list[_Told] = []
+        """Those of windows that ended since a round was written down."""
         self._window: contextlib.ExitStack | None = None
         self._since = 0
         """Token of where the next step begins: at the end of the one before. 0: where it is entered."""
@@ -76,10 +94,15 @@ class Track:
     def begin(self, *, paused: bool) -> None:
         """A step is entered. Where the loop did something else meanwhile (`paused`), its block is given up."""
         if paused:
-            self._give_up()
+            self.leave()
         if self._open is not None:
             self._begin = self._since or self._clock.stamp()
         self._phases.begin(marking=self._open is not None and self._open.planned.stamped)
+
+    def leave(self) -> None:
+        """Between two steps the loop does something else: the block under way is given up, the window ends."""
+        self._give_up()
+        self._settle()
 
     def end(self, *, failed: bool = False) -> None:
         """The step is over; one that `failed` takes its block along."""
@@ -121,18 +144,22 @@ class Track:
             self.between(slot)
             over = None  # all that took time
             self._planned = {block.first: block for block in round_of(slot)}
-            if self._planned:
-                self._window = contextlib.ExitStack()
-                micro_steps = max(1, self._phases.forwards)
-                each = STAMPS_A_STEP + STAMPS_A_MICRO_STEP * micro_steps
-                self._window.enter_context(self._clock.window(2 * ROUND_STEPS * each))
         planned = self._planned.get(self.steps)
         if planned is not None:
+            if self._window is None:
+                self._begin_window()
+                over = None
             self._open = _Open(planned, Usage())
             if planned.detailed:
                 self._tap.open()
             self._open.usage.begin = over or Reading.take()
             self._since = self._clock.stamp()
+
+    def _begin_window(self) -> None:
+        micro_steps = max(1, self._phases.forwards)
+        each = STAMPS_A_STEP + STAMPS_A_MICRO_STEP * micro_steps
+        self._window = contextlib.ExitStack()
+        self._window.enter_context(self._clock.window(2 * ROUND_STEPS * each))
 
     def _close(self) -> Reading:
         assert self._open is not None
@@ -149,14 +176,21 @@ class Track:
 
     def _write(self) -> None:
         """The blocks of the round that is over."""
+        self._settle()
+        told, self._told = self._told, []
+        for block in told:
+            self._sink(block.fields, block.steps, block.collectives, block.usage)
+
+    def _settle(self) -> None:
+        """End the window and tell its blocks in host time, while their events are known."""
         if self._window is not None:
             self._window.close()
             self._window = None
         whole, self._whole = self._whole, []
-        for block in whole:
-            self._record(block)
+        self._told += filter(None, map(self._tell, whole))
 
-    def _record(self, block: _Open) -> None:
+    def _tell(self, block: _Open) -> _Told | None:
+        """None where a step that was to have phase stamps had no backward."""
         planned, resolve = block.planned, self._clock.resolve
         steps: list[list[int]] = []
         collectives: list[list[list[int]]] = []
@@ -168,13 +202,13 @@ class Track:
                 fields = step_fields(begin, marks, end)
             if fields is None:
                 self.blind += 1
-                return
+                return None
             steps.append(fields)
             if planned.detailed:
                 sync_end = fields[SYNC_END_FIELD]
                 done = [resolve_collective(self._clock, collective) for collective in row.collectives]
                 collectives.append([[*rest, min(at, sync_end)] for *rest, at in done])
-        self._sink(
+        return _Told(
             {
                 "id": planned.id,
                 "round": planned.round,
