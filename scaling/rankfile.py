@@ -1,9 +1,8 @@
 """One rank's file to tables: up to its end, or to the first line that is not whole.
 
 A file of a long run has a hundred thousand numbers, so they go from JSON to arrays as they are, without an
-object for each row. Absolute stamps come out on rank 0's clock: the rank's offset, measured before and after
-the rounds, is interpolated in time and subtracted. Of its blocks the times on its own host's clock stay beside
-them, for what else was sampled on that host.
+object for each row. Absolute stamps come out on rank 0's clock (scaling.rankclock). Of its blocks the times on its
+own host's clock stay beside them, for what else was sampled on that host.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
+from scaling.rankclock import Ints, Shift
 from scaling.ranklines import (
     PLAIN_WIDTH,
     WIDTHS,
@@ -31,8 +30,6 @@ from scaling.ranklines import (
     decode_records,
 )
 from scaling.records import COLLECTIVE_FIELDS, FABRIC, SCHEMA, STEP_FIELDS
-
-Ints = NDArray[np.int64]
 
 _BLOCK_KEYS = {
     "launch": pl.Int64,
@@ -106,6 +103,7 @@ class RankFile:
     fed_ns: dict[int, int]
     """By world size: what a fetch takes whose batch is ready; -1 without a loader."""
     clock_bound_ns: int | None
+    """By how much its stamps may be off on rank 0's clock; None where the two were never compared."""
     clock_corrected: bool
     """Whether its stamps were moved onto rank 0's clock."""
     cut_off: bool
@@ -136,7 +134,7 @@ def read_rank(path: Path, launch: int, rank: int) -> tuple[RankFile, dict[str, p
     blocks = [record for record in records if isinstance(record, Block)]
     last = next((record for record in reversed(records) if isinstance(record, Step | Block)), None)
     end = next((record for record in records if isinstance(record, End)), None)
-    shift = _Shift(clocks)
+    shift = Shift(clocks)
     try:
         tables, dropped = _tables(launch, rank, blocks, steps, shift)
     except OverflowError as error:
@@ -155,7 +153,7 @@ def read_rank(path: Path, launch: int, rank: int) -> tuple[RankFile, dict[str, p
         warmup={int(n): count for n, count in head.warmup.items()},
         cores=head.cores,
         fed_ns={int(n): ns for n, ns in head.fed_ns.items()},
-        clock_bound_ns=max((c.bound_ns for c in clocks), default=None),
+        clock_bound_ns=shift.bound_ns([at for block in blocks for at in (block.begin_ns, block.end_ns)]),
         clock_corrected=not shift.still,
         cut_off=tail != b"" or not whole or isinstance(last, Step),
         ended=any(clock.at == "end" for clock in clocks),
@@ -168,7 +166,7 @@ def read_rank(path: Path, launch: int, rank: int) -> tuple[RankFile, dict[str, p
 
 
 def _tables(
-    launch: int, rank: int, blocks: Sequence[Block], steps: Sequence[Step], shift: _Shift
+    launch: int, rank: int, blocks: Sequence[Block], steps: Sequence[Step], shift: Shift
 ) -> tuple[dict[str, pl.DataFrame], int]:
     """Tables by name, and how many steps belong to none of the blocks."""
     columns: dict[str, Any] = {
@@ -240,25 +238,3 @@ def _rows(keys: pl.DataFrame, columns: dict[str, Ints], table: str) -> pl.DataFr
     """Rows of a table: `keys` has the names of each one's block."""
     found = {of.name: of for of in keys.iter_columns()} | {k: pl.Series(k, of) for k, of in columns.items()}
     return pl.DataFrame([found[name] for name in SCHEMAS[table]])
-
-
-class _Shift:
-    """One rank's stamps on rank 0's clock.
-
-    An offset within its own bound is not one that was seen: namespaces and ranks of a host share
-    a clock, and a correction would only add the measurement's error.
-    """
-
-    def __init__(self, clocks: Sequence[Clock]) -> None:
-        self._clocks = clocks
-        self.still = all(abs(c.offset_ns) <= c.bound_ns for c in clocks)
-
-    def at(self, times_ns: Ints) -> Ints:
-        """Stamps; 0 means "not taken" and stays."""
-        if self.still:
-            return times_ns
-        first, last = self._clocks[0], self._clocks[-1]
-        span = last.time_ns - first.time_ns
-        share = np.clip((times_ns - first.time_ns) / span, 0.0, 1.0) if span > 0 else np.zeros(1)
-        offset = np.rint(first.offset_ns + share * (last.offset_ns - first.offset_ns)).astype(np.int64)
-        return np.where(times_ns == 0, 0, times_ns - offset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -299,6 +300,20 @@ def test_between_two_measurements_an_offset_is_interpolated(folder):
     moved = (raw - stamped(folder)["begin_ns"]).to_list()
     expected = [1e6 + 2e6 * (at - first) / (last - first) for at in raw]
     assert moved == pytest.approx(expected, abs=1)
+
+
+def test_every_measurement_counts_and_after_the_last_the_offset_goes_on(folder):
+    with_clocks(folder)
+    raw = stamped(folder)["begin_ns"]
+    first, span = raw.min(), raw.max() - raw.min()
+    at = [first + round(share * span) for share in (0, 0.25, 0.75)]
+    known = [(k * 10**6, 0, t) for k, t in zip((1, 4, 2), at, strict=True)]
+    with_clocks(folder, *known)
+    moved = (raw - stamped(folder)["begin_ns"]).to_list()
+    rate = (2 - 1) * 1e6 / (at[2] - at[0])  # none of it is a minute long: over all there is
+    beyond = [max(0, t - at[2]) * rate for t in raw]
+    expected = np.interp(raw.to_numpy(), at, [1e6, 4e6, 2e6]) + beyond
+    assert moved == pytest.approx(expected.tolist(), abs=1)
 
 
 def test_a_number_beyond_64_bits_is_no_stamp(folder):

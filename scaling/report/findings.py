@@ -239,7 +239,7 @@ def measured_lines(quality: Quality) -> tuple[str, ...]:
     """How well the numbers are known."""
     lines = [plain(text) for text in quality.reached]
     if quality.clock_bound_us:
-        lines.append(f"the ranks' clocks are compared to within {quality.clock_bound_us:.0f} us")
+        lines.append(f"the ranks' clocks are known to within {quality.clock_bound_us:.0f} us")
     if quality.device_clock_bound_us:
         bound = number(quality.device_clock_bound_us, 2)
         lines.append(f"the devices' events are told in host time to within {bound} us")

@@ -41,6 +41,7 @@ class Quality:
     contended_blocks: int
     dropped_samples: int
     clock_bound_us: float | None
+    """How well other ranks' clocks are known against rank 0's; None where they were never compared."""
     device_clock_bound_us: float | None = None
     """How well a device's events are told in host time; None where stamps are the host's own."""
     reached: tuple[str, ...] = ()
