@@ -8,6 +8,7 @@ import io
 import json
 import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,11 +190,12 @@ def kinds(folder):
 
 
 def clocks(rank):
-    """Notes before slots 0 to 3, had the two ranks a kernel each."""
+    """Notes before slots 0 to 3, half a second each, had the two ranks a kernel each."""
     store = dist.PrefixStore("clocks", dist.distributed_c10d._get_default_store())
     two_kernels = SimpleNamespace(rank=rank, kernels=[0, 1], members=[0, 1], store=store)
     found, notes = Clocks(two_kernels), []
     for slot in range(4):
+        time.sleep(0.5)
         found.look(slot, lambda kind, slot=slot, **fields: notes.append([slot, kind, fields]))
     return notes
 

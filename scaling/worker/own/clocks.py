@@ -1,7 +1,9 @@
-"""Clock offsets of an own loop: between two steps, every few minutes, and only where ranks have different kernels.
+"""Clock offsets of an own loop: between two steps, now and then, and only where ranks have different kernels.
 
 Two kernels' clocks drift apart by some 20 us a second, and a training runs for days, so two
-measurements at its ends would not do. The first rank of each kernel measures for all of its kernel.
+measurements at its ends would not do; and at its end nobody can be asked to measure, since a rank may be
+gone. So the first come close together: whenever a loop ends, its clocks were compared over about half of
+it or until EVERY_S ago. The first rank of each kernel measures for all of its kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from scaling.worker.clock import now_ns
 from scaling.worker.offsets import offset_ns
 from scaling.worker.own.agreement import Agreement
 
-EVERY_S = 120.0
+FIRST_S, EVERY_S = 1.0, 120.0
+"""From the first comparison to the second; each time twice as long, up to EVERY_S."""
+FIRST_SLOT = 1
+"""Not before the first round: until the ranks have waited for one another, a host may be far ahead of another's."""
 TIMEOUT = timedelta(seconds=30)
 
 
@@ -33,7 +38,8 @@ class Clocks:
         self._ranks = [agreement.members[r] for r in first]
         self._me = agreement.members[agreement.rank]
         self._store = agreement.store
-        self._next = 0
+        self._next = FIRST_SLOT
+        self._wait_s = FIRST_S
         self._last_ns, self._last_slot = now_ns(), 0
         self._group: Any = None
         if len(first) > 1:
@@ -47,22 +53,24 @@ class Clocks:
         if self._group is None or slot < self._next:
             return
         offset, bound = offset_ns(self._me, self._ranks, self._group) if self._leads else (0, 0)
+        at_ns = now_ns()  # before anything is waited for: the offset is this instant's
         if self._rank == 0:
             self._store.set(f"clock/{slot}/next", str(self._after(slot)))
         key = f"clock/{slot}/{self._own}"
         if self._leads:
-            self._store.set(key, json.dumps([offset, bound]))
+            self._store.set(key, json.dumps([offset, bound, at_ns]))
         else:
             self._store.wait([key], TIMEOUT)
-            offset, bound = json.loads(self._store.get(key))
+            offset, bound, at_ns = json.loads(self._store.get(key))  # the same kernel's clock
         self._store.wait([f"clock/{slot}/next"], TIMEOUT)
         self._next = int(self._store.get(f"clock/{slot}/next"))
-        note("clock", at=f"slot {slot}", offset_ns=offset, bound_ns=bound, time_ns=now_ns())
+        note("clock", at=f"slot {slot}", offset_ns=offset, bound_ns=bound, time_ns=at_ns)
 
     def _after(self, slot: int) -> int:
-        """The slot that will begin some EVERY_S from now, at the pace since the last time; rank 0 alone asks."""
+        """The slot that will begin when it is time again, at the pace since the last time; rank 0 alone asks."""
         now = now_ns()
         slots = max(1, slot - self._last_slot)
         each_s = (now - self._last_ns) / 1e9 / slots
         self._last_ns, self._last_slot = now, slot
-        return slot + max(1, round(EVERY_S / each_s)) if slot else 1
+        wait_s, self._wait_s = self._wait_s, min(2 * self._wait_s, EVERY_S)
+        return slot + max(1, round(wait_s / each_s))

@@ -15,7 +15,7 @@ from scaling.store import LaunchFolder
 from scaling.worker.devices import Device
 from scaling.worker.environment import describe
 from scaling.worker.own.agreement import Agreement, head
-from scaling.worker.own.clocks import Clocks
+from scaling.worker.own.clocks import FIRST_SLOT, Clocks
 from scaling.worker.own.facts import describe_loop
 from scaling.worker.own.phases import Phases
 from scaling.worker.recorder import Recorder, Usage
@@ -41,6 +41,8 @@ class LoopFile:
         self._phases, self._device, self._batch = phases, device, batch
         self._samples: Counter[int] = Counter()
         self._recorder: Recorder | None = None
+        self._early: list[dict[str, Any]] = []
+        """Comparisons of clocks from before there was a file."""
 
     @property
     def begun(self) -> bool:
@@ -64,9 +66,11 @@ class LoopFile:
         recorder.block({**fields, **own}, steps, collectives, usage)
 
     def look(self, slot: int) -> None:
-        """Between two rounds: compare clocks where ranks run on several kernels and it is time to."""
-        if self._recorder is not None:
-            self._clocks.look(slot, self._recorder.note)
+        """Between two rounds: compare clocks where ranks run on several kernels and it is time to.
+
+        By the slot's number alone, on every rank: one that has no file yet has to take part.
+        """
+        self._clocks.look(slot, self._note)
 
     def pause(self, *, time_ns: int, gap_ns: int) -> None:
         """The loop did something else since the last step."""
@@ -106,5 +110,14 @@ class LoopFile:
         write_json(self._folder.env(rank), about)
         heading = head(self._agreement, self._folder, plan)
         self._recorder = Recorder(self._folder.rank(rank), heading, flush_s=FLUSH_S)
-        self._clocks.look(0, self._recorder.note)
+        for record in self._early:
+            self._recorder.note(**record)
+        self._clocks.look(FIRST_SLOT, self._note)  # for a loop that ends within its first round
         return self._recorder
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        """A line; kept for when there is a file."""
+        if self._recorder is None:
+            self._early.append({"kind": kind, **fields})
+        else:
+            self._recorder.note(kind, **fields)
