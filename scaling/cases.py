@@ -90,8 +90,8 @@ def variants(spec: Spec) -> tuple[Variant, ...]:
         for precision in vary.precision or (spec.precision,)
         for autocast in _autocast(spec, precision)
         for compiled, checkpointing, accumulation in itertools.product(
-            vary.compile or (False,),
-            vary.checkpointing or (False,),
+            vary.compile or (spec.compile,),
+            vary.checkpointing or (spec.checkpointing,),
             vary.accumulation_steps or (spec.accumulation_steps,),
         )
     ]

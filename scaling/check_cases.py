@@ -8,7 +8,7 @@ from scaling import spec
 from scaling.check_value import one_of
 from scaling.errors import InputError
 from scaling.fabric import Topology
-from scaling.schema import Config, InjectConfig
+from scaling.schema import Config, DdpConfig, InjectConfig
 from scaling.units import parse_bytes
 
 MAX = "max"
@@ -71,6 +71,12 @@ def _inference(config: Config, vary: spec.Vary) -> None:
         raise InputError(
             f"accumulation_steps={config.accumulation_steps}: belongs to training, not task=inference"
         )
+    for name in ("checkpointing", "fused_optimizer"):
+        if getattr(config, name):
+            raise InputError(f"{name}=true: belongs to training; leave it out with task=inference")
+    changed = _changed(config.ddp, DdpConfig())
+    if changed:
+        raise InputError(f"ddp.{changed[0]}: belongs to training; leave it out with task=inference")
 
 
 def _training(config: Config, vary: spec.Vary, batches: tuple[int, ...]) -> None:
@@ -92,16 +98,37 @@ def _training(config: Config, vary: spec.Vary, batches: tuple[int, ...]) -> None
 
 
 def _alike(config: Config) -> None:
-    """What only blocks of one training step know."""
+    """What only blocks of one training step know.
+
+    A communication hook needs memory of its own in a step that is reduced, and the step that a rank tries alone
+    has to take as much as any.
+    """
     if config.mode != "weak":
         raise InputError(
             f"mode={config.mode}: with batch, vary or task=inference every rank has a batch of its own; use mode=weak"
         )
-    inject = vars(config.inject)
-    faults = [
-        k for k, v in inject.items() if k not in ("rank", "memory_limit") and v != getattr(InjectConfig(), k)
-    ]
+    target, name = config.data.get("_target_"), config.data.get("name")
+    if target is not None:
+        raise InputError(
+            f"{f'data._target_={target}' if name == 'synthetic' else f'data={name}'}: batch, vary and task=inference "
+            "take batches that the model makes up; use data=synthetic, or leave those out"
+        )
+    if config.compile and config.task == "train":
+        raise InputError(
+            "compile=true: with batch or vary training runs eager; leave out compile, or batch and vary"
+        )
+    if config.ddp.comm_hook != "none":
+        raise InputError(
+            f"ddp.comm_hook={config.ddp.comm_hook}: with batch or vary gradients are reduced as they are; use "
+            "ddp.comm_hook=none, or leave out batch and vary"
+        )
+    faults = [k for k in _changed(config.inject, InjectConfig()) if k not in ("rank", "memory_limit")]
     if faults:
         raise InputError(
             f"inject.{faults[0]}: acts in a training step taken apart; leave out batch, vary and task=inference"
         )
+
+
+def _changed(settings: DdpConfig | InjectConfig, usual: DdpConfig | InjectConfig) -> list[str]:
+    """Names of the settings that are not as usual."""
+    return [name for name, value in vars(settings).items() if value != getattr(usual, name)]

@@ -115,6 +115,17 @@ CASES = [
     (["run", "batch=[8]", "mode=strong", "global_batch=8"], "use mode=weak"),
     (["run", "batch=[8]", "inject.compute_ms=5"], "inject.compute_ms"),
     (["run", "batch=[8]", "vary.accumulation_steps=[3]"], "use a multiple"),
+    (["run", "batch=[8]", "data=folder", "data.path=."], "data=folder: batch, vary and task=inference take"),
+    (
+        ["run", "task=inference", "data._target_=mine.Images"],
+        "data._target_=mine.Images: batch, vary and task=inference take batches that the model makes up; "
+        "use data=synthetic",
+    ),
+    (["run", "batch=[8]", "compile=true"], "compile=true: with batch or vary training runs eager; leave out"),
+    (["run", "vary.precision=[fp32]", "ddp.comm_hook=bf16"], "use ddp.comm_hook=none, or leave out batch"),
+    (["run", "task=inference", "checkpointing=true"], "checkpointing=true: belongs to training"),
+    (["run", "task=inference", "fused_optimizer=true"], "fused_optimizer=true: belongs to training"),
+    (["run", "task=inference", "ddp.static_graph=true"], "ddp.static_graph: belongs to training"),
     (["run", "task=inference", "vary.checkpointing=[true]"], "belongs to training"),
     (["run", "vary.compile=[true]"], "belongs to task=inference"),
     (["run", "vary.precision=[fp32,int4]"], "one of fp32, tf32, bf16, fp16"),

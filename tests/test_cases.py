@@ -39,6 +39,15 @@ def test_a_table_of_equal_batches_has_every_combination():
     assert len(found) == 4
 
 
+def test_what_is_not_varied_is_as_set():
+    assert [v.compile for v in variants(spec("task=inference", "compile=true"))] == [True]
+    assert [
+        v.checkpointing for v in variants(spec("batch=max", "memory_limit=1GiB", "checkpointing=true"))
+    ] == [True]
+    both = spec("checkpointing=true", "vary.checkpointing=[false,true]")
+    assert [v.checkpointing for v in variants(both)] == [False, True]
+
+
 def test_training_takes_one_world_size_after_the_other_and_replicas_alternate():
     assert stages(spec("batch=[1,2]", "world_sizes=[1,2]")) == ((1,), (2,))
     assert stages(spec("task=inference", "world_sizes=[1,2]")) == ((1, 2),)

@@ -15,7 +15,8 @@ from scaling.units import format_bytes, format_duration, format_rate
 def conditions(run: RunInfo, plan: Plan | None = None) -> tuple[tuple[str, str], ...]:
     """What the numbers hold for, as (name, text). Without a plan: what the run says of itself."""
     synthetic = ", SYNTHETIC compute (sleeps; parameters and traffic are real)" if run.synthetic else ""
-    lines = [("model", f"{run.model}{synthetic}"), ("precision", run.precision)]
+    precisions = plan.spec.vary.precision if plan is not None else ()
+    lines = [("model", f"{run.model}{synthetic}"), ("precision", ", ".join(precisions) or run.precision)]
     if plan is None:
         lines += [("scaling", run.mode), ("topology", run.topology)]
     else:
@@ -81,8 +82,12 @@ def _spec_lines(spec: Spec) -> list[tuple[str, str]]:
 
 
 def _settings(spec: Spec) -> list[str]:
+    """What is set for all of the run: not what its cases differ in, which they say themselves."""
+    varied = {f.name for f in fields(spec.vary) if getattr(spec.vary, f.name)}
     switches = [
-        f.name for f in fields(spec) if f.default is False and f.name != "batch_max" and getattr(spec, f.name)
+        f.name
+        for f in fields(spec)
+        if f.default is False and f.name not in {"batch_max", *varied} and getattr(spec, f.name)
     ]
     environment = [f"env.{name}={value}" for name, value in spec.env.items()]
     return [f"{name}=true" for name in switches] + _changed("ddp.", spec.ddp, Ddp()) + environment

@@ -22,12 +22,16 @@ def checkpoint_activations(workload: Workload) -> Callable[[], None]:
     children of a Sequential in stretches. InputError where there is none of these. Returns what undoes it.
     """
     forwards = _recomputed(workload.module, workload.blocks or repeated(workload.module))
+    before = [(module, module.__dict__.get("forward")) for module, _ in forwards]
     for module, forward in forwards:
         module.forward = forward
 
     def undo() -> None:
-        for module, _ in forwards:
-            module.__dict__.pop("forward", None)
+        for module, own in before:
+            if own is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.forward = own
 
     return undo
 

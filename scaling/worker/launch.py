@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import time
@@ -81,7 +82,9 @@ class Launch:
         """The model on its device, and what it runs on written down."""
         torch.set_num_threads(self.spec.threads)
         torch.manual_seed(self.spec.seed)
-        workload = shaped(build(self.spec.model.target, self.spec.model.args), self.spec)
+        # Measured by cases, each case has or has not its activations computed again.
+        throughout = dataclasses.replace(self.spec, checkpointing=False) if self.spec.by_case else self.spec
+        workload = shaped(build(self.spec.model.target, self.spec.model.args), throughout)
         workload.module.to(self.device.torch_device)
         write_json(
             self.folder.env(self.rank),

@@ -1,4 +1,7 @@
+import dataclasses
+
 from scaling.report.conditions import conditions
+from scaling.spec import Vary
 
 
 def test_conditions_say_what_is_not_real(sample):
@@ -8,3 +11,15 @@ def test_conditions_say_what_is_not_real(sample):
     assert shown["link"] == "200 Mbit/s a host (shaped)"
     assert shown["INJECTED"] == "inject.rank=1, inject.compute_ms=33"
     assert "INJECTED" not in dict(conditions(sample.good().run, sample.plan()))
+
+
+def test_what_varies_between_cases_is_no_setting_of_the_run(sample):
+    def shown(**changes):
+        by_cases = dataclasses.replace(sample.spec(), batches=(8,), checkpointing=True, **changes)
+        return dict(conditions(sample.good().run, sample.plan(by_cases)))
+
+    assert "checkpointing=true" in shown()["settings"]
+    assert shown()["precision"] == "fp32"
+    varied = shown(vary=Vary(checkpointing=(False, True), precision=("fp32", "bf16")))
+    assert "checkpointing" not in varied.get("settings", "")
+    assert varied["precision"] == "fp32, bf16"

@@ -76,6 +76,13 @@ def test_the_same_gradients_with_parts_computed_again(make, named, calls):
     assert gradients_and_calls(module)[1] == once == [1] * len(calls)
 
 
+def test_a_forward_of_the_module_s_own_is_there_again_afterwards():
+    net = Net()
+    own = net.first.forward = lambda inputs: inputs
+    checkpoint_activations(workload(net, blocks=(net.first,)))()
+    assert net.first.forward is own
+
+
 def test_less_is_kept_for_backward():
     def kept(module):
         saved = []

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.cases import Case, Variant, cases
+from scaling.cases import Case, Variant, cases, variants
 from scaling.spec import Inject, Spec
 from scaling.worker.arms import wrapped
 from scaling.worker.checkpoint import checkpoint_activations
@@ -42,6 +42,7 @@ class Training:
         asked = [case.batch // case.variant.accumulation_steps for case in cases(spec)]
         self.fewest = tuple(sorted({1, 2, *sorted(asked)[:1]}))
         self.least = self.fewest[0]
+        self._always_checkpointing = all(variant.checkpointing for variant in variants(spec))
         self._checkpointing = contextlib.ExitStack()
 
     def open(self, world_size: int) -> None:
@@ -55,7 +56,9 @@ class Training:
     def bare(self, samples: int) -> None:
         """Without DDP."""
         self.least = samples
-        self._make(self._smallest(), self._workload.module).local()
+        self._take(self._smallest(), self._workload.module)
+        self._running().local()
+        self.drop()
 
     def settle(self, case: Case) -> None:
         """Gradients in DDP's buckets, or none: micro-steps that reduce nothing have them beside the buckets."""
@@ -68,11 +71,8 @@ class Training:
 
     def use(self, case: Case) -> None:
         """Make its batch; its precision and checkpointing act from here."""
-        self.drop()
         assert self._ddp is not None
-        if case.variant.checkpointing:
-            self._checkpointing.callback(checkpoint_activations(self._workload))
-        self._loop = self._make(case, self._ddp)
+        self._take(case, self._ddp)
 
     def alone(self) -> None:
         """A whole step that reduces nothing."""
@@ -106,11 +106,20 @@ class Training:
         self._device.release_memory()
 
     def _smallest(self) -> Case:
-        return Case(variant=Variant(precision=self._spec.precision, autocast=False), batch=self.least)
+        variant = Variant(
+            precision=self._spec.precision, autocast=False, checkpointing=self._always_checkpointing
+        )
+        return Case(variant=variant, batch=self.least)
 
     def _running(self) -> Loop:
         assert self._loop is not None
         return self._loop
+
+    def _take(self, case: Case, module: torch.nn.Module) -> None:
+        self.drop()
+        if case.variant.checkpointing:
+            self._checkpointing.callback(checkpoint_activations(self._workload))
+        self._loop = self._make(case, module)
 
     def _make(self, case: Case, module: torch.nn.Module) -> Loop:
         """Every micro-step has the same batch: what is in it takes no part in how long it takes."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
 
-from scaling.cases import Case, Variant
+import pytest
+import torch
+
+from scaling.cases import Case, Variant, variants
+from scaling.store import RunFolder
+from scaling.worker.devices import Device
+from scaling.worker.launch import Launch
 
 PLAIN = Variant(precision="fp32", autocast=False)
 
@@ -53,3 +59,62 @@ def test_memory_that_runs_out_at_one_sample_is_not_tried_with_more(jury, trainin
     runner = training("batch=[4]", module=picky(lambda _n: MemoryError()))
     assert jury.bare("bare", 1, runner).status == "oom"
     assert runner.least == 1
+
+
+class Counted(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = torch.nn.Linear(4, 4), 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        return self.layer(inputs)
+
+
+@pytest.fixture
+def calls(training):
+    """calls(runner's overrides): how often a block is computed in a step without a wrapper, and in one of each case."""
+
+    def counted(*overrides):
+        blocks = torch.nn.ModuleList([Counted(), Counted()])
+        module = torch.nn.Sequential(*blocks)
+        runner = training(*overrides, module=module)
+
+        def during(step):
+            blocks[0].calls = 0
+            step()
+            return blocks[0].calls
+
+        found = [during(lambda: runner.bare(1))]
+        runner.open(1)
+        for variant in (*variants(runner._spec), *variants(runner._spec)):
+            runner.use(Case(variant=variant, batch=4))
+            found.append(during(runner.together))
+            runner.drop()
+        runner.close()
+        return found
+
+    return counted
+
+
+def test_checkpointing_that_is_set_is_in_every_step(calls):
+    assert calls("batch=[4]", "checkpointing=true") == [2, 2, 2]
+
+
+def test_and_where_it_varies_in_those_cases_alone(calls):
+    assert calls("checkpointing=true", "vary.checkpointing=[false,true]") == [1, 1, 2, 1, 2]
+
+
+def test_a_launch_by_cases_leaves_checkpointing_to_them(a_spec, tmp_path):
+    def recomputed(*overrides):
+        folder = RunFolder(tmp_path / overrides[0]).launch(0)
+        folder.path.mkdir(parents=True)
+        launch = SimpleNamespace(
+            spec=a_spec("model=resnet50", "threads=2", *overrides), folder=folder, rank=0, host=0
+        )
+        launch.device, launch.progress = Device(), lambda _word: None
+        module = Launch.open(launch).module
+        return sum("forward" in vars(block) for block in module.modules())
+
+    assert recomputed("checkpointing=true") > 0
+    assert recomputed("batch=[4]", "checkpointing=true") == 0
