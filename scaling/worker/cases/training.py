@@ -66,6 +66,7 @@ class Training:
         self._optimizer.zero_grad(set_to_none=True)
         if case.variant.accumulation_steps == 1:
             self.use(self._smallest())
+            self._share_buffers(asked=True)
             self._running().held(reduce=True)
             self.drop()
 
@@ -75,11 +76,13 @@ class Training:
         self._take(case, self._ddp)
 
     def alone(self) -> None:
-        """A whole step that reduces nothing."""
+        """A whole step that reduces nothing, and takes no buffers from rank 0 either."""
+        self._share_buffers(asked=False)
         self._running().held(reduce=False)
 
     def together(self) -> None:
         """A training step."""
+        self._share_buffers(asked=True)
         self._running().plain()
 
     def run(self, arm: str, steps: int, lead_in: int) -> list[list[int]]:  # noqa: ARG002
@@ -104,6 +107,14 @@ class Training:
         self._ddp = None
         self._optimizer.zero_grad(set_to_none=True)
         self._device.release_memory()
+
+    def _share_buffers(self, *, asked: bool) -> None:
+        """Whether the next forward begins with rank 0's buffers, in a broadcast.
+
+        DDP goes by the last forward that came to its end: another one on a rank that ran out of memory in its own.
+        """
+        assert self._ddp is not None
+        self._ddp.require_forward_param_sync = asked
 
     def _smallest(self) -> Case:
         variant = Variant(

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -118,3 +123,33 @@ def test_a_launch_by_cases_leaves_checkpointing_to_them(a_spec, tmp_path):
 
     assert recomputed("checkpointing=true") > 0
     assert recomputed("batch=[4]", "checkpointing=true") == 0
+
+
+def test_after_one_rank_ran_out_of_memory_a_common_step_of_a_model_with_buffers_ends(tmp_path):
+    script = Path(__file__).with_name("buffer_ranks.py")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(script.parents[3]),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(tmp_path / "store")],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for rank, process in enumerate(ranks):
+            out, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+            found = json.loads(out.splitlines()[-1])
+            assert found["fits"] == [rank == 0, True] * 4
+            assert max(found["took_ns"]) < 10e9  # the groups' timeout is twice that
+    finally:
+        for process in ranks:
+            process.kill()
