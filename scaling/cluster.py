@@ -47,7 +47,7 @@ class Cluster:
     interface: str | None = None
     """Network interface of Gloo and of NCCL's sockets; None: theirs to find."""
     numa_binding: str = "node"
-    """torchrun's --numa-binding where the device is cuda and torch and numactl are there to do it; `none`."""
+    """torchrun's --numa-binding where the device is cuda and it can bind every rank of a node; `none`."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment of the workers on this cluster; `env` of the run wins."""
     setup: tuple[str, ...] = ()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,109 @@ def test_a_node_takes_its_own_share(tmp_path):
             check=True,
         )
         assert done.stdout == f"gloo --node-rank={node} --nproc-per-node={share} --nnodes=3\n"
+
+
+FAKE_BINDING = {
+    "torch/numa/binding.py": "AffinityMode, NumaOptions = str, dict\n",
+    "torch/distributed/elastic/multiprocessing/subprocess_handler.py": """
+import os, subprocess
+GPUS = int(os.environ["FAKE_GPUS"])
+class SubprocessHandler:
+    def __init__(self, *, entrypoint, args, env, stdout, stderr, local_rank_id, numa_options):
+        if local_rank_id >= GPUS:
+            raise RuntimeError(f"no GPU {local_rank_id} for {numa_options['affinity_mode']}\\nand more")
+        self.proc = subprocess.Popen(["numactl", entrypoint, *args])
+""",
+}
+"""Of torch, with `FAKE_GPUS` GPUs: what binds, where it is looked for, as torch 2.13 calls it."""
+
+
+@pytest.fixture
+def bound(tmp_path):
+    """bound(python path, numactl, **environment): what the script of a node with two ranks starts, and says before."""
+
+    def run(python_path: Path, numactl: str | None, **environment: str) -> tuple[list[str], str]:
+        for name in ("slurm_node.sh", "numa_binding.py"):
+            (tmp_path / name).write_text((resources.folder("launch") / name).read_text())
+        tools = tmp_path / "tools"
+        tools.mkdir()
+        # Nothing else is on the PATH: this machine may have a numactl.
+        for name in ("dirname", "cut", "true"):
+            (tools / name).symlink_to(shutil.which(name))
+        own = {tmp_path / "torchrun.sh": 'echo "$@"', tools / "numactl": numactl}
+        for path, words in own.items():
+            if words is not None:
+                path.write_text(f"#!/bin/sh\n{words}\n")
+                path.chmod(0o755)
+        done = subprocess.run(
+            ["/bin/sh", str(tmp_path / "slurm_node.sh"), "2", "nccl", "--nnodes=1"],
+            env={
+                "SLURM_NODEID": "0",
+                "PATH": str(tools),
+                "PYTHONPATH": str(python_path),
+                "SCALING_PYTHON": sys.executable,
+                "SCALING_NUMA_BINDING": "node",
+                **environment,
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stderr == ""
+        *said, started = done.stdout.splitlines()
+        return said, started
+
+    return run
+
+
+@pytest.fixture
+def fake_torch(tmp_path):
+    for name, text in FAKE_BINDING.items():
+        path = tmp_path / "fake" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        for package in Path(name).parents[:-1]:  # without these files the installed torch would be taken
+            (tmp_path / "fake" / package / "__init__.py").touch()
+    return tmp_path / "fake"
+
+
+UNBOUND = "nccl --node-rank=0 --nproc-per-node=2 --nnodes=1"
+
+
+def test_ranks_that_torchrun_can_bind_are_bound(bound, fake_torch):
+    said, started = bound(fake_torch, 'exec "$@"', FAKE_GPUS="2")
+    assert said == []
+    assert started == f"{UNBOUND.removesuffix(' --nnodes=1')} --numa-binding=node --nnodes=1"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "numactl", "why"),
+    [
+        ("1", 'exec "$@"', "local rank 1: RuntimeError: no GPU 1 for node"),
+        ("2", "exit 3", "local rank 0: numactl ended with 3"),
+        ("2", None, "numactl is missing"),
+        ("none", 'exec "$@"', "trying it failed"),
+    ],
+)
+def test_where_one_cannot_be_bound_none_is_and_the_launch_goes_on(bound, fake_torch, gpus, numactl, why):
+    said, started = bound(fake_torch, numactl, FAKE_GPUS=gpus)
+    assert said == [f"ranks are not bound to cores: {why}"]
+    assert started == UNBOUND
+
+
+def test_a_torch_without_binding_does_not_bind(bound, tmp_path):
+    (tmp_path / "old/torch").mkdir(parents=True)
+    (tmp_path / "old/torch/__init__.py").touch()
+    said, started = bound(tmp_path / "old", 'exec "$@"')
+    assert said == ["ranks are not bound to cores: torch's numa binding is missing"]
+    assert started == UNBOUND
+
+
+def test_torch_itself_has_no_cores_for_a_gpu_that_is_not_there(bound, tmp_path):
+    pytest.importorskip("torch.numa.binding")
+    said, started = bound(tmp_path, 'exec "$@"', CUDA_VISIBLE_DEVICES="")
+    assert said[0].startswith("ranks are not bound to cores: local rank 0: ")
+    assert started == UNBOUND
 
 
 def test_what_is_asked_for_the_nodes_is_in_the_environment(tmp_path):

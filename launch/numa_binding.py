@@ -1,0 +1,56 @@
+"""Whether torchrun can bind the ranks of this node to the cores near their GPUs.
+
+    python numa_binding.py MODE RANKS
+
+Status 0 where it can. Else 1 and why, in one line on stdout: torchrun itself ends where one rank cannot be bound (its
+GPU has no NUMA node, or none with a core that it may use; there are fewer GPUs than ranks), and with it the launch.
+MODE is node, socket, exclusive or core-complex. Each rank is tried as torchrun starts it, with a command that does
+nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+
+TRY_S = 30
+"""numactl and `true` may take so long."""
+
+
+def obstacle(mode: str, ranks: int) -> str | None:
+    """Why one of so many ranks cannot be bound; None where all can."""
+    try:
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import (  # noqa: PLC0415
+            SubprocessHandler,
+        )
+        from torch.numa.binding import AffinityMode, NumaOptions  # noqa: PLC0415  # from torch 2.8 on
+    except ImportError:
+        return "torch's numa binding is missing"
+    if shutil.which("numactl") is None:
+        return "numactl is missing"
+    for rank in range(ranks):
+        try:
+            started = SubprocessHandler(
+                entrypoint="true",
+                args=(),
+                env={},
+                stdout=os.devnull,
+                stderr=os.devnull,
+                local_rank_id=rank,
+                numa_options=NumaOptions(affinity_mode=AffinityMode(mode)),
+            )
+            status = started.proc.wait(TRY_S)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it would end the launch
+            said = str(error).strip().splitlines()[:1]
+            return ": ".join([f"local rank {rank}", type(error).__name__, *said])
+        if status:
+            return f"local rank {rank}: numactl ended with {status}"
+    return None
+
+
+if __name__ == "__main__":
+    why = obstacle(sys.argv[1], int(sys.argv[2]))
+    if why is not None:
+        print(why)
+        sys.exit(1)
