@@ -40,9 +40,7 @@ class Shift:
         """Stamps; 0 means "not taken" and stays."""
         if self.still:
             return times_ns
-        first = self._clocks[
-            0
-        ]  # whose numbers are left out of the floats: they may have more digits than one holds
+        first = self._clocks[0]  # its numbers are left out of the floats, which have fewer digits
         known_ns = np.array([c.time_ns - first.time_ns for c in self._clocks], dtype=np.float64)
         offsets_ns = np.array([c.offset_ns - first.offset_ns for c in self._clocks], dtype=np.float64)
         since_ns = (times_ns - first.time_ns).astype(np.float64)
