@@ -12,6 +12,7 @@ from scaling.worker.cases.study import Study
 from scaling.worker.cases.training import Training
 from scaling.worker.launch import Launch
 from scaling.worker.memory import make_limit
+from scaling.worker.options import loading
 from scaling.worker.workload import Workload
 
 
@@ -42,6 +43,8 @@ def _limit_bytes(launch: Launch) -> int | None:
 
 
 def _runner(launch: Launch, workload: Workload) -> Runner:
-    if launch.spec.task == "inference":
-        return Inference(workload, launch.device, seed=launch.spec.seed + launch.rank)
-    return Training(launch.spec, workload, launch.groups, launch.device, rank=launch.rank)
+    spec, device = launch.spec, launch.device
+    if spec.task == "inference":
+        load = loading(spec, device.load)
+        return Inference(workload, device, seed=spec.seed + launch.rank, load=load)
+    return Training(spec, workload, launch.groups, device, rank=launch.rank)

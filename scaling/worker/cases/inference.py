@@ -29,9 +29,13 @@ class Inference:
     fewest: tuple[int, ...] = (1,)
     least = 1
 
-    def __init__(self, workload: Workload, device: Device, *, seed: int) -> None:
+    def __init__(
+        self, workload: Workload, device: Device, *, seed: int, load: Callable[[Any], Any] | None = None
+    ) -> None:
+        """`load` makes of a batch on the host what the module takes (None: the device's)."""
         self._workload = workload
         self._device = device
+        self._load = load or device.load
         self._seed = seed
         self._module = workload.module.eval()
         self._call: Callable[[Any], Any] = self._module
@@ -94,7 +98,7 @@ class Inference:
 
     def _answer(self) -> None:
         with torch.inference_mode(), self._precision.autocast():
-            self._call(self._device.load(self._inputs))
+            self._call(self._load(self._inputs))
 
     def _to(self, dtype: torch.dtype) -> None:
         """Values are made up, so what conversion rounds away is no loss."""

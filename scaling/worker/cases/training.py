@@ -16,6 +16,7 @@ from scaling.worker.devices import Device
 from scaling.worker.feed import Feed
 from scaling.worker.groups import Group
 from scaling.worker.inject import Faults
+from scaling.worker.options import loading
 from scaling.worker.precision import Precision
 from scaling.worker.step import Loop, step_fields
 from scaling.worker.workload import Workload
@@ -146,4 +147,5 @@ class Training:
             device=self._device,
             precision=Precision(variant.precision, self._device.type),
             faults=self._faults,
+            load=loading(self._spec, self._device.load),
         )

@@ -14,8 +14,10 @@ import torch
 
 from scaling.cases import Case, Variant, variants
 from scaling.store import RunFolder
+from scaling.worker.cases import _runner
 from scaling.worker.devices import Device
 from scaling.worker.launch import Launch
+from scaling.worker.workload import Workload, sgd
 
 PLAIN = Variant(precision="fp32", autocast=False)
 
@@ -123,6 +125,37 @@ def test_a_launch_by_cases_leaves_checkpointing_to_them(a_spec, tmp_path):
 
     assert recomputed("checkpointing=true") > 0
     assert recomputed("batch=[4]", "checkpointing=true") == 0
+
+
+class Formats(torch.nn.Module):
+    """What memory format its batches come in: whether it is channels-last."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.found = torch.nn.Conv2d(3, 2, 3), set()
+
+    def forward(self, images):
+        self.found.add(images.is_contiguous(memory_format=torch.channels_last))
+        return self.layer(images).mean()
+
+
+@pytest.mark.parametrize("task", ["train", "inference"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_batches_come_in_the_memory_format_that_is_set(task, channels_last, a_spec, groups):
+    spec = a_spec(f"task={task}", "batch=[2]", f"channels_last={str(channels_last).lower()}")
+    workload = Workload(
+        module=Formats(),
+        make_batch=lambda n, g: (torch.randn(n, 3, 8, 8, generator=g), None),
+        loss=lambda outputs, _targets: outputs,
+        optimizer=sgd,
+    )
+    launch = SimpleNamespace(spec=spec, device=Device(), rank=0, groups=groups)
+    runner = _runner(launch, workload)
+    runner.open(1)
+    runner.use(Case(variant=PLAIN, batch=2))
+    runner.together()
+    runner.close()
+    assert workload.module.found == {channels_last}
 
 
 def test_after_one_rank_ran_out_of_memory_a_common_step_of_a_model_with_buffers_ends(tmp_path):
