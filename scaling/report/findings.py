@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from scaling.analysis.results import (
     Analysis,
     Comm,
@@ -71,21 +73,32 @@ def _main_cause(analysis: Analysis, point: Point) -> str:
     here = [v for v in analysis.verdicts if v.world_size == point.world_size]
     named = [v for v in here if v.cause not in OPEN_VERDICTS and v.share is not None]
     if named:
-        main = max(named, key=lambda v: v.share.value if v.share else 0.0)
-        share = main.share.value if main.share else 0.0
+        main = next((v for v in named if v.cause != "slow_path"), named[0])  # the verdicts' own order
+        assert main.share is not None
+        share, cause = value_of(main.share, 100), cause_name(main.cause)
+        hint = " (a hint only)" if main.confidence == "low" else ""
         if point.efficiency is None:
-            return f"; {value_of(main.share, 100)} % of it is {cause_name(main.cause)}."
-        if main.cause == "input" and share > 1 - point.efficiency.value:  # alone it waits as well
-            return f"; but {value_of(main.share, 100)} % of every step waits for {cause_name(main.cause)}."
-        part = "most" if share > (1 - point.efficiency.value) / 2 else "the largest part"
-        return (
-            f"; {part} of the loss, {value_of(main.share, 100)} % of the step, is {cause_name(main.cause)}."
-        )
+            return f"; {share} % of it is {cause}{hint}."
+        lost = 1 - point.efficiency.value
+        if main.cause == "input" and main.share.value > lost:  # alone it waits as well
+            return f"; but {share} % of every step waits for {cause}{hint}."
+        part = _part(main.share, point, lost)
+        if part is None:
+            return f"; {share} % of the step is shown to be lost to {cause}{hint}."
+        return f"; {part} of the loss, {share} % of the step, is {cause}{hint}."
     if any(v.cause == "scales_well" for v in here):
         return ": it scales well."
     if any(v.cause == "undecided" for v in here):
         return "; what takes the rest is undecided."
     return "."
+
+
+def _part(share: Measured, point: Point, lost: float) -> str | None:
+    """What part of the loss a cause can be said to be; None where some other term of it may be the largest."""
+    if share.low is not None and share.low > lost / 2:
+        return "most"
+    terms = [getattr(point.loss, f.name) for f in fields(point.loss)] if point.loss else []
+    return "the largest part" if all(t is None or t.value <= share.value for t in terms) else None
 
 
 def _main_part(analysis: Analysis, point: Point) -> str:
@@ -94,7 +107,7 @@ def _main_part(analysis: Analysis, point: Point) -> str:
     if not here:
         return "; what takes it beside compute is undecided."
     main = max(here, key=lambda v: v.share.value if v.share else 0.0)
-    return f"; beside compute most of it, {value_of(main.share, 100)} %, is {cause_name(main.cause)}."
+    return f"; beside compute the largest part, {value_of(main.share, 100)} %, is {cause_name(main.cause)}."
 
 
 def _missing(analysis: Analysis) -> str:

@@ -82,6 +82,47 @@ def test_the_answer_names_the_main_cause(sample):
     )
 
 
+@pytest.mark.parametrize(
+    ("share", "unexplained", "confidence", "said"),
+    [
+        (
+            Measured(0.383, 0.36, 0.40),
+            0.0,
+            "high",
+            "; most of the loss, 38 % of the step, is link bandwidth.",
+        ),
+        (
+            Measured(0.383, 0.20, 0.55),
+            0.0,
+            "high",
+            "; the largest part of the loss, 38 % of the step, is link",
+        ),
+        (
+            Measured(0.15, 0.14, 0.16),
+            0.2,
+            "high",
+            "; 15.0 % of the step is shown to be lost to link bandwidth.",
+        ),
+        (Measured(0.383, 0.36, 0.40), 0.0, "low", " of the step, is link bandwidth (a hint only)."),
+    ],
+)
+def test_the_answer_says_no_more_of_the_main_cause_than_is_shown(
+    sample, share, unexplained, confidence, said
+):
+    """`most` where the whole interval is more than half of what is lost, `the largest part` where nothing is larger."""
+    good = sample.good()
+    loss = replace(good.points[-1].loss, link_bandwidth=share, unexplained=Measured(unexplained))
+    verdict = replace(good.verdicts[0], share=share, confidence=confidence)
+    points = (*good.points[:-1], replace(good.points[-1], loss=loss))
+    assert said in findings.answer(replace(good, points=points, verdicts=(verdict,)))
+
+
+def test_the_answer_takes_the_verdicts_order(sample):
+    good = sample.good()
+    second = replace(good.verdicts[0], cause="overlap", share=Measured(0.4, 0.1, 0.7))
+    assert findings.answer(replace(good, verdicts=(good.verdicts[0], second))) == findings.answer(good)
+
+
 def test_the_answer_says_what_is_missing_and_undecided(sample):
     assert findings.answer(sample.bad()) == (
         "At 2 ranks the run keeps 50.1 % of ideal; what takes the rest is undecided. "
