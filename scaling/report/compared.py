@@ -66,6 +66,7 @@ def comparisons_page(comparisons: Sequence[Comparison], base: Analysis, others: 
     at_largest = [(name, p.parts_ms) for name, points in series for p in points if p.world_size == largest]
     found = (
         section("Not comparable", items(_reasons(comparisons, names[1:]), "warnings")),
+        section("Cases", _all_cases(comparisons, names)),
         section("Throughput", _all_ratios(comparisons, names)),
         section("Scaling", figures.add(scaling_curve(series))),
         section("Parts of a step", figures.add(parts(at_largest), text.ranks(largest))),
@@ -141,6 +142,16 @@ def _reasons(comparisons: Sequence[Comparison], names: Sequence[str]) -> list[st
         for name, one in zip(names, comparisons, strict=True)
         if not one.comparable
     ]
+
+
+def _all_cases(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
+    """A table of cases a run, of those that can be compared."""
+    tables = []
+    for name, one in zip(names[1:], comparisons, strict=True):
+        if one.comparable and one.cases:
+            title = f"{name} against {names[0]}"
+            tables.append(f"<h3>{esc(title)}</h3>" + table(*cases.comparison_table(one), label=title))
+    return "".join(tables)
 
 
 def _all_ratios(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:

@@ -41,10 +41,17 @@ def answer(comparison: Comparison) -> str:
 
 
 def answer_of_several(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
-    """The fastest of several runs at the largest world size that all have, or that none is told from the base."""
+    """Of runs by cases the range of each one's ratios; of others which is the fastest."""
     like = [(name, one) for name, one in zip(names[1:], comparisons, strict=True) if one.comparable]
     if not like:
         return f"None of these runs is comparable with {names[0]}."
+    said = [cases.comparison_answer(one, (names[0], name)) for name, one in like if one.cases]
+    whole = [(name, one) for name, one in like if not one.cases]
+    return " ".join([*said, *([_fastest(whole, names[0])] if whole else [])])
+
+
+def _fastest(like: Sequence[tuple[str, Comparison]], base: str) -> str:
+    """The fastest of several runs at the largest world size that all have, or that none is told from the base."""
     shared = set.intersection(*({p.world_size for p in one.points if p.ratio} for _, one in like))
     if not shared:
         return "These runs have no world size in common that was measured in all."
@@ -53,11 +60,11 @@ def answer_of_several(comparisons: Sequence[Comparison], names: Sequence[str]) -
     clear = [(name, p.ratio) for name, p in found if p.distinguishable and p.ratio is not None]
     faster = [(name, ratio) for name, ratio in clear if ratio.value > 1]
     if not clear:
-        return f"At {ranks(n)} none of these runs is distinguishable from {names[0]}."
+        return f"At {ranks(n)} none of these runs is distinguishable from {base}."
     if not faster:
-        return f"At {ranks(n)} {names[0]} is the fastest: none of the others is distinguishably faster."
+        return f"At {ranks(n)} {base} is the fastest: none of the others is distinguishably faster."
     name, ratio = max(faster, key=lambda pair: pair[1].value)
-    return f"At {ranks(n)} {name} is the fastest: {quantity(ratio)} times the throughput of {names[0]}."
+    return f"At {ranks(n)} {name} is the fastest: {quantity(ratio)} times the throughput of {base}."
 
 
 def run_names(comparison: Comparison) -> tuple[str, str]:
