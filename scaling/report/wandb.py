@@ -5,6 +5,7 @@ What to log is put together here as plain data; `scaling.report.sync` hands it t
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,6 +33,8 @@ ONLINE_BOUND_S = 60.0
 """How long a run's end waits for the server; `scaling sync` has more time."""
 ID_MAX = 100
 """Characters of a run id that are kept; W&B takes 128 in all."""
+TOLD = 8
+"""Characters that tell comparisons against one base from each other."""
 ARTIFACT = "scaling-run"
 """The type of the artifact that holds a run's files."""
 ARTIFACT_BYTES_MAX = 100 * 2**20
@@ -124,7 +127,7 @@ def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[Co
         "answer": [versus.answer(one) for one in comparisons],
     }
     run: Json = {
-        "id": f"{_stem(plan)}-comparison",
+        "id": f"{_stem(plan)}-{_told(comparisons)}-comparison",
         "name": f"comparison of {', '.join(names)}",
         "config": {"base": plan.id, "others": [one.other.id for one in comparisons]},
         "x": "world_size",
@@ -140,6 +143,12 @@ def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[Co
 
 def _stem(plan: Plan) -> str:
     return re.sub(r"[^A-Za-z0-9_-]+", "-", plan.id)[-ID_MAX:].strip("-")
+
+
+def _told(comparisons: Sequence[Comparison]) -> str:
+    """The same for the same runs compared, in whichever order; another for others."""
+    ids = sorted(one.other.id for one in comparisons)
+    return hashlib.sha256("\n".join(ids).encode()).hexdigest()[:TOLD]
 
 
 def _grouped(folder: RunFolder, plan: Plan, runs: list[Json], agent: Json, *, synthetic: bool) -> Json:

@@ -309,3 +309,15 @@ def test_a_comparison_is_a_run_of_its_own_with_a_row_a_pair_and_world_size(folde
     assert run.table("settings")["data"][0][-3:] == ["ddp.bucket_cap_mb", "25", ""]
     assert "_wandb.visualize.ratio_chart" in run.config
     assert run.summary["answer"][0].startswith("At 2 ranks nvlink is faster than emulated_pcie")
+
+
+def test_comparisons_against_one_base_stand_beside_each_other_and_each_replaces_itself(
+    folder, logged, wandb_files
+):
+    base = logged.run_info()
+    nvlink, pcie5 = ([replace(logged.slower(), other=replace(base, id=name))] for name in ("nvlink", "pcie5"))
+    for compared in (nvlink, pcie5, nvlink, [*nvlink, *pcie5], [*pcie5, *nvlink]):
+        assert report.log_comparison(folder, logged.plan(), compared) is None
+    runs = [wandb_files.read(p) for p in folder.path.glob("wandb/offline-run-*/run-*.wandb")]
+    assert sorted(run.config["others"] for run in runs) == [["nvlink"], ["pcie5"], ["pcie5", "nvlink"]]
+    assert all(run.run.run_id.endswith("-comparison") for run in runs)
