@@ -15,6 +15,7 @@ from scaling.report.text import (
     ranks,
     sentence,
     status_name,
+    undistinguished,
     value_of,
 )
 from scaling.units import format_bytes
@@ -154,7 +155,7 @@ def comparison_table(comparison: Comparison) -> tuple[Columns, Rows]:
             *flags,
             *([count(micro, "micro-step")] if micro > 1 else []),
         ]
-        note = "" if case.distinguishable or case.ratio is None else "not distinguishable"
+        note = undistinguished(case.ratio, distinguishable=case.distinguishable)
         a, b = case.samples_per_s
         row = (
             str(case.world_size),

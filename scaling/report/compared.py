@@ -85,16 +85,14 @@ def _ratios(comparison: Comparison) -> str:
             str(p.world_size),
             text.quantity(p.ratio),
             text.quantity(p.control),
-            _distinguished(measured=p.ratio is not None, distinguishable=p.distinguishable),
+            text.undistinguished(p.ratio, distinguishable=p.distinguishable)
+            if p.ratio
+            else "not measured in both",
         )
         for p in comparison.points
     ]
     columns = (("ranks", ""), ("other / base", "throughput"), ("a rank alone", "1 but for drift"), ("", ""))
     return table(columns, rows, label="Throughput") + note(RATIO_NOTE) if rows else ""
-
-
-def _distinguished(*, measured: bool, distinguishable: bool) -> str:
-    return "" if distinguishable else "not distinguishable" if measured else "not measured in both"
 
 
 def _differences(comparison: Comparison, figures: Figures) -> str:
@@ -166,8 +164,10 @@ def _all_ratios(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
         for n in sizes:
             point = points.get(n)
             found = text.quantity(point.ratio if point else None)
-            unclear = point is not None and point.ratio is not None and not point.distinguishable
-            cells.append(f"{found} (not distinguishable)" if unclear else found)
+            unclear = (
+                text.undistinguished(point.ratio, distinguishable=point.distinguishable) if point else ""
+            )
+            cells.append(f"{found} ({unclear})" if unclear else found)
         rows.append((name, *cells))
     columns = [("run", ""), *((text.ranks(n), "other / base") for n in sizes)]
     return table(columns, rows, label="Throughput") + note(RATIO_NOTE)

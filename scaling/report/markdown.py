@@ -98,7 +98,7 @@ def _comparison(comparison: Comparison) -> Iterator[str]:
         )
         rows = []
         for p in comparison.points:
-            clear = "" if p.distinguishable or p.ratio is None else "not distinguishable"
+            clear = text.undistinguished(p.ratio, distinguishable=p.distinguishable)
             causes = ", ".join(
                 f"{text.cause_name(cause)} {text.signed(text.quantity(value))}"
                 for cause, value in versus.largest_causes(p.causes, 2)

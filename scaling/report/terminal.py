@@ -199,10 +199,8 @@ def _comparison(comparison: Comparison) -> Iterator[Text]:
         yield _head("throughput, other over base")
     for point in comparison.points:
         ratio = text.quantity(point.ratio)
-        note = (
-            "" if point.distinguishable or point.ratio is None else f"  {versus.undistinguished(point.ratio)}"
-        )
-        yield Text(f"  {text.ranks(point.world_size):<{NAME + 2}}{ratio:<{NUMBER}}{note}".rstrip())
+        note = text.undistinguished(point.ratio, distinguishable=point.distinguishable)
+        yield Text(f"  {text.ranks(point.world_size):<{NAME + 2}}{ratio:<{NUMBER}}  {note}".rstrip())
         if point.control is not None:
             control = text.quantity(point.control)
             yield Text(f"    {'a rank alone':<{NAME}}{control}  (1 but for the machine's drift)")

@@ -138,6 +138,13 @@ def percent(measured: Measured | None) -> str:
     return quantity(measured, "%", 100)
 
 
+def undistinguished(ratio: Measured | None, *, distinguishable: bool) -> str:
+    """Why a ratio of throughputs counts for nothing; empty where it counts, and where there is none."""
+    if ratio is None or distinguishable:
+        return ""
+    return "no interval" if ratio.low is None else "not distinguishable"
+
+
 def change(ratio: Measured | None) -> str:
     """A ratio near 1 as a signed change: `+0.3 % ±0.4`."""
     if ratio is None:

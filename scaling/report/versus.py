@@ -57,14 +57,34 @@ def _fastest(like: Sequence[tuple[str, Comparison]], base: str) -> str:
         return "These runs have no world size in common that was measured in all."
     n = max(shared)
     found = [(name, next(p for p in one.points if p.world_size == n)) for name, one in like]
-    clear = [(name, p.ratio) for name, p in found if p.distinguishable and p.ratio is not None]
+    return f"At {ranks(n)} {_largest(found, base)}."
+
+
+def _largest(found: Sequence[tuple[str, PointComparison]], base: str) -> str:
+    """Which of several runs gives the most over the base, and which others that cannot be told from."""
+    ratios = [(name, p.ratio, p.distinguishable) for name, p in found if p.ratio is not None]
+    bare = [name for name, ratio, _ in ratios if ratio.low is None]
+    if len(bare) == len(ratios):
+        return "the throughput ratios are from too few rounds for an interval: measure longer"
+    clear = [(name, ratio) for name, ratio, distinguishable in ratios if distinguishable]
     faster = [(name, ratio) for name, ratio in clear if ratio.value > 1]
-    if not clear:
-        return f"At {ranks(n)} none of these runs is distinguishable from {base}."
     if not faster:
-        return f"At {ranks(n)} {base} is the fastest: none of the others is distinguishably faster."
+        told = f"distinguishably faster than {base}" if clear else f"distinguishable from {base}"
+        if not bare:
+            return f"none of {'the others' if clear else 'these runs'} is {told}"
+        return f"none of the runs with an interval is {told}; too few rounds for one: {', '.join(bare)}"
     name, ratio = max(faster, key=lambda pair: pair[1].value)
-    return f"At {ranks(n)} {name} is the fastest: {quantity(ratio)} times the throughput of {base}."
+    rivals = [other for other, its, _ in ratios if other != name and not _above(ratio, its)]
+    times = f"{quantity(ratio)} times the throughput of {base}"
+    if not rivals:
+        return f"{name} is the fastest: {times}"
+    most = "has the largest ratio" if ratio.value >= max(its.value for _, its, _ in ratios) else "is faster"
+    return f"{name} {most}, {times}, not told from {' and '.join(rivals)}"
+
+
+def _above(ratio: Measured, other: Measured) -> bool:
+    """Whether the whole of one interval lies above the other."""
+    return ratio.low is not None and other.high is not None and ratio.low > other.high
 
 
 def run_names(comparison: Comparison) -> tuple[str, str]:
@@ -126,11 +146,6 @@ def largest_causes(causes: dict[str, Measured | None], most: int) -> tuple[tuple
     """The causes of a difference that weigh most, largest first, whichever their sign."""
     known = [(cause, value) for cause, value in causes.items() if value is not None]
     return tuple(sorted(known, key=lambda pair: -abs(pair[1].value))[:most])
-
-
-def undistinguished(ratio: Measured) -> str:
-    """Why a ratio counts for nothing."""
-    return "no interval" if ratio.low is None else "not distinguishable"
 
 
 def _differing(runs: Sequence[RunInfo]) -> list[str]:

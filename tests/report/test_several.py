@@ -8,7 +8,9 @@ import pytest
 
 from scaling.analysis.results import CaseComparison, Measured
 from scaling.report import versus
-from scaling.report.compared import comparisons_page
+from scaling.report.cases import comparison_table
+from scaling.report.compared import comparison_page, comparisons_page
+from scaling.report.markdown import comparison_markdown
 
 NAMES = ("a", "b", "c")
 
@@ -48,3 +50,65 @@ def test_the_page_of_several_runs_has_a_table_of_cases_a_run(by_cases, sample):
     assert page.count("bf16, autocast") == 3
     unlike = [by_cases[0], replace(by_cases[1], comparable=False, reasons=("the model differs",))]
     assert comparisons_page(unlike, empty[0], empty[1:]).count("bf16, autocast") == 1
+
+
+def at_four(sample, *ratios: tuple[Measured, bool]):
+    """A comparison a ratio, all at 4 ranks."""
+    first = sample.comparison()
+    point = first.points[-1]
+    return [replace(first, points=(replace(point, ratio=r, distinguishable=d),)) for r, d in ratios]
+
+
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        (
+            [(1.5, 0.1, True), (1.3, 0.05, True)],
+            "b is the fastest: 1.50 ±0.10 times the throughput of a.",
+        ),
+        (
+            [(1.4, 0.2, True), (1.5, 0.2, True)],
+            "c has the largest ratio, 1.5 ±0.2 times the throughput of a, not told from b.",
+        ),
+        (
+            [(1.5, 0.1, True), (1.2, None, False)],
+            "b has the largest ratio, 1.50 ±0.10 times the throughput of a, not told from c.",
+        ),
+        (
+            [(1.5, 0.1, True), (1.8, 0.9, False)],
+            "b is faster, 1.50 ±0.10 times the throughput of a, not told from c.",
+        ),
+        ([(0.8, 0.1, True), (1.0, 0.1, False)], "none of the others is distinguishably faster than a."),
+        ([(0.9, 0.2, False), (1.0, 0.1, False)], "none of these runs is distinguishable from a."),
+        (
+            [(2.9, None, False), (1.0, 0.1, False)],
+            "none of the runs with an interval is distinguishable from a; too few rounds for one: b.",
+        ),
+        (
+            [(2.9, None, False), (0.8, 0.1, True)],
+            "none of the runs with an interval is distinguishably faster than a; too few rounds for one: b.",
+        ),
+        (
+            [(2.9, None, False), (1.1, None, False)],
+            "the throughput ratios are from too few rounds for an interval: measure longer.",
+        ),
+    ],
+)
+def test_one_is_the_fastest_only_where_it_is_told_from_all_others(sample, ratios, said):
+    found = [(Measured(v, n=2) if half is None else sample.about(v, half), d) for v, half, d in ratios]
+    assert versus.answer_of_several(at_four(sample, *found), NAMES) == f"At 4 ranks {said}"
+
+
+def test_every_renderer_says_that_a_ratio_has_no_interval(sample):
+    bare = (Measured(2.97, n=2), False)
+    (one,) = at_four(sample, bare)
+    by_case = replace(one, cases=(case(bare[0], distinguishable=False),))
+    pages = (
+        comparison_page(one, sample.good(), sample.other()),
+        comparisons_page([one], sample.good(), [sample.other()]),
+        comparison_markdown([one]),
+        str(comparison_table(by_case)),
+    )
+    for page in pages:
+        assert "no interval" in page
+        assert "not distinguishable" not in page
