@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from scaling.analysis.results import Analysis, Comparison, RunInfo
-from scaling.report import findings, text, versus
+from scaling.report import cases, findings, text, versus
 
 TITLE_MAX = 63
 """Characters that W&B takes."""
@@ -26,8 +26,22 @@ def alerts(analysis: Analysis) -> Iterator[Alert]:
 def regressions(comparisons: Sequence[Comparison]) -> Iterator[Alert]:
     """Of runs that are slower than the base; a difference inside the noise is none."""
     for one in comparisons:
-        if one.comparable and any(p.distinguishable and p.ratio and p.ratio.value < 1 for p in one.points):
-            yield _alert("Slower than before", one.other, versus.answer(one), "WARN")
+        found = list(_slower(one)) if one.comparable else []
+        if found:
+            base, other = versus.run_names(one)
+            said = f"Throughput of {other} over {base}: {'; '.join(found)}."
+            yield _alert("Slower than before", one.other, said, "WARN")
+
+
+def _slower(comparison: Comparison) -> Iterator[str]:
+    """World sizes and cases at which the other run is distinguishably slower, each with its ratio."""
+    for point in comparison.points:
+        if point.distinguishable and point.ratio is not None and point.ratio.value < 1:
+            yield f"{text.quantity(point.ratio)} at {text.ranks(point.world_size)}"
+    for case in comparison.cases:
+        if case.distinguishable and case.ratio is not None and case.ratio.value < 1:
+            where = f"{text.ranks(case.world_size)}, {cases.compared_setting(case)}, batch {case.batch}"
+            yield f"{text.quantity(case.ratio)} at {where}"
 
 
 def _alert(what: str, run: RunInfo, said: str, level: str) -> Alert:

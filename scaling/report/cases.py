@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.results import Analysis, Comparison, Inference, LargestBatch, Training
+from scaling.analysis.results import Analysis, CaseComparison, Comparison, Inference, LargestBatch, Training
 from scaling.report.text import (
     NONE,
     cell,
@@ -133,6 +133,14 @@ def setting(row: Inference | Training | LargestBatch) -> str:
     return ", ".join(words)
 
 
+def compared_setting(case: CaseComparison) -> str:
+    """Likewise of a case in two runs: `bf16, autocast`."""
+    flags = [name for name in ("autocast", "compile", "checkpointing") if case.setting.get(name)]
+    micro = int(case.setting.get("accumulation_steps", 1))
+    words = [plain(str(case.setting["precision"])), *flags]
+    return ", ".join([*words, *([count(micro, "micro-step")] if micro > 1 else [])])
+
+
 def comparison_table(comparison: Comparison) -> tuple[Columns, Rows]:
     """Device x precision x batch: samples a second in both runs, and their ratio."""
     priced = any(usd for case in comparison.cases for usd in case.usd_per_million_samples)
@@ -148,18 +156,11 @@ def comparison_table(comparison: Comparison) -> tuple[Columns, Rows]:
     )
     rows = []
     for case in comparison.cases:
-        flags = [name for name in ("autocast", "compile", "checkpointing") if case.setting.get(name)]
-        micro = int(case.setting.get("accumulation_steps", 1))
-        words = [
-            plain(str(case.setting["precision"])),
-            *flags,
-            *([count(micro, "micro-step")] if micro > 1 else []),
-        ]
         note = undistinguished(case.ratio, distinguishable=case.distinguishable)
         a, b = case.samples_per_s
         row = (
             str(case.world_size),
-            ", ".join(words),
+            compared_setting(case),
             str(case.batch),
             cell(a),
             cell(b),
