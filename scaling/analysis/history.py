@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from scaling.analysis import contention
-from scaling.analysis.launches import counted, of_launches
+from scaling.analysis.launches import before_ns, counted, of_launches
 from scaling.analysis.quantities import DURATIONS
 from scaling.analysis.results import StepHistory
 from scaling.collect import Tables
@@ -31,15 +31,15 @@ def histories(
     found = []
     for trial in plan.trials:
         within = of_launches(tables, counted(tables, plan, trial))
-        start = within.steps["begin_ns"].min()
         rows = (
-            within.steps.filter(
+            _timed(within)
+            .filter(
                 (pl.col("world_size") == trial.world_size)
                 & (pl.col("rank") == 0)
                 & ((pl.col("arm") == PLAIN) | ((pl.col("arm") == PROBE) & ~pl.col("detailed")))
             )
             .sort("launch", "begin_ns")
-            .select(*KEYS, ((pl.col("begin_ns") - start) / 1e9).alias("time_s"), *DURATIONS)
+            .select(*KEYS, "time_s", *DURATIONS)
         )
         if rows.is_empty():
             continue
@@ -56,6 +56,13 @@ def histories(
             )
         )
     return tuple(found)
+
+
+def _timed(tables: Tables) -> pl.DataFrame:
+    """The steps with `time_s`: since their own launch's first, after the spans of the launches before it."""
+    since_ns = pl.col("begin_ns") - pl.col("begin_ns").min().over("launch") + pl.col("before_ns")
+    before = before_ns(tables.blocks)
+    return tables.steps.join(before, on="launch", how="left").with_columns(time_s=since_ns / 1e9)
 
 
 def _beside(rows: pl.DataFrame, states: Mapping[int, Sequence[State]]) -> dict[str, Column]:

@@ -64,8 +64,18 @@ def of_launches(tables: Tables, launches: frozenset[int]) -> Tables:
 
 def span_ns(blocks: pl.DataFrame) -> int:
     """From the first block to the last of every launch, added up: between launches no clock goes on."""
-    spans = blocks.group_by("launch").agg(ns=pl.col("end_ns").max() - pl.col("begin_ns").min())
-    return int(spans["ns"].sum())
+    return int(_spans(blocks)["ns"].sum())
+
+
+def before_ns(blocks: pl.DataFrame) -> pl.DataFrame:
+    """(launch, before_ns): the spans of the launches before each. Stamps of two launches share no clock."""
+    spans = _spans(blocks).sort("launch")
+    return spans.select("launch", before_ns=pl.col("ns").cum_sum() - pl.col("ns"))
+
+
+def _spans(blocks: pl.DataFrame) -> pl.DataFrame:
+    """(launch, ns): from its first block to its last, on the clock of its own rank 0."""
+    return blocks.group_by("launch").agg(ns=pl.col("end_ns").max() - pl.col("begin_ns").min())
 
 
 def said(counted: Mapping[int, Collection[int]], tables: Tables) -> tuple[str, ...]:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import polars as pl
 import pytest
 
 from scaling.analysis.history import histories
+
+DAYS_NS = 3 * 86_400 * 10**9
 
 
 @pytest.fixture(scope="module")
@@ -52,3 +57,29 @@ def test_each_step_has_the_sample_next_to_it_and_none_that_is_far(run):
     far = [{"time_ns": end + 10**12, "gpu/sm_mhz": 1.0}]
     assert set(histories(run.tables, run.plan, {0: far})[-1].columns["gpu/sm_mhz"]) == {None}
     assert set(histories(run.tables, run.plan, {7: near})[-1].columns["gpu/sm_mhz"]) == {None}
+
+
+def launches(tables, *ahead_ns):
+    """The same records once a launch, each on a clock that is ahead by so much."""
+
+    def one(frame, launch, ahead):
+        stamps = [name for name in ("begin_ns", "end_ns") if name in frame.columns]
+        return frame.with_columns(pl.lit(launch, pl.Int64).alias("launch"), pl.col(stamps) + ahead)
+
+    frames = {
+        name: pl.concat([one(getattr(tables, name), k, ahead) for k, ahead in enumerate(ahead_ns)])
+        for name in ("blocks", "steps", "buckets", "fabric")
+    }
+    ranks = tuple(replace(rank, launch=k) for k in range(len(ahead_ns)) for rank in tables.ranks)
+    return replace(tables, ranks=ranks, **frames)
+
+
+def test_launches_follow_each_other_whatever_clock_each_of_them_had(run):
+    again = launches(run.tables, DAYS_NS, 0, 2 * DAYS_NS)
+    blocks = run.tables.blocks
+    span_s = (blocks["end_ns"].max() - blocks["begin_ns"].min()) / 1e9
+    for alone, found in zip(histories(run.tables, run.plan), histories(again, run.plan), strict=True):
+        once = alone.columns["time_s"]
+        expected = [second + k * span_s for k in range(3) for second in once]
+        assert list(found.columns["time_s"]) == pytest.approx(expected)
+        assert found.arm == alone.arm * 3

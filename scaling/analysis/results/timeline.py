@@ -36,7 +36,7 @@ class StepHistory:
 
     world_size: int
     columns: dict[str, tuple[float | None, ...]]
-    """`time_s` since the launch began, `step_ms`, and each part in ms as `<part>_ms`."""
+    """`time_s` since measuring began, launches end to end, `step_ms`, each part `<part>_ms`."""
     arm: tuple[str, ...]
     contended: tuple[bool | None, ...]
     """Whether other programs ran then; None where nothing says so (scaling/analysis/contention.py)."""

@@ -168,7 +168,7 @@ def history(steps: StepHistory, mean: Measured | None) -> Plot | None:
         edges: Json = {"x": [*ends, *ends[::-1]], "y": [low(mean)] * 2 + [high(mean)] * 2, "fill": "toself"}
         edges |= {"type": "scatter", "mode": "lines", "line": {"width": 0}, "fillcolor": "$accent-soft"}
         data.append(edges | {"hoverinfo": "skip", "showlegend": False})
-    drawn = layout("time since measuring began (s)", "step (ms)")
+    drawn = layout("time spent measuring (s)", "step (ms)")
     drawn["yaxis"]["rangemode"] = "tozero"
     drawn["showlegend"] = True
     some = f" One step of {every} is drawn." if every > 1 else ""
