@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
 
 import pytest
 
+from scaling.analysis.results import Inference
 from scaling.config import requests
 from scaling.errors import InputError, ScalingError
+from scaling.files import write_json
 from scaling.launchers import queue
+from scaling.rebuild import rebuild
 from scaling.run import jobs_of
+from scaling.store import RunFolder
 from scaling.submit import script, submit
+from scaling.verbs import submit as verb
 
 UNNOTED = "/bin/mkdir {run}/jobs.json; echo 7"
 """sbatch takes the job, and jobs.json cannot be written any more."""
@@ -97,3 +103,35 @@ def test_a_disk_that_is_full_by_then_is_said_in_a_line(job, monkeypatch):
     with pytest.raises(InputError, match=r"run: cannot be written \(No space left on device\); make room$"):
         submit(job, script(job))
     assert not job.folder.path.exists()
+
+
+# Followed to its end
+
+
+@pytest.fixture
+def ended(cluster, simulate, tmp_path, command):
+    """A run whose status.json says that everything is done."""
+    command("sbatch", "exit 1")
+    folder = RunFolder(tmp_path / "run")
+    simulate(cluster.Truth(world_sizes=(1, 2), hosts=1, ranks_per_host=2, rounds=3), folder.path)
+    return folder
+
+
+def followed(folder):
+    return verb.main(["--resume", str(folder.path), "--wait"])
+
+
+def test_a_run_that_is_whole_ends_the_wait_with_0(ended):
+    assert followed(ended) == rebuild(ended).exit_code == 0
+
+
+def test_records_that_are_cut_off_end_it_as_they_end_a_run(ended):
+    last = ended.launch(0).rank(1)
+    last.write_bytes(last.read_bytes()[:-40])
+    assert followed(ended) == rebuild(ended).exit_code == 3
+
+
+def test_so_does_a_case_that_could_not_be_measured(ended):
+    case = Inference(world_size=2, batch=8, precision="fp32", autocast=False, compile=False, status="oom")
+    write_json(ended.analysis, dataclasses.replace(rebuild(ended).analysis, inference=(case,)))
+    assert followed(ended) == 3

@@ -148,11 +148,7 @@ def _report(stands: Standing) -> int:
         print(f"scaling: {error}", file=sys.stderr)
         return 1
     print_analysis(Console(), analysis, stands.plan, report_path=stands.folder.report_html)
-    return 0 if not left(stands.plan, stands.status.launches) and _all_done(stands) else 3
-
-
-def _all_done(stands: Standing) -> bool:
-    return all(trial.status == "done" for trial in stands.status.trials)
+    return 0 if analysis.whole and not left(stands.plan, stands.status.launches) else 3
 
 
 def _comparison(job: str, into: Path) -> int:

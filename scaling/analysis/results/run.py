@@ -97,3 +97,10 @@ class Analysis:
     largest_batch: tuple[LargestBatch, ...] = ()
     hosts: tuple[Host, ...] = ()
     """Beside each other, where ranks were spread over them."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every trial and every case is done."""
+        statuses = [trial.status for trial in self.trials]
+        statuses += [case.status for cases in (self.inference, self.training) for case in cases]
+        return set(statuses) <= {"done"}
