@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from scaling.cases import Variant, cases, ladder, round_stretches, stages, variants
 from scaling.config import requests
 from scaling.largest import FAILED, FITS, OOM, Found, Try, step
+from scaling.plan import make_plan
+from scaling.report.planned import describe
+from scaling.store import RunFolder
 
 
 def spec(*overrides):
@@ -137,3 +140,20 @@ def test_what_could_not_be_proved_is_tried_a_step_lower():
     assert (found.found, found.candidate) == (100, 100) or found.candidate == found.found
     lower = dataclasses.replace(found, refuted=(found.candidate,))
     assert found.candidate - 5 <= lower.candidate < found.candidate
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("task=inference", "batch=[1,8]"), "fp32, batch 1, 8, each a rank; inference"),
+        (("vary.precision=[fp32,bf16]",), "fp32, bf16, batch 32, each a rank; train"),
+        (
+            ("batch=max", "memory_limit=2GiB"),
+            "fp32, batch the largest that fits, and up to it, in 2 GiB a rank, each a rank; train",
+        ),
+    ],
+)
+def test_the_plan_of_cases_says_their_task_and_batches(tmp_path, overrides, said):
+    plan = make_plan(spec(*overrides), run_id="id", created="2026-01-02T03:04:05", version="0.1")
+    model = describe(plan, RunFolder(tmp_path)).splitlines()[0]
+    assert model.endswith(f"}}, {said}")

@@ -15,8 +15,8 @@ from scaling.units import format_bytes, format_duration, format_rate
 def conditions(run: RunInfo, plan: Plan | None = None) -> tuple[tuple[str, str], ...]:
     """What the numbers hold for, as (name, text). Without a plan: what the run says of itself."""
     synthetic = ", SYNTHETIC compute (sleeps; parameters and traffic are real)" if run.synthetic else ""
-    precisions = plan.spec.vary.precision if plan is not None else ()
-    lines = [("model", f"{run.model}{synthetic}"), ("precision", ", ".join(precisions) or run.precision)]
+    precision = precisions(plan.spec) if plan is not None else run.precision
+    lines = [("model", f"{run.model}{synthetic}"), ("precision", precision)]
     if plan is None:
         lines += [("scaling", run.mode), ("topology", run.topology)]
     else:
@@ -36,6 +36,25 @@ def conditions(run: RunInfo, plan: Plan | None = None) -> tuple[tuple[str, str],
     return tuple((name, plain(text)) for name, text in lines)
 
 
+def precisions(spec: Spec) -> str:
+    """All that are measured."""
+    return ", ".join(spec.vary.precision or (spec.precision,))
+
+
+def case_batches(spec: Spec) -> str:
+    """The batches of a run by cases, and its task."""
+    listed = "the largest that fits, and up to it" if spec.batch_max else ", ".join(map(str, batches(spec)))
+    limit = f", in {format_bytes(spec.memory_limit_bytes)} a rank" if spec.memory_limit_bytes else ""
+    return f"{listed}{limit}, each a rank; {spec.task}"
+
+
+def _batch(spec: Spec) -> str:
+    batch = f"{spec.batch_per_rank} a rank" if spec.mode == "weak" else f"{spec.global_batch} over all ranks"
+    micro = f", {spec.accumulation_steps} accumulation steps" if spec.accumulation_steps > 1 else ""
+    scaled_so = "" if spec.own_loop else f" ({spec.mode} scaling)"
+    return f"{batch}{scaled_so}{micro}"
+
+
 def _measure(spec: Spec) -> str:
     m = spec.measure
     if spec.own_loop:
@@ -46,20 +65,10 @@ def _measure(spec: Spec) -> str:
 
 def _spec_lines(spec: Spec) -> list[tuple[str, str]]:
     top = spec.topology
-    batch = f"{spec.batch_per_rank} a rank" if spec.mode == "weak" else f"{spec.global_batch} over all ranks"
-    micro = f", {spec.accumulation_steps} accumulation steps" if spec.accumulation_steps > 1 else ""
-    scaled_so = "" if spec.own_loop else f" ({spec.mode} scaling)"
-    asked = f"{batch}{scaled_so}{micro}"
-    if spec.by_case:
-        listed = (
-            "the largest that fits, and up to it" if spec.batch_max else ", ".join(map(str, batches(spec)))
-        )
-        limit = f", in {format_bytes(spec.memory_limit_bytes)} a rank" if spec.memory_limit_bytes else ""
-        asked = f"{listed}{limit}, each a rank; {spec.task}"
     placed = ", ranks spread over the hosts, all of them at work" if top.spread else ""
     hosts = f"{count(top.hosts, 'host')} x {ranks(top.ranks_per_host)}{placed}"
     unknown = (spec.own_loop or spec.launcher == "trace") and not spec.batch_per_rank
-    lines = [] if unknown else [("batch", asked)]
+    lines = [] if unknown else [("batch", case_batches(spec) if spec.by_case else _batch(spec))]
     lines.append(("topology", f"{top.name}, {hosts}"))
     if top.hosts > 1 or top.link.rate_bit_s is not None:
         rate = "rate unknown" if top.link.rate_bit_s is None else f"{format_rate(top.link.rate_bit_s)} a host"

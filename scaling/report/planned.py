@@ -12,8 +12,9 @@ from scaling.fabric import Topology
 from scaling.launchers.commands import command
 from scaling.launchers.follow import describe as shell
 from scaling.plan import Plan, round_blocks
+from scaling.report.conditions import case_batches, precisions
 from scaling.report.text import count
-from scaling.spec import OVERRUN
+from scaling.spec import OVERRUN, Spec
 from scaling.store import RunFolder
 from scaling.units import format_duration, format_rate
 
@@ -37,9 +38,8 @@ def describe(plan: Plan, folder: RunFolder) -> str:
     """The plan for a person."""
     spec, topology = plan.spec, plan.spec.topology
     link = f", link {format_rate(topology.link.rate_bit_s)}" if topology.link.rate_bit_s else ""
-    batch = f"global batch {spec.global_batch}" if spec.mode == "strong" else f"{spec.batch_per_rank} a rank"
     lines = [
-        f"# model     {spec.model.name} {spec.model.args}, {spec.precision}, {spec.mode} scaling, {batch}",
+        f"# model     {spec.model.name} {spec.model.args}, {precisions(spec)}, {_asked(spec)}",
         f"# topology  {topology.name}: {count(topology.hosts, 'host')} x {count(topology.ranks_per_host, 'rank')}, "
         f"{'spread over the hosts, ' if topology.spread else ''}{topology.device}, {topology.backend}{link}",
     ]
@@ -70,6 +70,13 @@ def describe(plan: Plan, folder: RunFolder) -> str:
         for t in plan.trials
     ]
     return "\n".join([*lines, "#", _commands(plan, folder)])
+
+
+def _asked(spec: Spec) -> str:
+    if spec.by_case:
+        return f"batch {case_batches(spec)}"
+    batch = f"global batch {spec.global_batch}" if spec.mode == "strong" else f"{spec.batch_per_rank} a rank"
+    return f"{spec.mode} scaling, {batch}"
 
 
 def drawn(topology: Topology) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from scaling import codec
 from scaling.analysis.results import RunInfo
+from scaling.cases import batches
 from scaling.plan import Plan, Trial
 from scaling.secrets import is_secret
 from scaling.store import RunFolder
@@ -34,8 +35,11 @@ def of_run(folder: RunFolder, plan: Plan, run: RunInfo) -> Json:
 
 def of_trial(plan: Plan, trial: Trial) -> Json:
     """What one world size has of its own."""
-    whole = {"global_batch": plan.spec.global_batch} if plan.spec.mode == "strong" else {}
-    return {"world_size": trial.world_size, "hosts": trial.hosts, "batch_per_rank": trial.batch} | whole
+    spec = plan.spec
+    found: Json = {"world_size": trial.world_size, "hosts": trial.hosts}
+    if not spec.by_case or (batches(spec) == (trial.batch,) and not spec.batch_max):
+        found["batch_per_rank"] = trial.batch  # of cases: where all of them have it
+    return found | ({"global_batch": spec.global_batch} if spec.mode == "strong" else {})
 
 
 def _environment(folder: RunFolder) -> Json:

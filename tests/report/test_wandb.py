@@ -22,8 +22,9 @@ from scaling.analysis.results import (
     TrialOutcome,
 )
 from scaling.errors import ScalingError
-from scaling.report import sync
+from scaling.report import settings, sync
 from scaling.report import wandb as report
+from scaling.spec import Vary
 from scaling.store import RunFolder
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -127,6 +128,22 @@ def test_config_names_the_overrides(offline, logged):
     assert offline["n2"].run.git.commit == logged.COMMIT
     assert "global_batch" not in config, "it is not read in weak scaling"
     assert "hidden" not in config.values(), "a secret in the environment stays here"
+
+
+@pytest.mark.parametrize(
+    ("changes", "batch"),
+    [
+        ({"task": "inference"}, None),
+        ({"batches": (8, 64)}, None),
+        ({"batch_max": True}, None),
+        ({"vary": Vary(precision=("fp32", "bf16"))}, 32),
+        ({"batches": (32,)}, 32),
+    ],
+)
+def test_a_run_by_cases_has_a_batch_only_where_all_its_cases_do(logged, changes, batch):
+    plan = logged.plan()
+    by_cases = replace(plan, spec=replace(plan.spec, **changes))
+    assert settings.of_trial(by_cases, plan.trials[0]).get("batch_per_rank") == batch
 
 
 def test_summary_run_holds_tables(offline, logged):
