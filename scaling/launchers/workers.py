@@ -36,7 +36,7 @@ def find(launch: LaunchFolder) -> list[Worker]:
             if words[module] != "scaling.worker" or words[module + 1 : module + 3] != wanted:
                 continue
             environment = (process / "environ").read_bytes().split(b"\0")
-            rank = next(int(entry[5:]) for entry in environment if entry.startswith(b"RANK="))
+            (rank,) = [int(entry[5:]) for entry in environment if entry.startswith(b"RANK=")]  # srun has none
             state = (process / "stat").read_text().rpartition(")")[2].split()[0]
             found.append(Worker(pid=int(process.name), rank=rank, stopped=state in "Tt"))
     return found

@@ -28,7 +28,7 @@ def worker(launch):
             [sys.executable, "-c", "print(flush=True); input()", *told],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "RANK": str(rank)},
+            env=os.environ if rank is None else {**os.environ, "RANK": str(rank)},
         )
         started.append(process)
         process.stdout.readline()
@@ -43,6 +43,13 @@ def worker(launch):
 def test_only_this_launchs_are_found(launch, worker):
     worker(0), worker(1), worker(0, index=1)
     assert sorted(found.rank for found in find(launch)) == [0, 1]
+
+
+def test_a_process_of_the_same_words_that_is_no_rank_is_none(launch, worker, monkeypatch):
+    """srun's command line ends in the worker's."""
+    monkeypatch.delenv("RANK", raising=False)
+    worker(None)
+    assert find(launch) == []
 
 
 def test_one_that_ended_is_missing_while_another_goes_on(launch, worker):
