@@ -32,10 +32,11 @@ test: lint  ## ruff, mypy and every test but the slow ones: ten minutes
 	$(TOGETHER) --dist loadscope -m 'not slow and not alone'
 	$(ALONE) -m 'not slow and alone'
 
-# What fails beside others, three at a time on two cores, is run once more by itself, and that counts.
+# What fails beside others, three at a time on two cores, is run once more by itself, and that counts. (Without --part,
+# which counts tests: of the few that failed it would take a part again.)
 test-slow: $(READY)  ## the slow ones: every fault, every kind of run (PART=2/4: a quarter of them)
 	$(TOGETHER) -m 'slow and not alone' --part $(PART) || \
-		{ [ $$? -eq 1 ] && $(ALONE) -m 'slow and not alone' --part $(PART) --last-failed; }
+		{ [ $$? -eq 1 ] && $(ALONE) -m 'slow and not alone' --last-failed; }
 	$(ALONE) -m 'slow and alone' --part $(PART)
 
 test-all: test test-slow  ## both

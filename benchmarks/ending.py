@@ -27,13 +27,17 @@ def exit_with(main: Callable[[], int]) -> NoReturn:
 
 
 def run(
-    command: Sequence[str], *, check: bool = False, env: Mapping[str, str] | None = None
+    command: Sequence[str],
+    *,
+    check: bool = False,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """As subprocess.run with the output captured; after Ctrl-C what was started is over when it returns."""
+    """As subprocess.run with the output captured; after Ctrl-C, or too long, what was started is over on return."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace", env=env)
     try:
-        output, errors = process.communicate()
+        output, errors = process.communicate(timeout=timeout_s)
     except BaseException:
         end(process)
         raise

@@ -27,7 +27,6 @@ import datetime as dt
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -36,7 +35,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ending import exit_with
+from ending import exit_with, run
 from gpu_parts import rows
 from gpu_parts.rows import Row
 
@@ -95,7 +94,7 @@ def scaling_run(name: str, wanted: list[int], kind: str, backend: str, folder: P
         f"world_sizes={json.dumps(wanted, separators=(',', ':'))}",
     ]
     command = [sys.executable, "-m", "scaling.cli", "run", *overrides]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
+    done = run(command, timeout_s=RUN_S)
     try:
         analysis = json.loads((folder / name / "analysis.json").read_text(encoding="utf-8"))
     except OSError:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-from ending import exit_with
+from ending import exit_with, run
 
 from scaling.machine import find_machine
 
@@ -50,16 +49,29 @@ def measure(folder: Path) -> int:
     for name, overrides in RUNS.items():
         print(f"== {name}: {' '.join(overrides)}", flush=True)
         arguments = [*overrides, "topology=local", "tracking=disabled", f"run_dir={folder / name}"]
-        done = subprocess.run(
-            [sys.executable, "-m", "scaling.cli", "run", *arguments], timeout=RUN_S, check=False
-        )
+        done = run([sys.executable, "-m", "scaling.cli", "run", *arguments], timeout_s=RUN_S)
+        print(done.stdout, end="", flush=True)
         if done.returncode not in (0, 3):
             failed.append(f"{name}: exit status {done.returncode}")
             continue
         analysis = json.loads((folder / name / "analysis.json").read_text(encoding="utf-8"))
-        failed += [f"{name}: {what}" for what in problems(analysis)]
+        failed += [f"{name}: {what}" for what in (*missing(analysis, overrides), *problems(analysis))]
     print("\n".join(failed) or "all checks hold")
     return int(bool(failed))
+
+
+def missing(analysis: dict, overrides: tuple[str, ...]) -> list[str]:
+    """What was asked for and not found: a largest batch for each precision, and a row of which something is known."""
+    found = []
+    varied = [o.count(",") + 1 for o in overrides if o.startswith("vary.precision=")]
+    precisions = varied[0] if varied else 1
+    if "batch=max" in overrides and len(analysis["largest_batch"]) != precisions:
+        found.append(f"{len(analysis['largest_batch'])} largest batches, {precisions} are expected")
+    rows = [*analysis["training"], *analysis["inference"]]
+    odd = {row["status"] for row in rows} - {"done", "oom"}
+    if odd or not any(row["status"] == "done" for row in rows):
+        found.append(f"{len(rows)} rows, of which some are {', '.join(sorted(odd)) or 'all out of memory'}")
+    return found
 
 
 def problems(analysis: dict) -> list[str]:

@@ -51,8 +51,11 @@ PAGES: dict[str, tuple[str, ...]] = {
     "gpu-validation.md": ("gpu",),
 }
 """The benchmarks of each page, in its order."""
-MEASURED = ("scaling", "conf", "constraints.txt", "benchmarks/ending.py", "benchmarks/hosts.py")
-"""What every figure depends on; beside it the benchmark's own file."""
+MEASURED = (
+    *("scaling", "conf", "launch", "constraints.txt"),
+    *("benchmarks/ending.py", "benchmarks/hosts.py", "benchmarks/gpu_parts", "tests/simulated_cluster.py"),
+)
+"""What a figure depends on, the truths that it is held against among it; beside it the benchmark's own file."""
 MACHINE = ("cpu", "cores", "memory_gib", "kernel", "python", "torch")
 VERDICTS = {0: "every bar met", 1: "**a bar was missed**", CANNOT: "could not run here"}
 

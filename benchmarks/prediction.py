@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -34,7 +35,7 @@ from pathlib import Path
 
 from ending import exit_with, run
 
-from scaling.analysis.results import Analysis, Point
+from scaling.analysis.results import Analysis, Measured, Point
 from scaling.rebuild import read_analysis
 from scaling.store import RunFolder
 from scaling.verbs.predict import prediction
@@ -175,9 +176,9 @@ def rows_of(source: Cell, folder: RunFolder, n: int, target: Cell, analysis: Ana
     rows = []
     for measured, predicted in zip(points, found.points, strict=True):
         assert measured.step_ms is not None
-        if predicted.step_ms is None:  # it says that it cannot say
-            continue
-        step, truth = predicted.step_ms, measured.step_ms.value
+        truth = measured.step_ms.value
+        # Each of these can be predicted: one that is refused misses every bar.
+        step = predicted.step_ms or Measured(math.inf)
         rows.append(
             Row(
                 source=f"{source.name} at {n}",

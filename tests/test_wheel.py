@@ -67,6 +67,8 @@ def test_scaling_is_the_only_top_level_name(wheel):
 def test_the_source_distribution_holds_what_a_checkout_does(unpacked):
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     kept = {name for name in listed.splitlines() if not name.startswith(".")}
+    if not kept:
+        pytest.skip("git does not tell which files this is made of")
     found = {str(path.relative_to(unpacked)) for path in unpacked.rglob("*") if path.is_file()}
     assert kept <= found
     assert not {name for name in found if name.startswith((".venv", "runs/", "dist/"))}

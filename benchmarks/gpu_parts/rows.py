@@ -62,7 +62,7 @@ def overhead(
         what=name,
         measured=f"{said}; A/A {again[0] - 1:+.2%} ±{floor:.2%}",
         bar=f"{OVERHEAD_BAR:.1%}, A/A within it",
-        met=value <= OVERHEAD_BAR and floor <= OVERHEAD_BAR,
+        met=value <= OVERHEAD_BAR and max(floor, abs(again[0] - 1)) <= OVERHEAD_BAR,
         value=value,
     )
 

@@ -104,7 +104,11 @@ def brute_force(folder: Path, limits: tuple[int, int]) -> int:
         )
         for rank, limit in enumerate(limits)
     ]
-    said = [process.communicate(timeout=120)[0].split() for process in processes]
+    try:
+        said = [process.communicate(timeout=120)[0].split() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     return min(int(batches[-1]) for batches in said)
 
 

@@ -58,10 +58,12 @@ def test_a_port_that_is_taken_costs_a_launch_and_the_next_takes_another(login):
     head = login.slurm.processes("-N\0pcie1\0")[0]
     taken = ["nsenter", f"--target={head}", "--net", sys.executable, "-c", TAKE, str(port(job, 0))]
     with subprocess.Popen(taken, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout.readline() == "taken\n"
-        login.slurm.run("scontrol", "release", job)
-        login.until_over(job)
-        other.kill()
+        try:
+            assert other.stdout.readline() == "taken\n"
+            login.slurm.run("scontrol", "release", job)
+            login.until_over(job)
+        finally:
+            other.kill()
     launches = login.read("status.json")["launches"]
     assert [launch["state"] for launch in launches] == ["failed", "done"]
     assert "EADDRINUSE" in launches[0]["error"]
