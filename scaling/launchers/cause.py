@@ -63,7 +63,7 @@ def cause(seen: Evidence, launch: LaunchFolder) -> Outcome | None:
     if seen.missing and silent:
         return _vanished(silent[0], seen, launch)
     waited = not seen.errors or any(WAITED.search(r["message"]) for r in seen.errors.values())
-    hung = [r for r in sorted(seen.stopped) if r not in seen.errors]
+    hung = sorted(seen.stopped)  # also one that met its peers' end once it went on
     hung += [r for r, stack in seen.stacks.items() if waited and r not in seen.errors and not _waits(stack)]
     hung += [r for r in sorted(told) if waited and r not in seen.errors and r not in seen.stacks]
     if hung:
@@ -150,7 +150,8 @@ def _ended_by(code: int) -> str | None:
 
 
 def _hung(rank: int, seen: Evidence, launch: LaunchFolder) -> Outcome:
-    stack, first = seen.stacks.get(rank, {}), next(iter(seen.errors.values()), {})
+    stack = seen.stacks.get(rank, {})
+    first = next((error for other, error in seen.errors.items() if other != rank), {})
     stage = stack.get("stage") or first.get("stage") or ""
     words = [f"rank {rank} hung" + (" (stopped by a signal)" if rank in seen.stopped else "")]
     words.append(f"in {stage}" if stage else "")

@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
     os.umask(os.umask(0o022) | 0o002)  # on a node that has its own
     _log_to(folder.log(rank))
     launch: Any = None
-    watch(folder, rank, lambda: launch.stage if launch else "start")
+    leave = watch(folder, rank, lambda: launch.stage if launch else "start")
     first = os.environ["LOCAL_RANK"] == "0"
     with sampling(folder, plan.spec.topology.host_of(rank), first_on_host=first):
         try:
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
                 traceback.print_exc()
                 _report(error, rank, folder, launch)
             finally:
-                os._exit(1)  # no clean-up that could wait for the others, even when nothing can be written
+                leave(1)  # no clean-up that could wait for the others, even when nothing can be written
 
 
 def _log_to(path: Path) -> None:

@@ -17,20 +17,27 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from scaling.files import write_json
 from scaling.store import LaunchFolder
 
 ENDED = 128 + signal.SIGTERM
+LOOK_S = 3.0
+"""What writing the stack may take at most."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def watch(folder: LaunchFolder, rank: int, stage: Callable[[], str]) -> None:
-    """Begin to look out, on the main thread of a worker whose standard error is its log already."""
+def watch(folder: LaunchFolder, rank: int, stage: Callable[[], str]) -> Callable[[int], NoReturn]:
+    """Begin to look out, on the main thread of a worker whose standard error is its log already.
+
+    Returns what ends the process with a status. One that was told to end first has its stack written: a rank that
+    some signal had stopped goes on to fail, as its peers are gone, and where it stood says more than that.
+    """
     _die_with_the_agent()
     faulthandler.enable()
     main = threading.get_ident()
@@ -53,7 +60,13 @@ def watch(folder: LaunchFolder, rank: int, stage: Callable[[], str]) -> None:
         finally:
             os._exit(ENDED)
 
+    def leave(status: int) -> NoReturn:
+        if interrupted:
+            time.sleep(LOOK_S)  # the lookout ends the process
+        os._exit(status)
+
     threading.Thread(target=look_out, name="lookout", daemon=True).start()
+    return leave
 
 
 def note(rank: int, stage: str, stack: list[str]) -> dict[str, Any]:

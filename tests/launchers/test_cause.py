@@ -96,6 +96,18 @@ def test_a_stopped_rank_is_named_even_where_it_left_no_stack(launch):
     assert "it left no stack" in found.error
 
 
+def test_a_stopped_rank_that_went_on_and_lost_its_peers_is_the_one_that_hung(launch):
+    """It is continued to say where it stands, and may fail before it has: its error follows from its peers'."""
+    both = {0: error(0, WAITED, collective="d", first=True), 1: error(1)}
+    stood = {1: stack(1, "/home/me/model.py:7 in forward", collective="c")}
+    found = cause(seen(errors=both, stacks=stood, told=frozenset({1}), stopped=frozenset({1})), launch)
+    assert (found.status, found.rank) == ("timeout", 1)
+    assert found.error.startswith(
+        f"rank 1 hung (stopped by a signal) in {STAGE} at /home/me/model.py:7 in forward"
+    )
+    assert "rank 0 waited in d" in found.error
+
+
 def test_a_rank_that_was_still_busy_when_another_was_killed_is_not_called_hung(launch):
     found = cause(
         seen(errors={0: error(0)}, stacks={2: stack(2, "/m.py:1 in f")}, exits={1: -9, 2: 143}), launch

@@ -22,7 +22,7 @@ from scaling.store import RunFolder
 from scaling.worker.lookout import watch
 folder = RunFolder(sys.argv[1]).launch(0)
 folder.path.mkdir(parents=True)
-watch(folder, 3, lambda: "warm-up of world size 4")
+leave = watch(folder, 3, lambda: "warm-up of world size 4")
 def stuck():
     print("ready", flush=True)
     {}
@@ -55,6 +55,18 @@ def rank(tmp_path):
 
 def stack_of(tmp_path):
     return json.loads(RunFolder(tmp_path).launch(0).stack(3).read_text())
+
+
+def test_one_that_fails_as_it_is_told_to_end_says_where_it_stood(rank, tmp_path):
+    """It was stopped, goes on, and finds its peers gone: it must not end before that is written."""
+    process = rank("os.kill(os.getpid(), 15); leave(1)")
+    assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    assert stack_of(tmp_path)["stack"][0].endswith(" in stuck")
+
+
+def test_one_that_fails_by_itself_ends_at_once(rank, tmp_path):
+    assert rank("leave(1)").wait(timeout=20) == 1
+    assert not RunFolder(tmp_path).launch(0).stack(3).exists()
 
 
 @pytest.mark.parametrize(
