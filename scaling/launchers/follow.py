@@ -11,8 +11,9 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from scaling.files import write_json
@@ -41,26 +42,19 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
     """Run one launch to its end. Ctrl-C ends it in order; nothing is left running in any case."""
     if command.network is not None:
         write_json(launch.fabric, command.network)
-    with launch.launcher_log.open("ab") as log:
-        process = subprocess.Popen(
-            command.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **command.env},
-            start_new_session=True,  # a Ctrl-C at the terminal reaches us only; we pass it on
-            preexec_fn=_die_with_parent,  # noqa: PLW1509  # one prctl: the thread that draws progress does not matter
-        )
-        try:
-            silent_s, missing = _wait(process, launch, measure, progress)
-            left = workers.end(launch) if process.poll() is None else []
-        except KeyboardInterrupt as stop:
+    process = None
+    try:
+        with _held_back():
+            process = _start(command, launch)
+        silent_s, missing = _wait(process, launch, measure, progress)
+        left = workers.end(launch) if process.poll() is None else []
+    except KeyboardInterrupt as stop:
+        why = slurm.interruption() if stop.args else "interrupted by Ctrl-C"
+        return Outcome(status="interrupted", error=why)
+    finally:
+        if process is not None:
             _end(process)
-            why = slurm.interruption() if stop.args else "interrupted by Ctrl-C"
-            return Outcome(status="interrupted", error=why)
-        finally:
-            _end(process)
-            shutil.rmtree(launch.torchrun, ignore_errors=True)
+        shutil.rmtree(launch.torchrun, ignore_errors=True)
     if process.returncode == 0 and not left:
         return Outcome(status="done")
     node = slurm.blamed(_text(launch.launcher_log))
@@ -72,6 +66,40 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
     gone = frozenset(ranks.get(rank, rank) for rank in missing)
     seen = gather(launch, told=told, stopped=stopped, missing=gone, silent_s=silent_s, ranks=ranks)
     return cause(seen, launch) or Outcome(status="failed", error=last_words(launch, process.returncode))
+
+
+def _start(command: Command, launch: LaunchFolder) -> subprocess.Popen[bytes]:
+    with launch.launcher_log.open("ab") as log:
+        return subprocess.Popen(
+            command.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **command.env},
+            start_new_session=True,  # a Ctrl-C at the terminal reaches us only; we pass it on
+            preexec_fn=_die_with_parent,  # noqa: PLW1509  # one prctl: the thread that draws progress does not matter
+        )
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """Ctrl-C and SIGTERM come after what is done here: a process that is being started is nobody's to end yet."""
+    came: list[tuple[int, FrameType | None]] = []
+    before = {
+        number: signal.signal(number, lambda *what: came.append(what))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for came_number, frame in came:
+        handler = before[signal.Signals(came_number)]
+        if callable(handler):
+            handler(came_number, frame)
+        elif handler == signal.SIG_DFL:
+            os.kill(os.getpid(), came_number)
 
 
 def describe(command: Command) -> str:

@@ -144,6 +144,7 @@ def test_the_largest_batch_is_that_of_brute_force_and_of_the_rank_with_less_memo
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_for_its_memory_is_an_answer_too(tmp_path, monkeypatch, left_behind):
     (tmp_path / "mine.py").write_text(DIES)
     monkeypatch.chdir(tmp_path)
@@ -158,6 +159,7 @@ def test_a_process_that_is_killed_for_its_memory_is_an_answer_too(tmp_path, monk
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_no_batch_that_fits_is_said_in_a_line(scaling, tmp_path, left_behind):
     done = scaling(
         "run", *LOCAL, "model=mlp", "world_sizes=[2]", "batch=max", "memory_limit=20MiB", cwd=tmp_path

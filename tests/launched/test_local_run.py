@@ -18,6 +18,7 @@ LOCAL = (
 )
 
 
+@pytest.mark.slow
 def test_strong_scaling_in_bf16_with_accumulation(scaling, tmp_path, point_of):
     done = scaling(
         "run",

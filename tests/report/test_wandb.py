@@ -328,6 +328,7 @@ def test_a_comparison_is_a_run_of_its_own_with_a_row_a_pair_and_world_size(folde
     assert run.summary["answer"][0].startswith("At 2 ranks nvlink is faster than emulated_pcie")
 
 
+@pytest.mark.slow
 def test_comparisons_against_one_base_stand_beside_each_other_and_each_replaces_itself(
     folder, logged, wandb_files
 ):

@@ -1,0 +1,41 @@
+"""A launch is followed to its end, whatever comes in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from scaling.launchers.follow import follow
+from scaling.launchers.torchrun import Command
+from scaling.store import RunFolder
+
+SLEEP = Command(argv=("sleep", "60"), env={})
+
+
+@pytest.fixture
+def launch(tmp_path):
+    folder = RunFolder(tmp_path).launch(0)
+    folder.path.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_ctrl_c_while_a_launch_is_being_started_leaves_none_behind(launch, monkeypatch, when):
+    started, popen = [], subprocess.Popen
+
+    def start(*arguments, **options):
+        if when == "before":
+            os.kill(os.getpid(), signal.SIGINT)
+        started.append(popen(*arguments, **options))
+        if when == "after":
+            os.kill(os.getpid(), signal.SIGINT)
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    outcome = follow(SLEEP, launch, SimpleNamespace(step_timeout_s=10), lambda _: None)
+    assert (outcome.status, outcome.error) == ("interrupted", "interrupted by Ctrl-C")
+    assert [process.returncode for process in started] == [-signal.SIGTERM]
