@@ -36,6 +36,12 @@ def test_ctrl_c_while_a_launch_is_being_started_leaves_none_behind(launch, monke
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    outcome = follow(SLEEP, launch, SimpleNamespace(step_timeout_s=10), lambda _: None)
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell has its background jobs ignore it
+    try:
+        outcome = follow(SLEEP, launch, SimpleNamespace(step_timeout_s=10), lambda _: None)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (outcome.status, outcome.error) == ("interrupted", "interrupted by Ctrl-C")
     assert [process.returncode for process in started] == [-signal.SIGTERM]
