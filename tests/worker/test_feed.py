@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -231,6 +232,12 @@ def test_workers_end_with_their_loader(open_loader, paused):
 
 
 def test_workers_end_with_a_rank_that_is_killed():
+    # multiprocessing's own folder stays where it was killed, so it gets one that goes (its sockets want a short path).
+    with tempfile.TemporaryDirectory() as scratch:
+        assert_workers_end_with_their_rank(scratch)
+
+
+def assert_workers_end_with_their_rank(scratch):
     text = (
         "import sys, torch\n"
         "from scaling.spec import Data\n"
@@ -248,7 +255,7 @@ def test_workers_end_with_a_rank_that_is_killed():
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": scratch},
     )
     try:
         pids = [int(pid) for pid in rank.stdout.readline().split()]
