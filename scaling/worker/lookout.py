@@ -5,7 +5,7 @@ on it sends SIGTERM (torchrun, the launcher, Slurm), and then a thread that has 
 `stack-<r>.json`: the stage, the main thread's stack, and the last collective by torch's flight
 recorder. The kernel's signal handler wakes it through a pipe, so it costs nothing until then, and it
 works while the main thread waits in C++. Where even that is not possible (C code that keeps the
-interpreter's lock), faulthandler has put the stacks of all threads into the log by itself.
+interpreter's lock), faulthandler has put the main thread's stack into the log by itself.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def watch(folder: LaunchFolder, rank: int, stage: Callable[[], str]) -> Callable
     # stood; where it does not come, the main thread has not moved.
     signal.signal(signal.SIGTERM, lambda _, frame: interrupted.append(_calls(frame)))
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    faulthandler.register(signal.SIGTERM, chain=True)
+    # Of this thread alone: others run on while faulthandler, without the interpreter's lock, walks through their
+    # stacks, and one that ends meanwhile has crashed the rank instead of letting it write its own.
+    faulthandler.register(signal.SIGTERM, all_threads=False, chain=True)
     os.register_at_fork(after_in_child=_look_away)
 
     def look_out() -> None:

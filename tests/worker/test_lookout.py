@@ -82,7 +82,7 @@ def test_asleep_busy_or_stopped_it_says_where(rank, code, tmp_path):
     found = stack_of(tmp_path)
     assert (found["rank"], found["stage"], found["collective"]) == (3, "warm-up of world size 4", None)
     assert found["stack"][0].endswith(" in stuck")
-    assert "Current thread" in err  # and faulthandler, whatever the interpreter is at
+    assert "Stack (most recent call first)" in err  # and faulthandler, whatever the interpreter is at
 
 
 def test_it_dies_with_whoever_started_it(tmp_path):
