@@ -161,17 +161,21 @@ def _scalars(stamps: BlockStamps, merged: Merged) -> dict[str, float]:
 
 
 def _solo(own: pl.DataFrame, buckets: pl.LazyFrame, n: int) -> dict[tuple[int, int], dict[str, Floats]]:
-    """ddp_solo blocks: per round, `ready` R x K since the step's begin, and means of phases, R each."""
+    """ddp_solo blocks: per round, `ready` R x K since the step's begin, and means of phases, R each.
+
+    A bucket is ready when backward's compute is done, at the latest; DDP's own time for it can say more.
+    """
     steps = own.filter((pl.col("arm") == DDP_SOLO) & pl.col("detailed"))
     rows = (
         buckets.filter((pl.col("arm") == DDP_SOLO) & (pl.col("ready_ns") > 0))
         .select("launch", "round", "rank", "block", "step", "seq", "ready_ns")
         .join(
-            steps.lazy().select("launch", "rank", "block", "step", "begin_ns"),
+            steps.lazy().select("launch", "rank", "block", "step", "begin_ns", "compute_end_ns"),
             on=["launch", "rank", "block", "step"],
         )
+        .with_columns(latest=pl.when(pl.col("compute_end_ns") > 0).then("compute_end_ns"))  # null: no bound
         .group_by("launch", "round", "rank", "seq")
-        .agg(ready=(pl.col("ready_ns") - pl.col("begin_ns")).mean())
+        .agg(ready=(pl.min_horizontal("ready_ns", "latest") - pl.col("begin_ns")).mean())
         .sort("launch", "round", "rank", "seq")
         .collect()
     )

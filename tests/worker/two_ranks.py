@@ -78,7 +78,12 @@ def main(rank: int, store: str) -> None:
     for name, device in (("solo_host", Device()), ("solo_device", Hooked())):
         probe = SoloProbe(alone, device)
         with probe.taking() as take:
-            result[name] = observe(alone, take, inputs)
+            for _ in range(
+                5
+            ):  # a rank that is taken off its core between DDP's reading and ours reads late by that
+                result[name] = observe(alone, take, inputs)
+                if result[name]["rows"][-1][4] <= result[name]["end"]:
+                    break
         result[f"{name}_parameters"] = probe.parameters([result[name]["begin"]])
     result["hooks_left"] = sum(bool(p._post_accumulate_grad_hooks) for p in alone.parameters())
 
