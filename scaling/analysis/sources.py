@@ -21,6 +21,7 @@ from scaling.collect import Tables
 from scaling.plan import Plan, Trial, half_batch
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
 
+HALVED = ("micro.half", "micro.whole")
 OWN = PHASES[:-1]
 """Phases of a rank's own; `exposed` is the others' doing."""
 
@@ -59,8 +60,12 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
         BARE_ONE, ranks=set(peers)
     )  # as the efficiency has it: what a typical rank takes alone
     rounds = rounds.extend({f"alone.{p}": records.column(bare, p) for p in OWN})
-    known = (np.isfinite(values) for values in rounds.values.values())
-    units, groups = rounds.count([there for there in known if there.any()])
+    known = {name: np.isfinite(values) for name, values in rounds.values.items()}
+    # What smaller batches take enters as a number with a doubt of its own, of the rounds whose turn it was.
+    halved = [known[name] for name in HALVED if name in rounds]
+    units, groups = rounds.count(
+        [there for name, there in known.items() if there.any() and name not in HALVED]
+    )
     swept = curve.sweep_rounds(curve.sweep_times(tables.fabric, n), spec.seed)
     if swept is None or not records.bucket_bytes:
         raise UnknownQuantityError("link")
@@ -102,7 +107,9 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
         late=late_set,
         jitter=means["jitter"],
         fixed_share=None if fixed is None else float(fixed[0]),
-        fixed_doubt=0.0 if fixed is None else _half_width(fixed, units, groups),
+        fixed_doubt=0.0
+        if fixed is None
+        else _half_width(fixed, *((units, groups) if shared else rounds.count(halved))),
     )
 
 
@@ -254,17 +261,18 @@ def _halved(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floa
         return {}
     by_round = pairs.group_by("launch", "round").agg(pl.col("own", "own_whole").mean())
     return {
-        f"micro.{name}": records.per_round(
+        name: records.per_round(
             {(a, b): v for a, b, v in by_round.select("launch", "round", column).iter_rows()}
         )
-        for name, column in (("half", "own"), ("whole", "own_whole"))
+        for name, column in zip(HALVED, ("own", "own_whole"), strict=True)
     }
 
 
 def _fixed_by_half(means: Means) -> Floats | None:
     """Of forward and backward, what a line through the whole batch and half of it has at none; None: not measured."""
     try:
-        found: Floats = 2 * means["micro.half"] / means["micro.whole"] - 1
+        half, whole = (means[name] for name in HALVED)
+        found: Floats = 2 * half / whole - 1
     except UnknownQuantityError:
         return None
     return np.clip(found, 0.0, 1.0)

@@ -183,6 +183,17 @@ def test_strong_scaling_knows_its_batches(measure, cluster, expected):
     assert found["small_batch"].value == pytest.approx(target.loss["small_batch"], abs=0.01)
 
 
+def test_rounds_without_half_of_the_batch_count_all_the_same(measure, truth):
+    """Its turn goes round all ranks, so small world sizes have it in few rounds; predictions have every round."""
+    run = measure(dataclasses.replace(truth, rounds=4))
+    for source in read_sources(run.tables, run.plan):
+        assert (source.units, source.groups) == (4, 1)
+        assert source.fixed_share is not None
+        step, point = predict(source, Change())["step"], run.point(source.world_size)
+        assert step.low is not None
+        assert step.n == point.step_ms.n
+
+
 @pytest.mark.parametrize("batch", [8, 16, 64])
 def test_half_of_the_batch_alone_tells_what_other_batches_do_not_spare(sources, truth, expected, batch):
     for n, source in sources.items():
