@@ -74,11 +74,21 @@ def _rate(transfer: Measured, nbytes: int | None, factor: float) -> Measured | N
     return Measured(value, low, high, transfer.n) if low and high else Measured(value, n=transfer.n)
 
 
-def _busy_ns(instances: Sequence[Instance]) -> int:
-    """How long any of them moved data: several at once share the link, and count once, as in a run."""
+def _busy_ns(instances: Sequence[Instance], ranks: Sequence[int]) -> int:
+    """How long each rank moved data, added up: a rank's several at once share its link and count once, as in a run."""
+    return sum(_busy_of([i for i in instances if rank in i.ranks]) for rank in ranks)
+
+
+def _busy_of(instances: Sequence[Instance]) -> int:
     released = np.array([i.released for i in instances], dtype=np.int64)
     transfer = np.array([i.transfer for i in instances], dtype=np.int64)
     return int(merged(released, released + transfer).length)
+
+
+def _over_links(reduced: Instance) -> float:
+    """Bytes of an all-reduce that go over the links of its ranks, all together."""
+    n = len(reduced.ranks)
+    return 2.0 * (n - 1) * (reduced.bytes or 0)  # n times the factor
 
 
 def dilation(job: Job) -> Dilation | None:
@@ -113,18 +123,17 @@ def traffic(matched: Matched, table: Table) -> Comm | None:
     alike = len({tuple(reduces[i].bytes for i in row) for row in per_step}) == 1
     rates, hidden = [], []
     for row in per_step:
-        moved = _busy_ns([reduces[i] for i in row])
-        size = sum(FACTORS["all_reduce"](len(reduces[i].ranks)) * (reduces[i].bytes or 0) for i in row)
-        if moved:
-            rates.append(size * 8 / moved)
+        moved = _busy_ns([reduces[i] for i in row], table.ranks)
+        if moved:  # groups that share no rank share no link: a rate is a rank's
+            rates.append(sum(_over_links(reduces[i]) for i in row) * 8 / moved)
     if "moved" in table.columns:
         in_step: dict[int, list[Instance]] = defaultdict(list)
         for one in shown:
             in_step[one.step].append(one)
         for k in range(steps):
-            ms = _busy_ns(in_step[k]) / 1e6
+            ms = _busy_ns(in_step[k], table.ranks) / 1e6
             if ms:
-                hidden.append(1 - min(float(table.columns["moved"][:, k].mean()) / ms, 1.0))
+                hidden.append(1 - min(float(table.columns["moved"][:, k].sum()) / ms, 1.0))
     buckets = tuple(
         Bucket(
             bytes=reduces[per_step[0][k]].bytes or 0,
@@ -134,9 +143,9 @@ def traffic(matched: Matched, table: Table) -> Comm | None:
         )
         for k in range(len(per_step[0]) if alike else 0)
     )
-    total = sum(i.bytes or 0 for i in reduces)
+    total = sum((i.bytes or 0) * len(i.ranks) for i in reduces)
     return Comm(
-        bytes_per_step=round(total / len(per_step)),
+        bytes_per_step=round(total / len(per_step) / len(table.ranks)),
         buckets=buckets,
         busbw_gbit_s=measured(rates),
         curve_share=None,
