@@ -25,7 +25,7 @@ from scaling.analysis.results import (
 )
 from scaling.analysis.roofline import explain
 from scaling.analysis.split import split
-from scaling.analysis.stats import distinguishable, scaled
+from scaling.analysis.stats import among, distinguishable, scaled
 from scaling.plan import Plan
 
 Gate = Literal["met", "not_met", "undecided", "unjudged"]
@@ -134,12 +134,10 @@ def _cases(base: Analysis, other: Analysis, prices: Prices) -> tuple[CaseCompari
     """Cases that both runs measured."""
     rows: list[Inference | Training] = [*other.inference, *other.training]
     others = {_key(row): row for row in rows}
-    found = []
     rows = [*base.inference, *base.training]
-    for row in rows:
-        beside = others.get(_key(row))
-        if beside is None:
-            continue
+    pairs = [(row, others[_key(row)]) for row in rows if _key(row) in others]
+    found = []
+    for row, beside in pairs:
         ratio = _ratio(beside.samples_per_s, row.samples_per_s)
         found.append(
             CaseComparison(
@@ -148,7 +146,7 @@ def _cases(base: Analysis, other: Analysis, prices: Prices) -> tuple[CaseCompari
                 setting=_setting(row),
                 samples_per_s=(row.samples_per_s, beside.samples_per_s),
                 ratio=ratio,
-                distinguishable=distinguishable(ratio),
+                distinguishable=distinguishable(ratio and among(ratio, len(pairs))),
                 usd_per_million_samples=tuple(
                     usd_per_million(one.samples_per_s, row.world_size, price)
                     for one, price in zip((row, beside), prices, strict=True)

@@ -11,7 +11,7 @@ Communication Operations in MPICH", IJHPCA 19(1), 2005.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -120,7 +120,7 @@ def level(swept: Mapping[str, Sweep], plan: Plan, world_size: int, clock_bound_n
     return Level(
         name="network" if across else "host",
         world_size=world_size,
-        alpha_us=_off(alpha, clock_bound_ns / 1e3 / (2 * (world_size - 1))),
+        alpha_us=widened(alpha, clock_bound_ns / 1e3 / (2 * (world_size - 1))),
         busbw_gbit_s=rounds.ratio(lambda m: 8 / fit(m, sizes, world_size).beta_ns) if fitted else None,
         nominal_gbit_s=None if nominal is None else nominal / 1e9,
         curve=tuple(
@@ -129,14 +129,6 @@ def level(swept: Mapping[str, Sweep], plan: Plan, world_size: int, clock_bound_n
             for size in of
         ),
     )
-
-
-def _off(number: Measured | None, by: float) -> Measured | None:
-    """`number` with what the clocks may be off by on either side; no time or rate is below zero."""
-    wider = widened(number, by)
-    if wider is None or wider is number or wider.low is None:
-        return number
-    return replace(wider, low=max(wider.low, 0.0))
 
 
 def _curve_point(
@@ -148,7 +140,7 @@ def _curve_point(
 
     def known(number: Measured | None) -> Measured:
         assert number is not None
-        found = _off(number, share * number.value)
+        found = widened(number, share * number.value)
         assert found is not None
         return found
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import polars as pl
 
 from scaling.analysis.results import Host, Measured
-from scaling.analysis.stats import Formula, Rounds, among, scaled, widened
+from scaling.analysis.stats import Formula, Rounds, level_of_each, scaled, widened
 from scaling.collect import Tables
 from scaling.plan import Plan
 from scaling.records import BARE_ALL, PAIRS
@@ -42,7 +42,7 @@ def hosts(tables: Tables, plan: Plan, *, floor: float, clock_bound_ns: int = 0) 
         {"step": _own_steps(tables, plan, place), "link": _links(messages, tables, place)}, plan.spec.seed
     )
     size = messages.select(pl.col("bytes").mean()).item()
-    beyond, comparisons = max(floor, FLOOR), len(found) * len(QUANTITIES)
+    beyond, level = max(floor, FLOOR), level_of_each(len(found) * len(QUANTITIES))
     rows = []
     for at, (host, hostname) in enumerate(found):
         step_ratio = rounds.ratio(_over(f"step.{at}", "step.median"))
@@ -53,8 +53,8 @@ def hosts(tables: Tables, plan: Plan, *, floor: float, clock_bound_ns: int = 0) 
         # Clocks are off by this share of a message's time.
         off = 0.0 if link is None else clock_bound_ns * link.value / (8 * size)
         slow = {
-            "step": _beyond(step_ratio, comparisons, beyond),
-            "link": _beyond(rounds.ratio(_over(f"link.{at}", "link.median")), comparisons, beyond + off),
+            "step": _beyond(rounds.ratio(_over(f"step.{at}", "step.median"), level=level), beyond),
+            "link": _beyond(rounds.ratio(_over(f"link.{at}", "link.median"), level=level), beyond + off),
         }
         rows.append(
             Host(
@@ -80,10 +80,9 @@ def _busbw(name: str) -> Formula:
     return lambda m: 8 / m[name]
 
 
-def _beyond(ratio: Measured | None, comparisons: int, floor: float) -> bool:
-    """Whether a time over the median host's is above 1 by more than `floor`, all hosts' figures held at once."""
-    low = None if ratio is None else among(ratio, comparisons).low
-    return low is not None and low > 1 + floor
+def _beyond(ratio: Measured | None, floor: float) -> bool:
+    """Whether a time over the median host's is above 1 by more than `floor`."""
+    return ratio is not None and ratio.low is not None and ratio.low > 1 + floor
 
 
 def _own_steps(tables: Tables, plan: Plan, place: Mapping[tuple[int, int], int]) -> pl.DataFrame:

@@ -25,8 +25,7 @@ def efficiency(n: int, *, strong: bool) -> Callable[[Means], Floats]:
 
 def earlier_wait(m: Means) -> Floats:
     """What earlier micro-steps of accumulation waited, ns: the link's too, where no_sync was left out; else 0."""
-    result: Floats = m["detailed.exposed"] - m["exposed_all"]
-    return result
+    return m["earlier_wait"]
 
 
 def share_of_wait(m: Means, exposed: Floats) -> Floats:

@@ -143,6 +143,9 @@ def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = 
 def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats]:
     """What the ranks did together: merged blocks, their replays, and the step that closure simulates."""
     values = {name: records.per_round(found) for name, found in records.merged.items()}
+    if "exposed_all" in values:  # round by round: one that lacks a rank has no part in it
+        wait = records.column(records.arm(PROBE, detailed=True), "exposed")
+        values["earlier_wait"] = wait - values["exposed_all"]
     mask = np.array([r in typical for r in range(records.trial.world_size)])
     names = ("sim", "sim_typical", "link_exposed", "sim_free")
     simulated: dict[str, dict[tuple[int, int], float]] = {name: {} for name in names}
@@ -222,10 +225,14 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int
     n, total = records.trial.world_size, sum(records.bucket_bytes)
     factor = bus_factor(n)
     nominal, micro_steps = plan.nominal_bit_s(n), plan.spec.accumulation_steps
-    busbw = rounds.ratio(lambda m: factor * total * 8 / m["busy"])
     busy = rounds.measure("busy")
-    if busbw is not None and busy is not None:
-        busbw = no_finer(widened(busbw, busbw.value * clock_bound_ns / busy.value), floor)
+
+    def rate(formula: Callable[[Means], Floats]) -> Measured | None:
+        """Of what moves while the link is busy, whose time the clocks may have wrong."""
+        found = rounds.ratio(formula)
+        off = clock_bound_ns / busy.value if busy else 0.0
+        return found and no_finer(widened(found, found.value * off), floor)
+
     buckets = tuple(
         Bucket(
             bytes=size,
@@ -240,17 +247,23 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int
         gradient_bytes=records.gradient_bytes or None,
         reductions=records.reductions(plan.spec),
         buckets=buckets,
-        busbw_gbit_s=busbw,
+        busbw_gbit_s=rate(lambda m: factor * total * 8 / m["busy"]),
         curve_share=rounds.ratio(lambda m: m["replay"] / m["busy"]),
-        nominal_share=(
-            None
-            if nominal is None
-            else no_finer(rounds.ratio(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal), floor)
-        ),
+        nominal_share=None
+        if nominal is None
+        else rate(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal),
         free_speedup=rounds.ratio(lambda m: 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"]))),
-        hidden_share=rounds.measure(lambda m: 1 - (m["exposed_transfer"] + earlier_wait(m)) / m["busy"]),
+        hidden_share=rounds.measure(lambda m: 1 - _exposed_transfer(m) / m["busy"]),
         least_share=rounds.ratio(lambda m: m["least"] / m["span"]),
     )
+
+
+def _exposed_transfer(m: Means) -> Floats:
+    """All micro-steps', ns: what an earlier one waited is split into transfer and skew as the last one's wait is."""
+    last, waited = m["exposed_transfer"], m["exposed_all"]
+    share = np.divide(last, waited, out=np.ones_like(waited), where=waited > 0)
+    result: Floats = last + earlier_wait(m) * share
+    return result
 
 
 def _ready(name: str, micro_steps: int, m: Means) -> Floats:

@@ -104,11 +104,13 @@ class Rounds:
         """Every quantity's mean and its resampled values."""
         return Means(self.values, self._weights)
 
-    def ratio(self, formula: Formula | str) -> Measured | None:
+    def ratio(self, formula: Formula | str, *, level: float = LEVEL) -> Measured | None:
         """As `measure`, for what is positive by nature: the interval is one of the logarithm."""
-        return self.measure(formula, positive=True)
+        return self.measure(formula, positive=True, level=level)
 
-    def measure(self, formula: Formula | str, *, positive: bool = False) -> Measured | None:
+    def measure(
+        self, formula: Formula | str, *, positive: bool = False, level: float = LEVEL
+    ) -> Measured | None:
         """A formula over the means (or one quantity by name) with its interval; None where unknown."""
         of = (lambda m: m[formula]) if isinstance(formula, str) else formula
         try:
@@ -119,7 +121,7 @@ class Rounds:
         if not np.isfinite(results[0]):
             return None
         units, groups = self.count(list(means.there.values()))
-        return interval(float(results[0]), results[1:], units, groups=groups, positive=positive)
+        return interval(float(results[0]), results[1:], units, groups=groups, positive=positive, level=level)
 
     def count(self, there: Sequence[NDArray[np.bool_]] = ()) -> tuple[int, int]:
         """As `drawn`, of the rounds that have every quantity; where some share no round, the fewest that any has."""
@@ -189,9 +191,15 @@ def resampling_weights(
 
 
 def interval(
-    value: float, resampled: Floats, units: int, *, groups: int = 1, positive: bool = False
+    value: float,
+    resampled: Floats,
+    units: int,
+    *,
+    groups: int = 1,
+    positive: bool = False,
+    level: float = LEVEL,
 ) -> Measured:
-    """`value` with its 95 % interval from resampled values; none below UNITS_MIN units.
+    """`value` with its interval (95 %) from resampled values; none below UNITS_MIN units.
 
     `groups`: each of them was drawn by itself and has a mean of its own; every one beyond the first wants a unit more.
     """
@@ -200,7 +208,7 @@ def interval(
     if free < UNITS_MIN - 1 or len(finite) < RESAMPLES / 2:
         return Measured(value=value, n=units)
     spread = float(np.std(np.log(finite) if positive else finite))
-    half = student(free) * spread * (units / free) ** 0.5
+    half = student(free, level) * spread * (units / free) ** 0.5
     if positive and value > 0:
         return Measured(value=value, low=value * math.exp(-half), high=value * math.exp(half), n=units)
     return Measured(value=value, low=value - half, high=value + half, n=units)
@@ -213,11 +221,16 @@ def student(degrees: int, level: float = LEVEL) -> float:
     return float(stdtrit(degrees, 1 - (1 - level) / 2))
 
 
+def level_of_each(comparisons: int) -> float:
+    """The level at which so many intervals hold all at once (Bonferroni): of a hundred at 95 %, some are out."""
+    return 1 - (1 - LEVEL) / comparisons
+
+
 def among(ratio: Measured, comparisons: int) -> Measured:
-    """A ratio with the interval that holds for so many like it at once (Bonferroni): of a hundred, some are out."""
-    if ratio.low is None or ratio.high is None:
+    """A ratio of two runs with an interval for so many like it at once, where those of one are all that is known."""
+    if ratio.low is None or ratio.high is None or ratio.n < 2:
         return ratio
-    wider = student(ratio.n - 1, 1 - (1 - LEVEL) / comparisons) / student(ratio.n - 1)
+    wider = student(ratio.n - 1, level_of_each(comparisons)) / student(ratio.n - 1)
     low, high = (ratio.value * (edge / ratio.value) ** wider for edge in (ratio.low, ratio.high))
     return Measured(value=ratio.value, low=low, high=high, n=ratio.n)
 
@@ -237,10 +250,11 @@ def departure(ratio: Measured | None) -> float:
 
 
 def widened(number: Measured | None, by: float) -> Measured | None:
-    """The same number with `by` more on either side: a bound that no resampling shows."""
+    """The same number with `by` more on either side, a bound that no resampling shows; not below zero for it."""
     if number is None or number.low is None or number.high is None or not by:
         return number
-    return Measured(value=number.value, low=number.low - by, high=number.high + by, n=number.n)
+    low = max(number.low - by, min(number.low, 0.0))
+    return Measured(value=number.value, low=low, high=number.high + by, n=number.n)
 
 
 def no_finer(number: Measured | None, share: float) -> Measured | None:

@@ -13,6 +13,7 @@ from scaling.analysis.results import (
     Arms,
     Fabric,
     Fits,
+    Inference,
     Loss,
     Measured,
     Point,
@@ -117,6 +118,31 @@ def test_on_one_machine_a_ratio_within_its_drift_is_no_difference(plan):
     assert not found.distinguishable
     (elsewhere,) = compare(run(base), run(other), plan, plan).points
     assert elsewhere.control is None
+
+
+def cases(*rates):
+    """A batch each, samples a second, known to 2 %."""
+    return tuple(
+        Inference(
+            world_size=2,
+            batch=batch,
+            precision="fp32",
+            autocast=False,
+            compile=False,
+            status="done",
+            samples_per_s=about(rate),
+        )
+        for batch, rate in enumerate(rates, 1)
+    )
+
+
+@pytest.mark.parametrize(("many", "told"), [(1, True), (30, False)])
+def test_of_many_cases_none_is_different_for_being_out_by_chance(plan, many, told):
+    """Ratios of +-2.8 %, one of them 3.2 % off: of thirty equal ones, one or two are."""
+    base = replace(run(), inference=cases(*[100.0] * many))
+    other = replace(run(), inference=cases(96.8, *[100.0] * (many - 1)))
+    found = compare(base, other, plan, plan).cases
+    assert [case.distinguishable for case in found] == [told, *[False] * (many - 1)]
 
 
 def test_causes_say_in_ms_where_the_difference_comes_from(plan):

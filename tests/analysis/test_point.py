@@ -323,15 +323,22 @@ def test_the_report_has_how_often_gradients_are_reduced(busy):
 # Accumulation
 
 
-def test_what_earlier_micro_steps_waited_is_not_hidden(measure, cluster):
-    run = measure(cluster.Truth(world_sizes=(1, 4)))
+@pytest.mark.parametrize("late_ns", [0, 50_000_000])
+def test_what_earlier_micro_steps_waited_for_the_link_is_not_hidden(measure, cluster, late_ns):
+    """What they waited for a late rank is no transfer, hidden or not."""
+    late = cluster.Straggler(rank=1, extra_ns=late_ns)
+    run = measure(cluster.Truth(world_sizes=(1, 4), stragglers=(late,) if late_ns else ()))
     probed = (pl.col("arm") == "probe") & pl.col("detailed")
     waited = run.tables.steps.with_columns(earlier_wait_ns=pl.when(probed).then(5_000_000).otherwise(0))
     before, after = (
         found.points[1].comm for found in (run.analysis, run.analyze(replace(run.tables, steps=waited)))
     )
     busy_ns = 2 * 3 / 4 * before.bytes_per_step * 8 / before.busbw_gbit_s.value
-    assert before.hidden_share.value - after.hidden_share.value == pytest.approx(5e6 / busy_ns, rel=1e-3)
+    parts = run.analysis.points[1].parts_ms
+    of_link = parts.exposed_transfer.value / (parts.exposed_transfer.value + parts.exposed_skew.value)
+    assert before.hidden_share.value - after.hidden_share.value == pytest.approx(
+        5e6 * of_link / busy_ns, rel=1e-3
+    )
 
 
 def test_a_bucket_is_ready_so_long_after_the_last_backward_began(measure, cluster):

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from scaling.analysis.results import Measured
-from scaling.analysis.stats import Rounds, distinguishable, drawn, no_finer, resampling_weights, scaled
+from scaling.analysis.stats import (
+    Rounds,
+    distinguishable,
+    drawn,
+    level_of_each,
+    no_finer,
+    resampling_weights,
+    scaled,
+    widened,
+)
 
 EXPERIMENTS = 2000
 
@@ -113,6 +122,18 @@ def test_two_launches_that_differ_hold_their_own_mean_as_often_as_said(rounds):
         found = base.extend({"x": 5.0 * launch + rng.standard_normal(2 * rounds)}).measure("x")
         held += found.low < 2.5 < found.high
     assert 0.93 < held / trials < 0.985
+
+
+def test_another_level_takes_the_degrees_of_freedom_that_there_are():
+    """Two launches of three rounds: four of them."""
+    rounds = Rounds({"x": 10 + np.arange(6.0) % 4}, np.repeat([0, 1], 3))
+    usual, strict = rounds.measure("x"), rounds.measure("x", level=level_of_each(8))
+    assert strict.half_width / usual.half_width == pytest.approx(5.26 / 2.776, rel=1e-3)  # t at 0.625 and 5 %
+
+
+def test_a_bound_takes_nothing_below_zero():
+    assert widened(Measured(5.0, 4.0, 6.0), 24.0) == Measured(5.0, 0.0, 30.0)
+    assert widened(Measured(0.5, -1.0, 2.0), 24.0) == Measured(0.5, -1.0, 26.0)
 
 
 def test_what_was_drawn_is_launches_from_three_on():
