@@ -79,10 +79,9 @@ def _main_cause(analysis: Analysis, point: Point) -> str:
         hint = " (a hint only)" if main.confidence == "low" else ""
         if point.efficiency is None:
             return f"; {share} % of it is {cause}{hint}."
-        lost = 1 - point.efficiency.value
-        if main.cause == "input" and main.share.value > lost:  # alone it waits as well
+        if main.cause == "input" and not _mostly_lost(main.share, point):  # alone it waits as well
             return f"; but {share} % of every step waits for {cause}{hint}."
-        part = _part(main.share, point, lost)
+        part = _part(main.share, point, point.efficiency)
         if part is None:
             return f"; {share} % of the step is shown to be lost to {cause}{hint}."
         return f"; {part} of the loss, {share} % of the step, is {cause}{hint}."
@@ -93,11 +92,23 @@ def _main_cause(analysis: Analysis, point: Point) -> str:
     return "."
 
 
-def _part(share: Measured, point: Point, lost: float) -> str | None:
-    """What part of the loss a cause can be said to be; None where some other term of it may be the largest."""
+def _mostly_lost(waits: Measured, point: Point) -> bool:
+    """Whether half of a wait for input or more is beyond what one rank alone waits: the rest is no loss of scaling."""
+    grown = point.loss.input if point.loss else None
+    return grown is not None and grown.value >= waits.value / 2
+
+
+def _part(share: Measured, point: Point, efficiency: Measured) -> str | None:
+    """What part of the loss a cause can be said to be; None where some other term of it may be the largest.
+
+    None too where the loss is smaller than the cause: other terms are gains then, and a part of it says nothing.
+    """
+    if point.loss is None or share.value > 1 - efficiency.value:
+        return None
+    lost = 1 - (efficiency.value if efficiency.low is None else efficiency.low)
     if share.low is not None and share.low > lost / 2:
         return "most"
-    terms = [getattr(point.loss, f.name) for f in fields(point.loss)] if point.loss else []
+    terms = [getattr(point.loss, f.name) for f in fields(point.loss)]
     return "the largest part" if all(t is None or t.value <= share.value for t in terms) else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from scaling.analysis.results import (
     Comparison,
@@ -63,6 +64,7 @@ def _fastest(like: Sequence[tuple[str, Comparison]], base: str) -> str:
 def _largest(found: Sequence[tuple[str, PointComparison]], base: str) -> str:
     """Which of several runs gives the most over the base, and which others that cannot be told from."""
     ratios = [(name, p.ratio, p.distinguishable) for name, p in found if p.ratio is not None]
+    sure = {name: _with_drift(p) for name, p in found if p.ratio is not None}
     bare = [name for name, ratio, _ in ratios if ratio.low is None]
     if len(bare) == len(ratios):
         return "the throughput ratios are from too few rounds for an interval: measure longer"
@@ -74,12 +76,21 @@ def _largest(found: Sequence[tuple[str, PointComparison]], base: str) -> str:
             return f"none of {'the others' if clear else 'these runs'} is {told}"
         return f"none of the runs with an interval is {told}; too few rounds for one: {', '.join(bare)}"
     name, ratio = max(faster, key=lambda pair: pair[1].value)
-    rivals = [other for other, its, _ in ratios if other != name and not _above(ratio, its)]
+    rivals = [other for other in sure if other != name and not _above(sure[name], sure[other])]
     times = f"{quantity(ratio)} times the throughput of {base}"
     if not rivals:
         return f"{name} is the fastest: {times}"
     most = "has the largest ratio" if ratio.value >= max(its.value for _, its, _ in ratios) else "is faster"
     return f"{name} {most}, {times}, not told from {' and '.join(rivals)}"
+
+
+def _with_drift(point: PointComparison) -> Measured:
+    """A ratio whose interval reaches as far as the machine itself moved between the runs."""
+    ratio, moved = point.ratio, abs(point.control.value - 1) if point.control else 0.0
+    assert ratio is not None
+    if ratio.low is None or ratio.high is None:
+        return ratio
+    return replace(ratio, low=ratio.low - moved, high=ratio.high + moved)
 
 
 def _above(ratio: Measured, other: Measured) -> bool:

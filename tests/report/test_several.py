@@ -99,6 +99,19 @@ def test_one_is_the_fastest_only_where_it_is_told_from_all_others(sample, ratios
     assert versus.answer_of_several(at_four(sample, *found), NAMES) == f"At 4 ranks {said}"
 
 
+def test_the_fastest_is_told_beyond_what_the_machine_moved_between_the_runs(sample):
+    """b is 1.20 of a on a machine that was 1.10 as fast meanwhile, c 1.12 on one that was the same."""
+    ratios = [(sample.about(1.2, 0.01), True), (sample.about(1.12, 0.01), True)]
+    steady = at_four(sample, *ratios)
+    moved = [
+        replace(one, points=(replace(one.points[0], control=Measured(control, n=8)),))
+        for one, control in zip(steady, (1.1, 1.0), strict=True)
+    ]
+    assert "b is the fastest" in versus.answer_of_several(steady, NAMES)
+    assert "b has the largest ratio" in versus.answer_of_several(moved, NAMES)
+    assert "not told from c" in versus.answer_of_several(moved, NAMES)
+
+
 def test_every_renderer_says_that_a_ratio_has_no_interval(sample):
     bare = (Measured(2.97, n=2), False)
     (one,) = at_four(sample, bare)

@@ -1,11 +1,11 @@
 import io
-from dataclasses import replace
+from dataclasses import fields, replace
 from html import unescape
 
 import pytest
 from rich.console import Console
 
-from scaling.analysis.results import Fabric, Fits, KarpFlatt, Measured, TrialOutcome, Usl
+from scaling.analysis.results import Fabric, Fits, KarpFlatt, Loss, Measured, TrialOutcome, Usl
 from scaling.report import findings, text
 from scaling.report.html import page
 from scaling.report.markdown import markdown
@@ -115,6 +115,45 @@ def test_the_answer_says_no_more_of_the_main_cause_than_is_shown(
     verdict = replace(good.verdicts[0], share=share, confidence=confidence)
     points = (*good.points[:-1], replace(good.points[-1], loss=loss))
     assert said in findings.answer(replace(good, points=points, verdicts=(verdict,)))
+
+
+@pytest.mark.parametrize(
+    ("efficiency", "said"),
+    [
+        (Measured(0.574, 0.562, 0.586), "; most of the loss, 38 % of the step"),
+        (
+            Measured(0.574, 0.20, 0.80),
+            "; the largest part of the loss, 38 % of the step",
+        ),  # it may be 80 % that is lost
+        (
+            Measured(0.97, 0.96, 0.98),
+            "; 38 % of the step is shown to be lost to link bandwidth",
+        ),  # the rest is gains
+        (Measured(1.02, 1.01, 1.03), "; 38 % of the step is shown to be lost to link bandwidth"),
+    ],
+)
+def test_no_part_of_a_loss_that_is_smaller_or_not_known_so_well(sample, efficiency, said):
+    good = sample.good()
+    share = Measured(0.383, 0.36, 0.40)
+    point = replace(
+        good.points[-1], efficiency=efficiency, loss=replace(good.points[-1].loss, link_bandwidth=share)
+    )
+    verdict = replace(good.verdicts[0], share=share)
+    assert said in findings.answer(replace(good, points=(*good.points[:-1], point), verdicts=(verdict,)))
+
+
+@pytest.mark.parametrize("grown", [Measured(0.0), Measured(0.15), None])
+def test_waiting_for_input_is_a_loss_only_beyond_what_a_rank_alone_waits(sample, grown):
+    """Also where it is the largest share there is, and where what the loss is made of is not known."""
+    good, share = sample.good(), Measured(0.2, 0.19, 0.21)
+    terms = {f.name: Measured(0.1) for f in fields(Loss)}
+    loss = None if grown is None else Loss(**{**terms, "input": grown})
+    point = replace(good.points[-1], efficiency=Measured(0.7, 0.68, 0.72), loss=loss)
+    verdict = replace(good.verdicts[0], cause="input", share=share)
+    said = findings.answer(replace(good, points=(*good.points[:-1], point), verdicts=(verdict,)))
+    waits = "but 20.0 % of every step waits for input"
+    assert (waits in said) == (grown is None or grown.value < 0.1)
+    assert ("of the loss" in said) == (waits not in said)
 
 
 def test_the_answer_takes_the_verdicts_order(sample):
