@@ -49,6 +49,8 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
         silent_s, missing = _wait(process, launch, measure, progress)
         left = workers.end(launch) if process.poll() is None else []
     except KeyboardInterrupt as stop:
+        if process is not None:
+            _end(process)  # before Slurm is asked why, which can take a minute
         why = slurm.interruption() if stop.args else "interrupted by Ctrl-C"
         return Outcome(status="interrupted", error=why)
     finally:
@@ -85,21 +87,33 @@ def _start(command: Command, launch: LaunchFolder) -> subprocess.Popen[bytes]:
 def _held_back() -> Iterator[None]:
     """Ctrl-C and SIGTERM come after what is done here: a process that is being started is nobody's to end yet."""
     came: list[tuple[int, FrameType | None]] = []
-    before = {
-        number: signal.signal(number, lambda *what: came.append(what))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    holding = True
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        handler = before[signal.Signals(number)]
+        if callable(handler):
+            handler(number, frame)
+        elif handler == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    def take(number: int, frame: FrameType | None) -> None:
+        if holding:
+            came.append((number, frame))
+        else:  # what the other signal's handler raises can leave this one in its place
+            pass_on(number, frame)
+
     try:
+        for number in before:
+            signal.signal(number, take)
         yield
     finally:
+        holding = False
         for number, handler in before.items():
             signal.signal(number, handler)
-    for came_number, frame in came:
-        handler = before[signal.Signals(came_number)]
-        if callable(handler):
-            handler(came_number, frame)
-        elif handler == signal.SIG_DFL:
-            os.kill(os.getpid(), came_number)
+    for one in came:
+        pass_on(*one)
 
 
 def describe(command: Command) -> str:
@@ -143,7 +157,11 @@ def _wait(
         missing = roll.missing()
         complete = complete if missing else now
         if now - complete > MISSING_S:
-            return 0.0, missing
+            roll.call()  # what was noted may have been a process of the rank's own
+            missing = roll.missing()
+            if missing:
+                return 0.0, missing
+            complete = now
         if now - heard > patience:
             return now - heard, missing
     return 0.0, frozenset()

@@ -23,6 +23,7 @@ class Worker:
     rank: int
     """As torchrun numbers it."""
     stopped: bool
+    parent: int
 
 
 def find(launch: LaunchFolder) -> list[Worker]:
@@ -37,8 +38,9 @@ def find(launch: LaunchFolder) -> list[Worker]:
                 continue
             environment = (process / "environ").read_bytes().split(b"\0")
             (rank,) = [int(entry[5:]) for entry in environment if entry.startswith(b"RANK=")]  # srun has none
-            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-            found.append(Worker(pid=int(process.name), rank=rank, stopped=state in "Tt"))
+            state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
+            pid = int(process.name)
+            found.append(Worker(pid=pid, rank=rank, stopped=state in "Tt", parent=int(parent)))
     return found
 
 
@@ -51,7 +53,11 @@ class Roll:
 
     def call(self) -> None:
         """Note who is there now. It reads the whole list of processes: not while anything is measured."""
-        self._pids |= {worker.rank: worker.pid for worker in find(self._launch)}
+        found = find(self._launch)
+        pids = {
+            worker.pid for worker in found
+        }  # what a rank forks has its words too, and may end when it likes
+        self._pids |= {worker.rank: worker.pid for worker in found if worker.parent not in pids}
 
     def missing(self) -> frozenset[int]:
         """Ranks, as torchrun numbers them, that ended while others go on; none where all have ended.

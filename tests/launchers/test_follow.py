@@ -45,3 +45,28 @@ def test_ctrl_c_while_a_launch_is_being_started_leaves_none_behind(launch, monke
         signal.signal(signal.SIGINT, before)
     assert (outcome.status, outcome.error) == ("interrupted", "interrupted by Ctrl-C")
     assert [process.returncode for process in started] == [-signal.SIGTERM]
+
+
+def test_a_signal_whose_handler_raises_leaves_the_other_one_s_in_place(launch, monkeypatch):
+    """Ctrl-C comes between the moment in which its own handler is back and the moment in which SIGTERM's is."""
+    told, install = [], signal.signal
+    before = {
+        signal.SIGINT: install(signal.SIGINT, signal.default_int_handler),
+        signal.SIGTERM: install(signal.SIGTERM, lambda number, _: told.append(number)),
+    }
+
+    def interrupted(number, handler):
+        replaced = install(number, handler)
+        if number == signal.SIGINT and handler is signal.default_int_handler:
+            os.kill(os.getpid(), signal.SIGINT)
+        return replaced
+
+    monkeypatch.setattr(signal, "signal", interrupted)
+    try:
+        outcome = follow(SLEEP, launch, SimpleNamespace(step_timeout_s=10), lambda _: None)
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            install(number, handler)
+    assert outcome.status == "interrupted"
+    assert told == [signal.SIGTERM]

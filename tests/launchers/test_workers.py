@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -22,10 +25,10 @@ def worker(launch):
     """worker(rank): a process that says that it is one; ended with the test."""
     started = []
 
-    def start(rank, index=0):
+    def start(rank, index=0, code="print(flush=True); input()"):
         told = ["-m", "scaling.worker", str(launch.path.parent.parent), str(index)]
         process = subprocess.Popen(
-            [sys.executable, "-c", "print(flush=True); input()", *told],
+            [sys.executable, "-c", code, *told],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ if rank is None else {**os.environ, "RANK": str(rank)},
@@ -60,6 +63,19 @@ def test_one_that_ended_is_missing_while_another_goes_on(launch, worker):
     assert roll.missing() == {1}
     first.communicate()
     assert roll.missing() == frozenset(), "all ended: no one of them is missing"
+
+
+def test_what_a_rank_forks_is_not_the_rank(launch, worker):
+    """A pool of processes that prepares data, say; they have its command line, and end when they are done."""
+    roll = Roll(launch)
+    worker(0)
+    rank = worker(1, code="import os; os.fork() and (print(flush=True), os.wait()); input()")
+    (child,) = {found.pid for found in find(launch) if found.rank == 1} - {rank.pid}
+    roll.call()
+    os.kill(child, signal.SIGKILL)
+    while Path(f"/proc/{child}").exists():
+        time.sleep(0.01)
+    assert roll.missing() == frozenset()
 
 
 def test_one_that_was_seen_before_the_others_came_counts(launch, worker):
