@@ -52,7 +52,8 @@ def measure(folder: Path) -> int:
         done = run([sys.executable, "-m", "scaling.cli", "run", *arguments], timeout_s=RUN_S)
         print(done.stdout, end="", flush=True)
         if done.returncode not in (0, 3):
-            failed.append(f"{name}: exit status {done.returncode}")
+            why = (done.stderr.strip().splitlines() or ["no word"])[-1]
+            failed.append(f"{name}: exit status {done.returncode}: {why}")
             continue
         analysis = json.loads((folder / name / "analysis.json").read_text(encoding="utf-8"))
         failed += [f"{name}: {what}" for what in (*missing(analysis, overrides), *problems(analysis))]

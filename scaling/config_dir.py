@@ -20,13 +20,15 @@ def named(arguments: list[str]) -> Path | None:
 
 
 def require_own_names(folder: Path) -> None:
-    """InputError where a file has the name of one of conf/: Hydra would take that one, and not say so."""
+    """InputError where a file has the name of one of conf/: Hydra would take that one, and not say so.
+
+    Of the groups alone: DIR/config.yaml, some other program's say, cannot be asked for by any name.
+    """
     ours = resources.folder("conf")
-    for path in sorted(folder.rglob("*.yaml")):
-        known = ours / path.relative_to(folder)
-        if known.is_file() and path.read_bytes() != known.read_bytes():
-            what = f"{path.parent.name}={path.stem}" if path.parent != folder else path.stem
+    for known in sorted(ours.glob("*/*.yaml")):
+        path = folder / known.relative_to(ours)
+        if path.is_file() and path.read_bytes() != known.read_bytes():
             raise InputError(
-                f"{path}: {what} is one of those that come with the program, which would be taken instead; "
-                "a name of its own is expected"
+                f"{path}: {path.parent.name}={path.stem} is one of those that come with the program, which would be "
+                "taken instead; a name of its own is expected"
             )

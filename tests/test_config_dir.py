@@ -33,5 +33,13 @@ def test_a_copy_of_ours_that_was_changed_is_refused_and_the_file_named(tmp_path,
     assert err.startswith("scaling: mine/topology/nvlink_node.yaml: topology=nvlink_node is one of those")
 
 
+def test_the_folder_of_another_program_will_do(tmp_path, monkeypatch):
+    """Its own config.yaml stays its own: nothing of it is read, and nothing could have been meant by it."""
+    monkeypatch.chdir(tmp_path)
+    Path("conf").mkdir()
+    Path("conf/config.yaml").write_text("database: mysql\n")
+    assert main(["plan", "--config-dir", "conf", "topology=local", "world_sizes=[1]"]) == 0
+
+
 def test_our_own_folder_is_no_other(capsys):
     assert main(["plan", "--config-dir", str(folder("conf")), "topology=local"]) == 0
