@@ -261,6 +261,7 @@ def test_images_of_another_size_than_the_models(tmp_path, monkeypatch, capsys):
     assert err.endswith("(data.image=24 beside model.image=16)\n")
 
 
+@pytest.mark.slow
 def test_compile_without_a_compiler(tmp_path_factory, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CXX", "/nowhere/c++")

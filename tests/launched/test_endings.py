@@ -72,6 +72,7 @@ def test_ctrl_c_before_anything_is_measured_says_how_to_go_on_too(tmp_path, left
     assert left_behind(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_emulated_run_whose_driver_is_killed_leaves_no_process_and_goes_on_when_asked(
     scaling, tmp_path, left_behind
 ):
