@@ -51,8 +51,8 @@ class Source:
     jitter: Floats  # S: standard deviation of a rank's own time from step to step
     fixed_share: float | None
     """Of forward and backward, what a smaller micro-batch would not spare; None: one batch was measured."""
-    fixed_doubt: float = 0.0
-    """Half of its 95 % interval."""
+    fixed_doubt: float | None = None
+    """Half of its 95 % interval; None: the data bear none."""
 
     @property
     def peers(self) -> list[int]:

@@ -11,7 +11,7 @@ Communication Operations in MPICH", IJHPCA 19(1), 2005.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -120,7 +120,7 @@ def level(swept: Mapping[str, Sweep], plan: Plan, world_size: int, clock_bound_n
     return Level(
         name="network" if across else "host",
         world_size=world_size,
-        alpha_us=widened(alpha, clock_bound_ns / 1e3 / (2 * (world_size - 1))),
+        alpha_us=_from_none(widened(alpha, clock_bound_ns / 1e3 / (2 * (world_size - 1)))),
         busbw_gbit_s=rounds.ratio(lambda m: 8 / fit(m, sizes, world_size).beta_ns) if fitted else None,
         nominal_gbit_s=None if nominal is None else nominal / 1e9,
         curve=tuple(
@@ -129,6 +129,11 @@ def level(swept: Mapping[str, Sweep], plan: Plan, world_size: int, clock_bound_n
             for size in of
         ),
     )
+
+
+def _from_none(time: Measured | None) -> Measured | None:
+    """The same with an interval that does not reach below none: it may be none, so it is no interval of a logarithm."""
+    return time if time is None or time.low is None else replace(time, low=max(time.low, 0.0))
 
 
 def _curve_point(

@@ -36,6 +36,8 @@ def hosts(tables: Tables, plan: Plan, *, floor: float, clock_bound_ns: int = 0) 
     if not topology.spread or topology.hosts_of(plan.ranks) < 2:
         return ()
     found = sorted({(file.host, file.hostname) for file in tables.ranks})
+    if not found:  # no launch measured it
+        return ()
     place = {(file.launch, file.rank): found.index((file.host, file.hostname)) for file in tables.ranks}
     messages = tables.buckets.filter(pl.col("arm") == PAIRS)
     rounds = _rounds(

@@ -61,8 +61,7 @@ def leans(source: Source, change: Change, *, other_launch: bool) -> tuple[Lean, 
     if moved:
         found += [Lean(jitter=0.0)]
     if micro_batch != source.batch / source.accumulation:
-        known = source.fixed_share is not None
-        found += [Lean(fixed_off=source.fixed_doubt if known else FIXED_SHARE)]
+        found += [Lean(fixed_off=FIXED_SHARE if source.fixed_doubt is None else source.fixed_doubt)]
     return tuple(found)
 
 

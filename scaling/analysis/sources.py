@@ -107,7 +107,7 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
         late=late_set,
         jitter=means["jitter"],
         fixed_share=None if fixed is None else float(fixed[0]),
-        fixed_doubt=0.0
+        fixed_doubt=None
         if fixed is None
         else _half_width(fixed, *((units, groups) if shared else rounds.count(halved))),
     )
@@ -285,7 +285,6 @@ def _fixed(alone: Mapping[str, Floats], whole: Mapping[str, Floats], parts: int)
     return np.clip(1 - each / small, 0.0, 1.0)
 
 
-def _half_width(values: Floats, units: int, groups: int) -> float:
-    """Of the 95 % interval of a quantity; 0 where there is none."""
-    found = interval(float(values[0]), values[1:], units, groups=groups)
-    return 0.0 if found.low is None or found.high is None else (found.high - found.low) / 2
+def _half_width(values: Floats, units: int, groups: int) -> float | None:
+    """Of the 95 % interval of a quantity; None where there is none."""
+    return interval(float(values[0]), values[1:], units, groups=groups).half_width

@@ -231,7 +231,7 @@ def among(ratio: Measured, comparisons: int) -> Measured:
     if ratio.low is None or ratio.high is None or ratio.n < 2:
         return ratio
     wider = student(ratio.n - 1, level_of_each(comparisons)) / student(ratio.n - 1)
-    low, high = (ratio.value * (edge / ratio.value) ** wider for edge in (ratio.low, ratio.high))
+    low, high = (ratio.value + (edge - ratio.value) * wider for edge in (ratio.low, ratio.high))
     return Measured(value=ratio.value, low=low, high=high, n=ratio.n)
 
 

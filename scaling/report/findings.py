@@ -75,13 +75,16 @@ def _main_cause(analysis: Analysis, point: Point) -> str:
     if named:
         main = next((v for v in named if v.cause != "slow_path"), named[0])  # the verdicts' own order
         assert main.share is not None
-        share, cause = value_of(main.share, 100), cause_name(main.cause)
+        grown = point.loss.input if point.loss and main.cause == "input" else None
+        waits, cause = value_of(main.share, 100), cause_name(main.cause)
         hint = " (a hint only)" if main.confidence == "low" else ""
         if point.efficiency is None:
-            return f"; {share} % of it is {cause}{hint}."
-        if main.cause == "input" and not _mostly_lost(main.share, point):  # alone it waits as well
-            return f"; but {share} % of every step waits for {cause}{hint}."
-        part = _part(main.share, point, point.efficiency)
+            return f"; {waits} % of it is {cause}{hint}."
+        # What one rank alone waits as well is no loss of scaling.
+        if main.cause == "input" and (grown is None or grown.value < main.share.value / 2):
+            return f"; but {waits} % of every step waits for {cause}{hint}."
+        lost = grown or main.share
+        part, share = _part(lost, point, point.efficiency), value_of(lost, 100)
         if part is None:
             return f"; {share} % of the step is shown to be lost to {cause}{hint}."
         return f"; {part} of the loss, {share} % of the step, is {cause}{hint}."
@@ -90,12 +93,6 @@ def _main_cause(analysis: Analysis, point: Point) -> str:
     if any(v.cause == "undecided" for v in here):
         return "; what takes the rest is undecided."
     return "."
-
-
-def _mostly_lost(waits: Measured, point: Point) -> bool:
-    """Whether half of a wait for input or more is beyond what one rank alone waits: the rest is no loss of scaling."""
-    grown = point.loss.input if point.loss else None
-    return grown is not None and grown.value >= waits.value / 2
 
 
 def _part(share: Measured, point: Point, efficiency: Measured) -> str | None:

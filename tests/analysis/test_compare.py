@@ -145,6 +145,13 @@ def test_of_many_cases_none_is_different_for_being_out_by_chance(plan, many, tol
     assert [case.distinguishable for case in found] == [told, *[False] * (many - 1)]
 
 
+def test_cases_that_are_known_to_no_better_than_themselves_are_not_told_apart(plan):
+    """An interval that reaches below zero."""
+    rough = tuple(replace(c, samples_per_s=about(100.0, 1.3)) for c in cases(100.0, 100.0))
+    found = compare(replace(run(), inference=rough), replace(run(), inference=rough), plan, plan).cases
+    assert [case.distinguishable for case in found] == [False, False]
+
+
 def test_causes_say_in_ms_where_the_difference_comes_from(plan):
     slow = point(step=120.0, alone=60.0, link_bandwidth=0.5)
     fast = point(step=80.0, alone=60.0, link_bandwidth=0.25)

@@ -53,6 +53,18 @@ def test_a_host_whose_link_is_slower_is_named_and_its_partners_are_not(measure, 
     assert gbit_s == pytest.approx([8 / 2.0] * 3, rel=0.05)  # 2 ns a byte
 
 
+def test_where_the_largest_world_size_was_not_measured_no_host_is_told(measure, spread):
+    """Out of memory there, say; the rest is analysed all the same."""
+    run = measure(spread())
+    smaller = {
+        name: getattr(run.tables, name).filter(pl.col("world_size") < 4)
+        for name in ("blocks", "steps", "buckets", "fabric", "parameters")
+    }
+    analysis = run.analyze(replace(run.tables, **smaller))
+    assert analysis.hosts == ()
+    assert analysis.points[1].step_ms is not None
+
+
 def test_two_hosts_can_each_be_slow_in_their_own_way(measure, spread, cluster):
     extra = cluster.Straggler(rank=1, extra_ns=EXTRA_NS, alone=True)
     assert slow(measure(spread(stragglers=(extra,), slow_links=((2, 2.0),)))) == {1: ("step",), 2: ("link",)}

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from scaling.analysis.change import Change
-from scaling.analysis.predict import predict
+from scaling.analysis.predict import FIXED_SHARE, leans, predict
 from scaling.analysis.ring import Hops
 from scaling.analysis.sources import read_sources
 from scaling.analysis.whatif import outcome
@@ -189,6 +189,10 @@ def test_rounds_without_half_of_the_batch_count_all_the_same(measure, truth):
     for source in read_sources(run.tables, run.plan):
         assert (source.units, source.groups) == (4, 1)
         assert source.fixed_share is not None
+        # Two ranks have half of the batch in two rounds only: then what it tells is known as badly as it ever is.
+        assert (source.fixed_doubt is None) == (source.world_size == 2)
+        (fixed,) = (lean for lean in leans(source, Change(batch=8), other_launch=False) if lean.fixed_off)
+        assert fixed.fixed_off == (FIXED_SHARE if source.world_size == 2 else source.fixed_doubt)
         step, point = predict(source, Change())["step"], run.point(source.world_size)
         assert step.low is not None
         assert step.n == point.step_ms.n
