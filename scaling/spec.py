@@ -228,5 +228,5 @@ class WhatIf:
     without_straggler: bool
 
     def batch_at(self, world_size: int, mode: str) -> int:
-        """Samples a rank and optimizer step."""
-        return max(1, self.global_batch // world_size) if mode == "strong" else self.batch_per_rank
+        """Samples a rank and optimizer step; where they do not come out even, of the rank that has most."""
+        return -(-self.global_batch // world_size) if mode == "strong" else self.batch_per_rank

@@ -100,7 +100,10 @@ def test_every_machine_that_is_shipped(capsys, run, machine):
             capsys, run, f"topology={machine}", f"topology.link.rate={rate}", "world_sizes=[4,64]"
         )
         inside, across = found["points"]
-        assert inside["efficiency"]["value"] >= across["efficiency"]["value"]
+        if machine.endswith("_node"):  # a site's own: what joins its devices is for the run to measure
+            assert "nothing is known of what joins them" in inside["cannot"]
+        else:
+            assert inside["efficiency"]["value"] >= across["efficiency"]["value"]
         assert across["hosts"] in (8, 16)
 
 

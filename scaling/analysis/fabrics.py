@@ -41,14 +41,24 @@ def measured_fabric(topology: Topology, sources: Sequence[Source]) -> Fabric:
     return Fabric(levels=(*levels, network), doubt=doubt)
 
 
-def named_fabric(topology: Topology, own: Topology, source: Source) -> Fabric:
+def named_fabric(topology: Topology, own: Topology, source: Source, world_size: int) -> Fabric:
     """A topology's links from their rates; what they do not tell is as in `source`."""
-    found = [_hops(_reached(level), level.name, level.ranks, own, source) for level in topology.levels]
+    apart = topology.spread and world_size <= topology.hosts  # each on a host of its own
+    levels = () if apart else topology.levels
+    found = [_hops(_reached(level), level.name, level.ranks, own, source) for level in levels]
     if topology.link.rate_bit_s is not None:
         found.append(_hops(topology.link, "network", None, own, source))
     return Fabric(
         levels=tuple(hops for hops, _ in found), doubt=max((doubt for _, doubt in found), default=0.0)
     )
+
+
+def inside_fabric(topology: Topology, own: Topology, sources: Sequence[Source]) -> Fabric | None:
+    """What joins the ranks of one host where a topology has no levels: as measured; None where it was not."""
+    inside = [s.link for s in sources if own.hosts_of(s.world_size) == 1][-1:]
+    doubt = 0.0 if topology.name == own.name else DOUBT_OTHER_KIND
+    levels = tuple(replace(link, ranks=topology.ranks_per_host) for link in inside)
+    return Fabric(levels=levels, doubt=doubt) if levels else None
 
 
 def _reached(level: Level) -> Level:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from scaling.analysis.change import Change, Source
 from scaling.analysis.cost import inverse
-from scaling.analysis.fabrics import Fabric, measured_fabric, named_fabric
+from scaling.analysis.fabrics import Fabric, inside_fabric, measured_fabric, named_fabric
 from scaling.analysis.predict import predict
 from scaling.analysis.results import (
     SCHEMA,
@@ -29,6 +29,12 @@ HALF = 0.5
 _NO_SOURCE = (
     "at no world size above 1 was all measured that this starts from: a step's parts, its buckets, the link, and in "
     "strong scaling the whole batch on one rank"
+)
+
+
+_NOTHING_INSIDE = (
+    "these ranks are on one host, and nothing is known of what joins them there: the run measured no world size on one "
+    "host, and the topology has no levels"
 )
 
 
@@ -113,7 +119,12 @@ def change_of(n: int, source: Source, sources: Sequence[Source], plan: Plan, ask
 def _fabric(n: int, source: Source, sources: Sequence[Source], own: Topology, asked: WhatIf) -> Fabric | None:
     """None where the measured link of `source` stands as it is. NoPathError where nothing joins `n` ranks."""
     named = asked.elsewhere
-    fabric = named_fabric(asked.topology, own, source) if named else measured_fabric(own, sources)
+    if named and _within(n, asked.topology):
+        inside = inside_fabric(asked.topology, own, sources)
+        if inside is None:
+            raise NoPathError(_NOTHING_INSIDE)
+        return None if inside.doubt == 0.0 and own.hosts_of(source.world_size) == 1 else inside
+    fabric = named_fabric(asked.topology, own, source, n) if named else measured_fabric(own, sources)
     joined = max((n if level.ranks is None else level.ranks for level in fabric.levels), default=1)
     if n > joined:
         raise NoPathError(
@@ -122,6 +133,11 @@ def _fabric(n: int, source: Source, sources: Sequence[Source], own: Topology, as
         )
     same = not named and (own.hosts_of(n) > 1) == (own.hosts_of(source.world_size) > 1)
     return None if same else fabric
+
+
+def _within(n: int, topology: Topology) -> bool:
+    """Whether `n` ranks are on one host of which the topology does not say how they are joined."""
+    return n > 1 and topology.hosts_of(n) == 1 and not topology.levels
 
 
 def _cannot(n: int, sources: Sequence[Source], plan: Plan, analysis: Analysis, asked: WhatIf) -> str | None:
@@ -134,6 +150,14 @@ def _cannot(n: int, sources: Sequence[Source], plan: Plan, analysis: Analysis, a
         )
     if not asked.elsewhere:
         return None
+    if _within(n, asked.topology) and inside_fabric(asked.topology, plan.spec.topology, sources) is None:
+        return _NOTHING_INSIDE
+    at_work = sum(map(len, plan.sub_groups(nearest(sources, n, plan.spec.topology).world_size)))
+    if plan.spec.topology.spread and at_work > plan.spec.topology.hosts:
+        return (
+            "this run's sub-groups were at work side by side and shared their hosts' links "
+            "(topology.placement=spread): what one has by itself was not measured"
+        )
     for level in analysis.fabric.levels:
         reached = max((c.busbw_gbit_s.value for c in level.curve), default=0.0)
         if level.nominal_gbit_s and reached < LINK_REACHED * level.nominal_gbit_s:
@@ -166,7 +190,10 @@ def _half(sources: Sequence[Source], plan: Plan, asked: WhatIf) -> tuple[int | N
         found = outcome(source, change_of(n, source, middle, plan, asked))
         return bool(found["efficiency"][0] >= HALF)
 
-    low, high = 1, 2
+    inside = plan.spec.topology, sources
+    known = not (asked.elsewhere and _within(2, asked.topology)) or inside_fabric(asked.topology, *inside)
+    low = 1 if known else asked.topology.ranks_per_host
+    high = 2 * low
     try:
         while efficient(high):
             low, high = high, high * 2

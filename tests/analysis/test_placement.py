@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling.analysis.predictions import predictions
+from scaling.analysis.predictions import as_measured, predictions
 from scaling.analysis.sources import read_sources
-from scaling.fabric import Link, Topology
+from scaling.fabric import Level, Link, Topology
 from scaling.plan import make_plan
-from scaling.spec import WhatIf
 
 
 def topology(hosts=2, ranks_per_host=2, placement="spread"):
@@ -77,20 +76,50 @@ def test_nothing_is_predicted_of_spread_ranks_that_share_links_unmeasured(measur
     run = measure(cluster.Truth(world_sizes=(2, 4), hosts=2, ranks_per_host=4, rounds=4))
     where = replace(run.plan.spec.topology, placement="spread")
     plan = replace(run.plan, spec=replace(run.plan.spec, topology=where))
-    asked = WhatIf(
-        changes=(),
-        world_sizes=(world_size,),
-        topology=where,
-        elsewhere=False,
-        bucket_cap_mb=1.0,
-        accumulation=None,
-        batch_per_rank=32,
-        global_batch=32,
-        compute_scale=1.0,
-        compression=1.0,
-        without_straggler=False,
-    )
+    asked = replace(as_measured(plan), world_sizes=(world_size,), bucket_cap_mb=1.0)
     found = predictions(read_sources(run.tables, plan), plan, run.analysis, asked)
     assert (found.points[0].cannot is not None) == says
     if says:
         assert "topology.placement=spread" in found.points[0].cannot
+
+
+def elsewhere(plan, *world_sizes, **topology):
+    where = replace(plan.spec.topology, **topology)
+    return replace(as_measured(plan), world_sizes=world_sizes, topology=where, elsewhere=True)
+
+
+def test_another_link_between_hosts_is_none_within_one(measure, cluster):
+    """Two ranks a host: what joins those was measured, and the link's rate says nothing of it."""
+    run = measure(cluster.Truth(world_sizes=(2, 4), hosts=2, ranks_per_host=2, rounds=4))
+    link = replace(run.plan.spec.topology.link, rate_bit_s=1e8)
+    asked = elsewhere(run.plan, 2, 4, link=link)
+    inside, across = predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked).points
+    assert inside.step_ms.value == pytest.approx(run.point(2).step_ms.value, rel=0.02)
+    assert across.step_ms.value > 2 * run.point(4).step_ms.value
+
+
+def test_what_joins_one_host_is_not_guessed_from_the_link_to_others(measure, cluster):
+    run = measure(cluster.Truth(world_sizes=(1, 4), hosts=4, rounds=4))
+    asked = elsewhere(run.plan, 4, 16, ranks_per_host=8)
+    inside, across = predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked).points
+    assert "nothing is known of what joins them" in inside.cannot
+    assert across.step_ms is not None
+
+
+def test_ranks_that_are_spread_one_a_host_go_over_the_network_only(measure, cluster):
+    run = measure(cluster.Truth(world_sizes=(1, 4), hosts=4, rounds=4))
+    nvlink = (Level(name="nvlink", ranks=8, rate_bit_s=3.6e12),)
+    steps = []
+    for levels in ((), nvlink):
+        asked = elsewhere(run.plan, 4, placement="spread", ranks_per_host=8, levels=levels)
+        (point,) = predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked).points
+        steps.append(point.step_ms.value)
+    assert steps[0] == pytest.approx(steps[1])
+
+
+def test_a_link_that_sub_groups_shared_is_not_carried_over(measure, cluster):
+    truth = cluster.Truth(world_sizes=(1, 2, 4), hosts=4, ranks_per_host=2, placement="spread", rounds=4)
+    run = measure(replace(truth, world_sizes=(1, 2, 4, 8)))
+    asked = elsewhere(run.plan, 4, placement="packed")
+    (point,) = predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked).points
+    assert "shared their hosts' links" in point.cannot
