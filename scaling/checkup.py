@@ -73,7 +73,7 @@ class StepWork:
     operators: tuple[Operator, ...]
     sightings: tuple[Sighting, ...]
     input_bytes: int
-    """Of a batch that is fetched from the host."""
+    """Of a step's batches, fetched from the host."""
     same_shapes: bool
     """Whether two batches had the same shapes."""
 

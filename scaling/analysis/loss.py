@@ -28,12 +28,19 @@ def earlier_wait(m: Means) -> Floats:
     return m["earlier_wait"]
 
 
+def earlier_transfer(m: Means) -> Floats:
+    """Of that, what they waited for the link, ns; the rest is for late ranks. Split as the last one's wait is."""
+    last, waited = m["exposed_transfer"], m["exposed_all"]
+    result: Floats = earlier_wait(m) * np.divide(last, waited, out=np.ones_like(waited), where=waited > 0)
+    return result
+
+
 def share_of_wait(m: Means, exposed: Floats) -> Floats:
-    """What a wait of the detailed steps, ns, is of the step, earlier micro-steps' waits added."""
+    """What a wait of the detailed steps, ns, is of the step."""
     # The detailed probe's own cost stretches backward and hides more than the step itself would:
     # its shares of the wait hold, the wait is the light probe's.
     wait = m["detailed.exposed"]
-    share = np.divide(exposed + earlier_wait(m), wait, out=np.zeros_like(wait), where=wait > 0)
+    share = np.divide(exposed, wait, out=np.zeros_like(wait), where=wait > 0)
     result: Floats = share * m[f"{PROBE}.exposed"] / m[PROBE]
     return result
 
@@ -66,7 +73,7 @@ def loss(
         return 1 / m[PROBE]
 
     def linked(m: Means) -> Floats:
-        return share_of_wait(m, m["link_exposed"])
+        return share_of_wait(m, m["link_exposed"] + earlier_transfer(m))
 
     def latency_share(m: Means) -> Floats:
         assert link is not None
@@ -81,7 +88,10 @@ def loss(
         "ddp_overhead": lambda m: (
             (m[DDP_SOLO] - m[BARE_ALL] - grown(m, DDP_SOLO, BARE_ALL, *side)) / m[PLAIN]
         ),
-        "straggler": lambda m: (m["sim"] - m["sim_typical"]) / m["detailed"],
+        "straggler": lambda m: (
+            (m["sim"] - m["sim_typical"]) / m["detailed"]
+            + share_of_wait(m, earlier_wait(m) - earlier_transfer(m))
+        ),
         "overlap": lambda m: grown(m, "typical.probe", DDP_SOLO, "forward", "compute") * probe(m),
         "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input") * probe(m),
         "host": lambda m: grown(m, "typical.probe", BARE_ONE, "host") * probe(m),

@@ -10,7 +10,7 @@ import numpy as np
 from scaling.analysis import clocks, own
 from scaling.analysis.cost import cost
 from scaling.analysis.curve import bus_factor
-from scaling.analysis.loss import Link, earlier_wait, efficiency, loss, share_of_wait
+from scaling.analysis.loss import Link, earlier_transfer, earlier_wait, efficiency, loss, share_of_wait
 from scaling.analysis.quantities import PHASES, TrialRecords
 from scaling.analysis.results import (
     Arms,
@@ -28,6 +28,9 @@ from scaling.analysis.stats import Floats, Means, Rounds, departure, no_finer, s
 from scaling.analysis.stragglers import describe, late_ranks
 from scaling.plan import Plan
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
+
+REPLAYED_OFF = 0.01
+"""A replay whose bytes differ by more from a step's is not of the same traffic."""
 
 
 def point(
@@ -165,6 +168,9 @@ def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats
 
 def _closure(records: TrialRecords) -> dict[tuple[int, int], float]:
     """The step from ddp_solo's ready times, stretched by each rank's overlap, and replay's bucket times."""
+    sent = sum(records.bucket_bytes)
+    if abs(sum(records.replayed) - sent) > REPLAYED_OFF * sent:  # another step's communication: see `again`
+        return {}
     light = records.by_rank(PROBE, detailed=False)
     both = {name: np.stack([_filled(own) for own in light[name].T]) for name in ("forward", "compute")}
     found: dict[tuple[int, int], float] = {}
@@ -226,6 +232,8 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int
     factor = bus_factor(n)
     nominal, micro_steps = plan.nominal_bit_s(n), plan.spec.accumulation_steps
     busy = rounds.measure("busy")
+    # An own loop's baseline replays each bucket once, whatever the loop sends of it and how often.
+    again = total / sum(records.replayed) if records.replayed else 1.0
 
     def rate(formula: Callable[[Means], Floats]) -> Measured | None:
         """Of what moves while the link is busy, whose time the clocks may have wrong."""
@@ -248,22 +256,16 @@ def _comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int
         reductions=records.reductions(plan.spec),
         buckets=buckets,
         busbw_gbit_s=rate(lambda m: factor * total * 8 / m["busy"]),
-        curve_share=rounds.ratio(lambda m: m["replay"] / m["busy"]),
+        curve_share=rounds.ratio(lambda m: again * m["replay"] / m["busy"]),
         nominal_share=None
         if nominal is None
         else rate(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal),
-        free_speedup=rounds.ratio(lambda m: 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"]))),
-        hidden_share=rounds.measure(lambda m: 1 - _exposed_transfer(m) / m["busy"]),
+        free_speedup=rounds.ratio(
+            lambda m: 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"] + earlier_transfer(m)))
+        ),
+        hidden_share=rounds.measure(lambda m: 1 - (m["exposed_transfer"] + earlier_transfer(m)) / m["busy"]),
         least_share=rounds.ratio(lambda m: m["least"] / m["span"]),
     )
-
-
-def _exposed_transfer(m: Means) -> Floats:
-    """All micro-steps', ns: what an earlier one waited is split into transfer and skew as the last one's wait is."""
-    last, waited = m["exposed_transfer"], m["exposed_all"]
-    share = np.divide(last, waited, out=np.ones_like(waited), where=waited > 0)
-    result: Floats = last + earlier_wait(m) * share
-    return result
 
 
 def _ready(name: str, micro_steps: int, m: Means) -> Floats:

@@ -102,15 +102,13 @@ def _less_often(spec: Spec, world_size: int) -> tuple[Offer, ...]:
         if spec.mode == "strong"
         else ("batch_per_rank", spec.batch_per_rank)
     )
+    batch = spec.batch_at(world_size)
+    change = Change(accumulation=steps, batch=batch * 2, whole_batch=2.0 if spec.mode == "strong" else 1.0)
     return (
         Offer(
             overrides=f"accumulation_steps={steps} {key}={value * 2}",
             code=f"reduce gradients once in {steps} batches: with ddp.no_sync(): around the others",
-            change=Change(
-                accumulation=steps,
-                batch=spec.batch_at(world_size) * 2,
-                whole_batch=2.0 if spec.mode == "strong" else 1.0,
-            ),
+            change=change if batch else None,  # an own loop need not tell its batch
         ),
     )
 

@@ -15,7 +15,7 @@ def warnings(fabric: Fabric, spec: Spec) -> tuple[str, ...]:
         return ()
     said = []
     for group in fabric.nccl.groups:
-        if "SHM" in group.transports and _nvlink(spec) and spec.env.get(NO_P2P, "0") == "0":
+        if "SHM" in group.transports and _nvlink(spec, group.world_size) and spec.env.get(NO_P2P, "0") == "0":
             said.append(
                 f"at {group.world_size} ranks NCCL goes through host memory (SHM) between devices of one host, "
                 f"though topology={spec.topology.name} has NVLink between them: `scaling doctor` says which can reach "
@@ -30,7 +30,13 @@ def warnings(fabric: Fabric, spec: Spec) -> tuple[str, ...]:
     return (*said, *(f"NCCL warned: {warning}" for warning in fabric.nccl.warnings))
 
 
-def _nvlink(spec: Spec) -> bool:
-    """Whether some level within a host is NVLink (`nvidia-smi topo -m`: NV4, NV18), by its class or its name."""
-    names = [level.link_class or level.name for level in spec.topology.levels]
-    return any(name.upper().startswith("NV") for name in names)
+def _nvlink(spec: Spec, world_size: int) -> bool:
+    """Whether NVLink (`nvidia-smi topo -m`: NV4, NV18), by its level's class or name, joins all that one host has.
+
+    Bridges join pairs: host memory between these is the way then.
+    """
+    together = max(spec.topology.shares(world_size))
+    nv = [
+        level for level in spec.topology.levels if (level.link_class or level.name).upper().startswith("NV")
+    ]
+    return any(level.ranks is None or level.ranks >= together for level in nv)

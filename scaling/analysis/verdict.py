@@ -168,12 +168,9 @@ def _low(share: Measured) -> float:
 
 def _undecided(point: Point, why: str) -> Verdict:
     shares = _shares(point.loss) if point.loss else []
-    notable = [
-        f"the largest term, not yet proven: {cause}, {share.value:.0%} of the step"
-        for cause, share in shares[:1]
-        if share.value > NOTABLE
-    ]
-    evidence = (why, *notable)
+    cause, share = max(shares, key=lambda found: found[1].value, default=("", None))
+    notable = f"the largest term, not yet proven: {cause}, {share.value:.0%} of the step" if share else ""
+    evidence = (why, notable) if share and share.value > NOTABLE else (why,)
     return Verdict(
         cause="undecided", world_size=point.world_size, share=None, confidence="low", evidence=evidence
     )

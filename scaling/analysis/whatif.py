@@ -65,13 +65,13 @@ def outcome(source: Source, change: Change, lean: Lean = UPRIGHT) -> dict[str, F
     efficiency = whole / (share * step)
     loss = {name: cost / step for name, cost in costs.items()}
     loss["unexplained"] = 1 - efficiency - sum(loss.values(), np.zeros(1))
-    samples = (change.batch or source.batch) / source.batch
+    samples = _samples(source, change)
     return {"step": step, "efficiency": efficiency, "gain": samples * source.plain / step, **loss}
 
 
 def _alone(source: Source, change: Change, lean: Lean) -> dict[str, Floats]:
     """`outcome` at world size 1: no neighbours, no link, what DDP costs by itself."""
-    samples = (change.batch or source.batch) / source.batch
+    samples = _samples(source, change)
     factor = _factors(source, change, lean, samples)
     solo = {p: values[:, source.peers].mean(axis=1) for p, values in source.solo.items()}
     alone = sum((source.alone[p] * factor[p] for p in source.alone), np.zeros(1))
@@ -118,7 +118,7 @@ def _settle(source: Source, change: Change, lean: Lean) -> _Target:
     if change.without_straggler:
         ranks = [r if r in source.peers else PEERS for r in ranks]
     later = _latest(n) - _latest(source.world_size)
-    samples = (change.batch or source.batch) / source.batch
+    samples = _samples(source, change)
     return _Target(
         world_size=n,
         ranks=ranks,
@@ -155,6 +155,11 @@ def _factors(
         "optimizer": faster,
         "host": 1.0,
     }
+
+
+def _samples(source: Source, change: Change) -> float:
+    """How many times the samples; 1 where an own loop does not tell how many it has."""
+    return (change.batch or source.batch) / source.batch if source.batch else 1.0
 
 
 def _latest(n: int) -> float:

@@ -341,6 +341,42 @@ def test_what_earlier_micro_steps_waited_for_the_link_is_not_hidden(measure, clu
     )
 
 
+def test_what_earlier_micro_steps_waited_for_a_late_rank_is_its_loss_and_not_the_links(measure, cluster):
+    late = cluster.Straggler(rank=1, extra_ns=50_000_000)
+    run = measure(cluster.Truth(world_sizes=(1, 4), stragglers=(late,)))
+    waited = run.tables.steps.with_columns(
+        earlier_wait_ns=pl.when(pl.col("arm") == "probe").then(20_000_000).otherwise(0)
+    )
+    before, after = (
+        found.points[1] for found in (run.analysis, run.analyze(replace(run.tables, steps=waited)))
+    )
+    parts = before.parts_ms
+    of_link = parts.exposed_transfer.value / (parts.exposed_transfer.value + parts.exposed_skew.value)
+
+    def link(point):
+        return point.loss.link_bandwidth.value + point.loss.link_latency.value
+
+    more = [20 / after.arms_ms.probe.value * share for share in (of_link, 1 - of_link)]
+    found = [link(after) - link(before), after.loss.straggler.value - before.loss.straggler.value]
+    assert 0.2 < of_link < 0.8
+    assert found == pytest.approx(more, rel=0.02)
+    assert 1 - 1 / after.comm.free_speedup.value == pytest.approx(
+        1 - 1 / before.comm.free_speedup.value + more[0], rel=0.02
+    )
+
+
+def test_a_replay_of_other_bytes_is_scaled_to_the_steps_and_closes_nothing(measure, cluster):
+    """An own loop's baseline replays each bucket once; the loop left no_sync out and reduces twice."""
+    run = measure(cluster.Truth(world_sizes=(1, 4)))
+    replay = pl.col("arm") == "replay"
+    half = run.tables.buckets.with_columns(
+        bytes=pl.when(replay).then(pl.col("bytes") // 2).otherwise(pl.col("bytes"))
+    )
+    found = run.analyze(replace(run.tables, buckets=half)).points[1]
+    assert found.comm.curve_share.value == pytest.approx(2 * run.point(4).comm.curve_share.value)
+    assert (run.point(4).closure is None, found.closure is None) == (False, True)
+
+
 def test_a_bucket_is_ready_so_long_after_the_last_backward_began(measure, cluster):
     """Two micro-steps: the last bucket is ready at the end, half as long after its own backward's begin."""
     run = measure(cluster.Truth(world_sizes=(1, 4)))

@@ -41,6 +41,11 @@ def test_host_memory_is_as_promised_without_nvlink_or_where_peer_access_is_off(s
         assert warnings(fabric("SHM"), promised) == ()
 
 
+def test_nvlink_between_pairs_promises_nothing_between_the_pairs(spec):
+    pairs = (Level(name="bridge", ranks=2, link_class="NV4"), Level(name="host", ranks=8, link_class="SYS"))
+    assert warnings(fabric("P2P/CUMEM", "SHM"), promising(spec, levels=pairs)) == ()
+
+
 def test_tcp_where_there_are_cards(spec):
     cards = promising(spec, nics=(Nic(name="mlx5_0", near=(0,)),))
     (said,) = warnings(fabric("P2P/CUMEM", "NET/Socket"), cards)

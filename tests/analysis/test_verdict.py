@@ -95,6 +95,12 @@ def test_nothing_that_stands_out_is_undecided(plan, efficiency):
     assert "measure=" in found.evidence[0]
 
 
+def test_the_largest_term_is_named_where_nothing_is_proven(plan):
+    """Two rounds: no interval."""
+    found = verdicts(point({"neighbours": Measured(0.30), "link_bandwidth": Measured(0.04)}), plan)
+    assert found[-1].evidence[1] == "the largest term, not yet proven: neighbours, 30% of the step"
+
+
 def test_without_a_waterfall_it_is_undecided(plan):
     bare = replace(point({}), loss=None, efficiency=about(0.5))
     assert causes(verdicts(bare, plan)) == ["undecided"]

@@ -10,9 +10,13 @@ import pytest
 
 from scaling.analysis.change import Change
 from scaling.analysis.predict import FIXED_SHARE, leans, predict
+from scaling.analysis.remedies import offers
+from scaling.analysis.results import Point
 from scaling.analysis.ring import Hops
 from scaling.analysis.sources import read_sources
 from scaling.analysis.whatif import outcome
+from scaling.plan import make_plan
+from scaling.spec import WhatIf
 
 MS = 1e6
 NEAR = 0.01
@@ -196,6 +200,22 @@ def test_rounds_without_half_of_the_batch_count_all_the_same(measure, truth):
         step, point = predict(source, Change())["step"], run.point(source.world_size)
         assert step.low is not None
         assert step.n == point.step_ms.n
+
+
+def test_a_loop_that_does_not_tell_its_batch(sources, cluster):
+    """An own loop's may be an object of the user's; its step can be predicted, another batch cannot be asked for."""
+    unknown = dataclasses.replace(sources[4], batch=0)
+    for change in (Change(), Change(bucket_cap_mb=25), Change(world_size=1)):
+        assert outcome(unknown, change)["gain"] == pytest.approx(outcome(sources[4], change)["gain"])
+    spec = dataclasses.replace(cluster.spec_of(cluster.Truth()), batch_per_rank=0, global_batch=0)
+    plan = make_plan(spec, run_id="", created="", version="")
+    point = Point(world_size=4, hosts=4, status="done")
+    assert [offer.change for offer in offers("link_latency", point, plan)][1:] == [None]
+
+
+def test_in_strong_scaling_the_rank_with_most_samples_sets_the_step():
+    asked = WhatIf(**{**dict.fromkeys(WhatIf.__dataclass_fields__), "global_batch": 256})
+    assert [asked.batch_at(n, "strong") for n in (128, 129, 255, 256, 300)] == [2, 2, 2, 1, 1]
 
 
 @pytest.mark.parametrize("batch", [8, 16, 64])

@@ -9,9 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
+from scaling.rebuild import read_plan
+from scaling.store import RunFolder
 from scaling.worker.clock import CudaClock, now_ns
 from scaling.worker.devices import Device
 from scaling.worker.own import probe as probe_module
@@ -203,3 +206,15 @@ def test_a_baseline_in_a_round_has_the_clock_to_itself(ddp, tmp_path, monkeypatc
             block = blocks[record["b"]]
             assert begun < block["begin_ns"] <= end <= block["end_ns"] + 1_000_000 < ended + 1_000_000
             assert begin <= end
+
+
+@pytest.mark.parametrize("hook", [None, allreduce_hook])
+def test_a_hook_of_the_loops_own_is_noted(ddp, tmp_path, hook):
+    """DDP takes no second one, so none is offered."""
+    if hook is not None:
+        ddp.register_comm_hook(ddp.process_group, hook)
+    with Probe(ddp, run_dir=tmp_path / "run") as probe:
+        for _ in range(WARMUP + ROUND_STEPS):
+            with probe.step():
+                ddp(torch.ones(2, 4)).sum().backward()
+    assert read_plan(RunFolder(tmp_path / "run")).spec.ddp.comm_hook == ("none" if hook is None else "own")

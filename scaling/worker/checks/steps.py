@@ -48,7 +48,7 @@ class Bench:
             precision=self._plan.spec.precision,
             operators=work.operators(),
             sightings=work.sightings(),
-            input_bytes=sum(t.numel() * t.element_size() for t in _tensors(batches[0])),
+            input_bytes=loop.micro_steps * sum(t.numel() * t.element_size() for t in _tensors(batches[0])),
             same_shapes=all(shape == shapes[0] for shape in shapes),
         )
 

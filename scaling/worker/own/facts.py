@@ -14,6 +14,7 @@ from scaling.plan import SCHEMA, Plan, Trial
 from scaling.spec import OWN_LOOP, Ddp, Measure, Model, Spec, Tracking
 from scaling.worker.own.agreement import Agreement
 from scaling.worker.own.schedule import ROUND_STEPS, WARMUP
+from scaling.worker.own.tap import has_own_hook
 from scaling.worker.precision import matmul_tf32
 
 MEASURE = Measure(
@@ -64,6 +65,7 @@ def describe_loop(
             gradient_as_bucket_view=bool(ddp.gradient_as_bucket_view),
             static_graph=bool(ddp.static_graph),
             find_unused_parameters=bool(ddp.find_unused_parameters),
+            comm_hook="own" if has_own_hook(ddp) else "none",
         ),
         threads=torch.get_num_threads(),
         launcher=OWN_LOOP,

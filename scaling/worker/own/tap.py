@@ -42,8 +42,7 @@ class Tap:
         """From here on all-reduces are stamped."""
         if self._library is None and self._size > 1:
             # With a hook of the user's own, what is sent is not as large as a bucket.
-            hooked = bool(getattr(self._ddp, "_comm_hooks", None))
-            self._buckets = frozenset() if hooked else frozenset(bucket_bytes(self._ddp))
+            self._buckets = frozenset() if has_own_hook(self._ddp) else frozenset(bucket_bytes(self._ddp))
             self._rows = []
             self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
             self._library.impl("allreduce_", self._all_reduce, self._key)  # type: ignore[no-untyped-call]
@@ -87,3 +86,8 @@ class Tap:
             [seq, _ALL_REDUCE, self._size, size, launch, launch, done or sync_end]
             for seq, (size, launch, done) in enumerate(rows)
         ]
+
+
+def has_own_hook(ddp: DistributedDataParallel) -> bool:
+    """Whether the loop has registered a communication hook."""
+    return bool(getattr(ddp, "_comm_hooks", None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from scaling.plan import make_plan
 from scaling.store import RunFolder
 from scaling.worker.checks.checkup import Checkup
 from scaling.worker.checks.roofline import note_roofline
+from scaling.worker.checks.steps import Bench
 from scaling.worker.devices import Device
 from scaling.worker.precision import Precision
 from scaling.worker.workload import Workload, sgd
@@ -54,3 +56,16 @@ def test_the_doctor_notes_what_the_step_raised(plan):
     doctor = SimpleNamespace(plan=plan, trial=plan.trials[0], device=Device(), rank=0, _note=noted.update)
     Checkup._model(doctor, raising(AssertionError("no such mode")), Precision("fp32", "cpu"))
     assert noted["model_error"] == "AssertionError: no such mode (parameters on cpu)"
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_step_fetches_the_batches_of_all_its_micro_steps(plan, steps):
+    plan = replace(plan, spec=replace(plan.spec, accumulation_steps=steps))
+    workload = Workload(
+        module=torch.nn.Linear(4, 4),
+        make_batch=lambda n, g: (torch.randn(n, 4, generator=g), torch.zeros(n, 4)),
+        loss=torch.nn.functional.mse_loss,
+        optimizer=sgd,
+    )
+    work = Bench(plan, plan.trials[0], workload, Device(), Precision("fp32", "cpu"), 0).work()
+    assert work.input_bytes == plan.trials[0].batch * 8 * 4
