@@ -8,6 +8,7 @@ import numpy as np
 
 from scaling.analysis import clocks
 from scaling.analysis.curve import AlphaBeta
+from scaling.analysis.quantities import EARLIER
 from scaling.analysis.results import Loss
 from scaling.analysis.stats import Floats, Means, Rounds
 from scaling.records import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
@@ -25,13 +26,25 @@ def efficiency(n: int, *, strong: bool) -> Callable[[Means], Floats]:
 
 def earlier_wait(m: Means) -> Floats:
     """What earlier micro-steps of accumulation waited, ns: the link's too, where no_sync was left out; else 0."""
-    return m["earlier_wait"]
+    return m[EARLIER]
 
 
 def earlier_transfer(m: Means) -> Floats:
-    """Of that, what they waited for the link, ns; the rest is for late ranks. Split as the last one's wait is."""
-    last, waited = m["exposed_transfer"], m["exposed_all"]
-    result: Floats = earlier_wait(m) * np.divide(last, waited, out=np.ones_like(waited), where=waited > 0)
+    """Of that, what they waited for the link, ns: the part that it is of the last one's wait."""
+    result: Floats = earlier_wait(m) * _of_last(m, "exposed_transfer", 1.0)
+    return result
+
+
+def earlier_skew(m: Means) -> Floats:
+    """What the typical ranks waited for late ones in earlier micro-steps, ns: all but what every rank waits."""
+    result: Floats = m[f"typical.{EARLIER}"] - earlier_wait(m) * (1 - _of_last(m, "exposed_skew", 0.0))
+    return np.maximum(result, 0.0)
+
+
+def _of_last(m: Means, part: str, otherwise: float) -> Floats:
+    """A part of the last micro-step's wait as a fraction of it; `otherwise` where it did not wait."""
+    waited = m["exposed_all"]
+    result: Floats = np.divide(m[part], waited, out=np.full_like(waited, otherwise), where=waited > 0)
     return result
 
 
@@ -89,8 +102,7 @@ def loss(
             (m[DDP_SOLO] - m[BARE_ALL] - grown(m, DDP_SOLO, BARE_ALL, *side)) / m[PLAIN]
         ),
         "straggler": lambda m: (
-            (m["sim"] - m["sim_typical"]) / m["detailed"]
-            + share_of_wait(m, earlier_wait(m) - earlier_transfer(m))
+            (m["sim"] - m["sim_typical"]) / m["detailed"] + share_of_wait(m, earlier_skew(m))
         ),
         "overlap": lambda m: grown(m, "typical.probe", DDP_SOLO, "forward", "compute") * probe(m),
         "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input") * probe(m),

@@ -11,7 +11,7 @@ from scaling.analysis import clocks, own
 from scaling.analysis.cost import cost
 from scaling.analysis.curve import bus_factor
 from scaling.analysis.loss import Link, earlier_transfer, earlier_wait, efficiency, loss, share_of_wait
-from scaling.analysis.quantities import PHASES, TrialRecords
+from scaling.analysis.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.results import (
     Arms,
     Bucket,
@@ -146,9 +146,8 @@ def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = 
 def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats]:
     """What the ranks did together: merged blocks, their replays, and the step that closure simulates."""
     values = {name: records.per_round(found) for name, found in records.merged.items()}
-    if "exposed_all" in values:  # round by round: one that lacks a rank has no part in it
-        wait = records.column(records.arm(PROBE, detailed=True), "exposed")
-        values["earlier_wait"] = wait - values["exposed_all"]
+    for name, ranks in ((EARLIER, None), (f"typical.{EARLIER}", typical)):
+        values[name] = records.column(records.arm(PROBE, detailed=True, ranks=ranks), EARLIER)
     mask = np.array([r in typical for r in range(records.trial.world_size)])
     names = ("sim", "sim_typical", "link_exposed", "sim_free")
     simulated: dict[str, dict[tuple[int, int], float]] = {name: {} for name in names}

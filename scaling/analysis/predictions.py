@@ -119,10 +119,11 @@ def change_of(n: int, source: Source, sources: Sequence[Source], plan: Plan, ask
 def _fabric(n: int, source: Source, sources: Sequence[Source], own: Topology, asked: WhatIf) -> Fabric | None:
     """None where the measured link of `source` stands as it is. NoPathError where nothing joins `n` ranks."""
     named = asked.elsewhere
+    if not _joined_inside(n, own, sources, asked):
+        raise NoPathError(_NOTHING_INSIDE)
     if named and _within(n, asked.topology):
         inside = inside_fabric(asked.topology, own, sources)
-        if inside is None:
-            raise NoPathError(_NOTHING_INSIDE)
+        assert inside is not None
         return None if inside.doubt == 0.0 and own.hosts_of(source.world_size) == 1 else inside
     fabric = named_fabric(asked.topology, own, source, n) if named else measured_fabric(own, sources)
     joined = max((n if level.ranks is None else level.ranks for level in fabric.levels), default=1)
@@ -140,6 +141,12 @@ def _within(n: int, topology: Topology) -> bool:
     return n > 1 and topology.hosts_of(n) == 1 and not topology.levels
 
 
+def _joined_inside(n: int, own: Topology, sources: Sequence[Source], asked: WhatIf) -> bool:
+    """False of ranks on one host where neither the topology nor the run tells what joins them."""
+    alone = _within(n, asked.topology) if asked.elsewhere else n > 1 and own.hosts_of(n) == 1
+    return not alone or inside_fabric(asked.topology, own, sources) is not None
+
+
 def _cannot(n: int, sources: Sequence[Source], plan: Plan, analysis: Analysis, asked: WhatIf) -> str | None:
     if not sources:
         return _NO_SOURCE
@@ -148,10 +155,10 @@ def _cannot(n: int, sources: Sequence[Source], plan: Plan, analysis: Analysis, a
             f"{n} ranks spread over {asked.topology.hosts} hosts share their hosts' links, in an order that is the "
             "backend's own (topology.placement=spread): measure it, or ask for topology.placement=packed"
         )
-    if not asked.elsewhere:
-        return None
-    if _within(n, asked.topology) and inside_fabric(asked.topology, plan.spec.topology, sources) is None:
+    if not _joined_inside(n, plan.spec.topology, sources, asked):
         return _NOTHING_INSIDE
+    if not asked.elsewhere or n == 1:
+        return None
     at_work = sum(map(len, plan.sub_groups(nearest(sources, n, plan.spec.topology).world_size)))
     if plan.spec.topology.spread and at_work > plan.spec.topology.hosts:
         return (
@@ -190,17 +197,20 @@ def _half(sources: Sequence[Source], plan: Plan, asked: WhatIf) -> tuple[int | N
         found = outcome(source, change_of(n, source, middle, plan, asked))
         return bool(found["efficiency"][0] >= HALF)
 
-    inside = plan.spec.topology, sources
-    known = not (asked.elsewhere and _within(2, asked.topology)) or inside_fabric(asked.topology, *inside)
-    low = 1 if known else asked.topology.ranks_per_host
-    high = 2 * low
+    looked, low = 1, 1
     try:
+        if not _joined_inside(2, plan.spec.topology, sources, asked):  # then it is looked from two hosts on
+            looked, low = 0, asked.topology.ranks_per_host + 1
+            if not efficient(low):
+                return None, 0
+            looked = low
+        high = 2 * low
         while efficient(high):
-            low, high = high, high * 2
+            looked, low, high = high, high, high * 2
             if high > WORLD_SIZE_MAX:
-                return None, low
+                return None, looked
     except NoPathError:
-        return None, low
+        return None, looked
     while high - low > 1:
         middle_size = (low + high) // 2
         low, high = (middle_size, high) if efficient(middle_size) else (low, middle_size)

@@ -19,6 +19,8 @@ from scaling.spec import Spec
 
 PHASES = ("input", "forward", "compute", "optimizer", "host", "exposed")
 """`compute` is backward without the wait for communication, `exposed` is that wait."""
+EARLIER = "earlier_wait"
+"""Of `exposed`, what earlier micro-steps of accumulation waited: 0 where they do not reduce."""
 
 _WAIT = pl.col("sync_end_ns") - pl.col("compute_end_ns") + pl.col("earlier_wait_ns")
 
@@ -37,7 +39,9 @@ DURATIONS = [
         - pl.col("optimizer_ns")
     ).alias("host"),
     _WAIT.alias("exposed"),
+    pl.col("earlier_wait_ns").alias(EARLIER),
 ]
+_COLUMNS = ("step", *PHASES, EARLIER)
 
 
 MESSAGES = {"powersgd": 3}
@@ -103,8 +107,8 @@ class TrialRecords:
     def reductions(self, spec: Spec) -> int | None:
         """How often a step reduces each gradient: 1 unless no_sync was left out of accumulation. None: not known.
 
-        Told by the number of all-reduces, since a communication hook changes their bytes. Whether an own loop has
-        a hook is not known: there the bytes tell.
+        Told by the number of all-reduces, since a communication hook changes their bytes. What an own loop's hook
+        makes of a bucket is not known: there the bytes tell.
         """
         if not self.gradients or not self.bucket_bytes:
             return None
@@ -139,7 +143,7 @@ class TrialRecords:
         ranks: set[int] | None = None,
         half: int | None = None,
     ) -> pl.DataFrame:
-        """(launch, round, step, *PHASES): mean over the given ranks.
+        """(launch, round, step, *PHASES, EARLIER): mean over the given ranks.
 
         Of bare_one a round has a few ranks' turns, some of which come more often than others: each rank counts
         by the inverse of how often (D. G. Horvitz, D. J. Thompson, JASA 47, 1952), so that all of them weigh alike.
@@ -152,9 +156,9 @@ class TrialRecords:
         if half is not None:
             rows = rows.filter(pl.col("half") == half)
         if arm != BARE_ONE:
-            return rows.group_by("launch", "round").agg(pl.col("step", *PHASES).mean())
+            return rows.group_by("launch", "round").agg(pl.col(_COLUMNS).mean())
         rows = rows.with_columns(weight=1 / pl.len().over("rank"))
-        weighted = (pl.col("step", *PHASES) * pl.col("weight")).sum() / pl.col("weight").sum()
+        weighted = (pl.col(_COLUMNS) * pl.col("weight")).sum() / pl.col("weight").sum()
         return rows.group_by("launch", "round").agg(weighted)
 
     def column(self, frame: pl.DataFrame, name: str) -> Floats:

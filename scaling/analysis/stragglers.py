@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling.analysis.quantities import PHASES, TrialRecords
+from scaling.analysis.loss import earlier_skew
+from scaling.analysis.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.results import Measured, Straggler
 from scaling.analysis.simulate import period, period_without
 from scaling.analysis.stats import Floats, Rounds, scaled
@@ -112,12 +113,16 @@ def describe(late: Late, records: TrialRecords, typical: set[int], rounds: Round
         difference = records.column(mine, phase) - records.column(others, phase)
         excess[phase] = float(np.nanmean(difference))
     phase = max(excess, key=lambda name: excess[name])
+    cost = late.cost_ns
+    if np.nanmax(rounds.values[EARLIER], initial=0.0) > 0:  # the replay is of the last micro-step
+        grown = rounds.extend({"cost": _cost(records, late.ranks)})
+        cost = grown.measure(lambda m: m["cost"] + earlier_skew(m)) or cost
     return Straggler(
         rank=late.ranks[0],
         phase="backward" if phase == "compute" else phase,
         by_itself=_slow_alone(late, records, typical, rounds),
         host=late.host,
-        cost_ms=scaled(late.cost_ns, 1e-6),
+        cost_ms=scaled(cost, 1e-6),
         skew_ms=scaled(late.skew_ns, 1e-6),
     )
 

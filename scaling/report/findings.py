@@ -81,9 +81,9 @@ def _main_cause(analysis: Analysis, point: Point) -> str:
         if point.efficiency is None:
             return f"; {waits} % of it is {cause}{hint}."
         # What one rank alone waits as well is no loss of scaling.
-        if main.cause == "input" and (grown is None or grown.value < main.share.value / 2):
+        if main.cause == "input" and not _mostly(grown, main.share):
             return f"; but {waits} % of every step waits for {cause}{hint}."
-        lost = grown or main.share
+        lost = main.share if grown is None else grown
         part, share = _part(lost, point, point.efficiency), value_of(lost, 100)
         if part is None:
             return f"; {share} % of the step is shown to be lost to {cause}{hint}."
@@ -93,6 +93,11 @@ def _main_cause(analysis: Analysis, point: Point) -> str:
     if any(v.cause == "undecided" for v in here):
         return "; what takes the rest is undecided."
     return "."
+
+
+def _mostly(grown: Measured | None, waits: Measured) -> bool:
+    """Whether a wait is known to have grown, and by half of what it is or more."""
+    return grown is not None and (grown.low or 0.0) > 0 and grown.value >= waits.value / 2
 
 
 def _part(share: Measured, point: Point, efficiency: Measured) -> str | None:

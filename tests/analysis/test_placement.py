@@ -106,6 +106,33 @@ def test_what_joins_one_host_is_not_guessed_from_the_link_to_others(measure, clu
     assert across.step_ms is not None
 
 
+def test_nor_is_it_in_the_run_itself_and_its_back_test(measure, cluster):
+    """Two ranks a host, of which the run measured no two."""
+    run = measure(cluster.Truth(world_sizes=(1, 3, 4), hosts=2, ranks_per_host=2, rounds=4))
+    asked = replace(as_measured(run.plan), world_sizes=(1, 2, 3))
+    alone, two, three = predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked).points
+    assert "nothing is known of what joins them" in two.cannot
+    assert alone.step_ms is not None
+    assert three.step_ms is not None
+    within = measure(cluster.Truth(world_sizes=(1, 2, 4), hosts=2, ranks_per_host=2, rounds=4))
+    found = predictions(
+        read_sources(within.tables, within.plan), within.plan, within.analysis, as_measured(within.plan)
+    )
+    assert [test.world_size for test in found.backtest] == [4]  # 2 cannot be told from what is between hosts
+
+
+def test_what_was_not_looked_at_is_not_said_to_be_above_a_half(measure, cluster):
+    """Of one host nothing is known; on two, over so slow a link, less than half is left."""
+    run = measure(cluster.Truth(world_sizes=(1, 4), hosts=4, rounds=4))
+    link = replace(run.plan.spec.topology.link, rate_bit_s=1e7)
+    for asked in (
+        elsewhere(run.plan, 16, ranks_per_host=8, link=link),
+        elsewhere(run.plan, 1, ranks_per_host=8, link=replace(link, rate_bit_s=None)),
+    ):
+        found = predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked)
+        assert (found.half_at, found.looked_up_to) == (None, 0)
+
+
 def test_ranks_that_are_spread_one_a_host_go_over_the_network_only(measure, cluster):
     run = measure(cluster.Truth(world_sizes=(1, 4), hosts=4, rounds=4))
     nvlink = (Level(name="nvlink", ranks=8, rate_bit_s=3.6e12),)
@@ -120,6 +147,7 @@ def test_ranks_that_are_spread_one_a_host_go_over_the_network_only(measure, clus
 def test_a_link_that_sub_groups_shared_is_not_carried_over(measure, cluster):
     truth = cluster.Truth(world_sizes=(1, 2, 4), hosts=4, ranks_per_host=2, placement="spread", rounds=4)
     run = measure(replace(truth, world_sizes=(1, 2, 4, 8)))
-    asked = elsewhere(run.plan, 4, placement="packed")
-    (point,) = predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked).points
-    assert "shared their hosts' links" in point.cannot
+    asked = elsewhere(run.plan, 1, 4, placement="packed")
+    alone, four = predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked).points
+    assert alone.step_ms is not None  # needs no link
+    assert "shared their hosts' links" in four.cannot

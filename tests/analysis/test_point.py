@@ -342,27 +342,35 @@ def test_what_earlier_micro_steps_waited_for_the_link_is_not_hidden(measure, clu
 
 
 def test_what_earlier_micro_steps_waited_for_a_late_rank_is_its_loss_and_not_the_links(measure, cluster):
+    """Three of the ranks wait 30 ms more: 20 for the late one, and 10 with it for the link. Each is in one term."""
     late = cluster.Straggler(rank=1, extra_ns=50_000_000)
     run = measure(cluster.Truth(world_sizes=(1, 4), stragglers=(late,)))
-    waited = run.tables.steps.with_columns(
-        earlier_wait_ns=pl.when(pl.col("arm") == "probe").then(20_000_000).otherwise(0)
-    )
-    before, after = (
-        found.points[1] for found in (run.analysis, run.analyze(replace(run.tables, steps=waited)))
-    )
+    before = run.point(4)
     parts = before.parts_ms
-    of_link = parts.exposed_transfer.value / (parts.exposed_transfer.value + parts.exposed_skew.value)
+    skew, transfer = parts.exposed_skew.value, parts.exposed_transfer.value
+    every = 10 * (skew + transfer) / transfer  # of which the link's part, as in the last micro-step, is 10
+    probed, mine = pl.col("arm") == "probe", pl.col("rank") == 1
+    of_late, of_typical = 10.0, (4 * every - 10.0) / 3
+    waited = run.tables.steps.with_columns(
+        earlier_wait_ns=pl.when(probed & mine)
+        .then(int(of_late * 1e6))
+        .when(probed)
+        .then(int(of_typical * 1e6))
+        .otherwise(0)
+    )
+    after = run.analyze(replace(run.tables, steps=waited)).points[1]
 
     def link(point):
         return point.loss.link_bandwidth.value + point.loss.link_latency.value
 
-    more = [20 / after.arms_ms.probe.value * share for share in (of_link, 1 - of_link)]
-    found = [link(after) - link(before), after.loss.straggler.value - before.loss.straggler.value]
-    assert 0.2 < of_link < 0.8
-    assert found == pytest.approx(more, rel=0.02)
-    assert 1 - 1 / after.comm.free_speedup.value == pytest.approx(
-        1 - 1 / before.comm.free_speedup.value + more[0], rel=0.02
-    )
+    step = after.arms_ms.probe.value
+    assert link(after) - link(before) == pytest.approx(10 / step, rel=0.03)
+    more = (of_typical - 10) / step
+    assert after.loss.straggler.value - before.loss.straggler.value == pytest.approx(more, rel=0.03)
+    cost = after.straggler.cost_ms.value - before.straggler.cost_ms.value
+    assert cost == pytest.approx(of_typical - 10, rel=0.03)
+    free = [1 - 1 / point.comm.free_speedup.value for point in (before, after)]
+    assert free[1] - free[0] == pytest.approx(10 / step, rel=0.03)
 
 
 def test_a_replay_of_other_bytes_is_scaled_to_the_steps_and_closes_nothing(measure, cluster):

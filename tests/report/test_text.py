@@ -145,8 +145,9 @@ def test_no_part_of_a_loss_that_is_smaller_or_not_known_so_well(sample, efficien
 @pytest.mark.parametrize(
     ("grown", "says"),
     [
-        (Measured(0.0), "but 20.0 % of every step waits for input"),
+        (Measured(0.0, -0.01, 0.01), "but 20.0 % of every step waits for input"),
         (None, "but 20.0 % of every step waits for input"),
+        (Measured(0.12, -0.03, 0.27), "but 20.0 % of every step waits for input"),  # it may not have grown
         (Measured(0.18, 0.17, 0.19), "most of the loss, 18.0 % of the step, is input"),
         (Measured(0.15, 0.14, 0.16), "the largest part of the loss, 15.0 % of the step, is input"),
         (
