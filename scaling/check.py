@@ -48,6 +48,12 @@ def to_spec(config: Config, machine: Machine) -> spec.Spec:
             f"ddp.bucket_cap_mb={config.ddp.bucket_cap_mb}: with compile=true torch cuts the graph at the buckets' "
             "ends and takes at least 1 MiB"
         )
+    if config.ddp.static_graph and (config.compile or config.accumulation_steps > 1):
+        what = "compile=true" if config.compile else f"accumulation_steps={config.accumulation_steps}"
+        raise InputError(
+            f"ddp.static_graph=true with {what}: torch ends a first backward under no_sync with an internal error; "
+            "leave one of them out"
+        )
     if config.mode == "strong" and config.global_batch is None:
         raise InputError("mode=strong: global_batch is missing, the samples of one step over all ranks")
     global_batch = config.batch_per_rank * max(world_sizes)

@@ -122,6 +122,11 @@ def _alike(config: Config) -> None:
             f"ddp.comm_hook={config.ddp.comm_hook}: with batch or vary gradients are reduced as they are; use "
             "ddp.comm_hook=none, or leave out batch and vary"
         )
+    if config.ddp.static_graph:
+        raise InputError(
+            "ddp.static_graph=true: with batch or vary steps are tried that reduce nothing, which DDP would count; "
+            "leave out static_graph, or batch and vary"
+        )
     faults = [k for k in _changed(config.inject, InjectConfig()) if k not in ("rank", "memory_limit")]
     if faults:
         raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 
@@ -40,7 +41,12 @@ def wrapped(module: torch.nn.Module, ddp: Ddp, group: dist.ProcessGroup) -> Dist
 
 
 class Settings:
-    """How a spec wraps and feeds the module at one world size. Several may share the module and its optimizer."""
+    """How a spec wraps and feeds the module at one world size. Several may share the module and its optimizer.
+
+    Wrappers share it too, unless DDP keeps count of gradients from backward to backward (`static_graph`) or of
+    parameters that had one (`find_unused_parameters`): it counts those of other wrappers and of bare steps then,
+    reduces nothing or in their midst, and so each wrapper has a copy of its own.
+    """
 
     def __init__(
         self,
@@ -61,7 +67,6 @@ class Settings:
         self._loop = functools.partial(
             Loop,
             workload=workload,
-            optimizer=optimizer,
             accumulation=spec.accumulation_steps,
             device=device,
             precision=precision,
@@ -69,19 +74,26 @@ class Settings:
             load=self.load,
         )
         self._module, self._ddp, self._compile = workload.module, spec.ddp, spec.compile
+        self._optimizer, self._optimizer_of = optimizer, workload.optimizer
+        self._apart = spec.ddp.static_graph or spec.ddp.find_unused_parameters
 
     def loop(self, module: torch.nn.Module, batch: int | None = None) -> Loop:
         """The steps of a module, bare or wrapped; `batch`: of so many samples instead of the trial's."""
         feed = self.feed if batch is None else self._feed_of(batch // self._accumulation)
-        return self._loop(module=module, fetch=feed.fetch)
+        own = self._apart and isinstance(module, DistributedDataParallel)
+        optimizer = self._optimizer_of(module.parameters()) if own else self._optimizer
+        return self._loop(module=module, optimizer=optimizer, fetch=feed.fetch)
 
     def module(self) -> torch.nn.Module:
-        """As a bare step has it, or a wrapper."""
+        """As a bare step has it."""
         return compiled(self._module) if self._compile else self._module
 
     def wrap(self, group: dist.ProcessGroup) -> DistributedDataParallel:
         """The module as DDP over a group, without a communication hook."""
-        return wrapped(self.module(), self._ddp, group)
+        if not self._apart:
+            return wrapped(self.module(), self._ddp, group)
+        module = copy.deepcopy(self._module)
+        return wrapped(compiled(module) if self._compile else module, self._ddp, group)
 
     def ddp(self, group: dist.ProcessGroup) -> DistributedDataParallel:
         """The module as the user trains it."""

@@ -19,6 +19,16 @@ LOCAL = (
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("key", ["static_graph", "find_unused_parameters"])
+def test_ddp_that_counts_from_backward_to_backward(scaling, tmp_path, point_of, key):
+    done = scaling("run", *LOCAL, "model=mlp", f"ddp.{key}=true", "run_dir=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    point = point_of(tmp_path / "run", 2)
+    assert point["comm"]["bytes_per_step"] > 2**20
+    assert point["arms_ms"]["ddp_solo"] is not None
+
+
+@pytest.mark.slow
 def test_strong_scaling_in_bf16_with_accumulation(scaling, tmp_path, point_of):
     done = scaling(
         "run",

@@ -85,7 +85,7 @@ def test_a_second_training_in_the_same_folder_is_another_launch(found):
         ("not_ddp", "DistributedDataParallel is expected"),
         ("nested", "step() inside step()"),
         ("left_out", "step() was never entered"),
-        ("two", "another Probe is open on this model"),
+        ("two", "another Probe is open in this process"),
         ("unwritable", "cannot be written to"),
     ],
 )

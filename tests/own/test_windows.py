@@ -20,6 +20,7 @@ from scaling.worker.devices import Device
 from scaling.worker.own import probe as probe_module
 from scaling.worker.own.phases import BACKWARD, COMPUTE_END, FORWARD, OPTIMIZER, OPTIMIZER_END, SYNC_END
 from scaling.worker.own.schedule import ROUND_STEPS, WARMUP, round_of
+from scaling.worker.own.tap import backend_of
 from scaling.worker.own.track import Track
 
 KINDS = (FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END)
@@ -218,3 +219,28 @@ def test_a_hook_of_the_loops_own_is_noted(ddp, tmp_path, hook):
             with probe.step():
                 ddp(torch.ones(2, 4)).sum().backward()
     assert read_plan(RunFolder(tmp_path / "run")).spec.ddp.comm_hook == ("none" if hook is None else "own")
+
+
+@pytest.mark.parametrize("backend", [None, "gloo", "cpu:gloo"])
+def test_the_backend_is_what_reduces_on_the_device(tmp_path, backend):
+    """Not how the group was asked for: what NCCL reduces is stamped on the device."""
+    where = f"file://{tmp_path / 'store'}"
+    dist.init_process_group(backend, init_method=where, rank=0, world_size=1)
+    try:
+        assert backend_of(dist.group.WORLD, "cpu") == "gloo"
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("key", ["static_graph", "find_unused_parameters"])
+def test_no_baseline_where_ddp_would_count_it_in_the_training(ddp, tmp_path, capsys, key):
+    ddp = DistributedDataParallel(ddp.module, **{key: True})
+    with Probe(ddp, run_dir=tmp_path / "run") as probe:
+        for index in range(WARMUP + ROUND_STEPS):
+            if index == WARMUP + 2:
+                probe.baseline(lambda module: pytest.fail("called"))
+            with probe.step():
+                ddp(torch.ones(2, 4)).sum().backward()
+    assert (
+        "baseline() was not measured: with static_graph or find_unused_parameters" in capsys.readouterr().err
+    )

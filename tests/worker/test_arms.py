@@ -80,3 +80,53 @@ def test_all_batches_are_there_before_ranks_meet_and_wrap(groups, changes, feeds
         meet=lambda: log.append("met"),
     )
     assert log == [*feeds, "met", "wrapper", "wrapper"]
+
+
+def arms_of(groups, **ddp):
+    """Those of two ranks, with a linear layer."""
+    (asked,) = requests("plan", list(ASKED)).items
+    return Arms(
+        spec=dataclasses.replace(asked.spec, ddp=dataclasses.replace(asked.spec.ddp, **ddp)),
+        variant=None,
+        trial=Trial(world_size=2, hosts=1, batch=8),
+        workload=Workload(
+            module=torch.nn.Linear(2, 2),
+            make_batch=lambda n, g: None,
+            loss=torch.nn.functional.mse_loss,
+            optimizer=sgd,
+        ),
+        groups=groups,
+        device=Device(),
+        precision=Precision("fp32", "cpu"),
+        faults=Faults(Inject(), rank=0, first_on_host=False),
+        feed=lambda batch: Feed([(torch.ones(batch, 2), torch.zeros(batch, 2))]),
+        meet=lambda: None,
+    )
+
+
+@pytest.mark.parametrize("key", ["static_graph", "find_unused_parameters"])
+def test_where_ddp_counts_from_backward_to_backward_each_wrapper_has_its_own_module(groups, key):
+    """Else it counts the others', and never reduces again, or in their midst."""
+    arms = arms_of(groups, **{key: True})
+    begun = [p.detach().clone() for p in arms.bare.module.parameters()]
+    for loop in (arms.bare, arms.plain, arms.solo, arms.detailed, arms.bare, arms.plain):
+        loop.plain()
+    wrappers = (arms.plain, arms.solo, arms.detailed)
+    assert len({id(p) for loop in wrappers for p in loop.module.parameters()}) == 3 * len(begun)
+    for loop, steps in ((arms.bare, 2), (arms.plain, 2), (arms.solo, 1), (arms.detailed, 1)):
+        alone = torch.nn.Linear(2, 2)
+        alone.load_state_dict(dict(zip(("weight", "bias"), begun, strict=True)))
+        optimizer = sgd(alone.parameters())
+        for _ in range(steps):
+            torch.nn.functional.mse_loss(alone(torch.ones(8, 2)), torch.zeros(8, 2)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for found, expected in zip(loop.module.parameters(), alone.parameters(), strict=True):
+            assert torch.allclose(found, expected)
+
+
+def test_wrappers_share_the_module_otherwise(groups):
+    arms = arms_of(groups)
+    assert {id(p) for loop in arms.loops() for p in loop.module.parameters()} == {
+        id(p) for p in arms.bare.module.parameters()
+    }

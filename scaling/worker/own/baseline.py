@@ -79,8 +79,6 @@ class Baseline:
             process_group=self._solo,
             bucket_cap_mb=None if cap_mb == DEFAULT_BUCKET_MB else cap_mb,  # as in scaling.worker.arms
             gradient_as_bucket_view=self._ddp.gradient_as_bucket_view,
-            static_graph=self._ddp.static_graph,
-            find_unused_parameters=self._ddp.find_unused_parameters,
         )
         bare: Any = torch.compile(self._ddp.module) if compiled else self._ddp.module
         solo: Any = torch.compile(wrapper) if compiled else wrapper

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import __version__
@@ -14,7 +13,7 @@ from scaling.plan import SCHEMA, Plan, Trial
 from scaling.spec import OWN_LOOP, Ddp, Measure, Model, Spec, Tracking
 from scaling.worker.own.agreement import Agreement
 from scaling.worker.own.schedule import ROUND_STEPS, WARMUP
-from scaling.worker.own.tap import has_own_hook
+from scaling.worker.own.tap import backend_of, has_own_hook
 from scaling.worker.precision import matmul_tf32
 
 MEASURE = Measure(
@@ -51,7 +50,7 @@ def describe_loop(
             hosts=hosts,
             ranks_per_host=ranks_per_host,
             device=parameter.device.type,
-            backend=dist.get_backend(ddp.process_group),
+            backend=backend_of(ddp.process_group, parameter.device.type),
         ),
         world_sizes=(agreement.world,),
         mode="weak",

@@ -100,8 +100,8 @@ class Probe:
         """Agree with the other ranks on a folder and begin; where that cannot be, say why and do nothing."""
         if not getattr(self, "_wanted", False) or self._on:
             return self
-        if self._ddp in _probed:
-            self._say("another Probe is open on this model; this one does nothing")
+        if _probed:  # both would see what either reduces
+            self._say("another Probe is open in this process; this one does nothing")
             return self
         try:
             agreement = Agreement(self._ddp)
@@ -157,6 +157,12 @@ class Probe:
         if not self._on:
             if self._failed:
                 self._say("baseline() was not measured: the probe had stopped")
+            return
+        if self._ddp.static_graph or self._ddp.find_unused_parameters:
+            self._say(
+                "baseline() was not measured: with static_graph or find_unused_parameters DDP counts gradients from "
+                "backward to backward, and would count those of the baseline in the training"
+            )
             return
         if not self._file.begun or self._depth:
             self._say("baseline() is called between steps, after the first few; nothing was measured")

@@ -33,7 +33,7 @@ class Tap:
         self._size = dist.get_world_size(self._group)
         self._key = _KEYS[device.type]
         self._stamp = device.clock.stamp
-        self._stamp_done = device.clock.stamp if dist.get_backend(self._group) == "nccl" else now_ns
+        self._stamp_done = device.clock.stamp if backend_of(self._group, device.type) == "nccl" else now_ns
         self._library: torch.library.Library | None = None
         self._buckets: frozenset[int] = frozenset()
         self._rows: list[list[int]] = []
@@ -86,6 +86,11 @@ class Tap:
             [seq, _ALL_REDUCE, self._size, size, launch, launch, done or sync_end]
             for seq, (size, launch, done) in enumerate(rows)
         ]
+
+
+def backend_of(group: Any, device: str) -> str:
+    """What reduces tensors of a device: a group's own name may be `undefined` or `cpu:gloo,cuda:nccl`."""
+    return str(group._get_backend(torch.device(device)).name())  # noqa: SLF001
 
 
 def has_own_hook(ddp: DistributedDataParallel) -> bool:
