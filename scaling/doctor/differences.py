@@ -47,6 +47,10 @@ _OWN = ("host", "hostname", "cpus", "numa_nodes", "device_uuid", "device_pci")
 _OWN_ENV = ("env.CUDA_VISIBLE_DEVICES", "env.SLURM_", "env.TORCHELASTIC_", "env.CUDA_DEVICE_ORDINAL")
 
 
+MEMORY_OFF = 0.02
+"""Hosts whose memory differs by no more of it have as much."""
+
+
 def differences(facts: Mapping[int, Mapping[str, Any]]) -> tuple[Difference, ...]:
     """Facts with more than one value among the ranks, those that matter first. Missing counts as None."""
     found = []
@@ -56,6 +60,8 @@ def differences(facts: Mapping[int, Mapping[str, Any]]) -> tuple[Difference, ...
         by_value: dict[str, list[int]] = {}
         for rank, own in sorted(facts.items()):
             by_value.setdefault(json.dumps(own.get(key)), []).append(rank)
+        if key == "memory_bytes" and _about_equal([own.get(key) for own in facts.values()]):
+            continue
         if len(by_value) > 1:
             values = sorted(by_value.items(), key=lambda item: (-len(item[1]), item[1]))
             found.append(
@@ -65,6 +71,12 @@ def differences(facts: Mapping[int, Mapping[str, Any]]) -> tuple[Difference, ...
                 )
             )
     return tuple(found)
+
+
+def _about_equal(sizes: Sequence[int | None]) -> bool:
+    """Equal hosts keep some KiB more or less for firmware and kernel."""
+    known = [size for size in sizes if size is not None]
+    return len(known) == len(sizes) and min(known) > (1 - MEMORY_OFF) * max(known)
 
 
 def problems(found: Sequence[Difference]) -> tuple[Problem, ...]:

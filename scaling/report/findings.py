@@ -83,6 +83,8 @@ def _main_cause(analysis: Analysis, point: Point) -> str:
         # What one rank alone waits as well is no loss of scaling.
         if main.cause == "input" and not _mostly(grown, main.share):
             return f"; but {waits} % of every step waits for {cause}{hint}."
+        if point.loss is None:  # traces tell what a step has, a rank alone or not
+            return f"; {waits} % of every step is {cause}{hint}."
         lost = main.share if grown is None else grown
         part, share = _part(lost, point, point.efficiency), value_of(lost, 100)
         if part is None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from scaling.doctor.differences import differences
 from scaling.doctor.preflight import samples, stolen, warnings
 from scaling.store import RunFolder
 
@@ -118,3 +119,9 @@ def test_ranks_that_share_a_device_name_it_alike(tmp_path, fake_nvml):
     ranks = [{"device_uuid": uuid} for uuid in ("0000-0001", "0000-0001", "0000-0000")]
     found = samples(*run(tmp_path, *ranks, telemetry=node(fake_nvml)))
     assert [found[0, rank][0].device for rank in range(3)] == ["0/1", "0/1", "0/0"]
+
+
+@pytest.mark.parametrize(("other", "differ"), [(2**36 - 2**12, False), (2**35, True), (None, True)])
+def test_memory_that_differs_by_what_firmware_keeps_is_as_much(other, differ):
+    found = differences({0: {"memory_bytes": 2**36}, 1: {"memory_bytes": other}})
+    assert [one.key for one in found] == (["memory_bytes"] if differ else [])

@@ -6,10 +6,11 @@ from html.parser import HTMLParser
 import plotly.graph_objects as go
 import pytest
 
-from scaling.analysis.results import Fabric, Quality
+from scaling.analysis.results import Fabric, Loss, Measured, Quality
 from scaling.report.compared import comparison_page, comparisons_page
 from scaling.report.html import figures_of, page
 from scaling.report.plots.efficiency import scaling_curve
+from scaling.report.plots.waterfall import waterfall
 
 
 class Outline(HTMLParser):
@@ -129,6 +130,15 @@ def test_the_waterfall_closes(good):
     assert ends[-2][0] == pytest.approx(ends[-1][1], abs=0.2) or ends[-2][1] == pytest.approx(
         ends[-1][1], abs=0.2
     )
+
+
+def test_an_interval_that_reaches_beyond_ideal_is_shown_whole(sample):
+    """Else one could not see that nothing may be lost."""
+    loss = Loss(link_bandwidth=Measured(0.01, -0.04, 0.06), unexplained=Measured(0.02))
+    point = replace(sample.good().points[-1], loss=loss, efficiency=Measured(0.97, 0.92, 1.02))
+    low, high = waterfall(point).layout["xaxis"]["range"]
+    assert low == 0
+    assert high >= 104
 
 
 def test_the_fitted_curve_meets_the_measured_one(good):

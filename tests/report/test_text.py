@@ -168,6 +168,15 @@ def test_waiting_for_input_is_a_loss_only_beyond_what_a_rank_alone_waits(sample,
     )
 
 
+def test_from_traces_a_share_of_the_step_is_no_loss(sample):
+    """Of two world sizes there is an efficiency, and still no waterfall: a rank alone may have as much of it."""
+    good = sample.good()
+    point = replace(good.points[-1], efficiency=Measured(0.98), loss=None)
+    verdict = replace(good.verdicts[0], cause="host", share=Measured(0.4, 0.39, 0.41))
+    said = findings.answer(replace(good, points=(*good.points[:-1], point), verdicts=(verdict,)))
+    assert "the run keeps 98.0 % of ideal; 40.0 % of every step is host." in said
+
+
 def test_the_answer_takes_the_verdicts_order(sample):
     good = sample.good()
     second = replace(good.verdicts[0], cause="overlap", share=Measured(0.4, 0.1, 0.7))

@@ -49,10 +49,8 @@ def waterfall(point: Point) -> Plot | None:
         edges = (100 * low(measured), 100 * high(measured)) if _sure(measured) else None
         said = text.percent(measured)
         rows.append(_Row(name="measured", length=100 * measured.value, said=said, hue="$accent", end=edges))
-    axis = {
-        "title": {"text": "% of the step"},
-        "range": [min(0.0, *(r.start for r in rows)), max(r.start + r.length for r in rows)],
-    }
+    edges_of = [at for row in rows for at in (row.start, row.start + row.length, *(row.end or ()))]
+    axis = {"title": {"text": "% of the step"}, "range": [min(0.0, *edges_of), max(edges_of)]}
     caption = (
         "What each cause takes of the step, from ideal to measured. Dotted: time won; hatched: unexplained; "
         "thin lines: 95 % intervals."
