@@ -48,6 +48,27 @@ def groups(tmp_path):
     dist.destroy_process_group()
 
 
+def arms_of(groups, spec, variant=None, *, device=None, feed=None, meet=lambda: None):
+    """Those of two ranks, with a linear layer."""
+    return Arms(
+        spec=spec,
+        variant=variant,
+        trial=Trial(world_size=2, hosts=1, batch=8),
+        workload=Workload(
+            module=torch.nn.Linear(2, 2),
+            make_batch=lambda n, g: None,
+            loss=torch.nn.functional.mse_loss,
+            optimizer=sgd,
+        ),
+        groups=groups,
+        device=device or Device(),
+        precision=Precision("fp32", "cpu"),
+        faults=Faults(Inject(), rank=0, first_on_host=False),
+        feed=feed or (lambda batch: Feed([(torch.ones(batch, 2), torch.zeros(batch, 2))])),
+        meet=meet,
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "feeds"),
     [(None, [8, 4]), ({"batch_per_rank": 16}, [8, 16])],
@@ -62,52 +83,15 @@ def test_all_batches_are_there_before_ranks_meet_and_wrap(groups, changes, feeds
         log.append(batch)
         return Feed([(torch.ones(batch, 2), torch.zeros(batch, 2))])
 
-    Arms(
-        spec=asked.spec,
-        variant=variant,
-        trial=Trial(world_size=2, hosts=1, batch=8),
-        workload=Workload(
-            module=torch.nn.Linear(2, 2),
-            make_batch=lambda n, g: None,
-            loss=torch.nn.functional.mse_loss,
-            optimizer=sgd,
-        ),
-        groups=groups,
-        device=Looked(log),
-        precision=Precision("fp32", "cpu"),
-        faults=Faults(Inject(), rank=0, first_on_host=False),
-        feed=feed,
-        meet=lambda: log.append("met"),
-    )
+    arms_of(groups, asked.spec, variant, device=Looked(log), feed=feed, meet=lambda: log.append("met"))
     assert log == [*feeds, "met", "wrapper", "wrapper"]
-
-
-def arms_of(groups, **ddp):
-    """Those of two ranks, with a linear layer."""
-    (asked,) = requests("plan", list(ASKED)).items
-    return Arms(
-        spec=dataclasses.replace(asked.spec, ddp=dataclasses.replace(asked.spec.ddp, **ddp)),
-        variant=None,
-        trial=Trial(world_size=2, hosts=1, batch=8),
-        workload=Workload(
-            module=torch.nn.Linear(2, 2),
-            make_batch=lambda n, g: None,
-            loss=torch.nn.functional.mse_loss,
-            optimizer=sgd,
-        ),
-        groups=groups,
-        device=Device(),
-        precision=Precision("fp32", "cpu"),
-        faults=Faults(Inject(), rank=0, first_on_host=False),
-        feed=lambda batch: Feed([(torch.ones(batch, 2), torch.zeros(batch, 2))]),
-        meet=lambda: None,
-    )
 
 
 @pytest.mark.parametrize("key", ["static_graph", "find_unused_parameters"])
 def test_where_ddp_counts_from_backward_to_backward_each_wrapper_has_its_own_module(groups, key):
     """Else it counts the others', and never reduces again, or in their midst."""
-    arms = arms_of(groups, **{key: True})
+    (asked,) = requests("plan", [*ASKED, f"ddp.{key}=true"]).items
+    arms = arms_of(groups, asked.spec)
     begun = [p.detach().clone() for p in arms.bare.module.parameters()]
     for loop in (arms.bare, arms.plain, arms.solo, arms.detailed, arms.bare, arms.plain):
         loop.plain()
@@ -126,7 +110,8 @@ def test_where_ddp_counts_from_backward_to_backward_each_wrapper_has_its_own_mod
 
 
 def test_wrappers_share_the_module_otherwise(groups):
-    arms = arms_of(groups)
+    (asked,) = requests("plan", list(ASKED)).items
+    arms = arms_of(groups, asked.spec)
     assert {id(p) for loop in arms.loops() for p in loop.module.parameters()} == {
         id(p) for p in arms.bare.module.parameters()
     }
