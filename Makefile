@@ -24,12 +24,14 @@ slurm-demo: $(READY)  ## two partitions of a Slurm cluster on this machine (root
 
 # Three processes keep two cores busy: what starts ranks waits a good part of its time. What measures runs after that,
 # one test after the other.
+# Files in their own order: xdist's begins with those of many tests, and files of one long test would end it.
 TOGETHER := $(BIN)/python -m pytest -n 3
+BY_FILE := --dist loadscope --no-loadscope-reorder
 ALONE := $(BIN)/python -m pytest
 PART ?= 1/1
 
 test: lint  ## ruff, mypy and every test but the slow ones: ten minutes
-	$(TOGETHER) --dist loadscope -m 'not slow and not alone'
+	$(TOGETHER) $(BY_FILE) -m 'not slow and not alone'
 	$(ALONE) -m 'not slow and alone'
 
 # What fails beside others, three at a time on two cores, is run once more by itself, and that counts. (Without --part,
@@ -44,7 +46,7 @@ test-all: test test-slow  ## both
 # What coverage's own work costs disturbs tests that measure, so their verdict counts in `make test` alone.
 coverage: $(READY)  ## which lines of scaling/ the tests of `make test` run, in all of their processes (90 % at least)
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -n 3 --dist loadscope -m 'not slow and not alone'
+	$(BIN)/coverage run -m pytest -q -n 3 $(BY_FILE) -m 'not slow and not alone'
 	-$(BIN)/coverage run -m pytest -q -m 'not slow and alone'
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
