@@ -11,9 +11,9 @@ STYLE = """
   --third: #5d4a9c; --third-soft: rgba(93,74,156,.2);
   --fourth: #26734f; --fourth-soft: rgba(38,115,79,.2);
   --ideal: #aeb6c0; --loss: #c2483b; --gain: #2f8560;
-  --input: #8a93a0; --forward: #8fb8e6; --backward: #2c6bb3; --optimizer: #5d4a9c;
+  --input: #8a93a0; --forward: #8fb8e6; --backward: #2c6bb3; --compute: #2c6bb3; --optimizer: #5d4a9c;
   --exposed-transfer: #d9772b; --exposed-skew: #b23a55; --host: #56606d; --bucket: #e0a458;
-  --on-input: #fff; --on-forward: #12263c; --on-backward: #fff; --on-optimizer: #fff;
+  --on-input: #fff; --on-forward: #12263c; --on-backward: #fff; --on-compute: #fff; --on-optimizer: #fff;
   --on-exposed-transfer: #2a1402; --on-exposed-skew: #fff; --on-host: #fff; --on-bucket: #2a1a02;
 }
 @media screen and (prefers-color-scheme: dark) {
@@ -25,7 +25,7 @@ STYLE = """
     --third: #a99be0; --third-soft: rgba(169,155,224,.26);
     --fourth: #5dbb8f; --fourth-soft: rgba(93,187,143,.26);
     --ideal: #5b6572; --loss: #e0766a; --gain: #5dbb8f;
-    --input: #7c8795; --forward: #a5c8f0; --backward: #4a86cc; --optimizer: #9284cf;
+    --input: #7c8795; --forward: #a5c8f0; --backward: #4a86cc; --compute: #4a86cc; --optimizer: #9284cf;
     --exposed-transfer: #e58c45; --exposed-skew: #d4637d; --host: #5f6a78; --bucket: #dcae70;
     --on-input: #10151b; --on-optimizer: #10151b; --on-backward: #fff; --on-exposed-skew: #1d070d;
   }
@@ -79,6 +79,7 @@ li + li { margin-top: 4px; }
   background-size: 5px 5px; }
 .forward { --hue: var(--forward); }
 .backward { --hue: var(--backward); }
+.compute { --hue: var(--compute); }
 .bucket { --hue: var(--bucket); }
 .exposed-transfer { --hue: var(--exposed-transfer);
   background-image: repeating-linear-gradient(135deg, var(--hatch) 0 1px, transparent 1px 5px); }

@@ -50,6 +50,8 @@ class Sent:
     group: str = ""
     group_size: int | None = None
     seq: int | None = None
+    inputs_only: bool = False
+    """`bytes` is what goes in; of what comes out nothing is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,8 @@ class Call:
     begin: int
     end: int
     sent: Sent
+    on_host: bool
+    """It lasts as long as the collective (gloo); that of a device's backend until it is enqueued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

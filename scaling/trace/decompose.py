@@ -10,7 +10,8 @@ the instant at which the host launched what comes next, `launch` from there on (
 launch's latency, or waiting on an event), `idle` where no launch is known.
 
 A trace without a device (Gloo): C are the host's operators, on any thread, without the calls that hand a
-collective over or wait for it; M are the backend's own events; gaps are `host`.
+collective over or wait for it; M are the backend's own events, where they last as long as the collective
+(`gloo:*`; NCCL's end once it is enqueued); gaps are `host`. A last step without any work is left out.
 
 Windows: a step begins on the device with the first event that was launched in it, and ends where the next
 begins; the last ends with the last event launched in it. So the windows follow the device, which lags behind
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scaling.trace import signs
-from scaling.trace.columns import Gpu, Host, Sent, Trace
+from scaling.trace.columns import Call, Gpu, Host, Sent, Trace
 from scaling.trace.kinds import FAR, communication, count, launched
 from scaling.trace.spans import EMPTY, Ints, Spans, common, merged, minus, union
 
@@ -121,7 +122,7 @@ def _device(trace: Trace) -> Parts:
 
 
 def _cpu(trace: Trace) -> Parts:
-    host, calls = trace.host, [c for c in trace.calls if c.end > c.begin]
+    host, calls = trace.host, [c for c in trace.calls if c.on_host and c.end > c.begin]
     offset = host.thread * FAR
     work = host.plain & (host.role != signs.CALL)
     handing = host.role == signs.CALL
@@ -134,11 +135,14 @@ def _cpu(trace: Trace) -> Parts:
     end = np.array([c.end for c in calls], dtype=np.int64)
     sending = merged(begin, end)
     exposed = minus(sending, compute)
-    if trace.steps:
-        borders = np.array([b for _, b, _ in trace.steps] + [trace.steps[-1][2]], dtype=np.int64)
+    waits = _role(host, signs.INPUT)
+    steps = trace.steps
+    if len(steps) > 1 and not _works(host, calls, waits, steps[-1][1]):
+        steps = steps[:-1]  # profiler.step() opened it as the loop ended
+    if steps:
+        borders = np.array([b for _, b, _ in steps] + [steps[-1][2]], dtype=np.int64)
     else:
         borders = np.array([host.begin.min(), max(host.end.max(), end.max(initial=0))], dtype=np.int64)
-    waits = _role(host, signs.INPUT)
     left, columns = compute, {"window": np.diff(borders), "compute": compute.within(borders)}
     backward, optimizer = _role(host, signs.BACKWARD), _role(host, signs.OPTIMIZER)
     for name, spans in (("input", waits), ("backward", backward), ("optimizer", optimizer)):
@@ -159,7 +163,7 @@ def _cpu(trace: Trace) -> Parts:
     columns["input"] = columns["input"] + common(still, waits).within(borders)
     return Parts(
         device="cpu",
-        labels=tuple(name for name, _, _ in trace.steps) or ("whole trace",),
+        labels=tuple(name for name, _, _ in steps) or ("whole trace",),
         borders=borders,
         columns=columns,
         compute=compute,
@@ -174,6 +178,12 @@ def _cpu(trace: Trace) -> Parts:
         guessed={},
         unknown=count("a call" for c in calls if c.sent.collective == signs.UNKNOWN),
     )
+
+
+def _works(host: Host, calls: list[Call], waits: Spans, since: int) -> bool:
+    """Whether anything but the loader begins from an instant on."""
+    begin = host.begin[host.plain & (host.begin >= since)]
+    return bool((~waits.holds(begin)).any()) or any(c.begin >= since for c in calls)
 
 
 def _steps_of(launch: Ints, steps: tuple[tuple[str, int, int], ...]) -> Ints:

@@ -37,7 +37,7 @@ def _rank(rank: int, file: RankTrace, matched: Matched, step: int) -> list[Span]
     moves = moving(found, matched.released[rank])
     compute, exposed = minus(parts.compute, outside), minus(parts.exposed, outside)
     lanes = {
-        "forward" if parts.device == "cpu" else "backward": compute,
+        "compute": compute,
         "exposed_skew": minus(exposed, moves),
         "exposed_transfer": minus(exposed, minus(exposed, moves)),
         "host": minus(window, union(compute, exposed)),

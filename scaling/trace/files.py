@@ -21,7 +21,8 @@ from scaling.trace.read import read_trace
 SUFFIXES = (".json", ".json.gz")
 SMALL_BYTES = 4 << 20
 """Files that together are smaller are read in this process: starting others takes longer."""
-_RANK = re.compile(r"(?:rank|worker)[-_ ]?(\d+)", re.IGNORECASE)
+_RANK = re.compile(r"rank[-_ ]?(\d+)|^worker[-_ ]?(\d+)\.", re.IGNORECASE)
+"""`worker3.TIME.pt.trace.json` is a name given to tensorboard_trace_handler; `worker-3_PID.` is its host's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +102,7 @@ def read_all(
 def _read(job: tuple[Path, bool]) -> RankTrace | Problem:
     path, with_hta = job
     by_name = _RANK.findall(path.name)
-    named = int(by_name[-1]) if by_name else None
+    named = int("".join(by_name[-1])) if by_name else None
     try:
         trace = read_trace(path)
         parts = decompose(trace)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scaling.trace.files import Problem, RankTrace
 
@@ -25,7 +25,8 @@ class Job:
 
 def jobs(found: Sequence[RankTrace], problems: Sequence[Problem]) -> tuple[list[Job], tuple[str, ...]]:
     """Files by world size and rank; of two files of one rank the earlier is taken."""
-    said = [f"{p.path}: {p.why}" for p in problems]
+    found, alone = _alone(found)
+    said = [f"{p.path}: {p.why}" for p in problems] + alone
     known = [f for f in found if f.rank is not None]
     nameless = sorted((f for f in found if f.rank is None), key=lambda f: str(f.path))
     taken = {f.rank for f in known}
@@ -52,6 +53,19 @@ def jobs(found: Sequence[RankTrace], problems: Sequence[Problem]) -> tuple[list[
         world = max(size, max(ranks) + 1)
         made.append(Job(world_size=world, ranks=dict(sorted(ranks.items())), warnings=tuple(doubts(ranks))))
     return made, tuple(said)
+
+
+def _alone(found: Sequence[RankTrace]) -> tuple[list[RankTrace], list[str]]:
+    """Beside a job's files one that knows of no ranks and shows no communication is one rank's alone."""
+    if not any((f.world_size or 1) > 1 for f in found):
+        return list(found), []
+    made, said = [], []
+    for file in found:
+        alone = file.world_size is None and not file.parts.collectives.sent
+        made.append(replace(file, rank=0, world_size=1) if alone else file)
+        if alone:
+            said.append(f"{file.path}: no ranks and no communication in it; it is taken for one rank alone")
+    return made, said
 
 
 def doubts(ranks: dict[int, RankTrace]) -> Iterable[str]:
@@ -82,6 +96,12 @@ def doubts(ranks: dict[int, RankTrace]) -> Iterable[str]:
     if len({f.parts.device for f in ranks.values()}) > 1:
         cpu = [r for r, f in ranks.items() if f.parts.device == "cpu"]
         yield f"INCOMPLETE: rank {listed(cpu)}: no events of a device in its trace, its operators were counted"
+    hidden = [r for r, f in ranks.items() if f.parts.device == "cpu" and "nccl" in (f.backend or "")]
+    if hidden and "gloo" not in (ranks[hidden[0]].backend or ""):
+        yield (
+            f"INCOMPLETE: rank {listed(hidden)}: NCCL, and no events of a device in its trace; what was launched is "
+            "all that was seen: profile with ProfilerActivity.CUDA too"
+        )
     if any(f.parts.labels == ("whole trace",) for f in ranks.values()):
         yield "no ProfilerStep in the traces: each counts as one step, profiler.step() marks them"
     elif all(len(f.parts.labels) == 1 for f in ranks.values()):

@@ -16,7 +16,7 @@ from scaling.units import format_rate
 
 CLASSES = ("NV", "XGMI", "PIX", "PXB", "PHB", "NODE", "SYS")
 NVLINK_BIT_S = 200_000_000_000
-"""One NVLink in one direction: 25 GB/s in generations 2 to 4 (NVIDIA's whitepapers of V100, A100, H100)."""
+"""One NVLink in one direction: 25 GB/s in generations 2 to 4 but GA102 (NVIDIA's whitepapers: V100, A100, H100)."""
 LINKS_MAX = 18
 """NVLinks of one device: more than these to all peers together means that a switch joins them."""
 
@@ -128,7 +128,7 @@ def nvlinks(layout: Layout, each_bit_s: int = NVLINK_BIT_S) -> tuple[int, str]:
     how = "through a switch" if min(totals, default=0) > LINKS_MAX else "to all peers together"
     return links * each_bit_s, (
         f"{links} NVLinks {how} x {each_bit_s / 8e9:g} GB/s a direction "
-        "(generations 2 to 4; 20 in the first, 50 in the fifth: which one is not in the file)"
+        "(generations 2 to 4; 20 in the first, 14 on GA102, 50 in the fifth: which one is not in the file)"
     )
 
 

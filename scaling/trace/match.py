@@ -83,21 +83,27 @@ def match(
     ranks: Mapping[int, Collectives],
     world_size: int,
     labels: Mapping[int, tuple[str, ...]],
-    groups: Mapping[str, tuple[int, ...]],
+    groups: Mapping[int, Mapping[str, tuple[int, ...]]],
     clocks: Mapping[int, Clock],
 ) -> Matched:
-    """Match the collectives of all ranks; `labels` names their windows, `groups` has members where those are known."""
-    rows: dict[tuple[str, str], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    """Match the collectives of all ranks; `labels` names their windows, `groups` members as each rank lists them.
+
+    Older versions of torch give one name to groups beside each other (0, 2 and 1, 3), so members tell them apart.
+    """
+    rows: dict[tuple[str, tuple[int, ...] | None, str], dict[int, list[int]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for rank, found in ranks.items():
+        listed = {name: _listed(groups, rank, name) for name in {sent.group for sent in found.sent}}
         for row, sent in enumerate(found.sent):
             step = int(found.step[row])
             if 0 <= step < len(labels[rank]):
-                rows[sent.group, labels[rank][step]][rank].append(row)
+                rows[sent.group, listed[sent.group], labels[rank][step]][rank].append(row)
     blocks: list[_Block] = []
     reasons: dict[str, int] = defaultdict(int)
     order = {label: k for k, label in enumerate(shared_steps(labels.values()))}
-    for (group, label), members in rows.items():
-        expected = groups.get(group) or _members(members, ranks, world_size)
+    for (group, known, label), members in rows.items():
+        expected = known or _members(members, ranks, world_size)
         absent = [r for r in expected if r not in members]
         many = max(map(len, members.values()))
         if absent:
@@ -130,6 +136,17 @@ def match(
     return Matched(
         instances=tuple(sorted(instances, key=lambda i: (i.step, i.rows))), unmatched=said, released=released
     )
+
+
+def _listed(
+    groups: Mapping[int, Mapping[str, tuple[int, ...]]], rank: int, name: str
+) -> tuple[int, ...] | None:
+    """Members of a rank's group by its own list, else by the one list of another that has this rank in it."""
+    own = groups.get(rank, {}).get(name)
+    if own:
+        return own
+    others = {found for one in groups.values() if (found := one.get(name)) and rank in found}
+    return others.pop() if len(others) == 1 else None
 
 
 def _members(
@@ -187,7 +204,10 @@ def _block(
         sizes = {ranks[r].sent[i].bytes for r, i in zip(expected, place, strict=True)}
         # Ranks that send unlike sizes (all_to_all of ragged tables) have no one size.
         size = sizes.pop() if len(sizes) == 1 else None
-        sent.append((ranks[expected[0]].sent[place[0]].collective, size))
+        first = ranks[expected[0]].sent[place[0]]
+        if first.collective == "all_gather" and first.inputs_only and size is not None:
+            size *= len(expected)  # what comes out is all ranks' parts
+        sent.append((first.collective, size))
     rows = np.array(places)
     return _Block(
         step=step,

@@ -21,10 +21,12 @@ _SWITCH = "0x0680"
 _SPEED = re.compile(r"([\d.]{1,8})\s*GT/s")
 NVLINK_BIT_S = {
     range(60, 70): 160_000_000_000,
+    range(86, 87): 112_500_000_000,
     range(70, 100): 200_000_000_000,
     range(100, 130): 400_000_000_000,
 }
-"""One NVLink in one direction by compute capability: 20, 25 and 50 GB/s (NVIDIA's whitepapers)."""
+"""One NVLink in one direction by compute capability, the first that holds it: 20, 14.0625 (GA102), 25 and 50 GB/s
+(NVIDIA's whitepapers)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class _Builder:
     grids: _Numbers = field(default_factory=_Numbers)
     sent: _Numbers = field(default_factory=_Numbers)
     roles: _Roles = field(default_factory=_Roles)
-    calls: list[tuple[int, float, float, Sent]] = field(default_factory=list)
+    calls: list[tuple[int, float, float, Sent, bool]] = field(default_factory=list)
     steps: list[tuple[str, float, float]] = field(default_factory=list)
     gpu: list[Columns] = field(default_factory=list)
     host: list[Columns] = field(default_factory=list)
@@ -99,7 +99,8 @@ class _Builder:
             name = event.name.partition(":")[2] if announced else args.collective
             if announced or name:
                 sent = sent_of(args, signs.collective_of(name or ""))
-                self.calls.append((self.threads[event.tid], event.ts, event.ts + event.dur, sent))
+                end = event.ts + event.dur
+                self.calls.append((self.threads[event.tid], event.ts, end, sent, signs.on_host(event.name)))
 
     def _threads(self, events: list[Event]) -> NDArray[np.int32]:
         return np.fromiter(map(self.threads.__getitem__, map(_TID, events)), np.int32, len(events))
@@ -182,7 +183,10 @@ def read_trace(path: Path) -> Trace:
         ),
         launches=_first_launches(launch, credible),
         sent=tuple(builder.sent),
-        calls=tuple(Call(thread=t, begin=credible.ns(b), end=credible.ns(e), sent=s) for t, b, e, s in calls),
+        calls=tuple(
+            Call(thread=t, begin=credible.ns(b), end=credible.ns(e), sent=s, on_host=h)
+            for t, b, e, s, h in calls
+        ),
         steps=tuple(
             (name, credible.ns(begin), credible.ns(end))
             for name, begin, end in sorted(builder.steps, key=lambda s: s[1])

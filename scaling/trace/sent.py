@@ -15,7 +15,7 @@ _WORDS = re.compile(r'"([^"]*)"')
 
 
 def sent_of(args: Args, collective: str) -> Sent:
-    """Sizes in nccl-tests' sense: the larger of what goes in and what comes out of one rank."""
+    """Sizes in nccl-tests' sense: the larger of what goes in and what comes out of one rank, where both are told."""
     elements: float | None = None
     if args.in_elements is not None or args.out_elements is not None:
         elements = max(args.in_elements or 0, args.out_elements or 0)
@@ -29,6 +29,7 @@ def sent_of(args: Args, collective: str) -> Sent:
         group=args.group or "",
         group_size=int(args.group_size) if args.group_size else None,
         seq=int(args.seq) if args.seq is not None else None,
+        inputs_only=args.out_elements is None,  # `Input Dims` has no outputs either
     )
 
 

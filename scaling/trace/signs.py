@@ -46,7 +46,9 @@ _LIBRARY = re.compile(
 )
 _OF_TORCH = re.compile(r"\bat::|\bc10::|at_cuda_detail|\bcub::|\bthrust::|cutlass|cublas|cudnn|gemm|triton_")
 _COPY = re.compile(r"^(Memcpy|Memset|Copy(Host|Device)|Fill)")
-_BACKENDS = ("nccl:", "gloo:", "mpi:", "ucc:", "xccl:", "rccl:")
+_ON_HOST = ("gloo:", "mpi:", "ucc:")
+_BACKENDS = (*_ON_HOST, "nccl:", "xccl:", "rccl:")
+_HANDING = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "record_param_comms")
 NAMES = 4096
 """So many are remembered, for they come again in every file."""
 UNKNOWN = "unknown"
@@ -79,6 +81,11 @@ def annotated(name: str) -> bool:
     return name.startswith(_BACKENDS)
 
 
+def on_host(name: str) -> bool:
+    """Whether such an annotation lasts as long as its collective: those of devices end once it is enqueued."""
+    return name.startswith(_ON_HOST)
+
+
 def role(name: str) -> int:
     """What the host is doing while an event of this name lasts."""
     if name.startswith("autograd::engine::evaluate_function"):
@@ -89,7 +96,7 @@ def role(name: str) -> int:
         return INPUT
     if name.startswith("ProfilerStep"):
         return STEP
-    if name.startswith(("c10d::", "record_param_comms")) or annotated(name):
+    if name.startswith(_HANDING) or annotated(name):
         return CALL
     return FORWARD
 

@@ -104,9 +104,10 @@ def analyse(
 
 
 def _match(job: Job) -> Matched:
-    groups = {name: members for file in job.ranks.values() for name, members in file.groups.items()}
-    if len(groups) == 1:  # a collective that names no group is of the only one there is
-        groups[""] = next(iter(groups.values()))
+    groups = {rank: dict(file.groups) for rank, file in job.ranks.items()}
+    for known in groups.values():
+        if len(known) == 1:  # a collective that names no group is of the only one there is
+            known[""] = next(iter(known.values()))
     first = min(f.started_us for f in job.ranks.values())
     return match(
         {r: f.parts.collectives for r, f in job.ranks.items()},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from scaling.analysis.measured import Measured
 from scaling.analysis.results import Point, Remedy, Verdict
 from scaling.analysis.stats import scaled
@@ -94,6 +96,10 @@ def _causes(
                 code="reduce gradients every other batch: `with ddp.no_sync():` around the others",
             ),
         )
+    elif point.world_size > 1 and traced.ranks:
+        exposed = _mean([r.exposed_ms for r in traced.ranks])
+        waits = f"{exposed.value:.3g} of {step.value:.3g} ms wait for communication"
+        add("communication", exposed, (f"{waits}; for a late rank or for data is not told",))
     if traced.dilation is not None:
         dilation = traced.dilation
         add(
@@ -121,3 +127,13 @@ def _causes(
     if parts.input is not None:
         add("input", parts.input, (f"{parts.input.value:.3g} ms a step wait for the data loader",))
     return found
+
+
+def _mean(found: Sequence[Measured]) -> Measured:
+    """Mean over ranks, with the mean of their intervals: what ranks have in common does not average out."""
+    ends = [(m.low, m.high) for m in found if m.low is not None and m.high is not None]
+    value, n = sum(m.value for m in found) / len(found), min(m.n for m in found)
+    if len(ends) < len(found):
+        return Measured(value, n=n)
+    low, high = (sum(side) / len(found) for side in zip(*ends, strict=True))
+    return Measured(value, low, high, n)

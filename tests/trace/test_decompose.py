@@ -187,6 +187,7 @@ def test_without_a_device_the_hosts_operators_count(parts):
             tid=9,
             **{"Input Dims": [[8]], "Input type": ["float"]},
         )
+        t.add("cpu_op", "aten::mm", 150, 10)
 
     found = parts(fill, deviceProperties=[])
     assert found.device == "cpu"
@@ -195,7 +196,47 @@ def test_without_a_device_the_hosts_operators_count(parts):
     assert us(found, "exposed")[0] == 5 + 15
     assert us(found, "hidden")[0] == 5
     assert us(found, "host")[0] == 10 + 10 + 5 + 5
-    assert us(found, "host")[1] == 100
+    assert us(found, "host")[1] == 90
+
+
+def test_a_last_step_in_which_only_the_loader_ended_is_none(parts):
+    """profiler.step() opens the next one at once, and the loop ends."""
+
+    def fill(t):
+        for k in range(3):
+            t.step(k, 100 * k, 100)
+            t.add("cpu_op", "aten::mm", 100 * k + 10, 30)
+        t.step(3, 300, 2)
+        t.add("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 300, 1)
+
+    found = parts(fill, deviceProperties=[])
+    assert found.labels == ("ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2")
+    assert us(found, "window") == [100, 100, 100]
+
+
+def test_waiting_in_a_functional_collective_is_no_compute(parts):
+    def fill(t):
+        t.step(1, 0, 100)
+        t.add("cpu_op", "aten::mm", 0, 50)
+        t.add("cpu_op", "_c10d_functional::wait_tensor", 60, 30)
+        t.add("user_annotation", "gloo:all_reduce", 55, 35, tid=9)
+
+    found = parts(fill, deviceProperties=[])
+    assert (us(found, "compute"), us(found, "exposed")) == ([50], [35])
+
+
+def test_what_enqueues_for_a_device_is_no_communication(parts):
+    """Without the device's events nobody knows how long that was."""
+
+    def fill(t):
+        t.step(1, 0, 100)
+        t.add("cpu_op", "aten::mm", 0, 50)
+        t.add("cpu_op", "record_param_comms", 60, 5, **{"Collective name": "allreduce"})
+        t.add("user_annotation", "nccl:all_reduce", 60, 5)
+
+    found = parts(fill, deviceProperties=[])
+    assert found.collectives.sent == ()
+    assert us(found, "exposed") == [0]
 
 
 def test_metadata_alone_is_nothing_to_analyse(parts):

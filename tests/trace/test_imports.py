@@ -182,6 +182,16 @@ def test_a_card_s_speed_is_read(shared, imported):
     assert (card.name, card.rate, card.near) == ("mlx5_0", "100gbit", [0, 1, 2, 3])
 
 
+@pytest.mark.parametrize(("sm", "rate"), [(80, 600e9), (86, 337.5e9), (90, 600e9)])
+def test_a_ga102_has_slower_nvlinks_than_others_of_its_generation(sm, rate):
+    """14.0625 GB/s a link and direction, by NVIDIA's whitepaper."""
+    gpu = '<pci busid="0{d}:00.0" class="0x030200"><gpu dev="{d}" sm="{sm}">{l}</gpu></pci>'
+    links = [f'<nvlink target="0{1 - d}:00.0" count="3" tclass="0x030200"/>' for d in range(2)]
+    inside = "".join(gpu.format(d=d, sm=sm, l=links[d]) for d in range(2))
+    _, (made, *_), _ = parse_xml(f'<system version="1"><cpu numaid="0">{inside}</cpu></system>', "x.xml")
+    assert (made.link_class, made.rate_bit_s) == ("NV3", rate)
+
+
 def test_nvlinks_of_a_dump():
     gpu = '<pci busid="{b}" class="0x030200"><gpu dev="{d}" sm="90">{l}</gpu></pci>'
     switch = '<nvlink target="ff" count="18" tclass="0x068000"/>'

@@ -1,5 +1,7 @@
 """Waiting apart from moving data: instances matched over ranks."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -85,9 +87,28 @@ def test_sequence_numbers_go_before_the_order_of_begins():
 
 def test_a_group_that_is_listed_has_its_own_members():
     ranks = {r: collectives((r, 100), group="dp") for r in (0, 2)}
-    (found,) = matched(ranks, world_size=4, groups={"dp": (0, 2)}).instances
+    (found,) = matched(ranks, world_size=4, groups={0: {"dp": (0, 2)}}).instances
     assert found.ranks == (0, 2)
     assert found.late == 2
+
+
+def test_groups_of_one_name_are_told_apart_by_their_members():
+    """Older versions of torch count the groups that each rank has: those beside each other share a number."""
+    ranks = {r: collectives((r, 100), group="1") for r in range(4)}
+    groups = {0: {"1": (0, 2)}, 2: {"1": (0, 2)}, 1: {"1": (1, 3)}, 3: {}}
+    found = matched(ranks, world_size=4, groups=groups)
+    assert {one.ranks for one in found.instances} == {(0, 2), (1, 3)}
+    assert found.unmatched == ()
+
+
+@pytest.mark.parametrize(("inputs_only", "size"), [(True, 2000), (False, 1000)])
+def test_the_size_of_an_all_gather_is_what_comes_out(inputs_only, size):
+    def gathered(rank):
+        told = collectives((rank, 100), collective="all_gather")
+        return replace(told, sent=tuple(replace(s, inputs_only=inputs_only) for s in told.sent))
+
+    (found,) = matched({r: gathered(r) for r in (0, 1)}).instances
+    assert found.bytes == size
 
 
 def test_what_does_not_synchronise_is_not_split():
@@ -120,5 +141,5 @@ def test_a_step_that_a_third_rank_does_not_show_is_none_of_the_jobs():
     ranks = {r: two_steps((r, 50, 0), (100 + r, 150, 1)) for r in (0, 1)} | {2: two_steps((100, 150, 0))}
     labels = {0: ("#1", "#2"), 1: ("#1", "#2"), 2: ("#2",)}
     clocks = dict.fromkeys(ranks, Clock(origin_ns=0, host="a"))
-    found = match(ranks, 3, labels, {"": (0, 1)}, clocks).instances
+    found = match(ranks, 3, labels, {0: {"": (0, 1)}}, clocks).instances
     assert [one.step for one in found] == [-1, 0]

@@ -54,7 +54,9 @@ def test_the_folder_is_read_as_a_runs(job, tmp_path, capsys):
     folder = RunFolder(out)
     assert value_of(folder) == pytest.approx(2 * 32 / 0.096e-3)
     assert "all_reduce" in folder.report_html.read_text()
-    assert {e["name"] for e in json.loads(folder.timeline.read_text())["traceEvents"]} >= {"exposed_skew"}
+    drawn = {e["name"] for e in json.loads(folder.timeline.read_text())["traceEvents"]}
+    assert drawn >= {"compute", "exposed_skew"}
+    assert not drawn & {"forward", "backward"}
     assert main(["report", str(out)]) == 0
     assert main(["compare", str(out), str(out)]) == 0
     assert "1.00" in capsys.readouterr().out
@@ -121,6 +123,60 @@ def test_two_world_sizes_give_an_efficiency(job, trace, analysed, tmp_path):
         one["step_ms"]["value"] / two["step_ms"]["value"], rel=1e-5
     )
     assert one["efficiency"] is None
+
+
+def test_a_baseline_that_knows_of_no_ranks_is_one_rank_alone(job, trace, analysed, tmp_path):
+    """torch writes who a rank is only where there is a process group."""
+    alone = trace(0)
+    del alone.document["distributedInfo"]
+    for k in range(5):
+        alone.step(k, 1000 + 50 * k - 5, 49).kernel("gemm", 1000 + 50 * k, 48, launched=1000 + 50 * k - 4)
+    alone.write(tmp_path / "alone" / "rank0.json")
+    code, found = analysed(job(), tmp_path / "alone")
+    assert code == 0
+    assert [p["world_size"] for p in found["points"]] == [1, 2]
+    assert "taken for one rank alone" in warnings(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("rank-3.json", 3),
+        ("worker3.1690000000.pt.trace.json", 3),
+        ("gpu-worker-3_1234.1690000000.pt.trace.json", None),
+        ("worker3_1234.1690000000.pt.trace.json", None),
+    ],
+)
+def test_a_host_called_worker_is_no_rank(trace, tmp_path, name, rank):
+    made = trace().step(1, 0, 100).kernel("gemm", 10, 10, launched=1)
+    del made.document["distributedInfo"]
+    (read,), _ = files.read_all([made.write(tmp_path / name)], with_hta=False, meanwhile=lambda: None)
+    assert read.rank == rank
+
+
+def test_exposed_communication_that_cannot_be_split_is_still_the_largest_part(trace, analysed, tmp_path):
+    """DDP of a model with buffers broadcasts them before each forward; a broadcast waits for nobody."""
+    for rank in (0, 1):
+        made = trace(rank)
+        for k in range(5):
+            at = 1000 + 100 * k
+            made.step(k, at - 5, 99).kernel("gemm", at, 50, launched=at - 4)
+            made.all_reduce(at + 50, 45, launched=at + 40)
+            made.all_reduce(at + 95, 5, launched=at + 40, **{"Collective name": "broadcast"})
+        made.write(tmp_path / "t" / f"rank-{rank}.json")
+    found = analysed(tmp_path / "t")[1]
+    assert found["points"][0]["parts_ms"]["exposed_transfer"] is None
+    (verdict,) = found["verdicts"]
+    assert (verdict["cause"], verdict["share"]["value"]) == ("communication", pytest.approx(0.5))
+
+
+def test_nccl_without_events_of_a_device_says_so(trace, analysed, tmp_path):
+    for rank in (0, 1):
+        made = trace(rank).step(1, 0, 100).add("cpu_op", "aten::mm", 0, 50)
+        made.add("user_annotation", "nccl:all_reduce", 60, 5).write(tmp_path / "t" / f"rank-{rank}.json")
+    found = analysed(tmp_path / "t")[1]
+    assert "NCCL, and no events of a device" in warnings(found)
+    assert found["points"][0]["comm"] is None
 
 
 def warnings(found):

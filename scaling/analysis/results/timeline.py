@@ -13,7 +13,7 @@ class Span:
     lane: str
     """`compute` or `link`."""
     name: str
-    """input, forward, backward, exposed_transfer, exposed_skew, optimizer, host, or bucket k."""
+    """input, forward, backward, exposed_transfer, exposed_skew, optimizer, host, bucket k, or a trace's compute."""
     begin_ms: float
     end_ms: float
     bytes: int | None = None

@@ -24,6 +24,7 @@ PATTERNS = {
     "input": ".",
     "forward": "",
     "backward": "",
+    "compute": "",
     "exposed_transfer": "/",
     "exposed_skew": "x",
     "optimizer": "-",

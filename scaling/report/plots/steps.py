@@ -17,6 +17,8 @@ CONTENDED = "others took the cores"
 CROSS_NOTE = (
     f" A cross: {CONTENDED} then; the block without communication that lies nearest had to wait for one."
 )
+_DRAWN = {**text.PARTS, "compute": "compute", "bucket": "bucket on the link"}
+"""What a timeline shows; compute is that of a trace, which has no phase."""
 _LANE = 0.84
 """Height of a lane's bars, of the 1 between lanes."""
 
@@ -83,11 +85,7 @@ def timeline(step: Timeline) -> Plot | None:
     lanes = sorted({(s.rank, s.lane) for s in spans})
     # A little air between ranks, none between the two lanes of one.
     place = {lane: index + 0.35 * lane[0] for index, lane in enumerate(lanes)}
-    legend = tuple(
-        (key, label)
-        for key, label in (*text.PARTS.items(), ("bucket", "bucket on the link"))
-        if any(_kind(s) == key for s in spans)
-    )
+    legend = tuple((key, label) for key, label in _DRAWN.items() if any(_kind(s) == key for s in spans))
     data = [_spans([s for s in spans if _kind(s) == key], key, place) for key, _ in legend]
     drawn = layout("ms since the step began", None)
     ticks = [f"rank {rank} {lane}" for rank, lane in lanes]
@@ -109,7 +107,7 @@ def timeline(step: Timeline) -> Plot | None:
 
 
 def _kind(span: Span) -> str:
-    return span.name if span.name in text.PARTS else "bucket"
+    return span.name if span.name in _DRAWN else "bucket"
 
 
 def _channels(spans: Sequence[Span]) -> dict[Span, tuple[int, int]]:
