@@ -22,6 +22,7 @@ class FakeGpu:
         self.width = self.max_width = 16
         self.links = [True] * 4
         self.sm_mhz, self.sm_max_mhz = 1900, 1980
+        self.sm_application_mhz = self.sm_application_default_mhz = 1980
         self.reasons = 0
         self.persistence, self.mig, self.ecc = 1, [0, 0], [1, 1]
         self.power_limit = self.power_default = 700_000
@@ -136,7 +137,10 @@ class FakeNvml:
         return gpu.sm_max_mhz if kind == self.NVML_CLOCK_SM else 2600
 
     def _ApplicationsClock(self, gpu, kind):
-        return gpu.sm_max_mhz
+        return gpu.sm_application_mhz
+
+    def _DefaultApplicationsClock(self, gpu, kind):
+        return gpu.sm_application_default_mhz
 
     def _ClockInfo(self, gpu, kind):
         return gpu.sm_mhz if kind == self.NVML_CLOCK_SM else 2600

@@ -73,7 +73,9 @@ def _state(gpu: dict[str, Any]) -> _Found:
             WARNING,
         )
     application, highest = gpu.get("sm_application_mhz"), gpu.get("sm_max_mhz")
-    if application and highest and application < 0.6 * highest:
+    # A card's own default holds nothing: a T4's is 585 MHz, and it runs at up to 1590.
+    chosen = application != gpu.get("sm_application_default_mhz")
+    if application and highest and chosen and application < 0.6 * highest:
         yield (
             f"application clocks hold it to {application} MHz of {highest} MHz",
             "nvidia-smi -rac",
@@ -143,13 +145,13 @@ def _up(gpu: dict[str, Any]) -> int:
 
 
 def _nic(host: HostRecord, gpu: dict[str, Any], rank: int | None) -> Iterator[Problem]:
-    """The nearest InfiniBand card of a GPU should not be on the other socket."""
+    """The nearest InfiniBand card of a GPU should not be on another NUMA node."""
     cards = [nic for nic in host.nics if nic["kind"] == "infiniband"]
-    path = gpu.get("pci_path") or []
-    distances = [d for d in (distance(path, nic["pci"]) for nic in cards) if d is not None]
-    if distances and set(distances) == {"SYS"}:
+    path, node = gpu.get("pci_path") or [], gpu.get("numa_node")
+    distances = {distance(path, nic["pci"], nodes=(node, nic.get("numa_node"))) for nic in cards}
+    if distances == {"SYS"}:
         yield Problem(
-            what=f"{_name(gpu)}: every network card is on another socket (SYS)",
+            what=f"{_name(gpu)}: every network card is on another NUMA node (SYS)",
             rank=rank,
             remedy="use the devices beside the cards, or set NCCL_IB_HCA and NCCL_CROSS_NIC by hand",
             severity=WARNING,

@@ -23,6 +23,8 @@ EPSILON = {"fp64": 2**-52, "fp32": 2**-23, "tf32": 2**-10, "bf16": 2**-7, "fp16"
 ALLOWED = 64
 """A layer further from float64 than this many epsilons is not rounding: healthy deep models stay below 20."""
 _REFERENCE, _SPEED = "fp64", "fp32"
+_IN_FP32 = "run that layer in fp32 (torch.autocast(..., enabled=False) around it)"
+_OVERFLOW = {"fp16": f"use bf16, or {_IN_FP32}", "bf16": _IN_FP32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,15 +154,13 @@ def _against_reference(
         record = _record(records[ranks[0]], precision)
         assert record is not None
         rank = ranks[0] if len(groups) > 1 and len(ranks) == 1 else None
-        broken = next((la for la in record.layers if la.not_finite), None)
+        broken = _not_finite(record)
         bad = next((la for la in record.layers if la.error and la.error > ALLOWED * EPSILON[precision]), None)
-        if broken or record.scale == 0:
-            count = broken.not_finite if broken else sum(g.not_finite for g in record.gradients)
+        if broken:
             yield Problem(
-                what=f"{precision}: overflow, {count} elements are not finite, first in "
-                f"{broken.name if broken else 'a gradient at every loss scale'}",
+                what=f"{precision}: overflow, {broken}",
                 rank=rank,
-                remedy="use bf16, or run that layer in fp32 (torch.autocast(..., enabled=False) around it)",
+                remedy=_OVERFLOW.get(precision, "torch.autograd.detect_anomaly() names the operator"),
                 severity=ERROR,
             )
         elif bad is not None and precision != _REFERENCE:
@@ -172,6 +172,16 @@ def _against_reference(
                 "does only in that precision",
                 severity=WARNING,
             )
+
+
+def _not_finite(record: PrecisionRecord) -> str:
+    """The first output, or gradient as backward goes, with elements that are not finite; `` where all are."""
+    places = (("", record.layers), ("gradient of ", tuple(reversed(record.gradients))))
+    for kind, found in places:
+        for tensor in found:
+            if tensor.not_finite:
+                return f"{tensor.not_finite} elements are not finite, first in {kind}{tensor.name}"
+    return "" if record.scale else "a gradient is not finite at any loss scale"
 
 
 def _repeats(precision: str, records: Mapping[int, Sequence[PrecisionRecord]]) -> Iterator[Problem]:

@@ -157,17 +157,17 @@ class Host:
         return found
 
 
-def distance(a: list[str], b: list[str]) -> str | None:
-    """PIX, PXB, PHB or SYS, as `nvidia-smi topo -m` has them, from two PCI paths; None where one is unknown.
+def distance(a: list[str], b: list[str], *, nodes: tuple[int | None, int | None]) -> str | None:
+    """PIX, PXB, PHB, NODE or SYS, as `nvidia-smi topo -m` has them, from two PCI paths; None where it is not known.
 
     PIX: at most one bridge between them; PXB: several, but not the host's; PHB: through the host
-    bridge; SYS: through the link between sockets.
+    bridge; NODE: between host bridges (a socket has several) of one NUMA node; SYS: between nodes.
     """
     if not a or not b:
         return None
     common = sum(1 for _ in itertools.takewhile(lambda both: both[0] == both[1], zip(a, b, strict=False)))
     if common == 0:
-        return "SYS"
+        return None if None in nodes else "NODE" if nodes[0] == nodes[1] else "SYS"
     if common == 1:
         return "PHB"
     return "PIX" if max(len(a), len(b)) - common <= 2 else "PXB"

@@ -89,6 +89,9 @@ class Gpus:
             "sm_max_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
             "memory_max_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM),
             "sm_application_mhz": ask(nvml.nvmlDeviceGetApplicationsClock, handle, nvml.NVML_CLOCK_SM),
+            "sm_application_default_mhz": ask(
+                nvml.nvmlDeviceGetDefaultApplicationsClock, handle, nvml.NVML_CLOCK_SM
+            ),
             "pcie_max_generation": ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
             "pcie_max_width": ask(nvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
             "nvlinks": self._nvlinks(handle),
@@ -103,8 +106,9 @@ class Gpus:
         counters = self._fields(
             handle,
             {
-                "pcie_tx_bytes": nvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES,
-                "pcie_rx_bytes": nvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES,
+                # Bindings older than R555 lack the names; a driver that lacks the fields says so of each.
+                "pcie_tx_bytes": getattr(nvml, "NVML_FI_DEV_PCIE_COUNT_TX_BYTES", 197),
+                "pcie_rx_bytes": getattr(nvml, "NVML_FI_DEV_PCIE_COUNT_RX_BYTES", 198),
                 "nvlink_tx_kib": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _TOTAL),
                 "nvlink_rx_kib": (nvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _TOTAL),
             },

@@ -104,6 +104,7 @@ def test_all_of_it_on_one_node(node):
         ({"mig": [1, 1]}, "MIG mode is on", WARNING),
         ({"ecc": [1, 0]}, "waits for a reboot", WARNING),
         ({"power_limit": 400_000}, "power limit is 400 W of 700 W", WARNING),
+        ({"sm_application_mhz": 900}, "application clocks hold it to 900 MHz of 1980 MHz", WARNING),
         ({"ecc_uncorrected": 3}, "3 uncorrected ECC errors", ERROR),
         ({"processes": 2}, "2 processes use it at once", WARNING),
         ({"generation": 3}, "gen 3 of gen 5", WARNING),
@@ -116,6 +117,13 @@ def test_the_state_of_a_device(node, change, said, severity):
     problem = only(node.examine())
     assert said in problem.what
     assert (problem.rank, problem.severity) == (0, severity)
+
+
+def test_application_clocks_that_are_the_cards_own_hold_nothing(node):
+    """A T4 comes with 585 MHz and runs at up to 1590."""
+    gpu = node.nvml.gpus[0]
+    gpu.sm_application_mhz, gpu.sm_application_default_mhz, gpu.sm_max_mhz = 585, 585, 1590
+    assert node.examine().problems == ()
 
 
 def test_a_device_that_fell_off_the_bus_is_named_and_the_others_are_looked_at(node):
@@ -182,12 +190,13 @@ def test_locked_memory_matters_where_there_is_infiniband(node):
 
 
 def test_a_card_on_the_other_socket(node):
-    node.nics = (
-        {"name": "mlx5_0", "kind": "infiniband", "pci": ["pci0000:00", "0000:01:00.0", "0000:aa:00.0"]},
-    )
+    card = {"name": "mlx5_0", "kind": "infiniband", "pci": ["pci0000:00", "0000:01:00.0", "0000:aa:00.0"]}
+    node.nics = (card,)
+    assert node.examine().problems == ()  # a socket has several root buses, and nobody said whose this is
+    node.nics = ({**card, "numa_node": 0},)
     problems = node.examine().problems
     assert {p.rank for p in problems} == {2, 3}
-    assert all("another socket (SYS)" in p.what for p in problems)
+    assert all("another NUMA node (SYS)" in p.what for p in problems)
 
 
 def test_acs_in_the_bridges(node):

@@ -82,6 +82,16 @@ def test_an_overflow_is_named_with_its_layer(node, a_record, a_layer):
     assert "bf16" in problem.remedy
 
 
+def test_gradients_that_are_not_finite_are_an_overflow_too(node, a_record, a_layer):
+    """In bf16 there is no scale to lower, and all outputs may be numbers."""
+    gradients = (a_layer("0.weight", error=None, not_finite=5), a_layer("1.weight", error=None, not_finite=3))
+    broken = a_record("bf16", gradients=gradients)
+    for rank in range(4):
+        node.change(rank, parity=(a_record("fp64"), a_record("fp32"), broken))
+    problem = one(node.examine(), "bf16: overflow, 3 elements are not finite, first in gradient of 1.weight")
+    assert problem.severity == ERROR
+
+
 def machine(node, a_record, **changes):
     values = {
         "schema": parity.FILE_SCHEMA,

@@ -63,7 +63,14 @@ def test_this_machine_has_a_load_and_a_network():
     ],
 )
 def test_distances(a, b, expected):
-    assert distance(a, b) == expected
+    assert distance(a, b, nodes=(0, 1)) == expected
+
+
+def test_a_socket_has_several_host_bridges():
+    """An EPYC or Xeon has a root bus for each group of lanes: another one is not another socket."""
+    a, b = ["p0", "b0", "g0"], ["p1", "b0", "n0"]
+    assert distance(a, b, nodes=(0, 0)) == "NODE"
+    assert distance(a, b, nodes=(0, None)) is None
 
 
 def test_bridges_that_redirect(tmp_path):

@@ -27,6 +27,17 @@ def test_a_field_that_a_device_lacks_is_none_and_the_rest_is_there(fake_nvml):
     assert sample["power_mw"] == 650_000
 
 
+def test_an_older_binding_lacks_the_names_of_some_fields(fake_nvml):
+    class Older:
+        def __getattr__(self, name):
+            if name.startswith("NVML_FI_DEV_PCIE_COUNT"):
+                raise AttributeError(name)
+            return getattr(fake_nvml(1), name)
+
+    (sample,) = Gpus(Older()).sample()
+    assert (sample["sm_mhz"], sample["pcie_tx_bytes"]) == (1900, 1000)
+
+
 def test_an_older_driver_tells_its_reasons_by_their_older_name(fake_nvml):
     nvml = fake_nvml(1)
     nvml.gpus[0].lacks.add("CurrentClocksEventReasons")

@@ -30,6 +30,8 @@ _READS_BACK = ("_local_scalar_dense",)
 _COPIES = ("_to_copy", "copy_")
 _FREE = ("profiler", "prim")
 _CREATES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh")
+_OPTIMIZERS = "/torch/optim/"
+_DISPATCHING = ("/torch/_compile.py", "/torch/_dynamo/", "/torch/utils/_python_dispatch.py")
 _OURS = ("/torch/", "/scaling/worker/", "<frozen", "<string>")
 
 
@@ -93,7 +95,8 @@ class Work(TorchDispatchMode):
 
     def _look(self, name: str, layer: str, given: list[Any], made: list[Any], kwargs: dict[str, Any]) -> None:
         if name in _READS_BACK:
-            self.see(HOST_SYNC, layer)
+            if not self._is_the_hosts(given[0]):
+                self.see(HOST_SYNC, layer)
             return
         if any(t.dtype in (torch.float64, torch.complex128) and t.dim() for t in made):
             self.see(FLOAT64, layer, name)
@@ -102,6 +105,12 @@ class Work(TorchDispatchMode):
             self._copy(layer, source, made[0], bool(kwargs.get("non_blocking", False)))
         elif len({t.device.type for t in given if t.dim()}) > 1:
             self.see(MIXED_DEVICES, layer, name)
+
+    def _is_the_hosts(self, read: torch.Tensor) -> bool:
+        """Whether it lies on the host by design, as Adam's count of its steps does: reading it waits for nothing."""
+        if self._home != "cpu":
+            return read.device.type == "cpu"
+        return _innermost_is(_OPTIMIZERS)
 
     def _copy(self, layer: str, source: Any, target: Any, non_blocking: bool) -> None:
         if target.device.type == "cpu":
@@ -134,6 +143,13 @@ def watching(home: str) -> Iterator[Work]:
     work = Work(tracker, home)
     with tracker, work, contextlib.redirect_stdout(_Watched(sys.stdout, lambda: work.see(PRINT))):
         yield work
+
+
+def _innermost_is(part: str) -> bool:
+    """Whether the innermost frame, but for this file and what torch puts around a dispatch, is in such a file."""
+    frames = (frame.filename for frame in reversed(traceback.extract_stack()))
+    outer = (name for name in frames if name != __file__ and not any(p in name for p in _DISPATCHING))
+    return part in next(outer, "")
 
 
 def _place() -> str:

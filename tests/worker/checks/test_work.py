@@ -74,6 +74,18 @@ def test_an_item_a_step_is_found_at_its_line():
     assert f"test_work.py:{do.__code__.co_firstlineno + 1}" in found[checks.HOST_SYNC].where
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+def test_an_optimizers_count_of_its_own_steps_is_none(foreach):
+    """Adam keeps it on the host, whatever the device, and reads it for every parameter."""
+    module = nn.Linear(8, 4)
+    optimizer = torch.optim.AdamW(module.parameters(), foreach=foreach)
+    with watching("cpu") as work:
+        module(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+    assert any(o.name.startswith(("add", "_foreach_add")) for o in work.operators())
+    assert work.sightings() == ()
+
+
 def test_a_branch_on_a_tensor_is_one_too():
     assert checks.HOST_SYNC in seen(Body(lambda y: y if y.sum() > 0 else -y), torch.randn(2, 8))
 
