@@ -108,7 +108,7 @@ def to_spec(config: Config, machine: Machine) -> spec.Spec:
         threads=threads,
         launcher=launcher,
         cluster=to_cluster(config.cluster),
-        inject=_inject(config.inject),
+        inject=_inject(config.inject, launcher),
         data=to_data(config.data),
         env=env,
         cost=to_cost(config.cost),
@@ -187,11 +187,16 @@ def _measure(config: MeasureConfig) -> spec.Measure:
     return spec.Measure(**values, fabric_bytes_max=largest)
 
 
-def _inject(config: InjectConfig) -> spec.Inject:
+def _inject(config: InjectConfig, launcher: str) -> spec.Inject:
     values = {k: v for k, v in vars(config).items() if k not in ("link_rate", "memory_limit")}
     rate, limit = config.link_rate, config.memory_limit
     rate_bit_s = None if rate is None else parse_rate_bit_s(rate, "inject.link_rate")
     if rate_bit_s is not None:
+        if launcher != "emulated":
+            raise InputError(
+                f"inject.link_rate={rate}: only emulated links can be slowed; use topology=emulated_pcie, or leave "
+                "it out"
+            )
         check_emulated(rate_bit_s, f"inject.link_rate={rate}")
     return spec.Inject(
         **values,

@@ -43,6 +43,10 @@ def check_cases(config: Config, topology: Topology) -> dict[str, Any]:
         raise InputError(
             "memory_limit: limits batch=max, batch=[...] and task=inference; give one of them too"
         )
+    elif config.inject.memory_limit is not None:
+        raise InputError(
+            "inject.memory_limit: limits batch=max, batch=[...] and task=inference; give one of them too"
+        )
     if config.batch == MAX and topology.device == "cpu" and limit is None:
         raise InputError(
             "batch=max: a CPU's memory has no end of its own; a limit is needed, such as memory_limit=2GiB"

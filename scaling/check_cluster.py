@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from scaling.check_value import at_least, one_of
-from scaling.cluster import NUMA_BINDINGS, RUNTIMES, Cluster, Container
+from scaling.cluster import NUMA_BINDINGS, RUNTIMES, START_IN_IMAGE_S, START_S, Cluster, Container
 from scaling.errors import InputError
 from scaling.schema import ClusterConfig
 from scaling.secrets import is_secret
@@ -30,6 +30,7 @@ _OWN = {
     "ntasks": "topology.hosts",
     "ntasks-per-node": "topology.hosts",
     "output": "run_dir",
+    "clusters": "the login node of that cluster: nothing here asks another one's controller",
     "gpus-per-task": "cluster.gpus_per_node: with it each rank sees its own GPU alone, and NVLink goes unused",
     "gpu-bind": "cluster.gpus_per_node: with it each rank sees its own GPU alone, and NVLink goes unused",
 }
@@ -45,6 +46,8 @@ def to_cluster(config: ClusterConfig) -> Cluster:
     if config.time is not None:
         parse_time_limit_s(config.time, "cluster.time")
     at_least("cluster.signal_s", config.signal_s, 0)
+    if config.start_s is not None:
+        at_least("cluster.start_s", config.start_s, 1)
     if config.cpus_per_rank is not None:
         at_least("cluster.cpus_per_rank", config.cpus_per_rank, 1)
     if config.gpus_per_node is not None and re.fullmatch(r"(\w+:)?0+", config.gpus_per_node):
@@ -62,9 +65,10 @@ def to_cluster(config: ClusterConfig) -> Cluster:
     for mount in container.mounts:
         if not re.fullmatch(r"/[^\s:,]*:/[^\s:,]*(:\w+)?", mount):
             raise InputError(f"cluster.container.mounts={mount}: /SOURCE:/TARGET is expected")
-    plain = {k: v for k, v in vars(config).items() if k not in ("env", "setup", "sbatch", "container")}
+    apart = ("env", "setup", "sbatch", "container", "start_s")
     return Cluster(
-        **plain,
+        **{k: v for k, v in vars(config).items() if k not in apart},
+        start_s=config.start_s or (START_S if container.image is None else START_IN_IMAGE_S),
         env=to_env("cluster.env", config.env),
         setup=tuple(config.setup),
         sbatch={str(k): "" if v is None or v is True else str(v) for k, v in config.sbatch.items()},

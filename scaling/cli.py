@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import keyword
 import os
@@ -12,6 +13,8 @@ from collections.abc import Callable
 from scaling.errors import InputError, ScalingError
 from scaling.verbs import USAGE, lines
 
+_OUTSIDE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE)
+"""What a file system may say to a program without fault: somebody else's folder, a full disk, a server that is gone."""
 HEAD = """\
 usage: scaling VERB ...
 
@@ -61,6 +64,14 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `scaling ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
+    except OSError as error:
+        if error.errno not in _OUTSIDE:
+            raise
+        where = (
+            f"{error.filename}: " if error.filename else ""
+        )  # a write that fails does not know of its file
+        print(f"scaling: {where}{error.strerror}", file=sys.stderr)
+        return ScalingError.exit_code
 
 
 def _verb(name: str) -> Callable[[list[str]], int]:

@@ -21,6 +21,10 @@ class Container:
     """The interpreter in the image that has torch."""
 
 
+START_S, START_IN_IMAGE_S = 180, 900
+"""Of a launch; pyxis may unpack an image of many gigabytes each time."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """What a Slurm job asks for, and what it finds on the nodes. Most fields are sbatch's options of that name."""
@@ -44,6 +48,8 @@ class Cluster:
     """After a preemption or the head node's death the job starts again and goes on with what is left."""
     signal_s: int = 120
     """SIGTERM comes so long before the time limit: to end the launch, analyse and report."""
+    start_s: int = START_S
+    """A launch's start-up: the image, torch from a shared file system, communicators."""
     interface: str | None = None
     """Network interface of Gloo and of NCCL's sockets; None: theirs to find."""
     numa_binding: str = "node"

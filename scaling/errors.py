@@ -3,7 +3,8 @@
 ScalingError            exit 1   nothing could be measured, or a bar that was asked for is not met
 └── InputError          exit 2   the user's input: what, where, what would be accepted; nothing was created
 
-Anything else that escapes is a bug of this program and keeps its traceback.
+What a file system says without anybody's fault (no room, no permission) is one line too (scaling.cli). Anything else
+that escapes is a bug of this program and keeps its traceback.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 The lock is the kernel's (flock) on a file in the folder, so it ends with the program that holds it,
 however that ends, and never has to be removed by hand. On NFS it holds between machines too where
-the server keeps locks (NFSv4, or lockd); a machine that dies there keeps it until the server's lease
-runs out, about a minute and a half. A file system that keeps no locks is said and not refused.
+the server keeps locks; a machine that dies keeps it until the server's lease runs out (NFSv4, about a minute
+and a half), or until it is up again (NFSv3's lockd: removing the file by hand is all that helps). A file system
+that keeps no locks is said and not refused.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def held(folder: RunFolder) -> Iterator[None]:
         if error.errno == errno.EWOULDBLOCK:
             os.close(descriptor)
             raise InputError(
-                f"{folder.path}: another `scaling run` is working in it; wait for it to end, or name another folder"
+                f"{folder.path}: another `scaling run` is working in it; wait for it to end, or name another folder "
+                f"(if its machine died: rm {folder.lock})"
             ) from error
         print(
             f"scaling: {folder.path}: its file system keeps no locks ({error.strerror}); start nothing else in it",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import json
@@ -14,12 +15,13 @@ from typing import Any
 from scaling import __version__, git
 from scaling.config import Request
 from scaling.doctor import preflight
-from scaling.errors import InputError
+from scaling.errors import InputError, ScalingError
 from scaling.files import read_json, write_json, write_text
 from scaling.fit import find_largest
 from scaling.folders import check_writable, make_folder
 from scaling.launchers.commands import command, fitting, require
 from scaling.launchers.follow import describe, follow
+from scaling.launchers.slurm import interruption
 from scaling.lock import held
 from scaling.plan import SCHEMA as PLAN_SCHEMA
 from scaling.plan import Plan, make_plan, run_id
@@ -122,7 +124,32 @@ def measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], 
             progress({"said": f"{folder.path}: cannot be written to any more ({error.strerror})"})
             if launches and launches[-1].state == "running":
                 launches[-1] = dataclasses.replace(launches[-1], state="failed", error=str(error))
+        except InputError:
+            raise
+        except (
+            ScalingError
+        ) as error:  # Slurm says nothing any more: what was measured is analysed all the same
+            _ended_between(plan, folder, launches, "failed", str(error))
+        except KeyboardInterrupt as stop:
+            if not any(launch.finished for launch in launches) or not left(plan, launches, len(launches)):
+                raise
+            why = interruption() if stop.args else "interrupted by Ctrl-C"
+            _ended_between(plan, folder, launches, "interrupted", why)
         return status_of(plan, launches)
+
+
+def _ended_between(
+    plan: Plan, folder: RunFolder, launches: list[LaunchStatus], state: str, error: str
+) -> None:
+    """Note an end that came while no launch was followed: the one that was being prepared did not begin."""
+    if not launches or launches[-1].state != "running":
+        sizes = left(plan, launches, len(launches))
+        launches.append(LaunchStatus(index=_free(folder, launches), world_sizes=sizes, state="running"))
+    else:  # its ranks may have been through when it came
+        launches[-1] = _settled(launches[-1], folder.launch(launches[-1].index))
+    launches[-1] = dataclasses.replace(launches[-1], state=state, error=error)
+    with contextlib.suppress(OSError):
+        write_json(folder.status, status_of(plan, launches))
 
 
 def _measure(

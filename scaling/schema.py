@@ -126,6 +126,7 @@ class ClusterConfig:
     exclusive: bool = True
     requeue: bool = True
     signal_s: int = 120
+    start_s: int | None = None
     interface: str | None = None
     numa_binding: str = "node"
     env: dict[str, Any] = field(default_factory=dict)

@@ -97,7 +97,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inject:
-    """Faults put in on purpose. They act at world sizes of 2 or more, in every arm but bare_one and replay."""
+    """Faults put in on purpose; docs/config.md says where each acts."""
 
     rank: int | None = None
     compute_ms: float = 0.0

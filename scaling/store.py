@@ -159,6 +159,12 @@ class RunFolder:
             raise InputError(f"{self.path}: {what}; name a folder that `scaling run` or a Probe made")
         return self
 
+    def is_own(self) -> bool:
+        """Whether the folder is this user's, to be written to without being asked."""
+        with contextlib.suppress(OSError):
+            return self.path.stat().st_uid == os.geteuid() and os.access(self.path, os.W_OK)
+        return False
+
     def require_own(self) -> RunFolder:
         """Return self when this user alone can have made it; InputError otherwise.
 

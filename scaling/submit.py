@@ -133,19 +133,23 @@ def resubmit(folder: RunFolder, plan: Plan) -> Submitted | None:
     return _hand_in(plan, folder, text)
 
 
-def submit_comparison(jobs: list[Job], handed_in: list[Submitted]) -> str:
-    """The dependent job that compares the runs; its id."""
-    into = jobs[0].folder.path.parent
-    text = compare_script(
+def comparison_script(jobs: list[Job], handed_in: list[Submitted]) -> str:
+    """The dependent job that compares the runs."""
+    return compare_script(
         (resources.folder("slurm") / "compare.sbatch").read_text(encoding="utf-8"),
         jobs[0].plan,
         [job.folder for job in jobs],
-        into,
+        jobs[0].folder.path.parent,
         [one.id for one in handed_in],
         python=sys.executable,
         root=resources.import_root(),
     )
-    write_text(into / "compare.sbatch", text)
+
+
+def submit_comparison(jobs: list[Job], handed_in: list[Submitted]) -> str:
+    """Hand the comparing job in; its id."""
+    text = comparison_script(jobs, handed_in)
+    write_text(jobs[0].folder.path.parent / "compare.sbatch", text)
     return queue.hand_in(text)
 
 
@@ -174,7 +178,7 @@ def standing(folder: RunFolder, plan: Plan) -> Standing:
 def settle(stands: Standing) -> Standing:
     """Put into status.json how a job ended that could not say so itself, and analyse what it left.
 
-    A run with a living job is left alone.
+    A run with a living job is left alone, and of somebody else's nothing is written.
     """
     if stands.job is None or not stands.over:
         return stands
@@ -190,13 +194,19 @@ def settle(stands: Standing) -> Standing:
         dataclasses.replace(one, error=why) if one.error == vague else one for one in status.launches
     )
     status = dataclasses.replace(status, state=state, trials=trials, launches=launches)
-    write_json(stands.folder.status, status)
-    if launches:
-        from scaling.rebuild import rebuild  # noqa: PLC0415  # heavy, and seldom needed here
-
-        with contextlib.suppress(ScalingError):  # not one block was measured
-            rebuild(stands.folder)
+    if stands.folder.is_own():
+        _keep(stands.folder, status)
     return dataclasses.replace(stands, status=status)
+
+
+def _keep(folder: RunFolder, status: Status) -> None:
+    """Write down how it ended, and analyse what it left, where there is room to."""
+    with contextlib.suppress(OSError, ScalingError):  # a full disk; not one block was measured
+        write_json(folder.status, status)
+        if status.launches:
+            from scaling.rebuild import rebuild  # noqa: PLC0415  # heavy, and seldom needed here
+
+            rebuild(folder)
 
 
 def _ended(stands: Standing, job: Submitted) -> tuple[str, str]:

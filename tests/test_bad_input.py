@@ -1,5 +1,6 @@
 """Bad input: one line on stderr (what, where, what would be accepted), nothing on stdout, exit 2, nothing created."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -73,6 +74,11 @@ CASES = [
     (["run", "compile=true", "ddp.bucket_cap_mb=0.5"], "at least 1 MiB"),
     (["run", "model=mlp", "channels_last=true"], "no 4-dimensional parameter"),
     (["run", "inject.rank=7", "topology=emulated_pcie"], "ranks of this run are 0 to 1"),
+    (["submit", "topology=pcie_node", "cluster.exclusive=false"], "cluster.cpus_per_rank=8"),
+    (["submit", "topology=pcie_node", "+cluster.sbatch.clusters=b"], "the login node of that cluster"),
+    (["submit", "topology=pcie_node", "cluster.start_s=0"], "cluster.start_s=0"),
+    (["run", "inject.link_rate=50mbit", "topology=local"], "inject.link_rate=50mbit: only emulated links"),
+    (["run", "inject.memory_limit=2GiB"], "inject.memory_limit: limits batch=max"),
     (["run", "tracking.mode=loud"], "offline, online, disabled"),
     (["run", "tracking.objective=joy"], "samples_per_s, efficiency, step_ms"),
     (["run", "task=inference", "tracking.objective=efficiency"], "of the fastest one"),
@@ -354,3 +360,28 @@ def test_no_command_at_all_is_answered_with_those_that_there_are(capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("usage: scaling VERB ...")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "scaling: No space left on device\n"),
+        (OSError(errno.EACCES, "Permission denied", "/theirs/x"), "scaling: /theirs/x: Permission denied\n"),
+    ],
+)
+def test_what_a_file_system_says_is_one_line(monkeypatch, capsys, error, said):
+    def verb(arguments):
+        raise error
+
+    monkeypatch.setattr("scaling.cli._verb", lambda name: verb)
+    assert main(["analyze", "run"]) == 1
+    assert capsys.readouterr().err == said
+
+
+def test_a_file_that_we_forgot_keeps_its_traceback(monkeypatch):
+    def verb(arguments):
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "x")
+
+    monkeypatch.setattr("scaling.cli._verb", lambda name: verb)
+    with pytest.raises(FileNotFoundError):
+        main(["analyze", "run"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
+from scaling.errors import ScalingError
 from scaling.files import write_json
 from scaling.launchers.cause import Outcome
 from scaling.rebuild import read_plan, rebuild
@@ -58,6 +60,25 @@ def test_a_run_whose_status_is_gone_is_measured_again_beside_what_is_there(run, 
     assert launched == [1]
     assert run.launch(0).rank(0).read_bytes() == before
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [(ScalingError("squeue: Socket timed out"), "failed"), (KeyboardInterrupt(), "interrupted")],
+    ids=["Slurm does not answer", "Ctrl-C"],
+)
+def test_what_ends_a_run_between_launches_leaves_what_was_measured(run, monkeypatch, said, state):
+    """The second of two launches could not even be prepared."""
+    plan = dataclasses.replace(read_plan(run), spec=dataclasses.replace(read_plan(run).spec, repeats=2))
+
+    def command(*arguments):
+        raise said
+
+    monkeypatch.setattr("scaling.run.command", command)
+    status = measure(plan, run, print)
+    assert [one.state for one in status.launches] == ["done", state]
+    assert json.loads(run.status.read_text())["launches"][1]["error"] == status.launches[1].error
+    assert rebuild(run).analysis.points
 
 
 def test_ranks_that_differ_are_named_once_all_have_told_what_they_run_on_and_before_a_round(run, monkeypatch):

@@ -14,10 +14,10 @@ from scaling.config import requests
 from scaling.errors import InputError, ScalingError
 from scaling.files import write_json
 from scaling.launchers import queue
-from scaling.rebuild import rebuild
+from scaling.rebuild import read_plan, rebuild
 from scaling.run import jobs_of
 from scaling.store import RunFolder
-from scaling.submit import script, submit
+from scaling.submit import SCHEMA, Jobs, Submitted, script, settle, standing, submit
 from scaling.verbs import submit as verb
 
 UNNOTED = "/bin/mkdir {run}/jobs.json; echo 7"
@@ -48,6 +48,30 @@ def test_a_job_that_was_taken_is_noted(job, command):
     command("sbatch", "echo '7;cluster'")
     assert submit(job, script(job)).id == "7"
     assert [one["id"] for one in json.loads(job.folder.jobs.read_text())["jobs"]] == ["7"]
+
+
+def test_a_shells_own_options_do_not_override_what_the_script_says(job, command, monkeypatch):
+    """To sbatch its variables come before a script's directives."""
+    for name in ("PARTITION", "TIMELIMIT", "NO_REQUEUE", "ACCOUNT"):
+        monkeypatch.setenv(f"SBATCH_{name}", "theirs")
+    command("sbatch", "set | /bin/grep ^SBATCH_ > {here}/seen; echo 7")
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:/bin")
+    submit(job, script(job))
+    seen = (job.folder.path.parent / "seen").read_text()
+    assert "ACCOUNT=" in seen  # nothing here says one
+    assert not [name for name in ("PARTITION", "TIMELIMIT", "NO_REQUEUE") if name in seen]
+
+
+def test_a_comparison_that_slurm_does_not_take_is_said_and_the_jobs_are_followed(job, command, capsys):
+    command(
+        "sbatch",
+        "echo 'sbatch: error: Batch job submission failed: Job violates accounting policy' >&2; exit 1",
+    )
+    job.folder.path.parent.mkdir(exist_ok=True)
+    assert verb._compared([job], [Submitted(id="7", at="", partition=None)]) is None
+    assert (
+        "violates accounting policy (cluster.account); `scaling compare` does it" in capsys.readouterr().err
+    )
 
 
 def test_a_job_that_was_refused_leaves_no_folder(job, command):
@@ -135,3 +159,18 @@ def test_so_does_a_case_that_could_not_be_measured(ended):
     case = Inference(world_size=2, batch=8, precision="fp32", autocast=False, compile=False, status="oom")
     write_json(ended.analysis, dataclasses.replace(rebuild(ended).analysis, inference=(case,)))
     assert followed(ended) == 3
+
+
+def test_how_somebody_elses_job_ended_is_said_and_not_written_into_their_folder(ended, command, monkeypatch):
+    write_json(ended.jobs, Jobs(schema=SCHEMA, jobs=(Submitted(id="7", at="", partition=None),)))
+    for name in ("squeue", "scontrol"):
+        command(name, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    known = json.loads(ended.status.read_text())
+    for trial in known["trials"]:
+        trial["status"] = "running"
+    ended.status.write_text(json.dumps(known))
+    before = ended.status.read_bytes()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    settled = settle(standing(ended, read_plan(ended)))
+    assert settled.status.state == "lost"
+    assert ended.status.read_bytes() == before

@@ -27,8 +27,6 @@ from scaling.store import LaunchFolder
 POLL_S = 0.2
 END_S = 8
 """From asking a launch to end to making it."""
-START_S = 120
-"""Start-up of torchrun and set-up of the model may take so long without a word."""
 MISSING_S = 40
 """One rank ended, others go on: torchrun, where it knows, has ended them within 30 s."""
 CALL_S = 1.0
@@ -46,7 +44,7 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
     try:
         with _held_back():
             process = _start(command, launch)
-        silent_s, missing = _wait(process, launch, measure, progress)
+        silent_s, missing = _wait(process, launch, command.start_s + 2 * measure.step_timeout_s, progress)
         left = workers.end(launch) if process.poll() is None else []
     except KeyboardInterrupt as stop:
         if process is not None:
@@ -129,13 +127,14 @@ def _shell(env: dict[str, str], argv: Any) -> str:
 
 
 def _wait(
-    process: subprocess.Popen[bytes], launch: LaunchFolder, measure: Measure, progress: Progress
+    process: subprocess.Popen[bytes], launch: LaunchFolder, usual_s: float, progress: Progress
 ) -> tuple[float, frozenset[int]]:
     """Until the process ends, ranks linger after another's failure, one is missing, or for too long nothing is heard.
 
+    `usual_s`: so long to the first word, and later where a word does not say how long it may be quiet after it.
     How long nothing was heard (s; 0 in all other cases), and the ranks that are missing, as torchrun numbers them.
     """
-    patience = usual = START_S + 2 * measure.step_timeout_s
+    patience = usual_s
     heard, last, failed = time.monotonic(), "", float("inf")
     roll, called, complete = workers.Roll(launch), heard, heard
     while process.poll() is None:
@@ -148,7 +147,7 @@ def _wait(
             text = launch.progress.read_text(encoding="utf-8")
             if text != last:
                 heard, last, record = now, text, json.loads(text)
-                patience = record.get("patience_s", usual)
+                patience = record.get("patience_s", usual_s)
                 progress(record)
         if failed == float("inf") and any(launch.path.glob("error-*.json")):
             failed = now

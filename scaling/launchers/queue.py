@@ -7,9 +7,11 @@ Formats are spelled out field by field: those have not changed between versions,
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scaling.errors import InputError, ScalingError
@@ -22,6 +24,14 @@ _UNKNOWN = "invalid job id"
 """In squeue's and scontrol's words for a job that they know no more; any other failure says nothing of it."""
 _LATE = "timed out"
 """In sbatch's words where the controller was too busy to answer: it may have taken the job."""
+_OTHERWISE = {
+    "time": ("SBATCH_TIMELIMIT",),
+    "mem": ("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
+    "requeue": ("SBATCH_NO_REQUEUE",),
+    "no-requeue": ("SBATCH_REQUEUE",),
+    "gpus-per-node": ("SBATCH_GPUS", "SBATCH_GPUS_PER_TASK"),
+}
+"""Options whose variable is not called like them, or that another variable's option contradicts."""
 _KEYS = (
     ("account", "cluster.account"),
     ("qos", "cluster.qos"),
@@ -105,7 +115,13 @@ def _sbatch(script: str, option: str) -> str:
     # The script comes by standard input: nothing has to be on disk for a job that is refused.
     try:
         done = subprocess.run(
-            ["sbatch", option], input=script, capture_output=True, text=True, timeout=ASK_S, check=False
+            ["sbatch", option],
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=ASK_S,
+            check=False,
+            env=_without_options(os.environ, script),
         )
     except subprocess.TimeoutExpired as error:
         raise ScalingError(f"sbatch: no answer from Slurm within {ASK_S} s") from error
@@ -113,6 +129,14 @@ def _sbatch(script: str, option: str) -> str:
         said = refusal(done.stderr)
         raise (ScalingError if _LATE in said.lower() else InputError)(said)
     return done.stdout
+
+
+def _without_options(environment: Mapping[str, str], script: str) -> dict[str, str]:
+    """Without the variables that would override what a script says itself (sbatch's INPUT ENVIRONMENT VARIABLES)."""
+    said = set(re.findall(r"^#SBATCH --([\w-]+)", script, re.MULTILINE))
+    overriding = {f"SBATCH_{name.upper().replace('-', '_')}" for name in said}
+    overriding |= {variable for name in said for variable in _OTHERWISE.get(name, ())}
+    return {name: value for name, value in environment.items() if name not in overriding}
 
 
 def refusal(stderr: str) -> str:

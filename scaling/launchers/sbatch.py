@@ -14,8 +14,7 @@ from scaling.spec import OVERRUN
 from scaling.store import RunFolder
 from scaling.units import parse_time_limit_s
 
-START_S = 180
-"""A launch's start-up on a cluster: torch from a shared file system, communicators."""
+_CPUS = {"cpus-per-task", "cpus-per-gpu", "mincpus"}
 REPORT_S = 300
 """Analysis and reports at the end."""
 
@@ -48,6 +47,11 @@ def job_script(template: str, plan: Plan, folder: RunFolder, *, python: str, cwd
         options["cpus-per-task"] = str(cluster.cpus_per_rank * topology.ranks_per_host)
     if cluster.exclusive:
         options |= {"exclusive": "", "mem": "0"}
+    elif cluster.cpus_per_rank is None and not _CPUS & set(cluster.sbatch):
+        raise InputError(
+            "cluster.exclusive=false: without whole nodes Slurm gives all ranks of a node one core; say how many with "
+            "cluster.cpus_per_rank=8"
+        )
     return _filled(
         template,
         options | cluster.sbatch,
@@ -60,7 +64,10 @@ def job_script(template: str, plan: Plan, folder: RunFolder, *, python: str, cwd
 def compare_script(
     template: str, plan: Plan, runs: list[RunFolder], into: Path, after: list[str], *, python: str, root: Path
 ) -> str:
-    """The small job that compares runs once their own jobs, `after`, have ended however they did."""
+    """The small job that compares runs once their own jobs, `after`, have ended however they did.
+
+    Without any it serves to ask whether Slurm would take it.
+    """
     cluster = plan.spec.cluster
     options = {
         "job-name": "scaling-compare",
@@ -68,7 +75,7 @@ def compare_script(
         "ntasks": "1",
         "time": "10",
         "output": str(plain_path(into.absolute()) / "compare-%j.out"),
-        "dependency": f"afterany:{':'.join(after)}",
+        **({"dependency": f"afterany:{':'.join(after)}"} if after else {}),
     }
     for name in ("partition", "account", "qos", "reservation"):
         if getattr(cluster, name) is not None:
@@ -85,9 +92,9 @@ def minutes(plan: Plan) -> int:
     The launches that search for the largest batch take what starting takes, and a few steps.
     """
     spec = plan.spec
-    budget = (spec.measure.budget_s * OVERRUN + START_S) * spec.repeats
+    budget = (spec.measure.budget_s * OVERRUN + spec.cluster.start_s) * spec.repeats
     if spec.batch_max:
-        budget += START_S * (LAUNCHES_MAX + PROOFS_MAX)
+        budget += spec.cluster.start_s * (LAUNCHES_MAX + PROOFS_MAX)
     return math.ceil((budget * 1.25 + REPORT_S + spec.cluster.signal_s) / 60)
 
 

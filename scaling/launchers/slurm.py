@@ -15,6 +15,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,10 @@ from scaling.spec import Spec
 from scaling.store import LaunchFolder, RunFolder
 
 ASK_S = 60
+AGAIN_S = (2.0, 5.0, 15.0, 30.0, 60.0)
+"""Pauses before a controller that is busy is asked again: a launch of days is not lost over one answer."""
+_BUSY = re.compile(r"timed out|unable to contact|connect|zero bytes|standby|temporarily", re.IGNORECASE)
+"""In the words of Slurm's commands (slurm/slurm_errno.h: communication errors)."""
 IN_IMAGE = "/opt/scaling-harness"
 """Where a container finds this program."""
 PORTS = range(20000, 32000)
@@ -111,7 +116,7 @@ def interruption() -> str:
         return "interrupted by SIGTERM"
     job = os.environ["SLURM_JOB_ID"]
     with contextlib.suppress(ScalingError):
-        state = parse_scontrol(_ask("scontrol", "--oneliner", "show", "job", job))
+        state = parse_scontrol(_ask("scontrol", "--oneliner", "show", "job", job, again_s=()))
         if state is not None and state.state == "RUNNING":
             return f"job {job} was told to end: its time limit is near, or it is preempted"
     return ended_by_slurm(job)
@@ -143,7 +148,9 @@ def blamed(text: str) -> str | None:
             return f"node {gone.group(1) or gone.group(2)} failed"
         if ended := re.search(r"srun: error: ([\w.-]+): tasks? [\d,-]+: (.+)", line):
             node, how = ended.groups()
-            return None if how.startswith("Exited") else f"torchrun on node {node}: {how}"
+            # Of memory Slurm speaks for the whole step, whichever process it was: which rank, torchrun knows.
+            theirs = how.startswith(("Exited", "Out Of Memory"))
+            return None if theirs else f"torchrun on node {node}: {how}"
     return None
 
 
@@ -189,7 +196,8 @@ def command(
     else:
         argv = [*srun, *node]
     env = {**nccl_log(spec, launch), **_environment(spec)}
-    return Command(argv=tuple(argv), env=env, ranks=spec.topology.started(max(sizes)))
+    ranks = spec.topology.started(max(sizes))
+    return Command(argv=tuple(argv), env=env, ranks=ranks, start_s=spec.cluster.start_s)
 
 
 def port(job: str, launch: int) -> int:
@@ -256,11 +264,21 @@ def _hostnames(expression: str) -> list[str]:
     return _ask("scontrol", "show", "hostnames", expression).split() if expression else []
 
 
-def _ask(*argv: str) -> str:
-    try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ScalingError(f"{argv[0]}: {error}") from error
-    if done.returncode:
-        raise ScalingError(f"{argv[0]}: {done.stderr.strip()}")
-    return done.stdout
+def _ask(*argv: str, again_s: tuple[float, ...] = AGAIN_S) -> str:
+    """What Slurm says; a controller that is busy or away is asked again after each of these pauses."""
+    for pause in (*again_s, None):
+        try:
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            failed = ScalingError(f"{argv[0]}: {error}")
+        except OSError as error:
+            raise ScalingError(f"{argv[0]}: {error}") from error
+        else:
+            if not done.returncode:
+                return done.stdout
+            failed = ScalingError(f"{argv[0]}: {done.stderr.strip()}")
+            if not _BUSY.search(done.stderr):
+                raise failed
+        if pause is not None:
+            time.sleep(pause)
+    raise failed

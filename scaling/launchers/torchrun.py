@@ -20,6 +20,8 @@ class Command:
     network: dict[str, Any] | None = None
     ranks: tuple[int, ...] = ()
     """Of the processes in torchrun's own numbering."""
+    start_s: int = 120
+    """Start-up of torchrun and set-up of the model may take so long without a word."""
 
 
 def torchrun(

@@ -18,10 +18,20 @@ from scaling.plan import Plan
 from scaling.rebuild import read_analysis
 from scaling.report.queue import job_line, progress_line
 from scaling.report.terminal import print_analysis
-from scaling.run import begun, jobs_of
+from scaling.run import Job, begun, jobs_of
 from scaling.status import left
 from scaling.store import RunFolder
-from scaling.submit import Standing, resubmit, script, settle, standing, submit, submit_comparison
+from scaling.submit import (
+    Standing,
+    Submitted,
+    comparison_script,
+    resubmit,
+    script,
+    settle,
+    standing,
+    submit,
+    submit_comparison,
+)
 from scaling.tryout import needs_trying, try_model
 from scaling.units import format_duration
 from scaling.verbs.arguments import split
@@ -54,8 +64,9 @@ def main(arguments: list[str]) -> int:
     if not jobs:
         return 0
     queue.require_slurm()
-    for text in texts:  # all of them before the first is handed in
-        queue.check_script(text)
+    compared = asked.multirun and len(jobs) > 1
+    for text in (*texts, *([comparison_script(jobs, [])] if compared else [])):
+        queue.check_script(text)  # all of them before the first is handed in
     for job in jobs:
         in_image = job.plan.spec.cluster.container.image is not None  # nothing in it can be tried from here
         if needs_trying(job.plan.spec) and not in_image:
@@ -68,10 +79,20 @@ def main(arguments: list[str]) -> int:
             f"{job.plan.hosts} nodes, at most {format_duration(limit_s(job.plan))}; "
             f"scaling status {job.folder.path}"
         )
-    comparison = submit_comparison(jobs, handed_in) if asked.multirun and len(jobs) > 1 else None
-    if comparison is not None:
-        print(f"job {comparison}: compares them when they have ended, into {jobs[0].folder.path.parent}")
+    comparison = _compared(jobs, handed_in) if compared else None
     return _follow([(job.plan, job.folder) for job in jobs], comparison) if wait else 0
+
+
+def _compared(jobs: list[Job], handed_in: list[Submitted]) -> str | None:
+    """The job that compares them; None where Slurm does not take it, which is no reason to lose sight of the others."""
+    into = jobs[0].folder.path.parent
+    try:
+        comparison = submit_comparison(jobs, handed_in)
+    except (ScalingError, OSError) as error:
+        print(f"scaling: {error}; `scaling compare` does it when they have ended", file=sys.stderr)
+        return None
+    print(f"job {comparison}: compares them when they have ended, into {into}")
+    return comparison
 
 
 def _resume(path: Path, *, wait: bool) -> int:

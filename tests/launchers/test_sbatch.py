@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scaling.cluster import START_IN_IMAGE_S, START_S
 from scaling.config import requests
 from scaling.errors import InputError
 from scaling.largest import LAUNCHES_MAX, PROOFS_MAX
-from scaling.launchers.sbatch import START_S, compare_script, job_script, minutes
+from scaling.launchers.sbatch import compare_script, job_script, minutes
 from scaling.plan import make_plan
 from scaling.resources import folder
 from scaling.store import RunFolder
@@ -133,6 +134,15 @@ def test_the_time_limit_has_room_for_every_launch_of_the_search_for_the_largest_
     asked, searched = (minutes(plan_of("topology=pcie_node", *more)) for more in ((), ("batch=max",)))
     launches = LAUNCHES_MAX + PROOFS_MAX
     assert searched - asked >= launches * START_S / 60
+
+
+def test_an_image_has_time_to_be_unpacked():
+    asked, unpacked, told = (
+        minutes(plan_of("topology=pcie_node", *more))
+        for more in ((), ("cluster.container.image=/x.sif",), ("cluster.start_s=3600",))
+    )
+    assert unpacked - asked >= (START_IN_IMAGE_S - START_S) / 60
+    assert told - asked >= (3600 - START_S) / 60
 
 
 @pytest.mark.parametrize("run", ["/a b", "/a'b", '/a"b', "/a%b", "/a:b", "/a,b", "/a\\b", "/a$b", "/a\nb"])

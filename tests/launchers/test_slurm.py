@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from scaling import resources
+from scaling.cluster import START_S
 from scaling.config import requests
-from scaling.errors import InputError
+from scaling.errors import InputError, ScalingError
+from scaling.launchers import slurm
 from scaling.launchers.slurm import Allocation, blamed, command, down, port, require_allocation
 from scaling.plan import make_plan
 from scaling.store import RunFolder
@@ -43,6 +45,7 @@ def test_one_task_a_node_and_no_gpu_hidden(tmp_path):
     assert "gpu-bind" not in text
     assert text.endswith(f"-m scaling.worker {tmp_path} 3 1,8,16")
     assert made.env["SCALING_NUMA_BINDING"] == "node"
+    assert made.start_s == START_S
 
 
 def test_ranks_that_are_spread_take_every_node(tmp_path):
@@ -261,11 +264,51 @@ OTHER_NODE = (
         (NODE_FAILURE, "node pcie2 failed"),
         (OTHER_NODE, "node n-7 failed"),
         (FAILED, None),  # a rank's own error says more
+        ("srun: error: n1: task 0: Out Of Memory\n", None),  # of the step as a whole: torchrun knows whose
         ("", None),
     ],
 )
 def test_who_ended_a_launch(text, said):
     assert blamed(text) == said
+
+
+@pytest.fixture
+def answers(tmp_path, monkeypatch):
+    """answers(name, *lines): one of Slurm's commands that runs one shell line after the other, a call each."""
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setattr(slurm.time, "sleep", lambda _: None)
+    (tmp_path / "bin").mkdir()
+
+    def stand_in(name, *lines):
+        path, count = tmp_path / "bin" / name, tmp_path / f"{name}.calls"
+        cases = "\n".join(f"{k}) {line};;" for k, line in enumerate(lines))
+        path.write_text(
+            f"#!/bin/sh\nk=$(cat {count} 2>/dev/null || echo 0)\necho $((k+1)) >{count}\ncase $k in\n{cases}\nesac\n"
+        )
+        path.chmod(0o755)
+        return lambda: int(count.read_text())
+
+    return stand_in
+
+
+BUSY = "echo 'slurm_load_jobs error: Socket timed out on send/recv operation' >&2; exit 1"
+
+
+def test_a_controller_that_is_busy_is_asked_again(answers):
+    calls = answers("scontrol", BUSY, BUSY, "echo a1 a2")
+    assert slurm._hostnames("a[1-2]") == ["a1", "a2"]
+    assert calls() == 3
+
+
+def test_one_that_stays_away_ends_in_its_words_and_one_that_refuses_at_once(answers):
+    calls = answers("scontrol", *[BUSY] * 20)
+    with pytest.raises(ScalingError, match="scontrol: slurm_load_jobs error: Socket timed out"):
+        slurm._hostnames("a[1-2]")
+    assert calls() == 1 + len(slurm.AGAIN_S)
+    calls = answers("squeue", "echo 'slurm_load_jobs error: Invalid user id' >&2; exit 1")
+    with pytest.raises(ScalingError, match="Invalid user id"):
+        slurm._ask("squeue")
+    assert calls() == 1
 
 
 def test_outside_of_an_allocation_it_says_what_to_do(monkeypatch):
