@@ -19,7 +19,13 @@ from scaling.worker.workload import Workload
 
 
 def shaped(workload: Workload, spec: Spec) -> Workload:
-    """The workload as the options ask for it; InputError where one finds nothing to act on."""
+    """The workload as the options ask for it; InputError where one finds nothing to act on, or no rank can be alone."""
+    together = spec.task != "inference" and max(spec.world_sizes) > 1
+    if together and any(isinstance(module, nn.SyncBatchNorm) for module in workload.module.modules()):
+        raise InputError(
+            "model: SyncBatchNorm waits for the other ranks in its forward, and a baseline is one rank alone; use "
+            "BatchNorm"
+        )
     if spec.channels_last:
         _to_channels_last(workload.module)
     if spec.checkpointing:

@@ -87,6 +87,7 @@ def test_a_second_training_in_the_same_folder_is_another_launch(found):
         ("left_out", "step() was never entered"),
         ("two", "another Probe is open in this process"),
         ("unwritable", "cannot be written to"),
+        ("shared", "the step has collectives of its own"),
     ],
 )
 def test_misuse_is_told_in_one_line_and_the_training_goes_on(two, case, said):

@@ -209,6 +209,35 @@ def test_a_baseline_in_a_round_has_the_clock_to_itself(ddp, tmp_path, monkeypatc
             assert begin <= end
 
 
+def test_an_exception_beside_a_device_waits_for_nothing_and_is_written_down(ddp, tmp_path, monkeypatch):
+    """The device may have failed, or wait for ranks that never come."""
+
+    class OnDevice(OnEvents):
+        def __init__(self):
+            super().__init__()
+            self.torch_device = torch.device("cuda", 0)
+
+    def wait():
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    def training():
+        with Probe(ddp, run_dir=tmp_path / "run") as probe:
+            for _ in range(WARMUP + ROUND_STEPS + 4):
+                with probe.step():
+                    ddp(torch.ones(2, 4)).sum().backward()
+            probe._device.clock._synchronize = wait
+            raise ValueError("out of cheese")
+
+    monkeypatch.setattr(probe_module, "Device", OnDevice)
+    with pytest.raises(ValueError, match="out of cheese"):
+        training()
+    lines = (tmp_path / "run/launches/0/rank-0.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert {record["round"] for record in records if record["t"] == "block"} == {0}
+    assert (records[-1]["t"], records[-1]["state"]) == ("end", "failed")
+    assert records[-1]["error"] == "ValueError: out of cheese"
+
+
 @pytest.mark.parametrize("hook", [None, allreduce_hook])
 def test_a_hook_of_the_loops_own_is_noted(ddp, tmp_path, hook):
     """DDP takes no second one, so none is offered."""

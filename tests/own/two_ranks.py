@@ -127,6 +127,15 @@ def misuse(folder):
         probe.baseline(lambda module: plain_step(module, optimizer))
         with probe.step():
             trained["full"] = plain_step(ddp, optimizer)
+    with said(lines, "shared"), Probe(ddp, run_dir=folder / "shared") as probe:
+        for _ in range(INNER):
+            with probe.step():
+                plain_step(ddp, optimizer)
+        before = [p.tolist() for p in ddp.parameters()]
+        probe.baseline(lambda module: (plain_step(module, optimizer), dist.all_reduce(torch.ones(1))))
+        assert before == [p.tolist() for p in ddp.parameters()]
+        with probe.step():
+            trained["shared"] = plain_step(ddp, optimizer)
     (folder / "file").write_text("not a folder")
     with said(lines, "unwritable"), Probe(ddp, run_dir=folder / "file" / "below") as probe:
         for _ in range(INNER):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -39,6 +41,13 @@ def workload(module, **more):
 def gradients(module, inputs):
     module(inputs).sum().backward()
     return [p.grad.clone() for p in module.parameters()]
+
+
+def test_a_model_whose_ranks_wait_for_each_other_has_no_baseline():
+    module = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+    with pytest.raises(InputError, match="SyncBatchNorm waits for the other ranks"):
+        shaped(workload(module), dataclasses.replace(spec(), world_sizes=(1, 2)))
+    assert shaped(workload(module), spec()).module is module  # one rank has nobody to wait for
 
 
 # Memory format

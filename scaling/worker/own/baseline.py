@@ -40,6 +40,10 @@ PATIENCE_S = 300.0
 went on training instead wait in their next collective meanwhile, by default 10 minutes at most on NCCL."""
 
 
+class SharedStepError(RuntimeError):
+    """The step communicates even without DDP, so no rank can take it alone; the same on every rank."""
+
+
 class Baseline:
     """Baselines of one probe; each call of `run` adds rounds."""
 
@@ -82,9 +86,14 @@ class Baseline:
         )
         bare: Any = torch.compile(self._ddp.module) if compiled else self._ddp.module
         solo: Any = torch.compile(wrapper) if compiled else wrapper
-        for module in (bare, solo):
-            for _ in range(WARMUP):
-                step(module)
+        groups = list(dict.fromkeys((self._ddp.process_group, dist.group.WORLD)))
+        before = _collectives(groups)
+        for _ in range(WARMUP):
+            step(bare)
+        if _collectives(groups) != before:
+            raise SharedStepError("the step has collectives of its own, and a rank alone would wait in them")
+        for _ in range(WARMUP):
+            step(solo)
         alone_probe = SoloProbe(wrapper, self._device)
         buckets = bucket_bytes(self._ddp)
         sizes = sorted({*SWEEP, max(buckets, default=0) // 4 * 4})
@@ -93,19 +102,22 @@ class Baseline:
             [(ALL_REDUCE, size)] for size in sizes for _ in range(SMALL_REPEATS if size <= SMALL_BYTES else 1)
         ]
         replay: list[list[Message]] = [[(ALL_REDUCE, size) for size in buckets]] * REPLAYS
-        for _ in range(rounds):
-            self._rounds += 1
-            for index, (arm, alone) in enumerate(self._order()):
-                with self._turn(f"{self._rounds}/{index}", alone) as mine:
-                    if not mine:
-                        continue
-                    about = {"id": -(self._rounds * 1000 + index), "arm": arm, "solo_rank": alone}
-                    if arm in (REPLAY, FABRIC):
-                        self._messages(about, replay if arm == REPLAY else sweep)
-                    elif arm == DDP_SOLO:
-                        self._steps(about, step, solo, steps, alone_probe)
-                    else:
-                        self._steps(about, step, bare, steps, None)
+        try:
+            for _ in range(rounds):
+                self._rounds += 1
+                for index, (arm, alone) in enumerate(self._order()):
+                    with self._turn(f"{self._rounds}/{index}", alone) as mine:
+                        if not mine:
+                            continue
+                        about = {"id": -(self._rounds * 1000 + index), "arm": arm, "solo_rank": alone}
+                        if arm in (REPLAY, FABRIC):
+                            self._messages(about, replay if arm == REPLAY else sweep)
+                        elif arm == DDP_SOLO:
+                            self._steps(about, step, solo, steps, alone_probe)
+                        else:
+                            self._steps(about, step, bare, steps, None)
+        finally:
+            self._exchange = Exchange(self._device)  # its buffers may be as large as what the training lacks
 
     def _order(self) -> list[tuple[str, int]]:
         """(arm, rank that runs alone or -1) of this round, the same on every rank."""
@@ -189,3 +201,14 @@ class Baseline:
             "steps": len(rows),
         }
         self._record(fields, rows, collectives, usage)
+
+
+def _collectives(groups: Sequence[Any]) -> list[int]:
+    """How many each group has had; -1 where its backend does not count."""
+    counts = []
+    for group in groups:
+        try:
+            counts.append(int(group._get_sequence_number_for_group()))  # noqa: SLF001
+        except (RuntimeError, AttributeError):
+            counts.append(-1)
+    return counts

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn import SyncBatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import InputError, ScalingError
@@ -31,7 +32,7 @@ from scaling.worker.clock import now_ns
 from scaling.worker.control import Aborted, Control
 from scaling.worker.devices import CudaDevice, Device
 from scaling.worker.own.agreement import Agreement
-from scaling.worker.own.baseline import Baseline, Step
+from scaling.worker.own.baseline import Baseline, SharedStepError, Step
 from scaling.worker.own.clocks import Clocks
 from scaling.worker.own.gaps import Gaps
 from scaling.worker.own.live import Live
@@ -103,6 +104,11 @@ class Probe:
         if _probed:  # both would see what either reduces
             self._say("another Probe is open in this process; this one does nothing")
             return self
+        if len({parameter.device for parameter in self._ddp.parameters()}) > 1:
+            self._say(
+                "the model spans several devices, each with a clock of its own; the training goes on without it"
+            )
+            return self
         try:
             agreement = Agreement(self._ddp)
             folder = agreement.folder(self._asked)
@@ -137,7 +143,11 @@ class Probe:
         if self._depth == 0 and self._track.steps == 0:
             self._say("step() was never entered: put `with probe.step():` around each training step")
         with self._guard():
-            self._track.stop()
+            fine = error is None and getattr(sys, "last_value", None) is None
+            if fine or self._device.torch_device.type == "cpu":
+                self._track.stop()
+            else:  # the device may have failed, or wait for peers that never come: nobody waits for it here
+                self._track.abandon()
             self._file.end(error, self._track.steps)
         self._stop()
 
@@ -164,6 +174,11 @@ class Probe:
                 "backward to backward, and would count those of the baseline in the training"
             )
             return
+        if any(isinstance(module, SyncBatchNorm) for module in self._ddp.module.modules()):
+            self._say(
+                "baseline() was not measured: SyncBatchNorm waits for the other ranks, and a rank alone has none"
+            )
+            return
         if not self._file.begun or self._depth:
             self._say("baseline() is called between steps, after the first few; nothing was measured")
             return
@@ -173,6 +188,8 @@ class Probe:
             self.phases.inside = False
             try:
                 self._measure(step, rounds, steps, restore)
+            except SharedStepError as error:  # on every rank
+                self._say(f"baseline() was not measured: {error}; the training goes on")
             except (Aborted, TimeoutError) as error:  # another rank's: this one goes on recording
                 self._abort(error)
                 self._say(f"baseline() was not measured: {_why(error)}; the training goes on")

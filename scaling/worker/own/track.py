@@ -129,6 +129,13 @@ class Track:
         self._give_up()
         self._write()
 
+    def abandon(self) -> None:
+        """Give up what is under way without waiting for the device; rounds that were written down stay."""
+        self._give_up()
+        self._window = None
+        self._whole.clear()
+        self._told.clear()
+
     def drop(self) -> None:
         """Leave nothing open."""
         self._give_up()
