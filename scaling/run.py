@@ -14,7 +14,6 @@ from typing import Any
 
 from scaling import __version__, git
 from scaling.config import Request
-from scaling.doctor import preflight
 from scaling.errors import InputError, ScalingError
 from scaling.files import read_json, write_json, write_text
 from scaling.fit import find_largest
@@ -234,6 +233,8 @@ def _checking(
     plan: Plan, launch: LaunchFolder, ranks: int, progress: Callable[[dict[str, Any]], None]
 ) -> Callable[[dict[str, Any]], None]:
     """`progress` that also says what preflight finds, once every rank has told what it runs on: in the warm-up."""
+    from scaling.doctor import preflight  # noqa: PLC0415  # brings polars along, which a plan can do without
+
     waiting = list(range(ranks))
 
     def heard(record: dict[str, Any]) -> None:

@@ -183,3 +183,15 @@ def test_no_worker_brings_wandb_or_hydra_into_its_process():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent
     )
     assert done.stdout.strip() == "set()"
+
+
+def test_a_plan_is_shown_without_what_measuring_and_reporting_need():
+    """It is what people try first, and try again with every change: half a second."""
+    code = (
+        "import sys; from scaling.cli import main; main(['plan', 'topology=emulated_pcie']); "
+        "print({'torch', 'wandb', 'plotly', 'polars', 'scipy', 'pandas'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent
+    )
+    assert done.stdout.splitlines()[-1] == "set()"

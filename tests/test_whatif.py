@@ -102,9 +102,19 @@ def test_every_machine_that_is_shipped(capsys, run, machine):
         inside, across = found["points"]
         if machine.endswith("_node"):  # a site's own: what joins its devices is for the run to measure
             assert "nothing is known of what joins them" in inside["cannot"]
+            assert across["efficiency"] is not None
         else:
             assert inside["efficiency"]["value"] >= across["efficiency"]["value"]
         assert across["hosts"] in (8, 16)
+
+
+def test_one_world_size_that_cannot_be_said_hides_no_other(capsys, run):
+    asked = ("topology=nvlink_node", "topology.link.rate=100gbit", "world_sizes=[4,64]")
+    assert main(["predict", str(run), *asked]) == 0
+    said = " ".join(capsys.readouterr().out.replace("\N{NO-BREAK SPACE}", " ").split())
+    answer = said.partition("# answer")[2]
+    assert "64 ranks: a step of" in answer
+    assert "4 ranks: cannot say, these ranks are on one host" in answer
 
 
 def test_a_machine_of_ones_own(capsys, run, tmp_path):

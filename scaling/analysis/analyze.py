@@ -11,6 +11,7 @@ from scaling.analysis import base, contention, crosscheck, curve, launches, own,
 from scaling.analysis.fits import fits
 from scaling.analysis.hosts import hosts
 from scaling.analysis.loss import Link
+from scaling.analysis.measured import LAUNCHES_MIN
 from scaling.analysis.point import point
 from scaling.analysis.predict import predict
 from scaling.analysis.quantities import TrialRecords
@@ -60,8 +61,10 @@ class Ending:
 def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     """All of analysis.json."""
     spec = plan.spec
+    apart: tuple[str, ...] = ()
     if spec.own_loop:
-        tables = own.usable(tables, plan.ranks)
+        apart = own.said(tables, plan)
+        tables = own.usable(tables, plan)
     counted = {t.world_size: launches.counted(tables, plan, t) for t in plan.trials}
     within = {n: launches.of_launches(tables, counts) for n, counts in counted.items()}
     records = {t.world_size: read_trial(within[t.world_size], t) for t in plan.trials}
@@ -123,6 +126,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
             tuple(points),
             (
                 *launches.said(counted, tables),
+                *apart,
                 *base.said(over),
                 *crosscheck.warnings(points, spec),
                 *transports.warnings(fabric, spec),
@@ -187,14 +191,18 @@ def _reached(tables: Tables, points: tuple[Point, ...], *, own_loop: bool) -> tu
     found = known[-1].efficiency
     assert found is not None
     assert found.half_width is not None
-    half, rounds = found.half_width * 100, found.n
-    text = f"efficiency at {known[-1].world_size} ranks is known to ±{half:.2g} points from {rounds} rounds"
+    half, units = found.half_width * 100, found.n
+    many = tables.blocks["launch"].n_unique()
+    unit = (
+        "launches" if many >= LAUNCHES_MIN and units <= many else "rounds"
+    )  # of so many launches they are drawn
+    text = f"efficiency at {known[-1].world_size} ranks is known to ±{half:.2g} points from {units} {unit}"
     target = next((width for width in TARGETS if width < half / 1.2), None)
     if target is None:
         return (text,)
-    more = math.ceil(rounds * (half / target) ** 2)
-    took_s = launches.span_ns(tables.blocks) / 1e9 / rounds
-    return (f"{text}; ±{target:g} would take about {more} rounds ({format_duration(more * took_s)})",)
+    more = math.ceil(units * (half / target) ** 2)
+    took_s = launches.span_ns(tables.blocks) / 1e9 / units
+    return (f"{text}; ±{target:g} would take about {more} {unit} ({format_duration(more * took_s)})",)
 
 
 def quality(

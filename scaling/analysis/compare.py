@@ -27,12 +27,17 @@ from scaling.analysis.roofline import explain
 from scaling.analysis.split import split
 from scaling.analysis.stats import among, distinguishable, scaled
 from scaling.plan import Plan
+from scaling.spec import Spec
 
-Gate = Literal["met", "not_met", "undecided", "unjudged"]
+Gate = Literal["met", "not_met", "undecided", "unjudged", "unmeasured"]
 Prices = tuple[float | None, float | None]
 """USD a GPU-hour, of the base and of the other."""
 
 _SAME = ("model", "precision", "mode", "task", "synthetic")
+_ALONE = ("model", "compile", "channels_last", "checkpointing", "fused_optimizer", "threads", "data")
+"""Settings that act on a rank alone too: where they differ, what it takes is no measure of the machine."""
+_OF_FABRICS = ("NCCL_", "GLOO_", "TORCH_NCCL_", "UCX_", "FI_")
+"""Variables that do not."""
 
 
 def compare(
@@ -49,9 +54,10 @@ def compare(
 
     `environments`: env-0.json of each; `prices` where they are not those of the plans.
 
-    Intervals cover what happens within a run. On the `same_machine` a rank alone should take the
+    Intervals cover what happens within a run. On the `same_machine` a rank alone that runs the same should take the
     same time in both: what it does not is drift between the runs, and no ratio within it is real.
     """
+    same_machine = same_machine and _alone(base_plan.spec) == _alone(other_plan.spec)
     reasons = [
         f"{name} differs: {getattr(base.run, name)} and {getattr(other.run, name)}"
         for name in _SAME
@@ -71,7 +77,8 @@ def compare(
     if (base.trace is None) != (other.trace is None):
         reasons.append("one was made from profiler traces, the other was measured")
     others = {p.world_size: p for p in other.points}
-    pairs = [(p, others[p.world_size]) for p in base.points if p.world_size in others]
+    both = [(p, others[p.world_size]) for p in base.points if p.world_size in others]
+    pairs = [(a, b) for a, b in both if a.step_ms or b.step_ms]
     plans = (base_plan, other_plan)
     known = [
         p.spec.cost.usd_per_gpu_hour if given is None else given
@@ -79,7 +86,7 @@ def compare(
     ]
     prices = (known[0], known[1])
     cases = _cases(base, other, prices)
-    if not pairs and not cases:
+    if not both and not cases:
         reasons.append(f"no {'case' if base_plan.spec.by_case else 'world size'} in common")
     return Comparison(
         schema=SCHEMA,
@@ -114,8 +121,8 @@ def with_split(comparison: Comparison, base: Sequence[Source], other: Sequence[S
 def gate(comparisons: Sequence[Comparison], bar: float) -> Gate:
     """How every ratio of some comparisons stands to a bar, by its whole interval and what the machine itself moved.
 
-    not_met: some ratio is below it; unjudged: some ratio, or all, has no interval (too few rounds);
-    undecided: some interval reaches below it.
+    not_met: some ratio is below it; unmeasured: one of the runs did not measure all that the other did; unjudged:
+    some ratio, or all, has no interval (too few rounds); undecided: some interval reaches below it.
     """
     ratios = [
         (p.ratio, abs(p.control.value - 1) if p.control else 0.0) for c in comparisons for p in c.points
@@ -125,17 +132,20 @@ def gate(comparisons: Sequence[Comparison], bar: float) -> Gate:
     known = [(low - moved, high + moved) for low, high, moved in ends if low is not None and high is not None]
     if any(high < bar for _, high in known):
         return "not_met"
+    if len(ends) < len(ratios):
+        return "unmeasured"
     if len(known) < len(ratios) or not known:
         return "unjudged"
     return "met" if all(low >= bar for low, _ in known) else "undecided"
 
 
 def _cases(base: Analysis, other: Analysis, prices: Prices) -> tuple[CaseComparison, ...]:
-    """Cases that both runs measured."""
+    """Cases of both runs, measured in one of them at least."""
     rows: list[Inference | Training] = [*other.inference, *other.training]
     others = {_key(row): row for row in rows}
     rows = [*base.inference, *base.training]
-    pairs = [(row, others[_key(row)]) for row in rows if _key(row) in others]
+    both = [(row, others[_key(row)]) for row in rows if _key(row) in others]
+    pairs = [(a, b) for a, b in both if a.samples_per_s or b.samples_per_s]
     found = []
     for row, beside in pairs:
         ratio = _ratio(beside.samples_per_s, row.samples_per_s)
@@ -154,6 +164,12 @@ def _cases(base: Analysis, other: Analysis, prices: Prices) -> tuple[CaseCompari
             )
         )
     return tuple(found)
+
+
+def _alone(spec: Spec) -> tuple[object, ...]:
+    """What a rank alone runs."""
+    env = {name: value for name, value in spec.env.items() if not name.startswith(_OF_FABRICS)}
+    return (*(getattr(spec, name) for name in _ALONE), env)
 
 
 def _key(row: Inference | Training) -> tuple[object, ...]:

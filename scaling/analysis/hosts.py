@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import polars as pl
 
 from scaling.analysis.results import Host, Measured
@@ -47,16 +48,18 @@ def hosts(tables: Tables, plan: Plan, *, floor: float, clock_bound_ns: int = 0) 
     beyond, level = max(floor, FLOOR), level_of_each(len(found) * len(QUANTITIES))
     rows = []
     for at, (host, hostname) in enumerate(found):
-        step_ratio = rounds.ratio(_over(f"step.{at}", "step.median"))
+        step_ratio = rounds.ratio(_over(f"step.{at}", f"step.median.{at}"))
         link, link_ratio = (
             rounds.ratio(_busbw(f"link.{at}")),
-            rounds.ratio(_over("link.median", f"link.{at}")),
+            rounds.ratio(_over(f"link.median.{at}", f"link.{at}")),
         )
         # Clocks are off by this share of a message's time.
         off = 0.0 if link is None else clock_bound_ns * link.value / (8 * size)
         slow = {
-            "step": _beyond(rounds.ratio(_over(f"step.{at}", "step.median"), level=level), beyond),
-            "link": _beyond(rounds.ratio(_over(f"link.{at}", "link.median"), level=level), beyond + off),
+            "step": _beyond(rounds.ratio(_over(f"step.{at}", f"step.median.{at}"), level=level), beyond),
+            "link": _beyond(
+                rounds.ratio(_over(f"link.{at}", f"link.median.{at}"), level=level), beyond + off
+            ),
         }
         rows.append(
             Host(
@@ -131,7 +134,10 @@ def _links(messages: pl.DataFrame, tables: Tables, place: Mapping[tuple[int, int
 
 
 def _rounds(found: Mapping[str, pl.DataFrame], seed: int) -> Rounds:
-    """`<name>.<place>` of each frame (launch, round, place, value), and `<name>.median`: the median host's, a round."""
+    """`<name>.<place>` of each frame (launch, round, place, value), and `<name>.median.<place>`.
+
+    That is the median host's, in the rounds of that place.
+    """
     index = pl.concat([frame.select(_ROUND) for frame in found.values()]).unique().sort(_ROUND)
     values = {}
     for name, frame in found.items():
@@ -140,4 +146,7 @@ def _rounds(found: Mapping[str, pl.DataFrame], seed: int) -> Rounds:
         for at, part in {**each, "median": median}.items():
             aligned = index.join(part, on=_ROUND, how="left", maintain_order="left")["value"]
             values[f"{name}.{at}"] = aligned.cast(pl.Float64).fill_null(float("nan")).to_numpy()
+        for at in each:  # launches may have had other hosts, on another day: each beside its own median
+            theirs = np.isfinite(values[f"{name}.{at}"])
+            values[f"{name}.median.{at}"] = np.where(theirs, values[f"{name}.median"], np.nan)
     return Rounds(values, index["launch"].to_numpy(), seed=seed)

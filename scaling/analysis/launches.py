@@ -90,10 +90,13 @@ def said(counted: Mapping[int, Collection[int]], tables: Tables) -> tuple[str, .
         )
     unused = set(tables.blocks["launch"]) - used
     if unused and used:
-        lines.append(
-            f"launch {_list(unused)} was cut off and is not counted: "
+        whole = all(_ended(tables, launch) for launch in used)
+        why = (
             f"launch {_list(used)} measured the same trials whole"
+            if whole
+            else "others measured more of them"
         )
+        lines.append(f"launch {_list(unused)} was cut off and is not counted: {why}")
     return tuple(lines)
 
 

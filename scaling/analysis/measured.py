@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+LAUNCHES_MIN = 3
+"""From so many launches on, an interval covers what differs between launches, which are its units then."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """A number with its 95 % interval. `low` and `high` are None where the data bear no interval.
 
-    `n` counts the independent units (rounds of blocks) behind it, not steps.
+    `n` counts the independent units (rounds of blocks, or launches) behind it, not steps.
     """
 
     value: float

@@ -16,10 +16,12 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from scaling.analysis.launches import of_launches
 from scaling.analysis.quantities import TrialRecords
 from scaling.analysis.results import Point, Verdict
 from scaling.analysis.stats import Floats, Rounds
 from scaling.collect import Tables
+from scaling.plan import Plan
 from scaling.records import BARE_ONE, PLAIN, generation
 from scaling.spec import Spec
 from scaling.units import format_duration
@@ -31,14 +33,16 @@ FOLLOWS = 1.0
 one another. Below the usual 1.96, since taking too many together costs little and too few costs the truth."""
 
 
-def usable(tables: Tables, world_size: int) -> Tables:
-    """Blocks that every rank has whole, of rounds that lie evenly over the loop.
+def usable(tables: Tables, plan: Plan) -> Tables:
+    """Blocks that every rank has whole, of rounds that lie evenly over the loop, of trainings with the plan's batch.
 
     A rank that evaluates, saves or fails gives its block up, and so that block is of no use on the
     others. Where records were thinned out as the loop went on (records.generation), its dense
     beginning is thinned out alike, so that no part of the training weighs more than another.
     """
-    blocks = tables.blocks
+    if others := _others(tables, plan):
+        tables = of_launches(tables, frozenset(tables.blocks["launch"].unique()) - others.keys())
+    world_size, blocks = plan.ranks, tables.blocks
     whole = (
         blocks.filter(pl.col("arm") != BARE_ONE)
         .group_by("launch", "block")
@@ -100,6 +104,21 @@ def reached(points: tuple[Point, ...]) -> tuple[str, ...]:
         for p in points
         if p.step_ms is not None and p.step_ms.half_width is not None
     )
+
+
+def said(tables: Tables, plan: Plan) -> tuple[str, ...]:
+    """Trainings into the same folder that were another one: a step of theirs says nothing of this one's."""
+    return tuple(
+        f"launch {launch} is not counted: it trained with {batch} samples a rank and step, the last one with "
+        f"{plan.trials[0].batch}"
+        for launch, batch in sorted(_others(tables, plan).items())
+    )
+
+
+def _others(tables: Tables, plan: Plan) -> dict[int, int]:
+    """Launches of another batch than the plan's, which is the last one's, and theirs."""
+    found = tables.blocks.select("launch", "batch").unique().rows()
+    return {launch: batch for launch, batch in found if batch != plan.trials[0].batch}
 
 
 def pauses(tables: Tables) -> tuple[str, ...]:

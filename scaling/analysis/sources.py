@@ -35,7 +35,7 @@ def read_sources(
     """
     found = []
     if plan.spec.own_loop and records is None:
-        tables = own_loop.usable(tables, plan.ranks)
+        tables = own_loop.usable(tables, plan)
     for trial in plan.trials:
         if trial.world_size == 1:
             continue

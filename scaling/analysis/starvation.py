@@ -50,8 +50,11 @@ def loader(records: TrialRecords, rounds: Rounds, plan: Plan, *, fed_ns: int, co
     cpu = rounds.ratio("make_cpu")
     # Without workers it is the training's process that makes them, and its time has that in it.
     both = rounds.measure(lambda m: m["train_cpu"] + m["make_cpu"] * batches * (spec.data.workers > 0))
-    hosts = 1 if spec.launcher == "emulated" else records.trial.hosts
-    ranks_here = math.ceil(n / hosts)
+    top = spec.topology
+    # Where ranks are spread, every rank of a host is at work, in one sub-group or another.
+    ranks_here = (
+        n if spec.launcher == "emulated" else top.ranks_per_host if top.spread else max(top.shares(n))
+    )
     return Loader(
         workers=spec.data.workers,
         make_ms=scaled(make, 1e-6),

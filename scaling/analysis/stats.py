@@ -22,15 +22,13 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.analysis.results import Measured
+from scaling.analysis.measured import LAUNCHES_MIN, Measured
 
 Floats = NDArray[np.float64]
 Formula = Callable[["Means"], Floats]
 
 RESAMPLES = 1000
 LEVEL = 0.95
-LAUNCHES_MIN = 3
-"""From so many launches on, an interval covers what differs between launches."""
 UNITS_MIN = 3
 """Below three rounds there is no interval."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from scaling.analysis.results import RunInfo
+from scaling.analysis.results import LAUNCHES_MIN, RunInfo
 from scaling.cases import batches
 from scaling.plan import Plan
 from scaling.report.text import count, moment, plain, ranks
@@ -60,7 +60,7 @@ def _measure(spec: Spec) -> str:
     if spec.own_loop:
         return f"rounds of {m.steps} steps, evenly over the loop; 95 % intervals over stretches of rounds"
     rounds = f"{m.name}, {m.rounds_min} to {m.rounds_max} rounds, blocks of {count(m.steps, 'step')}"
-    return f"{rounds}; 95 % intervals over rounds"
+    return f"{rounds}; 95 % intervals over {'launches' if spec.repeats >= LAUNCHES_MIN else 'rounds'}"
 
 
 def _spec_lines(spec: Spec) -> list[tuple[str, str]]:

@@ -73,10 +73,9 @@ def conditions(prediction: Prediction) -> tuple[tuple[str, str], ...]:
 
 def answer(prediction: Prediction) -> str:
     """What to expect at the largest world size, where it stops to pay, and how far the model can be trusted."""
-    why = next((p.cannot for p in prediction.points if p.cannot), None)
-    if why is not None:
-        return sentence(f"cannot say: {plain(why)}")
     last = prediction.points[-1]
+    if last.cannot:
+        return sentence(f"cannot say: {plain(last.cannot)}")
     said = [
         f"{ranks(last.world_size)}: a step of {quantity(last.step_ms, 'ms')}, efficiency {percent(last.efficiency)}"
     ]
@@ -89,4 +88,5 @@ def answer(prediction: Prediction) -> str:
         said.append(
             f"left out and predicted, {ranks(worst.world_size)} of this run came out {worst.error:+.1%} off"
         )
+    said += [f"{ranks(p.world_size)}: cannot say, {plain(p.cannot)}" for p in prediction.points if p.cannot]
     return " ".join(sentence(part) for part in said)

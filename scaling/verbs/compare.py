@@ -40,6 +40,7 @@ _GATE = {
     "not_met": "NOT met",
     "undecided": "undecided, an interval reaches below it",
     "unjudged": "cannot be judged, a ratio has no interval (too few rounds)",
+    "unmeasured": "cannot be judged, one of the runs did not measure all that the other did",
 }
 Prices = list[float | None]
 
@@ -82,7 +83,7 @@ def main(arguments: list[str]) -> int:
         return 1
     if not keep or name is None:
         return 0
-    if stands == "unjudged":
+    if stands in ("unjudged", "unmeasured"):
         print(
             f"scaling: baseline {name}: stays as it is, since the gate could not be judged", file=sys.stderr
         )

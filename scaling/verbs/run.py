@@ -125,7 +125,8 @@ def _measured(plan: Plan, folder: RunFolder, console: Console) -> tuple[int, boo
         return _finish(folder, console), stopped
     except KeyboardInterrupt:
         print(
-            f"scaling: {folder.path}: what was measured is kept; `scaling run {RESUME} {folder.path}` goes on",
+            f"scaling: {folder.path}: what was measured is kept: `scaling analyze {folder.path}` reports it, "
+            f"`scaling run {RESUME} {folder.path}` goes on",
             file=sys.stderr,
         )
         raise

@@ -169,7 +169,7 @@ class Launch:
             "world": self.world,
             "groups": groups,
             "warmup": {str(n): ready.warmup_steps for n, ready in self.ready.items()},
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": _cores_of_the_host(),
             "fed_ns": {str(n): ready.fed_ns for n, ready in self.ready.items()},
         }
 
@@ -296,3 +296,11 @@ class Launch:
         if block.arm in STEP_ARMS:
             return steps * self.ready[block.trial.world_size].step_ns / 1e9
         return self.spec.measure.budget_s * EXCHANGE_SHARE
+
+
+def _cores_of_the_host() -> int:
+    """Cores that the ranks of this host have together: the launcher's, which may give each rank a part of its own."""
+    try:
+        return len(os.sched_getaffinity(os.getppid()) | os.sched_getaffinity(0))
+    except OSError:
+        return len(os.sched_getaffinity(0))

@@ -312,6 +312,24 @@ def test_what_they_ran_on_differs_too(plan):
     assert compare(run(point()), run(point()), plan, plan, environments=(base, {})).settings == ()
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"compile": True}, False),
+        ({"threads": 7}, False),
+        ({"env": {"OMP_WAIT_POLICY": "passive"}}, False),
+        ({"env": {"NCCL_P2P_DISABLE": "1"}}, True),
+    ],
+)
+def test_a_rank_alone_that_runs_something_else_tells_nothing_of_the_machine(plan, changes, told):
+    """Compiled, a rank alone takes 40 in place of 60 ms: that is what was asked, and no drift."""
+    other = replace(plan, spec=replace(plan.spec, **changes))
+    runs = run(point(step=100.0, alone=60.0)), run(point(step=80.0, alone=40.0))
+    (found,) = compare(*runs, plan, other, same_machine=True).points
+    assert (found.control is not None) == told
+    assert found.distinguishable == (not told)
+
+
 # The gate
 
 
@@ -340,3 +358,17 @@ def test_a_ratio_without_an_interval_meets_nothing(plan):
 def test_a_bar_above_one_asks_for_a_gain(plan):
     assert gate([compare(run(point()), run(point()), plan, plan)], 1.3) == "not_met"
     assert gate([compare(run(point()), run(point(step=70.0)), plan, plan)], 1.3) == "met"
+
+
+def test_what_neither_run_could_measure_is_not_waited_for(plan):
+    """One rank cannot hold the whole batch, or a case is out of memory in both."""
+    gone = replace(point(), world_size=1, step_ms=None, samples_per_s=None)
+    assert gate([compare(run(gone, point()), run(gone, point()), plan, plan)], 0.95) == "met"
+
+
+def test_what_one_of_them_did_not_measure_is_said(plan):
+    lost = replace(point(), world_size=8, step_ms=None, samples_per_s=None)
+    whole = replace(point(), world_size=8)
+    assert gate([compare(run(point(), whole), run(point(), lost), plan, plan)], 0.95) == "unmeasured"
+    slow = point(step=112.0)
+    assert gate([compare(run(point(), whole), run(slow, lost), plan, plan)], 0.95) == "not_met"

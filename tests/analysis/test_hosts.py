@@ -7,6 +7,8 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
+from scaling.analysis.hosts import hosts
+
 MS = 1e6
 EXTRA_NS = 8 * MS  # of a step of about 40 ms
 
@@ -135,3 +137,22 @@ def test_a_point_is_its_first_sub_groups(measure, spread, cluster, mode):
     assert found.straggler is None
     level = next(level for level in run.analysis.fabric.levels if level.world_size == 2)
     assert level.busbw_gbit_s.value == pytest.approx(8 / truth.beta_ns, rel=0.05)
+
+
+def test_launches_on_other_nodes_are_each_held_against_their_own_median(measure, spread):
+    """The second launch got other nodes and a tenth longer steps, all alike: none of them stands out."""
+    run = measure(spread())
+    names = ("blocks", "steps", "buckets", "fabric")
+
+    def later(frame):
+        times = [name for name in frame.columns if name.endswith("_ns")]
+        slowed = (pl.col(times) * 1.1).cast(pl.Int64)
+        return frame.with_columns(slowed, launch=pl.lit(1, pl.Int64))
+
+    frames = {n: pl.concat([getattr(run.tables, n), later(getattr(run.tables, n))]) for n in names}
+    ranks = tuple(replace(r, launch=1, hostname=f"later-{r.host}") for r in run.tables.ranks)
+    both = replace(run.tables, ranks=(*run.tables.ranks, *ranks), **frames)
+    found = hosts(both, run.plan, floor=0.01)
+    assert len(found) == 8
+    assert {host.slow_in for host in found} == {()}
+    assert all(host.step_ratio.value == pytest.approx(1, abs=0.02) for host in found)

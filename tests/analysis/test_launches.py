@@ -5,8 +5,10 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
+from scaling.analysis import launches
 from scaling.analysis.change import Change
 from scaling.analysis.launches import counted
+from scaling.analysis.own import said, usable
 from scaling.analysis.predict import predict
 from scaling.analysis.sources import read_sources
 from scaling.spec import OWN_LOOP
@@ -129,6 +131,25 @@ def test_losses_still_add_up_over_launches(weak):
     assert sum(x.value for x in losses if x) == pytest.approx(1 - point.efficiency.value, abs=1e-9)
 
 
+def test_a_launch_left_out_beside_others_that_were_cut_off_too_is_not_called_measured_whole(weak):
+    """Launch 0 crashed in its first round, launch 1 was stopped after some."""
+    cut = launched(kept(weak.tables, pl.col("round") < 1), 0, ended=False)
+    more = launched(weak.tables, 1, ended=False)
+    (line,) = launches.said({4: [1]}, together(cut, more))
+    assert line == "launch 0 was cut off and is not counted: others measured more of them"
+    whole = launched(weak.tables, 1)
+    (line,) = launches.said({4: [1]}, together(cut, whole))
+    assert line.endswith("launch 1 measured the same trials whole")
+
+
+def test_of_three_launches_the_units_are_launches(weak):
+    """More rounds would not make the interval narrower: what differs between launches does."""
+    for many, unit in ((1, "4 rounds"), (3, "3 launches")):
+        tables = together(*[slower(launched(weak.tables, k), 1 + k / 50) for k in range(many)])
+        (line,) = weak.analyze(tables).quality.reached
+        assert f"from {unit}" in line
+
+
 # Own loops
 
 
@@ -149,6 +170,21 @@ def own_counted(weak):
         return sorted(counted(together(*launches), plan, plan.trials[0]))
 
     return found
+
+
+def test_a_training_of_another_batch_is_another_one_and_named(weak):
+    """A script with a folder of its own, run again with twice the batch: steps of the two make no mean."""
+    plan = replace(weak.plan, spec=replace(weak.plan.spec, launcher=OWN_LOOP), trials=(trial(weak, 4),))
+    steps = kept(weak.tables, LATE & pl.col("arm").is_in(["plain", "probe"]))
+    half = replace(steps, blocks=steps.blocks.with_columns(batch=pl.col("batch") // 2))
+    both = together(launched(half, 0), launched(steps, 1))
+    found = usable(both, plan)
+    assert set(found.blocks["launch"]) == set(found.steps["launch"]) == {1}
+    assert found.dropped_samples == steps.dropped_samples
+    (line,) = said(both, plan)
+    batch = plan.trials[0].batch
+    assert line.startswith(f"launch 0 is not counted: it trained with {batch // 2} samples")
+    assert said(launched(steps, 1), plan) == ()
 
 
 def test_loops_that_wrote_their_end_all_count(own_counted):

@@ -4,7 +4,7 @@ Field names are the JSON keys (a trailing underscore is dropped). A measured num
 `Measured`, or the whole object is None: never 0 for "unknown".
 """
 
-from scaling.analysis.measured import Measured
+from scaling.analysis.measured import LAUNCHES_MIN, Measured
 from scaling.analysis.results.cases import BatchTry, Inference, LargestBatch, Latency, Training
 from scaling.analysis.results.comparison import (
     CaseComparison,
@@ -50,6 +50,7 @@ from scaling.analysis.results.verdicts import Remedy, SelfTest, SelfTestCase, Ve
 SCHEMA = 1
 
 __all__ = [
+    "LAUNCHES_MIN",
     "SCHEMA",
     "Analysis",
     "Arms",
