@@ -155,8 +155,8 @@ def test_ends_without_a_word_at_start_then_while_the_other_waits_for_it(faulty):
 @pytest.mark.slow
 def test_out_of_memory_in_the_first_step_is_agreed_on(faulty):
     ended = faulty("memory@forward@1@1", overrides=("world_sizes=[1,2]",))
+    assert [launch["state"] for launch in ended.status["launches"]] == ["done"], ended.err
     assert ended.code == 3
-    assert [launch["state"] for launch in ended.status["launches"]] == ["done"]
     assert {t["world_size"]: t["status"] for t in ended.analysis["trials"]} == {1: "done", 2: "oom"}
 
 
