@@ -63,7 +63,9 @@ def _sections(
         section("Where the efficiency goes", sections.waterfalls(analysis.points, figures)),
         section("What limits it, and what to try", sections.verdicts(analysis.verdicts)),
         section("One typical step", sections.typical_steps(timelines, figures)),
-        section("Parts of a step", sections.mean_parts(analysis.points, figures)),
+        section(
+            "Parts of a step", sections.mean_parts(analysis.points, figures, traced=bool(analysis.trace))
+        ),
         section("Communication", sections.communication(analysis, plan, figures)),
         section("Hosts", sections.hosts(analysis.hosts)),
         *(section(text.sentence(shown.title(t))[:-1], sections.from_traces(t)) for t in analysis.trace or ()),

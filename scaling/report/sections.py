@@ -108,10 +108,10 @@ def typical_steps(timelines: Iterable[Timeline], figures: Figures) -> str:
     return "".join(figures.add(timeline(t), text.ranks(t.world_size)) for t in timelines)
 
 
-def mean_parts(points: Sequence[Point], figures: Figures) -> str:
+def mean_parts(points: Sequence[Point], figures: Figures, *, traced: bool) -> str:
     """The parts of a step as bars, and folded away as numbers."""
     rows = [(text.ranks(p.world_size), p.parts_ms) for p in points]
-    figure = figures.add(parts(rows))
+    figure = figures.add(parts(rows, traced=traced))
     if not figure:
         return ""
     named = [(key, name) for key, name in text.PARTS.items() if any(getattr(p, key) for _, p in rows)]

@@ -53,7 +53,9 @@ def test_the_folder_is_read_as_a_runs(job, tmp_path, capsys):
     assert "rank 1 is late in forward" in shown
     folder = RunFolder(out)
     assert value_of(folder) == pytest.approx(2 * 32 / 0.096e-3)
-    assert "all_reduce" in folder.report_html.read_text()
+    page = folder.report_html.read_text()
+    assert "all_reduce" in page
+    assert "Mean over ranks and steps, from traces." in page
     drawn = {e["name"] for e in json.loads(folder.timeline.read_text())["traceEvents"]}
     assert drawn >= {"compute", "exposed_skew"}
     assert not drawn & {"forward", "backward"}

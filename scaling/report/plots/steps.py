@@ -23,8 +23,8 @@ _LANE = 0.84
 """Height of a lane's bars, of the 1 between lanes."""
 
 
-def parts(rows: Sequence[tuple[str, Parts]]) -> Plot | None:
-    """The parts of a step, stacked, one bar a row."""
+def parts(rows: Sequence[tuple[str, Parts]], *, traced: bool = False) -> Plot | None:
+    """The parts of a step, stacked, one bar a row; `traced`: by a profiler."""
     found = [(name, dict(text.parts_of(row))) for name, row in rows]
     found = [(name, row) for name, row in found if row]
     if not found:
@@ -48,7 +48,8 @@ def parts(rows: Sequence[tuple[str, Parts]]) -> Plot | None:
     return Plot(
         name="parts",
         label=f"Parts of a step: {'; '.join(described)}",
-        caption="Mean over ranks and rounds, measured with the probe. Numbers inside the bars are ms; a thin line is "
+        caption=f"Mean over ranks and {'steps, from traces' if traced else 'rounds, measured with the probe'}. "
+        "Numbers inside the bars are ms; a thin line is "
         "the 95 % interval of the part that ends there.",
         height_px=60 + 44 * len(found),
         data=data,
