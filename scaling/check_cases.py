@@ -39,14 +39,12 @@ def check_cases(config: Config, topology: Topology) -> dict[str, Any]:
                 f"tracking.objective={config.tracking.objective}: measured by cases a run has samples_per_s, of the "
                 "fastest one"
             )
-    elif limit is not None:
-        raise InputError(
-            "memory_limit: limits batch=max, batch=[...] and task=inference; give one of them too"
-        )
-    elif config.inject.memory_limit is not None:
-        raise InputError(
-            "inject.memory_limit: limits batch=max, batch=[...] and task=inference; give one of them too"
-        )
+    else:
+        for key, given in (("", config.memory_limit), ("inject.", config.inject.memory_limit)):
+            if given is not None:
+                raise InputError(
+                    f"{key}memory_limit: limits batch=max, batch=[...] and task=inference; give one of them too"
+                )
     if config.batch == MAX and topology.device == "cpu" and limit is None:
         raise InputError(
             "batch=max: a CPU's memory has no end of its own; a limit is needed, such as memory_limit=2GiB"

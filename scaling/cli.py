@@ -67,9 +67,8 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _OUTSIDE:
             raise
-        where = (
-            f"{error.filename}: " if error.filename else ""
-        )  # a write that fails does not know of its file
+        # A write that fails does not know of its file.
+        where = f"{error.filename}: " if error.filename else ""
         print(f"scaling: {where}{error.strerror}", file=sys.stderr)
         return ScalingError.exit_code
 

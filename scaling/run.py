@@ -125,9 +125,8 @@ def measure(plan: Plan, folder: RunFolder, progress: Callable[[dict[str, Any]], 
                 launches[-1] = dataclasses.replace(launches[-1], state="failed", error=str(error))
         except InputError:
             raise
-        except (
-            ScalingError
-        ) as error:  # Slurm says nothing any more: what was measured is analysed all the same
+        except ScalingError as error:
+            # Slurm says nothing any more: what was measured is analysed all the same.
             _ended_between(plan, folder, launches, "failed", str(error))
         except KeyboardInterrupt as stop:
             if not any(launch.finished for launch in launches) or not left(plan, launches, len(launches)):

@@ -193,9 +193,8 @@ def _reached(tables: Tables, points: tuple[Point, ...], *, own_loop: bool) -> tu
     assert found.half_width is not None
     half, units = found.half_width * 100, found.n
     many = tables.blocks["launch"].n_unique()
-    unit = (
-        "launches" if many >= LAUNCHES_MIN and units <= many else "rounds"
-    )  # of so many launches they are drawn
+    # Of so many launches it is they that are drawn, and no more rounds would help.
+    unit = "launches" if many >= LAUNCHES_MIN and units <= many else "rounds"
     text = f"efficiency at {known[-1].world_size} ranks is known to ±{half:.2g} points from {units} {unit}"
     target = next((width for width in TARGETS if width < half / 1.2), None)
     if target is None:
