@@ -85,12 +85,19 @@ class Fault:
         ctypes.string_at(0)
 
     def memory(self):
-        """A real failure of the allocator, from here on: no more address space than there is in use, and 64 MiB."""
+        """A real failure of the allocator, in this step and each later one: there are 64 MiB of address space left.
+
+        For this allocation alone: under a limit that stays, what fails next may be a thread's first use of a library,
+        where the C library ends the process with status 127.
+        """
         self.mine = True
-        if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
-            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (used + 2**26,) * 2)
-        self.hoard = torch.ones(2**28)
+        limits = resource.getrlimit(resource.RLIMIT_AS)
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, limits[1]))
+        try:
+            torch.ones(2**28)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 class Batch(tuple):
