@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -116,3 +120,47 @@ def test_a_change_of_the_program_is_one_of_the_sources(pages, measured, tmp_path
 def test_a_page_without_marks_is_refused(pages):
     with pytest.raises(ValueError, match="needs the lines"):
         pages.filled("# nothing", [])
+
+
+PAGES = """
+import sys
+from pathlib import Path
+import ending, pages
+
+ending.GRACE_S = pages.GRACE_S = 1.0
+here = Path(sys.argv[1])
+ending.exit_with(lambda: pages.measure("tiny", here / "tiny.py", here / "tiny.json", [sys.argv[2]]))
+"""
+TINY = """
+import sys
+import ending
+
+ending.GRACE_S = 1.0
+ending.exit_with(lambda: ending.run([sys.executable, "-c", sys.argv[1]]).returncode)
+"""
+STARTED = """
+import pathlib, signal, sys, time
+here = pathlib.Path({!r})
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), (here / "in-order").touch(), sys.exit()))
+(here / "begun").touch()
+time.sleep(60)
+"""
+
+
+def test_what_a_benchmark_started_ends_in_order_when_only_the_outermost_is_told(tmp_path):
+    """As by `kill`, which no other process hears."""
+    (tmp_path / "tiny.py").write_text(TINY)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PAGES, str(tmp_path), STARTED.format(str(tmp_path))],
+        env={**os.environ, "PYTHONPATH": str(BENCHMARKS)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    end = time.monotonic() + 30
+    while not (tmp_path / "begun").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert (tmp_path / "in-order").exists()
