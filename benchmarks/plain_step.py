@@ -1,11 +1,11 @@
 """A training step's buckets with a late rank, by a plain loop and by `scaling run`, on the same shaped links.
 
-    python benchmarks/plain_step.py [--rate 500mbit] [--late 0,20,30,50]
+    python benchmarks/plain_step.py [--rate 500mbit] [--hosts 4] [--late 0,20,30,50]
 
-Four emulated hosts. A late rank holds up the ring of its first bucket while its peers already send their second, and
-then a link may carry less than its rate in all: is what `scaling run` reads what any program would read? The loop
-knows nothing of this project: it sleeps for the compute, hands each bucket to Gloo when arithmetic says that it is
-ready, and takes the time from the last rank's launch to the last rank's end.
+Emulated hosts, four unless told. A late rank holds up the ring of its first bucket while its peers already send their
+second, and then a link may carry less than its rate in all: is what `scaling run` reads what any program would read?
+The loop knows nothing of this project: it sleeps for the compute, hands each bucket to Gloo when arithmetic says that
+it is ready, and takes the time from the last rank's launch to the last rank's end.
 
 Bar: time on the link within 3 % of each other. `ideal`: bytes / (rate x 1448/1514). Exit 77 without namespaces.
 """
@@ -29,7 +29,7 @@ from scaling.units import parse_rate_bit_s
 
 BAR = 0.03
 TCP_SHARE = 1448 / 1514
-HOSTS, LATE_RANK = 4, 1
+LATE_RANK = 1
 COMPUTE_MS = 40
 BUCKETS = (2**20, 7 * 2**20)
 """Of 8 MiB in eight equal layers, as DDP makes them: the first has 1 MiB at least."""
@@ -72,12 +72,12 @@ def step_loop(out: Path, late_ms: float) -> None:
     dist.destroy_process_group()
 
 
-def by_loop(folder: Path, rate: str, late_ms: float) -> float:
+def by_loop(folder: Path, hosts: int, rate: str, late_ms: float) -> float:
     """Mean time of a step that the link is busy, ms: all hosts are namespaces of one machine and share its clock."""
     run_on_hosts(
-        __file__, ["--loop", str(folder / "out"), str(late_ms)], hosts=HOSTS, rate=rate, folder=folder
+        __file__, ["--loop", str(folder / "out"), str(late_ms)], hosts=hosts, rate=rate, folder=folder
     )
-    ranks = [json.loads((folder / f"step-{rank}.json").read_text()) for rank in range(HOSTS)]
+    ranks = [json.loads((folder / f"step-{rank}.json").read_text()) for rank in range(hosts)]
     busy = []
     for number in range(STEPS):
         end = total = 0
@@ -90,10 +90,10 @@ def by_loop(folder: Path, rate: str, late_ms: float) -> float:
     return statistics.fmean(busy)
 
 
-def by_scaling(folder: Path, rate: str, late_ms: float) -> float:
+def by_scaling(folder: Path, hosts: int, rate: str, late_ms: float) -> float:
     """The same of `scaling run`: the sum of its buckets' transfers, ms."""
-    overrides = ["topology=emulated_pcie", f"topology.hosts={HOSTS}", f"topology.link.rate={rate}"]
-    overrides += [f"world_sizes=[{HOSTS}]", "model=synthetic", f"model.param_mb={sum(BUCKETS) // 2**20}"]
+    overrides = ["topology=emulated_pcie", f"topology.hosts={hosts}", f"topology.link.rate={rate}"]
+    overrides += [f"world_sizes=[{hosts}]", "model=synthetic", f"model.param_mb={sum(BUCKETS) // 2**20}"]
     overrides += [f"model.compute_ms={COMPUTE_MS}", "measure=quick", "measure.budget_s=45"]
     overrides += ["tracking=disabled", f"run_dir={folder / 'run'}"]
     overrides += [f"inject.rank={LATE_RANK}", f"inject.compute_ms={late_ms}"] if late_ms else []
@@ -107,6 +107,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rate", default="500mbit")
+    parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--late", default="0,20,30,50", help="ms, a row each")
     parser.add_argument("--loop", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -117,7 +118,7 @@ def main() -> int:
         print("user namespaces are not to be had here (`unshare -Urnm true` fails)")
         return 77
     rate_bit_s = parse_rate_bit_s(options.rate, "--rate")
-    ideal_ms = 2 * (HOSTS - 1) / HOSTS * sum(BUCKETS) * 8e3 / (rate_bit_s * TCP_SHARE)
+    ideal_ms = 2 * (options.hosts - 1) / options.hosts * sum(BUCKETS) * 8e3 / (rate_bit_s * TCP_SHARE)
     print(
         f"{'late ms':>8} {'plain loop':>14} {'scaling run':>14} {'difference':>8}   (on the link, {options.rate})"
     )
@@ -128,9 +129,9 @@ def main() -> int:
             folder = Path(scratch) / str(late_ms)
             for turn in ("before", "after"):
                 (folder / turn).mkdir(parents=True)
-                plain.append(by_loop(folder / turn, options.rate, late_ms))
+                plain.append(by_loop(folder / turn, options.hosts, options.rate, late_ms))
                 if turn == "before":
-                    ours = by_scaling(folder, options.rate, late_ms)
+                    ours = by_scaling(folder, options.hosts, options.rate, late_ms)
             loop = statistics.fmean(plain)
             worst = max(worst, abs(ours / loop - 1))
             print(
