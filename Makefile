@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Tests start hundreds of Python processes; each would compile scaling/ anew where the caller has this switched on.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo slurm-demo test test-slow test-all coverage lint bench clean
+.PHONY: help demo slurm-demo test test-all coverage lint bench clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -22,32 +24,29 @@ demo: $(READY)  ## one real training over a slow and a fast emulated interconnec
 slurm-demo: $(READY)  ## two partitions of a Slurm cluster on this machine (root, slurm-wlm, munge), compared by one command
 	@$(BIN)/python tests/slurm/demo.py
 
-# Three processes keep two cores busy: what starts ranks waits a good part of its time. What measures runs after that,
-# one test after the other.
-# Files in their own order: xdist's begins with those of many tests, and files of one long test would end it.
-TOGETHER := $(BIN)/python -m pytest -n 3
-BY_FILE := --dist loadscope --no-loadscope-reorder
+# Three processes keep two cores busy: what starts ranks waits a good part of its time. What measures, or runs a whole
+# cluster, runs by itself. xdist would begin with the files of many tests and end with one long test, so files keep
+# their own order.
+TOGETHER := $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 ALONE := $(BIN)/python -m pytest
-PART ?= 1/1
+GROUPS := slurm wheel simulated browser measures faults launches more
 
-test: lint  ## ruff, mypy and every test but the slow ones: ten minutes
-	$(TOGETHER) $(BY_FILE) -m 'not slow and not alone'
-	$(ALONE) -m 'not slow and alone'
+test: $(READY)  ## every test but the groups below: five to seven minutes
+	$(TOGETHER) --group=quick
 
-# What fails beside others, three at a time on two cores, is run once more by itself, and that counts. (Without --part,
-# which counts tests: of the few that failed it would take a part again.)
-test-slow: $(READY)  ## the slow ones: every fault, every kind of run (PART=2/4: a quarter of them)
-	$(TOGETHER) -m 'slow and not alone' --part $(PART) || \
-		{ [ $$? -eq 1 ] && $(ALONE) -m 'slow and not alone' --last-failed; }
-	$(ALONE) -m 'slow and alone' --part $(PART)
+# A test that fails beside others, three at a time on two cores, is run once more by itself, and that counts.
+$(addprefix test-,faults launches more browser): test-%: $(READY)
+	$(TOGETHER) --group=$* || { [ $$? -eq 1 ] && $(ALONE) --group=$* --last-failed; }
 
-test-all: test test-slow  ## both
+$(addprefix test-,slurm wheel simulated measures): test-%: $(READY)
+	$(ALONE) --group=$*
+
+test-all: test $(addprefix test-,$(GROUPS))  ## every test: the groups are test-slurm -wheel -simulated -browser -measures -faults -launches -more
 
 # What coverage's own work costs disturbs tests that measure, so their verdict counts in `make test` alone.
 coverage: $(READY)  ## which lines of scaling/ the tests of `make test` run, in all of their processes (90 % at least)
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -q -n 3 $(BY_FILE) -m 'not slow and not alone'
-	-$(BIN)/coverage run -m pytest -q -m 'not slow and alone'
+	$(BIN)/coverage run -m pytest -q -n 4 --dist loadscope --no-loadscope-reorder --group=quick
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

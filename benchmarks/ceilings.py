@@ -1,16 +1,16 @@
-"""The doctor's ceilings against independent measurements, and three models whose bound is known beforehand.
+"""Compare the doctor's ceilings with independent measurements, and its bounds with those of three known models.
 
     python benchmarks/ceilings.py
 
 Bar: each ceiling within 10 %, each bound as expected: a chain of large matrix products is compute-bound, one of
 elementwise operators on 16 MiB each memory-bound, one of one-element operators launch-bound.
 
-Independent means another path: torch.utils.benchmark and another shape for the matrix products, on a CPU NumPy's
-own loop for the copies (an elementwise one: memcpy passes the caches by, which no operator of torch does),
+The independent measurements are: torch.utils.benchmark with another shape for the matrix products; on a CPU, NumPy's
+elementwise loop for the copies (memcpy would bypass the caches, which no operator of torch does);
 torch.utils.benchmark for the launch rate.
 
-Each side measures in turns, `ROUNDS` times, and its best counts: on a machine that is shared both
-meet the same disturbances. Exit 1 when the bar is missed, 77 where it cannot be run.
+Both sides measure in turns, `ROUNDS` times, and the best of each counts, since on a shared machine both meet the same
+disturbances. Exit 1 when the bar is missed, 77 where it cannot be run.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ import torch
 from ending import exit_with
 from torch.utils import benchmark
 
-from scaling import checkup
-from scaling.analysis.roofline import median, roofline
+from scaling.analysis.decompose.roofline import roofline
+from scaling.analysis.statistics.percentiles import median
+from scaling.records import checkup
+from scaling.worker.accelerator.devices import CudaDevice, Device
+from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks import ceilings
 from scaling.worker.checks.steps import Bench
-from scaling.worker.devices import CudaDevice, Device
-from scaling.worker.precision import Precision
-from scaling.worker.workload import Workload, sgd
+from scaling.worker.data.workload import Workload, sgd
 
 BAR = 0.10
 ROUNDS = 20
-"""A core whose sibling somebody else uses runs at half its speed for seconds: some rounds meet it on both sides."""
+"""A core runs at half its speed while its sibling is busy, for seconds; with 20 rounds both sides meet it."""
 WIDE = 2**22
 """Elements of 16 MiB: twelve of them are in no cache, and none is large enough for the C library to give it back to the
 kernel each time, as it does with 64 MiB gradients: mapping those anew took half of such a step."""
@@ -49,7 +50,7 @@ def timed(statement: str, **names: object) -> float:
 
 
 def product(device: Device, dtype: torch.dtype) -> float:
-    """FLOP/s over a shape that is not the doctor's."""
+    """FLOP/s of a shape that differs from the doctor's."""
     side = 1024 if device.type == "cpu" else 8192
     rows = side * 3 // 2
     a = torch.randn(rows, side, device=device.torch_device).to(dtype)
@@ -99,14 +100,14 @@ class Scale(torch.nn.Module):
 
 
 def bounds(device: Device) -> bool:
-    """Print what binds each model; whether all are as expected."""
+    """Print what binds each model; return whether all are as expected."""
     product, scale = torch.nn.Linear, Scale
     cases = {
         "compute": (chain(1024, 4, lambda width: product(width, width, bias=False)), 1024),
         "memory": (chain(WIDE, 12, scale), 1),
         "launch": (chain(1, 300, scale), 1),
     }
-    # A chain of elements times a number has no FLOP that the counter knows: one small product gives it some.
+    # The counter knows no FLOP of elementwise products, so one small matrix product is added.
     cases["memory"][0].module.append(product(WIDE, 1))
     cases["launch"][0].module.append(product(1, 1))
     found = ceilings.measure(device, ("fp32",))
@@ -136,9 +137,9 @@ def bounds(device: Device) -> bool:
 
 
 def main() -> int:
-    """Print the tables; 1 when a ceiling is further off than the bar, or a bound not as expected."""
+    """Print the tables; 1 when a ceiling misses the bar or a bound is not as expected."""
     device: Device = CudaDevice(0) if torch.cuda.is_available() else Device()
-    torch.set_num_threads(1)  # what a rank has on a full host; both sides alike
+    torch.set_num_threads(1)  # as a rank on a full host has; the same for both sides
     formats = tuple(f for f in device.formats() if f in ("fp64", "fp32", "bf16"))
     dtypes = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
     sizes = (2**22, 2**28) if device.type == "cpu" else (2**28, 2**30)

@@ -1,21 +1,20 @@
 """Count how often 95 % intervals hold the truth, on series whose true mean ratio is known.
 
 Two arms in rounds of blocks, as a run makes them: steps inside a block are autocorrelated (AR(1)), blocks
-have noise of their own, the machine drifts over the rounds, and arms of a round share the drift. The
-statistic is the ratio of the arms' means. Beside the project's interval stand two usual ones: Student's
-over all steps as if they were independent, and the percentile bootstrap over rounds.
+add noise, the machine drifts over the rounds, and arms of a round share the drift. The statistic is the ratio of
+the arms' means. Two usual intervals are shown beside the project's: Student's over all steps as if they were
+independent, and the percentile bootstrap over rounds.
 
 Bar: coverage of the project's interval between 0.92 and 0.98 at every number of rounds.
 """
 
 from __future__ import annotations
 
-import json
-
+import harness
 import numpy as np
 from ending import exit_with
 
-from scaling.analysis.stats import Rounds, student
+from scaling.analysis.statistics.rounds import Rounds, student
 
 TRUTH = 0.8
 TRIALS = 1500
@@ -71,8 +70,7 @@ def main() -> int:
     for rounds, row in table.items():
         print(f"{rounds:>6} " + " ".join(f"{row[name]:>20.3f}" for name in names))
     ok = all(BAR[0] <= row["rounds, t (ours)"] <= BAR[1] for row in table.values())
-    print(json.dumps({"benchmark": "coverage", "coverage": table, "bar": BAR, "ok": ok}))
-    return 0 if ok else 1
+    return harness.result("coverage", ok=ok, coverage=table, bar=BAR)
 
 
 if __name__ == "__main__":

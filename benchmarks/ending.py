@@ -1,4 +1,4 @@
-"""How a benchmark ends where somebody stops it: in order, in one line, with the status of a shell's Ctrl-C."""
+"""Run programs, and end an interrupted benchmark cleanly, with one line and the shell's exit status for Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 
 INTERRUPTED = 130
 GRACE_S = 15.0
-"""Ctrl-C goes to what was started as well: it gets so long to end in order before it is told to, then killed."""
+"""Wait after Ctrl-C before SIGTERM, and after SIGTERM before SIGKILL."""
 
 
 def exit_with(main: Callable[[], int]) -> NoReturn:
     """Exit with what `main` returns, or with 130 and one line on stderr after Ctrl-C or SIGTERM."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # a shell has its background jobs ignore the first
+    for number in (signal.SIGINT, signal.SIGTERM):  # background jobs of a shell ignore SIGINT by default
         signal.signal(number, signal.default_int_handler)
     try:
         status = main()
@@ -33,7 +33,7 @@ def run(
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """As subprocess.run with the output captured; after Ctrl-C, or too long, what was started is over on return."""
+    """Like subprocess.run with captured output, but after Ctrl-C or a timeout wait for the program to end."""
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace", env=env)
     try:
@@ -47,7 +47,7 @@ def run(
 
 
 def end(process: subprocess.Popen[Any]) -> None:
-    """Wait until a process that was interrupted is over; within three times GRACE_S it is."""
+    """Wait until an interrupted process has ended, at most three times GRACE_S."""
     for tell in (None, process.terminate, process.kill):
         if tell is not None:
             tell()

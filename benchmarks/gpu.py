@@ -1,22 +1,22 @@
-"""The CUDA and NCCL path on one real GPU, in a few minutes: what fakes cannot show.
+"""Check the CUDA and NCCL path on one real GPU, in a few minutes.
 
     python benchmarks/gpu.py [--out FILE] [--rounds N] [--only SECTION]
-    python benchmarks/gpu.py --device cpu      # the same code on a CPU with Gloo: every row, and none is judged
+    python benchmarks/gpu.py --device cpu      # the same code on a CPU with Gloo: every row, without bars
 
 runs       `scaling run`: NCCL at world size 1; 1, 2 and 4 Gloo ranks that share the GPU (host-staged).
            Bar: every trial is done.
 ranks      DDP over NCCL alone: gradients with the probe's hook and without, stamps of every bucket.
-           Bar: alike, and in order.
+           Bar: equal gradients, stamps in order.
 phases     Input, forward, backward and optimizer of a ResNet-50 step in bf16, by events and by torch.profiler's
            device times at the same places of the same steps. Bar: 2 %, or 10 us where that is more.
 probe      Phase stamps over the plain step, in paired blocks in random order with an A/A control; the stamps of every
            bucket beside it, without a bar. Bar: 0.5 % of the step, and A/A within that.
 anchors    The clock's bound against the host's; events over a second against when the host saw them.
            Bar: 200 us, and no event earlier than the bound allows.
-telemetry  Each field, sampled before and after nvidia-smi's word on it, under load. Bar: the same, or within the slack
-           that is shown.
+telemetry  Each field, sampled before and after nvidia-smi reads it, under load. Bar: equal, or within the slack that
+           is shown.
 
-Exit 1 where a bar is missed or a section fails, 77 with the reason where there is no GPU; its figures belong into
+Exit 1 where a bar is missed or a section fails, 77 with the reason where there is no GPU. Put the figures into
 docs/gpu-validation.md, with date, device and versions.
 """
 
@@ -27,7 +27,6 @@ import datetime as dt
 import json
 import os
 import platform
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -38,18 +37,18 @@ from typing import Any
 from ending import exit_with, run
 from gpu_parts import rows
 from gpu_parts.rows import Row
+from harness import CANNOT, SCALING, last_line, read_analysis
 
-CANNOT = 77
 RUN_S = 300
 BUDGET_S = 10
 COMMON = ("topology=local", "model=mlp", "measure=quick", f"measure.budget_s={BUDGET_S}", "tracking=disabled")
 STAGED = "host-staged"
-"""The label of gradients that go through host memory (scaling/doctor/sharing.py)."""
+"""The label of gradients that go through host memory (scaling/analysis/doctor/sharing.py)."""
 
 
 def missing() -> str | None:
-    """Why this cannot run here; None where it can."""
-    from scaling.machine import find_machine
+    """The reason why this cannot run here; None if it can."""
+    from scaling.hardware.devices import find_machine
 
     if not find_machine().gpus:
         return "no CUDA device here"
@@ -61,11 +60,11 @@ def missing() -> str | None:
 
 
 def conditions(kind: str) -> dict[str, Any]:
-    """What it ran on."""
+    """The machine and the versions that were measured."""
     import torch
 
-    from scaling.worker.devices import CudaDevice, Device
-    from scaling.worker.environment import cpu_name, driver_version
+    from scaling.worker.accelerator.devices import CudaDevice, Device
+    from scaling.worker.session.environment import cpu_name, driver_version
 
     facts = (CudaDevice(0) if kind == "cuda" else Device()).facts()
     named = ("device_name", "device_memory_bytes", "compute_capability", "cuda", "nccl")
@@ -81,7 +80,7 @@ def conditions(kind: str) -> dict[str, Any]:
 
 
 def scaling_run(name: str, wanted: list[int], kind: str, backend: str, folder: Path) -> list[Row]:
-    """One run by the command line, and its rows."""
+    """The rows of one `scaling run`."""
     ranks = max(wanted)
     overrides = [
         *COMMON,
@@ -93,13 +92,12 @@ def scaling_run(name: str, wanted: list[int], kind: str, backend: str, folder: P
         f"topology.ranks_per_host={ranks}",
         f"world_sizes={json.dumps(wanted, separators=(',', ':'))}",
     ]
-    command = [sys.executable, "-m", "scaling.cli", "run", *overrides]
-    done = run(command, timeout_s=RUN_S)
+    done = run([*SCALING, "run", *overrides], timeout_s=RUN_S)
     try:
-        analysis = json.loads((folder / name / "analysis.json").read_text(encoding="utf-8"))
+        analysis = read_analysis(folder / name)
     except OSError:
-        said = (done.stderr.strip() or "nothing on stderr").splitlines()[-1]
-        return [Row(section="runs", what=name, measured=f"status {done.returncode}: {said[:200]}", met=False)]
+        measured = f"status {done.returncode}: {last_line(done.stderr)[:200]}"
+        return [Row(section="runs", what=name, measured=measured, met=False)]
     points = {point["world_size"]: point for point in analysis["points"]}
     found = rows.run(name, done.returncode, points, wanted)
     if backend == "gloo" and kind == "cuda":
@@ -118,7 +116,7 @@ def scaling_run(name: str, wanted: list[int], kind: str, backend: str, folder: P
 
 
 def runs(kind: str, folder: Path) -> list[Row]:
-    """NCCL alone, and Gloo ranks that share the device; on a CPU Gloo is both."""
+    """Runs with NCCL, and with Gloo ranks that share the device; on a CPU both use Gloo."""
     own = "nccl" if kind == "cuda" else "gloo"
     return [
         *scaling_run(f"{own}-alone", [1], kind, own, folder),
@@ -127,11 +125,11 @@ def runs(kind: str, folder: Path) -> list[Row]:
 
 
 def in_process(kind: str, folder: Path, rounds: int) -> dict[str, Callable[[], list[Row]]]:
-    """The sections that need no second process; torch is imported here."""
+    """The sections that run in this process; imports torch."""
     from gpu_parts import loops, smi
 
-    from scaling.doctor.devices import index_of
-    from scaling.telemetry.nvml import Gpus, open_nvml
+    from scaling.analysis.doctor.devices import index_of
+    from scaling.hardware.nvml import Gpus, open_nvml
 
     one = loops.OneRank(kind)
 
@@ -168,7 +166,7 @@ SECTIONS = ("runs", "ranks", "phases", "probe", "anchors", "telemetry")
 
 
 def measured(kind: str, only: list[str], rounds: int, folder: Path) -> Iterator[Row]:
-    """Every section's rows as they come. One that fails is a missed row, and the others go on."""
+    """The rows of every section, one after the other. A section that fails gives a missed row; the others go on."""
     parts: dict[str, Callable[[], list[Row]]] = {"runs": lambda: runs(kind, folder)}
     for name in only:
         try:

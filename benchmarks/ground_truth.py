@@ -1,4 +1,4 @@
-"""Run over links of known speed with faults of known cost, and see whether what is printed is true.
+"""Run over links of known speed with faults of known cost, and compare the results with the truth.
 
 100, 200, 500 Mbit and 1 Gbit x 2 and 4 emulated hosts (synthetic compute; a real model at 2 hosts up to
 500 Mbit) x clean, stragglers of 20, 50 and 100 ms on one rank, an input stall of 30 ms. The truth:
@@ -16,10 +16,10 @@ hosts: Gloo's ring keeps two segments of a chunk in flight, so that one travels 
 waits for the last of them only at the end of the reduce-scatter and of the all-gather (gloo/allreduce.cc, `ring`).
 `held` is that; `bare` is whether the interval holds bytes / rate alone.
 
-A run that calls itself contended (other programs, or a hypervisor, took the cores) says that it is to be measured
-again, and is, twice at most; the last one counts whatever it says. `again` tells how often; `!`: so did the last.
+A contended run (other programs or a hypervisor took the cores) is measured again, twice at most; the last one counts
+even if it is contended. `again` is the number of repetitions; `!` marks a last run that was contended too.
 
---keep DIR keeps the runs there, and analyses those that it holds already instead of measuring them again.
+--keep DIR keeps the runs there. Runs that DIR already holds are analysed instead of measured.
 
 Bars (exit 1 when missed): pooled bias of transfer <= 3 %, each within 5 %, its interval holds what the link does in
 >= 90 %; A/A ratios hold 1 in >= 90 %; pooled bias of the straggler's cost <= 5 %, right rank and phase each time,
@@ -29,19 +29,18 @@ namespaces.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ending import exit_with, run
+import harness
+from ending import exit_with
 
 from scaling import resources
 
@@ -59,7 +58,7 @@ PARAM_MB = {100: 2, 200: 4, 500: 8, 1000: 16}
 MLP_WIDTH = {100: 320, 200: 460, 500: 660}
 TRIES = 3
 BUDGET_S = {2: 24, 4: 42}
-"""By hosts: enough for three rounds at the least."""
+"""Budget by number of hosts, enough for at least three rounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,17 +66,17 @@ class Row:
     """One run against its truth; None where it does not apply."""
 
     contended: int
-    """Runs before it that called themselves contended; TRIES: so did this one."""
+    """Contended runs before this one; TRIES: this one was contended too."""
     model: str
     rate_mbit: int
     hosts: int
     fault: str
     transfer_error: float
-    """Against bytes / rate."""
+    """Compared with bytes / rate."""
     bare_held: bool
     busbw_gbit_s: dict[str, float]
     buckets: list[tuple[float, float]]
-    """(ready, transfer) of each, ms, in order."""
+    """(ready, transfer) of each bucket, ms, in order."""
     step_ms: float
     alpha_us: float
     cost_ms: float | None
@@ -87,12 +86,12 @@ class Row:
     unexplained: float
     floor: float
     aa_held: bool
-    """Whether the interval of A/A holds 1."""
+    """Whether the A/A interval contains 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A row and whether its bandwidth's interval holds what the link does."""
+    """A row, and whether the interval of its bandwidth contains that of the link."""
 
     row: Row
     link_error: float
@@ -122,7 +121,7 @@ def overrides(model: str, rate: int, hosts: int, fault: str, stall_ms: float) ->
 
 
 def measure(folder: Path, arguments: list[str]) -> tuple[dict[str, Any], dict[str, Any], int]:
-    """Last level and point of a run that does not call itself contended, and how many did before it."""
+    """Last level and point of a run that is not contended, and how many contended runs came before."""
     for contended in range(TRIES):
         document = measured(
             folder if not contended else folder.with_name(f"{folder.name}-{contended}"), arguments
@@ -135,17 +134,10 @@ def measure(folder: Path, arguments: list[str]) -> tuple[dict[str, Any], dict[st
 
 
 def measured(folder: Path, arguments: list[str]) -> dict[str, Any]:
-    """A run's analysis; a folder that holds a run already is analysed again."""
-    verb = (
-        ["analyze", str(folder)]
-        if (folder / "plan.json").is_file()
-        else ["run", *arguments, f"run_dir={folder}"]
+    """A run's analysis. A folder that already holds a run is only analysed again."""
+    return (
+        harness.analyze(folder) if (folder / "plan.json").is_file() else harness.measure(folder, *arguments)
     )
-    done = run([sys.executable, "-m", "scaling.cli", *verb])
-    if done.returncode:
-        raise SystemExit(f"{' '.join(verb)}: status {done.returncode}\n{done.stderr[-500:]}")
-    document: dict[str, Any] = json.loads((folder / "analysis.json").read_text())
-    return document
 
 
 def judge(
@@ -171,7 +163,7 @@ def judge(
         rate_mbit=rate,
         hosts=hosts,
         fault=fault if fault == "clean" else f"{fault} {stall_ms:g} ms",
-        transfer_error=truth / busbw["value"] - 1,  # time goes with the inverse of bandwidth
+        transfer_error=truth / busbw["value"] - 1,  # time is inversely proportional to bandwidth
         bare_held=_holds(busbw, truth),
         busbw_gbit_s=busbw,
         buckets=[
@@ -191,7 +183,7 @@ def judge(
 
 
 def judged(rows: list[Row]) -> list[Judged]:
-    """Every row against the link in full."""
+    """Every row compared with the whole link."""
     alpha_ms = {
         hosts: statistics.median(r.alpha_us for r in rows if r.hosts == hosts) / 1e3
         for hosts in {r.hosts for r in rows}
@@ -223,7 +215,7 @@ def idle_before(buckets: list[tuple[float, float]], step_ms: float) -> list[floa
 
 
 def burst_bytes(rate_bit_s: float) -> int:
-    """The shaper's, from the script that sets it."""
+    """The burst of the traffic shaper, from the script that sets it."""
     path = resources.folder("launch") / "emulated_hosts.py"
     module = importlib.util.module_from_spec(importlib.util.spec_from_file_location(path.stem, path))
     sys.modules[path.stem] = module
@@ -292,16 +284,13 @@ def line(row: Row) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("--cells", choices=("quick", "most", "all"), default="all")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     parser.add_argument("--keep", type=Path, help="keep the runs here, and use those that are")
     options = parser.parse_args()
-    if subprocess.run(["unshare", "-Urnm", "true"], check=False, capture_output=True).returncode:
-        print("user namespaces are not to be had here (`unshare -Urnm true` fails)")
-        return 77
+    if not harness.has_namespaces():
+        return harness.CANNOT
     print(HEAD)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="scaling-truth-") as scratch:
@@ -320,8 +309,7 @@ def main() -> int:
     if options.out:
         options.out.write_text(json.dumps([asdict(item) for item in links], indent=1) + "\n")
     ok = all(met for _, _, met in found.values())
-    print(json.dumps({"benchmark": "ground_truth", "runs": len(rows), "ok": ok}))
-    return 0 if ok else 1
+    return harness.result("ground_truth", ok=ok, runs=len(rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A benchmark's own script under torchrun, on emulated hosts of one rank each or on this one."""
+"""Run a benchmark's script under torchrun, on emulated hosts with one rank each or on this machine."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_on_hosts(script: str, arguments: list[str], *, hosts: int, rate: str, fo
 
 
 def run_on_loopback(script: str, arguments: list[str], *, ranks: int, folder: Path) -> None:
-    """Run `script` with `arguments` as `ranks` ranks of this host; what torchrun leaves goes to `folder`."""
+    """Run `script` with `arguments` as `ranks` ranks on this machine; torchrun's files go to `folder`."""
     command = [*_torchrun(folder), f"--nproc-per-node={ranks}", "--rdzv-backend=c10d"]
     command += ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", script, *arguments]
     run(command, check=True, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"})

@@ -10,17 +10,16 @@ largest does not fit. Exits 77 where there is no GPU or no transformers, 1 when 
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 import tempfile
 from itertools import pairwise
 from pathlib import Path
 
 from ending import exit_with, run
+from harness import CANNOT, SCALING, last_line, read_analysis
 
-from scaling.machine import find_machine
+from scaling.hardware.devices import find_machine
 
-CANNOT = 77
 RUN_S = 1800
 RUNS = {
     "resnet50-train": ("model=resnet50", "batch=[16,32,64,128,256]", "vary.precision=[fp32,tf32,bf16]"),
@@ -49,20 +48,19 @@ def measure(folder: Path) -> int:
     for name, overrides in RUNS.items():
         print(f"== {name}: {' '.join(overrides)}", flush=True)
         arguments = [*overrides, "topology=local", "tracking=disabled", f"run_dir={folder / name}"]
-        done = run([sys.executable, "-m", "scaling.cli", "run", *arguments], timeout_s=RUN_S)
+        done = run([*SCALING, "run", *arguments], timeout_s=RUN_S)
         print(done.stdout, end="", flush=True)
         if done.returncode not in (0, 3):
-            why = (done.stderr.strip().splitlines() or ["no word"])[-1]
-            failed.append(f"{name}: exit status {done.returncode}: {why}")
+            failed.append(f"{name}: exit status {done.returncode}: {last_line(done.stderr)}")
             continue
-        analysis = json.loads((folder / name / "analysis.json").read_text(encoding="utf-8"))
+        analysis = read_analysis(folder / name)
         failed += [f"{name}: {what}" for what in (*missing(analysis, overrides), *problems(analysis))]
     print("\n".join(failed) or "all checks hold")
     return int(bool(failed))
 
 
 def missing(analysis: dict, overrides: tuple[str, ...]) -> list[str]:
-    """What was asked for and not found: a largest batch for each precision, and a row of which something is known."""
+    """What is missing: a largest batch for each precision, and a row that was measured."""
     found = []
     varied = [o.count(",") + 1 for o in overrides if o.startswith("vary.precision=")]
     precisions = varied[0] if varied else 1
@@ -76,7 +74,7 @@ def missing(analysis: dict, overrides: tuple[str, ...]) -> list[str]:
 
 
 def problems(analysis: dict) -> list[str]:
-    """What of a run cannot be."""
+    """Figures of a run that cannot be right."""
     found = []
     for largest in analysis["largest_batch"]:
         at = f"{largest['precision']}: found {largest['found']}, proved {largest['proved']}"

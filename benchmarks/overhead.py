@@ -1,13 +1,13 @@
-"""What the probe costs: paired blocks of training steps on two Gloo ranks, interleaved, with an A/A control.
+"""Measure the cost of the probe: paired, interleaved blocks of steps on two Gloo ranks, with an A/A control.
 
     python benchmarks/overhead.py [--rounds N]
 
 Arms, in random order in every round: plain, plain again (A/A), the light probe (phase stamps), the detailed
-probe (per-bucket stamps; sampled blocks only), a plain Python communication hook with a `.then` stamp (what
-one would write by hand), and torch.profiler. CPU is that of the whole process, threads of Gloo included.
+probe (per-bucket stamps; sampled blocks only), a plain Python communication hook with a `.then` stamp (as
+one would write by hand), and torch.profiler. CPU time is that of the whole process, with Gloo's threads.
 
-Two steps of as many buckets: a long one, whose wall time is what a user trains for, and a short one. What a probe does
-a step is the same in both; the CPU time of a long step spreads by some percent of itself, which is more than the bar.
+Two models with the same number of buckets: one with a long step, for the wall time, and one with a short step, for the
+CPU time. The probe's work in a step is the same in both, but the CPU time of a long step varies by more than the bar.
 
 Bars: the light probe takes <= 0.5 ms of CPU a step (of the short one), and its wall time is within 1 % + the A/A
 half-width (of the long one).
@@ -26,6 +26,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 from ending import exit_with
 from hosts import run_on_loopback
@@ -37,7 +38,7 @@ ARMS = ("plain", "again", "light", "detailed", "python hook", "profiler")
 
 @dataclass(frozen=True)
 class Case:
-    """A step of the MLP, and how many of it a block has."""
+    """A step of the MLP, and the number of steps in a block."""
 
     width: int
     batch: int
@@ -52,7 +53,7 @@ CASES = {
 
 
 def worker(rounds: int, out: Path) -> None:
-    """A rank: every case in turn, in one process group."""
+    """One rank: measure every case in turn, in one process group."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
@@ -70,16 +71,16 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     from torch.nn.parallel import DistributedDataParallel
     from torch.profiler import ProfilerActivity, profile
 
-    from scaling import spec
-    from scaling.config import requests
-    from scaling.plan import Trial
-    from scaling.worker.arms import Arms
-    from scaling.worker.devices import open_device
-    from scaling.worker.feed import open_feed
-    from scaling.worker.groups import make_groups
-    from scaling.worker.inject import Faults
-    from scaling.worker.precision import Precision
-    from scaling.worker.workload import build
+    from scaling.config.compose import requests
+    from scaling.spec import run as spec
+    from scaling.spec.plan import Trial
+    from scaling.worker.accelerator.devices import open_device
+    from scaling.worker.accelerator.precision import Precision
+    from scaling.worker.data.feed import open_feed
+    from scaling.worker.data.workload import build
+    from scaling.worker.measure.arms import Arms
+    from scaling.worker.measure.inject import Faults
+    from scaling.worker.parallel.groups import make_groups
 
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -190,8 +191,8 @@ def _loop_like(arms: Any, module: Any) -> Any:
 
 
 def table(name: str, times: dict[str, Any], count: int) -> dict[str, tuple[Any, Any]]:
-    """Print a case; per arm its wall time over plain, and its CPU time beyond plain in ms a step."""
-    from scaling.analysis.stats import Rounds
+    """Print a case: for each arm, its wall time over plain and its extra CPU time in ms a step."""
+    from scaling.analysis.statistics.rounds import Rounds
 
     rounds = Rounds(
         {f"{kind}.{arm}": np.array(times[kind][arm]) for kind in ("wall", "cpu") for arm in ARMS},
@@ -237,12 +238,7 @@ def main() -> int:
     ok = extra.value <= CPU_BAR_MS and ratio.value - 1 <= WALL_BAR + floor
     print(f"light probe: CPU {extra.value:.3f} ms a short step, bar {CPU_BAR_MS}; "
           f"wall of a long one {ratio.value - 1:+.2%}, bar {WALL_BAR:.0%} + A/A {floor:.2%}")  # fmt: skip
-    print(
-        json.dumps(
-            {"benchmark": "overhead", "light_cpu_ms": extra.value, "light_wall": ratio.value - 1, "ok": ok}
-        )
-    )
-    return 0 if ok else 1
+    return harness.result("overhead", ok=ok, light_cpu_ms=extra.value, light_wall=ratio.value - 1)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The probe in a loop of one's own beside `scaling run`, on links of known speed; and what it costs that loop.
+"""Compare the probe in a user's loop with `scaling run` on links of known speed, and measure its cost.
 
     python benchmarks/own_loop.py [--only accuracy|overhead] [--rates 200,800] [--turns N] [--rounds N] [--pairs N]
 
@@ -8,11 +8,11 @@ transfer, bandwidth and the cost of the late rank within 5 % of what `scaling ru
 1 % of the step, the same rank named. The intervals of both are printed. Exit 77 without namespaces.
 
 Overhead: two Gloo ranks and a step of some 50 ms. Paired blocks: no probe, no probe again (A/A), probe on and probe
-off (SCALING_PROBE=0) in random order in every round of one launch; then the same with a batch of 1, since what the
-probe does a step is the same and the step's own CPU time, which spreads by some percent, does not hide it. Paired
-processes: a launch each. CPU is that of the whole process. Bars: on, <= 0.5 ms of CPU a step (of the short step) and
-wall <= 1 % + the A/A half-width; off, no difference beyond the A/A half-width. What the probe does once (hooks, the
-head of its file with what the loop and the machine are) lies in the lead-in and is printed apart.
+off (SCALING_PROBE=0) in random order in every round of one launch. The same again with a batch of 1: the probe's work
+in a step is the same, and the variation of the step's CPU time does not hide it. Paired processes: one launch each.
+CPU time is that of the whole process. Bars: on, <= 0.5 ms of CPU a step (of the short step) and wall <= 1 % + the A/A
+half-width; off, no difference beyond the A/A half-width. The probe's work at its start (hooks, and the head of its
+file, which describes the loop and the machine) falls into the lead-in and is printed separately.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ import contextlib
 import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from ending import exit_with, run
+import harness
+from ending import exit_with
 from hosts import run_on_hosts, run_on_loopback
 
 BAR, STEP_SHARE = 0.05, 0.01
@@ -38,19 +37,19 @@ LATE_MS, COMPUTE_MS = 40.0, 40
 PARAM_MB = {200: 4, 800: 12}
 STEPS = 155
 BLOCK_STEPS, LEAD_IN = 40, 25
-"""The probe begins its file when its first round is whole: 5 steps of warm-up and 10 of the round."""
+"""The probe starts its file after its first round: 5 steps of warm-up and 10 of the round."""
 BATCH, SHORT_BATCH = 192, 1
 CONDITIONS = ("absent", "again", "on", "off")
 
 
 def accuracy_worker(run_dir: Path, param_mb: int, late_ms: float) -> None:
-    """A plain loop: nothing of the harness but the model, and the probe."""
+    """A plain loop that uses only the model and the probe of the harness."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     from scaling import Probe
-    from scaling.worker.workload import build
+    from scaling.worker.data.workload import build
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -75,8 +74,7 @@ def own_run(folder: Path, rate_mbit: int, late_ms: float) -> dict[str, Any]:
     own = folder / "own"
     loop = ["--accuracy-worker", str(own), "--param-mb", str(PARAM_MB[rate_mbit]), "--late-ms", str(late_ms)]
     run_on_hosts(__file__, loop, hosts=2, rate=f"{rate_mbit}mbit", folder=folder)
-    analyze = [sys.executable, "-m", "scaling.cli", "analyze", str(own), "--json"]
-    return json.loads(run(analyze, check=True).stdout)["points"][0]
+    return dict(harness.analyze(own)["points"][0])
 
 
 def scaling_run(folder: Path, rate_mbit: int, late_ms: float) -> dict[str, Any]:
@@ -87,11 +85,10 @@ def scaling_run(folder: Path, rate_mbit: int, late_ms: float) -> dict[str, Any]:
         f"model.compute_ms={COMPUTE_MS}",
     ]
     overrides += ["batch_per_rank=32", "measure=quick", "measure.budget_s=28", "measure.rounds_max=8"]
-    overrides += ["tracking=disabled", f"run_dir={folder / 'run'}"]
+    overrides += ["tracking=disabled"]
     if late_ms:
         overrides += ["inject.rank=1", f"inject.compute_ms={late_ms}"]
-    run([sys.executable, "-m", "scaling.cli", "run", *overrides], check=True)
-    return json.loads((folder / "run" / "analysis.json").read_text())["points"][-1]
+    return dict(harness.measure(folder / "run", *overrides)["points"][-1])
 
 
 QUANTITIES = ("transfer ms", "skew ms", "busbw Gbit/s", "late rank ms")
@@ -152,7 +149,7 @@ def overhead_worker(out: Path, rounds: int, only: str, batch: int) -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     from scaling import Probe
-    from scaling.worker.workload import build
+    from scaling.worker.data.workload import build
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -210,10 +207,10 @@ def overhead_launch(rounds: int, only: str = "", batch: int = BATCH) -> dict[str
 
 
 def judge(title: str, found: dict[str, list[list[float]]]) -> tuple[bool, bool]:
-    """Print a table; whether wall and CPU time meet their bars."""
+    """Print a table; return whether wall and CPU time meet their bars."""
     import numpy as np
 
-    from scaling.analysis.stats import Rounds
+    from scaling.analysis.statistics.rounds import Rounds
 
     count = len(found["on"])
     values = {
@@ -264,9 +261,7 @@ def overhead(rounds: int, pairs: int) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("--only", choices=("accuracy", "overhead"))
     parser.add_argument("--rates", default="200,800", help="Mbit/s, of 200 and 800")
     parser.add_argument("--rounds", type=int, default=16)
@@ -285,15 +280,13 @@ def main() -> int:
     if options.overhead_worker:
         overhead_worker(options.overhead_worker, options.rounds, options.condition, options.batch)
         return 0
-    if subprocess.run(["unshare", "-Urnm", "true"], check=False, capture_output=True).returncode:
-        print("user namespaces are not to be had here (`unshare -Urnm true` fails)")
-        return 77
+    if not harness.has_namespaces():
+        return harness.CANNOT
     cheap = options.only == "accuracy" or overhead(options.rounds, options.pairs)
     close = options.only == "overhead" or accuracy(
         [int(rate) for rate in options.rates.split(",")], options.turns
     )
-    print(json.dumps({"benchmark": "own_loop", "accuracy": close, "overhead": cheap, "ok": close and cheap}))
-    return 0 if close and cheap else 1
+    return harness.result("own_loop", ok=close and cheap, accuracy=close, overhead=cheap)
 
 
 if __name__ == "__main__":

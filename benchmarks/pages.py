@@ -1,17 +1,18 @@
-"""Runs the benchmarks one after the other and puts what they print onto the pages of docs/ that are named below.
+"""Run the benchmarks one after the other and write their output into the pages of docs/ named below.
 
     python benchmarks/pages.py                 # all that are not measured yet: `make bench`
     python benchmarks/pages.py --anew          # all
-    python benchmarks/pages.py startup scale   # these; the others stay on the pages as they were
-    python benchmarks/pages.py --write         # none: the pages anew from what was measured before
-    python benchmarks/pages.py ground_truth --with="--keep DIR"   # one, with options of its own
+    python benchmarks/pages.py startup scale   # only these; the others stay on the pages as they were
+    python benchmarks/pages.py --write         # none: write the pages again from earlier figures
+    python benchmarks/pages.py ground_truth --with="--keep DIR"   # one, with its own options
 
-What a benchmark printed, how it ended and what it ran on is kept in benchmarks/results/NAME.json; the pages hold it
-between two marks, and the words around them are people's. A benchmark that cannot run here (exit 77) leaves what was
-measured elsewhere. Exit 1 where a bar was missed.
+benchmarks/results/NAME.json keeps the output of each benchmark, its exit status and the machine that it ran on. The
+pages show it between two marks; the text around the marks is written by hand. A benchmark that cannot run here (exit
+77) leaves the figures from another machine in place. Exit 1 where a bar was missed.
 
-All of them take hours. What ended is kept at once, so a second `make bench` goes on where one was ended: a benchmark
-counts as measured while the machine, the program, its settings and the benchmark itself are the same.
+All benchmarks together take hours. Each result is kept as soon as its benchmark has ended, so an interrupted
+`make bench` continues where it stopped. A result stays valid while the machine, the program, its settings and the
+benchmark's source are the same.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from pathlib import Path
 from typing import Any
 
 from ending import GRACE_S, end, exit_with
+from harness import CANNOT
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-CANNOT = 77
 BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 PAGES: dict[str, tuple[str, ...]] = {
     "accuracy.md": (
@@ -48,21 +49,27 @@ PAGES: dict[str, tuple[str, ...]] = {
         "own_loop",
         "models",
     ),
-    "performance.md": ("scale", "traces", "overhead", "startup", "ceilings", "resume"),
+    "performance.md": ("demo", "scale", "traces", "overhead", "startup", "ceilings", "resume", "promises"),
     "gpu-validation.md": ("gpu",),
 }
 """The benchmarks of each page, in its order."""
 MEASURED = (
     *("scaling", "conf", "launch", "constraints.txt"),
-    *("benchmarks/ending.py", "benchmarks/hosts.py", "benchmarks/gpu_parts", "tests/simulated_cluster.py"),
+    *(
+        "benchmarks/ending.py",
+        "benchmarks/harness.py",
+        "benchmarks/hosts.py",
+        "benchmarks/gpu_parts",
+        "tests/support/simulated_cluster.py",
+    ),
 )
-"""What a figure depends on, the truths that it is held against among it; beside it the benchmark's own file."""
+"""Files that the figures depend on, besides the benchmark's own file."""
 MACHINE = ("cpu", "cores", "memory_gib", "kernel", "python", "torch")
 VERDICTS = {0: "every bar met", 1: "**a bar was missed**", CANNOT: "could not run here"}
 
 
 def conditions() -> dict[str, Any]:
-    """What a benchmark ran on."""
+    """The machine and the versions that a benchmark ran on."""
     cores = len(os.sched_getaffinity(0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     names = [
@@ -84,7 +91,7 @@ def conditions() -> dict[str, Any]:
 
 
 def version_of_this() -> str:
-    """The commit, marked where what is measured differs from it; that pages were just written does not count."""
+    """The commit, marked where measured files differ from it; pages that were just written do not count."""
     commit = _git("describe", "--always")
     changed = _git("status", "--porcelain", "--", *MEASURED, "benchmarks/*.py")
     return f"{commit}-dirty" if commit and changed else commit or "unknown"
@@ -96,7 +103,7 @@ def _git(*arguments: str) -> str:
 
 
 def sources(script: Path) -> str:
-    """A hash of what the benchmark's figures depend on, as it is in the working tree."""
+    """A hash of the files that a benchmark's figures depend on, as they are in the working tree."""
     found = hashlib.sha256()
     for given in (*(ROOT / name for name in MEASURED), script):
         files = sorted(given.rglob("*")) if given.is_dir() else [given]
@@ -107,7 +114,7 @@ def sources(script: Path) -> str:
 
 
 def stands(script: Path, kept: Path) -> bool:
-    """Whether it was measured to its end, without options, on this machine, of the same sources."""
+    """Whether kept figures are whole, made without options, on this machine and from the same sources."""
     if not kept.exists():
         return False
     document, here = json.loads(kept.read_text(encoding="utf-8")), conditions()
@@ -117,7 +124,7 @@ def stands(script: Path, kept: Path) -> bool:
 
 
 def measure(name: str, script: Path, kept: Path, options: Sequence[str] = ()) -> int:
-    """Run one benchmark, print what it prints as it comes, and keep it; its exit status."""
+    """Run one benchmark, print its output as it comes, and keep it; returns its exit status."""
     print(f"== {name}", flush=True)
     found, of, begin = conditions(), sources(script), time.monotonic()
     lines: list[str] = []
@@ -150,7 +157,7 @@ def measure(name: str, script: Path, kept: Path, options: Sequence[str] = ()) ->
 
 
 def end_script(process: subprocess.Popen[str]) -> None:
-    """As `end`, but once it was told a script has the time that `end` takes in it: it ends what it started itself."""
+    """Like `end`, but with time for the script to end the programs that it started."""
     for tell, grace_s in ((None, GRACE_S), (process.terminate, 4 * GRACE_S)):
         if tell is not None:
             tell()
@@ -161,7 +168,7 @@ def end_script(process: subprocess.Popen[str]) -> None:
 
 
 def section(document: dict[str, Any]) -> str:
-    """One benchmark on a page: how it ended, on what, and all that it printed."""
+    """One benchmark on a page: how it ended, where it ran, and its whole output."""
     name, where = document["benchmark"], document["conditions"]
     lines = [line for line in document["printed"] if not line.startswith('{"benchmark"')]
     return "\n".join(
@@ -192,7 +199,7 @@ def filled(page: str, documents: list[dict[str, Any]]) -> str:
 
 
 def write_pages(docs: Path, results: Path) -> None:
-    """All pages from what was measured so far."""
+    """Write all pages from the figures so far."""
     for page, names in PAGES.items():
         known = [results / f"{name}.json" for name in names]
         documents = [json.loads(path.read_text(encoding="utf-8")) for path in known if path.exists()]

@@ -1,4 +1,4 @@
-"""The size sweep beside a plain all-reduce loop of a dozen lines, on the same shaped link.
+"""Compare the size sweep with a plain all-reduce loop of a dozen lines, on the same shaped link.
 
     python benchmarks/plain_loop.py [--rate 500mbit]
 
@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from ending import exit_with, run
+import harness
+from ending import exit_with
 from hosts import run_on_hosts
 
 BAR = 0.03
@@ -38,7 +36,7 @@ def loop(out: Path) -> None:
             dist.all_reduce(tensor)
         dist.barrier()
         begin = time.perf_counter()
-        for _ in range(REPEATS[size]):  # one after the other: a barrier between them would leave ranks askew
+        for _ in range(REPEATS[size]):  # no barrier between them: ranks would start at different times
             dist.all_reduce(tensor)
         found[size] = (time.perf_counter() - begin) / REPEATS[size]
     if dist.get_rank() == 0:
@@ -62,27 +60,21 @@ def run_scaling(folder: Path, rate: str) -> dict[int, float]:
         "measure.rounds_max=12",
         "measure.steps=4",
         "tracking=disabled",
-        f"run_dir={folder / 'run'}",
     ]
-    run([sys.executable, "-m", "scaling.cli", "run", *overrides], check=True)
-    document: dict[str, Any] = json.loads((folder / "run" / "analysis.json").read_text())
-    curve = document["fabric"]["levels"][-1]["curve"]
+    curve = harness.measure(folder / "run", *overrides)["fabric"]["levels"][-1]["curve"]
     return {p["bytes"]: p["time_us"]["value"] / 1e6 for p in curve if p["bytes"] in SIZES}
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("--rate", default="500mbit")
     parser.add_argument("--loop", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.loop:
         loop(options.loop)
         return 0
-    if subprocess.run(["unshare", "-Urnm", "true"], check=False, capture_output=True).returncode:
-        print("user namespaces are not to be had here (`unshare -Urnm true` fails)")
-        return 77
+    if not harness.has_namespaces():
+        return harness.CANNOT
     ours: list[dict[int, float]] = []
     plain: list[dict[int, float]] = []
     with tempfile.TemporaryDirectory(prefix="scaling-loop-") as scratch:
@@ -100,8 +92,7 @@ def main() -> int:
         worst = max(worst, abs(a / b - 1))
         print(f"{size:>9} {size * 8 / a / 1e9:>12.4f} {size * 8 / b / 1e9:>12.4f} {a / b - 1:>+11.2%}")
     ok = worst <= BAR
-    print(json.dumps({"benchmark": "plain_loop", "worst": worst, "bar": BAR, "ok": ok}))
-    return 0 if ok else 1
+    return harness.result("plain_loop", ok=ok, worst=worst, bar=BAR)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A training step's buckets with a late rank, by a plain loop and by `scaling run`, on the same shaped links.
+"""Compare a step's buckets with a late rank in a plain loop and in `scaling run`, on the same shaped links.
 
     python benchmarks/plain_step.py [--rate 500mbit] [--hosts 4] [--late 0,20,30,50]
 
-Emulated hosts, four unless told. A late rank holds up the ring of its first bucket while its peers already send their
-second, and then a link may carry less than its rate in all: is what `scaling run` reads what any program would read?
-The loop knows nothing of this project: it sleeps for the compute, hands each bucket to Gloo when arithmetic says that
-it is ready, and takes the time from the last rank's launch to the last rank's end.
+The hosts are emulated, four by default. A late rank holds up the ring of its first bucket while its peers already send
+their second, and the links may then carry less than their rate. This benchmark checks that the time that `scaling run`
+reports is the time that any program would see. The plain loop uses nothing of this project: it sleeps for the compute,
+gives each bucket to Gloo at the calculated time, and measures from the last rank's launch to the last rank's end.
 
 Bar: time on the link within 3 % of each other. `ideal`: bytes / (rate x 1448/1514). Exit 77 without namespaces.
 """
@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from ending import exit_with, run
+import harness
+from ending import exit_with
 from hosts import run_on_hosts
 
 from scaling.units import parse_rate_bit_s
@@ -32,7 +31,7 @@ TCP_SHARE = 1448 / 1514
 LATE_RANK = 1
 COMPUTE_MS = 40
 BUCKETS = (2**20, 7 * 2**20)
-"""Of 8 MiB in eight equal layers, as DDP makes them: the first has 1 MiB at least."""
+"""DDP's buckets for 8 MiB in eight equal layers; the first has at least 1 MiB."""
 STEPS, LEAD_IN = 30, 5
 
 
@@ -91,21 +90,18 @@ def by_loop(folder: Path, hosts: int, rate: str, late_ms: float) -> float:
 
 
 def by_scaling(folder: Path, hosts: int, rate: str, late_ms: float) -> float:
-    """The same of `scaling run`: the sum of its buckets' transfers, ms."""
+    """The same by `scaling run`: the sum of its buckets' transfers, ms."""
     overrides = ["topology=emulated_pcie", f"topology.hosts={hosts}", f"topology.link.rate={rate}"]
     overrides += [f"world_sizes=[{hosts}]", "model=synthetic", f"model.param_mb={sum(BUCKETS) // 2**20}"]
     overrides += [f"model.compute_ms={COMPUTE_MS}", "measure=quick", "measure.budget_s=45"]
-    overrides += ["tracking=disabled", f"run_dir={folder / 'run'}"]
+    overrides += ["tracking=disabled"]
     overrides += [f"inject.rank={LATE_RANK}", f"inject.compute_ms={late_ms}"] if late_ms else []
-    run([sys.executable, "-m", "scaling.cli", "run", *overrides], check=True)
-    document: dict[str, Any] = json.loads((folder / "run" / "analysis.json").read_text())
-    return float(sum(b["transfer_ms"]["value"] for b in document["points"][-1]["comm"]["buckets"]))
+    points = harness.measure(folder / "run", *overrides)["points"]
+    return float(sum(b["transfer_ms"]["value"] for b in points[-1]["comm"]["buckets"]))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("--rate", default="500mbit")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--late", default="0,20,30,50", help="ms, a row each")
@@ -114,9 +110,8 @@ def main() -> int:
     if options.loop:
         step_loop(Path(options.loop[0]), float(options.loop[1]))
         return 0
-    if subprocess.run(["unshare", "-Urnm", "true"], check=False, capture_output=True).returncode:
-        print("user namespaces are not to be had here (`unshare -Urnm true` fails)")
-        return 77
+    if not harness.has_namespaces():
+        return harness.CANNOT
     rate_bit_s = parse_rate_bit_s(options.rate, "--rate")
     ideal_ms = 2 * (options.hosts - 1) / options.hosts * sum(BUCKETS) * 8e3 / (rate_bit_s * TCP_SHARE)
     print(
@@ -141,8 +136,7 @@ def main() -> int:
             )
     print(f"ideal {ideal_ms:.1f} ms; percentages beside a time are over it")
     ok = worst <= BAR
-    print(json.dumps({"benchmark": "plain_step", "worst": worst, "bar": BAR, "ok": ok}))
-    return 0 if ok else 1
+    return harness.result("plain_step", ok=ok, worst=worst, bar=BAR)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""Predict what was not looked at: fit on one fabric, world size, bucket size or accumulation, predict another.
+"""Fit on one fabric, world size, bucket size or accumulation, and predict another that was not used.
 
 Runs over emulated links (100 Mbit to 1 Gbit, 2 and 4 hosts, bucket_cap_mb 1 to 25, accumulation 1 to 4; synthetic and
 real compute). From every world size of every run, every other world size and every other run of the same model is
-predicted as `scaling predict RUN topology.link.rate=... world_sizes=[...] ...` does, knowing of the target nothing but
-these settings, and compared with what was measured there.
+predicted as `scaling predict RUN topology.link.rate=... world_sizes=[...] ...` does, from these settings of the target
+alone, and compared with the measurement there.
 
     python benchmarks/prediction.py [--runs DIR] [--only NAME] [--out FILE]
 
-`--runs` keeps the measured runs there and takes those that are there already; `--only` measures one and stops.
+`--runs` keeps the measured runs in DIR and reuses those that it already holds; `--only` measures one and stops.
 
 Left out, whatever the error, and listed: a source or target
 
-- of real compute with more ranks than cores: the CPU is what is measured;
-- whose own size sweep reaches less than 90 % of what its link can carry: the CPU is the link;
-- whose run says that other programs were running.
+- with real compute and more ranks than cores, where the CPU is the limit;
+- whose size sweep reaches less than 90 % of what its link can carry, where the CPU limits the link;
+- whose run reports that other programs were running.
 
 Bars (exit 1 when missed): the median error of the step time <= 5 %, the worst <= 10 %; the printed 95 % interval holds
 the measured step in >= 80 % of the cells. Exit 77 without namespaces.
@@ -21,24 +21,22 @@ the measured step in >= 80 % of the cells. Exit 77 without namespaces.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ending import exit_with, run
+import harness
+from ending import exit_with
 
 from scaling.analysis.results import Analysis, Measured, Point
-from scaling.rebuild import read_analysis
-from scaling.store import RunFolder
-from scaling.verbs.predict import prediction
+from scaling.cli.api import Run, predict
+from scaling.cli.pipeline import read_analysis
+from scaling.records.paths import RunFolder
 
 MODELS = {
     "synthetic": ["model=synthetic", "model.param_mb=4", "model.layers=16", "model.compute_ms=60"],
@@ -49,7 +47,7 @@ REAL = ("mlp", "highmem_cnn")
 LINK_REACHED = 0.9
 CONTENDED = "contended"
 BUDGET_S = {2: 24, 4: 45}
-"""By hosts."""
+"""Budget by number of hosts."""
 BARS = {"median": 0.05, "worst": 0.10, "held": 0.80}
 
 
@@ -67,7 +65,7 @@ class Cell:
 
     @property
     def settings(self) -> list[str]:
-        """What a prediction of it is told."""
+        """The overrides that describe it to `scaling predict`."""
         return [
             f"topology.link.rate={self.rate_mbit}mbit",
             f"ddp.bucket_cap_mb={self.bucket_cap_mb:g}",
@@ -77,7 +75,7 @@ class Cell:
 
     @property
     def overrides(self) -> list[str]:
-        """What measures it."""
+        """The overrides that measure it."""
         world_sizes = "[1,2]" if self.hosts == 2 else "[1,2,4]"
         return [
             "topology=emulated_pcie",
@@ -124,7 +122,7 @@ CELLS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One prediction against what was measured."""
+    """One prediction, and what was measured."""
 
     source: str
     target: str
@@ -137,14 +135,11 @@ class Row:
 
 
 def measure(which: Cell, folder: RunFolder) -> None:
-    command = [sys.executable, "-m", "scaling.cli", "run", *which.overrides, f"run_dir={folder.path}"]
-    done = run(command)
-    if done.returncode:
-        raise SystemExit(f"{which.name}: status {done.returncode}\n{done.stderr[-500:]}")
+    harness.measure(folder.path, *which.overrides)
 
 
 def left_out(which: Cell, analysis: Analysis, point: Point) -> str | None:
-    """Why a world size of a run is not judged."""
+    """The reason why a world size of a run is not judged."""
     n = point.world_size
     if which.model in REAL and n > len(os.sched_getaffinity(0)):
         return "real compute with more ranks than cores"
@@ -172,12 +167,12 @@ def rows_of(source: Cell, folder: RunFolder, n: int, target: Cell, analysis: Ana
         return []
     sizes = [p.world_size for p in points]
     asked = [f"world_sizes={sizes}".replace(" ", ""), *(target.settings if source != target else [])]
-    found = prediction(folder, asked, start=n)
+    found = predict(Run(folder.path), *asked, from_world_size=n)
     rows = []
     for measured, predicted in zip(points, found.points, strict=True):
         assert measured.step_ms is not None
         truth = measured.step_ms.value
-        # Each of these can be predicted: one that is refused misses every bar.
+        # All of these can be predicted, so a refusal misses every bar.
         step = predicted.step_ms or Measured(math.inf)
         rows.append(
             Row(
@@ -203,16 +198,13 @@ def line(row: Row) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     parser.add_argument("--runs", type=Path, help="keep the runs here, and take those that are here")
     parser.add_argument("--only", choices=[c.name for c in CELLS], help="measure this one and stop")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     options = parser.parse_args()
-    if subprocess.run(["unshare", "-Urnm", "true"], check=False, capture_output=True).returncode:
-        print("user namespaces are not to be had here (`unshare -Urnm true` fails)")
-        return 77
+    if not harness.has_namespaces():
+        return harness.CANNOT
     with tempfile.TemporaryDirectory(prefix="scaling-prediction-") as scratch:
         parent = options.runs or Path(scratch)
         folders = {c: RunFolder(parent / c.name) for c in CELLS}

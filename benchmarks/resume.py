@@ -1,13 +1,13 @@
-"""End runs at random times and resume them: do they end with every trial measured, each once? Bar: always.
+"""End runs at random times, resume them, and check that every trial is measured once. Bar: always.
 
     python benchmarks/resume.py [--kills N] [--seed S] [--minutes M] [--keep FOLDER]
 
 Each run (2 local ranks, world sizes 1 and 2, two repeats) is ended up to KILLS_A_RUN times, each time at a random
-moment of the time that a whole run takes, by SIGKILL (k), Ctrl-C (i) or SIGTERM (t) to the driver, resumed, and at
-last left alone. Then its analysis has to hold the same trials with the same arms as that of a run that nobody ended,
-each from exactly as many launches as there are repeats; it has to say which those are and which launches it left
-out; nothing that was finished may have been touched again, and no process may be left. Exit 1 where not, or where
-M minutes did not do for N ends. Runs that went wrong are copied to FOLDER.
+moment within the time of a whole run, by SIGKILL (k), Ctrl-C (i) or SIGTERM (t) to the driver, and resumed; the last
+time it runs to its end. Its analysis must then have the same trials with the same arms as that of an uninterrupted
+run, each from exactly as many launches as there are repeats. It must name these launches and those that it left out.
+Finished files must not be written again, and no process may be left. Exit 1 if a check fails, or if M minutes were
+not enough for N ends. Failed runs are copied to FOLDER.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ending import end, exit_with
+from harness import SCALING
 
 ROOT = Path(__file__).parents[1]
 KILLS = 100
@@ -36,9 +36,9 @@ KILLS_A_RUN = 5
 MINUTES = 60
 REPEATS = 2
 WHOLE_S = 300
-"""A resumed run that is left alone has to be through by then."""
+"""Time limit of a resumed run that is not ended again."""
 STOP_S = 60
-"""A driver that is told to end has to have ended and reported by then; what a killed one leaves, within 20 s."""
+"""Time limit of a driver that is told to end, with its report; the workers of a killed driver get 20 s."""
 HOW = {"k": signal.SIGKILL, "i": signal.SIGINT, "t": signal.SIGTERM}
 OFTEN = "kkkit"
 OVERRIDES = (
@@ -99,9 +99,9 @@ def main() -> int:
 
 
 def survives(run: Path, moments: list[tuple[float, str]]) -> tuple[list[str], list[str]]:
-    """End the run's driver at each moment after a start, resume, and leave it alone at last: (ends, what is wrong).
+    """End the run's driver at each moment after a start, resume it, and finally let it end: (ends, problems).
 
-    A driver that is through before its moment was not ended; its run is whole, and there is nothing more to end.
+    A driver that finishes before its moment is not ended; its run is complete.
     """
     finished: dict[Path, int] = {}
     ended: list[str] = []
@@ -125,10 +125,10 @@ def survives(run: Path, moments: list[tuple[float, str]]) -> tuple[list[str], li
 
 @contextlib.contextmanager
 def driven(run: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver that begins a run, or goes on with it; it is over when this is, where somebody stops it too."""
+    """A driver that starts or resumes a run; it has ended when the context is left."""
     words = ["--resume", str(run)] if (run / "plan.json").exists() else [*OVERRIDES, f"run_dir={run}"]
     driver = subprocess.Popen(
-        [sys.executable, "-m", "scaling.cli", "run", *words],
+        [*SCALING, "run", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -140,7 +140,7 @@ def driven(run: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def over(driver: subprocess.Popen[bytes], within_s: float) -> bool:
-    """Whether it ends by itself in time; it is ended otherwise."""
+    """Whether the driver ends by itself in time; otherwise it is ended."""
     try:
         driver.wait(within_s)
     except subprocess.TimeoutExpired:
@@ -151,7 +151,7 @@ def over(driver: subprocess.Popen[bytes], within_s: float) -> bool:
 
 
 def until_over(run: Path) -> int | None:
-    """The exit status of a run that is left alone; None where it is not through within WHOLE_S."""
+    """The exit status of a run that is not ended; None where it takes longer than WHOLE_S."""
     with driven(run) as driver:
         return driver.returncode if over(driver, WHOLE_S) else None
 
@@ -166,7 +166,7 @@ def whole(run: Path) -> dict[Path, int]:
 
 
 def touched(finished: dict[Path, int]) -> list[str]:
-    """What was whole, and has been written again since."""
+    """Complete files that have been written again since."""
     return [
         f"{path.parent.name}/{path.name} was written again"
         for path, written in finished.items()
@@ -196,7 +196,7 @@ def command_lines() -> list[str]:
 
 
 def trials(run: Path) -> list[tuple[int, str, int, list[str]]]:
-    """What the analysis holds: world size, status, launches it was measured in, and the arms with a number."""
+    """Contents of the analysis: world size, status, launches it was measured in, and the arms with a number."""
     found = read(run / "analysis.json")
     arms = {p["world_size"]: [k for k, v in p["arms_ms"].items() if v is not None] for p in found["points"]}
     return [
@@ -206,7 +206,7 @@ def trials(run: Path) -> list[tuple[int, str, int, list[str]]]:
 
 
 def unlike(run: Path, wanted: list[tuple[int, str, int, list[str]]]) -> list[str]:
-    """What sets a run apart from one that nobody ended, and whether its analysis says where its trials are from."""
+    """How a run differs from one that was not ended, and whether its analysis names the launches of its trials."""
     wrong = [f"{have} is not {want}" for have, want in zip(trials(run), wanted, strict=True) if have != want]
     status, found = read(run / "status.json"), read(run / "analysis.json")
     for trial, said in zip(status["trials"], found["trials"], strict=True):

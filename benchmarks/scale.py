@@ -1,11 +1,12 @@
-"""`scaling analyze` on rank files of 64, 256 and 1,024 ranks: time, memory, and whether it finds what was put in.
+"""Measure `scaling analyze` on rank files of 64, 256 and 1,024 ranks: time, memory, and whether it finds known causes.
 
     python benchmarks/scale.py [--ranks 64 256 1024] [--keep DIR]
 
-The files are those of a simulated cluster (tests/simulated_cluster.py): hosts of 8 ranks, 34 rounds of 10 steps an
-arm, so 1,020 steps of every rank carry 8 buckets each (ddp_solo, detailed probe, replay), beside 1,360 steps without
-and the size sweep. Known causes: a late rank, link, neighbours, DDP's copies, overlap. Every size is analysed in a
-fresh process on two cores, from its start to the written report.
+The files are those of a simulated cluster (tests/support/simulated_cluster.py): hosts of 8 ranks, 34 rounds of 10
+steps an arm, so 1,020 steps of every rank carry 8 buckets each (ddp_solo, detailed probe, replay), beside 1,360 steps
+without and the size sweep. The folder also has environments, memory and a telemetry of each host, second by second.
+Known causes: a late rank, link, neighbours, DDP's copies, overlap. A fresh process on two cores analyses each size,
+from its start to the written report.
 
 Bars (exit 1 when missed): 60 s and 4 GiB for 1,024 ranks; time per row from 256 to 1,024 ranks at most 1.25 times that
 from 64 to 256; the late rank and its phase named, each number within its own margin of the truth; report.html under
@@ -31,11 +32,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-import simulated_cluster as cluster  # noqa: E402
+import harness  # noqa: E402
 from ending import end, exit_with  # noqa: E402
+from support import simulated_cluster as cluster  # noqa: E402
+from support.simulated_machines import write_machines  # noqa: E402
 
-from scaling.plan import make_plan, round_blocks  # noqa: E402
-from scaling.store import RunFolder  # noqa: E402
+from scaling.records.paths import RunFolder  # noqa: E402
+from scaling.spec.plan import make_plan  # noqa: E402
+from scaling.spec.schedule import round_blocks  # noqa: E402
 
 SECONDS, GIB, LINEAR, REPORT_MB = 60.0, 4.0, 1.25, 6.0
 MS = 1e6
@@ -43,7 +47,7 @@ CORES = 2
 
 
 def truth_of(ranks: int) -> Any:
-    """Ranks differ by nothing but what is put in: noise is of blocks, of the link, and drift."""
+    """A cluster whose ranks differ only by the injected faults; noise is in blocks and the link, and there is drift."""
     return cluster.Truth(
         world_sizes=(ranks,),
         hosts=ranks // 8,
@@ -59,8 +63,8 @@ def truth_of(ranks: int) -> Any:
     )
 
 
-def remember(truth: Any, folder: RunFolder) -> None:
-    """What the simulator leaves out: each rank's memory after each of its blocks."""
+def complete(truth: Any, folder: RunFolder) -> None:
+    """Write what the simulator leaves out: memory after each block, environments, memory by world size, telemetry."""
     plan = make_plan(
         cluster.spec_of(truth), run_id="simulated", created="2026-01-01T00:00:00+00:00", version="0"
     )
@@ -73,6 +77,7 @@ def remember(truth: Any, folder: RunFolder) -> None:
     for rank in range(plan.ranks):
         with folder.launch(0).rank(rank).open("a", encoding="ascii") as file:
             file.write("".join(text[block.id] for block in blocks if block.runs_on(rank)))
+    write_machines(folder, plan)
 
 
 def rows_of(folder: RunFolder) -> tuple[int, int]:
@@ -87,18 +92,18 @@ def rows_of(folder: RunFolder) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Took:
-    """One analysis in a process of its own."""
+    """Time and memory of one analysis in a separate process."""
 
     seconds: float
     cpu_s: float
-    """Of all its threads: what other programs on the machine change least."""
+    """CPU time of all its threads, which other programs on the machine affect least."""
     peak_gib: float
 
 
 def analyze(folder: RunFolder) -> Took:
     begin = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "scaling.cli", "analyze", str(folder.path)],
+        [*harness.SCALING, "analyze", str(folder.path)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -123,7 +128,7 @@ def _two_cores() -> None:
 def causes(
     document: dict[str, Any], truth: Any, expected: Any, ranks: int
 ) -> list[tuple[str, float, float, bool]]:
-    """(what, found, put in, whether it came out); margins are those that the interval of 34 rounds gives."""
+    """(name, found, truth, whether it was found); margins are those of the interval over 34 rounds."""
     point, level = document["points"][0], document["fabric"]["levels"][0]
     of = expected.points[ranks]
     late = point["straggler"] or {"rank": -1, "phase": "", "cost_ms": {"value": 0.0}}
@@ -162,7 +167,7 @@ def drawn(page: Path) -> bool | None:
     done = subprocess.run([chromium, *flags, page.as_uri()], capture_output=True, text=True, check=False)
     return (
         re.search(r'<svg[^>]*class="main-svg"', done.stdout) is not None
-    )  # the library's own text is there too
+    )  # the library's text is in the page too
 
 
 def main() -> int:
@@ -188,7 +193,7 @@ def compare(sizes: list[int], where: Path, *, keep: bool) -> int:
         folder, truth = RunFolder(where / str(ranks)), truth_of(ranks)
         begin = time.perf_counter()
         expected = cluster.simulate(truth, folder.path)
-        remember(truth, folder)
+        complete(truth, folder)
         made_s = time.perf_counter() - begin
         rows[ranks], size = rows_of(folder)
         took[ranks] = one = analyze(folder)
@@ -208,7 +213,7 @@ def compare(sizes: list[int], where: Path, *, keep: bool) -> int:
             shutil.rmtree(folder.path)
     largest = max(sizes)
     met["time"], met["memory"] = took[largest].seconds <= SECONDS, took[largest].peak_gib <= GIB
-    result: dict[str, Any] = {"benchmark": "scale", "ranks": largest, "rows": rows[largest]}
+    result: dict[str, Any] = {"ranks": largest, "rows": rows[largest]}
     if len(sizes) > 2:
         low, middle, high = sorted(sizes)[-3:]
         later, earlier = (
@@ -223,17 +228,8 @@ def compare(sizes: list[int], where: Path, *, keep: bool) -> int:
         )
     missed = [name for name, right in met.items() if not right]
     print(f"missed: {', '.join(missed)}" if missed else "every bar is met")
-    print(
-        json.dumps(
-            result
-            | {
-                "seconds": round(took[largest].seconds, 1),
-                "peak_gib": round(took[largest].peak_gib, 2),
-                "ok": not missed,
-            }
-        )
-    )
-    return 1 if missed else 0
+    result |= {"seconds": round(took[largest].seconds, 1), "peak_gib": round(took[largest].peak_gib, 2)}
+    return harness.result("scale", ok=not missed, **result)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""How long a person waits before anything happens: `scaling --help` <= 0.3 s, `scaling plan` <= 1 s.
+"""Measure how long `scaling --help` (bar 0.3 s) and `scaling plan` (bar 1 s) take to start.
 
-The best of several starts in fresh processes, interleaved; the last line is the result. Also shows
-which heavy packages each of them imports: none may.
+The best of several starts in fresh processes, interleaved; the last line is the result. Also prints
+which heavy packages each command imports; the bar is none.
 """
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
 
+import harness
 from ending import exit_with
 
 BARS_S = {"--help": 0.3, "plan topology=emulated_pcie": 1.0}
@@ -19,7 +19,7 @@ STARTS = 7
 
 COUNT = f"""
 import sys, io, contextlib
-from scaling.cli import main
+from scaling.cli.main import main
 with contextlib.redirect_stdout(io.StringIO()):
     main(sys.argv[1:])
 print(" ".join(m for m in {HEAVY!r} if m in sys.modules))
@@ -28,7 +28,7 @@ print(" ".join(m for m in {HEAVY!r} if m in sys.modules))
 
 def seconds(arguments: str) -> float:
     begin = time.perf_counter()
-    subprocess.run([sys.executable, "-m", "scaling.cli", *arguments.split()], check=True, capture_output=True)
+    subprocess.run([*harness.SCALING, *arguments.split()], check=True, capture_output=True)
     return time.perf_counter() - begin
 
 
@@ -45,12 +45,9 @@ def main() -> int:
         best, median = min(times[name]), sorted(times[name])[STARTS // 2]
         ok &= best <= bar and not heavy
         print(f"scaling {name:<24} {best:7.3f} {median:9.3f} {bar:6.1f}  {heavy or 'none'}")
-    print(
-        json.dumps(
-            {"benchmark": "startup", "best_s": {k: round(min(v), 3) for k, v in times.items()}, "ok": ok}
-        )
+    return harness.result(
+        "startup", ok=ok, best_s={name: round(min(found), 3) for name, found in times.items()}
     )
-    return 0 if ok else 1
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Profiler traces against HolisticTraceAnalysis 0.5.0: within 0.1 %, 20 times its speed, a quarter of its memory.
+"""Compare `scaling trace` with HolisticTraceAnalysis 0.5.0. Bars: 0.1 %, 20 times its speed, a quarter of its memory.
 
-Needs the real traces (SCALING_SHARED_DATA, by default ../shared/data beside the checkout) and pip. HTA gets an
-environment of its own (--environment DIR keeps it). Both programs run in turns, in fresh processes on the same files,
+Needs the real traces (SCALING_SHARED_DATA, by default ../shared/data beside the checkout) and pip. HTA gets a separate
+environment (--environment DIR keeps it). Both programs run in turns, in fresh processes on the same files,
 from start to numbers (temporal breakdown, overlap, kernel breakdown; here the whole decomposition too): on the traces
 as they are, and on 8 ranks of 500,000 events made by repeating their events with times and correlation ids moved on.
-Memory is the largest sum over a program's processes (Pss), sampled. The bar for speed holds for the large set: on the
-small one starting an interpreter and importing is most of what there is, which is printed beside it. Growth: time per
-event at 500,000 events a rank over that at 125,000.
+Memory is the largest sampled sum over a program's processes (Pss). The bar for speed applies to the large set: on the
+small one, most of the time is the interpreter's start and imports, which is printed beside it. Growth: time per event
+at 500,000 events a rank over that at 125,000.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import ending
+import harness
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("SCALING_SHARED_DATA", ROOT.parent / "shared" / "data"))
@@ -34,7 +35,7 @@ RANKS, EVENTS, QUARTER = 8, 500_000, 125_000
 SPEED, MEMORY, EQUAL, LINEAR = 20.0, 0.25, 1e-3, 1.25
 """Bars: times as fast; share of the memory; relative difference; time per event at 4 times the events."""
 WATCHING = 0.02
-"""Share of the time that memory may be looked at: the kernel counts a process' pages while the process waits."""
+"""Share of the time spent on sampling memory: a process waits while the kernel counts its pages."""
 SHIFTED = re.compile(rb'("ts": |"correlation": |"External id": |"id": )(\d+)')
 
 REFERENCE = """
@@ -56,7 +57,7 @@ print(json.dumps({
 
 
 def environment(folder: Path) -> Path:
-    """The interpreter of an environment with HTA in it; made where it is not there."""
+    """The interpreter of an environment with HTA, which is created if needed."""
     python = folder / "bin" / "python"
     if not python.exists():
         ending.run([sys.executable, "-m", "venv", str(folder)], check=True)
@@ -67,7 +68,7 @@ def environment(folder: Path) -> Path:
 
 
 def repeat(source: Path, target: Path, events: int) -> int:
-    """Write the events of `source` over and over, moved on in time; how many.
+    """Write the events of `source` repeatedly, shifted in time; returns how many.
 
     The copies form four profiler steps: with one step a copy HTA's time would grow with their number.
     """
@@ -103,7 +104,7 @@ def repeat(source: Path, target: Path, events: int) -> int:
 
 
 def pss_kib(pid: int) -> int:
-    """Memory of a process and of those below it, shared pages by their share."""
+    """Memory of a process and its children; shared pages count by share."""
     total = 0
     try:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -143,7 +144,7 @@ def run(command: list[str]) -> tuple[float, float, Any]:
 
 
 def difference(theirs: Any, ours: Any) -> float:
-    """The largest relative difference of any quantity; percentages, which HTA rounds to 0.01, by what that allows."""
+    """The largest relative difference of any quantity; for percentages less the rounding to 0.01 of HTA."""
     hta = ours["trace"][0]["hta"]
     worst = 0.0
 
@@ -170,7 +171,7 @@ def difference(theirs: Any, ours: Any) -> float:
         assert len(mine) == len(sums), (rank, kind)
         for a, b in zip(sorted(sums), sorted(mine), strict=True):
             compare(a, b)
-    # The decomposition of this program, with its own windows, is the same where definitions are.
+    # This program's decomposition with its own windows must agree where the definitions do.
     for mine in ours["trace"][0]["ranks"]:
         if mine["steps"] == 1:
             row = ranks[mine["rank"]]
@@ -187,25 +188,23 @@ def main() -> int:
     parser.add_argument("--events", type=int, default=EVENTS)
     asked = parser.parse_args()
     if not TRACES.is_dir():
-        print(json.dumps({"benchmark": "traces", "skipped": f"no traces at {TRACES}"}))
-        return 77
+        return harness.skipped("traces", f"no traces at {TRACES}")
     with tempfile.TemporaryDirectory(prefix="scaling-traces-") as scratch:
         here = Path(scratch)
         try:
             reference = [str(environment(asked.environment or here / "hta")), "-c", REFERENCE]
         except (OSError, subprocess.CalledProcessError) as error:
-            print(json.dumps({"benchmark": "traces", "skipped": f"HTA cannot be installed: {error}"}))
-            return 77
+            return harness.skipped("traces", f"HTA cannot be installed: {error}")
         return compare_all(reference, here, asked.events)
 
 
 def compare_all(reference: list[str], here: Path, events: int) -> int:
-    own = [sys.executable, "-m", "scaling.cli", "trace", "--json", "--hta"]
+    own = [*harness.SCALING, "trace", "--json", "--hta"]
     for name, size in (("quarter", events // 4), ("large", events)):
         (here / name).mkdir()
         for rank in range(RANKS):
             repeat(TRACES / f"rank-{rank}.json.gz", here / name / f"rank-{rank}.json.gz", size)
-    result: dict[str, Any] = {"benchmark": "traces"}
+    result: dict[str, Any] = {}
     bare = min(run([sys.executable, "-c", "import numpy, msgspec; print(0)"])[0] for _ in range(3))
     heads = ("events", "HTA s", "own s", "speed", "HTA MiB", "own MiB", "share", "differs")
     print(f"{'set':<8}" + "".join(f"{head:>9}" for head in heads))
@@ -240,12 +239,8 @@ def compare_all(reference: list[str], here: Path, events: int) -> int:
             print(
                 f"         of which the interpreter, numpy and msgspec: {bare:.2f} s; no bar for speed here"
             )
-    print(
-        json.dumps(
-            {**result, "bars": {"speed": SPEED, "memory_share": MEMORY, "difference": EQUAL}, "ok": ok}
-        )
-    )
-    return 0 if ok else 1
+    bars = {"speed": SPEED, "memory_share": MEMORY, "difference": EQUAL}
+    return harness.result("traces", ok=ok, **result, bars=bars)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,9 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--run-dir")
-    parser.add_argument("--late-ms", type=float, default=0, help="make the last rank late by so much a step")
+    parser.add_argument(
+        "--late-ms", type=float, default=0, help="make the last rank late by this much in each step"
+    )
     options = parser.parse_args()
 
     cuda = torch.cuda.is_available()

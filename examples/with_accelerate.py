@@ -1,4 +1,4 @@
-"""The probe in a training that Hugging Face's accelerate runs; gradients are accumulated over two batches.
+"""A training with Hugging Face's accelerate and the probe; gradients are accumulated over two batches.
 
 torchrun --standalone --nproc-per-node=2 examples/with_accelerate.py --cpu
 scaling analyze runs/<date>/<time>-<hash>
@@ -28,7 +28,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     data = TensorDataset(torch.randn(64 * options.batches, 256), torch.randint(10, (64 * options.batches,)))
     loader = DataLoader(data, batch_size=32)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # model is DDP's wrapper now
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # model is now the DDP wrapper
 
     with Probe(model, run_dir=options.run_dir) as probe:  # line one
         for inputs, targets in loader:

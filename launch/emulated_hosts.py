@@ -8,19 +8,19 @@ network.json:
                 "env": {"GLOO_SOCKET_IFNAME": "eth0"}, "log": "torchrun-0.txt"}, ...],
      "grace_s": 5, "caller_pid": 4711}
 
-A host is a network namespace whose `eth0` (MTU 1500, 10.77.0.0/16) leads to one bridge. `rate_bit_s` shapes
-what it sends (null: unshaped), so links are full duplex. The machine's own interfaces and mounts stay untouched.
+A host is a network namespace whose `eth0` (MTU 1500, 10.77.0.0/16) is connected to one bridge. `rate_bit_s` shapes
+what the host sends (null: unshaped), so links are full duplex. The machine's interfaces and mounts do not change.
 
-Prints `{"host": "host0", "status": 1}` as each command ends (128 + n: killed by signal n) and exits with the
-first status that is not 0. When a command fails, the others get `grace_s` seconds to end by themselves, then
-SIGTERM, and 3 s later SIGKILL; SIGTERM and SIGINT do the same at once. SIGHUP reads the file again, applies
-changed rates and prints `{"host": "host0", "rate_bit_s": 50000000}` for each. Where the network or a process
-cannot be made, one line on stderr says why and the status is 69.
+Prints `{"host": "host0", "status": 1}` as each command ends (128 + n: killed by signal n), `{"signal": 15}` when it is
+told to end them, and exits with the first status that is not 0. When a command fails, the others get `grace_s` seconds
+to end by themselves, then SIGTERM, and 3 s later SIGKILL; SIGTERM and SIGINT to this process do the same at once.
+SIGHUP reads the file again, applies changed rates and prints `{"host": "host0", "rate_bit_s": 50000000}` for each.
+Where the network or a process cannot be made, one line on stderr says why and the status is 69.
 
-Nothing outlives this process, and it does not outlive its caller, however either ends: the commands live in a
-PID namespace (so they see process numbers of their own) whose first process dies with this one, and the kernel
-ends the rest. "Caller" is the *thread* that started this process. `caller_pid` (optional) covers a caller that
-dies while Python is still starting.
+The commands end with this process, and this process ends with its caller, however either ends. The commands run in a
+PID namespace (so their process numbers differ from the machine's). Its first process dies with this one, and the
+kernel then ends the rest. "Caller" is the *thread* that started this process. `caller_pid` (optional) covers a caller
+that dies while Python is still starting.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ COMMAND = "unshare --user --map-root-user --net --mount python emulated_hosts.py
 SUBNET, PREFIX_LENGTH = "10.77.0.0", 16
 KILL_AFTER_S = 3.0
 QUEUE_BYTES = 4 << 20
-"""What may wait in a host's queue; TCP itself keeps far less there, so nothing is dropped."""
+"""Size of a host's queue. TCP keeps far less in it, so nothing is dropped."""
 RATE_MIN_BIT_S, RATE_END_BIT_S = 4_000, 8 * 2**32
 """The kernel's plain rate field is 32 bits of bytes/s, and so is the time that a burst takes, in ticks of 64 ns."""
 BURSTS = ((50e6, 32 << 10), (200e6, 64 << 10), (1e9, 128 << 10), (4e9, 256 << 10), (10e9, 512 << 10))
 """Rate (bit/s) and burst (bytes), found with Gloo's all-reduce of 16 MiB on two hosts and two cores: within
-6 % of 1448/1514 of the rate (10 Gbit/s: bound by the CPU). Smaller ones split packets and lose rate."""
+6 % of 1448/1514 of the rate (10 Gbit/s: bound by the CPU). Smaller bursts split packets and lose rate."""
 PACKET_MAX = 72 << 10
-"""Least burst where packets already wait: one larger than the bucket blocks the link for good. They are up to
-64 KiB, plus the headers of the 46 frames they become. (A new bucket in the old one's place would drop what
-waits, which stalls TCP for up to 0.1 s; deleting the old one first would let megabytes pass.)"""
+"""Smallest burst when a rate changes. Packets already in the queue are up to 64 KiB plus the headers of 46 frames, and
+a packet larger than the bucket would block the link for good. (Replacing the bucket would drop the queue, which stalls
+TCP for up to 0.1 s; deleting the old one first would let megabytes pass unshaped.)"""
 GSO_MAX, GSO_MIN = 64 << 10, 8 << 10
-"""The kernel's default for the packets TCP hands down, and the least that is still worth it, bytes."""
+"""Largest packet that TCP hands down: the kernel's default, and the smallest limit set here, bytes."""
 BURST_MIN = 16 << 10
 """Ten full frames, which is TCP's first window."""
 
@@ -78,7 +78,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class UnavailableError(Exception):
-    """Something cannot be made here; the message says what, why and the remedy."""
+    """Something cannot be made on this machine; the message says what, why and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,10 @@ class Host:
 def burst_bytes(rate_bit_s: float) -> int:
     """Return the size of the token bucket at a rate, bytes.
 
-    `BURSTS` at its points, straight lines on log-log axes between them. Below, the first line goes on down to
-    `BURST_MIN`; above, the bucket lasts as long as at the last point (0.42 ms): timers grow no finer.
+    Interpolates `BURSTS` on log-log axes. Below its first point, the first line is extended down to `BURST_MIN`.
+    Above its last point, the bucket lasts as long as at that point (0.42 ms), since timers are no finer.
 
-    A full bucket is sent at once, for free: judge no transfer under 8 times its size.
+    A full bucket is sent at once, unshaped: do not judge the rate by transfers under 8 times its size.
     """
     last_rate, last_burst = BURSTS[-1]
     if rate_bit_s >= last_rate:
@@ -124,7 +124,7 @@ def libc(function: str, *arguments: int | bytes | None) -> None:
 
 @contextlib.contextmanager
 def making(what: str, remedy: str) -> Iterator[None]:
-    """Turn a refusal by the kernel into one line with its remedy."""
+    """Turn an error of the kernel into one line with its remedy."""
     try:
         yield
     except (pyroute2.NetlinkError, OSError) as problem:
@@ -141,7 +141,7 @@ def build(hosts: list[Host]) -> dict[str, int]:
     """Make the hosts and the bridge between them; return each host's network namespace."""
     with making("a network namespace", "is sysctl user.max_net_namespaces too low?"):
         namespaces = {host.name: new_network_namespace() for host in hosts}
-        new_network_namespace()  # the bridge's own; its descriptor keeps it when this process leaves it
+        new_network_namespace()  # for the bridge; the descriptor keeps it alive when this process leaves it
     with pyroute2.IPRoute() as ip:
         with making("a bridge", "load its module: modprobe bridge"):
             ip.link("add", ifname="bridge", kind="bridge", state="up")
@@ -165,7 +165,7 @@ def configure(host: Host) -> None:
         ip.addr("add", index=eth0, address=host.address, prefixlen=PREFIX_LENGTH)
         ip.link("set", index=eth0, state="up")
         # The machine's default may be bbr, which is slower: by a quarter between hosts at 10 Gbit/s, by two
-        # thirds within one. Set on the routes (to the others, to itself) as the sysctl may be refused.
+        # thirds within one host. It is set on the routes, since the sysctl may be read-only.
         others = {"dst": f"{SUBNET}/{PREFIX_LENGTH}", "table": TABLE_MAIN, "scope": "link"}
         itself = {"dst": host.address, "table": TABLE_LOCAL, "scope": "host", "type": "local"}
         with making("a route with the congestion control cubic", "load its module: modprobe tcp_cubic"):
@@ -205,7 +205,7 @@ def shape(rate_bit_s: int | None, burst_min: int = 0) -> None:
 
 
 def change_rates(file: Path, rates: dict[str, int | None], namespaces: dict[str, int]) -> None:
-    """Apply the rates of `file` that differ from `rates`; a file that cannot be read changes nothing."""
+    """Apply the rates of `file` that differ from `rates`. If the file cannot be read, the rates stay."""
     try:
         new = {host.name: host.rate_bit_s for host in read(file)[0]}
         for name in [name for name in rates if new[name] != rates[name]]:
@@ -218,7 +218,7 @@ def change_rates(file: Path, rates: dict[str, int | None], namespaces: dict[str,
 
 
 def start(host: Host, namespace: int) -> subprocess.Popen[bytes]:
-    """Start a host's command in its network namespace, in a session and process group of its own."""
+    """Start a host's command in its network namespace, in a new session and process group."""
 
     def enter() -> None:
         libc("setns", namespace, CLONE_NEWNET)
@@ -252,6 +252,7 @@ def supervise(file: Path, hosts: list[Host], grace_s: float, namespaces: dict[st
         if number == signal.SIGHUP:
             change_rates(file, rates, namespaces)
         elif number in {signal.SIGINT, signal.SIGTERM}:
+            print(json.dumps({"signal": number}), flush=True)
             status, term_at_s = status or 128 + number, min(term_at_s, now_s)
         for name in [name for name, process in running.items() if process.poll() is not None]:
             ended = shell_status(running.pop(name).returncode)
@@ -269,12 +270,12 @@ def supervise(file: Path, hosts: list[Host], grace_s: float, namespaces: dict[st
 
 
 def shell_status(returncode: int) -> int:
-    """Return a status as shells count it: 128 + n for signal n."""
+    """Return a status as shells do: 128 + n for signal n."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
 def read(file: Path) -> tuple[list[Host], dict[str, Any]]:
-    """Return network.json's hosts, and the whole of it."""
+    """Return the hosts of network.json, and its whole content."""
     network = json.loads(file.read_text())
     return [Host(**host) for host in network["hosts"]], network
 
@@ -283,8 +284,8 @@ def first_process(file: Path, parent: int) -> int:
     """Make the network and run the commands, as the PID namespace's first process."""
     libc("prctl", PR_SET_PDEATHSIG, signal.SIGKILL)
     if select.select([parent], [], [], 0)[0]:
-        return 128 + signal.SIGKILL  # it died before the line above
-    # Tools look up /proc/<os.getpid()>: let it be the right one. Containers that mask parts of /proc refuse.
+        return 128 + signal.SIGKILL  # the parent died before the line above
+    # Mount the /proc of this PID namespace, since tools read /proc/<pid>. Containers that mask parts of /proc refuse.
     with contextlib.suppress(OSError):
         libc("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
     hosts, network = read(file)

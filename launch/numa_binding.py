@@ -2,10 +2,10 @@
 
     python numa_binding.py MODE RANKS
 
-Status 0 where it can. Else 1 and why, in one line on stdout: torchrun itself ends where one rank cannot be bound (its
-GPU has no NUMA node, or none with a core that it may use; there are fewer GPUs than ranks), and with it the launch.
-MODE is node, socket, exclusive or core-complex. Each rank is tried as torchrun starts it, with a command that does
-nothing.
+Exits with status 0 if it can. Otherwise prints the reason in one line on stdout and exits with status 1. The check is
+needed because torchrun, and with it the launch, ends if one rank cannot be bound: its GPU has no NUMA node, or none
+with a core that it may use, or there are fewer GPUs than ranks. MODE is node, socket, exclusive or core-complex. Each
+rank is tried as torchrun starts it, with a command that does nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import shutil
 import sys
 
 TRY_S = 30
-"""numactl and `true` may take so long."""
+"""Time limit for numactl with `true`."""
 
 
 def obstacle(mode: str, ranks: int) -> str | None:
-    """Why one of so many ranks cannot be bound; None where all can."""
+    """The reason why one of `ranks` ranks cannot be bound; None if all can."""
     try:
         from torch.distributed.elastic.multiprocessing.subprocess_handler import (  # noqa: PLC0415
             SubprocessHandler,
@@ -41,7 +41,7 @@ def obstacle(mode: str, ranks: int) -> str | None:
                 numa_options=NumaOptions(affinity_mode=AffinityMode(mode)),
             )
             status = started.proc.wait(TRY_S)
-        except Exception as error:  # noqa: BLE001  # whatever it is, it would end the launch
+        except Exception as error:  # noqa: BLE001  # any exception would end the launch
             said = str(error).strip().splitlines()[:1]
             return ": ".join([f"local rank {rank}", type(error).__name__, *said])
         if status:

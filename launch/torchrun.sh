@@ -1,10 +1,10 @@
 #!/bin/sh
-# The one way in which every launcher starts workers: torchrun with this site's environment.
+# Every launcher starts its workers with this script: torchrun with the environment of a profile.
 #
 #   torchrun.sh PROFILE torchrun-arguments... -m scaling.worker RUN LAUNCH WORLD_SIZES
 #
 # PROFILE is gloo or nccl: profiles/PROFILE.env beside this file is read first. Variables that are
-# set already win, so `+env.NAME=value` on the command line overrides a profile.
+# already set take precedence, so `+env.NAME=value` on the command line overrides a profile.
 # SCALING_PYTHON names the interpreter; the default is the python3 on the PATH.
 set -eu
 

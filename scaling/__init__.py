@@ -1,26 +1,60 @@
-"""Measure how a DDP training scales, what eats the rest, and how sure that is."""
+"""Measure how DDP training scales, where the lost efficiency goes, and how certain the answer is.
+
+The public names are listed in `__all__`; docs/api.md shows them at work. Each is imported when it is first used, so
+that `import scaling` loads neither torch nor polars.
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scaling.worker.own.probe import Probe
-    from scaling.worker.workload import Workload
+    from scaling.analysis.results import Analysis, Comparison, Measured
+    from scaling.cli.api import Run, compare, load, predict
+    from scaling.errors import InputError, ScalingError
+    from scaling.worker.data.workload import Workload
+    from scaling.worker.probe.probe import Probe
 
-__version__ = "0.1.0"
+from scaling.version import __version__
 
-__all__ = ["Probe", "Workload", "__version__"]
+__all__ = [
+    "Analysis",
+    "Comparison",
+    "InputError",
+    "Measured",
+    "Probe",
+    "Run",
+    "ScalingError",
+    "Workload",
+    "__version__",
+    "compare",
+    "load",
+    "predict",
+]
+
+_HOMES = {
+    "Analysis": "scaling.analysis.results",
+    "Comparison": "scaling.analysis.results",
+    "InputError": "scaling.errors",
+    "Measured": "scaling.analysis.results",
+    "Probe": "scaling.worker.probe.probe",
+    "Run": "scaling.cli.api",
+    "ScalingError": "scaling.errors",
+    "Workload": "scaling.worker.data.workload",
+    "compare": "scaling.cli.api",
+    "load": "scaling.cli.api",
+    "predict": "scaling.cli.api",
+}
+"""A public name, and the module that defines it."""
 
 
 def __getattr__(name: str) -> Any:
-    """What needs torch is imported when it is asked for."""
-    if name == "Workload":
-        from scaling.worker.workload import Workload  # noqa: PLC0415
+    """Import a public name when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'scaling' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
-        return Workload
-    if name == "Probe":
-        from scaling.worker.own.probe import Probe  # noqa: PLC0415
 
-        return Probe
-    raise AttributeError(f"module 'scaling' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

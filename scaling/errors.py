@@ -1,13 +1,26 @@
-"""What can go wrong, by who has to act.
+"""Errors with an exit status, by who has to act.
 
-ScalingError            exit 1   nothing could be measured, or a bar that was asked for is not met
-└── InputError          exit 2   the user's input: what, where, what would be accepted; nothing was created
+ScalingError            exit 1   nothing could be measured, or a requested threshold is not met
+└── InputError          exit 2   bad input: the message says what, where and what would be accepted; nothing was created
 
-What a file system says without anybody's fault (no room, no permission) is one line too (scaling.cli). Anything else
-that escapes is a bug of this program and keeps its traceback.
+Errors of the file system that are not bugs (no space, no permission) also become one line (scaling.cli). Any other
+exception is a bug of this program and keeps its traceback.
 """
 
 from __future__ import annotations
+
+import errno
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def way_out(error: OSError) -> str:
+    """What to do about a file that could not be written."""
+    if error.errno in FULL:
+        return "make room"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "make it writable"
+    return "see that its folder is there and its file system answers"
 
 
 class ScalingError(Exception):

@@ -1,4 +1,4 @@
-"""Finds conf/, launch/ and slurm/ in a wheel, an editable install or a plain checkout alike."""
+"""Find conf/, launch/ and slurm/ in a wheel, an editable install or a plain checkout."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def import_root() -> Path:
 
 
 def import_path() -> str:
-    """A worker's PYTHONPATH: this package's folder, then what the caller's own holds, such as a model's folder."""
+    """A worker's PYTHONPATH: this package's folder, then the caller's entries, such as the folder of a model."""
     own = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join(dict.fromkeys([str(import_root()), *filter(None, own.split(os.pathsep))]))

@@ -1,17 +1,19 @@
-"""Units at the edges: text to integers on the way in, numbers to text on the way out.
+"""Parse and format values with units.
 
-Inside the program times are integer nanoseconds, sizes integer bytes and rates bit/s; the
-unit is in every name. Rates are decimal (Gbit = 1e9 bit/s, as networks are sold), sizes are
-binary where written with an i (MiB = 2**20).
+Inside the program, times are integer nanoseconds, sizes integer bytes and rates bit/s, and every name has its unit.
+Rates are decimal (Gbit = 1e9 bit/s, as networks are sold). Sizes are binary if written with an i (MiB = 2**20).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from scaling.errors import InputError
 
 _RATE = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
+DIGITS_MAX = 18
+"""Digits of a number in a text; more fit into no integer of 64 bits."""
 _SIZE = {
     "B": 1,
     "KB": 10**3,
@@ -26,32 +28,35 @@ _SIZE = {
 
 def parse_rate_bit_s(text: str, where: str) -> int:
     """Read a link rate such as `200mbit` or `2.5 Gbit/s` as bit/s; `where` names the key in the error."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)(?:/s)?\s*", str(text))
-    factor = _RATE.get(match.group(2).lower().removesuffix("ps")) if match else None
-    rate = round(float(match.group(1)) * factor) if match and factor else 0
-    if rate <= 0:
-        raise InputError(
-            f"{where}={text}: not a link rate; write a number and a unit ({', '.join(_RATE)}), such as 200mbit"
-        )
-    return rate
+    number, unit = _split(re.sub(r"(?<=[A-Za-z])/s\s*$", "", str(text)))
+    rate = round(number * _RATE.get(unit.lower().removesuffix("ps"), 0))
+    return _above_zero(rate, f"{where}={text}: not a link rate", _RATE, "200mbit")
 
 
 def parse_bytes(text: str, where: str) -> int:
     """Read a size such as `2GiB` as bytes; `where` names the key in the error."""
+    number, unit = _split(text)
+    return _above_zero(round(number * _SIZE.get(unit, 0)), f"{where}={text}: not a size", _SIZE, "2GiB")
+
+
+def _split(text: str) -> tuple[float, str]:
+    """A number and its unit; (0, "") for other text."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*", str(text))
-    factor = _SIZE.get(match.group(2)) if match else None
-    size = round(float(match.group(1)) * factor) if match and factor else 0
-    if size <= 0:
-        raise InputError(
-            f"{where}={text}: not a size; write a number and a unit ({', '.join(_SIZE)}), such as 2GiB"
-        )
-    return size
+    return (
+        (float(match.group(1)), match.group(2)) if match and len(match.group(1)) <= DIGITS_MAX else (0.0, "")
+    )
+
+
+def _above_zero(value: int, wrong: str, units: Iterable[str], example: str) -> int:
+    if value <= 0:
+        raise InputError(f"{wrong}; write a number and a unit ({', '.join(units)}), such as {example}")
+    return value
 
 
 def parse_time_limit_s(text: str, where: str) -> int:
     """Read a time limit as Slurm writes it as seconds: minutes, m:s, h:m:s, days-h, days-h:m, days-h:m:s.
 
-    Slurm takes 0 for "no limit of the job's own"; here it is refused, as it was hardly meant.
+    Slurm reads 0 as no limit of the job. Here it is refused, since it is probably a mistake.
     """
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", str(text).strip())
     seconds = 0
@@ -66,6 +71,17 @@ def parse_time_limit_s(text: str, where: str) -> int:
             "days-hours, such as 90, 1:30:00 or 1-12"
         )
     return seconds
+
+
+def spans(values: Iterable[int]) -> list[str]:
+    """Ranks or cores as ranges in ascending order: {0, 1, 2, 5} -> [`0-2`, `5`]."""
+    found: list[list[int]] = []
+    for value in sorted(values):
+        if found and value == found[-1][1] + 1:
+            found[-1][1] = value
+        else:
+            found.append([value, value])
+    return [str(first) if first == last else f"{first}-{last}" for first, last in found]
 
 
 def format_bytes(count: float) -> str:

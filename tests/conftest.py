@@ -2,51 +2,83 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import support.wandb_files
+import support.wandb_server
 from hypothesis import settings
+from support import composed_once, simulated_cluster
+from support.fake_nvml import FakeNvml
 
-from scaling.telemetry.host import Host
+from scaling.hardware.host import Host
 
 pytest_plugins = ("pytester",)
 
-# How long an example takes beside other tests shows nothing.
+# Examples take longer beside other tests, so Hypothesis sets them no deadline.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 STOLEN = 0.03
-"""On a machine of one's own it is 0.002 at most; a hypervisor that is busy elsewhere has kept 0.6."""
+"""Share of the busy time that the hypervisor may keep: 0.002 at most on an idle host, 0.6 was seen on a busy one."""
+GROUPS = ("slurm", "wheel", "simulated", "browser", "measures", "faults", "launches", "more")
+"""What `make test` leaves out; `make test-NAME` runs one of them, `make test-all` everything."""
+TESTS = Path(__file__).parent
 BEGUN = pytest.StashKey[dict[Path, Any]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    about = "of the tests marked slow every N-th, from the K-th on; all by default"
-    parser.addoption("--part", default="1/1", metavar="K/N", help=about)
+    about = f"only one group: quick (what `make test` runs), {', '.join(GROUPS)}"
+    parser.addoption("--group", choices=("quick", *GROUPS), help=about)
+    parser.addoption(
+        "--hydra-anew", action="store_true", help="let Hydra compose each time (support/composed_once.py)"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("measures") is not None:
             item.add_marker(pytest.mark.alone)
-    first, every = map(int, config.getoption("--part").split("/"))
-    slow = [item for item in items if item.get_closest_marker("slow") is not None]
-    others = [item for index, item in enumerate(slow) if index % every != first - 1]
+    wanted = config.getoption("--group")
+    others = [item for item in items if wanted is not None and group_of(item) != wanted]
     if others:
         config.hook.pytest_deselected(items=others)
         left_out = set(others)
         items[:] = [item for item in items if item not in left_out]
 
 
+def group_of(item: pytest.Item) -> str:
+    """The group that a test belongs to: by what it needs, else by how long it takes."""
+    parts = item.path.relative_to(TESTS).parts
+    if parts[0] == "slurm":
+        return "slurm"
+    if parts == ("test_wheel.py",):
+        return "wheel"
+    if parts[0] == "simulated_device":
+        return "simulated"
+    for name in ("browser", "measures"):
+        if item.get_closest_marker(name) is not None:
+            return name
+    if item.get_closest_marker("slow") is None and item.get_closest_marker("alone") is None:
+        return "quick"
+    if parts[0] == "faults":
+        return "faults"
+    return "launches" if parts[0] == "launched" else "more"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hydra_composes_once(request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--hydra-anew"):
+        composed_once.install()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Keep the processors' times from before a file's first test, since its fixtures may measure for all."""
+    """Keep the processors' times from before a file's first test, since its fixtures may measure for all its tests."""
     begun = item.session.stash.setdefault(BEGUN, {})
     if item.path not in begun:
         begun[item.path] = Host().sample()
@@ -56,7 +88,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Any:
     """Skip what is marked `measures` and failed while the hypervisor kept the cores: it has shown nothing.
 
-    An assertion, that is: what raises something else is broken however busy the machine is.
+    Only an AssertionError is skipped; any other exception is a defect on any machine.
     """
     if item.get_closest_marker("measures") is None:
         return (yield)
@@ -80,29 +112,16 @@ def stolen(before: dict[str, Any], after: dict[str, Any]) -> float:
     return taken / busy if busy else 0.0
 
 
-def load(path: Path) -> ModuleType:
-    """Import a file by its path: siblings are no importable names under `--import-mode=importlib`."""
-    if path.stem in sys.modules:
-        return sys.modules[path.stem]
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # before it runs: dataclasses look their own module up
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def cluster() -> ModuleType:
     """The simulator's module: Truth, Bucket, Straggler, simulate and its physics."""
-    return load(Path(__file__).with_name("simulated_cluster.py"))
+    return simulated_cluster
 
 
 @pytest.fixture(scope="session")
 def fake_nvml() -> Callable[..., Any]:
     """fake_nvml(count=4) -> what stands for the pynvml module."""
-    return load(Path(__file__).with_name("fake_nvml.py")).FakeNvml  # type: ignore[no-any-return]
+    return FakeNvml
 
 
 @pytest.fixture(scope="session")
@@ -134,13 +153,13 @@ def left_behind() -> Callable[[Path], list[str]]:
 @pytest.fixture(scope="session")
 def wandb_files() -> ModuleType:
     """Reads offline W&B runs back: read_all(run folder's path)."""
-    return load(Path(__file__).with_name("wandb_files.py"))
+    return support.wandb_files
 
 
 @pytest.fixture
 def wandb_server(monkeypatch):
     """A W&B server on this machine, and the key to it."""
-    with load(Path(__file__).with_name("wandb_server.py")).serving() as server:
+    with support.wandb_server.serving() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
         yield server

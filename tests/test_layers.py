@@ -1,8 +1,9 @@
-"""Who may import whom, read from the source: the arrows of the design point one way."""
+"""Who may import whom, read from the source. The rooms are those of docs/developing.md."""
 
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +13,49 @@ import pytest
 import scaling
 
 ROOT = Path(scaling.__file__).parent
-FACTS = {
-    "scaling." + name
-    for name in ("spec", "fabric", "cluster", "records", "checkup", "units", "errors", "codec", "secrets")
-}
 
-OF_DATA = {"scaling.worker.folder": {"PIL"}}
+LEAVES = {"scaling"} | {
+    f"scaling.{name}" for name in ("version", "errors", "units", "resources", "plain", "reading")
+}
+"""They import nothing of ours; the package itself imports what is asked of it, when it is asked."""
+
+ROOMS = {
+    "spec": set(),
+    "hardware": set(),
+    "records": {"spec", "hardware"},
+    "worker": {"spec", "records"},
+    "config": {"spec", "hardware"},
+    "launchers": {"spec", "records"},
+    "analysis": {"spec", "records", "hardware"},
+    "traces": {"spec", "records", "analysis"},
+    "report": {"spec", "records", "analysis"},
+    "cli": {"spec", "hardware", "records", "worker", "config", "launchers", "analysis", "traces", "report"},
+}
+"""A room, and the rooms that it may import from."""
+
+ONLY = {
+    ("worker", "records"): tuple(
+        f"scaling.records.{name}" for name in ("paths", "files", "codec", "format", "seal", "checkup")
+    ),
+    ("report", "analysis"): ("scaling.analysis.results",),
+    ("cli", "worker"): (),  # by name alone: workers are processes of their own
+}
+"""Where a room may import from another one, but not all of it."""
+
+OF_DATA = {"scaling.worker.data.folder": {"PIL"}}
 """What a dataset needs for itself, imported when it is made."""
+
+EDGES = {
+    "torch": "scaling.worker",
+    "hydra": "scaling.config",
+    "omegaconf": "scaling.config",
+    "wandb": "scaling.report.tracking",
+    "jinja2": "scaling.report.templates",
+    "kaleido": "scaling.report.figures",
+    "plotly": "scaling.report",
+    "pynvml": "scaling.hardware",
+}
+"""A package of others, and the one place that imports it."""
 
 
 def module_of(path: Path) -> str:
@@ -30,7 +67,8 @@ PATHS = {module_of(p): p for p in ROOT.rglob("*.py") if "_shipped" not in p.part
 MODULES = sorted(PATHS)
 
 
-def imports(module: str) -> set[str]:
+@functools.cache
+def imports(module: str) -> frozenset[str]:
     """Modules that one imports anywhere, in functions too; a name taken from a package counts as its module."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(PATHS[module].read_text(encoding="utf-8"))):
@@ -43,7 +81,7 @@ def imports(module: str) -> set[str]:
             found |= submodules
             if len(submodules) < len(inner):
                 found.add(str(node.module))
-    return found
+    return frozenset(found)
 
 
 def within(module: str, *packages: str) -> bool:
@@ -51,8 +89,8 @@ def within(module: str, *packages: str) -> bool:
 
 
 def ours(module: str) -> set[str]:
-    """Modules of ours; not the package itself, which is imported with each of them."""
-    return {m for m in imports(module) if within(m, "scaling")} - {"scaling"}
+    """Modules of ours that one imports."""
+    return {m for m in imports(module) if within(m, "scaling")}
 
 
 def theirs(module: str) -> set[str]:
@@ -61,137 +99,122 @@ def theirs(module: str) -> set[str]:
     return {top for top in tops if top != "scaling" and top not in sys.stdlib_module_names}
 
 
-def of(package: str) -> list[str]:
-    found = [m for m in MODULES if within(m, package)]
-    assert found, package
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def of(room: str) -> list[str]:
+    found = [m for m in MODULES if within(m, f"scaling.{room}")]
+    assert found, room
     return found
 
 
-def importers(*packages: str) -> set[str]:
-    return {m for m in MODULES if theirs(m) & set(packages)}
+def test_no_module_lies_loose():
+    assert {m for m in MODULES if PATHS[m].parent == ROOT and PATHS[m].stem != "__init__"} == LEAVES - {
+        "scaling"
+    }
+    assert {p.parent.name for p in ROOT.glob("*/__init__.py")} == ROOMS.keys()
 
 
-def test_every_module_is_seen():
-    assert {"scaling.cli", "scaling.worker.launch", "scaling.analysis.point"} <= PATHS.keys()
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_what_it_is(room):
+    said = ast.get_docstring(ast.parse(PATHS[f"scaling.{room}"].read_text(encoding="utf-8")))
+    assert said is not None
+    assert {"In:", "Out:"} <= set(said.split())
+
+
+@pytest.mark.parametrize("leaf", sorted(LEAVES - {"scaling"}))
+def test_a_leaf_imports_nothing_of_ours(leaf):
+    assert ours(leaf) <= {"scaling.errors"}
+    assert theirs(leaf) == set()
 
 
 def test_the_package_itself_brings_nothing_along():
     tree = ast.parse(PATHS["scaling"].read_text(encoding="utf-8"))
     at_once = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {getattr(node, "module", None) or node.names[0].name for node in at_once}
-    assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names
+    assert {name.split(".")[0] for name in names - {"scaling.version"}} <= sys.stdlib_module_names
 
 
-@pytest.mark.parametrize("module", sorted(FACTS))
-def test_facts_import_nothing_but_each_other_and_the_standard_library(module):
-    assert ours(module) <= FACTS
-    assert theirs(module) == set()
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_from_those_before_it(room):
+    wrong = []
+    for module in of(room):
+        for found in ours(module) - LEAVES:
+            other = room_of(found)
+            allowed = other == room or other in ROOMS[room]
+            allowed &= within(found, *ONLY.get((room, other), ("scaling",)))
+            if not allowed:
+                wrong.append(f"{module} imports {found}")
+    assert wrong == []
 
 
-@pytest.mark.parametrize("module", of("scaling.worker"))
+def test_the_rooms_are_in_order():
+    """A room imports only from rooms above it in the table."""
+    before: set[str] = set()
+    for room, others in ROOMS.items():
+        assert others <= before, room
+        before.add(room)
+
+
+@pytest.mark.parametrize(("package", "place"), EDGES.items())
+def test_what_is_heavy_stays_at_its_edge(package, place):
+    importers = {m for m in MODULES if package in theirs(m)}
+    assert importers
+    assert all(within(m, place) for m in importers), importers
+
+
+@pytest.mark.parametrize("room", ["spec", "hardware"])
+def test_facts_and_sensors_need_the_standard_library(room):
+    for module in of(room):
+        assert theirs(module) <= ({"pynvml"} if room == "hardware" else set())
+
+
+@pytest.mark.parametrize("module", of("worker"))
 def test_a_worker_needs_torch_and_the_standard_library(module):
     assert theirs(module) <= {"torch"} | OF_DATA.get(module, set())
-    allowed = FACTS | {"scaling.plan", "scaling.files", "scaling.store", "scaling.cases", "scaling.largest"}
-    assert {m for m in ours(module) if not within(m, "scaling.worker")} <= allowed
 
 
 def test_nor_does_what_a_worker_imports_bring_anything_along():
     seen: set[str] = set()
-    left = set(of("scaling.worker"))
+    left = set(of("worker"))
     while left:
         module = left.pop()
         seen.add(module)
-        left |= ours(module) - seen
+        left |= ours(module) - seen - {"scaling"}
     assert set().union(*(theirs(m) for m in seen)) <= {"torch"}.union(*OF_DATA.values())
-    assert not {m for m in seen if within(m, "scaling.analysis", "scaling.report", "scaling.config")}
 
 
-@pytest.mark.parametrize("module", of("scaling.analysis"))
-def test_analysis_is_pure(module):
-    assert not theirs(module) & {"torch", "rich", "wandb", "hydra", "omegaconf", "plotly"}
-    outside = ("scaling.report", "scaling.launchers", "scaling.worker", "scaling.config")
-    assert not {m for m in ours(module) if within(m, *outside)}
-
-
-@pytest.mark.parametrize("module", of("scaling.doctor"))
-def test_the_doctor_is_rules_over_what_was_measured(module):
-    assert theirs(module) == set()
-    outside = ("scaling.report", "scaling.launchers", "scaling.worker", "scaling.config")
-    assert not {m for m in ours(module) if within(m, *outside)}
-
-
-@pytest.mark.parametrize("module", of("scaling.telemetry"))
-def test_telemetry_stands_alone_and_needs_nothing_but_nvml(module):
-    assert theirs(module) <= {"pynvml"}
-    assert all(within(m, "scaling.telemetry") for m in ours(module))
-
-
-@pytest.mark.parametrize("module", of("scaling.report"))
-def test_a_report_knows_results_and_computes_nothing(module):
-    allowed = {"scaling.analysis.results", "scaling.analysis.traced", "scaling.doctor.results"}
-    allowed |= {"scaling.analysis.machines"}
-    allowed |= {"scaling.codec", "scaling.errors", "scaling.plan"}
-    allowed |= {
-        "scaling.spec",
-        "scaling.fabric",
-        "scaling.secrets",
-        "scaling.files",
-        "scaling.store",
-        "scaling.units",
-        "scaling.cases",
-    }
-    if module == "scaling.report.queue":
-        allowed |= {"scaling.launchers.queue", "scaling.status"}
-    if module == "scaling.report.planned":
-        allowed |= {"scaling.launchers.commands", "scaling.launchers.follow"}
-    assert {m for m in ours(module) if not within(m, "scaling.report")} <= allowed
-
-
-@pytest.mark.parametrize("module", of("scaling.trace"))
-def test_a_reader_of_traces_neither_runs_nor_draws(module):
-    assert not theirs(module) & {"torch", "wandb", "hydra", "omegaconf", "plotly", "polars"}
-    outside = ("scaling.launchers", "scaling.worker", "scaling.config", "scaling.report", "scaling.run")
-    if module != "scaling.trace.folder":
-        assert not {m for m in ours(module) if within(m, *outside)}
+@pytest.mark.parametrize("room", ["analysis", "traces"])
+def test_what_computes_does_not_draw(room):
+    for module in of(room):
+        assert not theirs(module) & {"torch", "rich", "wandb", "hydra", "omegaconf", "plotly"}
 
 
 def test_what_a_dataset_needs_is_imported_by_it_alone():
     for package in set().union(*OF_DATA.values()):
-        assert importers(package) == {m for m, needs in OF_DATA.items() if package in needs}
+        assert {m for m in MODULES if package in theirs(m)} == {
+            m for m, needs in OF_DATA.items() if package in needs
+        }
 
 
-def test_hydra_stays_at_the_edge():
-    assert importers("hydra", "omegaconf") == {"scaling.config"}
-
-
-def test_wandb_stays_in_the_report():
-    assert importers("wandb") <= {"scaling.report.wandb", "scaling.report.sync"}
-
-
-def test_torch_stays_in_the_worker():
-    assert all(within(m, "scaling.worker") for m in importers("torch"))
+def loaded(code: str, *packages: str) -> set[str]:
+    """Which of these packages a fresh interpreter has loaded after this code."""
+    ended = f"{code}\nimport sys; print({set(packages)!r} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", ended], capture_output=True, text=True, check=True, cwd=ROOT.parent
+    )
+    return set(ast.literal_eval(done.stdout.splitlines()[-1].replace("set()", "()")))
 
 
 def test_no_worker_brings_wandb_or_hydra_into_its_process():
     """Not only what stands in the files: what is there once every module of a worker was imported."""
-    code = (
-        f"import importlib, sys; [importlib.import_module(m) for m in {of('scaling.worker')!r} "
-        "if not m.endswith('__main__')]; "
-        "print({'wandb', 'hydra', 'omegaconf', 'rich', 'plotly', 'polars'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent
-    )
-    assert done.stdout.strip() == "set()"
+    names = [m for m in of("worker") if not m.endswith("__main__")]
+    code = f"import importlib; [importlib.import_module(m) for m in {names!r}]"
+    assert loaded(code, "wandb", "hydra", "omegaconf", "rich", "plotly", "polars") == set()
 
 
 def test_a_plan_is_shown_without_what_measuring_and_reporting_need():
     """It is what people try first, and try again with every change: half a second."""
-    code = (
-        "import sys; from scaling.cli import main; main(['plan', 'topology=emulated_pcie']); "
-        "print({'torch', 'wandb', 'plotly', 'polars', 'scipy', 'pandas'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT.parent
-    )
-    assert done.stdout.splitlines()[-1] == "set()"
+    code = "from scaling.cli.main import main; main(['plan', 'topology=emulated_pcie'])"
+    assert loaded(code, "torch", "wandb", "plotly", "polars", "scipy", "pandas") == set()

@@ -14,6 +14,7 @@ from scaling.units import (
     parse_bytes,
     parse_rate_bit_s,
     parse_time_limit_s,
+    spans,
 )
 
 
@@ -56,43 +57,34 @@ def test_what_is_no_size_is_refused_with_the_key_and_an_example(text):
         parse_bytes(text, "memory_limit")
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (9 * 2**20, "9 MiB"), (2**31, "2 GiB")],
-)
-def test_bytes_are_read_at_a_glance(count, text):
-    assert format_bytes(count) == text
+READ_AT_A_GLANCE = {
+    format_bytes: {0: "0 B", 1023: "1023 B", 1536: "1.5 KiB", 9 * 2**20: "9 MiB", 2**31: "2 GiB"},
+    format_rate: {
+        300: "300 bit/s",
+        64e3: "64 kbit/s",
+        200e6: "200 Mbit/s",
+        191_281_373: "191.3 Mbit/s",
+        3.2e12: "3.2 Tbit/s",
+    },
+    format_duration: {
+        0.04: "0.0 s",
+        7.25: "7.2 s",
+        12.3: "12 s",
+        60: "1 min 0 s",
+        75: "1 min 15 s",
+        59.7: "1 min 0 s",
+        3599.7: "1 h 0 min",
+        3 * 3600 + 90: "3 h 1 min",
+    },
+}
 
 
 @pytest.mark.parametrize(
-    ("bit_s", "text"),
-    [
-        (300, "300 bit/s"),
-        (64e3, "64 kbit/s"),
-        (200e6, "200 Mbit/s"),
-        (191_281_373, "191.3 Mbit/s"),
-        (3.2e12, "3.2 Tbit/s"),
-    ],
+    ("format_", "number", "text"),
+    [(format_, *example) for format_, examples in READ_AT_A_GLANCE.items() for example in examples.items()],
 )
-def test_rates_are_read_at_a_glance(bit_s, text):
-    assert format_rate(bit_s) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.04, "0.0 s"),
-        (7.25, "7.2 s"),
-        (12.3, "12 s"),
-        (60, "1 min 0 s"),
-        (75, "1 min 15 s"),
-        (59.7, "1 min 0 s"),
-        (3599.7, "1 h 0 min"),
-        (3 * 3600 + 90, "3 h 1 min"),
-    ],
-)
-def test_durations_are_read_at_a_glance(seconds, text):
-    assert format_duration(seconds) == text
+def test_numbers_are_read_at_a_glance(format_, number, text):
+    assert format_(number) == text
 
 
 @given(st.integers(1, 2**50))
@@ -101,7 +93,7 @@ def test_a_size_that_was_printed_reads_back_to_its_digits(count):
 
 
 @given(st.integers(10**3, 10**14))
-def test_so_does_a_rate(bit_s):
+def test_a_rate_that_was_printed_reads_back_to_its_digits(bit_s):
     assert parse_rate_bit_s(format_rate(bit_s), "rate") == pytest.approx(bit_s, rel=0.0005)
 
 
@@ -121,6 +113,13 @@ def test_time_limits_as_slurm_writes_them(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["0", "0:00", "0-0", "", "soon", "-5", "1:2:3:4", "1.5", "UNLIMITED"])
-def test_no_time_limit(text):
+def test_what_is_no_time_limit_is_refused(text):
     with pytest.raises(InputError, match="not a time limit above 0"):
         parse_time_limit_s(text, "cluster.time")
+
+
+@pytest.mark.parametrize(
+    ("values", "text"), [([], []), ([3], ["3"]), ({0, 1, 2, 5}, ["0-2", "5"]), ([7, 5, 6, 0], ["0", "5-7"])]
+)
+def test_ranks_are_written_as_ranges(values, text):
+    assert spans(values) == text

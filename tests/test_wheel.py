@@ -11,35 +11,34 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.processes import NO_NAMESPACES, user_namespaces
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    out = tmp_path_factory.mktemp("dist")
+def build(kind, source, out):
+    """Build `source` as a "wheel" or "sdist" in the folder `out`; the file."""
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT],
+        [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", out, source],
         check=True,
         capture_output=True,
     )
-    (built,) = out.glob("*.whl")
+    (built,) = out.iterdir()
     return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return build("wheel", ROOT, tmp_path_factory.mktemp("dist"))
 
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory):
     """What the source distribution holds, unpacked."""
-    out = tmp_path_factory.mktemp("sdist")
-    subprocess.run(
-        [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", out, ROOT],
-        check=True,
-        capture_output=True,
-    )
-    (built,) = out.glob("*.tar.gz")
+    built = build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
     with tarfile.open(built) as archive:
-        archive.extractall(out, filter="data")
-    return out / built.name.removesuffix(".tar.gz")
+        archive.extractall(built.parent, filter="data")
+    return built.parent / built.name.removesuffix(".tar.gz")
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +74,7 @@ def test_the_source_distribution_holds_what_a_checkout_does(unpacked):
 
 
 def test_a_wheel_made_from_it_is_the_same(unpacked, wheel, tmp_path):
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, unpacked],
-        check=True,
-        capture_output=True,
-    )
-    (again,) = tmp_path.glob("*.whl")
+    again = build("wheel", unpacked, tmp_path)
     ours, theirs = (
         {name: archive.read(name) for name in archive.namelist()}
         for archive in map(zipfile.ZipFile, (wheel, again))
@@ -95,15 +89,20 @@ def test_the_users_folders_travel_inside(wheel):
     assert "scaling/_shipped/launch/emulated_hosts.py" in names
 
 
-def test_plan_works_from_another_folder(installed, tmp_path):
+def planned(python, *arguments, cwd):
+    """The document of `scaling plan` in that environment."""
     done = subprocess.run(
-        [installed, "-m", "scaling.cli", "plan", "topology=emulated_pcie", "--json"],
-        cwd=tmp_path,
+        [python, "-m", "scaling.cli", "plan", *arguments, "--json"],
+        cwd=cwd,
         capture_output=True,
         text=True,
         check=True,
     )
-    plan = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def test_plan_works_from_another_folder(installed, tmp_path):
+    plan = planned(installed, "topology=emulated_pcie", cwd=tmp_path)
     assert plan["spec"]["topology"]["name"] == "emulated_pcie"
     assert "_shipped/launch" in plan["commands"][0]
     assert list(tmp_path.iterdir()) == []
@@ -114,14 +113,8 @@ def test_a_users_own_config_folder_is_found(installed, tmp_path):
     (tmp_path / "mine/model/wide.yaml").write_text(
         "name: wide\n_target_: scaling.worker.models.mlp.build\nfeatures: 8\nwidth: 9\ndepth: 1\nclasses: 2\n"
     )
-    done = subprocess.run(
-        [installed, "-m", "scaling.cli", "plan", "--config-dir", "mine", "model=wide", "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(done.stdout)["spec"]["model"]["args"]["width"] == 9
+    plan = planned(installed, "--config-dir", "mine", "model=wide", cwd=tmp_path)
+    assert plan["spec"]["model"]["args"]["width"] == 9
 
 
 def test_it_says_the_version_that_it_was_built_as(installed, wheel):
@@ -133,11 +126,11 @@ def test_it_says_the_version_that_it_was_built_as(installed, wheel):
 
 @pytest.mark.launch
 @pytest.mark.slow
-@pytest.mark.measures
+@pytest.mark.alone
 def test_the_demo_runs_from_it(installed, tmp_path):
     """Away from any checkout: configs, the torchrun wrapper and the emulated hosts are the wheel's own."""
-    if subprocess.run(["unshare", "-Urnm", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("user namespaces are not to be had here (`unshare -Urnm true` fails)")
+    if not user_namespaces():
+        pytest.skip(NO_NAMESPACES)
     demo = ["-m", "experiment=demo", "topology=emulated_pcie,emulated_nvlink", "run_dir=demo"]
     done = subprocess.run(
         [installed, "-m", "scaling.cli", "run", *demo],
@@ -146,17 +139,25 @@ def test_the_demo_runs_from_it(installed, tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
-    assert "emulated_nvlink is faster than emulated_pcie" in " ".join(done.stdout.split())
     own = installed.parents[1]
+    work = []
     for run in ("0", "1"):
-        commands = (tmp_path / "demo" / run / "command.txt").read_text()
+        folder = tmp_path / "demo" / run
+        commands = (folder / "command.txt").read_text()
         assert f"{own}/" in commands
         assert str(ROOT) not in commands
-        assert (tmp_path / "demo" / run / "report.html").stat().st_size > 100_000
-    assert json.loads((tmp_path / "demo/comparison.json").read_text())["comparable"]
+        assert (folder / "report.html").stat().st_size > 100_000
+        plan = json.loads((folder / "plan.json").read_text())
+        work.append([plan["spec"][name] for name in ("model", "world_sizes", "batch_per_rank", "ddp")])
+    assert work[0] == work[1]
+    # How much of it a budget holds, and which one is faster, is a matter of time: benchmarks/demo.py measures it.
+    compared = json.loads((tmp_path / "demo/comparison.json").read_text())
+    assert compared["comparable"], compared["reasons"]
+    assert any(p["ratio"] for p in compared["points"])
+    assert (tmp_path / "demo/comparison.html").stat().st_size > 100_000
 
 
 def test_the_shell_script_is_still_executable(installed):

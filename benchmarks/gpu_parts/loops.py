@@ -1,4 +1,4 @@
-"""What runs in this process: steps of one rank with the harness's own loop, clock and probes."""
+"""Sections that run in this process: steps of one rank with the harness's loop, clock and probes."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 from scaling.analysis.results import Measured
-from scaling.analysis.stats import Rounds
-from scaling.spec import Inject
-from scaling.worker.clock import now_ns
-from scaling.worker.devices import CudaDevice, Device
-from scaling.worker.feed import Feed
-from scaling.worker.inject import Faults
-from scaling.worker.precision import Precision
-from scaling.worker.probe import BucketProbe, bucket_bytes
-from scaling.worker.step import Loop
+from scaling.analysis.statistics.rounds import Rounds
+from scaling.spec.run import Inject
+from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.devices import CudaDevice, Device
+from scaling.worker.accelerator.precision import Precision
+from scaling.worker.data.feed import Feed
+from scaling.worker.measure.inject import Faults
+from scaling.worker.measure.probe import BucketProbe
+from scaling.worker.measure.step import Loop
+from scaling.worker.parallel.ddp import bucket_bytes
 
 TIMEOUT = timedelta(seconds=120)
 BATCHES = 2
 STEPS, LEAD_IN = 10, 3
-"""Of a block."""
+"""Steps of a block."""
 PROFILED, PROFILED_LEAD_IN = 20, 5
-"""Steps under the profiler; the first of them are its own warm-up and do not count."""
+"""Steps under the profiler; the first of them warm the profiler up and do not count."""
 ARMS = ("plain", "again", "light", "detailed")
 ALIKE = 1e-3
-"""Of a gradient's norm: convolutions add up in another order from time to time."""
+"""Tolerance relative to a gradient's norm, since the order of additions in convolutions varies."""
 ANCHORED = 20
-"""Events over a second, each waited for."""
+"""Events recorded over a second, each waited for."""
 
 
 class OneRank:
@@ -63,7 +64,7 @@ class OneRank:
 
     @contextlib.contextmanager
     def group(self, folder: Path) -> Iterator[Any]:
-        """Gloo as the default and the backend's own over this rank, as a launch has them."""
+        """A default group of Gloo and a group of the backend over this rank, as in a launch."""
         store = f"file://{folder / 'store'}"
         dist.init_process_group("gloo", init_method=store, rank=0, world_size=1, timeout=TIMEOUT)
         try:
@@ -72,7 +73,7 @@ class OneRank:
             dist.destroy_process_group()
 
     def loop(self, module: torch.nn.Module, device: Device | None = None) -> Loop:
-        """The harness's steps around a module."""
+        """The harness's loop around a module."""
         own, generator = self.workload, torch.Generator().manual_seed(0)
         batches = [self.device.stage(own.make_batch(self.batch, generator)) for _ in range(BATCHES)]
         return Loop(
@@ -87,7 +88,7 @@ class OneRank:
         )
 
     def wrapped(self, group: Any) -> DistributedDataParallel:
-        """As the harness's default settings have it."""
+        """DDP with the harness's default settings."""
         return DistributedDataParallel(
             self.workload.module, process_group=group, gradient_as_bucket_view=True
         )
@@ -143,7 +144,7 @@ def probe_overhead(one: OneRank, group: Any, rounds: int) -> list[Row]:
 
 
 def _block(device: Device, step: Callable[[], Any], stamps: int) -> tuple[float, float]:
-    """(s, s of CPU) of a step, the device idle at both ends."""
+    """Wall and CPU time of a step, s; the device is idle at its begin and end."""
     with device.clock.window(stamps):
         for _ in range(LEAD_IN):
             step()
@@ -174,14 +175,14 @@ def _overhead_rows(known: Rounds) -> list[Row]:
 
 
 def _interval(number: Measured | None) -> tuple[float, float, float]:
-    """(value, low, high); RuntimeError with fewer rounds than an interval takes."""
+    """(value, low, high). RuntimeError with fewer rounds than an interval needs."""
     if number is None or number.low is None or number.high is None:
         raise RuntimeError("too few rounds for an interval; use --rounds 3 or more")
     return number.value, number.low, number.high
 
 
 def own_backend(one: OneRank, group: Any) -> list[Row]:
-    """The backend over one rank: gradients as without the hook, stamps in order, memory of the communicator."""
+    """Check the backend over one rank: equal gradients with the hook, stamps in order, memory of the communicator."""
     before = one.device.foreign_bytes()
     plain, hooked = one.wrapped(group), one.wrapped(group)
     after = one.device.foreign_bytes()
@@ -225,7 +226,7 @@ def own_backend(one: OneRank, group: Any) -> list[Row]:
 
 
 def anchored(device: Device) -> list[Row]:
-    """Events over a second, told in host time, beside when the host saw them."""
+    """Compare events, in host time, with the time at which the host saw them, over a second."""
     tokens, seen = [], []
     with device.clock.window(ANCHORED):
         for _ in range(ANCHORED):
@@ -239,7 +240,7 @@ def anchored(device: Device) -> list[Row]:
 
 @contextlib.contextmanager
 def busy(device: Device, side: int = 4096) -> Iterator[None]:
-    """Matrix products in a thread meanwhile, so that clocks and link are up."""
+    """Run matrix products in a thread, so that clocks and link leave their idle state."""
     stop = threading.Event()
     a = torch.randn(side, side, device=device.torch_device)
 

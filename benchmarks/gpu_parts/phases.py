@@ -1,4 +1,4 @@
-"""The phases of a step by torch.profiler, at the very places at which the harness takes its stamps."""
+"""The phases of a step by torch.profiler, at the places where the harness takes its stamps."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from scaling.trace.signs import ANNOTATIONS, COPIES, KERNELS, RUNTIME
-from scaling.worker.step import step_fields
+from scaling.traces.profiler.signs import ANNOTATIONS, COPIES, KERNELS, RUNTIME
+from scaling.worker.measure.step import step_row
 
 MARK = "scaling stamp"
-"""Name of the range that a stamp is taken in."""
+"""Name of the profiler's range around a stamp."""
 ORDER = (0, 1, 2, 3, 8, 4, 5, 6, 7)
-"""A stamped step's tokens in the order in which they are taken: the end of backward's compute comes last in the row."""
+"""Order in which the tokens of a stamped step are taken; the end of backward's compute comes last in the row."""
 PHASES = ("input", "forward", "backward", "optimizer")
 LOST_SHARE = 0.01
-"""Device work whose launch the trace does not show: more, and no border can be told."""
+"""Limit on the device work without a launch in the trace. With more, phases cannot be separated."""
 
 
 class MarkedClock:
-    """A clock whose every stamp is in the profiler's trace as well."""
+    """A clock whose stamps also appear in the profiler's trace."""
 
     def __init__(self, clock: Any) -> None:
         import torch
@@ -31,7 +31,7 @@ class MarkedClock:
         return getattr(self._clock, name)
 
     def stamp(self) -> int:
-        """The clock's own."""
+        """Convert as the clock does."""
         with self._range(MARK):
             return self._clock.stamp()  # type: ignore[no-any-return]
 
@@ -39,9 +39,9 @@ class MarkedClock:
 def borders_ns(events: Iterable[Mapping[str, Any]]) -> list[int]:
     """When each mark was reached on the device, from the events of a Chrome trace (times in us), in order.
 
-    On one stream that is when all work launched before the mark had ended, or the mark itself where that was earlier:
-    what an event recorded there has to say. The mark is its own cudaEventRecord where the trace has it, else the
-    middle of its range. On a CPU there is no device work. ValueError where launches are missing.
+    On one stream, an event is reached when all work launched before it has ended, and not before the event itself is
+    recorded. A mark's time is its cudaEventRecord if the trace has it, else the middle of its range. On a CPU there is
+    no device work. ValueError where launches are missing.
     """
     marks: list[tuple[float, float]] = []
     recorded: list[float] = []
@@ -78,7 +78,7 @@ def borders_ns(events: Iterable[Mapping[str, Any]]) -> list[int]:
 
 
 def steps_of(borders: Sequence[int]) -> list[list[int]]:
-    """One row a step, as a stamped step gives it; ValueError where marks are missing."""
+    """One row for each step, like a stamped step's. ValueError where marks are missing."""
     if len(borders) % len(ORDER):
         raise ValueError(f"{len(borders)} marks, {len(ORDER)} a step are expected")
     rows = []
@@ -91,7 +91,7 @@ def steps_of(borders: Sequence[int]) -> list[list[int]]:
 
 
 def means_ms(rows: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Mean of each phase and of the whole step, ms, of rows of stamps in ns."""
-    fields = [step_fields(row) for row in rows]
+    """Mean of each phase and of the whole step, ms, from rows of stamps in ns."""
+    fields = [step_row(row) for row in rows]
     found = {name: sum(f[2 + i] for f in fields) / len(fields) / 1e6 for i, name in enumerate(PHASES)}
     return found | {"step": sum(f[1] - f[0] for f in fields) / len(fields) / 1e6}

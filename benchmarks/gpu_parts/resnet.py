@@ -1,11 +1,11 @@
-"""ResNet-50 (He et al. 2016) of torch alone: the machine with the GPU may have nothing else."""
+"""ResNet-50 (He et al. 2016) in plain torch, since the machine with the GPU may have no other package."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-from scaling.worker.workload import Workload, sgd
+from scaling.worker.data.workload import Workload, sgd
 
 DEPTHS = (3, 4, 6, 3)
 WIDTH, CLASSES, IMAGE = 64, 1000, 224
@@ -13,7 +13,7 @@ EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions beside the input as it is, or brought to their size by a 1x1 one."""
+    """1x1, 3x3 and 1x1 convolutions plus the input, which a 1x1 convolution resizes where needed."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ def _convolution(channels: int, out: int, kernel: int, stride: int = 1) -> nn.Se
 
 
 def resnet(depths: tuple[int, ...] = DEPTHS, width: int = WIDTH, classes: int = CLASSES) -> nn.Module:
-    """(n, 3, h, w) -> (n, classes); 25,557,032 parameters as it stands."""
+    """(n, 3, h, w) -> (n, classes); 25,557,032 parameters with the defaults."""
     layers: list[nn.Module] = [_convolution(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
     channels = width
     for stage, depth in enumerate(depths):
@@ -49,7 +49,7 @@ def resnet(depths: tuple[int, ...] = DEPTHS, width: int = WIDTH, classes: int = 
 
 
 def workload(module: nn.Module, image: int = IMAGE, classes: int = CLASSES) -> Workload:
-    """It, made-up images and labels, cross entropy and plain SGD."""
+    """The model with random images and labels, cross entropy and plain SGD."""
 
     def make_batch(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         images = torch.randn(n, 3, image, image, generator=generator)

@@ -1,4 +1,4 @@
-"""The rows of benchmarks/gpu.py: what was measured, the bar, and whether it is met. Pure."""
+"""The rows of benchmarks/gpu.py: what was measured, the bar, and whether it is met. No I/O."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 PHASE_BAR, PHASE_FLOOR_MS = 0.02, 0.010
-"""Of the profiler's phase; where that is less, an event's own record and the gap that it leaves (some us) count."""
+"""Tolerances of a phase, relative and absolute: recording an event takes some us, which counts in short phases."""
 OVERHEAD_BAR = 0.005
 BOUND_BAR_US = 200.0
-"""As tests/worker/test_gpu.py has it: an event, a synchronise and a look at the host's clock take some 10 us."""
+"""As in tests/worker/test_gpu.py: an event, a synchronise and a read of the host's clock take some 10 us."""
 JITTER_US = 2.0
 """Elapsed times are single-precision ms: 0.5 us over a second, and the cost of the call itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the table. `met` is None where there is no bar, or where it was not a GPU that was measured."""
+    """One line of the table. `met` is None where there is no bar, or where the device was not a GPU."""
 
     section: str
     what: str
@@ -47,10 +47,10 @@ def overhead(
     again: tuple[float, float, float] | None,
     cpu_ms: float,
 ) -> Row:
-    """What a probe adds to a step: (value, low, high) of its time over plain's, and of plain's over plain's (A/A).
+    """The cost of a probe: (value, low, high) of its step over the plain one, and of plain over plain (A/A).
 
-    `again` None: a number without a bar. Where A/A alone is as wide as the bar, nothing that small can be told, and
-    the bar is not met.
+    `again` None: a number without a bar. Where A/A is as wide as the bar, so small a cost cannot be resolved, and the
+    bar is not met.
     """
     value, low, high = (number - 1 for number in ratio)
     said = f"{value:+.2%} [{low:+.2%}, {high:+.2%}] of the step, {cpu_ms:+.3f} ms of CPU"
@@ -68,7 +68,7 @@ def overhead(
 
 
 def anchors(bound_ns: int, late_ns: Sequence[int]) -> tuple[Row, ...]:
-    """The bound that the clock gives itself, and what it is worth: an event cannot be later than the host saw it."""
+    """The clock's stated bound, and a check of it: an event cannot be later than the host saw it."""
     bound_us, late_us = bound_ns / 1e3, sorted(ns / 1e3 for ns in late_ns)
     median = late_us[len(late_us) // 2]
     return (
@@ -92,9 +92,9 @@ def anchors(bound_ns: int, late_ns: Sequence[int]) -> tuple[Row, ...]:
 
 
 def beside(what: str, ours: tuple[float | str | None, ...], theirs: float | str | None, slack: float) -> Row:
-    """A field of telemetry, sampled just before and just after, with nvidia-smi's between.
+    """A field of telemetry, sampled just before and just after nvidia-smi.
 
-    What nvidia-smi has and telemetry lacks is a fault; the other way round it is not nvidia-smi's to tell.
+    A value that only nvidia-smi has is a fault. A value that only telemetry has cannot be checked.
     """
     known = [value for value in ours if value is not None]
     if theirs is None:
@@ -114,7 +114,7 @@ def beside(what: str, ours: tuple[float | str | None, ...], theirs: float | str 
 
 
 def run(what: str, status: int, points: Mapping[int, Mapping[str, Any]], wanted: Sequence[int]) -> list[Row]:
-    """A `scaling run`: that it ended well with every world size, and what it found at each; its figures have no bar."""
+    """A `scaling run`: whether every world size was measured, and the figures of each, which have no bar."""
     whole = status == 0 and all(n in points and points[n]["step_ms"] for n in wanted)
     rows = [
         Row(
@@ -136,7 +136,7 @@ def run(what: str, status: int, points: Mapping[int, Mapping[str, Any]], wanted:
 
 
 def unjudged(rows: Iterable[Row]) -> list[Row]:
-    """The same rows where no GPU was measured: no bar is met, and none is missed."""
+    """The same rows without verdicts, for a run without a GPU."""
     return [Row(**(asdict(row) | {"met": None})) for row in rows]
 
 
@@ -147,7 +147,7 @@ def passed(rows: Sequence[Row]) -> bool:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """In columns, a blank line between sections."""
+    """The rows in columns, with a blank line between sections."""
     lines, before = [], ""
     for row in rows:
         if before and row.section != before:

@@ -1,4 +1,4 @@
-"""nvidia-smi's word on a device, and the telemetry's beside it at the same instant."""
+"""Read a device with nvidia-smi, and with telemetry just before and after."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FACTS: dict[str, tuple[Callable[[Facts], Value], float]] = {
     "persistence_mode": (lambda gpu: _flag(gpu["persistence"]), 0),
     "ecc.mode.current": (lambda gpu: _flag(gpu["ecc"]), 0),
 }
-"""What does not change: nvidia-smi's field, ours in its unit, and by how much they may differ."""
+"""Constant fields: nvidia-smi's field, the telemetry's in the same unit, and the allowed difference."""
 SAMPLES: dict[str, tuple[Callable[[Facts], Value], float]] = {
     "clocks.current.sm": (lambda gpu: gpu["sm_mhz"], 60),
     "clocks.current.memory": (lambda gpu: gpu["memory_mhz"], 60),
@@ -46,7 +46,7 @@ SAMPLES: dict[str, tuple[Callable[[Facts], Value], float]] = {
     "pcie.link.width.current": (lambda gpu: gpu["pcie_width"], 0),
     "ecc.errors.uncorrected.volatile.total": (lambda gpu: gpu["ecc_uncorrected"], 0),
 }
-"""What does. Clocks move in steps of 15 MHz and power by the moment, also between two looks at them."""
+"""Changing fields. Clocks move in steps of 15 MHz, and power changes between two readings."""
 USED, RESERVED, USED_SLACK_MIB = "memory.used", "memory.reserved", 16
 """NVML's first call for memory, which telemetry uses, counts what the driver keeps for itself as used."""
 OLDER = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
@@ -65,7 +65,7 @@ def parse(text: str) -> dict[str, str | None]:
 
 
 def number(text: str | None) -> Value:
-    """A figure, hexadecimal where it says so, `Enabled` as 1; other words stay."""
+    """A number, decimal or hexadecimal, and 1 for `Enabled`; other texts stay as they are."""
     if text is None:
         return None
     if text in _ON:
@@ -77,7 +77,7 @@ def number(text: str | None) -> Value:
 
 
 def query(fields: Sequence[str], uuid: str, program: str = "nvidia-smi") -> dict[str, str | None]:
-    """As `parse`, of the fields that this nvidia-smi knows; an older name stands for a newer that it does not."""
+    """Like `parse`, for the fields that this nvidia-smi knows; it tries the older name of a field it does not know."""
     asked = list(fields)
     while asked:
         line = [program, f"--query-gpu={','.join(asked)}", "--format=csv,nounits", f"--id={uuid}"]
@@ -94,7 +94,7 @@ def query(fields: Sequence[str], uuid: str, program: str = "nvidia-smi") -> dict
 
 
 def beside(gpus: Any, program: str = "nvidia-smi", index: int = 0) -> list[Row]:
-    """Every field of one device: telemetry, nvidia-smi, telemetry again. `gpus`: a scaling.telemetry.nvml.Gpus."""
+    """Every field of one device: telemetry, nvidia-smi, telemetry again. `gpus`: a scaling.hardware.nvml.Gpus."""
     facts = gpus.facts()[index]
     before = gpus.sample()[index]
     said = query([*FACTS, *SAMPLES, USED, RESERVED], facts["uuid"], program)
@@ -116,7 +116,7 @@ def beside(gpus: Any, program: str = "nvidia-smi", index: int = 0) -> list[Row]:
 
 
 def _same(value: Any) -> Value:
-    """As `number` gives it: figures as floats."""
+    """The value as `number` gives it, with numbers as floats."""
     return value if value is None or isinstance(value, str) else float(value)
 
 

@@ -4,68 +4,76 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from scaling.files import write_json
-from scaling.launchers import slurm, workers
-from scaling.launchers.cause import Outcome, cause, last_words
-from scaling.launchers.evidence import gather
-from scaling.launchers.torchrun import Command
-from scaling.spec import Measure
-from scaling.store import LaunchFolder
+from scaling.launchers.failure import workers
+from scaling.launchers.failure.cause import LaunchOutcome, cause, last_error
+from scaling.launchers.failure.evidence import gather
+from scaling.launchers.launcher import Command, Progress
+from scaling.launchers.slurm.allocation import interruption
+from scaling.launchers.vigil import Vigil
+from scaling.reading import LOG_BYTES_MAX, RefusedError, read_text
+from scaling.records.files import write_json
+from scaling.records.paths import LaunchFolder
+from scaling.spec.run import Measure
 
 POLL_S = 0.2
 END_S = 8
-"""From asking a launch to end to making it."""
+"""How long a launch may take to end after SIGTERM, before SIGKILL."""
 MISSING_S = 40
-"""One rank ended, others go on: torchrun, where it knows, has ended them within 30 s."""
+"""How long a rank may be gone while others go on. torchrun ends the others within 30 s when it notices."""
 CALL_S = 1.0
+"""Between two looks at the list of processes."""
 LINGER_S = 4
-"""Once a rank has failed, the others may take so long to end by themselves: they look for it every 2 s."""
-
-Progress = Callable[[dict[str, Any]], None]
+"""How long the other ranks may take to end after one failed; they look for a failure every 2 s."""
 
 
-def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: Progress) -> Outcome:
-    """Run one launch to its end. Ctrl-C ends it in order; nothing is left running in any case."""
+def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: Progress) -> LaunchOutcome:
+    """Run one launch to its end. Ctrl-C ends it in order; no process is left running in any case."""
     if command.network is not None:
         write_json(launch.fabric, command.network)
     process = None
     try:
         with _held_back():
             process = _start(command, launch)
-        silent_s, missing = _wait(process, launch, command.start_s + 2 * measure.step_timeout_s, progress)
-        left = workers.end(launch) if process.poll() is None else []
+        vigil = Vigil(
+            launch,
+            time.monotonic(),
+            timeout_s=measure.step_timeout_s,
+            start_s=command.start_s,
+            progress=progress,
+        )
+        silent_s, missing = _wait(process, launch, vigil)
+        alone = process.poll()
+        left = workers.end(launch) if alone is None else []
     except KeyboardInterrupt as stop:
         if process is not None:
-            _end(process)  # before Slurm is asked why, which can take a minute
-        why = slurm.interruption() if stop.args else "interrupted by Ctrl-C"
-        return Outcome(status="interrupted", error=why)
+            _end(process)  # first, because asking Slurm for the reason can take a minute
+        return LaunchOutcome(status="interrupted", error=interruption(stop))
     finally:
         if process is not None:
             _end(process)
         shutil.rmtree(launch.torchrun, ignore_errors=True)
     if process.returncode == 0 and not left:
-        return Outcome(status="done")
-    node = slurm.blamed(_text(launch.launcher_log))
-    if node is not None:  # then what the ranks say is of lost connections
-        return Outcome(status="failed", error=node)
+        return LaunchOutcome(status="done")
+    if alone == -signal.SIGKILL:  # the ranks that it took along only report lost connections
+        return LaunchOutcome(status="failed", error=last_error(launch, alone))
+    node = command.blamed(_text(launch.launcher_log)) if command.blamed else None
+    if node is not None:  # the ranks then only report lost connections
+        return LaunchOutcome(status="failed", error=node)
     ranks = dict(enumerate(command.ranks))
     told = frozenset(ranks.get(worker.rank, worker.rank) for worker in left)
     stopped = frozenset(ranks.get(worker.rank, worker.rank) for worker in left if worker.stopped)
     gone = frozenset(ranks.get(rank, rank) for rank in missing)
     seen = gather(launch, told=told, stopped=stopped, missing=gone, silent_s=silent_s, ranks=ranks)
-    return cause(seen, launch) or Outcome(status="failed", error=last_words(launch, process.returncode))
+    return cause(seen, launch) or LaunchOutcome(status="failed", error=last_error(launch, process.returncode))
 
 
 def _start(command: Command, launch: LaunchFolder) -> subprocess.Popen[bytes]:
@@ -76,16 +84,16 @@ def _start(command: Command, launch: LaunchFolder) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **command.env},
-            start_new_session=True,  # a Ctrl-C at the terminal reaches us only; we pass it on
-            preexec_fn=_die_with_parent,  # noqa: PLW1509  # one prctl: the thread that draws progress does not matter
+            start_new_session=True,  # so that Ctrl-C at the terminal reaches only this process, which ends the launch
+            preexec_fn=_die_with_parent,  # noqa: PLW1509  # safe beside other threads: it only calls prctl
         )
 
 
 @contextlib.contextmanager
 def _held_back() -> Iterator[None]:
-    """Ctrl-C and SIGTERM come after what is done here: a process that is being started is nobody's to end yet."""
+    """Defer SIGINT, SIGTERM and SIGHUP until the child has started."""
     came: list[tuple[int, FrameType | None]] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     holding = True
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -99,7 +107,7 @@ def _held_back() -> Iterator[None]:
     def take(number: int, frame: FrameType | None) -> None:
         if holding:
             came.append((number, frame))
-        else:  # what the other signal's handler raises can leave this one in its place
+        else:  # the other signal's handler raised before this one was put back
             pass_on(number, frame)
 
     try:
@@ -114,41 +122,23 @@ def _held_back() -> Iterator[None]:
         pass_on(*one)
 
 
-def describe(command: Command) -> str:
-    """The commands of a launch as a person can run them, one a line."""
-    lines = [_shell(command.env, command.argv)]
-    if command.network is not None:
-        lines += [f"#   {h['name']}: {_shell(h['env'], h['command'])}" for h in command.network["hosts"]]
-    return "\n".join(lines) + "\n"
-
-
-def _shell(env: dict[str, str], argv: Any) -> str:
-    return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in env.items()), shlex.join(argv)])
-
-
 def _wait(
-    process: subprocess.Popen[bytes], launch: LaunchFolder, usual_s: float, progress: Progress
+    process: subprocess.Popen[bytes], launch: LaunchFolder, vigil: Vigil
 ) -> tuple[float, frozenset[int]]:
-    """Until the process ends, ranks linger after another's failure, one is missing, or for too long nothing is heard.
+    """Wait until the process ends, a rank failed and the others linger, a rank is missing, or progress stops.
 
-    `usual_s`: so long to the first word, and later where a word does not say how long it may be quiet after it.
-    How long nothing was heard (s; 0 in all other cases), and the ranks that are missing, as torchrun numbers them.
+    Returns how long there was no progress (s; 0 in all other cases) and the missing ranks, as torchrun numbers them.
     """
-    patience = usual_s
-    heard, last, failed = time.monotonic(), "", float("inf")
-    roll, called, complete = workers.Roll(launch), heard, heard
+    complete = called = time.monotonic()
+    failed, roll = float("inf"), workers.Roll(launch)
     while process.poll() is None:
         time.sleep(POLL_S)
         now = time.monotonic()
-        if not last and now - called > CALL_S:  # with rank 0's first word all are there, and measuring begins
+        # Until rank 0's first record: all ranks are there then, and measuring begins.
+        if not vigil.begun and now - called > CALL_S:
             roll.call()
             called = now
-        with contextlib.suppress(OSError, ValueError):
-            text = launch.progress.read_text(encoding="utf-8")
-            if text != last:
-                heard, last, record = now, text, json.loads(text)
-                patience = record.get("patience_s", usual_s)
-                progress(record)
+        vigil.listen(now)
         if failed == float("inf") and any(launch.path.glob("error-*.json")):
             failed = now
         if now - failed > LINGER_S:
@@ -156,18 +146,18 @@ def _wait(
         missing = roll.missing()
         complete = complete if missing else now
         if now - complete > MISSING_S:
-            roll.call()  # what was noted may have been a process of the rank's own
+            roll.call()  # the process that was noted may have been a child of the rank
             missing = roll.missing()
             if missing:
                 return 0.0, missing
             complete = now
-        if now - heard > patience:
-            return now - heard, missing
+        if vigil.silent_s(now) > vigil.patience_s(now):
+            return vigil.silent_s(now), missing
     return 0.0, frozenset()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL, to the whole session of the launch. A second Ctrl-C skips the waiting."""
+    """Send SIGTERM, then SIGKILL, to the process group of the launch. A second Ctrl-C skips the wait."""
     try:
         if process.poll() is None:
             _signal(process, signal.SIGTERM)
@@ -190,7 +180,7 @@ def _die_with_parent() -> None:
 
 
 def _text(path: Path) -> str:
-    """A log, as far as it is there."""
-    with contextlib.suppress(OSError):
-        return path.read_text(encoding="utf-8", errors="replace")
+    """The text of a log; empty where there is none."""
+    with contextlib.suppress(OSError, RefusedError):
+        return read_text(path, LOG_BYTES_MAX, strict=False)
     return ""

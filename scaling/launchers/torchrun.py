@@ -1,27 +1,13 @@
-"""The torchrun line that every launcher ends in, and what a launcher hands over to be run."""
+"""The torchrun line that every launcher ends in, and the environment that every worker gets."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import sys
 
 from scaling import resources
-from scaling.largest import MEASURE
-from scaling.spec import Spec
-from scaling.store import LaunchFolder, RunFolder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """A program with its environment on top of the caller's, and the network it needs (emulated only)."""
-
-    argv: tuple[str, ...]
-    env: dict[str, str]
-    network: dict[str, Any] | None = None
-    ranks: tuple[int, ...] = ()
-    """Of the processes in torchrun's own numbering."""
-    start_s: int = 120
-    """Start-up of torchrun and set-up of the model may take so long without a word."""
+from scaling.records.paths import LaunchFolder, RunFolder
+from scaling.spec.batch_search import MEASURE
+from scaling.spec.run import Spec
 
 
 def torchrun(
@@ -43,22 +29,34 @@ def torchrun(
     ]
 
 
-def nccl_log(spec: Spec, launch: LaunchFolder) -> dict[str, str]:
-    """Where NCCL is to write what the profile asks of it, a file a process; nothing where it carries nothing."""
-    if spec.topology.backend != "nccl":
-        return {}
-    return {"NCCL_DEBUG_FILE": str(launch.nccl_log("%h", "%p").absolute())}  # both are NCCL's to fill in
-
-
 def worker_arguments(
     folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str = MEASURE
 ) -> list[str]:
-    """What ends every torchrun line: our worker, and what it is to measure.
+    """The end of every torchrun line: its own last options, our worker, and what the worker is to measure.
 
-    Told nowhere, torchrun makes itself a log folder in the system's temporary folder and leaves it there. Told
-    /dev/null it tails that, and never ends where a signal ends it (torch 2.13: its tails are not stopped).
+    torchrun gets a log folder in the launch's folder. Without one it makes a temporary folder and leaves it behind;
+    with /dev/null it does not end after a signal (torch 2.13: it never stops its threads that tail the logs).
     """
     run, these = str(folder.path.absolute()), ",".join(map(str, sizes))
     asked = [] if what == MEASURE else [what]
     own = ["--max-restarts=0", f"--log-dir={launch.torchrun.absolute()}"]
     return [*own, "-m", "scaling.worker", run, str(launch.index), these, *asked]
+
+
+def environment(
+    python: str = sys.executable, import_path: str | None = None, interface: str | None = None
+) -> dict[str, str]:
+    """The interpreter, where it imports this package from, and the network interface that Gloo uses."""
+    found = {
+        "SCALING_PYTHON": python,
+        "PYTHONPATH": resources.import_path() if import_path is None else import_path,
+        "PYTHONUNBUFFERED": "1",
+    }
+    return found if interface is None else found | {"GLOO_SOCKET_IFNAME": interface}
+
+
+def nccl_log(spec: Spec, launch: LaunchFolder) -> dict[str, str]:
+    """Where NCCL writes its log, a file a process; empty for other back ends."""
+    if spec.topology.backend != "nccl":
+        return {}
+    return {"NCCL_DEBUG_FILE": str(launch.nccl_log("%h", "%p").absolute())}  # NCCL replaces %h and %p

@@ -1,16 +1,24 @@
-"""Cases as tables and sentences: inference, training settings, the largest batch. The same in every renderer."""
+"""Cases as tables and sentences: inference, training settings, the largest batch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.results import Analysis, CaseComparison, Comparison, Inference, LargestBatch, Training
+from scaling.analysis.results import (
+    Analysis,
+    CaseComparison,
+    Comparison,
+    InferenceCase,
+    LargestBatch,
+    TrainingCase,
+)
+from scaling.plain import plain
+from scaling.report.model import Columns, Table
 from scaling.report.text import (
     NONE,
     cell,
     count,
     number,
-    plain,
     quantity,
     ranks,
     sentence,
@@ -18,40 +26,27 @@ from scaling.report.text import (
     undistinguished,
     value_of,
 )
+from scaling.spec.batch_search import LATE
+from scaling.spec.ended import SETTLED
 from scaling.units import format_bytes
-
-Columns = tuple[tuple[str, str], ...]
-Rows = tuple[tuple[str, ...], ...]
 
 KNEE = "*"
 KNEE_NOTE = f"{KNEE} the knee: the smallest batch with 95 % of the best throughput of its setting"
-INFERENCE: Columns = (
-    ("ranks", ""),
-    ("precision", ""),
-    ("mode", ""),
-    ("batch", ""),
-    ("p50", "ms"),
-    ("p90", "ms"),
-    ("p99", "ms"),
-    ("samples", "1/s"),
-    ("peak", "a rank"),
-    ("status", ""),
-)
+FIRST: Columns = (("ranks", ""), ("precision", ""))
+LAST: Columns = (("samples", "1/s"), ("peak", "a rank"), ("status", ""))
+INFERENCE: Columns = (*FIRST, ("mode", ""), ("batch", ""), ("p50", "ms"), ("p90", "ms"), ("p99", "ms"), *LAST)
 INFERENCE_NOTE = (
     "latency of one batch, host to answer, over the requests of all ranks; - where too few for a percentile; "
     f"samples: all ranks together. {KNEE_NOTE}"
 )
 TRAINING: Columns = (
-    ("ranks", ""),
-    ("precision", ""),
+    *FIRST,
     ("checkpointing", ""),
     ("micro-steps", ""),
     ("batch", ""),
     ("step", "ms"),
     ("exposed", "ms"),
-    ("samples", "1/s"),
-    ("peak", "a rank"),
-    ("status", ""),
+    *LAST,
 )
 TRAINING_NOTE = (
     "batch: a rank and optimizer step, over all micro-steps; exposed: what a step waits for others. "
@@ -59,53 +54,65 @@ TRAINING_NOTE = (
 )
 
 
-def inference_table(found: Sequence[Inference]) -> tuple[Columns, Rows]:
-    """Columns and rows; the status is left out where every case is done."""
-    rows = tuple(
+def inference_table(found: Sequence[InferenceCase]) -> Table:
+    """A row for each case of inference."""
+    rows = [
         (
-            str(r.world_size),
-            plain(r.precision),
             mode(r),
-            f"{r.batch}{KNEE if r.knee else ''}",
+            _batch(r),
             cell(r.latency_ms.p50),
             value_of(r.latency_ms.p90),
             value_of(r.latency_ms.p99),
-            cell(r.samples_per_s),
-            memory(r.peak_bytes),
-            status_name(r.status),
         )
         for r in found
-    )
-    return _shown(INFERENCE, rows, found)
+    ]
+    return _table(INFERENCE, found, rows, "Inference", INFERENCE_NOTE)
 
 
-def training_table(found: Sequence[Training]) -> tuple[Columns, Rows]:
-    """Likewise."""
+def training_table(found: Sequence[TrainingCase]) -> Table:
+    """A row for each training setting."""
+    rows = [
+        (
+            "yes" if r.checkpointing else "no",
+            str(r.accumulation_steps),
+            _batch(r),
+            cell(r.step_ms),
+            cell(r.exposed_ms),
+        )
+        for r in found
+    ]
+    return _table(TRAINING, found, rows, "Training settings", TRAINING_NOTE)
+
+
+def _table(
+    columns: Columns,
+    found: Sequence[InferenceCase | TrainingCase],
+    middles: Sequence[tuple[str, ...]],
+    label: str,
+    note: str,
+) -> Table:
+    """`middles`: the cells between the first and the last columns. The status is left out where all are done."""
+    shown = len(columns) - all(r.status == "done" for r in found)
     rows = tuple(
         (
             str(r.world_size),
-            plain(r.precision),
-            "yes" if r.checkpointing else "no",
-            str(r.accumulation_steps),
-            f"{r.batch}{KNEE if r.knee else ''}",
-            cell(r.step_ms),
-            cell(r.exposed_ms),
+            r.precision,
+            *middle,
             cell(r.samples_per_s),
             memory(r.peak_bytes),
             status_name(r.status),
-        )
-        for r in found
+        )[:shown]
+        for r, middle in zip(found, middles, strict=True)
     )
-    return _shown(TRAINING, rows, found)
+    return Table(columns=columns[:shown], rows=rows, label=label, note=note)
 
 
-def _shown(columns: Columns, rows: Rows, found: Sequence[Inference | Training]) -> tuple[Columns, Rows]:
-    width = len(columns) - all(r.status == "done" for r in found)
-    return columns[:width], tuple(row[:width] for row in rows)
+def _batch(row: InferenceCase | TrainingCase) -> str:
+    return f"{row.batch}{KNEE if row.knee else ''}"
 
 
-def mode(row: Inference) -> str:
-    """`eager`, `compiled`, and how 16 bits come about."""
+def mode(row: InferenceCase) -> str:
+    """`eager` or `compiled`, and whether autocast gives the 16 bits."""
     words = ["compiled" if row.compile else "eager"]
     if row.autocast:
         words.append("autocast")
@@ -117,10 +124,10 @@ def memory(size: int | None) -> str:
     return NONE if size is None else format_bytes(size)
 
 
-def setting(row: Inference | Training | LargestBatch) -> str:
-    """What a row differs in from others but for its batch and ranks: `bf16, eager, autocast`."""
+def setting(row: InferenceCase | TrainingCase | LargestBatch) -> str:
+    """The settings of a row without its batch and ranks: `bf16, eager, autocast`."""
     words = [plain(row.precision)]
-    if isinstance(row, Inference):
+    if isinstance(row, InferenceCase):
         return ", ".join([*words, mode(row)])
     if isinstance(row, LargestBatch) and row.autocast:
         words.append("autocast")
@@ -134,15 +141,15 @@ def setting(row: Inference | Training | LargestBatch) -> str:
 
 
 def compared_setting(case: CaseComparison) -> str:
-    """Likewise of a case in two runs: `bf16, autocast`."""
+    """The settings of a case that two runs have: `bf16, autocast`."""
     flags = [name for name in ("autocast", "compile", "checkpointing") if case.setting.get(name)]
     micro = int(case.setting.get("accumulation_steps", 1))
     words = [plain(str(case.setting["precision"])), *flags]
     return ", ".join([*words, *([count(micro, "micro-step")] if micro > 1 else [])])
 
 
-def comparison_table(comparison: Comparison) -> tuple[Columns, Rows]:
-    """Device x precision x batch: samples a second in both runs, and their ratio."""
+def comparison_table(comparison: Comparison) -> Table:
+    """Samples a second of each case in both runs, and their ratio."""
     priced = any(usd for case in comparison.cases for usd in case.usd_per_million_samples)
     columns = (
         ("ranks", ""),
@@ -154,26 +161,23 @@ def comparison_table(comparison: Comparison) -> tuple[Columns, Rows]:
         *((("base", "USD/M"), ("other", "USD/M")) if priced else ()),
         ("", ""),
     )
-    rows = []
-    for case in comparison.cases:
-        note = undistinguished(case.ratio, distinguishable=case.distinguishable)
-        a, b = case.samples_per_s
-        row = (
+    rows = tuple(
+        (
             str(case.world_size),
             compared_setting(case),
             str(case.batch),
-            cell(a),
-            cell(b),
+            *map(cell, case.samples_per_s),
             cell(case.ratio),
             *(map(cell, case.usd_per_million_samples) if priced else ()),
-            note,
+            undistinguished(case.ratio, distinguishable=case.distinguishable),
         )
-        rows.append(row)
-    return columns, tuple(rows)
+        for case in comparison.cases
+    )
+    return Table(columns=columns, rows=rows, label="Cases")
 
 
 def comparison_answer(comparison: Comparison, names: tuple[str, str]) -> str:
-    """The range of the ratios over all cases, in a sentence."""
+    """The range of the ratios over all cases, as a sentence."""
     ratios = [case.ratio.value for case in comparison.cases if case.ratio is not None]
     if not ratios:
         return "The two runs have no case in common that was measured in both."
@@ -187,20 +191,24 @@ def comparison_answer(comparison: Comparison, names: tuple[str, str]) -> str:
 
 
 def failures(analysis: Analysis) -> Iterator[str]:
-    """Cases that were not measured, and what was said."""
-    rows: list[Inference | Training] = [*analysis.inference, *analysis.training]
+    """Cases that were not measured, each with its error."""
+    rows: list[InferenceCase | TrainingCase] = [*analysis.inference, *analysis.training]
     for row in rows:
-        if row.status != "done":
+        if row.status not in SETTLED:
             error = f": {plain(row.error)}" if row.error else ""
             yield f"{ranks(row.world_size)}, {setting(row)}, batch {row.batch}: {status_name(row.status)}{error}"
 
 
 def largest_line(found: LargestBatch) -> str:
-    """What fits, how that was proved, and what is known to be too much."""
+    """The largest batch that fits, how that was proved, and the smallest that is known not to fit."""
     if not found.found:
         return f"{setting(found)}: not one sample fits{_limit(found)}"
     too_large = min((t.batch for t in found.tries if t.status in ("oom", "killed")), default=None)
     beyond = "nothing larger was too much" if too_large is None else f"{too_large} does not"
+    if any(t.status == LATE for t in found.tries):
+        beyond = (
+            f"{beyond if too_large else 'a larger one may'}; the search's time was over before more was tried"
+        )
     proof = (
         "not proved in fresh processes"
         if found.proved is None
@@ -215,7 +223,7 @@ def _limit(found: LargestBatch) -> str:
 
 def answer(analysis: Analysis) -> str:
     """The fastest case at the largest world size, the knee, and the largest batch."""
-    rows: list[Inference | Training] = [*analysis.inference, *analysis.training]
+    rows: list[InferenceCase | TrainingCase] = [*analysis.inference, *analysis.training]
     known = [r for r in rows if r.samples_per_s is not None]
     if not known:
         return "Nothing could be measured."
@@ -226,7 +234,7 @@ def answer(analysis: Analysis) -> str:
         f"The most samples at {ranks(n)} are {quantity(best.samples_per_s)} a second, "
         f"in {setting(best)} at batch {best.batch}"
     ]
-    if isinstance(best, Inference) and best.latency_ms.p50 is not None:
+    if isinstance(best, InferenceCase) and best.latency_ms.p50 is not None:
         said[0] += f", where one batch takes {quantity(best.latency_ms.p50, 'ms')} in the median"
     knee = next((r for r in here if r.knee and setting(r) == setting(best)), None)
     batches = {r.batch for r in here if setting(r) == setting(best)}

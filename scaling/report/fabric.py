@@ -1,20 +1,21 @@
-"""What the links gave and which way was taken, in sentences."""
+"""The measured links and the paths that NCCL chose, as sentences."""
 
 from __future__ import annotations
 
 from scaling.analysis.results import Fabric, NcclLog
+from scaling.plain import plain
 from scaling.report.findings import level_line
-from scaling.report.text import plain, ranks
+from scaling.report.text import ranks
 from scaling.units import format_bytes
 
 
 def fabric_lines(fabric: Fabric) -> tuple[str, ...]:
-    """A line a level that was swept, then NCCL's way."""
+    """A line for each level that was swept, then NCCL's paths."""
     return (*map(level_line, fabric.levels), *nccl_lines(fabric.nccl))
 
 
 def nccl_lines(log: NcclLog | None) -> tuple[str, ...]:
-    """The way that NCCL took, a line a world size, and what it chose where it was asked to say so."""
+    """NCCL's transports, a line for each world size, and its algorithms where its log names them."""
     if log is None:
         return ()
     name = f"NCCL {plain(log.version)}" if log.version else "NCCL"

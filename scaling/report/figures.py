@@ -1,126 +1,96 @@
-"""Figures as files: SVG and PNG, drawn by the same library as in the page, in a Chromium of this machine."""
+"""Figures as files: SVG and PNG, drawn by kaleido in a Chromium of this machine, without a network."""
 
 from __future__ import annotations
 
-import base64
-import json
+import importlib.util
 import os
 import re
 import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import unquote
+from typing import Any
 
 from scaling.errors import InputError, ScalingError
-from scaling.report.document import plotly
-from scaling.report.page import STYLE
 from scaling.report.plots.base import Json, Plot
+from scaling.report.templates import packaged
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+FORMATS = ("svg", "png")
 WIDTH_PX = 900
 MARGIN_PX = 12
 HEAD_PX = 40
-"""For the title, and for the legend below it."""
+"""Room for the title, and as much for the legend below it."""
 SCALE = 2
 """Pixels of a PNG for each of the figure's."""
 BOUND_S = 120
-_SCRIPT = """
-'use strict';
-const style = getComputedStyle(document.documentElement);
-function coloured(value) {
-  if (typeof value === 'string') {
-    return value[0] === '$' ? style.getPropertyValue('--' + value.slice(1)).trim() || value : value;
-  }
-  if (Array.isArray(value)) return value.map(coloured);
-  if (value && typeof value === 'object') {
-    return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, coloured(v)]));
-  }
-  return value;
-}
-async function all() {
-  const found = [];
-  for (const figure of JSON.parse(document.getElementById('figures').textContent)) {
-    const { data, layout } = coloured(figure);
-    const size = { width: layout.width, height: layout.height };
-    const svg = await Plotly.toImage({ data, layout }, { format: 'svg', ...size });
-    const png = await Plotly.toImage({ data, layout }, { format: 'png', ...size, scale: SCALE });
-    found.push({ svg, png });
-  }
-  return found;
-}
-all().catch(error => ({ error: String(error) })).then(found => {
-  document.getElementById('drawn').textContent = JSON.stringify(found);
-});
-"""
-_DRAWN = re.compile(r'<script type="application/json" id="drawn">(.*?)</script>', re.DOTALL)
+"""How long one figure may take, the browser's start included."""
 
 
 def find_browser(folder: Path) -> str:
-    """What draws figures into a folder; InputError where there is none, or the folder is no folder."""
+    """The browser that draws figures into a folder; InputError where something that this needs is missing."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"--figures {folder}: not a folder; name one")
+        raise InputError(f"--figures {folder}: this is a file; name a folder")
+    if importlib.util.find_spec("kaleido") is None:
+        raise InputError(
+            f"--figures {folder}: kaleido is not installed; `pip install 'scaling-harness[figures]'` installs it, "
+            "and report.html shows the same figures"
+        )
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise InputError(
-            f"--figures {folder}: a Chromium or Chrome on PATH draws them, and there is none; report.html has them too"
+            f"--figures {folder}: no Chromium or Chrome on PATH to draw them; install one, or open report.html, "
+            "which shows the same figures"
         )
     return browser
 
 
 def write_figures(plots: Sequence[Plot], folder: Path, browser: str) -> list[Path]:
-    """NAME.svg and NAME.png of every figure, light on white."""
-    drawn = _draw(browser, plots)
+    """Write NAME.svg and NAME.png of every figure in the light colours on white; ScalingError where drawing fails."""
+    import kaleido  # noqa: PLC0415  optional, and only this needs it
+
     folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for plot, images in zip(plots, drawn, strict=True):
-        for ending, data in images.items():
-            path = folder / f"{plot.name}.{ending}"
-            path.write_bytes(data)
-            written.append(path)
-    return written
+    colours = light_colours()
+    asked = [
+        {
+            "fig": coloured(titled(plot), colours),
+            "path": folder / f"{plot.name}.{ending}",
+            "opts": _options(ending),
+        }
+        for plot in plots
+        for ending in FORMATS
+    ]
+    settings = {"path": browser, "mathjax": False, "timeout": BOUND_S}
+    settings["enable_sandbox"] = os.geteuid() != 0  # Chromium refuses to start with it as root
+    try:
+        kaleido.write_fig_from_object_sync(asked, cancel_on_error=True, kopts=settings)
+    except Exception as error:  # the browser, its driver and the library each have errors of their own
+        raise ScalingError(
+            f"{browser}: could not draw the figures ({type(error).__name__}: {error})"
+        ) from error
+    return [one["path"] for one in asked]
 
 
-def _draw(browser: str, plots: Sequence[Plot]) -> list[dict[str, bytes]]:
-    with tempfile.TemporaryDirectory() as scratch:
-        page = Path(scratch) / "figures.html"
-        page.write_text(_page(plots), encoding="utf-8")
-        flags = ["--headless", "--disable-gpu", "--no-first-run", f"--user-data-dir={scratch}/profile"]
-        flags += ["--no-sandbox"] if os.geteuid() == 0 else []  # it refuses to start as root otherwise
-        flags += ["--virtual-time-budget=60000", "--dump-dom"]
-        try:
-            done = subprocess.run(
-                [browser, *flags, page.as_uri()],
-                capture_output=True,
-                encoding="utf-8",
-                errors="replace",
-                timeout=BOUND_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise ScalingError(f"{browser}: drew no figures within {BOUND_S} s") from error
-    found = _DRAWN.search(done.stdout)
-    images = json.loads(found.group(1) or "null") if found else None
-    if not isinstance(images, list) or len(images) != len(plots):
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise ScalingError(f"{browser}: drew no figures ({images['error'] if images else last})")
-    return [{"svg": _text(one["svg"]), "png": _binary(one["png"])} for one in images]
+def _options(ending: str) -> Json:
+    return {"format": ending, "scale": SCALE if ending == "png" else 1}
 
 
-def _page(plots: Sequence[Plot]) -> str:
-    figures = [_titled(plot) for plot in plots]
-    data = json.dumps(figures, allow_nan=False).replace("<", "\\u003c")
-    return (
-        f'<!DOCTYPE html><html><head><meta charset="utf-8"><style>{STYLE}</style></head><body>'
-        f'<script type="application/json" id="figures">{data}</script>'
-        '<script type="application/json" id="drawn"></script>'
-        f"<script>{plotly()}</script><script>{_SCRIPT.replace('SCALE', str(SCALE))}</script></body></html>"
-    )
+def light_colours() -> dict[str, str]:
+    """The colours of a page in its light scheme, by the names of their variables."""
+    light, _, _ = str(packaged("style.css")).partition("@media")
+    return dict(re.findall(r"--([a-z-]+): ([^;]+);", light))
 
 
-def _titled(plot: Plot) -> Json:
-    """A figure that stands alone: on white, under its name, with the legend that the page draws by itself."""
+def coloured(value: Any, colours: dict[str, str]) -> Any:
+    """A figure with its `$name` colours put in."""
+    if isinstance(value, str):
+        return colours.get(value.removeprefix("$"), value) if value.startswith("$") else value
+    if isinstance(value, dict):
+        return {key: coloured(item, colours) for key, item in value.items()}
+    return [coloured(item, colours) for item in value] if isinstance(value, list | tuple) else value
+
+
+def titled(plot: Plot) -> Json:
+    """A figure that stands alone: on white, under its name, with the legend that a page draws by itself."""
     names: list[Json] = [{"name": label, "showlegend": True} for _, label in plot.legend]
     names += [{}] * (len(plot.data) - len(names))
     margin = {side: plot.layout["margin"][side] + MARGIN_PX for side in ("l", "r", "b")}
@@ -132,12 +102,3 @@ def _titled(plot: Plot) -> Json:
     look["title"] = title | {"y": 1, "yref": "container", "yanchor": "top", "pad": {"t": MARGIN_PX}}
     data = [trace | name for trace, name in zip(plot.data, names, strict=True)]
     return {"data": data, "layout": plot.layout | look}
-
-
-def _text(url: str) -> bytes:
-    """The SVG of a data URL."""
-    return unquote(url.partition(",")[2]).encode()
-
-
-def _binary(url: str) -> bytes:
-    return base64.b64decode(url.partition(",")[2])

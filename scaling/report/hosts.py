@@ -1,33 +1,47 @@
-"""The hosts beside each other, as a table and in sentences."""
+"""The hosts of a run, as a table and as sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scaling.analysis.results import Host
-from scaling.report.text import cell, count, plain, quantity
-
-Table = tuple[tuple[tuple[str, str], ...], tuple[tuple[str, ...], ...]]
+from scaling.analysis.results import HostSpeed
+from scaling.plain import plain
+from scaling.report.model import EVERYWHERE, MARKDOWN, PAGE, TERMINAL, Block, Renderer, Table, lines
+from scaling.report.text import cell, count, quantity, sentence
 
 SHOWN = 16
-"""Hosts in a terminal, the slowest first where there are more."""
+"""Hosts that text reports show; where there are more, the slowest."""
 NAME_WIDTH = 24
 NOTE = "step: without DDP, every rank at work; link: with the better of two other hosts, all pairs at once"
 
 
-def host_table(hosts: Sequence[Host], most: int | None = None) -> Table:
-    """A row a host in their order; of more than `most` the slowest ones."""
+def host_blocks(hosts: Sequence[HostSpeed]) -> tuple[Block, ...]:
+    """Which host stands out, and the table; a page has all hosts, where text has the slowest ones only."""
+    if len(hosts) <= SHOWN:
+        return _blocks(hosts, None, EVERYWHERE)
+    return (*_blocks(hosts, None, PAGE), *_blocks(hosts, SHOWN, TERMINAL | MARKDOWN))
+
+
+def _blocks(hosts: Sequence[HostSpeed], most: int | None, on: Renderer) -> tuple[Block, ...]:
+    said = map(sentence, host_lines(hosts, most))
+    return (lines(*said, look="prose", on=on), host_table(hosts, most, on))
+
+
+def host_table(hosts: Sequence[HostSpeed], most: int | None = None, on: Renderer = EVERYWHERE) -> Table:
+    """A row for each host in their order; the slowest ones where there are more than `most`."""
     shown = list(hosts) if most is None or len(hosts) <= most else sorted(hosts, key=_behind)[:most]
     columns = (("host", ""), ("step", "ms"), ("/ median", ""), ("link", "Gbit/s"), ("/ median", ""))
     rows = tuple(
         (name(h), cell(h.step_ms), cell(h.step_ratio), cell(h.link_gbit_s), cell(h.link_ratio)) for h in shown
     )
     known = 5 if any(h.link_gbit_s for h in shown) else 3
-    return columns[:known], tuple(row[:known] for row in rows)
+    return Table(
+        columns=columns[:known], rows=tuple(row[:known] for row in rows), label="Hosts", note=NOTE, on=on
+    )
 
 
-def host_lines(hosts: Sequence[Host], most: int | None = None) -> tuple[str, ...]:
-    """Which hosts are slower than the others, or that none is; and how many the table leaves out."""
+def host_lines(hosts: Sequence[HostSpeed], most: int | None = None) -> tuple[str, ...]:
+    """Which hosts are slower than the others, if any, and how many the table leaves out."""
     if not hosts:
         return ()
     said = [line for host in hosts for line in _slow(host)]
@@ -40,13 +54,13 @@ def host_lines(hosts: Sequence[Host], most: int | None = None) -> tuple[str, ...
     )
 
 
-def name(host: Host) -> str:
-    """`2 node-7`; a long name by its end, where hosts of one network differ."""
+def name(host: HostSpeed) -> str:
+    """`2 node-7`; a long name is cut at the front, because the names of one network differ at the end."""
     short = plain(host.hostname).partition(".")[0]
     return f"{host.host} {short[-NAME_WIDTH:]}".strip()
 
 
-def _slow(host: Host) -> list[str]:
+def _slow(host: HostSpeed) -> list[str]:
     said = {
         "step": f"its own step takes {quantity(host.step_ratio)} times the median host's",
         "link": f"its link gives {quantity(host.link_ratio)} of the median host's",
@@ -54,8 +68,8 @@ def _slow(host: Host) -> list[str]:
     return [f"host {name(host)} stands out: {said[what]}" for what in host.slow_in]
 
 
-def _behind(host: Host) -> float:
-    """Smaller for slower hosts; those that stand out come first."""
+def _behind(host: HostSpeed) -> float:
+    """A sort key: smaller for slower hosts, and smallest for those that stand out."""
     step = host.step_ratio.value if host.step_ratio else 1.0
     link = host.link_ratio.value if host.link_ratio else 1.0
     return min(1 / step, link) - bool(host.slow_in)

@@ -1,98 +1,88 @@
-"""The report of one run as one HTML file."""
+"""Documents as one HTML file each, which needs nothing from outside."""
 
 from __future__ import annotations
 
-from scaling.analysis.machines import Machine
-from scaling.analysis.results import Analysis, StepHistory, Timeline
-from scaling.plan import Plan
-from scaling.report import cases, findings, sections, text
-from scaling.report import traced as shown
-from scaling.report.conditions import conditions
-from scaling.report.document import Figures, anchor, contents, document, esc, items, lead, pairs, section
-from scaling.report.plots.base import Plot
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-HOW_SURE = "How sure"
-STEPS = "Steps as they ran"
+from markupsafe import Markup
+from plotly.offline.offline import get_plotlyjs
+
+from scaling.analysis.results import Analysis, Comparison, StepHistory, Timeline
+from scaling.analysis.results.machine import MachineGroup
+from scaling.report.documents import comparison, run, several
+from scaling.report.model import PAGE, Block, Document, Figure
+from scaling.report.plots.base import Plot
+from scaling.report.templates import beside, packaged, render
+from scaling.spec.plan import Plan
+
+POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+"""The page may run and show what is in it, and may fetch nothing at all."""
 
 
 def page(
     analysis: Analysis,
     plan: Plan,
-    timelines: tuple[Timeline, ...],
-    histories: tuple[StepHistory, ...] = (),
-    machines: tuple[Machine, ...] = (),
+    timelines: Sequence[Timeline] = (),
+    histories: Sequence[StepHistory] = (),
+    machines: Sequence[MachineGroup] = (),
 ) -> str:
     """The report of one run, as the text of an HTML file."""
-    figures = Figures()
-    found = _sections(analysis, plan, timelines, histories, machines, figures)
-    run = analysis.run
-    body = (
-        _title(analysis),
-        lead(findings.answer(analysis), _sureness(analysis)),
-        contents(found),
-        *found,
-    )
-    return document(f"{run.model} on {run.topology}", "".join(body), figures)
+    return draw(run.document(analysis, plan, timelines=timelines, histories=histories, machines=machines))
 
 
 def figures_of(
-    analysis: Analysis, plan: Plan, timelines: tuple[Timeline, ...], histories: tuple[StepHistory, ...]
+    analysis: Analysis, plan: Plan, timelines: Sequence[Timeline], histories: Sequence[StepHistory]
 ) -> tuple[Plot, ...]:
     """What the page of a run draws."""
-    figures = Figures()
-    _sections(analysis, plan, timelines, histories, (), figures)
-    return tuple(figures.drawn)
+    return run.document(analysis, plan, timelines=timelines, histories=histories).plots()
 
 
-def _sections(
-    analysis: Analysis,
-    plan: Plan,
-    timelines: tuple[Timeline, ...],
-    histories: tuple[StepHistory, ...],
-    machines: tuple[Machine, ...],
-    figures: Figures,
-) -> list[str]:
-    found = (
-        section("Trials that did not finish", sections.unfinished(analysis.trials)),
-        section("Key figures", sections.key_figures(analysis.points)),
-        section("Inference", sections.inference(analysis, figures)),
-        section("Training settings", sections.training(analysis, figures)),
-        section("Largest batch", items(map(cases.largest_line, analysis.largest_batch))),
-        section("Cases that were not measured", items(cases.failures(analysis))),
-        section("Scaling", sections.efficiency(analysis, figures)),
-        section("Where the efficiency goes", sections.waterfalls(analysis.points, figures)),
-        section("What limits it, and what to try", sections.verdicts(analysis.verdicts)),
-        section("One typical step", sections.typical_steps(timelines, figures)),
-        section(
-            "Parts of a step", sections.mean_parts(analysis.points, figures, traced=bool(analysis.trace))
-        ),
-        section("Communication", sections.communication(analysis, plan, figures)),
-        section("Hosts", sections.hosts(analysis.hosts)),
-        *(section(text.sentence(shown.title(t))[:-1], sections.from_traces(t)) for t in analysis.trace or ()),
-        section("Roofline", sections.ceilings(analysis.roofline, figures)),
-        section(STEPS, ran := sections.as_they_ran(analysis, histories, figures)),
-        section("Conditions", pairs(conditions(analysis.run, plan))),
-        section("Machine and environment", sections.environment(machines, plan)),
-        section(HOW_SURE, sections.how_sure(analysis, STEPS if ran else "")),
+def comparison_page(compared: Comparison, base: Analysis, other: Analysis) -> str:
+    """Two runs side by side, as the text of an HTML file."""
+    return draw(comparison.document(compared, base, other))
+
+
+def comparisons_page(comparisons: Sequence[Comparison], base: Analysis, others: Sequence[Analysis]) -> str:
+    """Several runs against the first, as the text of an HTML file."""
+    return draw(several.document(comparisons, base, others))
+
+
+def draw(document: Document) -> str:
+    """A document as the text of an HTML file."""
+    found = list(document.sections_on(PAGE))
+    figures = [block for _, blocks in found for block in blocks if isinstance(block, Figure)]
+    places = {id(figure): place for place, figure in enumerate(figures)}
+    return render(
+        "page.html.j2",
+        document=document,
+        sections=[(section, list(_groups(blocks))) for section, blocks in found],
+        number=lambda figure: places[id(figure)],
+        policy=POLICY,
+        style=packaged("style.css"),
+        script=packaged("page.js"),
+        plotly=plotly(),
+        figures=_json(document.plots()),
     )
-    return [one for one in found if one]
 
 
-def _title(analysis: Analysis) -> str:
-    run = analysis.run
-    badge = '<strong class="badge">SYNTHETIC compute</strong> ' if run.synthetic else ""
-    how = "inference" if analysis.inference else f"{run.mode} scaling"
-    about = f"{run.precision}, {how}, {run.backend} on {run.device}"
-    when = f"<time>{esc(text.moment(run.started))}</time>"
-    title = esc(f"{run.model} on {run.topology}")
-    return f'<header><h1>{title}</h1><p class="about">{badge}{esc(about)}, {when}</p></header>'
+def plotly() -> Markup:
+    """The library that draws, as it travels inside the page."""
+    return Markup(get_plotlyjs())  # type: ignore[no-untyped-call]  # noqa: S704  plotly's own file, without types
 
 
-def _sureness(analysis: Analysis) -> str:
-    """How well the answer is known, and how many things stand against it."""
-    quality = analysis.quality
-    said = [esc(text.sentence(line)) for line in quality.reached]
-    if quality.warnings:
-        many = text.count(len(quality.warnings), "warning")
-        said.append(f'<a href="#{anchor(HOW_SURE)}">{many}</a>')
-    return f'<p class="note reached">{" ".join(said)}</p>' if said else ""
+def _groups(blocks: Sequence[Block]) -> Iterator[list[Block]]:
+    """Neighbours that may stand beside each other are one group."""
+    for _, group in itertools.groupby(blocks, beside):
+        yield list(group)
+
+
+def _json(plots: Sequence[Plot]) -> Markup:
+    """The data of the figures; `<` is escaped, so that no text in it can end the script element."""
+    found: list[dict[str, Any]] = [
+        {"data": p.data, "layout": p.layout | {"height": p.height_px}} for p in plots
+    ]
+    written = json.dumps(found, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return Markup(written)  # noqa: S704  see above

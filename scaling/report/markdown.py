@@ -1,145 +1,114 @@
-"""The results as Markdown, to paste into a pull request: the same figures as everywhere else."""
+"""Documents as Markdown, to paste into a pull request."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import singledispatch
 
-from rich.text import Text
-
-from scaling.analysis.results import Analysis, Comparison, Point, Verdict
-from scaling.plan import Plan
-from scaling.report import cases, findings, text, versus
-from scaling.report.bars import waterfall_lines
-from scaling.report.conditions import conditions
-from scaling.report.fabric import fabric_lines
-from scaling.report.hosts import SHOWN, host_lines, host_table
+from scaling.analysis.results import Analysis, Comparison
+from scaling.plain import one_line, plain
+from scaling.report import bars, text
+from scaling.report.documents import comparison, run
+from scaling.report.model import MARKDOWN, Block, Document, Figure, Finding, Line, Lines, Section, Table
+from scaling.spec.plan import Plan
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>|#~])")
+_LEADS = {"warnings": "> - ", "note": ""}
 
 
 def markdown(analysis: Analysis, plan: Plan) -> str:
     """The report of one run."""
-    return "\n".join(_run(analysis, plan)) + "\n"
+    return draw(run.document(analysis, plan))
 
 
 def comparison_markdown(comparisons: Sequence[Comparison]) -> str:
     """Runs against the first of them."""
-    return "\n".join(line for one in comparisons for line in _comparison(one)) + "\n"
+    return "\n".join(draw(comparison.document(one)) for one in comparisons)
 
 
-def _run(analysis: Analysis, plan: Plan) -> Iterator[str]:
-    run = analysis.run
-    yield f"## {_esc(f'{run.model} on {run.topology}')}"
-    if run.synthetic:
-        yield from ("", "**SYNTHETIC compute**: sleeps; parameters and traffic are real.")
-    yield from ("", f"**{_esc(findings.answer(analysis))}**")
-    failed = [findings.trial_line(t) for t in analysis.trials if t.status != "done"]
-    yield from _items([*failed, *analysis.quality.warnings], "> ")
-    if analysis.points:
-        yield from _table(*text.key_table(analysis.points))
-        yield from ("", _esc(text.sentence(text.COLUMNS_NOTE)))
-    yield from _items(map(text.sentence, findings.fit_lines(analysis.fits)))
-    for about, found in (("Inference", analysis.inference), ("Training settings", analysis.training)):
-        if found:
-            yield from ("", f"### {about}")
-    if analysis.inference:
-        yield from _table(*cases.inference_table(analysis.inference))
-    if analysis.training:
-        yield from _table(*cases.training_table(analysis.training))
-    yield from _items(map(cases.largest_line, analysis.largest_batch))
-    fallen = [p for p in analysis.points if p.loss is not None and p.world_size > 1]
-    if fallen:
-        yield from _waterfall(max(fallen, key=lambda p: p.world_size))
-    if analysis.verdicts:
-        yield from ("", "### What limits it, and what to try", "")
-        for verdict in analysis.verdicts:
-            yield from _verdict(verdict)
-    if analysis.hosts:
-        yield from ("", "### Hosts")
-        yield from _items(map(text.sentence, host_lines(analysis.hosts, SHOWN)))
-        yield from _table(*host_table(analysis.hosts, SHOWN))
-    yield from _folded("Conditions", [f"{name}: {value}" for name, value in conditions(run, plan)])
-    sure = [*findings.measured_lines(analysis.quality), *fabric_lines(analysis.fabric)]
-    yield from _folded("How sure, and the fabric", sure)
+def draw(document: Document) -> str:
+    """A document as Markdown."""
+    return "\n".join(_document(document)) + "\n"
 
 
-def _waterfall(point: Point) -> Iterator[str]:
-    if point.loss is None:
+def _document(document: Document) -> Iterator[str]:
+    yield f"## {_esc(document.title)}"
+    if document.badge:
+        yield from ("", f"**{_esc(document.badge)}**: {_esc(document.badge_means)}")
+    yield from ("", f"**{_esc(document.answer)}**")
+    for section, blocks in document.sections_on(MARKDOWN):
+        folded = MARKDOWN in section.folded_on
+        yield from _title(section, folded=folded)
+        before: Block | None = None
+        for block in blocks:
+            if not (isinstance(block, Finding) and isinstance(before, Finding)):  # findings are one list
+                yield ""
+            yield from _draw(block)
+            before = block
+        if folded:
+            yield from ("", "</details>")
+
+
+def _title(section: Section, *, folded: bool) -> Iterator[str]:
+    if not section.title or MARKDOWN not in section.titled_on:
         return
-    yield from ("", f"### Where the efficiency goes, {text.ranks(point.world_size)}", "", "```text")
-    yield from (_plain(line) for line in waterfall_lines(point.loss, point.efficiency))
+    title = _esc(text.headline(section.title))
+    yield from ("", f"<details><summary>{title}</summary>" if folded else f"### {title}")
+
+
+@singledispatch
+def _draw(block: Block) -> Iterator[str]:
+    raise TypeError(block)
+
+
+@_draw.register
+def _table(block: Table) -> Iterator[str]:
+    heads = [_esc(f"{name} ({unit})" if unit else name) for name, unit in block.columns]
+    yield _row(heads)
+    yield f"|{'|'.join('---:' for _ in heads)}|"
+    yield from (_row(map(_esc, row)) for row in block.rows)
+    if block.note:
+        yield from ("", _esc(text.sentence(block.note)))
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+@_draw.register
+def _lines(block: Lines) -> Iterator[str]:
+    lead = _LEADS.get(block.look, "- ")
+    return (f"{'  ' * line.level}{lead}{_esc(_statement(line))}" for line in block.items)
+
+
+def _statement(line: Line) -> str:
+    return f"{line.name}: {line.text}" if line.name else line.text
+
+
+@_draw.register
+def _figure(block: Figure) -> Iterator[str]:
+    yield "```text"
+    yield bars.heading(block)
+    yield from (plain("".join(bars.line(bar))).rstrip() for bar in block.bars)
     yield "```"
 
 
-def _verdict(verdict: Verdict) -> Iterator[str]:
-    title = text.sentence(findings.verdict_title(verdict))[:-1]
-    yield f"- **{_esc(title)}** (confidence {_esc(verdict.confidence)})"
-    yield from (f"  - {_esc(evidence)}" for evidence in verdict.evidence)
-    for remedy in verdict.try_:
-        what, *code = [_code(line) for line in (remedy.overrides, remedy.code) if line] or [""]
+@_draw.register
+def _finding(block: Finding) -> Iterator[str]:
+    yield f"- **{_esc(block.title)}** (confidence {_esc(block.confidence)})"
+    yield from (f"  - {_esc(evidence)}" for evidence in block.evidence)
+    for advice in block.advice:
+        what, *code = [_code(line) for line in (advice.overrides, advice.code) if line] or [""]
         in_code = f", in code {code[0]}" if code else ""
-        yield f"  - try {what}{_esc(findings.gain(remedy))}{in_code}"
-
-
-def _comparison(comparison: Comparison) -> Iterator[str]:
-    base, other = versus.run_names(comparison)
-    yield f"## {_esc(f'{other} against {base}')}"
-    yield from ("", f"**{_esc(versus.answer(comparison))}**")
-    if comparison.cases:
-        yield from _table(*cases.comparison_table(comparison))
-    if comparison.points:
-        columns = (
-            ("ranks", ""),
-            ("other / base", ""),
-            ("a rank alone", ""),
-            ("", ""),
-            ("most of it", "ms a step"),
-        )
-        rows = []
-        for p in comparison.points:
-            clear = text.undistinguished(p.ratio, distinguishable=p.distinguishable)
-            causes = ", ".join(
-                f"{text.cause_name(cause)} {text.signed(text.quantity(value))}"
-                for cause, value in versus.largest_causes(p.causes, 2)
-            )
-            ratios = (text.quantity(p.ratio), text.quantity(p.control))
-            rows.append((str(p.world_size), *ratios, clear, causes))
-        yield from _table(columns, rows)
-    yield ""
-
-
-def _table(columns: Iterable[tuple[str, str]], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    heads = [_esc(f"{name} ({unit})" if unit else name) for name, unit in columns]
-    yield ""
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{'|'.join('---:' for _ in heads)}|"
-    yield from (f"| {' | '.join(map(_esc, row))} |" for row in rows)
-
-
-def _items(lines: Iterable[str], lead: str = "") -> Iterator[str]:
-    lines = tuple(lines)
-    if lines:
-        yield ""
-    yield from (f"{lead}- {_esc(line)}" for line in lines)
-
-
-def _folded(title: str, lines: Sequence[str]) -> Iterator[str]:
-    if lines:
-        yield from ("", f"<details><summary>{_esc(title)}</summary>")
-        yield from _items(lines)
-        yield from ("", "</details>")
-
-
-def _plain(line: Text) -> str:
-    return text.plain(line.plain).rstrip()
+        yield f"  - try {what}{_esc(advice.gain)}{in_code}"
 
 
 def _code(outside: str) -> str:
-    said = " ".join(text.plain(outside).split()).replace("`", "'")
+    said = one_line(outside).replace("`", "'")
     return f"`{said}`"
 
 
 def _esc(outside: str) -> str:
-    """Outside text on one line that Markdown takes for text."""
-    return _MARKUP.sub(r"\\\1", " ".join(text.plain(outside).split()))
+    """Text on one line, with everything escaped that Markdown would read as markup."""
+    return _MARKUP.sub(r"\\\1", one_line(outside))

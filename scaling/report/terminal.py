@@ -1,261 +1,206 @@
-"""The results as text, in the manner of nccl-tests: `#` lines say what holds, the others carry numbers.
+"""Documents as text in the manner of nccl-tests: `#` lines are conditions and titles, the others carry numbers.
 
-Nothing is told by colour alone, so a piped or saved report loses nothing.
+Nothing depends on colour, so a piped or saved report loses nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
+from functools import singledispatch
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from scaling.analysis.results import (
-    Analysis,
-    Comparison,
-    Fits,
-    Memory,
-    Point,
-    PointComparison,
-    Prediction,
-    Verdict,
-)
-from scaling.analysis.traced import Traced
-from scaling.plan import Plan
-from scaling.report import cases, findings, predicted, text, versus
-from scaling.report import traced as shown
-from scaling.report.bars import NAME, NUMBER, part_lines, waterfall_lines
-from scaling.report.conditions import conditions
-from scaling.report.fabric import fabric_lines
-from scaling.report.hosts import NOTE, SHOWN, host_lines, host_table
-from scaling.report.lines import head as _head
-from scaling.report.lines import printed as _print
-from scaling.report.lines import prose as _prose
-from scaling.report.lines import table as _table
+from scaling.analysis.results import Analysis, Comparison, Prediction, SelfTest, SelfTestCase, Verification
+from scaling.analysis.results.doctor import Diagnosis
+from scaling.plain import plain
+from scaling.report import bars, text
+from scaling.report.bars import WIDTH
+from scaling.report.documents import checkup, comparison, prediction, proof, run
+from scaling.report.model import TERMINAL, Block, Document, Figure, Finding, Line, Lines, Section, Table
+from scaling.spec.plan import Plan
 
-CAUSES_SHOWN = 4
-"""Causes of a difference that a comparison lists for each world size."""
+_PLAIN_ASCII = str.maketrans({"█": "#", "░": "=", "▏": "|", "±": "+-"})
+_STYLES = {
+    "": "",
+    "quiet": "dim",
+    "strong": "bold",
+    "good": "green",
+    "bad": "red",
+    "warning": "yellow",
+    "caution": "bold yellow",
+    "alarm": "bold red",
+}
+_BAR_STYLES = {"part": "cyan", "ideal": "green", "loss": "red", "measured": "bold"}
 
 
 def print_analysis(
     console: Console, analysis: Analysis, plan: Plan, *, report_path: Path | str | None = None
 ) -> None:
-    """Print the whole analysis: conditions, figures, where each step goes, verdicts, the answer."""
-    _print(console, _analysis(analysis, plan, report_path))
+    """Print a run: conditions, figures, where each step goes, verdicts, the answer."""
+    draw(console, run.document(analysis, plan, report_path=report_path))
 
 
-def print_comparison(console: Console, comparison: Comparison) -> None:
+def print_comparison(console: Console, compared: Comparison) -> None:
     """Print two runs side by side: what differs, by how much, and why."""
-    _print(console, _comparison(comparison))
+    draw(console, comparison.document(compared))
 
 
-def print_prediction(console: Console, prediction: Prediction) -> None:
-    """Print a run under other settings, and how well the model tells what the run itself measured."""
-    _print(console, _prediction(prediction))
+def print_prediction(console: Console, predicted: Prediction) -> None:
+    """Print a run under other settings, and how well the model predicts what the run itself measured."""
+    draw(console, prediction.document(predicted))
 
 
-def _analysis(analysis: Analysis, plan: Plan, report_path: Path | str | None) -> Iterator[Text]:
-    yield from _conditions(conditions(analysis.run, plan))
-    if analysis.points:
-        yield from _key_figures(analysis.points, analysis.fits)
-    yield from _cases(analysis)
-    source = plan.spec.topology.link.source
-    for point in analysis.points:
-        if point.world_size > 1:
-            yield from _point(point, source, analysis.run.device)
-    links = fabric_lines(analysis.fabric)
-    if links:
-        yield _head("fabric")
-        for line in links:
-            yield from _prose(line, hang="    ")
-    if analysis.hosts:
-        yield _head("hosts")
-        yield from _table(*host_table(analysis.hosts, SHOWN))
-        yield from _prose(NOTE, lead="# ", hang="# ", style="dim")
-        for line in host_lines(analysis.hosts, SHOWN):
-            yield from _prose(text.sentence(line), hang="    ")
-    if analysis.roofline is not None:
-        yield _head(f"roofline, a step of rank {analysis.roofline.rank} without DDP")
-        yield from _prose(analysis.roofline.said, hang="    ")
-    for traced in analysis.trace or ():
-        yield from _traced(traced)
-    yield from _section("quality", findings.quality_lines(analysis.quality))
-    failed = [findings.trial_line(t) for t in analysis.trials if t.status != "done"]
-    yield from _section("trials that did not finish", failed)
-    if analysis.verdicts:
-        yield _head("verdicts")
-        for verdict in analysis.verdicts:
-            yield from _verdict(verdict)
-    yield _head("answer")
-    yield from _prose(findings.answer(analysis), style="bold")
-    if report_path is not None:
-        # A path stays on one line, so that it can be opened with a click.
-        if plan.spec.launcher != "trace" and not plan.spec.own_loop and _has_remedy(analysis):
-            yield Text(f"# verify  scaling verify {text.plain(str(Path(report_path).parent))}", style="dim")
-        yield Text(f"# report  {text.plain(str(report_path))}", style="dim")
+def print_checkup(console: Console, found: Diagnosis, *, folder: Path | str) -> None:
+    """Print what the doctor found: measurements first, problems with their remedies last."""
+    draw(console, checkup.document(found, folder))
 
 
-def _has_remedy(analysis: Analysis) -> bool:
-    """Whether some verdict has settings to try, which `scaling verify` measures beside the present ones."""
-    return any(remedy.overrides for verdict in analysis.verdicts for remedy in verdict.try_)
+def print_case(console: Console, case: SelfTestCase) -> None:
+    """Print one case of the self-test as it ends."""
+    for line in proof.case_lines(case):
+        _print(console, Text(_flat(line)))
 
 
-def _conditions(pairs: Iterable[tuple[str, str]]) -> Iterator[Text]:
-    for name, value in pairs:
-        style = "bold yellow" if name.isupper() or "SYNTHETIC" in value else "dim"
-        yield from _prose(value, lead=f"# {name:<9}  ", hang=f"# {'':<9}  ", style=style)
+def print_selftest(console: Console, found: SelfTest, folder: Path) -> None:
+    """Print the self-test's summary below its cases, beginning with what the columns are."""
+    draw(console, proof.selftest_document(found, folder))
 
 
-def _key_figures(points: tuple[Point, ...], fits: Fits) -> Iterator[Text]:
-    yield _head("key figures")
-    yield from _table(*text.key_table(points))
-    yield from _prose(text.COLUMNS_NOTE, lead="# ", hang="# ", style="dim")
-    for line in findings.fit_lines(fits):
-        yield from _prose(text.sentence(line), hang="    ")
+def print_verification(console: Console, found: Verification, folder: Path) -> None:
+    """Print what was tried, what was predicted, what was measured, and the folder that holds it."""
+    draw(console, proof.verification_document(found, folder))
 
 
-def _cases(analysis: Analysis) -> Iterator[Text]:
-    """Tables of cases by world size, and what of them was not to be had."""
-    if analysis.inference:
-        yield _head("inference")
-        yield from _table(*cases.inference_table(analysis.inference))
-        yield from _prose(cases.INFERENCE_NOTE, lead="# ", hang="# ", style="dim")
-    if analysis.training:
-        yield _head("training")
-        yield from _table(*cases.training_table(analysis.training))
-        yield from _prose(cases.TRAINING_NOTE, lead="# ", hang="# ", style="dim")
-    yield from _section("largest batch", map(cases.largest_line, analysis.largest_batch))
-    yield from _section("cases that were not measured", cases.failures(analysis))
+def draw(console: Console, document: Document) -> None:
+    """Print a document, in plain ASCII where the terminal has no more."""
+    for line in _document(document):
+        _print(console, line)
 
 
-def _point(point: Point, rate_source: str, device: str) -> Iterator[Text]:
-    if point.step_ms is None:
+def _print(console: Console, line: Text) -> None:
+    if (safe := plain(line.plain)) != line.plain:  # an equal text would lose its styles
+        line.plain = safe
+    if console.options.ascii_only:
+        line.plain = line.plain.translate(_PLAIN_ASCII)
+    console.print(line, soft_wrap=True, highlight=False)
+
+
+def _flat(value: str) -> str:
+    return plain(value).replace("\n", " ")
+
+
+def _document(document: Document) -> Iterator[Text]:
+    for section, blocks in document.sections_on(TERMINAL):
+        if section.title and TERMINAL in section.titled_on:
+            yield _title(section)
+        for block in blocks:
+            yield from _draw(block)
+    if document.answer:
+        yield _head("answer")
+        yield from _prose(document.answer, style="bold")
+    width = max((len(line.name) for line in document.closing), default=0)
+    for line in document.closing:
+        yield Text(f"# {line.name:<{width}}  {_flat(line.text)}".rstrip(), style="dim")
+
+
+def _title(section: Section) -> Text:
+    return _head(section.title.upper(), style="bold red") if section.alarm else _head(section.title)
+
+
+def _head(title: str, style: str = "bold") -> Text:
+    return Text(f"#\n# {_flat(title)}", style=style)
+
+
+@singledispatch
+def _draw(block: Block) -> Iterator[Text]:
+    raise TypeError(block)
+
+
+@_draw.register
+def _table(block: Table) -> Iterator[Text]:
+    """A header of two rows, name and unit, then the rows; two spaces between columns where they fit."""
+    if block.title:
+        yield _head(block.title)
+    names, units = (tuple(map(_flat, cells)) for cells in zip(*block.columns, strict=True))
+    rows = [tuple(map(_flat, row)) for row in block.rows]
+    widths = [max(map(len, column)) for column in zip(names, units, *rows, strict=True)]
+    gap = "  " if 1 + sum(widths) + 2 * (len(widths) - 1) < WIDTH else " "
+    for cells in (names, units):
+        yield Text("#" + gap.join(_aligned(cells, widths)).rstrip(), style="dim")
+    for row in rows:
+        yield Text(" " + gap.join(_aligned(row, widths)).rstrip())
+    yield from _note(block.note)
+
+
+def _aligned(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    return [cell.rjust(width) for cell, width in zip(cells, widths, strict=True)]
+
+
+@_draw.register
+def _lines(block: Lines) -> Iterator[Text]:
+    longest = max(len(line.name) for line in block.items)
+    names = block.name_width or (bars.NAME if block.look == "facts" else longest)
+    deepest = max(line.level for line in block.items)
+    for line in block.items:
+        style = _STYLES[line.tone]
+        if block.look == "facts":
+            width = names + 2 * (deepest - line.level)
+            indent = "  " * (1 + line.level)
+            lead = f"{indent}{_flat(line.name):<{width - 1}} "
+        elif block.look == "conditions":
+            lead = f"# {_flat(line.name):<{names}}  " if names else "# "
+            style = style or "dim"
+        elif block.look == "note":
+            yield from _note(line.text)
+            continue
+        else:
+            lead = "  " if block.look == "prose" else "  - "
+            style = style or ("yellow" if block.look == "warnings" else "")
+        yield from _statement(line, lead, style, block)
+
+
+def _statement(line: Line, lead: str, style: str, block: Lines) -> Iterator[Text]:
+    if block.whole:
+        yield Text(lead + _flat(line.text), style=style)
         return
-    at = f"{text.ranks(point.world_size)} on {text.count(point.hosts, 'host')}"
-    yield _head(f"{at}: a step of {text.quantity(point.step_ms, 'ms')}")
-    yield from part_lines(point.parts_ms)
-    if point.loss is not None:
-        yield from waterfall_lines(point.loss, point.efficiency)
-    if point.straggler is not None:
-        yield from _fact("straggler", findings.straggler_line(point.straggler), style="bold red")
-    if point.loader is not None:
-        yield from _fact("batches", findings.loader_line(point.loader))
-    if point.comm is not None:
-        yield from _fact("gradients", findings.comm_line(point.comm, rate_source))
-    if point.memory != Memory():
-        yield from _fact("memory", findings.memory_line(point.memory, device))
-    if line := findings.cost_line(point.cost):
-        yield from _fact("cost", line)
-    if point.overhead.probe_over_plain is not None:
-        yield from _fact("probe's cost", findings.overhead_line(point.overhead))
-    if point.closure is not None:
-        yield from _fact("closure", findings.closure_line(point.closure))
+    hang = {"facts": " " * len(lead), "conditions": "# " + " " * (len(lead) - 2)}.get(block.look, " " * 4)
+    yield from _prose(line.text, lead=lead, hang=hang, style=style)
 
 
-def _traced(traced: Traced) -> Iterator[Text]:
-    yield _head(shown.title(traced))
-    yield from _table(*shown.rank_table(traced))
-    if traced.collectives:
-        yield _head("collectives, matched over ranks")
-        yield from _table(*shown.collective_table(traced))
-    for line in shown.lines(traced):
-        yield from _prose(line, lead="  - ", hang="    ")
-    tables = shown.hta_tables(traced)
-    if tables is not None:
-        yield _head("HolisticTraceAnalysis' quantities, by its definitions")
-        for table in tables:
-            yield from _table(*table)
+def _note(said: str) -> Iterator[Text]:
+    return _prose(said, lead="# ", hang="# ", style="dim")
 
 
-def _verdict(verdict: Verdict) -> Iterator[Text]:
-    title = (
-        f"{text.sentence(findings.verdict_title(verdict))[:-1]} (confidence {text.plain(verdict.confidence)})"
-    )
-    yield from _prose(title, style="bold")
-    for evidence in verdict.evidence:
-        yield from _prose(text.plain(evidence), lead="  - ", hang="    ")
-    for remedy in verdict.try_:
-        what, *code = [text.plain(line) for line in (remedy.overrides, remedy.code) if line]
-        gain = findings.gain(remedy)
-        yield from _prose(f"{what}{gain}", lead="  try  ", hang="       ", style="green")
+@_draw.register
+def _figure(block: Figure) -> Iterator[Text]:
+    yield Text(bars.heading(block), style="dim")
+    for bar in block.bars:
+        lead, drawn = bars.line(bar)
+        yield Text.assemble(lead, (drawn, "green" if drawn[0] == bars.LESS else _BAR_STYLES[bar.tone]))
+
+
+@_draw.register
+def _finding(block: Finding) -> Iterator[Text]:
+    yield from _prose(f"{block.title} (confidence {block.confidence})", style="bold")
+    for evidence in block.evidence:
+        yield from _prose(evidence, lead="  - ", hang="    ")
+    for advice in block.advice:
+        what, *code = [line for line in (advice.overrides, advice.code) if line] or [""]
+        yield from _prose(f"{what}{advice.gain}", lead="  try  ", hang="       ", style="green")
         for line in code:
             yield from _prose(line, lead="       in code: ", hang="       ")
 
 
-def _comparison(comparison: Comparison) -> Iterator[Text]:
-    names = versus.run_names(comparison)
-    for role, name, run in zip(("base", "other"), names, (comparison.base, comparison.other), strict=True):
-        synthetic = ", SYNTHETIC compute" if run.synthetic else ""
-        yield from _conditions([(role, f"{name} ({text.plain(run.id)}{synthetic})")])
-    if not comparison.comparable:
-        yield Text("# NOT COMPARABLE", style="bold red")
-        for reason in comparison.reasons:
-            yield from _prose(text.plain(reason), lead="  - ", hang="    ")
-    if comparison.cases:
-        yield _head("cases")
-        yield from _table(*cases.comparison_table(comparison))
-    if comparison.points:
-        yield _head("throughput, other over base")
-    for point in comparison.points:
-        ratio = text.quantity(point.ratio)
-        note = text.undistinguished(point.ratio, distinguishable=point.distinguishable)
-        yield Text(f"  {text.ranks(point.world_size):<{NAME + 2}}{ratio:<{NUMBER}}  {note}".rstrip())
-        if point.control is not None:
-            control = text.quantity(point.control)
-            yield Text(f"    {'a rank alone':<{NAME}}{control}  (1 but for the machine's drift)")
-        yield from _causes(point)
-        for name, line in (
-            ("split", versus.split_line(point)),
-            *(("cost", line) for line in versus.cost_lines(point.cost)),
-        ):
-            if line:
-                yield from _prose(line, lead=f"    {name:<{NAME}}", hang=" " * (4 + NAME))
-    for of in ("settings", "environment"):
-        differing = [versus.setting_line(s) for s in comparison.settings if s.of == of]
-        yield from _section(f"{of} that differ, base and other", differing)
-    if comparison.roofline:
-        yield _head("roofline")
-        for line in comparison.roofline:
-            yield from _prose(text.plain(line), hang="    ")
-    yield _head("answer")
-    yield from _prose(versus.answer(comparison), style="bold")
-
-
-def _causes(point: PointComparison) -> Iterator[Text]:
-    for cause, value in versus.largest_causes(point.causes, CAUSES_SHOWN):
-        style = "green" if value.value < 0 else "red"
-        change = text.signed(text.quantity(value, "ms"))
-        yield Text.assemble(f"    {text.cause_name(cause):<{NAME}}", (change, style), " a step")
-
-
-def _prediction(prediction: Prediction) -> Iterator[Text]:
-    yield from _conditions(predicted.conditions(prediction))
-    yield _head("predicted")
-    yield from _table(*predicted.table(prediction.points))
-    yield from _prose(
-        "±: half of the 95 % interval, the model's own error in it", lead="# ", hang="# ", style="dim"
+def _prose(value: str, *, lead: str = "  ", hang: str = "  ", style: str = "") -> Iterator[Text]:
+    """Text wrapped to the width, without control characters."""
+    wrapped = textwrap.wrap(
+        text.bound(plain(value)),
+        WIDTH,
+        initial_indent=lead,
+        subsequent_indent=hang,
+        break_on_hyphens=False,
     )
-    last = prediction.points[-1]
-    if last.loss is not None and last.world_size > 1:
-        yield _head(f"{text.ranks(last.world_size)}: a step of {text.quantity(last.step_ms, 'ms')}")
-        yield from waterfall_lines(last.loss, last.efficiency)
-    yield _head("back-test: each measured world size, predicted from the others")
-    if prediction.backtest:
-        yield from _table(*predicted.backtest_table(prediction.backtest))
-    yield from _prose(prediction.backtest_missing or "", style="yellow")
-    yield from _section("what this leans on", prediction.notes)
-    yield _head("answer")
-    yield from _prose(predicted.answer(prediction), style="bold")
-
-
-def _section(title: str, lines: Iterable[str]) -> Iterator[Text]:
-    lines = tuple(lines)
-    if lines:
-        yield _head(title)
-    for line in lines:
-        yield from _prose(line, lead="  - ", hang="    ", style="yellow")
-
-
-def _fact(name: str, value: str, style: str = "") -> Iterator[Text]:
-    return _prose(value, lead=f"  {name:<{NAME}}", hang=" " * (2 + NAME), style=style)
+    return (Text(line.replace("\N{NO-BREAK SPACE}", " "), style=style) for line in wrapped)

@@ -1,20 +1,23 @@
-"""How numbers and names read. Every renderer formats through here, so that one number reads one way."""
+"""Numbers and names as text. Everything is formatted here, so that a number reads the same in every report."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from scaling.analysis.results import Loss, Measured, Parts, Point
+from scaling.plain import plain
+from scaling.units import spans
+
+if TYPE_CHECKING:  # loads slowly, and `scaling plan` needs only the texts
+    from scaling.analysis.results import Loss, Measured, StepParts
 
 NONE = "-"
-DIGITS = 4
-"""Significant digits of a value at most, however narrow its interval."""
 PERCENT_DECIMALS = 2
-"""Of a percentage at most: nobody acts on less."""
+"""Decimals of a percentage at most; finer differences matter to no decision."""
 SKEWED = 1.5
-"""An interval is written out when one side is so many times as long as the other."""
+"""An interval is written out where one side is more than this many times as long as the other."""
 
 PARTS = {
     "input": "input",
@@ -28,7 +31,7 @@ PARTS = {
 CAUSES = {
     "small_batch": "smaller batch",
     "neighbours": "busy neighbours",
-    "ddp_overhead": "DDP overhead",
+    "strategy_overhead": "strategy overhead",
     "straggler": "straggler",
     "link_latency": "link latency",
     "link_bandwidth": "link bandwidth",
@@ -41,37 +44,16 @@ CAUSES = {
 STATUSES = {
     "planned": "not started",
     "oom": "out of memory",
+    "left_out": "left out",
     "timeout": "timed out",
     "interrupted": "stopped",
 }
 
-COLUMNS: tuple[tuple[str, str], ...] = (
-    ("ranks", ""),
-    ("hosts", ""),
-    ("step", "ms"),
-    ("samples", "1/s"),
-    ("speedup", ""),
-    ("efficiency", "%"),
-    ("transfer", "ms"),
-    ("skew", "ms"),
-    ("busbw", "Gbit/s"),
-    ("status", ""),
-)
-"""Name and unit of the key figures of a world size, in the order of `key_figures`."""
-COLUMNS_NOTE = "transfer, skew: what a step waits for (exposed); ±: half of the 95 % interval"
-
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
 _INSIDE_QUANTITY = re.compile(r" (?=±)|(?<=\d) (?=%|(?:[mu]s|[kMG]?bit/s|[KMG]?i?B|ranks?)\b)")
 
 
-def plain(text: str) -> str:
-    """Outside text without escape sequences and control characters."""
-    return _ESCAPES.sub("", text)
-
-
 def bound(text: str) -> str:
-    """With no-break spaces inside quantities: a number, its unit and its interval stay on one line."""
+    """Text with no-break spaces inside quantities, so that a number, its unit and its interval stay on one line."""
     return _INSIDE_QUANTITY.sub("\N{NO-BREAK SPACE}", text)
 
 
@@ -86,17 +68,16 @@ def number(value: float, decimals: int | None = None) -> str:
 
 
 def decimals_of(measured: Measured, scale: float = 1.0) -> int | None:
-    """Decimals that the interval bears: one digit of the half-width, two where it starts with 1."""
-    half = measured.half_width
-    if not half or not math.isfinite(half):
-        return None
-    digits, place = f"{half * scale:.1e}".split("e")
-    borne = -int(place) + (float(digits) < 2)
-    if scale == 100:
-        borne = min(borne, PERCENT_DECIMALS)
-    value = abs(measured.value * scale)
-    most = DIGITS - 1 - math.floor(math.log10(value)) if value > 0 else borne
-    return max(0, min(borne, most))
+    """Decimals that the interval justifies, at most PERCENT_DECIMALS for a percentage; None without an interval.
+
+    A percentage that has no interval and would show as 0 with them gets PERCENT_DECIMALS as well.
+    """
+    decimals = measured.decimals(scale)
+    if scale != 100:
+        return decimals
+    if decimals is None:
+        return PERCENT_DECIMALS if 0 < abs(measured.value) * scale < 10.0**-PERCENT_DECIMALS else None
+    return min(decimals, PERCENT_DECIMALS)
 
 
 def value_of(measured: Measured | None, scale: float = 1.0) -> str:
@@ -111,24 +92,24 @@ def cell(measured: Measured | None, scale: float = 1.0) -> str:
     decimals = decimals_of(measured, scale)
     if decimals is None or measured.half_width is None:
         return value_of(measured, scale)
-    # Never ±0: where the digits run out, the last one shown is the bound.
+    # Never ±0: the half-width is at least one unit of the last digit.
     half = max(measured.half_width * scale, 10.0**-decimals)
     return f"{value_of(measured, scale)} ±{number(half, decimals)}"
 
 
 def quantity(measured: Measured | None, unit: str = "", scale: float = 1.0) -> str:
-    """Prose: `66.2 ms ±0.8`, `66.2 ms [65.1, 67.9]` where the sides differ, `-` for None."""
+    """In a sentence: `66.2 ms ±0.8`, `66.2 ms [65.1, 67.9]` where the sides differ, `-` for None."""
     if measured is None:
         return NONE
     value, _, half = cell(measured, scale).partition(" ±")
     shown = f"{value} {unit}".rstrip()
-    if not half or measured.low is None or measured.high is None:
+    if not half or measured.interval is None:
         return shown
-    short, long = sorted((measured.value - measured.low, measured.high - measured.value))
+    short, long = sorted(abs(edge - measured.value) for edge in measured.interval)
     decimals = decimals_of(measured, scale)
-    # Sides that differ by less than a digit shown read as one.
+    # Sides that differ by less than the last digit shown count as equal.
     if long > SKEWED * short and (long - short) * scale > 10.0 ** -(decimals or 0):
-        low, high = (number(edge * scale, decimals) for edge in (measured.low, measured.high))
+        low, high = (number(edge * scale, decimals) for edge in measured.interval)
         return f"{shown} [{low}, {high}]"
     return f"{shown} ±{half}"
 
@@ -139,7 +120,7 @@ def percent(measured: Measured | None) -> str:
 
 
 def undistinguished(ratio: Measured | None, *, distinguishable: bool) -> str:
-    """Why a ratio of throughputs counts for nothing; empty where it counts, and where there is none."""
+    """Why a ratio of throughputs shows no difference; empty where it shows one, and where there is no ratio."""
     if ratio is None or distinguishable:
         return ""
     return "no interval" if ratio.low is None else "not distinguishable"
@@ -149,8 +130,7 @@ def change(ratio: Measured | None) -> str:
     """A ratio near 1 as a signed change: `+0.3 % ±0.4`."""
     if ratio is None:
         return NONE
-    low, high = (None if edge is None else edge - 1 for edge in (ratio.low, ratio.high))
-    return signed(percent(Measured(ratio.value - 1, low, high, ratio.n)))
+    return signed(percent(ratio - 1))
 
 
 def signed(text: str) -> str:
@@ -168,6 +148,11 @@ def count(many: int, noun: str) -> str:
     return f"{many} {noun}" if many == 1 else f"{many} {noun}s"
 
 
+def ranges(numbers: Sequence[int]) -> str:
+    """Sorted numbers with their ranges: `0-3, 8`; empty for none."""
+    return ", ".join(spans(numbers))
+
+
 def cause_name(cause: str) -> str:
     """A loss cause or a verdict in words."""
     return CAUSES.get(cause, plain(cause).replace("_", " "))
@@ -179,11 +164,16 @@ def status_name(status: str) -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital and a full stop."""
+    """Text with a capital and a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
 
 
-def parts_of(parts: Parts) -> tuple[tuple[str, Measured], ...]:
+def headline(text: str) -> str:
+    """Text with a capital and no full stop."""
+    return text[:1].upper() + text[1:].removesuffix(".")
+
+
+def parts_of(parts: StepParts) -> tuple[tuple[str, Measured], ...]:
     """(key, ms) of the parts of a step that were measured, in the order in which they run."""
     found = ((key, getattr(parts, key)) for key in PARTS)
     return tuple((key, value) for key, value in found if value is not None)
@@ -193,28 +183,6 @@ def losses_of(loss: Loss) -> tuple[tuple[str, Measured | None], ...]:
     """(cause, fraction) of the known causes; `unexplained` always, known or not."""
     found = ((key, getattr(loss, key)) for key in CAUSES)
     return tuple((key, value) for key, value in found if value is not None or key == "unexplained")
-
-
-def key_figures(point: Point) -> tuple[str, ...]:
-    """The cells of one world size, under COLUMNS."""
-    return (
-        str(point.world_size),
-        str(point.hosts),
-        cell(point.step_ms),
-        value_of(point.samples_per_s),
-        value_of(point.speedup),
-        cell(point.efficiency, 100),
-        value_of(point.parts_ms.exposed_transfer),
-        value_of(point.parts_ms.exposed_skew),
-        value_of(point.comm.busbw_gbit_s if point.comm else None),
-        status_name(point.status),
-    )
-
-
-def key_table(points: Sequence[Point]) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, ...], ...]]:
-    """Columns and rows of the key figures; the status is left out where every trial is done."""
-    shown = len(COLUMNS) - all(p.status == "done" for p in points)
-    return COLUMNS[:shown], tuple(key_figures(p)[:shown] for p in points)
 
 
 def moment(iso: str) -> str:

@@ -1,9 +1,8 @@
-"""Runs against each other in sentences: the same in every renderer."""
+"""Comparisons of runs as sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from scaling.analysis.results import (
     Comparison,
@@ -13,15 +12,16 @@ from scaling.analysis.results import (
     RunInfo,
     SettingDifference,
 )
+from scaling.plain import plain
 from scaling.report import cases
-from scaling.report.text import NONE, plain, quantity, ranks, sentence, value_of
+from scaling.report.text import NONE, quantity, ranks, sentence, value_of
 
 NAMED_SETTINGS = 2
-"""Runs that differ in no more settings are called by them."""
+"""Runs that differ in at most so many settings are named after those settings."""
 
 
 def answer(comparison: Comparison) -> str:
-    """Which run is faster, or that one cannot tell."""
+    """Which run is faster, or why that cannot be said."""
     if not comparison.comparable:
         return f"The two runs are not comparable: {'; '.join(map(plain, comparison.reasons))}."
     if comparison.cases:
@@ -42,7 +42,7 @@ def answer(comparison: Comparison) -> str:
 
 
 def answer_of_several(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
-    """Of runs by cases the range of each one's ratios; of others which is the fastest."""
+    """For runs by cases the range of each one's ratios; for others, which is the fastest."""
     like = [(name, one) for name, one in zip(names[1:], comparisons, strict=True) if one.comparable]
     if not like:
         return f"None of these runs is comparable with {names[0]}."
@@ -52,7 +52,7 @@ def answer_of_several(comparisons: Sequence[Comparison], names: Sequence[str]) -
 
 
 def _fastest(like: Sequence[tuple[str, Comparison]], base: str) -> str:
-    """The fastest of several runs at the largest world size that all have, or that none is told from the base."""
+    """The fastest run at the largest world size that all have, or that none differs from the base."""
     shared = set.intersection(*({p.world_size for p in one.points if p.ratio} for _, one in like))
     if not shared:
         return "These runs have no world size in common that was measured in all."
@@ -62,7 +62,7 @@ def _fastest(like: Sequence[tuple[str, Comparison]], base: str) -> str:
 
 
 def _largest(found: Sequence[tuple[str, PointComparison]], base: str) -> str:
-    """Which of several runs gives the most over the base, and which others that cannot be told from."""
+    """The run with the largest ratio to the base, and the runs that it cannot be distinguished from."""
     ratios = [(name, p.ratio, p.distinguishable) for name, p in found if p.ratio is not None]
     sure = {name: _with_drift(p) for name, p in found if p.ratio is not None}
     bare = [name for name, ratio, _ in ratios if ratio.low is None]
@@ -76,7 +76,7 @@ def _largest(found: Sequence[tuple[str, PointComparison]], base: str) -> str:
             return f"none of {'the others' if clear else 'these runs'} is {told}"
         return f"none of the runs with an interval is {told}; too few rounds for one: {', '.join(bare)}"
     name, ratio = max(faster, key=lambda pair: pair[1].value)
-    rivals = [other for other in sure if other != name and not _above(sure[name], sure[other])]
+    rivals = [other for other in sure if other != name and not sure[name].surely_above(sure[other])]
     times = f"{quantity(ratio)} times the throughput of {base}"
     if not rivals:
         return f"{name} is the fastest: {times}"
@@ -85,17 +85,10 @@ def _largest(found: Sequence[tuple[str, PointComparison]], base: str) -> str:
 
 
 def _with_drift(point: PointComparison) -> Measured:
-    """A ratio whose interval reaches as far as the machine itself moved between the runs."""
+    """A ratio with its interval widened by as much as the machine itself drifted between the runs."""
     ratio, moved = point.ratio, abs(point.control.value - 1) if point.control else 0.0
     assert ratio is not None
-    if ratio.low is None or ratio.high is None:
-        return ratio
-    return replace(ratio, low=ratio.low - moved, high=ratio.high + moved)
-
-
-def _above(ratio: Measured, other: Measured) -> bool:
-    """Whether the whole of one interval lies above the other."""
-    return ratio.low is not None and other.high is not None and ratio.low > other.high
+    return ratio.widened(moved)
 
 
 def run_names(comparison: Comparison) -> tuple[str, str]:
@@ -112,7 +105,7 @@ def run_names(comparison: Comparison) -> tuple[str, str]:
 
 
 def names_of(runs: Sequence[RunInfo]) -> tuple[str, ...]:
-    """What tells several runs apart: the settings that differ between them, or their ids where these do not suffice."""
+    """Names for several runs: the settings in which they differ, with their ids where those are not enough."""
     names = [plain(", ".join(getattr(run, f) for f in _differing(runs))) for run in runs]
     if len(set(names)) == len(runs):
         return tuple(names)
@@ -130,7 +123,7 @@ def split_line(point: PointComparison) -> str:
 
 
 def cost_lines(cost: CostComparison) -> tuple[str, ...]:
-    """Money and energy of either run, and what the other gives for as much."""
+    """Money and energy of both runs, and how many samples the other gives for the same amount."""
     lines = []
     a, b = cost.base, cost.other
     if a.usd_per_million_samples or b.usd_per_million_samples:
@@ -154,7 +147,7 @@ def setting_line(setting: SettingDifference) -> str:
 
 
 def largest_causes(causes: dict[str, Measured | None], most: int) -> tuple[tuple[str, Measured], ...]:
-    """The causes of a difference that weigh most, largest first, whichever their sign."""
+    """The largest causes of a difference, by their absolute value."""
     known = [(cause, value) for cause, value in causes.items() if value is not None]
     return tuple(sorted(known, key=lambda pair: -abs(pair[1].value))[:most])
 

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from scaling import plan as plans
-from scaling.analysis.analyze import Ending, analyze
-from scaling.analysis.results import Analysis, Point, TrialOutcome
-from scaling.collect import Tables, collect
-from scaling.files import read_json
-from scaling.plan import Plan
-from scaling.store import RunFolder
+from scaling.analysis.about import Ending
+from scaling.analysis.analyze import analyze
+from scaling.analysis.results import Analysis, Point, TrialStatus
+from scaling.records.check import checked
+from scaling.records.files import read_json
+from scaling.records.paths import RunFolder
+from scaling.records.tables import Tables, collect
+from scaling.spec import plan as plans
+from scaling.spec.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class Run:
 
 
 def analyzed(tables: Tables, plan: Plan) -> Analysis:
-    trials = tuple(TrialOutcome(world_size=t.world_size, status="done") for t in plan.trials)
+    trials = tuple(TrialStatus(world_size=t.world_size, status="done") for t in plan.trials)
     return analyze(tables, plan, Ending(duration_s=60.0, launches=1, trials=trials))
 
 
@@ -50,7 +52,7 @@ def measure(simulate) -> Callable[[Any], Run]:
             folder = RunFolder(Path(parent) / "run")
             expected = simulate(truth, folder.path)
             plan = read_json(folder.plan, Plan, plans.SCHEMA)
-            tables = collect(folder, plan)
+            tables = checked(collect(folder, plan), plan)
         return Run(expected=expected, plan=plan, tables=tables, analysis=analyzed(tables, plan))
 
     return measured

@@ -8,23 +8,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support.expected import MS, SLACK, compared, holds
 
-from scaling.analysis.results import Measured, Point
-from scaling.analysis.stats import Rounds
-from scaling.analysis.stragglers import late_ranks
-from scaling.analysis.trials import read_trial
+from scaling.analysis.decompose.stragglers import late_ranks
+from scaling.analysis.decompose.trials import read_trial
+from scaling.analysis.results import Point
+from scaling.analysis.statistics.rounds import Rounds
 
-MS = 1e6
 SEEDS = range(10)
 HITS = 9
-
-SLACK = 0.002
-"""Of the step (of the number itself for rates), added to either end of an interval.
-
-The causes are known without noise and without probe. Noise of the link lengthens the mean of a
-maximum, and the detailed probe's own time hides some transfer: both of second order, both below
-this, and an interval may be narrower.
-"""
 
 
 @dataclass(frozen=True)
@@ -75,12 +67,9 @@ class Ten:
     levels: list[Any]
 
 
-LIKE_OTHERS = ("late_in_input", "late_in_host", "fast_link", "one_channel")
-
-
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(name, marks=pytest.mark.slow if name in LIKE_OTHERS else ()) for name in CASES],
+    params=[pytest.param(name, marks=pytest.mark.slow) for name in CASES],  # ten runs a case
 )
 def ten(request, measure, cluster) -> Ten:
     case = CASES[request.param]
@@ -88,30 +77,6 @@ def ten(request, measure, cluster) -> Ten:
     points = [(p, r.expected.points[p.world_size]) for r in runs for p in r.analysis.points]
     levels = [level for r in runs for level in r.analysis.fabric.levels]
     return Ten(case=case, points=[pair for pair in points if pair[0].world_size > 1], levels=levels)
-
-
-def compared(point: Point, truth: Any) -> dict[str, tuple[Measured | None, float, float]]:
-    """Number, truth and slack by name."""
-    step = truth.step_ns["plain"] / MS
-    found = {
-        "efficiency": (point.efficiency, truth.efficiency, SLACK),
-        "step": (point.step_ms, step, SLACK * step),
-        "busbw": (point.comm.busbw_gbit_s, truth.busbw_gbit_s, SLACK * truth.busbw_gbit_s),
-        "closure": (point.closure, 1.0, SLACK),
-    }
-    for part in ("exposed_transfer", "exposed_skew"):
-        found[part] = (getattr(point.parts_ms, part), truth.parts_all_ns[part] / MS, SLACK * step)
-    for cause, share in truth.loss.items():
-        if not (cause == "small_batch" and share == 0):  # weak scaling has none
-            found[f"loss.{cause}"] = (getattr(point.loss, cause), share, SLACK)
-    if truth.late:
-        cost = point.straggler.cost_ms if point.straggler else None
-        found["straggler.cost"] = (cost, truth.cost_ns[truth.late[0]] / MS, SLACK * step)
-    return found
-
-
-def holds(number: Measured | None, truth: float, slack: float) -> bool:
-    return number is not None and number.low - slack <= truth <= number.high + slack
 
 
 def test_the_truth_lies_within_the_interval(ten):
@@ -151,7 +116,7 @@ def test_two_equally_late_ranks_of_four_are_both_found(measure, cluster):
     for seed in range(3):
         run = measure(cluster.Truth(world_sizes=(4,), stragglers=late, seed=seed))
         records = read_trial(run.tables, run.plan.trials[0])
-        plain = records.column(records.arm("plain"), "step")
+        plain = records.arm("plain")["step"]
         found = late_ranks(records, Rounds({"plain": plain}, records.launches), 0.0)
         assert set(found.ranks) == {1, 2}
         assert found.cost_ns.value == pytest.approx(25 * MS, rel=0.05)
@@ -179,4 +144,4 @@ def test_a_host_of_eight_late_ranks_is_named_with_its_cost(measure, cluster):
     assert more == pytest.approx(20, rel=0.1)
     assert clean.point(16).straggler is None
     (verdict,) = [v for v in run.analysis.verdicts if v.cause == "straggler"]
-    assert "all ranks of host 1 are late: look for what they share" in verdict.evidence
+    assert "all ranks of host 1 are late: look at what they share" in verdict.evidence

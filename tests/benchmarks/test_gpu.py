@@ -54,6 +54,7 @@ def no_failure(done):
 
 
 @pytest.mark.launch
+@pytest.mark.slow
 def test_a_dry_run_on_a_cpu_goes_the_same_ways_and_judges_nothing(tmp_path):
     only = ("ranks", "phases", "probe", "anchors", "telemetry")
     asked = [word for name in only for word in ("--only", name)]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from scaling.telemetry.nvml import Gpus
+from scaling.hardware.nvml import Gpus
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import torch
 from scaling import Workload
 
 STEP_S = 0.01
+SLOW_S = 20
 
 
 class Fault:
@@ -51,11 +52,11 @@ class Fault:
 
     def after_the_last_step(self):
         """Where no model has a say any more: as the records get their last line (end), or after it (close)."""
-        from scaling.worker.launch import Launch
+        from scaling.worker.session.session import LaunchSession
 
-        clock, close = Launch.clock, Launch.close
-        Launch.clock = lambda launch, at: (self.here(at), clock(launch, at))
-        Launch.close = lambda launch: (self.here("close"), close(launch))
+        clocks, close = LaunchSession.compare_clocks, LaunchSession.close
+        LaunchSession.compare_clocks = lambda session, at: (self.here(at), clocks(session, at))[1]
+        LaunchSession.close = lambda session: (self.here("close"), close(session))
 
     def kill(self):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -65,6 +66,19 @@ class Fault:
 
     def sleep(self):
         time.sleep(3600)
+
+    def spin(self):
+        """C code that computes for ever without the interpreter's lock, as a host that waits for its device."""
+        libc, lock = ctypes.CDLL(None), ctypes.c_int()
+        libc.pthread_spin_init(ctypes.byref(lock), 0)
+        libc.pthread_spin_lock(ctypes.byref(lock))
+        libc.pthread_spin_lock(ctypes.byref(lock))
+
+    def compute(self):
+        """A step that takes SLOW_S of the processor, as the first forward of a large model on a busy machine."""
+        end = time.process_time() + SLOW_S
+        while time.process_time() < end:
+            sum(range(10**5))
 
     def hold(self):
         """C code that never gives the interpreter's lock back: a mutex that it locks twice."""

@@ -9,11 +9,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import NO_NAMESPACES, user_namespaces, wait_until
 
 SCRIPT = Path(__file__).parents[2] / "launch" / "emulated_hosts.py"
 UNSHARE = ["unshare", "--user", "--map-root-user", "--net", "--mount"]
@@ -74,17 +75,7 @@ time.sleep(600)
 """
 
 
-def private_network_refusal() -> str | None:
-    """Why this machine grants no private network; None where it does."""
-    try:
-        tried = subprocess.run(["unshare", "-Urnm", "true"], capture_output=True, text=True, check=False)
-    except OSError as problem:
-        return str(problem)
-    return None if tried.returncode == 0 else tried.stderr.strip()
-
-
-REFUSAL = private_network_refusal()
-needs_network = pytest.mark.skipif(REFUSAL is not None, reason=f"unshare -Urnm: {REFUSAL}")
+needs_network = pytest.mark.skipif(not user_namespaces(), reason=NO_NAMESPACES)
 
 
 @pytest.fixture(scope="module")
@@ -163,15 +154,6 @@ def network(tmp_path: Path) -> Iterator[Network]:
     for process in made.processes:
         process.kill()
         process.communicate()
-
-
-def until(condition: Callable[[], object], limit_s: float) -> float:
-    """Wait for `condition`; return the seconds it took, fail after `limit_s`."""
-    start_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start_s < limit_s, "waited in vain"
-        time.sleep(0.01)
-    return time.monotonic() - start_s
 
 
 def rate_bit_s(samples: list[dict[str, Any]]) -> float:
@@ -286,7 +268,7 @@ def test_sighup_changes_the_rate(network: Network, old: int, new: int | None) ->
     ]
     network.write(commands, (old * MBIT, None))
     process = network.start()
-    until(lambda: network.lines(1), 5)
+    wait_until(lambda: network.lines(1), seconds=5)
     time.sleep(0.5)
     new_bit_s = None if new is None else new * MBIT
     network.write(commands, (new_bit_s, None))
@@ -314,7 +296,7 @@ def test_sighup_changes_the_rate(network: Network, old: int, new: int | None) ->
 def test_a_broken_file_changes_no_rate(network: Network) -> None:
     network.write([network.python("import time; print('ready', flush=True); time.sleep(600)")], (50 * MBIT,))
     process = network.start()
-    until(lambda: "ready" in network.log(0), 5)
+    wait_until(lambda: "ready" in network.log(0), seconds=5)
     network.file.write_text('{"hosts": [')
     process.send_signal(signal.SIGHUP)
     assert process.stderr is not None
@@ -340,13 +322,14 @@ def test_a_failure_ends_the_others_after_the_grace(network: Network) -> None:
     )
     start_s = time.monotonic()
     status, lines, _ = network.run()
-    assert time.monotonic() - start_s < 3
+    assert time.monotonic() - start_s < 60  # not the 600 s of the host that goes on
     assert status == 3
     assert [tuple(line.values()) for line in lines] == [("host0", 3), ("host2", 0), ("host1", 143)]
 
 
 @pytest.mark.launch
 @needs_network
+@pytest.mark.alone
 def test_a_failure_ends_those_who_will_not(network: Network) -> None:
     network.write([["sh", "-c", "sleep 0.3; kill -9 $$"], network.python(STUBBORN)], grace_s=0.2)
     start_s = time.monotonic()
@@ -377,7 +360,7 @@ def started(network: Network, *before: str) -> subprocess.Popen[str]:
     """Two hosts with processes that ignore SIGTERM, one of each in a session of its own."""
     network.write([network.python(STUBBORN)] * 2)
     process = network.start(*before)
-    until(lambda: all(network.log(number).count("ready") == 2 for number in (0, 1)), 10)
+    wait_until(lambda: all(network.log(number).count("ready") == 2 for number in (0, 1)), seconds=10)
     assert len(network.alive()) >= 6
     return process
 
@@ -388,7 +371,7 @@ def started(network: Network, *before: str) -> subprocess.Popen[str]:
 def test_a_signal_ends_everything(network: Network, number: signal.Signals) -> None:
     network.write([network.python("import time; print('ready', flush=True); time.sleep(600)")] * 2)
     process = network.start()
-    until(lambda: all("ready" in network.log(host) for host in (0, 1)), 10)
+    wait_until(lambda: all("ready" in network.log(host) for host in (0, 1)), seconds=10)
     process.send_signal(number)
     assert process.wait(1.5) == 128 + number
     assert network.alive() == []
@@ -396,12 +379,12 @@ def test_a_signal_ends_everything(network: Network, number: signal.Signals) -> N
 
 @pytest.mark.launch
 @needs_network
-def test_a_signal_ends_those_who_will_not(network: Network) -> None:
+def test_a_signal_ends_programs_that_ignore_it(network: Network) -> None:
     process = started(network)
     process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)  # again: no reason to wait longer, or less
-    assert until(lambda: process.poll() is not None, 4.5) > 2
+    assert wait_until(lambda: process.poll() is not None, seconds=4.5) > 2
     assert process.returncode == 128 + signal.SIGTERM
     assert network.alive() == []
 
@@ -411,7 +394,7 @@ def test_a_signal_ends_those_who_will_not(network: Network) -> None:
 def test_nothing_outlives_the_script(network: Network) -> None:
     process = started(network)
     process.kill()
-    print(f"gone after {until(lambda: not network.alive(), 3):.2f} s")
+    wait_until(lambda: network.alive() == [], seconds=3)
 
 
 @pytest.mark.launch
@@ -420,7 +403,7 @@ def test_nothing_outlives_the_first_process(network: Network) -> None:
     process = started(network)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     os.kill(int(children[0]), signal.SIGKILL)
-    until(lambda: not network.alive(), 3)
+    wait_until(lambda: not network.alive(), seconds=3)
     assert process.wait(1) == 128 + signal.SIGKILL
 
 
@@ -429,7 +412,7 @@ def test_nothing_outlives_the_first_process(network: Network) -> None:
 def test_nothing_outlives_the_caller(network: Network) -> None:
     caller = started(network, sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])")
     caller.kill()
-    print(f"gone after {until(lambda: not network.alive(), 3):.2f} s")
+    wait_until(lambda: network.alive() == [], seconds=3)
 
 
 @pytest.mark.launch
@@ -451,7 +434,7 @@ def test_the_machine_stays_as_it_is(network: Network) -> None:
     process = started(network)
     assert machine() == before
     process.kill()
-    until(lambda: not network.alive(), 3)
+    wait_until(lambda: not network.alive(), seconds=3)
     assert machine() == before
 
 

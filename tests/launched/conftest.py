@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-from scaling import resources
-
-RUN_S = 240
-
-
-def namespaces() -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    return subprocess.run(["unshare", "-Urnm", "true"], capture_output=True, check=False).returncode == 0
+from support.commands import run_scaling
+from support.processes import NO_NAMESPACES, user_namespaces
 
 
 def pytest_collection_modifyitems(items):
-    reason = "" if namespaces() else "user namespaces are not to be had here (`unshare -Urnm true` fails)"
+    reason = "" if user_namespaces() else NO_NAMESPACES
     for item in items:
         if "launched" in str(item.path):
             item.add_marker(pytest.mark.launch)
@@ -34,19 +23,20 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def scaling():
     """Run the command in a process of its own; returns the finished process."""
+    return run_scaling
 
-    def call(*arguments: str, cwd: Path, timeout: float = RUN_S) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "scaling.cli", *arguments],
-            cwd=cwd,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-            env={**os.environ, "PYTHONPATH": resources.import_path()},
-        )
 
-    return call
+@pytest.fixture
+def measured(scaling, tmp_path):
+    """measured("model=mlp seed=1", ...): `scaling run` of these overrides; its folder, and the process that did it."""
+
+    def run(*overrides: str) -> tuple[Path, subprocess.CompletedProcess[str]]:
+        words = " ".join(overrides).split()
+        done = scaling("run", *words, "run_dir=run", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return tmp_path / "run", done
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from scaling.config import requests
-from scaling.fit import find_largest, read_largest
-from scaling.run import create, plan_request
-from scaling.store import RunFolder
+from scaling.config.compose import requests
+from scaling.launchers.batch_search import find_largest, read_largest
+from scaling.launchers.jobs import create, plan_request
+from scaling.records.paths import RunFolder
 
 LOCAL = (
     "topology=local",

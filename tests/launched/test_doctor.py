@@ -73,7 +73,7 @@ def test_equal_ranks_agree_to_the_last_bit_and_the_next_machine_is_compared(doct
     done, document = doctor("layer", "--parity", "parity.json")
     assert done.returncode == 1
     (problem,) = said(document, "fp32: rank")
-    assert "part from rank 0 at 2 (1.0e-03 apart)" in problem["what"]
+    assert "differs from rank 0 at 2 (1.0e-03 apart)" in problem["what"]
     assert {row["device"].split(":")[0] for row in document["parity"]["table"] if not row["ranks"]}
 
 
@@ -83,8 +83,8 @@ def test_another_flag_on_one_rank_and_an_item_in_the_step(doctor):
     assert done.returncode == 1
     (problem,) = said(document, "flags.float32_matmul_precision differs")
     assert problem["severity"] == "error"
-    if said(document, "fp32: rank 1 part"):  # a processor without bf16 products has nothing to part with
-        assert any("float32_matmul_precision" in p["what"] for p in said(document, "fp32: rank 1 part"))
+    if said(document, "fp32: rank 1 differs"):  # a processor without bf16 products has nothing to part with
+        assert any("float32_matmul_precision" in p["what"] for p in said(document, "fp32: rank 1 differs"))
 
     (problem,) = said(document, "read back to the host")
     assert "mine.py:15" in problem["what"]

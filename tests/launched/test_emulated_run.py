@@ -6,8 +6,6 @@ import shutil
 import pytest
 from omegaconf import OmegaConf
 
-pytestmark = pytest.mark.alone  # one run serves those that measure and those that do not
-
 TCP_SHARE = 1448 / 1514
 """What TCP's users get of a link's rate at MTU 1500."""
 
@@ -20,6 +18,7 @@ SYNTHETIC = (
     "measure=quick",
     "measure.budget_s=20",
 )
+AT_200_MBIT = "topology=emulated_pcie topology.link.rate=200mbit measure=quick tracking=disabled"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def synthetic(scaling, tmp_path_factory):
 
 
 @pytest.mark.measures
-def test_bandwidth_is_the_links(synthetic, point_of):
+def test_the_measured_bandwidth_is_the_links(synthetic, point_of):
     comm = point_of(synthetic[0], 2)["comm"]
     assert comm["busbw_gbit_s"]["value"] == pytest.approx(TCP_SHARE, rel=0.10)
     assert comm["nominal_share"]["value"] == pytest.approx(1.0, rel=0.10)
@@ -65,7 +64,7 @@ def test_the_step_is_what_arithmetic_says(synthetic, point_of):
 
 
 @pytest.mark.measures
-def test_so_is_the_step_that_is_predicted_for_a_slower_link(synthetic, scaling, point_of):
+def test_the_step_predicted_for_a_slower_link_is_what_arithmetic_says(synthetic, scaling, point_of):
     run, _ = synthetic
     done = scaling("predict", str(run), "topology.link.rate=200mbit", "--json", cwd=run.parent)
     assert done.returncode == 0, done.stderr
@@ -82,7 +81,7 @@ def test_parts_add_up_to_the_probes_step(synthetic, point_of):
     assert total == pytest.approx(point["arms_ms"]["probe"]["value"], rel=1e-6)
 
 
-def test_losses_add_up_to_what_is_lost(synthetic, point_of):
+def test_losses_add_up_to_the_lost_efficiency(synthetic, point_of):
     point = point_of(synthetic[0], 2)
     total = sum(loss["value"] for loss in point["loss"].values() if loss)
     assert total == pytest.approx(1 - point["efficiency"]["value"], abs=1e-9)
@@ -161,6 +160,7 @@ def test_analyze_rebuilds_the_same_numbers(synthetic, scaling, analysis_of):
     assert json.loads(done.stdout) == before == analysis_of(synthetic[0])
 
 
+@pytest.mark.slow
 def test_editing_plan_and_config_afterwards_changes_no_measured_number(synthetic, scaling, tmp_path):
     """Only what the link is said to carry may change: the numbers come from stamps."""
     copy = tmp_path / "copy"
@@ -183,6 +183,7 @@ def test_editing_plan_and_config_afterwards_changes_no_measured_number(synthetic
     assert before == after
 
 
+@pytest.mark.slow
 def test_rank_files_cut_off_or_missing_are_said_and_the_rest_reported(synthetic, scaling, tmp_path):
     cut, missing = tmp_path / "cut", tmp_path / "missing"
     for copy in (cut, missing):
@@ -201,40 +202,20 @@ def test_rank_files_cut_off_or_missing_are_said_and_the_rest_reported(synthetic,
 
 @pytest.mark.slow
 @pytest.mark.measures
-def test_a_real_model_at_200_mbit(scaling, tmp_path, point_of):
-    done = scaling(
-        "run",
-        "topology=emulated_pcie",
-        "topology.link.rate=200mbit",
-        "model=mlp",
-        "model.width=900",
-        "batch_per_rank=64",
-        "measure=quick",
-        "measure.steps=3",
-        "measure.lead_in=1",
-        "tracking=disabled",
-        "run_dir=run",
-        cwd=tmp_path,
+def test_a_real_model_at_200_mbit(measured, point_of):
+    run, _ = measured(
+        AT_200_MBIT, "model=mlp model.width=900 batch_per_rank=64 measure.steps=3 measure.lead_in=1"
     )
-    assert done.returncode == 0, done.stderr
-    comm = point_of(tmp_path / "run", 2)["comm"]
+    comm = point_of(run, 2)["comm"]
     assert comm["bytes_per_step"] > 8 * 2**20
     assert comm["busbw_gbit_s"]["value"] == pytest.approx(0.2 * TCP_SHARE, rel=0.10)
-    assert not (tmp_path / "run" / "wandb").exists()
+    assert not (run / "wandb").exists()
 
 
 @pytest.mark.measures
-def test_a_straggler_is_skew_and_not_a_slow_link(scaling, synthetic, tmp_path, point_of, analysis_of):
-    done = scaling(
-        "run",
-        *SYNTHETIC,
-        "inject.rank=1",
-        "inject.compute_ms=50",
-        "run_dir=run",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    clean, late = point_of(synthetic[0], 2), point_of(tmp_path / "run", 2)
+def test_a_straggler_is_skew_and_not_a_slow_link(measured, synthetic, point_of, analysis_of):
+    run, _ = measured(*SYNTHETIC, "inject.rank=1 inject.compute_ms=50")
+    clean, late = point_of(synthetic[0], 2), point_of(run, 2)
     assert late["step_ms"]["value"] - clean["step_ms"]["value"] == pytest.approx(50, rel=0.15)
     rate, moved = clean["comm"]["busbw_gbit_s"]["value"], late["comm"]["busbw_gbit_s"]
     # One step of twelve that TCP holds up moves the mean by more than 5 %; its interval then says so.
@@ -243,31 +224,18 @@ def test_a_straggler_is_skew_and_not_a_slow_link(scaling, synthetic, tmp_path, p
     assert late["straggler"]["phase"] == "forward"
     assert late["straggler"]["by_itself"] is False
     assert late["straggler"]["cost_ms"]["value"] == pytest.approx(50, rel=0.10)
-    causes = [v["cause"] for v in analysis_of(tmp_path / "run")["verdicts"]]
+    causes = [v["cause"] for v in analysis_of(run)["verdicts"]]
     assert set(causes[:2]) == {"straggler", "link_bandwidth"}
 
 
 @pytest.mark.slow
 @pytest.mark.measures
-def test_four_hosts_lose_efficiency_as_arithmetic_says(scaling, tmp_path, point_of):
-    done = scaling(
-        "run",
-        "topology=emulated_pcie",
-        "topology.hosts=4",
-        "topology.link.rate=200mbit",
-        "model=synthetic",
-        "model.param_mb=4",
-        "model.compute_ms=100",
-        "measure=quick",
-        "measure.steps=4",
-        "measure.lead_in=2",
-        "measure.budget_s=45",
-        "tracking=disabled",
-        "run_dir=run",
-        cwd=tmp_path,
+def test_four_hosts_lose_efficiency_as_arithmetic_says(measured, point_of):
+    run, _ = measured(
+        AT_200_MBIT,
+        "topology.hosts=4 model=synthetic model.param_mb=4 model.compute_ms=100",
+        "measure.steps=4 measure.lead_in=2 measure.budget_s=45",
     )
-    assert done.returncode == 0, done.stderr
-    run = tmp_path / "run"
     for n in (2, 4):
         point = point_of(run, n)
         alone = point["arms_ms"]["bare_one"]["value"]

@@ -1,16 +1,17 @@
 """How a run ends when something is wrong: what was measured stays, the cause is named, nothing is left behind."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from support.commands import start_scaling
+from support.processes import wait_until
 
 QUICK = ("model=synthetic", "model.param_mb=2", "model.compute_ms=20", "measure=quick", "tracking=disabled")
+LOCAL = ("topology=local", "topology.ranks_per_host=2", "topology.device=cpu")
 
 
 @pytest.mark.slow
@@ -49,7 +50,7 @@ def test_emulated_run_with_a_failing_worker(scaling, tmp_path, left_behind):
 def test_emulated_run_interrupted(number, tmp_path, left_behind):
     process = start(tmp_path, "topology=emulated_nvlink", "measure.budget_s=100")
     progress = tmp_path / "run/launches/0/progress.json"
-    wait_for(lambda: progress.exists() and json.loads(progress.read_text())["rounds"] >= 1.2, process)
+    wait_until(lambda: progress.exists() and json.loads(progress.read_text())["rounds"] >= 1.2, process)
     begin = time.monotonic()
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
@@ -62,8 +63,8 @@ def test_emulated_run_interrupted(number, tmp_path, left_behind):
 
 
 def test_ctrl_c_before_anything_is_measured_says_how_to_go_on_too(tmp_path, left_behind):
-    process = start(tmp_path, "topology=local", "topology.ranks_per_host=2", "measure.budget_s=100")
-    wait_for((tmp_path / "run/launches/0/launcher.txt").exists, process)
+    process = start(tmp_path, *LOCAL, "measure.budget_s=100")
+    wait_until((tmp_path / "run/launches/0/launcher.txt").exists, process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (3, "")
@@ -77,13 +78,13 @@ def test_emulated_run_whose_driver_is_killed_leaves_no_process_and_goes_on_when_
     scaling, tmp_path, left_behind
 ):
     process = start(tmp_path, "topology=emulated_nvlink", "measure.budget_s=8")
-    wait_for((tmp_path / "run/launches/0/progress.json").exists, process)
+    wait_until((tmp_path / "run/launches/0/progress.json").exists, process)
     second = scaling("run", "--resume", "run", cwd=tmp_path)
     assert second.returncode == 2
     assert "another `scaling run` is working in it" in second.stderr
     process.kill()
     process.communicate()
-    wait_for(lambda: not left_behind(tmp_path), None)
+    wait_until(lambda: not left_behind(tmp_path))
     done = scaling("run", "--resume", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     status = json.loads((tmp_path / "run/status.json").read_text())
@@ -96,20 +97,20 @@ def test_emulated_run_whose_driver_is_killed_leaves_no_process_and_goes_on_when_
     assert not (tmp_path / "run/launches/2").exists()
 
 
+@pytest.mark.slow
 def test_local_run_whose_driver_is_killed_leaves_no_process(tmp_path, left_behind):
-    process = start(tmp_path, "topology=local", "topology.ranks_per_host=2", "measure.budget_s=100")
-    wait_for((tmp_path / "run/launches/0/progress.json").exists, process)
+    process = start(tmp_path, *LOCAL, "measure.budget_s=100")
+    wait_until((tmp_path / "run/launches/0/progress.json").exists, process)
     process.kill()
     process.communicate()
-    wait_for(lambda: not left_behind(tmp_path), None)
+    wait_until(lambda: not left_behind(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_measures_nothing(scaling, tmp_path, left_behind):
     done = scaling(
         "run",
-        "topology=local",
-        "topology.ranks_per_host=2",
-        "topology.device=cpu",
+        *LOCAL,
         *QUICK,
         "+env.GLOO_SOCKET_IFNAME=nosuch0",
         "run_dir=run",
@@ -122,34 +123,4 @@ def test_a_worker_that_cannot_start_measures_nothing(scaling, tmp_path, left_beh
 
 
 def start(cwd: Path, *overrides: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "scaling.cli",
-            "run",
-            *QUICK,
-            *overrides,
-            "topology.device=cpu",
-            "run_dir=run",
-        ],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-
-
-def wait_for(condition, process: subprocess.Popen[str] | None, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            if condition():
-                return
-        except (OSError, ValueError):
-            pass
-        if process is not None and process.poll() is not None:
-            raise AssertionError(f"ended early with {process.returncode}: {process.communicate()}")
-        time.sleep(0.2)
-    raise AssertionError(f"did not come about within {seconds} s")
+    return start_scaling("run", *QUICK, *overrides, "run_dir=run", cwd=cwd)

@@ -62,6 +62,7 @@ def test_plain_pytorch_and_a_late_rank_in_sixty_steps(launched, scaling, tmp_pat
     assert (run / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_accelerate_with_accumulation(launched, scaling, tmp_path, point_of):
     pytest.importorskip("accelerate")
     said = launched("with_accelerate.py", "--cpu", "--batches", "120", "--run-dir", "run", cwd=tmp_path)

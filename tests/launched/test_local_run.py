@@ -20,57 +20,37 @@ LOCAL = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", ["static_graph", "find_unused_parameters"])
-def test_ddp_that_counts_from_backward_to_backward(scaling, tmp_path, point_of, key):
-    done = scaling("run", *LOCAL, "model=mlp", f"ddp.{key}=true", "run_dir=run", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    point = point_of(tmp_path / "run", 2)
+def test_ddp_that_counts_from_backward_to_backward(measured, point_of, key):
+    run, _ = measured(*LOCAL, "model=mlp", f"ddp.{key}=true")
+    point = point_of(run, 2)
     assert point["comm"]["bytes_per_step"] > 2**20
     assert point["arms_ms"]["ddp_solo"] is not None
 
 
 @pytest.mark.slow
-def test_strong_scaling_in_bf16_with_accumulation(scaling, tmp_path, point_of):
-    done = scaling(
-        "run",
-        *LOCAL,
-        "model=mlp",
-        "model.width=256",
-        "mode=strong",
-        "global_batch=64",
-        "precision=bf16",
-        "accumulation_steps=2",
-        "run_dir=run",
-        cwd=tmp_path,
+def test_strong_scaling_in_bf16_with_accumulation(measured, point_of):
+    run, _ = measured(
+        *LOCAL, "model=mlp model.width=256 mode=strong global_batch=64 precision=bf16 accumulation_steps=2"
     )
-    assert done.returncode == 0, done.stderr
-    point = point_of(tmp_path / "run", 2)
+    point = point_of(run, 2)
     assert point["loss"]["small_batch"] is not None
     assert point["samples_per_s"]["value"] == pytest.approx(64e3 / point["step_ms"]["value"])
     # Gradients are reduced once a step, not once a micro-step.
     assert (
         point["comm"]["bytes_per_step"]
-        == json.loads((tmp_path / "run/launches/0/env-0.json").read_text())["parameter_bytes"]
+        == json.loads((run / "launches/0/env-0.json").read_text())["parameter_bytes"]
     )
 
 
 @pytest.mark.slow
-def test_wrong_no_sync_moves_the_gradients_in_every_micro_step(scaling, tmp_path, point_of):
-    done = scaling(
-        "run",
-        *LOCAL,
-        "model=mlp",
-        "model.width=256",
-        "accumulation_steps=2",
-        "inject.wrong_no_sync=true",
-        "run_dir=run",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    payload = json.loads((tmp_path / "run/launches/0/env-0.json").read_text())["parameter_bytes"]
-    assert point_of(tmp_path / "run", 2)["comm"]["bytes_per_step"] == 2 * payload
+def test_wrong_no_sync_moves_the_gradients_in_every_micro_step(measured, point_of):
+    run, _ = measured(*LOCAL, "model=mlp model.width=256 accumulation_steps=2 inject.wrong_no_sync=true")
+    payload = json.loads((run / "launches/0/env-0.json").read_text())["parameter_bytes"]
+    assert point_of(run, 2)["comm"]["bytes_per_step"] == 2 * payload
 
 
-def test_ones_own_model(scaling, tmp_path, point_of, monkeypatch):
+@pytest.mark.slow
+def test_ones_own_model(measured, tmp_path, point_of, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "mine.py").write_text(
@@ -84,20 +64,11 @@ def test_ones_own_model(scaling, tmp_path, point_of, monkeypatch):
         "        optimizer=lambda p: torch.optim.Adam(p, lr=1e-4),\n"
         "    )\n"
     )
-    done = scaling(
-        "run",
-        *LOCAL,
-        "model=custom",
-        "model._target_=mine.factory",
-        "+model.args.width=64",
-        "run_dir=run",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    assert point_of(tmp_path / "run", 2)["comm"]["bytes_per_step"] == 65 * 4
+    run, _ = measured(*LOCAL, "model=custom model._target_=mine.factory +model.args.width=64")
+    assert point_of(run, 2)["comm"]["bytes_per_step"] == 65 * 4
     left = [path for path in (tmp_path / "temporary").rglob("*") if path.is_file() or "elastic" in path.name]
     assert left == []
-    assert not (tmp_path / "run/launches/0/torchrun").exists()
+    assert not (run / "launches/0/torchrun").exists()
 
 
 @pytest.mark.alone
@@ -143,23 +114,16 @@ def test_a_multirun_ends_in_a_comparison(scaling, tmp_path):
 
 
 @pytest.mark.slow
-def test_several_launches_and_every_collective(scaling, tmp_path, analysis_of):
-    done = scaling(
-        "run",
+def test_several_launches_and_every_collective(measured, analysis_of):
+    run, _ = measured(
         *LOCAL,
-        "model=mlp",
-        "model.width=64",
-        "repeats=2",
-        "measure.budget_s=4",
+        "model=mlp model.width=64 repeats=2 measure.budget_s=4",
         "measure.collectives=[all_reduce,all_gather,reduce_scatter,broadcast]",
         "measure.fabric_max=64KiB",
-        "run_dir=run",
-        cwd=tmp_path,
     )
-    assert done.returncode == 0, done.stderr
-    document = analysis_of(tmp_path / "run")
+    document = analysis_of(run)
     assert document["run"]["launches"] == 2
-    assert (tmp_path / "run/launches/1/rank-1.jsonl").exists()
+    assert (run / "launches/1/rank-1.jsonl").exists()
     assert document["points"][1]["efficiency"]["n"] >= 4  # rounds of both launches
     assert {p["collective"] for p in document["fabric"]["levels"][0]["curve"]} == {
         "all_reduce",

@@ -13,7 +13,6 @@ LOCAL = (
     "measure.budget_s=6",
     "measure.rounds_max=3",
     "tracking=disabled",
-    "run_dir=run",
 )
 
 
@@ -22,22 +21,14 @@ def payload_of(run):
 
 
 @pytest.mark.slow
-def test_half_precision_on_the_wire_with_checkpoints_and_a_fused_optimizer(scaling, tmp_path, point_of):
-    done = scaling(
-        "run",
+def test_half_precision_on_the_wire_with_checkpoints_and_a_fused_optimizer(measured, point_of):
+    run, done = measured(
         *LOCAL,
-        "model=highmem_cnn",
-        "batch_per_rank=4",
-        "accumulation_steps=2",
-        "channels_last=true",
-        "checkpointing=true",
-        "fused_optimizer=true",
-        "ddp.comm_hook=fp16",
-        cwd=tmp_path,
+        "model=highmem_cnn batch_per_rank=4 accumulation_steps=2 channels_last=true",
+        "checkpointing=true fused_optimizer=true ddp.comm_hook=fp16",
     )
-    assert done.returncode == 0, done.stderr
-    point = point_of(tmp_path / "run", 2)
-    assert point["comm"]["bytes_per_step"] == payload_of(tmp_path / "run") // 2  # once a step, too
+    point = point_of(run, 2)
+    assert point["comm"]["bytes_per_step"] == payload_of(run) // 2  # once a step, too
     assert point["closure"] is not None
     assert point["memory"]["peak_bytes"] > 50 * 2**20  # a torch process, resident
     assert point["memory"]["communicators_bytes"] is None
@@ -48,20 +39,10 @@ def test_half_precision_on_the_wire_with_checkpoints_and_a_fused_optimizer(scali
 
 
 @pytest.mark.slow
-def test_power_sgd_over_a_compiled_model(scaling, tmp_path, point_of):
-    done = scaling(
-        "run",
-        *LOCAL,
-        "model=mlp",
-        "model.depth=1",
-        "model.width=1024",
-        "compile=true",
-        "ddp.comm_hook=powersgd",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-    comm = point_of(tmp_path / "run", 2)["comm"]
-    assert comm["bytes_per_step"] < payload_of(tmp_path / "run") / 20
+def test_power_sgd_over_a_compiled_model(measured, point_of):
+    run, _ = measured(*LOCAL, "model=mlp model.depth=1 model.width=1024 compile=true ddp.comm_hook=powersgd")
+    comm = point_of(run, 2)["comm"]
+    assert comm["bytes_per_step"] < payload_of(run) / 20
     assert comm["busbw_gbit_s"]["value"] > 0
     assert len(comm["buckets"]) >= 3  # three messages a bucket
     assert all(bucket["bytes"] > 0 for bucket in comm["buckets"])

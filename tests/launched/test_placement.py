@@ -19,18 +19,15 @@ SPREAD = (
     "measure.lead_in=1",
     "measure.fabric_max=16KiB",
     "tracking=disabled",
-    "run_dir=run",
 )
 SLOW = 2
 FAULT = (f"inject.rank={SLOW}", "inject.compute_ms=20", "inject.link_rate=75mbit")
 
 
 @pytest.mark.slow
-def test_emulated_ranks_that_are_spread_talk_over_the_network(scaling, tmp_path, analysis_of, point_of):
+def test_emulated_ranks_that_are_spread_talk_over_the_network(measured, analysis_of, point_of):
     two_by_two = ("topology.hosts=2", "topology.ranks_per_host=2", "measure.budget_s=8")
-    done = scaling("run", *SPREAD, *two_by_two, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    run = tmp_path / "run"
+    run, _ = measured(*SPREAD, *two_by_two)
     heads = [json.loads((run / f"launches/0/rank-{r}.jsonl").open().readline()) for r in range(4)]
     assert [head["host"] for head in heads] == [0, 1, 0, 1]
     two, four = (point_of(run, n) for n in (2, 4))
@@ -43,14 +40,10 @@ def test_emulated_ranks_that_are_spread_talk_over_the_network(scaling, tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.measures
-def test_emulated_hosts_work_at_the_same_time_and_the_slow_one_is_named(
-    scaling, tmp_path, analysis_of, point_of
-):
+def test_emulated_hosts_work_at_the_same_time_and_the_slow_one_is_named(measured, analysis_of, point_of):
     four = ("topology.hosts=4", "topology.ranks_per_host=1", "measure.collectives=[all_reduce,broadcast]")
     rounds = ("measure.rounds_min=5", "measure.rounds_max=5", "measure.budget_s=40")
-    done = scaling("run", *SPREAD, *FAULT, *four, *rounds, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    run = tmp_path / "run"
+    run, _ = measured(*SPREAD, *FAULT, *four, *rounds)
     files = [(run / f"launches/0/rank-{r}.jsonl").read_text().splitlines() for r in range(4)]
     groups = [json.loads(lines[0])["groups"] for lines in files]
     assert [g["2"] for g in groups] == [[0, 1], [0, 1], [2, 3], [2, 3]]

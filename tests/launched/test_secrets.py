@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from scaling import resources
 
 NAMES = (
@@ -58,7 +60,8 @@ def below(parent: int) -> list[int]:
     return found
 
 
-def test_a_run_tells_no_secret_opens_no_port_but_torchruns_and_is_nobody_elses_to_change(tmp_path):
+@pytest.mark.slow
+def test_a_run_writes_no_secret_opens_only_torchruns_port_and_cannot_be_changed_by_others(tmp_path):
     arguments = ["topology=local", "topology.device=cpu", "topology.ranks_per_host=2", "world_sizes=[2]"]
     arguments += ["model=synthetic", "model.param_mb=1", "model.compute_ms=2", "measure=quick", "run_dir=run"]
     arguments += ["measure.budget_s=6", "+env.NCCL_DEBUG=WARN"]

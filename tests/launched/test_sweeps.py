@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.commands import assert_refusal, command, environment, run_scaling
 
 from scaling import resources
 
@@ -25,6 +26,7 @@ LOCAL = [
     "measure.rounds_max=3",
     "measure.fabric_max=64KiB",
 ]
+PLUGINS = Path(__file__).with_name("plugins")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "wandb_sweep.yaml"
 
 
@@ -33,19 +35,26 @@ def objective_of(analysis: dict) -> float:
     return point["samples_per_s"]["value"]
 
 
+def climbing(verb: str, *overrides: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A multirun that the sweeper in plugins/ drives."""
+    path = os.pathsep.join([resources.import_path(), str(PLUGINS)])
+    arguments = (verb, "-m", "hydra/sweeper=climbing", *LOCAL, *overrides)
+    return run_scaling(*arguments, cwd=cwd, env={"PYTHONPATH": path})
+
+
 @pytest.mark.slow
 def test_an_agent_of_a_wandb_sweep(tmp_path, wandb_server, analysis_of):
     sweep = yaml.safe_load(EXAMPLE.read_text())
     program, *rest = sweep["command"]
     assert program == "scaling"
-    command = [sys.executable, "-m", "scaling.cli", *rest[:-1], *LOCAL, "run_dir=run", rest[-1]]
-    wandb_server.sweep = sweep | {"command": command}
+    called = command([*rest[:-1], *LOCAL, "run_dir=run", rest[-1]])
+    wandb_server.sweep = sweep | {"command": called}
     arguments = {"ddp.bucket_cap_mb": {"value": 5}, "accumulation_steps": {"value": 2}}
     wandb_server.commands.append({"type": "run", "run_id": "sweep001", "program": program, "args": arguments})
     done = subprocess.run(
         [sys.executable, "-m", "wandb", "agent", "--count", "1", "me/scaling-sweep/abc123"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": resources.import_path(), "HOME": str(tmp_path)},
+        env=environment({"HOME": str(tmp_path)}),
         capture_output=True,
         text=True,
         timeout=180,
@@ -60,17 +69,7 @@ def test_an_agent_of_a_wandb_sweep(tmp_path, wandb_server, analysis_of):
 
 @pytest.mark.slow
 def test_a_sweeper_that_searches_gets_the_objective(tmp_path, analysis_of):
-    plugins = Path(__file__).with_name("plugins")
-    call = ["run", "-m", "hydra/sweeper=climbing", *LOCAL, "tracking=disabled", "run_dir=search"]
-    done = subprocess.run(
-        [sys.executable, "-m", "scaling.cli", *call, "accumulation_steps=1,8"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([resources.import_path(), str(plugins)])},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    done = climbing("run", "tracking=disabled", "run_dir=search", "accumulation_steps=1,8", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     told = [float(value) for value in re.findall(r"# objective  samples_per_s (\S+)", done.stdout)]
     assert told == [
@@ -82,17 +81,6 @@ def test_a_sweeper_that_searches_gets_the_objective(tmp_path, analysis_of):
 
 
 def test_plan_says_that_it_has_no_results_for_such_a_sweeper(tmp_path):
-    plugins = Path(__file__).with_name("plugins")
-    done = subprocess.run(
-        [sys.executable, "-m", "scaling.cli", "plan", "-m", "hydra/sweeper=climbing", *LOCAL, "seed=1,2"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([resources.import_path(), str(plugins)])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert done.stderr.count("\n") == 1
-    assert "searches by results; `scaling run` has them" in done.stderr
+    done = climbing("plan", "seed=1,2", cwd=tmp_path)
+    said = "searches by results; `scaling run` has them"
+    assert_refusal(done.returncode, done.stdout, done.stderr, said)

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from scaling.launchers.follow import follow
-from scaling.launchers.torchrun import Command
-from scaling.store import RunFolder
+from scaling.launchers.launcher import Command
+from scaling.records.paths import RunFolder
 
 SLEEP = Command(argv=("sleep", "60"), env={})
 

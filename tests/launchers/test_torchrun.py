@@ -9,10 +9,10 @@ import subprocess
 import pytest
 
 from scaling import resources
-from scaling.config import requests
-from scaling.launchers.commands import command
-from scaling.plan import make_plan
-from scaling.store import RunFolder
+from scaling.config.compose import requests
+from scaling.launchers.choose import launcher_of
+from scaling.records.paths import RunFolder
+from scaling.spec.plan import make_plan
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_nccl_writes_into_the_launch_s_folder(tmp_path, backend, named):
         version="",
     )
     folder = RunFolder(tmp_path)
-    made = command(plan, folder, folder.launch(0), [1, 2])
+    made = launcher_of(plan).command(plan, folder, folder.launch(0), [1, 2])
     assert made.env.get("NCCL_DEBUG_FILE") == (str(tmp_path / "launches/0/nccl-%h-%p.txt") if named else None)
 
 

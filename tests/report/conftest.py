@@ -1,33 +1,24 @@
-"""Loads the samples by path: under `importlib` mode test files do not import their siblings."""
+"""Results that were never measured, and a W&B home of its own."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support import results, results_by_case
 
-from scaling.store import RunFolder
-
-
-def _load(name: str) -> ModuleType:
-    found = importlib.util.spec_from_file_location(f"report_{name}", Path(__file__).with_name(f"{name}.py"))
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
+from scaling.records.paths import RunFolder
 
 
 @pytest.fixture(scope="session")
 def sample() -> ModuleType:
-    return _load("sample")
+    return results
 
 
 @pytest.fixture(scope="session")
 def logged() -> ModuleType:
-    return _load("logged")
+    return results_by_case
 
 
 @pytest.fixture
@@ -38,7 +29,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def home(monkeypatch, tmp_path: Path) -> Path:
-    """Nobody's key, and a home of its own: whatever lands there was not asked for."""
+    """No W&B key, and an empty home folder, in which a test sees all that is written."""
     for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_SWEEP_ID", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "home").mkdir()

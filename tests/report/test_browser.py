@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from scaling.report.compared import comparison_page, comparisons_page
-from scaling.report.html import page
+from scaling.analysis.results import Measured
+from scaling.report.html import comparison_page, comparisons_page, page
 
 pytestmark = pytest.mark.browser
 
@@ -35,6 +35,7 @@ def pages(sample, tmp_path_factory):
         "bad": page(sample.bad(), sample.bad_plan(), (), sample.histories(range(20, 30)), sample.machines()),
         "inference": page(sample.served(), sample.plan(), ()),
         "comparison": comparison_page(sample.comparison(), sample.good(), sample.other()),
+        "alone": comparison_page(at_one_rank(sample), sample.good(), sample.other()),
         "hostile": page(*hostile(sample), (sample.timeline(2),)),
         "unlike": comparison_page(sample.comparison(comparable=False), sample.good(), sample.bad()),
         "several": comparisons_page(runs, sample.good(), [sample.other(), sample.bad()]),
@@ -42,6 +43,13 @@ def pages(sample, tmp_path_factory):
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
     return {name: (folder / f"{name}.html").as_uri() for name in texts}
+
+
+def at_one_rank(sample):
+    """A comparison whose only difference is one rank's compute."""
+    compared = sample.comparison()
+    causes = {"compute": Measured(14.2, 11.2, 17.2, 8)}
+    return dataclasses.replace(compared, points=(dataclasses.replace(compared.points[0], causes=causes),))
 
 
 ATTACK = "<script>alert(1)</script>"
@@ -98,7 +106,7 @@ def opened(chromium):
         context.close()
 
 
-NAMES = ("good", "bad", "inference", "comparison", "unlike", "several")
+NAMES = ("good", "bad", "inference", "comparison", "unlike", "several", "alone")
 CASES = [(name, *view) for name in NAMES for view in ((1280, "light"), (390, "dark"))]
 CASES += [("good", 1280, "dark"), ("good", 390, "light")]
 CUT_OFF = """[...document.querySelectorAll('.plot')].flatMap(plot => {
@@ -109,6 +117,12 @@ CUT_OFF = """[...document.querySelectorAll('.plot')].flatMap(plot => {
   }).map(label => plot.id + ': ' + label.textContent);
 })"""
 """Labels that stick out of their figure."""
+OVERLAPPED = """[...document.querySelectorAll('.plot')].filter(plot => {
+  const name = plot.querySelector('.xtitle');
+  const ticks = [...plot.querySelectorAll('.xtick text')].map(tick => tick.getBoundingClientRect().bottom);
+  return name && name.getBoundingClientRect().top < Math.max(...ticks) - 3;
+}).map(plot => plot.id)"""
+"""Figures whose axis' name lies on its ticks. Boxes of text reach a little beyond the letters."""
 
 
 @pytest.mark.parametrize(("name", "width", "scheme"), CASES)
@@ -118,6 +132,7 @@ def test_a_page_draws_fetches_nothing_and_fits(opened, pages, name, width, schem
     assert tab.locator(".plot .main-svg:first-child").count() == tab.locator("figure").count() > 0
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.evaluate(CUT_OFF) == []
+    assert tab.evaluate(OVERLAPPED) == []
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -152,25 +167,10 @@ def test_paper_gets_the_light_colours(opened, pages):
     assert tab.evaluate("document.querySelector('#plot-0 .main-svg').getBoundingClientRect().width") > 900
 
 
-SECTIONS = [
-    "Key figures",
-    "Scaling",
-    "Where the efficiency goes",
-    "What limits it, and what to try",
-    "One typical step",
-    "Parts of a step",
-    "Communication",
-    "Steps as they ran",
-    "Conditions",
-    "Machine and environment",
-    "How sure",
-]
-
-
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_every_section_is_seen_and_reached_from_the_top(opened, pages, width, scheme):
+def test_every_section_is_seen_and_reached_from_the_top(opened, pages, sample, width, scheme):
     tab, _ = opened(pages["good"], width=width, scheme=scheme)
-    assert [h.inner_text() for h in tab.get_by_role("heading", level=2).all()] == SECTIONS
+    assert [h.inner_text() for h in tab.get_by_role("heading", level=2).all()] == sample.SECTIONS
     assert all(section.is_visible() for section in tab.locator("section").all())
     for link in tab.get_by_role("navigation").get_by_role("link").all():
         link.click()

@@ -7,40 +7,33 @@ import io
 
 import pytest
 from rich.console import Console
+from support.results import HOSTILE, about, run_info
 
 from scaling.analysis.results import (
     Analysis,
-    BatchTry,
     CaseComparison,
     Comparison,
     Fabric,
     Fits,
-    Inference,
+    InferenceCase,
     LargestBatch,
     Latency,
-    Measured,
     Quality,
-    RunInfo,
-    Training,
-    TrialOutcome,
+    TrainingCase,
+    TrialStatus,
 )
-from scaling.report import tables
 from scaling.report.cases import largest_line
-from scaling.report.compared import comparison_page
-from scaling.report.html import page
+from scaling.report.html import comparison_page, page
 from scaling.report.terminal import print_analysis, print_comparison
-
-HOSTILE = "<script>alert('x')</script>"
-
-
-def about(value, half):
-    return Measured(value, value - half, value + half, 6)
+from scaling.report.tracking import tables
+from scaling.spec.batch_search import Try
 
 
-def run_info(**changes):
-    found = {"id": "20260302-101500-8f3a", "model": "rtdetr", "topology": "local", "precision": "fp32"}
-    found |= {"mode": "weak", "task": "inference", "backend": "nccl", "device": "cuda", "synthetic": False}
-    return RunInfo(started="2026-03-02T10:15:00Z", duration_s=90.0, launches=1, **(found | changes))
+def served(**changes):
+    """A run of inference on GPUs."""
+    return run_info(
+        model="rtdetr", topology="local", task="inference", backend="nccl", device="cuda", **changes
+    )
 
 
 def inference(batch, rate, **changes):
@@ -50,13 +43,15 @@ def inference(batch, rate, **changes):
         "samples_per_s": about(rate, rate / 50),
         "peak_bytes": 300 * 2**20 + batch * 2**20,
     }
-    return Inference(batch=batch, **(settings | found | changes))
+    return InferenceCase(batch=batch, **(settings | found | changes))
 
 
 def training(batch, rate, **changes):
     settings = {"world_size": 2, "precision": "bf16", "accumulation_steps": 1, "checkpointing": False}
     found = {"status": "done", "step_ms": about(2000 * batch / rate, 1), "samples_per_s": about(rate, 3)}
-    return Training(batch=batch, exposed_ms=about(12, 0.5), peak_bytes=2**30, **(settings | found | changes))
+    return TrainingCase(
+        batch=batch, exposed_ms=about(12, 0.5), peak_bytes=2**30, **(settings | found | changes)
+    )
 
 
 LARGEST = LargestBatch(
@@ -69,21 +64,21 @@ LARGEST = LargestBatch(
     found=100,
     proved=98,
     step=3,
-    tries=(BatchTry(batch=100, status="fits", peak_bytes=2**30), BatchTry(batch=103, status="oom", rank=1)),
+    tries=(Try(batch=100, status="fits", peak_bytes=2**30), Try(batch=103, status="oom", rank=1)),
 )
 
 
 def analysis(**changes):
     found = {
         "schema": 1,
-        "run": run_info(device_name="Imaginary G1"),
+        "run": served(device_name="Imaginary G1"),
         "points": (),
         "fabric": Fabric(),
         "fits": Fits(),
         "inference": (),
         "verdicts": (),
         "quality": Quality(contended_blocks=0, dropped_samples=0, clock_bound_us=None),
-        "trials": (TrialOutcome(world_size=2, status="done"),),
+        "trials": (TrialStatus(world_size=2, status="done"),),
     }
     return Analysis(**(found | changes))
 
@@ -124,7 +119,7 @@ def test_the_terminal_marks_the_knee_and_says_what_was_not_measured(sample):
 
 
 def test_a_batch_that_is_too_small_to_train_with_is_not_called_too_large():
-    tries = (BatchTry(batch=1, status="failed"), *LARGEST.tries)
+    tries = (Try(batch=1, status="failed"), *LARGEST.tries)
     assert largest_line(dataclasses.replace(LARGEST, tries=tries)) == largest_line(LARGEST)
 
 
@@ -155,7 +150,7 @@ def test_two_devices_are_compared_case_by_case():
     comparison = Comparison(
         schema=1,
         base=SERVED.run,
-        other=run_info(device_name="Imaginary G2"),
+        other=served(device_name="Imaginary G2"),
         comparable=True,
         reasons=(),
         points=(),

@@ -1,7 +1,7 @@
 import dataclasses
 
 from scaling.report.conditions import conditions
-from scaling.spec import Vary
+from scaling.spec.run import Vary
 
 
 def test_conditions_say_what_is_not_real(sample):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import struct
 from xml.etree import ElementTree as ET
@@ -9,12 +10,23 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from scaling.errors import InputError
-from scaling.report.figures import BROWSERS, HEAD_PX, SCALE, WIDTH_PX, find_browser, write_figures
+from scaling.report.figures import (
+    BROWSERS,
+    HEAD_PX,
+    SCALE,
+    WIDTH_PX,
+    coloured,
+    find_browser,
+    light_colours,
+    titled,
+    write_figures,
+)
 from scaling.report.html import figures_of
 
 
 @pytest.mark.browser
 def test_every_figure_as_svg_and_png(sample, tmp_path):
+    pytest.importorskip("kaleido")
     if not any(map(shutil.which, BROWSERS)):
         pytest.skip("no chromium on PATH")
     plots = figures_of(sample.good(), sample.plan(), (sample.timeline(2),), sample.histories())
@@ -39,11 +51,25 @@ def test_every_figure_as_svg_and_png(sample, tmp_path):
 
 def test_without_a_browser_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(InputError, match="a Chromium or Chrome on PATH draws them, and there is none"):
+    with pytest.raises(InputError, match="no Chromium or Chrome on PATH to draw them; install one"):
         find_browser(tmp_path)
+
+
+def test_without_kaleido_it_says_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"pip install 'scaling-harness\[figures\]'"):
+        find_browser(tmp_path)
+
+
+def test_colours_become_those_of_the_light_page(sample):
+    """A figure that stands alone has no style sheet to look its colours up in."""
+    colours = light_colours()
+    assert colours["bg"] == "#ffffff"
+    for plot in figures_of(sample.good(), sample.plan(), (sample.timeline(2),), sample.histories()):
+        assert '"$' not in json.dumps(coloured(titled(plot), colours))
 
 
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="not a folder"):
+    with pytest.raises(InputError, match="this is a file; name a folder"):
         find_browser(tmp_path / "file")

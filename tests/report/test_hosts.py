@@ -9,18 +9,18 @@ from html import unescape
 import pytest
 from rich.console import Console
 
-from scaling.analysis.results import Host, Measured
-from scaling.report import tables
+from scaling.analysis.results import HostSpeed, Measured
 from scaling.report.hosts import SHOWN, host_lines, host_table
 from scaling.report.html import page
 from scaling.report.markdown import markdown
 from scaling.report.terminal import print_analysis
+from scaling.report.tracking import tables
 
 ONE = Measured(1.0, 0.99, 1.01, 6)
 
 
 def host(number, *, step=ONE, link=ONE, slow_in=(), hostname=None):
-    return Host(
+    return HostSpeed(
         host=number,
         hostname=hostname or f"node-{number}.cluster",
         ranks=(number, number + 4),
@@ -62,9 +62,9 @@ def shown(sample):
 
 def test_a_host_that_stands_out_is_named_with_its_figures():
     assert host_lines(HOSTS) == SAID
-    columns, rows = host_table(HOSTS)
-    assert columns[0] == ("host", "")
-    assert rows[2] == ("2 node-2", "48.0 ±0.4", "1.200 ±0.010", "0.0950 ±0.0019", "0.500 ±0.010")
+    table = host_table(HOSTS)
+    assert table.columns[0] == ("host", "")
+    assert table.rows[2] == ("2 node-2", "48.0 ±0.4", "1.200 ±0.010", "0.0950 ±0.0019", "0.500 ±0.010")
 
 
 def test_every_report_says_the_same(shown):
@@ -86,13 +86,13 @@ def test_equal_hosts_and_too_few_rounds_are_told_apart():
 
 
 def test_hosts_without_a_link_of_their_own_have_no_column_for_it():
-    columns, _ = host_table((host(0, link=None), host(1, link=None)))
-    assert [name for name, _ in columns] == ["host", "step", "/ median"]
+    table = host_table((host(0, link=None), host(1, link=None)))
+    assert [name for name, _ in table.columns] == ["host", "step", "/ median"]
 
 
 def test_of_many_hosts_the_slowest_are_shown_and_the_others_counted(shown):
     many = (*(host(n) for n in range(40)), replace(SLOW, host=40, hostname="x" * 60))
-    _, rows = host_table(many, SHOWN)
+    rows = host_table(many, SHOWN).rows
     assert len(rows) == SHOWN
     assert rows[0][0] == f"40 {'x' * 24}"
     assert "25 other hosts not shown" in host_lines(many, SHOWN)[-1]

@@ -7,8 +7,7 @@ import plotly.graph_objects as go
 import pytest
 
 from scaling.analysis.results import Fabric, Loss, Measured, Quality
-from scaling.report.compared import comparison_page, comparisons_page
-from scaling.report.html import figures_of, page
+from scaling.report.html import comparison_page, comparisons_page, figures_of, page
 from scaling.report.plots.efficiency import scaling_curve
 from scaling.report.plots.waterfall import waterfall
 
@@ -67,21 +66,8 @@ def attributes(document, tag):
     return [attrs for name, attrs in Outline(document).tags if name == tag]
 
 
-def test_the_sections_of_a_run(good):
-    assert Outline(good).headings == [
-        "highmem_cnn on emulated_pcie",
-        "Key figures",
-        "Scaling",
-        "Where the efficiency goes",
-        "What limits it, and what to try",
-        "One typical step",
-        "Parts of a step",
-        "Communication",
-        "Steps as they ran",
-        "Conditions",
-        "Machine and environment",
-        "How sure",
-    ]
+def test_the_sections_of_a_run(good, sample):
+    assert Outline(good).headings == ["highmem_cnn on emulated_pcie", *sample.SECTIONS]
 
 
 def test_the_answer_stands_first(good):
@@ -113,7 +99,7 @@ def test_plotly_accepts_every_figure(good, sample):
     compared = comparison_page(sample.comparison(), sample.good(), sample.other())
     for figure in figures(good) + figures(compared):
         painted = re.sub(r'"\$[a-z-]+"', '"#123456"', json.dumps(figure))
-        go.Figure(json.loads(painted))
+        assert len(go.Figure(json.loads(painted)).data) == len(figure["data"]) > 0
 
 
 def test_every_colour_of_a_figure_is_defined_for_light_and_dark(good):

@@ -9,13 +9,14 @@ from html import unescape
 import pytest
 from rich.console import Console
 
-from scaling import codec
 from scaling.analysis.results import Measured
-from scaling.files import write_json
-from scaling.report import tables, text
+from scaling.records import codec
+from scaling.records.files import write_json
+from scaling.report import text
 from scaling.report.html import figures_of, page
 from scaling.report.markdown import markdown
 from scaling.report.terminal import print_analysis
+from scaling.report.tracking import tables
 
 FIGURES = (
     # path in a point of analysis.json, name in W&B, scale

@@ -9,7 +9,7 @@ import pytest
 from scaling.analysis.results import CaseComparison, Measured
 from scaling.report import versus
 from scaling.report.cases import comparison_table
-from scaling.report.compared import comparison_page, comparisons_page
+from scaling.report.html import comparison_page, comparisons_page
 from scaling.report.markdown import comparison_markdown
 
 NAMES = ("a", "b", "c")

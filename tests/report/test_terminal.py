@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from scaling.analysis.results import Fabric
-from scaling.report import text
+from scaling.plain import plain
 from scaling.report.terminal import print_analysis, print_comparison
 
 
@@ -96,7 +96,7 @@ def test_colour_adds_nothing(sample, good):
     console = Console(file=out, width=80, force_terminal=True, color_system="standard")
     print_analysis(console, sample.good(), sample.plan(), report_path="runs/a/report.html")
     assert "\x1b[" in out.getvalue()
-    assert text.plain(out.getvalue()) == good
+    assert plain(out.getvalue()) == good
 
 
 def test_a_comparison(sample):

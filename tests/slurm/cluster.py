@@ -132,7 +132,7 @@ class Cluster:
         )
 
     def processes(self, word: str = "") -> list[int]:
-        """Of the whole cluster, its jobs included: process ids here of those with `word` in their command line."""
+        """Process ids, on this machine, of the cluster's processes with `word` in their command line, jobs included."""
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
@@ -177,7 +177,7 @@ def cluster() -> Iterator[Cluster]:
     """Start one and end it, with everything that its jobs may have left."""
     folder = Path(
         tempfile.mkdtemp(prefix="scaling-slurm-")
-    )  # munge wants parents that nobody else may write to
+    )  # munge requires parent folders that other users cannot write to
     folder.chmod(0o755)
     # Removes the folder when this process is gone, however that came about: its end of the pipe closes then.
     janitor = subprocess.Popen(

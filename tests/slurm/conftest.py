@@ -6,11 +6,11 @@ import importlib.util
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.processes import wait_until
 
 ROOT = Path(__file__).parents[2]
 FILE = Path(__file__).with_name("cluster.py")
@@ -72,7 +72,7 @@ def login(slurm, tmp_path):
     yield Login(slurm, tmp_path)
     slurm.run("scancel", "--user=root", "--full", "--signal=KILL")
     slurm.run("scancel", "--user=root")
-    until(lambda: not slurm.run("squeue", "--noheader").stdout.strip())
+    wait_until(lambda: not slurm.run("squeue", "--noheader").stdout.strip(), seconds=30)
     # After a job lost a node, 22.05's main scheduler takes cores of the others for used until it starts anew.
     slurm.run("scontrol", "reconfigure")
     slurm.wait_until_idle()
@@ -105,10 +105,10 @@ class Login:
 
     def until_measuring(self, launch: int = 0) -> None:
         """Until a launch has come some way into its rounds."""
-        until(lambda: self.read(f"launches/{launch}/progress.json")["rounds"] > 0.5, seconds=150)
+        wait_until(lambda: self.read(f"launches/{launch}/progress.json")["rounds"] > 0.5, seconds=150)
 
     def until_over(self, job: str) -> None:
-        until(
+        wait_until(
             lambda: self.state(job) in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"),
             seconds=200,
         )
@@ -123,15 +123,3 @@ class Login:
 
     def statuses(self) -> dict[int, tuple[str, str]]:
         return {t["world_size"]: (t["status"], t["error"] or "") for t in self.read("status.json")["trials"]}
-
-
-def until(condition, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            if condition():
-                return
-        except (OSError, ValueError, KeyError, IndexError):
-            pass
-        time.sleep(0.2)
-    raise AssertionError(f"did not come about within {seconds} s")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from scaling.launchers.slurm import port
+from scaling.launchers.slurm.launcher import port
 
 TAKE = """
 import socket, sys, time

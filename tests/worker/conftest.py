@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from scaling.worker.clock import CudaClock
-from scaling.worker.devices import Device
+from scaling.worker.accelerator.clock import CudaClock
+from scaling.worker.accelerator.devices import Device
 
 CALL_NS = 200
 """Every look at the host's clock and every record takes so long."""
@@ -87,7 +87,7 @@ class FakeDevice(Device):
 @pytest.fixture
 def cuda(monkeypatch) -> FakeCuda:
     fake = FakeCuda()
-    monkeypatch.setattr("scaling.worker.clock.now_ns", fake.host_ns)
+    monkeypatch.setattr("scaling.worker.accelerator.clock.now_ns", fake.host_ns)
     return fake
 
 

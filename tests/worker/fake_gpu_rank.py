@@ -15,13 +15,14 @@ import time
 
 import torch
 
-from scaling.worker import devices
+from scaling.worker.accelerator import devices
+from scaling.worker.accelerator.clock import CudaClock, now_ns
 from scaling.worker.checks import roofline
-from scaling.worker.clock import CudaClock, now_ns
+from scaling.worker.session import session
 
 OFFSET_NS, DRIFT = -7_000_000_000, 40e-6
 UUID = "0000-{:04d}"
-"""As tests/fake_nvml.py has them: one device a rank."""
+"""As tests/support/fake_nvml.py has them: one device a rank."""
 LOST = "CUDA error: unspecified launch failure"
 FULL = "CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total capacity of 79.11 GiB"
 
@@ -79,7 +80,7 @@ class Device(devices.Device):
 
 
 def main(run: str, sizes: str, fault: str = "") -> None:
-    devices.open_device = lambda _spec, *, rank, local_rank: Device(rank, fault)
+    session.open_device = lambda _spec, *, rank, local_rank: Device(rank, fault)
     roofline.note_roofline = lambda *_: None  # its matrices are of a size for real devices
     from scaling.worker.__main__ import main as worker
 

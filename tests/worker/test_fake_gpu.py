@@ -14,15 +14,18 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from scaling.collect import collect
-from scaling.config import requests
-from scaling.files import write_json
-from scaling.launchers.cause import cause
-from scaling.launchers.evidence import gather
-from scaling.plan import make_plan
-from scaling.rebuild import read_plan, rebuild
-from scaling.status import LaunchStatus, status_of
-from scaling.store import RunFolder
+from scaling.cli.pipeline import rebuild
+from scaling.config.compose import requests
+from scaling.launchers.failure.cause import cause
+from scaling.launchers.failure.evidence import gather
+from scaling.records.files import write_json
+from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan
+from scaling.records.status import LaunchStatus, status_of
+from scaling.records.tables import collect
+from scaling.spec.plan import make_plan
+
+pytestmark = pytest.mark.slow  # a whole launch of two ranks
 
 SCRIPT = Path(__file__).with_name("fake_gpu_rank.py")
 ROOT = SCRIPT.parents[2]
@@ -30,7 +33,7 @@ MS = 1_000_000
 START_S = 60
 """What two ranks may take to import torch and find each other on a busy machine."""
 END_S = 30
-"""From a fault until nobody is left, at most: a group's time-out and the slices in which idle ranks look."""
+"""From a fault until no rank is left, at most: a group's time-out and the slices in which idle ranks look."""
 SHORT = (
     "topology=local",
     "topology.device=cpu",
@@ -91,7 +94,7 @@ def said_by(folder):
 
 
 def finished(folder, sizes, too_large=()):
-    """status.json, as whoever followed the launch would leave it."""
+    """status.json, as a launcher would leave it."""
     state = LaunchStatus(
         index=0, world_sizes=(1, 2), state="done", finished=sizes, too_large=too_large, duration_s=5.0
     )
@@ -100,9 +103,9 @@ def finished(folder, sizes, too_large=()):
 
 def sampled(folder, nvml):
     """The host's telemetry, ten samples a block of either rank."""
-    from scaling.telemetry.__main__ import head, sample
-    from scaling.telemetry.host import Host
-    from scaling.telemetry.nvml import Gpus
+    from scaling.hardware.host import Host
+    from scaling.hardware.nvml import Gpus
+    from scaling.hardware.sampler import head, sample
 
     gpus, host = Gpus(nvml), Host(folder.path)  # no /proc there: nothing of this machine
     blocks = collect(folder, read_plan(folder)).blocks.filter(pl.col("rank") == 0).sort("begin_ns")
@@ -137,7 +140,7 @@ def test_every_arm_of_both_world_sizes_was_measured_with_events(run):
     assert 0 < noted["device_clock_bound_ns"] < 50 * MS
 
 
-def test_buckets_are_told_in_one_time_whoever_stamped_them(run):
+def test_buckets_are_in_one_time_whether_host_or_device_stamped_them(run):
     folder, analysis = run
     (two,) = [p for p in analysis.points if p.world_size == 2]
     assert len(two.comm.buckets) > 1
@@ -187,13 +190,11 @@ def test_out_of_memory_in_the_first_step_is_agreed_on(tmp_path):
     assert {t.world_size: t.status for t in rebuild(folder).analysis.trials} == {1: "done", 2: "oom"}
 
 
-@pytest.mark.slow
 def test_a_rank_whose_data_come_later_than_a_collective_waits_is_waited_for(tmp_path):
     folder, codes = launch(tmp_path / "run", "late@1@12")  # measure.step_timeout_s is 10
     assert codes == [0, 0], said_by(folder)
 
 
-@pytest.mark.slow
 def test_out_of_memory_later_ends_both_and_is_called_that(tmp_path):
     folder, codes = launch(tmp_path / "run", "oom@1@60")
     assert codes == [1, 1]
@@ -210,7 +211,6 @@ def test_a_device_that_falls_off_ends_both_and_names_its_rank(tmp_path):
     assert "RuntimeError: CUDA error: unspecified launch failure" in found.error
 
 
-@pytest.mark.slow
 def test_a_precision_that_one_device_lacks_is_said_by_its_rank(tmp_path):
     folder, codes = launch(tmp_path / "run", "old@1@0", precision="bf16")
     assert codes[1] == 1

@@ -15,15 +15,15 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.records import STEP_FIELDS
-from scaling.spec import Inject
-from scaling.worker.devices import CudaDevice
-from scaling.worker.feed import Feed
-from scaling.worker.inject import Faults
-from scaling.worker.precision import Precision
-from scaling.worker.probe import BucketProbe, SoloProbe, bucket_bytes
-from scaling.worker.step import Loop, step_fields
-from scaling.worker.workload import Workload, sgd
+from scaling.spec.run import Inject
+from scaling.worker.accelerator.devices import CudaDevice
+from scaling.worker.accelerator.precision import Precision
+from scaling.worker.data.feed import Feed
+from scaling.worker.data.workload import Workload, sgd
+from scaling.worker.measure.inject import Faults
+from scaling.worker.measure.probe import BucketProbe, SoloProbe
+from scaling.worker.measure.step import Loop, step_row
+from scaling.worker.parallel.ddp import bucket_bytes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -112,7 +112,7 @@ def test_nothing_synchronises_inside_a_step(device, precision, no_implicit_sync)
     with device.clock.window(20 * loop.stamps):
         steps = [loop.stamped() for _ in range(20)]
     for step in steps[5:]:
-        fields = dict(zip(STEP_FIELDS, step_fields(device.clock.resolve(step)), strict=True))
+        fields = step_row(device.clock.resolve(step))._asdict()
         order = [fields[f"{name}_ns"] for name in ("begin", "compute_end", "sync_end", "end")]
         assert order == sorted(order)
         assert all(fields[f"{name}_ns"] > 0 for name in ("input", "forward", "backward", "optimizer"))
@@ -124,7 +124,7 @@ def test_compute_end_is_behind_all_of_backward_s_kernels(device):
     loop = make_loop(module, module, device)
     with device.clock.window(4 * loop.stamps):
         steps = [loop.stamped() for _ in range(4)]
-    fields = dict(zip(STEP_FIELDS, step_fields(device.clock.resolve(steps[-1])), strict=True))
+    fields = step_row(device.clock.resolve(steps[-1]))._asdict()
     assert fields["backward_ns"] > 5 * MS
     assert fields["sync_end_ns"] - fields["compute_end_ns"] < MS
 

@@ -1,11 +1,11 @@
-"""What the analysis found: frozen results, one class per object of analysis.json.
+"""The results of the analysis: frozen dataclasses, one for each object of analysis.json.
 
 Field names are the JSON keys (a trailing underscore is dropped). A measured number is a
 `Measured`, or the whole object is None: never 0 for "unknown".
+Other rooms import results from here.
 """
 
-from scaling.analysis.measured import LAUNCHES_MIN, Measured
-from scaling.analysis.results.cases import BatchTry, Inference, LargestBatch, Latency, Training
+from scaling.analysis.results.cases import InferenceCase, LargestBatch, Latency, TrainingCase
 from scaling.analysis.results.comparison import (
     CaseComparison,
     Comparison,
@@ -17,73 +17,74 @@ from scaling.analysis.results.comparison import (
 from scaling.analysis.results.fabric import (
     CurvePoint,
     Fabric,
+    FabricLevel,
     Fits,
     KarpFlatt,
-    Level,
     NcclChoice,
     NcclGroup,
     NcclLog,
     Usl,
 )
-from scaling.analysis.results.hosts import Host
+from scaling.analysis.results.hosts import HostSpeed
+from scaling.analysis.results.measured import LAUNCHES_MIN, Measured
 from scaling.analysis.results.point import (
-    Arms,
+    ArmTimes,
     Bucket,
-    Clocks,
     Comm,
-    Cost,
-    Loader,
+    DataLoading,
+    DeviceClocks,
     Loss,
-    Memory,
     Overhead,
-    Parts,
+    PeakMemory,
     Point,
+    SampleCost,
+    StepParts,
     Straggler,
     Throttled,
 )
 from scaling.analysis.results.prediction import Backtest, PredictedPoint, Prediction
 from scaling.analysis.results.roofline import CeilingResult, OperatorResult, RooflineResult
-from scaling.analysis.results.run import Analysis, MemoryGrowth, Quality, RunInfo, TrialOutcome
+from scaling.analysis.results.run import Analysis, MemoryGrowth, Quality, RunInfo
+from scaling.analysis.results.size import AtSize, at
 from scaling.analysis.results.timeline import Span, StepHistory, Timeline
 from scaling.analysis.results.verdicts import Remedy, SelfTest, SelfTestCase, Verdict, Verification
+from scaling.records.status import TrialStatus
 
-SCHEMA = 1
+SCHEMA = 2
 
 __all__ = [
     "LAUNCHES_MIN",
     "SCHEMA",
     "Analysis",
-    "Arms",
+    "ArmTimes",
+    "AtSize",
     "Backtest",
-    "BatchTry",
     "Bucket",
     "CaseComparison",
     "CeilingResult",
-    "Clocks",
     "Comm",
     "Comparison",
-    "Cost",
     "CostComparison",
     "CurvePoint",
+    "DataLoading",
+    "DeviceClocks",
     "Fabric",
+    "FabricLevel",
     "Fits",
-    "Host",
-    "Inference",
+    "HostSpeed",
+    "InferenceCase",
     "KarpFlatt",
     "LargestBatch",
     "Latency",
-    "Level",
-    "Loader",
     "Loss",
     "Measured",
-    "Memory",
     "MemoryGrowth",
     "NcclChoice",
     "NcclGroup",
     "NcclLog",
     "OperatorResult",
     "Overhead",
-    "Parts",
+    "PeakMemory",
     "Point",
     "PointComparison",
     "PredictedPoint",
@@ -92,18 +93,21 @@ __all__ = [
     "Remedy",
     "RooflineResult",
     "RunInfo",
+    "SampleCost",
     "SelfTest",
     "SelfTestCase",
     "SettingDifference",
     "Span",
     "Split",
     "StepHistory",
+    "StepParts",
     "Straggler",
     "Throttled",
     "Timeline",
-    "Training",
-    "TrialOutcome",
+    "TrainingCase",
+    "TrialStatus",
     "Usl",
     "Verdict",
     "Verification",
+    "at",
 ]

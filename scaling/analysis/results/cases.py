@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scaling.analysis.measured import Measured
+from scaling.analysis.results.measured import Measured
+from scaling.analysis.results.size import AtSize
+from scaling.spec.batch_search import Try
+from scaling.spec.cases import Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,67 +20,51 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inference:
-    """Replicas of a model on every rank of a world size, at one batch."""
+class CaseResult(AtSize):
+    """One batch under one setting, on every rank of a world size."""
 
-    world_size: int
     batch: int
+    """Samples of a rank in one request, or in one step over all accumulation steps."""
     precision: str
+    status: str
+    """done, or how it failed: oom, lost, failed, ..."""
+    samples_per_s: Measured | None = None
+    """Throughput of all ranks together."""
+    peak_bytes: int | None = None
+    """Peak memory of the rank that used most."""
+    knee: bool = False
+    """Whether this is the smallest batch with about all of the best throughput."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceCase(CaseResult):
+    """Replicas of a model that answer requests."""
+
     autocast: bool
     compile: bool
-    status: str
     latency_ms: Latency = field(default_factory=Latency)
-    samples_per_s: Measured | None = None
-    """Of all ranks together."""
-    peak_bytes: int | None = None
-    knee: bool = False
-    """The smallest batch with about all of the best throughput."""
-    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
-    """Training steps under DDP at one batch."""
+class TrainingCase(CaseResult):
+    """Training steps under DDP."""
 
-    world_size: int
-    batch: int
-    """Samples a rank and step, over all accumulation steps."""
     accumulation_steps: int
-    precision: str
     checkpointing: bool
-    status: str
     step_ms: Measured | None = None
-    samples_per_s: Measured | None = None
     exposed_ms: Measured | None = None
-    """What a step waits for communication, mean over ranks; late peers included."""
-    peak_bytes: int | None = None
-    knee: bool = False
-    error: str | None = None
+    """How long a step waits for communication, late peers included; mean over ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchTry:
-    """One batch of a search."""
+class LargestBatch(Variant):
+    """The largest batch of a variant that fits, a rank and step."""
 
-    batch: int
-    status: str
-    rank: int | None = None
-    peak_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LargestBatch:
-    """The largest batch that fits, a rank and step."""
-
-    precision: str
-    autocast: bool
-    compile: bool
-    checkpointing: bool
-    accumulation_steps: int
     limit_bytes: int | None
     found: int
     proved: int | None
-    """What ran in fresh processes, with a margin."""
+    """Batch that ran in fresh processes, with a margin of memory."""
     step: int
-    """How finely batches were told apart."""
-    tries: tuple[BatchTry, ...] = ()
+    """Distance between batches at which the search ended."""
+    tries: tuple[Try, ...] = ()

@@ -4,77 +4,80 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scaling.analysis.measured import Measured
-from scaling.analysis.results.point import Cost
+from scaling.analysis.results.measured import Measured
+from scaling.analysis.results.point import SampleCost
 from scaling.analysis.results.run import RunInfo
+from scaling.analysis.results.size import AtSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """A throughput ratio as a product: ratio = compute x fabric x left (scaling/analysis/split.py)."""
+    """A throughput ratio as a product: ratio = compute x fabric x left (scaling/analysis/compare/split.py)."""
 
     compute: Measured
-    """What the devices make of it."""
+    """The factor that the devices' compute explains."""
     fabric: Measured
-    """What the links make of it."""
+    """The factor that the links explain."""
     left: Measured
-    """What neither explains."""
+    """The factor that neither explains."""
     alone: Measured
-    """How many times as fast a rank alone computes."""
+    """How many times as fast one rank alone computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostComparison:
-    """What samples cost in either run. Ratios are B over A, above 1: B gives more for it."""
+    """What samples cost in either run. Ratios are B over A: above 1, B gives more samples for the same cost."""
 
-    base: Cost = field(default_factory=Cost)
-    other: Cost = field(default_factory=Cost)
+    base: SampleCost = field(default_factory=SampleCost)
+    other: SampleCost = field(default_factory=SampleCost)
     per_usd: Measured | None = None
-    """Samples a dollar."""
+    """Ratio of samples for each dollar."""
     per_joule: Measured | None = None
-    """Samples a joule."""
+    """Ratio of samples for each joule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingDifference:
-    """One thing that is not the same in both; None where a run does not have it."""
+    """One setting or fact that differs between the runs; None where a run does not have it."""
 
     of: str
-    """`settings`: what was asked; `environment`: what it ran on."""
+    """`settings`: from the overrides; `environment`: from the machine."""
     key: str
     base: str | None
     other: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PointComparison:
+class Ratio(AtSize):
     """B over A at one world size: throughput ratio (above 1: B is faster)."""
 
-    world_size: int
     ratio: Measured | None
     distinguishable: bool
-    """Whether the ratio's interval leaves 1 by more than the machine itself moved between the runs (`control`)."""
+    """Whether the ratio's interval differs from 1 by more than the machine changed between the runs (`control`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PointComparison(Ratio):
+    """All that differs at one world size, and by how much."""
+
     causes: dict[str, Measured | None]
     """Difference of step time B - A by cause, ms: compute and each loss cause."""
     control: Measured | None = None
-    """The same ratio of a rank alone, on one and the same machine: an A/A pair, 1 but for the machine's drift."""
+    """The same ratio for one rank alone on the same machine: an A/A pair, which is 1 except for the machine's drift."""
     split: Split | None = None
-    """None at one rank, for runs that are not comparable, and where the records of a run are gone."""
+    """None at one rank, for runs that are not comparable, and where the records of a run are missing."""
     cost: CostComparison = field(default_factory=CostComparison)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaseComparison:
+class CaseComparison(Ratio):
     """One case in two runs, for instance on two devices: B over A."""
 
-    world_size: int
     batch: int
     setting: dict[str, str | int | bool]
-    """precision and what else the case is, as its row in `inference` or `training` has it."""
+    """precision and the other settings of its row in `inference` or `training`."""
     samples_per_s: tuple[Measured | None, ...]
-    """Of A and of B."""
-    ratio: Measured | None
-    distinguishable: bool
+    """Throughputs of A and B."""
     usd_per_million_samples: tuple[Measured | None, ...] = (None, None)
 
 
@@ -89,7 +92,7 @@ class Comparison:
     reasons: tuple[str, ...]
     points: tuple[PointComparison, ...]
     roofline: tuple[str, ...] = ()
-    """Which ceiling each of them hits."""
+    """Which ceiling limits each run's step, as sentences."""
     cases: tuple[CaseComparison, ...] = ()
     settings: tuple[SettingDifference, ...] = ()
-    """What else differs, of what was asked and of what it ran on."""
+    """Settings and facts of the machines that differ."""

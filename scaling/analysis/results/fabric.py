@@ -1,10 +1,11 @@
-"""What the links gave, and laws fitted over world sizes."""
+"""What the links reached, what NCCL logged, and laws fitted over world sizes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scaling.analysis.measured import Measured
+from scaling.analysis.results.measured import Measured
+from scaling.analysis.results.size import AtSize, at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,27 +20,25 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Level:
+class FabricLevel(AtSize):
     """A group's own curve: time = 2(n-1) (alpha + m beta / n) for an all-reduce of m bytes."""
 
     name: str
-    world_size: int
     alpha_us: Measured | None
     busbw_gbit_s: Measured | None
-    """1/beta: the bandwidth the large sizes tend to."""
+    """1/beta: the bandwidth that large messages approach."""
     nominal_gbit_s: float | None
     curve: tuple[CurvePoint, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NcclGroup:
-    """How NCCL joined the ranks of one world size, by its own log."""
+class NcclGroup(AtSize):
+    """How NCCL connected the ranks of one world size, from its log."""
 
-    world_size: int
     transports: tuple[str, ...]
-    """P2P/CUMEM, SHM, NET/IB/GDRDMA, ...: those of most channels first."""
+    """P2P/CUMEM, SHM, NET/IB/GDRDMA, ...: the one with the most channels first."""
     in_network: tuple[str, ...] = ()
-    """Switches that add up while they pass on: `NVLS`, `SHARP`. A ring's formulas do not hold of them."""
+    """Switches that reduce in the network: `NVLS`, `SHARP`. The formulas of a ring do not apply to them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,33 +54,31 @@ class NcclChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclLog:
-    """What NCCL said of itself in a launch."""
+    """What NCCL logged in a launch."""
 
     version: str | None
     groups: tuple[NcclGroup, ...] = ()
     choices: tuple[NcclChoice, ...] = ()
-    """Empty unless it was asked for them: it then says so of every collective, also of those that are measured."""
+    """Empty unless NCCL was asked to log them, which it then does for every collective, measured ones included."""
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fabric:
-    """All levels that were swept, and the way that NCCL took."""
+    """All levels that were swept, and what NCCL logged."""
 
-    levels: tuple[Level, ...] = ()
+    levels: tuple[FabricLevel, ...] = ()
     nccl: NcclLog | None = None
 
     def nccl_group(self, world_size: int) -> NcclGroup | None:
-        """How NCCL joined so many ranks; None where it did not say."""
-        groups = self.nccl.groups if self.nccl else ()
-        return next((group for group in groups if group.world_size == world_size), None)
+        """How NCCL connected `world_size` ranks; None where the log does not say."""
+        return at(world_size, self.nccl.groups) if self.nccl else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KarpFlatt:
+class KarpFlatt(AtSize):
     """Serial fraction by Karp and Flatt (1990), strong scaling only."""
 
-    world_size: int
     serial_fraction: Measured
 
 

@@ -1,15 +1,16 @@
-"""One world size: how long a step takes, where it goes, what it costs."""
+"""One world size: how long a step takes, how its time is spent, and what it costs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scaling.analysis.measured import Measured
+from scaling.analysis.results.measured import Measured
+from scaling.analysis.results.size import AtSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arms:
-    """Mean step time of each arm, ms."""
+class ArmTimes:
+    """Mean step time of each arm, ms; docs/method.md describes the arms."""
 
     bare_one: Measured | None = None
     bare_all: Measured | None = None
@@ -19,8 +20,8 @@ class Arms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """A step of the probe arm, ms, mean over ranks; they add up to it."""
+class StepParts:
+    """A step of the probe arm by part, ms, mean over ranks. The parts add up to the step."""
 
     input: Measured | None = None
     forward: Measured | None = None
@@ -33,11 +34,11 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """1 - efficiency by cause, each a fraction of the plain step at this world size; they add up to it."""
+    """1 - efficiency by cause, each a fraction of the plain step at this world size. The terms add up to it."""
 
     small_batch: Measured | None = None
     neighbours: Measured | None = None
-    ddp_overhead: Measured | None = None
+    strategy_overhead: Measured | None = None
     straggler: Measured | None = None
     link_latency: Measured | None = None
     link_bandwidth: Measured | None = None
@@ -55,11 +56,11 @@ class Straggler:
     rank: int
     phase: str
     by_itself: bool | None
-    """Whether it is slow alone too (bare_one); None where that was not measured."""
+    """Whether the rank is slow in bare_one too, that is, without the others; None where that was not measured."""
     cost_ms: Measured
     skew_ms: Measured
     host: int | None = None
-    """Its host, where that has several ranks and all of them are late."""
+    """Its host, if that has several ranks and all of them are late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +70,15 @@ class Overhead:
     probe_over_plain: Measured | None = None
     aa_floor: Measured | None = None
 
+    @property
+    def floor(self) -> float:
+        """How far apart equal arms come out by chance: the fraction to which a difference between arms is known."""
+        return self.aa_floor.departure() if self.aa_floor else 0.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """One bucket of gradients, ms after the start of backward; transfer is its share of the busy link."""
+    """One bucket of gradients. Ready times count from the start of backward; transfer is its share of the busy link."""
 
     bytes: int
     ready_ms: Measured | None
@@ -85,24 +91,24 @@ class Comm:
     """Gradient traffic of one step."""
 
     bytes_per_step: int
-    """Reduced in a step, payload of a rank."""
+    """Payload that each rank reduces in a step."""
     buckets: tuple[Bucket, ...]
     busbw_gbit_s: Measured | None
     curve_share: Measured | None
     nominal_share: Measured | None
     hidden_share: Measured | None
     gradient_bytes: int | None = None
-    """Of all gradients once, as DDP has them. `bytes_per_step` is less where a communication hook sends less."""
+    """Size of all gradients. `bytes_per_step` is smaller if a communication hook compresses them."""
     reductions: int | None = None
-    """How often a step reduces each gradient: 1 unless no_sync was left out of accumulation. None: not known."""
+    """How often a step reduces each gradient: 1, unless no_sync is missing in accumulation. None: not known."""
     free_speedup: Measured | None = None
-    """How many times faster a step were at most if communication took no time and compute stayed as it is."""
+    """Upper bound of the speedup if communication took no time and compute stayed the same."""
     least_share: Measured | None = None
-    """The shortest that any rank saw the collectives take, by its own clock, over what all clocks make of them."""
+    """Shortest duration of the collectives on any one rank's clock, over their duration by all clocks together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class PeakMemory:
     """Peak bytes of a rank (the largest rank)."""
 
     peak_bytes: int | None = None
@@ -110,22 +116,22 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loader:
+class DataLoading:
     """How the batches were made."""
 
     workers: int
-    """Processes a rank; 0: the training process."""
+    """Worker processes of each rank; 0: the training process makes the batches."""
     make_ms: Measured
-    """One batch, in one worker."""
+    """Time to make one batch in one worker."""
     make_cpu_ms: Measured | None
     wait_share: Measured | None
-    """Of the step: what it would not take had every batch been ready."""
+    """Share of the step that would be saved if every batch were ready."""
     workers_needed: int | None
-    """A rank, so that no step waits."""
+    """Workers of each rank so that no step waits."""
     cores_needed: float | None
-    """A host, to train without waiting and make batches that fast."""
+    """Cores of a host to train without waiting and make batches at that rate."""
     cores: int | None
-    """That a host has."""
+    """Cores that a host has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,59 +141,75 @@ class Throttled:
     rank: int
     blocks: int
     of: int
-    """Blocks of which it is known."""
+    """Blocks with telemetry."""
     reasons: tuple[str, ...]
     """As NVML names them: hw_slowdown, sw_thermal, hw_thermal, hw_power_brake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clocks:
-    """SM clocks of the devices of the ranks that are not late, and which devices slowed themselves down."""
+class DeviceClocks:
+    """SM clocks of the devices of ranks that are not late, and the devices that slowed themselves down."""
 
     alone_mhz: Measured | None = None
     beside_mhz: Measured | None = None
-    """With all ranks at work, without DDP."""
+    """While all ranks run without DDP."""
     together_mhz: Measured | None = None
     """With DDP over the group."""
     throttled: tuple[Throttled, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
-    """What samples cost at one world size. A rank is taken for a GPU."""
+class SampleCost:
+    """What samples cost at one world size; each rank counts as one GPU."""
 
     usd_per_million_samples: Measured | None = None
     """None without a price (cost.usd_per_gpu_hour)."""
     power_w: Measured | None = None
-    """Of all ranks' GPU boards, in plain steps."""
+    """Sum over all ranks' GPU boards during plain steps."""
     samples_per_joule: Measured | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One world size."""
+class KeyFigures(AtSize):
+    """How well one world size does, measured or predicted."""
 
-    world_size: int
     hosts: int
-    status: str
-    warmup_steps: int | None = None
     step_ms: Measured | None = None
+    """Mean over ranks and steps."""
     samples_per_s: Measured | None = None
+    """Throughput of all ranks together."""
     speedup: Measured | None = None
+    """Throughput over that of the base world size (one rank, where one rank ran the batch)."""
     efficiency: Measured | None = None
-    base_world_size: int = 1
-    """What efficiency and speedup are over: one rank, or so many where none ran the whole batch alone."""
-    efficiency_loaded: Measured | None = None
-    arms_ms: Arms = field(default_factory=Arms)
-    parts_ms: Parts = field(default_factory=Parts)
-    closure: Measured | None = None
+    """A fraction of 1."""
     loss: Loss | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point(KeyFigures):
+    """One measured world size."""
+
+    status: str
+    """done, or how the trial ended."""
+    warmup_steps: int | None = None
+    base_world_size: int = 1
+    """Efficiency and speedup are relative to this world size: one rank, unless no rank ran the whole batch alone."""
+    efficiency_loaded: Measured | None = None
+    arms_ms: ArmTimes = field(default_factory=ArmTimes)
+    parts_ms: StepParts = field(default_factory=StepParts)
+    closure: Measured | None = None
+    """The step as simulated from its parts, over the measured step: 1 where the parts explain it."""
+    mfu: Measured | None = None
+    """Model FLOPs utilisation of the plain step; `hfu` counts what checkpointing runs again too. See RooflineResult."""
+    hfu: Measured | None = None
+    tokens_per_s: Measured | None = None
+    """Of all ranks; None where the model does not say how many tokens a sample has."""
     straggler: Straggler | None = None
     overhead: Overhead = field(default_factory=Overhead)
     comm: Comm | None = None
-    memory: Memory = field(default_factory=Memory)
-    loader: Loader | None = None
-    """None where batches were made up."""
-    clocks: Clocks | None = None
-    """None where no device told."""
-    cost: Cost = field(default_factory=Cost)
+    memory: PeakMemory = field(default_factory=PeakMemory)
+    loader: DataLoading | None = None
+    """None where the data were synthetic."""
+    clocks: DeviceClocks | None = None
+    """None where no device reported its clock."""
+    cost: SampleCost = field(default_factory=SampleCost)

@@ -1,55 +1,47 @@
-"""A run under settings that were not measured."""
+"""A prediction of a run under settings that were not measured."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scaling.analysis.measured import Measured
-from scaling.analysis.results.point import Loss
-from scaling.analysis.results.run import RunInfo
+from scaling.analysis.results.measured import Measured
+from scaling.analysis.results.point import KeyFigures
+from scaling.analysis.results.run import RunResults
+from scaling.analysis.results.size import AtSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictedPoint:
-    """One world size under other settings. Numbers are None where `cannot` says why nothing can be said."""
+class PredictedPoint(KeyFigures):
+    """One world size under other settings."""
 
-    world_size: int
-    hosts: int
     from_world_size: int
-    """What it was predicted from."""
-    step_ms: Measured | None = None
-    samples_per_s: Measured | None = None
-    speedup: Measured | None = None
-    efficiency: Measured | None = None
-    loss: Loss | None = None
+    """The measured world size that the prediction starts from."""
     cannot: str | None = None
+    """Why nothing can be predicted; the figures are None then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backtest:
-    """A measured world size, predicted as if it had been left out."""
+class Backtest(AtSize):
+    """A measured world size, predicted from the other ones."""
 
-    world_size: int
     from_world_size: int
     predicted_ms: Measured
     measured_ms: Measured
     error: float
-    """Predicted over measured, less 1."""
+    """Predicted over measured, minus 1."""
     held: bool
-    """Whether the predicted interval holds the measured value."""
+    """Whether the predicted interval contains the measured value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """What a run would take under other settings, and how well the same model tells what the run did measure."""
+class Prediction(RunResults):
+    """How a run would do under other settings, and how well the same model predicts what the run measured."""
 
-    schema: int
-    run: RunInfo
     changes: tuple[str, ...]
     topology: str
     points: tuple[PredictedPoint, ...]
     half_at: int | None
-    """The first world size with an efficiency below a half; None: none up to `looked_up_to`."""
+    """The smallest world size with an efficiency below one half; None: there is none up to `looked_up_to`."""
     looked_up_to: int
     backtest: tuple[Backtest, ...]
     backtest_missing: str | None

@@ -1,15 +1,16 @@
-"""A step against the ceilings of its device."""
+"""A step compared with the ceilings of its device."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from scaling.analysis.measured import Measured
+from scaling.analysis.results.measured import Measured
+from scaling.records.checkup import Operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CeilingResult:
-    """The best that one kind of work reached on this device: best of n, disturbances only slow."""
+    """The best rate of one kind of work on this device, of n tries (0: a data sheet): disturbances only slow down."""
 
     name: str
     unit: str
@@ -18,15 +19,11 @@ class CeilingResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorResult:
-    """One operator of the step, all its calls: the least time that the ceilings allow it, and which one binds."""
+class OperatorResult(Operator):
+    """One operator of the step with the least time that the ceilings allow it, and the ceiling that sets this time."""
 
-    name: str
-    layer: str
-    count: int
-    flops: int
-    bytes: int
     least_ms: Measured
+    """Sum over all its calls."""
     bound: str
     """`compute`, `memory` or `launch`."""
 
@@ -45,16 +42,23 @@ class RooflineResult:
     """Calls a step."""
     step_ms: Measured
     said: str
-    """What binds it, in words."""
+    """What limits the step, as a sentence."""
     bound: str
     """compute, memory, launch, input, host_transfer, or `none`: no ceiling explains the step."""
     least_ms: dict[str, Measured]
-    """By bound: the least time of its kind of work, were there no other."""
+    """By bound: the least time for that kind of work alone."""
     achieved_flop_s: Measured
     mfu: Measured | None
-    """Achieved over the measured matrix-product ceiling of the precision."""
+    """Model FLOPs utilisation: the step's FLOPs over what the peak would have done meanwhile. A forward that
+    checkpointing runs again does not count."""
     ceilings: tuple[CeilingResult, ...]
     top: tuple[OperatorResult, ...]
-    """The operators that must take longest."""
-    mfu_at: dict[str, Measured] = field(default_factory=dict)
-    """By world size: of the plain step, DDP and waiting included."""
+    """The operators with the longest least times."""
+    hfu: Measured | None = None
+    """Hardware FLOPs utilisation: the same with all FLOPs that the device did."""
+    peak: CeilingResult | None = None
+    """The peak in this precision: the data sheet's, else the better of product and convolution, as measured."""
+    peak_is: str = ""
+    """What the peak is, as a phrase."""
+    above: str = ""
+    """Why a utilisation is above 1; empty where none is."""

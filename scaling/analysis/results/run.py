@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scaling.analysis.measured import Measured
-from scaling.analysis.results.cases import Inference, LargestBatch, Training
+from scaling.analysis.results.cases import InferenceCase, LargestBatch, TrainingCase
 from scaling.analysis.results.fabric import Fabric, Fits
-from scaling.analysis.results.hosts import Host
+from scaling.analysis.results.hosts import HostSpeed
+from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.point import Point
 from scaling.analysis.results.roofline import RooflineResult
+from scaling.analysis.results.traces import Traced
 from scaling.analysis.results.verdicts import Verdict
-from scaling.analysis.traced import Traced
+from scaling.records.status import TrialStatus
+from scaling.spec.ended import SETTLED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,39 +33,38 @@ class RunInfo:
     synthetic: bool
     launches: int
     device_name: str = ""
-    """What the device calls itself; empty where nobody asked it."""
+    """The device's own name; empty where it was not recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResults:
+    """The head of a file with results of one run."""
+
+    schema: int
+    run: RunInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """What stands against the numbers."""
+    """What reduces confidence in the numbers."""
 
     contended_blocks: int
     dropped_samples: int
+    """Steps that were written and belong to no whole block, or to one that was left out."""
     clock_bound_us: float | None
-    """How well other ranks' clocks are known against rank 0's; None where they were never compared."""
+    """Largest error of the other ranks' clocks against rank 0's; None where they were not compared."""
     device_clock_bound_us: float | None = None
-    """How well a device's events are told in host time; None where stamps are the host's own."""
+    """Largest error of device events in host time; None where stamps are the host's own."""
+    dropped_blocks: int = 0
+    """Blocks that are missing, or were left out because what they say cannot be; `warnings` name them."""
     reached: tuple[str, ...] = ()
-    """How well the efficiency is known, and what knowing it better would take."""
+    """How precisely the efficiency is known, and what a smaller interval would take."""
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrialOutcome:
-    """How a trial ended."""
-
-    world_size: int
-    status: str
-    error: str | None = None
-    rank: int | None = None
-    launches: tuple[int, ...] = ()
-    """Those that its numbers come from."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryGrowth:
-    """What one rank held at the first and the last block of a launch, and by how much it grew a step."""
+    """Memory of one rank at the first and the last block of a launch, and its growth for each step."""
 
     launch: int
     rank: int
@@ -77,30 +78,29 @@ class MemoryGrowth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Analysis:
+class Analysis(RunResults):
     """The whole of analysis.json."""
 
-    schema: int
-    run: RunInfo
     points: tuple[Point, ...]
     fabric: Fabric
     fits: Fits
-    inference: tuple[Inference, ...]
+    inference: tuple[InferenceCase, ...]
     verdicts: tuple[Verdict, ...]
     quality: Quality
-    trials: tuple[TrialOutcome, ...]
+    trials: tuple[TrialStatus, ...]
+    """Here `launches` are those that the trial's numbers come from."""
     roofline: RooflineResult | None = None
     memory: tuple[MemoryGrowth, ...] = ()
     trace: tuple[Traced, ...] | None = None
-    """What traces of other tools show beyond this, one object a world size; None for a run of one's own."""
-    training: tuple[Training, ...] = ()
+    """From profiler traces: what they show besides, one object for each world size. None for a measured run."""
+    training: tuple[TrainingCase, ...] = ()
     largest_batch: tuple[LargestBatch, ...] = ()
-    hosts: tuple[Host, ...] = ()
-    """Beside each other, where ranks were spread over them."""
+    hosts: tuple[HostSpeed, ...] = ()
+    """Hosts compared with each other; empty unless ranks were spread over them."""
 
     @property
     def whole(self) -> bool:
-        """Whether every trial and every case is done."""
+        """Whether every trial and case is done, or left out by the budget, and no block is missing or was dropped."""
         statuses = [trial.status for trial in self.trials]
         statuses += [case.status for cases in (self.inference, self.training) for case in cases]
-        return set(statuses) <= {"done"}
+        return set(statuses) <= set(SETTLED) and not self.quality.dropped_blocks

@@ -1,8 +1,10 @@
-"""Single steps: one that is typical, and all of one rank."""
+"""Single steps: a typical one on all ranks, and all steps of one rank."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from scaling.analysis.results.size import AtSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,23 +22,21 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline:
-    """One typical step of a world size: the step whose length is nearest to the mean."""
+class Timeline(AtSize):
+    """One typical step of a world size: the step whose length is closest to the mean."""
 
-    world_size: int
     spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepHistory:
+class StepHistory(AtSize):
     """Plain and probe steps of rank 0 in the order in which they ran; columns of equal length.
 
     Parts are None in the steps of the plain arm, which takes two stamps only.
     """
 
-    world_size: int
     columns: dict[str, tuple[float | None, ...]]
-    """`time_s` since measuring began, launches end to end, `step_ms`, each part `<part>_ms`."""
+    """`time_s` since measuring began (launches joined end to end), `step_ms`, and `<part>_ms` for each part."""
     arm: tuple[str, ...]
     contended: tuple[bool | None, ...]
-    """Whether other programs ran then; None where nothing says so (scaling/analysis/contention.py)."""
+    """Whether other programs ran at the time; None where this is not known (scaling/analysis/quality/contention.py)."""

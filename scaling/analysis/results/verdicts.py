@@ -1,15 +1,16 @@
-"""Named causes, what to try, and whether either held."""
+"""Named causes of lost efficiency, remedies, and checks of both."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scaling.analysis.measured import Measured
+from scaling.analysis.results.measured import Measured
+from scaling.analysis.results.size import AtSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Something to change: exact overrides, the line of one's own code they stand for, the predicted gain.
+    """Something to change: exact overrides, the equivalent line in one's own code, the predicted gain.
 
     The gain is a ratio of throughputs: above 1 is faster.
     """
@@ -20,11 +21,10 @@ class Remedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """A named cause at one world size. `share` is what removing it would save, over the plain step."""
+class Verdict(AtSize):
+    """A named cause at one world size. `share` is the fraction of the plain step that removing it would save."""
 
     cause: str
-    world_size: int
     share: Measured | None
     confidence: str
     evidence: tuple[str, ...]
@@ -33,7 +33,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTestCase:
-    """One injected cause and what was said of it."""
+    """One injected cause and the verdicts on it."""
 
     name: str
     injected: str
@@ -43,9 +43,9 @@ class SelfTestCase:
     """The first verdict's cause."""
     hit: bool
     false_alarms: tuple[str, ...]
-    """Causes named that the arithmetic excludes."""
+    """Named causes that the arithmetic excludes."""
     expected_ms: float | None
-    """What the fault costs a step by arithmetic."""
+    """What the fault adds to a step by arithmetic."""
     attributed_ms: float | None
     error: float | None
     """attributed / expected - 1."""
@@ -54,7 +54,7 @@ class SelfTestCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTest:
-    """How well the verdicts find what was put in on purpose."""
+    """How well the verdicts find faults that were injected on purpose."""
 
     schema: int
     cases: tuple[SelfTestCase, ...]
@@ -67,12 +67,11 @@ class SelfTest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """A remedy measured beside the settings that it is to better. Gains are ratios of throughput, above 1 faster."""
+class Verification(AtSize):
+    """A remedy measured against the present settings. Gains are ratios of throughput: above 1 is faster."""
 
     schema: int
     run: str
-    world_size: int
     cause: str
     remedy: str
     """Overrides."""
@@ -80,7 +79,7 @@ class Verification:
     predicted_gain: Measured | None
     measured_gain: Measured | None
     aa_floor: Measured | None
-    """The present settings against themselves."""
+    """The present settings measured against themselves."""
     how: str
     """`interleaved` blocks of one launch, or `alternating` launches."""
     verdict: str

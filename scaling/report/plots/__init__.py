@@ -1,0 +1,1 @@
+"""Figures, as plotly's own JSON."""

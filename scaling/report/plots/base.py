@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling.analysis.results import Measured
-from scaling.report import text
+from scaling.plain import plain
 
 Json = dict[str, Any]
 
@@ -31,12 +31,12 @@ PATTERNS = {
     "host": "|",
     "bucket": "",
 }
-"""What tells the parts of a step apart without colour."""
+"""Patterns by which the parts of a step differ without colour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """One figure: `label` says what it shows to those who cannot see it, `name` is that of its file."""
+    """One figure. `label` describes it for screen readers; `name` is the name of its file."""
 
     name: str
     label: str
@@ -45,7 +45,7 @@ class Plot:
     data: list[Json]
     layout: Json
     legend: tuple[tuple[str, str], ...] = ()
-    """(part, label) of the areas: the page draws this legend itself, because plotly's does not wrap."""
+    """(part, label) of each area. The page draws this legend, because plotly's does not wrap."""
 
 
 def slug(*words: object) -> str:
@@ -118,15 +118,15 @@ def layout(x: str, y: str | None) -> Json:
 
 
 def safe(outside: str) -> str:
-    """Outside text for plotly, which reads tags in its labels."""
-    return html.escape(text.plain(outside))
+    """Text from anywhere, escaped for plotly, which reads tags in its labels."""
+    return html.escape(plain(outside))
 
 
 def low(measured: Measured | None) -> float:
     """The interval's lower end; the value where there is none."""
-    return 0.0 if measured is None else measured.value if measured.low is None else measured.low
+    return 0.0 if measured is None else measured.least
 
 
 def high(measured: Measured | None) -> float:
     """The interval's upper end; the value where there is none."""
-    return 0.0 if measured is None else measured.value if measured.high is None else measured.high
+    return 0.0 if measured is None else measured.most

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import cycle
 
-from scaling.analysis.results import Inference, Measured, Training
+from scaling.analysis.results import InferenceCase, Measured, TrainingCase
 from scaling.report import cases, text
 from scaling.report.plots.base import DASHES, HUES, SYMBOLS, Json, Plot, layout, line, safe, slug, whiskers
 
-Case = Inference | Training
+Case = InferenceCase | TrainingCase
 
 
 def throughput_by_batch(rows: Sequence[Case]) -> Plot | None:
@@ -19,11 +19,11 @@ def throughput_by_batch(rows: Sequence[Case]) -> Plot | None:
     return _over_batch(rows, lambda r: r.samples_per_s, "throughput (samples per second)", caption)
 
 
-def latency_by_batch(rows: Sequence[Inference]) -> Plot | None:
+def latency_by_batch(rows: Sequence[InferenceCase]) -> Plot | None:
     """Median latency against batch."""
 
     def median(row: Case) -> Measured | None:
-        return row.latency_ms.p50 if isinstance(row, Inference) else None
+        return row.latency_ms.p50 if isinstance(row, InferenceCase) else None
 
     return _over_batch(rows, median, "median latency (ms)", "Bars are 95 % intervals.")
 

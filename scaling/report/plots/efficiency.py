@@ -23,9 +23,9 @@ from scaling.report.plots.base import (
 )
 
 LABELS = 5
-"""A curve of more points names its last one only."""
+"""A curve with more points labels only its last one."""
 BANDS = 2
-"""More bands than these would lie on each other: more runs have bars."""
+"""More bands would cover each other, so more runs get error bars instead."""
 
 
 def scaling_curve(series: Sequence[tuple[str, Sequence[Point]]]) -> Plot | None:
@@ -68,7 +68,7 @@ def _curve(name: str, points: Sequence[Point], index: int, *, many: int) -> list
     hue = HUES[index % len(HUES)]
     sure = [(p.world_size, p.efficiency) for p in points if p.efficiency is not None]
     found = line([n for n, _ in sure], [100 * m.value for _, m in sure], hue, DASHES[index % len(DASHES)])
-    # One rank keeps all of itself: its 100 % would only sit on the line. Many labels would sit on each other.
+    # One rank is at 100 % by definition, so it gets no label. Many labels would cover each other.
     named = {n for n, _ in sure if n > 1} if len(sure) <= LABELS else {sure[-1][0]}
     said = [text.percent(m) if n in named else "" for n, m in sure]
     found |= {"mode": "lines+markers+text" if many == 1 else "lines+markers", "name": safe(name)}

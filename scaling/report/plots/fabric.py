@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from scaling.analysis.results import Level
+from scaling.analysis.results import FabricLevel
 from scaling.report import findings, text
 from scaling.report.plots.base import SYMBOLS, Json, Plot, layout, line, safe, slug, whiskers
 from scaling.units import format_bytes
 
 
-def fabric(level: Level, bucket_bytes: Iterable[int]) -> Plot | None:
+def fabric(level: FabricLevel, bucket_bytes: Iterable[int]) -> Plot | None:
     """Bus bandwidth against message size: measured, fitted, nominal, and where the model's buckets lie."""
     curve = [c for c in level.curve if c.bytes > 0]
     if not curve:
@@ -64,7 +64,7 @@ def fabric(level: Level, bucket_bytes: Iterable[int]) -> Plot | None:
     )
 
 
-def _fit(level: Level, low: int, high: int) -> list[Json]:
+def _fit(level: FabricLevel, low: int, high: int) -> list[Json]:
     """The fit drawn as bus bandwidth: m / (n alpha + m beta)."""
     if level.alpha_us is None or level.busbw_gbit_s is None or level.busbw_gbit_s.value <= 0:
         return []

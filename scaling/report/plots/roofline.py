@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from scaling.analysis.results import CeilingResult, RooflineResult
-from scaling.report import text
+from scaling.plain import plain
 from scaling.report.plots.base import Json, Plot, layout, line, whiskers
 from scaling.units import format_bytes
 
-COPY, MATMUL = "copy", "matmul_"
+COPY = "copy"
 
 
 def roofline(found: RooflineResult) -> Plot | None:
-    """Rate over arithmetic intensity: a slope for the memory and one for the caches, a roof for the products."""
+    """Rate over arithmetic intensity: a slope for the memory and one for the caches, a roof for the peak."""
     copies = sorted((c for c in found.ceilings if c.name == COPY), key=lambda c: c.size)
-    peak = max((c.best.value for c in found.ceilings if c.name == MATMUL + found.precision), default=None)
-    if not copies or peak is None or not found.bytes:
+    if not copies or found.peak is None or not found.bytes:
         return None
+    peak = found.peak.best.value
     own = found.flops / found.bytes
     dots = [(o.flops / o.bytes, o) for o in found.top if o.flops and o.bytes]
     slopes = {c.size: c for c in (max(copies, key=lambda c: c.best.value), copies[-1])}
@@ -27,7 +27,7 @@ def roofline(found: RooflineResult) -> Plot | None:
     marks: Json = {"type": "scatter", "mode": "markers", "x": [x for x, _ in dots], "y": at_best}
     marks |= {
         "name": "operators, at their best",
-        "text": [text.plain(f"{o.name} {o.layer}") for _, o in dots],
+        "text": [plain(f"{o.name} {o.layer}") for _, o in dots],
     }
     marks |= {"marker": {"size": 9, "symbol": "circle-open", "color": "$second"}}
     data.append(marks | {"hovertemplate": "%{text}<extra></extra>"})
@@ -40,13 +40,11 @@ def roofline(found: RooflineResult) -> Plot | None:
     drawn["yaxis"] |= {"type": "log", "exponentformat": "SI"}
     drawn["showlegend"] = True
     caption = (
-        f"Lines are the measured ceilings of {found.device}; circles are operators at the least time these allow, "
-        "the diamond is the whole step as measured."
+        f"Lines are the ceilings of {found.device}, the roof is {found.peak_is}; circles are operators at the least "
+        "time these allow, the diamond is the whole step as measured."
     )
     label = f"Roofline: {found.said}"
-    return Plot(
-        name="roofline", label=label, caption=text.plain(caption), height_px=360, data=data, layout=drawn
-    )
+    return Plot(name="roofline", label=label, caption=plain(caption), height_px=360, data=data, layout=drawn)
 
 
 def _roof(copy: CeilingResult, peak: float, low: float, high: float, index: int) -> Json:

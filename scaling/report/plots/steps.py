@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scaling.analysis.results import Measured, Parts, Span, StepHistory, Timeline
+from scaling.analysis.results import Measured, Span, StepHistory, StepParts, Timeline
 from scaling.report import text
 from scaling.report.plots.base import Json, Plot, bar, high, layout, line, low, safe, slug
 from scaling.units import format_bytes
@@ -23,7 +23,7 @@ _LANE = 0.84
 """Height of a lane's bars, of the 1 between lanes."""
 
 
-def parts(rows: Sequence[tuple[str, Parts]], *, traced: bool = False) -> Plot | None:
+def parts(rows: Sequence[tuple[str, StepParts]], *, traced: bool = False) -> Plot | None:
     """The parts of a step, stacked, one bar a row; `traced`: by a profiler."""
     found = [(name, dict(text.parts_of(row))) for name, row in rows]
     found = [(name, row) for name, row in found if row]
@@ -79,7 +79,7 @@ def _ends(names: Sequence[str], rows: Sequence[dict[str, Measured]]) -> list[Jso
 
 
 def timeline(step: Timeline) -> Plot | None:
-    """A typical step: for every rank its phases, and below them the link with the buckets on it."""
+    """A typical step: for every rank its phases, and below them the buckets on the link."""
     spans = [s for s in step.spans if s.rank < RANKS_SHOWN]
     if not spans:
         return None
@@ -124,7 +124,7 @@ def _channels(spans: Sequence[Span]) -> dict[Span, tuple[int, int]]:
 
 
 def _spans(spans: Sequence[Span], key: str, place: dict[tuple[int, str], float]) -> Json:
-    """The bars of one kind of span; those of a lane that overlap share its height."""
+    """The bars of one kind of span; spans of a lane that overlap share its height."""
     channels = _channels(spans)
     rows = [channels[s] for s in spans]
     offsets = [_LANE * ((row + 0.5) / many - 0.5) for row, many in rows]
@@ -192,6 +192,6 @@ def _steps(points: Sequence[tuple[float | None, float | None]], name: str, look:
 
 
 def _contended_share(steps: StepHistory) -> str:
-    """For those who cannot see the crosses."""
+    """The number of crossed steps, for screen readers."""
     many = sum(map(bool, steps.contended))
     return f": {CONTENDED} beside {many} of {text.count(len(steps.contended), 'step')}" if many else ""

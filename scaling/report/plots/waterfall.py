@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from scaling.analysis.results import Measured, Point
 from scaling.report import text
 from scaling.report.plots.base import Json, Plot, hatch, high, layout, low, note, slug
+from scaling.report.waterfall import IDEAL, MEASURED, Fall
+from scaling.report.waterfall import waterfall as falls
 
-_CHARACTER_PX = 6.9
+AROUND_PX = 92
+"""Height of all but the bars. With less of it plotly takes its margins from few bars, and draws the axis' name over its
+ticks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,35 +32,38 @@ def waterfall(point: Point) -> Plot | None:
     """From ideal to measured: each bar begins where the last one ended."""
     if point.loss is None:
         return None
-    rows = [_Row(name="ideal", length=100, said="100 %", hue="$ideal")]
-    level = 100.0
-    for cause, value in text.losses_of(point.loss):
-        share = 100 * value.value if value else 0.0
-        hue, pattern = ("$loss", "") if share >= 0 else ("$gain", ".")
-        row = _Row(
-            name=text.cause_name(cause),
-            start=min(level, level - share),
-            length=abs(share),
-            said=text.percent(value),
-            hue=hue,
-            pattern="/" if cause == "unexplained" else pattern,
-            end=(level - 100 * high(value), level - 100 * low(value)) if _sure(value) else None,
-        )
-        rows.append(row)
-        level -= share
-    if point.efficiency is not None:
-        measured = point.efficiency
-        edges = (100 * low(measured), 100 * high(measured)) if _sure(measured) else None
-        said = text.percent(measured)
-        rows.append(_Row(name="measured", length=100 * measured.value, said=said, hue="$accent", end=edges))
+    rows = [_row(fall) for fall in falls(point.loss, point.efficiency)]
     edges_of = [at for row in rows for at in (row.start, row.start + row.length, *(row.end or ()))]
-    axis = {"title": {"text": "% of the step"}, "range": [min(0.0, *edges_of), max(edges_of)]}
+    axis = {"range": [min(0.0, *edges_of), max(edges_of)]}
     caption = (
         "What each cause takes of the step, from ideal to measured. Dotted: time won; hatched: unexplained; "
         "thin lines: 95 % intervals."
     )
     name = slug("waterfall", point.world_size)
-    return _bars(name, f"Loss waterfall at {text.ranks(point.world_size)}", rows, axis, caption)
+    what = f"Loss waterfall at {text.ranks(point.world_size)}"
+    return _bars(name, what, rows, "% of the step", axis, caption)
+
+
+def _row(fall: Fall) -> _Row:
+    begin, end = 100 * fall.start, 100 * fall.end
+    hue, pattern = "$loss" if end <= begin else "$gain", "" if end <= begin else "."
+    interval = None
+    if fall.cause == IDEAL:
+        hue, pattern = "$ideal", ""
+    elif fall.cause == MEASURED:
+        hue, pattern = "$accent", ""
+        interval = (100 * low(fall.value), 100 * high(fall.value))
+    else:
+        interval = (begin - 100 * high(fall.value), begin - 100 * low(fall.value))
+    return _Row(
+        name=fall.name,
+        start=min(begin, end),
+        length=abs(end - begin),
+        said=text.percent(fall.value),
+        hue=hue,
+        pattern="/" if fall.cause == "unexplained" else pattern,
+        end=interval if _sure(fall.value) else None,
+    )
 
 
 def differences(causes: Sequence[tuple[str, Measured]], world_size: int) -> Plot | None:
@@ -74,29 +81,30 @@ def differences(causes: Sequence[tuple[str, Measured]], world_size: int) -> Plot
     ]
     if not rows:
         return None
-    axis = {"title": {"text": "ms of a step, other - base"}, "zeroline": True, "zerolinecolor": "$muted"}
+    axis = {"zeroline": True, "zerolinecolor": "$muted"}
     caption = "Dotted bars: less time in the other run; solid bars: more; thin lines: 95 % intervals."
     what = f"Difference of the step by cause at {text.ranks(world_size)}"
-    return _bars(slug("difference", world_size), what, rows, axis, caption)
+    return _bars(slug("difference", world_size), what, rows, "ms of a step, other - base", axis, caption)
 
 
 def _sure(measured: Measured | None) -> bool:
     return measured is not None and measured.half_width is not None
 
 
-def _bars(name: str, what: str, rows: Sequence[_Row], axis: Json, caption: str) -> Plot:
-    """Horizontal bars with their numbers in a column on the right."""
-    drawn = layout("", None)
+def _bars(name: str, what: str, rows: Sequence[_Row], unit: str, axis: Json, caption: str) -> Plot:
+    """Horizontal bars with their numbers in a column on the right; the axis is named `unit`."""
+    drawn = layout(unit, None)
     drawn["barmode"] = "overlay"
     drawn["xaxis"] |= axis
     drawn["yaxis"] |= {"autorange": "reversed", "showgrid": False}
     drawn["annotations"] = [note(1, r.name, r.said, xref="paper", yanchor="middle", xshift=8) for r in rows]
-    drawn["margin"]["r"] = 16 + round(_CHARACTER_PX * max(len(r.said) for r in rows))
+    character_px = 6.9
+    drawn["margin"]["r"] = 16 + round(character_px * max(len(r.said) for r in rows))
     return Plot(
         name=name,
         label=f"{what}: " + ", ".join(f"{r.name} {r.said}" for r in rows),
         caption=caption,
-        height_px=70 + 27 * len(rows),
+        height_px=AROUND_PX + 27 * len(rows),
         data=[*map(_bar, rows), *([_ends(rows)] if any(r.end for r in rows) else [])],
         layout=drawn,
     )

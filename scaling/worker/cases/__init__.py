@@ -1,50 +1,50 @@
-"""Measuring by cases: a model in several batches and modes, and the search for the largest batch."""
+"""Measure a model case by case (batches, precisions, modes), and search for the largest batch."""
 
 from __future__ import annotations
 
-from scaling.files import read_json
-from scaling.largest import MARGIN, MEASURE, PROVE, SCHEMA, Largest
-from scaling.store import RunFolder
+from scaling.records.files import read_json
+from scaling.records.paths import RunFolder
+from scaling.spec.batch_search import MARGIN, MEASURE, PROVE, SCHEMA, Largest
+from scaling.worker.accelerator.memory import make_limit
 from scaling.worker.cases.inference import Inference
 from scaling.worker.cases.runner import Runner
 from scaling.worker.cases.search import Search
 from scaling.worker.cases.study import Study
 from scaling.worker.cases.training import Training
-from scaling.worker.launch import Launch
-from scaling.worker.memory import make_limit
-from scaling.worker.options import loading
-from scaling.worker.workload import Workload
+from scaling.worker.data.workload import Workload
+from scaling.worker.models.options import loading
+from scaling.worker.session.session import LaunchSession
 
 
-def run_cases(launch: Launch, run: RunFolder, what: str) -> None:
-    """One launch on one rank: a search, its proof, or the measurement."""
-    spec = launch.spec
+def run_cases(session: LaunchSession, run: RunFolder, what: str) -> None:
+    """Run one launch on one rank: a search for the largest batch, its proof, or the measurement."""
+    spec = session.spec
     largest = read_json(run.largest, Largest, SCHEMA) if spec.batch_max else None
     limit = make_limit(
-        _limit_bytes(launch),
-        launch.device.torch_device,
+        _limit_bytes(session),
+        session.device.torch_device,
         margin=0.0 if what not in (PROVE, MEASURE) or not spec.batch_max else MARGIN,
     )
-    workload = launch.open()
-    runner = _runner(launch, workload)
+    workload = session.open_workload()
+    runner = _runner(session, workload)
     if what == MEASURE:
-        Study(launch, runner, limit, largest).run()
+        Study(session, runner, limit, largest).run()
     else:
         assert largest is not None
-        Search(launch, runner, limit, largest).run(prove=what == PROVE)
-    launch.close()
+        Search(session, runner, limit, largest).run(prove=what == PROVE)
+    session.close()
 
 
-def _limit_bytes(launch: Launch) -> int | None:
-    inject = launch.spec.inject
-    if inject.memory_limit_bytes is not None and inject.rank in (None, launch.rank):
+def _limit_bytes(session: LaunchSession) -> int | None:
+    inject = session.spec.inject
+    if inject.memory_limit_bytes is not None and inject.rank in (None, session.rank):
         return inject.memory_limit_bytes
-    return launch.spec.memory_limit_bytes
+    return session.spec.memory_limit_bytes
 
 
-def _runner(launch: Launch, workload: Workload) -> Runner:
-    spec, device = launch.spec, launch.device
+def _runner(session: LaunchSession, workload: Workload) -> Runner:
+    spec, device = session.spec, session.device
     if spec.task == "inference":
         load = loading(spec, device.load)
-        return Inference(workload, device, seed=spec.seed + launch.rank, load=load)
-    return Training(spec, workload, launch.groups, device, rank=launch.rank)
+        return Inference(workload, device, seed=spec.seed + session.rank, load=load)
+    return Training(spec, workload, session.groups, device, rank=session.rank)

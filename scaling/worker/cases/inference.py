@@ -1,4 +1,4 @@
-"""One replica of a model that answers requests: no gradients, no peers."""
+"""Measure one replica of a model that answers requests, without gradients and without peers."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from scaling.cases import LATENCY, Case
-from scaling.worker.clock import now_ns
-from scaling.worker.devices import Device
-from scaling.worker.precision import DTYPES, Precision
-from scaling.worker.workload import Workload
+from scaling.records.format import AnyStepRow, PlainRow
+from scaling.spec.cases import LATENCY, Case
+from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.precision import DTYPES, Precision
+from scaling.worker.data.workload import Workload
+from scaling.worker.session.beat import beat
 
 RECOMPILES = 512
-"""torch.compile falls back to eager, silently, where a function was compiled for more shapes and types than this."""
+"""Limit on compilations of a function; torch.compile silently falls back to eager beyond it."""
 
 
 class Inference:
-    """A request is a batch on the host; it is answered when the device has the outputs.
+    """A request is a batch on the host. It is answered when the device has the outputs.
 
-    Latency: one request at a time, the next begins when the last is answered, host time around
-    both. Throughput: requests are handed out without waiting and awaited at the end, as a loaded
-    server keeps a device busy.
+    Latency: one request at a time; the next begins when the last is answered, and each is timed by the host.
+    Throughput: requests are issued without waiting and awaited at the end, as on a server under load.
     """
 
     fewest: tuple[int, ...] = (1,)
@@ -32,7 +33,7 @@ class Inference:
     def __init__(
         self, workload: Workload, device: Device, *, seed: int, load: Callable[[Any], Any] | None = None
     ) -> None:
-        """`load` makes of a batch on the host what the module takes (None: the device's)."""
+        """`load` converts a batch on the host for the module (None: the device's `load`)."""
         self._workload = workload
         self._device = device
         self._load = load or device.load
@@ -45,16 +46,16 @@ class Inference:
         self._dtype = torch.float32
 
     def open(self, world_size: int) -> None:
-        """Replicas know nothing of each other."""
+        """Replicas do not communicate: nothing to do."""
 
     def bare(self, samples: int) -> None:
-        """As any other: there is no wrapper."""
+        """There is no wrapper, so this step is like any other: nothing to do."""
 
     def settle(self, case: Case) -> None:
-        """A request finds what the one before left: nothing."""
+        """Requests leave nothing in memory: nothing to do."""
 
     def use(self, case: Case) -> None:
-        """Convert the parameters where the case does without autocast; make its batch."""
+        """Convert the parameters if the case runs without autocast, and make its batch."""
         self.drop()
         variant = case.variant
         self._precision = Precision(variant.precision, self._device.type)
@@ -65,16 +66,16 @@ class Inference:
         self._call = self._compile() if variant.compile else self._module
 
     def alone(self) -> None:
-        """One request."""
+        """Answer one request, without waiting for it."""
         self._answer()
 
     def together(self) -> None:
-        """One request."""
+        """Answer one request and wait for it."""
         self._answer()
         self._device.synchronize()
 
-    def run(self, arm: str, steps: int, lead_in: int) -> list[list[int]]:
-        """Begin and end of every request (latency), or of all of them (throughput)."""
+    def run(self, arm: str, steps: int, lead_in: int) -> list[AnyStepRow]:
+        """Begin and end of every request (latency), or one row for all of them (throughput)."""
         for _ in range(lead_in):
             self.together()
         if arm == LATENCY:
@@ -82,26 +83,27 @@ class Inference:
         return [self._timed(steps)]
 
     def drop(self) -> None:
-        """The batch; parameters stay."""
+        """Release the batch; parameters stay."""
         self._inputs = None
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Release the batch; nothing else was opened."""
         self.drop()
 
-    def _timed(self, requests: int) -> list[int]:
+    def _timed(self, requests: int) -> PlainRow:
         begin = now_ns()
         for _ in range(requests):
             self._answer()
         self._device.synchronize()
-        return [begin, now_ns()]
+        return PlainRow(begin, now_ns())
 
     def _answer(self) -> None:
         with torch.inference_mode(), self._precision.autocast():
             self._call(self._load(self._inputs))
+        beat()
 
     def _to(self, dtype: torch.dtype) -> None:
-        """Values are made up, so what conversion rounds away is no loss."""
+        """Convert in place: the values are synthetic, so rounding them does no harm."""
         if dtype != self._dtype:
             self._module.to(dtype)
             self._dtype = dtype
@@ -112,7 +114,7 @@ class Inference:
     def _compile(self) -> Callable[[Any], Any]:
         if self._compiled is None:
             config = torch._dynamo.config  # noqa: SLF001
-            for name in ("recompile_limit", "cache_size_limit"):  # renamed in torch 2.6
+            for name in ("recompile_limit", "cache_size_limit"):  # torch 2.6 renamed it
                 if hasattr(config, name):
                     setattr(config, name, RECOMPILES)
             self._compiled = torch.compile(self._module, dynamic=False)

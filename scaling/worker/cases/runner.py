@@ -1,4 +1,4 @@
-"""What runs a case on one rank, and how ranks try whether it fits."""
+"""The interface that runs a case on one rank, and how ranks try whether a case fits into memory."""
 
 from __future__ import annotations
 
@@ -8,61 +8,60 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from scaling.cases import Case
-from scaling.largest import FAILED, FITS, OOM
-from scaling.worker.control import Control
-from scaling.worker.devices import Device
-from scaling.worker.memory import Limit, is_out_of_memory
+from scaling.records.format import AnyStepRow
+from scaling.spec.batch_search import FAILED, FITS, OOM
+from scaling.spec.cases import Case
+from scaling.spec.ended import Ended
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.memory import Limit, is_out_of_memory
+from scaling.worker.session.control import Control
 
 
 class Runner(Protocol):
-    """One case at a time: what it needs is made by `use` and gone after `drop`."""
+    """Runs one case at a time. `use` makes what the case needs and `drop` releases it."""
 
     fewest: tuple[int, ...]
-    """Samples of a micro-step that only sets something up: the first number that the model can do with."""
+    """Batch sizes to try for steps that only set something up; the first that the model accepts is used."""
     least: int
-    """The one of them that `bare` had last."""
+    """The one of them that `bare` tried last."""
 
     def open(self, world_size: int) -> None:
-        """Get ready for a world size, together with its ranks."""
+        """Prepare for a world size, together with its ranks."""
 
     def bare(self, samples: int) -> None:
-        """One step of so few, alone, before `open`: whether the model fits at all."""
+        """Run one step of so many samples, alone, before `open`, to see whether the model fits at all."""
 
     def settle(self, case: Case) -> None:
-        """Together with the ranks: bring about what a step of the case finds in memory when it begins."""
+        """Together with the ranks: allocate what a step of the case finds in memory when it begins."""
 
     def use(self, case: Case) -> None:
-        """Make this the case that runs."""
+        """Switch to this case."""
 
     def alone(self) -> None:
-        """One step of the case that waits for no peer and takes as much memory as any."""
+        """Run one step that waits for no peer and takes as much memory as any step of the case."""
 
     def together(self) -> None:
-        """One step as it is measured."""
+        """Run one step as it is measured."""
 
-    def run(self, arm: str, steps: int, lead_in: int) -> list[list[int]]:
-        """Rows of records.STEP_FIELDS, or of begin and end, host times; `lead_in` steps go unrecorded."""
+    def run(self, arm: str, steps: int, lead_in: int) -> list[AnyStepRow]:
+        """Run steps of an arm and return their rows, after `lead_in` steps that are not recorded."""
 
     def drop(self) -> None:
-        """Let go of the case."""
+        """Release the case."""
 
     def close(self) -> None:
-        """Let go of the world size."""
+        """Release the world size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """What all ranks together know of a step that each tried alone."""
+class Judged(Ended):
+    """The outcome, over all ranks, of a step that each tried alone."""
 
-    status: str
-    rank: int | None = None
-    error: str | None = None
     peak_bytes: int | None = None
 
 
 class Jury:
-    """Steps that ranks try by themselves and judge together, through the store: nobody waits in a collective."""
+    """Lets each rank try a step alone and combines the outcomes through the store, so no rank waits in a collective."""
 
     def __init__(self, control: Control, device: Device, limit: Limit, *, rank: int) -> None:
         self._control = control
@@ -71,7 +70,7 @@ class Jury:
         self._rank = rank
 
     def bare(self, key: str, count: int, runner: Runner) -> Judged:
-        """Whether the model fits, with as few samples as it can do with: batch normalisation fails on a single one."""
+        """Whether the model fits with the fewest samples it accepts; batch normalisation fails on a single one."""
         *fewer, last = runner.fewest
         for samples in fewer:
             judged = self.judge(f"{key}/{samples}", count, functools.partial(runner.bare, samples))
@@ -80,7 +79,7 @@ class Jury:
         return self.judge(f"{key}/{last}", count, functools.partial(runner.bare, last))
 
     def judge(self, key: str, count: int, step: Callable[[], None]) -> Judged:
-        """Whether `step` ran on each of `count` ranks, for one whose number is below it."""
+        """Whether `step` ran on each of the ranks below `count`; this rank is one of them."""
         status, error, peak = self._own(step)
         if status != FITS:
             self._device.release_memory()
@@ -88,13 +87,13 @@ class Jury:
         return Judged(**self._control.judge(f"case/{key}", own, self._rank, count, _verdict))
 
     def _own(self, step: Callable[[], None]) -> tuple[str, str | None, int]:
-        """The exception ends here: its frames hold what the step had allocated."""
+        """Try the step. The exception is dropped here, since its frames keep alive what the step had allocated."""
         self._device.reset_peak()
         try:
             with self._limit.on():
                 step()
                 self._device.synchronize()
-        except Exception as error:  # noqa: BLE001  # one case's failure is its result
+        except Exception as error:  # noqa: BLE001  # a failure is the result of the case
             status = OOM if is_out_of_memory(error) else FAILED
             if status == FAILED:
                 traceback.print_exc()

@@ -1,41 +1,46 @@
-"""The search for the largest batch on one rank, and its proof in fresh processes."""
+"""Search for the largest batch that fits, and prove it in fresh processes."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from typing import Any
 
-from scaling.cases import Case
-from scaling.largest import FAILED, FITS, OOM, Found, Largest, Try
+from scaling.spec.batch_search import FAILED, FITS, LATE, OOM, Found, Largest, Try
+from scaling.spec.cases import Case
+from scaling.spec.costs import search_limit_s
+from scaling.worker.accelerator.memory import Limit
 from scaling.worker.cases.runner import Judged, Jury, Runner
-from scaling.worker.launch import Launch
-from scaling.worker.memory import Limit
-from scaling.worker.progress import COMPILE_S
+from scaling.worker.session.progress import COMPILE_S
+from scaling.worker.session.session import LaunchSession
 
 PROOF_STEPS = 3
+PROVED = 3
+"""What a batch takes with its proof, in times of a try, which has two steps."""
 
 
 class Search:
     """All ranks of the largest world size try the same batches in the same order.
 
-    Before each, rank 0 writes down which: where a process dies of it, the launch ends, and the
-    next one knows. RuntimeError, on every rank, where a batch fails for something other than memory.
+    Rank 0 records each batch before it is tried. If a process dies of it, the launch ends and the next launch knows
+    why. RuntimeError, on every rank, where a batch fails for another reason than memory.
     """
 
-    def __init__(self, launch: Launch, runner: Runner, limit: Limit, largest: Largest) -> None:
-        self._launch = launch
+    def __init__(self, session: LaunchSession, runner: Runner, limit: Limit, largest: Largest) -> None:
+        self._session = session
         self._runner = runner
         self._limit = limit
         self._largest = largest
-        self._jury = Jury(launch.control, launch.device, limit, rank=launch.rank)
+        self._jury = Jury(session.control, session.device, limit, rank=session.rank)
+        self._end_s = time.monotonic() + search_limit_s(session.spec)
 
     def run(self, *, prove: bool) -> None:
-        """Search each variant to its end, or run its candidate."""
+        """Search every variant, or run the candidate of each."""
         work = [(i, f) for i, f in enumerate(self._largest.items) if (f.candidate if prove else f.next)]
         if not work:
             return
-        self._launch.stage = "the search for the largest batch"
+        self._session.stage = "the search for the largest batch"
         self._note(work[0][0], self._first(work[0][1], prove=prove), "trying")
         if not self._opened():
             self._note(work[0][0], work[0][1].variant.accumulation_steps, OOM)
@@ -47,34 +52,45 @@ class Search:
                 self._search(index, found)
 
     def _first(self, found: Found, *, prove: bool) -> int:
-        """What fails when the model itself does not fit."""
+        """The batch that is reported as failing when the model itself does not fit."""
         return found.candidate if prove else found.variant.accumulation_steps
 
     def _opened(self) -> bool:
         """Whether the model fits at all."""
-        judged = self._jury.bare("bare", self._launch.world, self._runner)
+        judged = self._jury.bare("bare", self._session.world, self._runner)
         if judged.status == FAILED:
             raise RuntimeError(f"{judged.error} (rank {judged.rank})")
         if judged.status != FITS:
             return False
-        self._launch.progress("setting the search up")
+        self._session.progress("setting the search up")
         with self._limit.on():
-            self._runner.open(self._launch.world)
+            self._runner.open(self._session.world)
         self._limit.begin()
         return True
 
     def _search(self, index: int, found: Found) -> None:
+        a_sample_s = 0.0
         while (batch := found.next) is not None:
-            if batch < self._runner.least * found.variant.accumulation_steps:  # that it fails is known
+            if self._late(index, batch, a_sample_s):
+                tried = Try(batch=batch, status=LATE)
+                self._note(index, batch, LATE)
+            elif batch < self._runner.least * found.variant.accumulation_steps:  # it is known to fail
                 tried = Try(batch=batch, status=FAILED)
                 self._note(index, batch, FAILED)
             else:
+                begin = time.monotonic()
                 judged = self._try(index, found, batch, 1)
+                a_sample_s = (time.monotonic() - begin) / batch
                 tried = Try(batch=batch, status=judged.status, rank=judged.rank, peak_bytes=judged.peak_bytes)
             found = dataclasses.replace(found, tries=(*found.tries, tried))
 
+    def _late(self, index: int, batch: int, a_sample_s: float) -> bool:
+        """Whether there is no time for a batch and for its proof; rank 0 decides for all. The first is always tried."""
+        over = a_sample_s > 0 and time.monotonic() + PROVED * batch * a_sample_s > self._end_s
+        return bool(self._session.control.agree(f"late/{index}/{batch}", over, lead=self._session.lead))
+
     def _try(self, index: int, found: Found, batch: int, steps: int) -> Judged:
-        """Alone first, so that nobody waits for a rank that ran out; then together."""
+        """Try a batch alone first, so that no rank waits for one that ran out of memory, and then together."""
         self._note(index, batch, "trying")
         case = Case(variant=found.variant, batch=batch)
         self._runner.settle(case)
@@ -83,7 +99,7 @@ class Search:
             self._runner.use(case)
             self._runner.alone()
 
-        judged = self._jury.judge(f"{index}/{batch}", self._launch.world, alone)
+        judged = self._jury.judge(f"{index}/{batch}", self._session.world, alone)
         if judged.status == FAILED:
             raise RuntimeError(f"batch {batch}: {judged.error} (rank {judged.rank})")
         if judged.status == FITS:
@@ -91,15 +107,15 @@ class Search:
                 for _ in range(steps):
                     self._runner.together()
         self._runner.drop()
-        self._launch.device.release_memory()
+        self._session.device.release_memory()
         self._note(index, batch, judged.status, rank=judged.rank, peak_bytes=judged.peak_bytes)
         return judged
 
     def _note(self, index: int, batch: int, status: str, **more: Any) -> None:
-        if self._launch.rank != 0:
+        if not self._session.lead:
             return
         line = json.dumps({"variant": index, "batch": batch, "status": status, **more})
-        with self._launch.folder.tries.open("a", encoding="ascii") as file:
+        with self._session.folder.tries.open("a", encoding="ascii") as file:
             file.write(line + "\n")
         compiled = self._largest.items[index].variant.compile
-        self._launch.progress(f"batch {batch} {status}", expected_s=COMPILE_S if compiled else None)
+        self._session.progress(f"batch {batch} {status}", expected_s=COMPILE_S if compiled else None)

@@ -1,93 +1,127 @@
-"""Rounds over the cases of a launch, on one rank."""
+"""Measure every case that fits: prepare each once, then run rounds over all of them."""
 
 from __future__ import annotations
 
-import math
-import time
-from statistics import mean, stdev
+from functools import partial
+from statistics import mean
 
 import torch.distributed as dist
 
-from scaling.cases import SCHEMA, Case, Outcome, Outcomes, Stretch, arms, cases, round_stretches, stages
-from scaling.files import write_json
-from scaling.largest import FITS, Largest
-from scaling.spec import OVERRUN, Measure
+from scaling.records.files import write_json
+from scaling.records.format import BlockRecord, RecordedBlock
+from scaling.spec.batch_search import FITS, Largest
+from scaling.spec.budget import CaseCosts
+from scaling.spec.cases import Case, Stretch, arms, cases, round_stretches, stages
+from scaling.spec.ended import LEFT_OUT, SCHEMA, Outcome, Outcomes
+from scaling.spec.run import LEAST_ROUNDS
+from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.memory import Limit
 from scaling.worker.cases.runner import Judged, Jury, Runner
-from scaling.worker.clock import now_ns
-from scaling.worker.launch import Launch
-from scaling.worker.memory import Limit
-from scaling.worker.pace import LEFT_ROUNDS, UNITS_MIN, student
-from scaling.worker.progress import COMPILE_S
-from scaling.worker.recorder import Recorder, Usage
+from scaling.worker.measure.known import Means
+from scaling.worker.measure.pace import CASE_LEAST, Pace, case_lengths
+from scaling.worker.measure.recorder import Recorder, Usage
+from scaling.worker.session.budget import Budget
+from scaling.worker.session.progress import COMPILE_S
+from scaling.worker.session.rounds import Turn, run_rounds
+from scaling.worker.session.session import LaunchSession
 
 WARMUP_MIN = 3
-STRETCH_S = 1.0
-"""A stretch lasts no longer than this: more rounds are worth more than long ones."""
-STEPS_MIN, STEPS_MAX = 2, 2000
-BUDGET_SHARE = 0.8
-"""Of the budget that the planned rounds are to take: warm-up and changing cases take the rest."""
 CHANGE_S = 30.0
-"""What changing to a case may well take: its batch is made, the parameters are converted."""
+"""Allowance for changing to another case: its batch is made and the parameters are converted."""
 
 Pair = tuple[int, int]
 """(world size, case)"""
 
 
 class Study:
-    """Measures every case that fits: prepared once, then in random order, round by round."""
+    """The cases of a launch on one rank."""
 
-    def __init__(self, launch: Launch, runner: Runner, limit: Limit, largest: Largest | None) -> None:
-        self._launch = launch
+    def __init__(self, session: LaunchSession, runner: Runner, limit: Limit, largest: Largest | None) -> None:
+        self._session = session
         self._runner = runner
         self._limit = limit
-        self._cases = cases(launch.spec, largest.rungs() if largest else None)
-        self._jury = Jury(launch.control, launch.device, limit, rank=launch.rank)
+        self._cases = cases(session.spec, largest.rungs() if largest else None)
+        self._jury = Jury(session.control, session.device, limit, rank=session.rank)
+        self._budget = Budget(session)
         self._judged: dict[Pair, Judged] = {}
+        self._change_s: dict[int, float] = {}
+        self._alone_s = 0.0
         self._step_ns: dict[Pair, int] = {}
 
     def run(self) -> None:
-        """All stages, then how each case stands."""
-        launch = self._launch
-        self._launch.recorder = Recorder(launch.folder.rank(launch.rank), launch.head())
+        """Run all stages, and record the outcome of each case."""
+        session = self._session
+        head = session.launch_head(warmup={}, fed_ns={})
+        self._recorder = Recorder(session.folder.rank(session.rank), head)
         try:
-            launch.clock("begin")
-            measured = tuple(n for n in launch.spec.world_sizes if n in {t.world_size for t in launch.trials})
-            for stage, sizes in enumerate(stages(launch.spec)):
+            self._recorder.note(session.compare_clocks("begin"))
+            measured = {t.world_size for t in session.trials}
+            for stage, sizes in enumerate(stages(session.spec)):
                 here = tuple(n for n in sizes if n in measured)
                 if here:
                     self._stage(stage, here)
                     self._write()
-            launch.clock("end")
+            self._recorder.note(session.compare_clocks("end"))
+            self._recorder.end()
         finally:
-            self._launch.recorder.close()
-        launch.note_memory()
+            self._recorder.close()
+        session.record_memory()
 
     def _stage(self, stage: int, sizes: tuple[int, ...]) -> None:
-        n = max(sizes)
-        if self._launch.rank < n:
+        session, n = self._session, max(sizes)
+        if session.rank < n:
             self._prepare(stage, n)
-        # Ranks outside sleep in the store's slices meanwhile.
-        alive = self._launch.control.agree(
-            f"alive/{stage}",
-            [i for i in range(len(self._cases)) if self._fits(n, i)],
-            lead=self._launch.rank == 0,
-        )
+        # Ranks outside the world size sleep on the store meanwhile.
+        fitting = [i for i in range(len(self._cases)) if self._fits(n, i)]
+        alive = session.control.agree(f"alive/{stage}", fitting, lead=session.lead)
         for size in sizes:
             for index in range(len(self._cases)):
                 if (n, index) in self._judged:
                     self._judged[size, index] = self._judged[n, index]
                     self._step_ns[size, index] = self._step_ns.get((n, index), 0)
-        self._rounds(stage, sizes, tuple((size, index) for size in sizes for index in alive))
+        pairs = tuple((size, index) for size in sizes for index in alive)
+        if pairs:
+            self._rounds(stage, sizes, self._held(stage, pairs))
         self._runner.close()
+
+    def _stages_left(self, stage: int) -> int:
+        measured = {t.world_size for t in self._session.trials}
+        return sum(bool(measured & set(sizes)) for sizes in stages(self._session.spec)[stage:])
 
     def _fits(self, n: int, index: int) -> bool:
         return (n, index) in self._judged and self._judged[n, index].status == FITS
 
+    def _held(self, stage: int, pairs: tuple[Pair, ...]) -> tuple[Pair, ...]:
+        """Those that the budget holds."""
+        step_s = {pair: self._step_ns.get(pair, 0) / 1e9 for pair in pairs}
+        asked = tuple(self._cases[index] for index in sorted({index for _, index in pairs}))
+        place = {index: k for k, index in enumerate(sorted({index for _, index in pairs}))}
+        costs = CaseCosts(
+            step_s={(n, place[index]): s for (n, index), s in step_s.items()},
+            change_s={k: self._change_s.get(index, 0.0) for index, k in place.items()},
+        )
+        sizes = tuple(sorted({n for n, _ in pairs}))
+        content = self._budget.fitted_cases(
+            f"content/{stage}", sizes, asked, costs, stages=self._stages_left(stage)
+        )
+        held = tuple(
+            (n, index)
+            for n, index in pairs
+            if content.holds(n) and content.has_batch(self._cases[index].batch)
+        )
+        for pair in set(pairs) - set(held):
+            self._judged[pair] = Judged(status=LEFT_OUT)
+        return held
+
     def _prepare(self, stage: int, n: int) -> None:
-        """Every case once alone, judged by all, then warmed up; the largest first, with memory still in one piece."""
-        launch = self._launch
-        launch.stage = f"warm-up of world size {n}"
-        launch.progress(launch.stage)
+        """Try every case alone, combine the outcomes, and warm it up.
+
+        The largest case comes first, while memory is not yet fragmented.
+        """
+        session = self._session
+        session.untimed()
+        session.stage = f"warm-up of world size {n}"
+        session.progress(session.stage)
         bare = self._jury.bare(f"{stage}/bare", n, self._runner)
         if bare.status != FITS:
             self._judged |= {(n, i): bare for i in range(len(self._cases))}
@@ -95,162 +129,128 @@ class Study:
         with self._limit.on():
             self._runner.open(n)
         self._limit.begin()
+        least = min(case.batch for case in self._cases)
         for index, case in sorted(enumerate(self._cases), key=lambda item: -item[1].batch):
-
-            def alone(case: Case = case) -> None:
-                self._runner.use(case)
-                self._runner.alone()
-
-            word = f"{launch.stage}, case {index + 1}"
-            launch.progress(word, expected_s=COMPILE_S if case.variant.compile else None)
+            if not session.plan.content.has_batch(case.batch):
+                self._judged[n, index] = Judged(status=LEFT_OUT)
+                continue
+            what = f"{session.stage}, case {index + 1}"
+            session.progress(what, expected_s=COMPILE_S if case.variant.compile else None)
             self._runner.settle(case)
-            self._judged[n, index] = self._jury.judge(f"{stage}/{index}", n, alone)
+            self._judged[n, index] = self._jury.judge(f"{stage}/{index}", n, partial(self._alone, case))
+            if self._fits(n, index) and case.batch > least and self._too_dear(stage, index):
+                self._judged[n, index] = Judged(status=LEFT_OUT)
             if self._fits(n, index):
-                launch.progress(f"{word}, steps")
-                self._step_ns[n, index] = self._warm_up()
+                session.progress(f"{what}, steps")
+                self._step_ns[n, index] = self._warm_up(f"{stage}/{index}")
             self._runner.drop()
 
-    def _warm_up(self) -> int:
-        """What a step takes, ns, about."""
-        took = 0
+    def _too_dear(self, stage: int, index: int) -> bool:
+        """Whether the least rounds of this case alone would take more time than there is, by its first step."""
+        measure = self._session.spec.measure
+        steps = min(measure.rounds_min, LEAST_ROUNDS) * CASE_LEAST * len(arms(self._session.spec))
+        over = steps * self._alone_s > self._budget.limit_s / self._stages_left(stage)
+        return bool(self._session.control.agree(f"dear/{stage}/{index}", over, lead=self._session.lead))
+
+    def _alone(self, case: Case) -> None:
+        begin = now_ns()
+        self._runner.use(case)
+        made = now_ns()
+        self._runner.alone()
+        self._session.device.synchronize()
+        self._alone_s = (now_ns() - made) / 1e9
+        self._change_s[self._cases.index(case)] = (made - begin) / 1e9
+
+    def _warm_up(self, key: str) -> int:
+        """About what a step takes, ns. One step is enough where there is no time for more."""
+        session, took, steps = self._session, 0, WARMUP_MIN
         with self._limit.on():
-            for _ in range(WARMUP_MIN):
+            for index in range(WARMUP_MIN):
                 begin = now_ns()
                 self._runner.together()
-                self._launch.device.synchronize()
+                session.device.synchronize()
                 took = now_ns() - begin
+                if index == 0:
+                    left_s = self._budget.warmup_left_s() / len(self._cases)
+                    enough = 1 if WARMUP_MIN * took / 1e9 > left_s else WARMUP_MIN
+                    steps = session.control.agree(f"warm/{key}", enough, lead=session.lead)
+                if index + 1 >= steps:
+                    break
         return took
 
     def _rounds(self, stage: int, sizes: tuple[int, ...], alive: tuple[Pair, ...]) -> None:
-        launch, spec = self._launch, self._launch.spec
-        if not alive:
-            return
-        lead = launch.rank == 0
-        pace = _Pace(spec.measure, len(alive) * len(arms(spec)), len(stages(spec)))
-        own = [pace.steps(self._step_ns.get(pair, 0)) for pair in alive] if lead else None
-        steps = dict(zip(alive, launch.control.agree(f"steps/{stage}", own, lead=lead), strict=True))
-        begin, number, go = time.monotonic(), 0, True
-        while go:
-            stretches = round_stretches(spec, launch.folder.index, stage, number, alive)
-            for index, stretch in enumerate(stretches):
-                pair = (stretch.world_size, stretch.case)
-                timed, lead_in = steps[pair]
-                rounds, elapsed_s = number + index / len(stretches), time.monotonic() - begin
-                launch.progress(
-                    f"{sizes[-1]} ranks, round {number + 1}",
-                    rounds,
-                    elapsed_s,
-                    pace.left(rounds, elapsed_s),
-                    CHANGE_S + (1 + lead_in + timed) * self._step_ns.get(pair, 0) / 1e9,
+        session, spec, known = self._session, self._session.spec, Means()
+        left = self._stages_left(stage)
+        budget_s, limit_s = self._budget.rounds_s / left, self._budget.limit_s / left
+        step_ns = [self._step_ns.get(pair, 0) for pair in alive]
+        own = None
+        if session.lead:
+            own = case_lengths(spec.measure, step_ns, budget_s=budget_s, arms=len(arms(spec)))
+        agreed = session.control.agree(f"steps/{stage}", own, lead=session.lead)
+        longest_ns = max(self._step_ns.get(pair, 0) for pair in alive)
+        session.timed(str(stage), longest_ns / 1e9)
+        steps: dict[Pair, tuple[int, int]] = dict(zip(alive, agreed, strict=True))
+
+        def turns(number: int, share: float) -> list[Turn]:
+            found = []
+            for stretch in round_stretches(spec, session.folder.index, stage, number, alive):
+                n = stretch.world_size
+                pair = (n, stretch.case)
+                expected_s = CHANGE_S + (1 + sum(steps[pair])) * self._step_ns.get(pair, 0) / 1e9
+                found.append(
+                    Turn(
+                        id=stretch.id,
+                        participants=n,
+                        mine=session.rank < n,
+                        stage=f"case {stretch.case + 1} at world size {n}, round {stretch.round}",
+                        run=partial(
+                            self._measure, stretch, max(1, int(steps[pair][0] * share)), steps[pair][1], known
+                        ),
+                        expected_s=expected_s,
+                    )
                 )
-                self._stretch(stretch, timed, lead_in, pace)
-            number += 1
-            more = pace.go_on(number, time.monotonic() - begin) if lead else None
-            go = bool(launch.control.agree(f"go/{stage}/{number}", more, lead=lead))
+            return found
 
-    def _stretch(self, stretch: Stretch, steps: int, lead_in: int, pace: _Pace) -> None:
-        """As Launch runs a block: rank 0 gives the word, and waits for all to be through."""
-        launch, n = self._launch, stretch.world_size
-        if launch.rank == 0:
-            launch.control.start(stretch.id, conductor=True)
-        if launch.rank < n:
-            launch.stage = f"case {stretch.case + 1} at world size {n}, round {stretch.round}"
-            launch.control.start(stretch.id, conductor=False)
-            step_ns = self._measure(stretch, steps, lead_in)
-            if launch.rank == 0:
-                pace.note((n, stretch.case), stretch.arm, step_ns)
-            launch.control.finish(stretch.id, n)
-        if launch.rank == 0:
-            launch.control.finished(stretch.id)
+        pace = Pace(spec.measure, known, budget_s=budget_s, limit_s=limit_s) if session.lead else None
+        run_rounds(session, pace, turns, key=f"{stage}/", label=f"{sizes[-1]} ranks, ")
 
-    def _measure(self, stretch: Stretch, steps: int, lead_in: int) -> float:
-        """One stretch of one case, recorded. Returns the mean of a step, ns."""
-        launch, case = self._launch, self._cases[stretch.case]
+    def _measure(self, stretch: Stretch, steps: int, lead_in: int, known: Means) -> None:
+        """Run and record one block of one case."""
+        session, case = self._session, self._cases[stretch.case]
         with self._limit.on():
             self._runner.use(case)
-            self._runner.together()  # what a new batch sets up anew is not timed
-            launch.device.reset_peak()
+            self._runner.together()  # do not time what a new batch sets up
+            session.device.reset_peak()
             if stretch.world_size > 1:
-                dist.barrier(launch.groups[stretch.world_size].control)
+                dist.barrier(session.groups[stretch.world_size].control)
             with Usage() as usage:
                 rows = self._runner.run(stretch.arm, steps, lead_in)
-        peak = launch.device.peak_bytes()
+        peak = session.device.peak_bytes()
         self._runner.drop()
-        self._launch.recorder.block(
-            {
-                "id": stretch.id,
-                "round": stretch.round,
-                "world_size": stretch.world_size,
-                "arm": stretch.arm,
-                "detailed": False,
-                "solo_rank": -1,
-                "batch": case.batch,
-                "accumulation": case.variant.accumulation_steps,
-                "lead_in": lead_in,
-                "steps": steps,
-                "case": stretch.case,
-                "peak_bytes": peak,
-            },
-            rows,
-            [],
-            usage,
+        record = BlockRecord(
+            id=stretch.id,
+            round=stretch.round,
+            world_size=stretch.world_size,
+            arm=stretch.arm,
+            detailed=False,
+            solo_rank=-1,
+            batch=case.batch,
+            accumulation=case.variant.accumulation_steps,
+            lead_in=lead_in,
+            steps=steps,
+            case=stretch.case,
+            peak_bytes=peak,
+            **usage.fields(),
         )
-        return mean(row[1] - row[0] for row in rows) / (steps if len(rows) < steps else 1)
+        self._recorder.block(RecordedBlock(block=record, steps=rows))
+        step_ns = mean(row.end_ns - row.begin_ns for row in rows) / (steps if len(rows) < steps else 1)
+        known.note((stretch.world_size, stretch.case, stretch.arm), step_ns)
 
     def _write(self) -> None:
-        """cases.json, by rank 0."""
-        if self._launch.rank == 0:
+        """Write cases.json, on rank 0."""
+        if self._session.lead:
             outcomes = tuple(
                 Outcome(world_size=n, case=index, status=judged.status, rank=judged.rank, error=judged.error)
                 for (n, index), judged in sorted(self._judged.items())
             )
-            write_json(self._launch.folder.cases, Outcomes(schema=SCHEMA, outcomes=outcomes))
-
-
-class _Pace:
-    """How long stretches are and when to stop; rank 0 decides for all."""
-
-    def __init__(self, measure: Measure, stretches: int, stages: int) -> None:
-        """`stretches` of a round."""
-        self._measure = measure
-        self._budget_s = measure.budget_s / stages
-        self._stretch_s = min(STRETCH_S, BUDGET_SHARE * self._budget_s / measure.rounds_min / stretches)
-        self._means: dict[tuple[Pair, str], list[float]] = {}
-
-    def steps(self, step_ns: int) -> tuple[int, int]:
-        """(timed, lead-in) steps of a stretch."""
-        fit = int(self._stretch_s * 1e9 / max(1, step_ns))
-        lead_in = min(self._measure.lead_in, max(1, fit // 4))
-        return max(STEPS_MIN, min(STEPS_MAX, fit - lead_in)), lead_in
-
-    def note(self, pair: Pair, arm: str, step_ns: float) -> None:
-        """What a step took in one stretch."""
-        self._means.setdefault((pair, arm), []).append(step_ns)
-
-    def go_on(self, rounds: int, elapsed_s: float) -> bool:
-        """Whether to start another round."""
-        measure = self._measure
-        if rounds >= measure.rounds_max:
-            return False
-        expected_s = elapsed_s * (rounds + 1) / rounds
-        if rounds < measure.rounds_min:
-            return expected_s <= OVERRUN * self._budget_s
-        return expected_s <= self._budget_s and not self._precise(measure.target_half_width)
-
-    def left(self, rounds: float, elapsed_s: float) -> float | None:
-        """Seconds until the last round ends at the latest, None while unknown."""
-        if rounds < LEFT_ROUNDS:
-            return None
-        whole = min(self._budget_s, elapsed_s / rounds * self._measure.rounds_max)
-        return round(max(0.0, whole - elapsed_s), 1)
-
-    def _precise(self, target: float | None) -> bool:
-        return target is not None and all(_half(found) <= target for found in self._means.values())
-
-
-def _half(means: list[float]) -> float:
-    """Half of the 95 % interval of a mean, as a fraction of it."""
-    if len(means) < UNITS_MIN:
-        return math.inf
-    half: float = student(len(means) - 1) * stdev(map(math.log, means)) / len(means) ** 0.5
-    return half
+            write_json(self._session.folder.cases, Outcomes(schema=SCHEMA, outcomes=outcomes))

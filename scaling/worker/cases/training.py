@@ -1,4 +1,4 @@
-"""Training steps of a case under DDP, gradients and optimizer state in."""
+"""Run training steps of a case under DDP, with gradients and optimizer state in memory."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from collections.abc import Mapping
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.cases import Case, Variant, cases, variants
-from scaling.spec import Inject, Spec
-from scaling.worker.arms import wrapped
-from scaling.worker.checkpoint import checkpoint_activations
-from scaling.worker.devices import Device
-from scaling.worker.feed import Feed
-from scaling.worker.groups import Group
-from scaling.worker.inject import Faults
-from scaling.worker.options import loading
-from scaling.worker.precision import Precision
-from scaling.worker.step import Loop, step_fields
-from scaling.worker.workload import Workload
+from scaling.records.format import AnyStepRow
+from scaling.spec.cases import Case, Variant, cases, variants
+from scaling.spec.run import Inject, Spec
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.precision import Precision
+from scaling.worker.data.feed import Feed
+from scaling.worker.data.workload import Workload
+from scaling.worker.measure.inject import Faults
+from scaling.worker.measure.step import Loop, step_row
+from scaling.worker.models.checkpoint import checkpoint_activations
+from scaling.worker.models.options import loading
+from scaling.worker.parallel.ddp import wrap
+from scaling.worker.parallel.groups import Group
 
 SETTLING = 2
 """Steps until DDP has rebuilt its buckets."""
 
 
 class Training:
-    """One wrapper at a time, and one batch: what a case takes is its own."""
+    """Holds one wrapper and one batch at a time, so a case's memory is that case's alone."""
 
     def __init__(
         self, spec: Spec, workload: Workload, groups: Mapping[int, Group], device: Device, *, rank: int
@@ -47,22 +48,22 @@ class Training:
         self._checkpointing = contextlib.ExitStack()
 
     def open(self, world_size: int) -> None:
-        """Wrap; two steps of the least batch make DDP's buckets and the optimizer's state what they stay."""
-        self._ddp = wrapped(self._workload.module, self._spec.ddp, self._groups[world_size].data)
+        """Wrap the model; two steps of the smallest batch settle DDP's buckets and the optimizer's state."""
+        self._ddp = wrap(self._workload.module, self._spec.ddp, self._groups[world_size].data)
         self.use(self._smallest())
         for _ in range(SETTLING):
             self._running().held(reduce=True)
         self.drop()
 
     def bare(self, samples: int) -> None:
-        """Without DDP."""
+        """Run a local step without DDP."""
         self.least = samples
         self._take(self._smallest(), self._workload.module)
         self._running().local()
         self.drop()
 
     def settle(self, case: Case) -> None:
-        """Gradients in DDP's buckets, or none: micro-steps that reduce nothing have them beside the buckets."""
+        """Leave gradients in DDP's buckets, or none with accumulation, whose gradients lie beside the buckets."""
         self.drop()
         self._optimizer.zero_grad(set_to_none=True)
         if case.variant.accumulation_steps == 1:
@@ -72,22 +73,22 @@ class Training:
             self.drop()
 
     def use(self, case: Case) -> None:
-        """Make its batch; its precision and checkpointing act from here."""
+        """Make the case's batch; its precision and checkpointing apply from here on."""
         assert self._ddp is not None
         self._take(case, self._ddp)
 
     def alone(self) -> None:
-        """A whole step that reduces nothing, and takes no buffers from rank 0 either."""
+        """Run a whole step that neither reduces gradients nor receives buffers from rank 0."""
         self._share_buffers(asked=False)
         self._running().held(reduce=False)
 
     def together(self) -> None:
-        """A training step."""
+        """Run a training step."""
         self._share_buffers(asked=True)
         self._running().plain()
 
-    def run(self, arm: str, steps: int, lead_in: int) -> list[list[int]]:  # noqa: ARG002
-        """Steps with phase stamps, which tell what of the communication is exposed."""
+    def run(self, arm: str, steps: int, lead_in: int) -> list[AnyStepRow]:  # noqa: ARG002
+        """Run steps with phase stamps, which show how much of the communication is exposed."""
         loop = self._running()
         clock = self._device.clock
         with clock.window((lead_in + steps) * loop.stamps):
@@ -95,24 +96,25 @@ class Training:
                 loop.stamped()
             rows = [loop.stamped() for _ in range(steps)]
             self._device.synchronize()
-        return [step_fields(clock.resolve(row)) for row in rows]
+        return [step_row(clock.resolve(row)) for row in rows]
 
     def drop(self) -> None:
-        """The batch, and gradients outside of DDP's buckets."""
+        """Release the batch and gradients outside DDP's buckets."""
         self._loop = None
         self._checkpointing.close()
 
     def close(self) -> None:
-        """The wrapper with its buckets, and all gradients."""
+        """Release the wrapper with its buckets, and all gradients."""
         self.drop()
         self._ddp = None
         self._optimizer.zero_grad(set_to_none=True)
         self._device.release_memory()
 
     def _share_buffers(self, *, asked: bool) -> None:
-        """Whether the next forward begins with rank 0's buffers, in a broadcast.
+        """Set whether the next forward begins with a broadcast of rank 0's buffers.
 
-        DDP goes by the last forward that came to its end: another one on a rank that ran out of memory in its own.
+        DDP itself decides by the last forward that completed. A rank that ran out of memory in its forward would
+        decide otherwise than its peers.
         """
         assert self._ddp is not None
         self._ddp.require_forward_param_sync = asked
@@ -134,7 +136,7 @@ class Training:
         self._loop = self._make(case, module)
 
     def _make(self, case: Case, module: torch.nn.Module) -> Loop:
-        """Every micro-step has the same batch: what is in it takes no part in how long it takes."""
+        """Every micro-step gets the same batch, since the values do not change the time."""
         variant = case.variant
         generator = torch.Generator().manual_seed(self._seed)
         batch = self._workload.make_batch(case.batch // variant.accumulation_steps, generator)

@@ -1,0 +1,1 @@
+"""Checks of a rank, its device, its model's step and its links."""

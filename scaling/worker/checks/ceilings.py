@@ -1,26 +1,35 @@
-"""The best this device does, kind by kind: matrix products, copies, transfers, launches. Nothing from data sheets.
+"""Measure the best rates of this device: matrix products, convolutions, copies, transfers, launches.
 
-Each rate is the best of several repetitions of at least `REPEAT_NS`, over a few sizes: whatever
-disturbs a repetition only slows it, as in STREAM (McCalpin 1995).
+Each rate is the best of several repetitions of at least `REPEAT_NS`, over a few sizes, because disturbances only slow a
+repetition down, as in STREAM (McCalpin 1995). Products and convolutions count only once the device has computed for
+`RAMP_NS`: a device that has just been idle runs at clocks that it cannot keep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from scaling import checkup
-from scaling.checkup import Ceiling
-from scaling.worker.clock import now_ns
-from scaling.worker.devices import Device
-from scaling.worker.precision import matmul_tf32
+from scaling.records import checkup
+from scaling.records.checkup import Ceiling
+from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.precision import cudnn_tf32, matmul_tf32
 
 REPEATS = 7
 REPEAT_NS = 10_000_000
+RAMP_NS = 100_000_000
+LOAD_NS = 1_000_000_000
+"""What computing in one format takes, once its kernels are ready."""
+CALL_SHARE = 0.25
+"""A kernel with a call longer than this part of it is left out."""
 CHAIN = 64
-"""Operators of the launch chains: enough to hide the loop around them."""
+"""Operators in a launch chain, enough to hide the cost of the loop around it."""
 
 _DTYPES = {
     "fp64": torch.float64,
@@ -29,40 +38,114 @@ _DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
+_LACKING = ("not implemented", "could not create")
+"""What torch says of a format that a kernel does not have."""
 _SIDES = {"cpu": (512, 1024), "cuda": (2048, 4096, 8192)}
+_CONVOLUTIONS = {
+    "cpu": ((32, 32, 8, 7), (16, 64, 16, 3), (8, 64, 16, 7)),
+    "cuda": ((64, 64, 32, 7), (64, 256, 32, 7)),
+}
+"""(samples, channels in and out, side of the images, side of the kernel), ascending in work. Those of a GPU are
+none that Winograd does in fewer operations."""
 _COPIES = {"cpu": (2**20, 2**22, 2**24, 2**26, 2**28), "cuda": (2**22, 2**24, 2**26, 2**28, 2**30)}
-"""Bytes of the buffer that is read, ascending; an equal one is written."""
+"""Bytes of the buffer that is read, ascending. A second one of the same size is written."""
 _TRANSFER = 2**26
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kernel:
+    """A call to measure, and its work."""
+
+    size: int
+    flops: int
+    call: Callable[[], Any]
+
+
 def measure(device: Device, precisions: tuple[str, ...]) -> tuple[Ceiling, ...]:
-    """All ceilings of this rank's device; matrix products in the given number formats."""
-    found = [_matmul(device, name) for name in precisions]
-    return tuple(c for c in (*found, *_copies(device), *_transfers(device), *_launches(device)) if c)
+    """All ceilings of this rank's device; products and convolutions in the given number formats.
+
+    Takes about `LOAD_NS` for each format, and one second for all else.
+    """
+    computing = (c for name in precisions for c in _computing(device, name))
+    return (*computing, *_copies(device), *_transfers(device), *_launches(device))
 
 
-def _matmul(device: Device, precision: str) -> Ceiling | None:
-    dtype, where = _DTYPES[precision], device.torch_device
-    before = matmul_tf32()
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    best = None
+def _computing(device: Device, precision: str) -> tuple[Ceiling, ...]:
+    """The best rates of products and convolutions under load, without a kind that torch's build lacks."""
+    before = matmul_tf32(), cudnn_tf32()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
     try:
-        for side in _SIDES[device.type]:
-            a, b = (torch.randn(side, side, device=where).to(dtype) for _ in range(2))
-            out = torch.empty_like(a)
-            work = 2 * side**3
-            found = _best(device, lambda a=a, b=b, out=out: torch.mm(a, b, out=out))  # type: ignore[misc]
-            best = _better(best, checkup.MATMUL + precision, "FLOP/s", side, work / found)
-    except RuntimeError as error:  # a format the build lacks, or no memory for the largest
-        if best is None and "not implemented" not in str(error):
-            raise
+        with torch.no_grad():
+            made = {kind + precision: make(device, _DTYPES[precision]) for kind, make in _KERNELS.items()}
+            return _under_load(device, made)
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-    return best
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def _products(device: Device, dtype: torch.dtype) -> Iterator[_Kernel]:
+    for side in _SIDES[device.type]:
+        a, b = (torch.randn(side, side, device=device.torch_device).to(dtype) for _ in range(2))
+        out = torch.empty_like(a)
+        yield _Kernel(size=side, flops=2 * side**3, call=lambda a=a, b=b, out=out: torch.mm(a, b, out=out))  # type: ignore[misc]
+
+
+def _convolutions(device: Device, dtype: torch.dtype) -> Iterator[_Kernel]:
+    """Their output is as large as the input. On an accelerator channels come last, as its matrix units want them."""
+    order = torch.contiguous_format if device.type == "cpu" else torch.channels_last
+    for n, channels, side, kernel in _CONVOLUTIONS[device.type]:
+        x, weight = (
+            torch.randn(first, channels, edge, edge, device=device.torch_device).to(
+                dtype, memory_format=order
+            )
+            for first, edge in ((n, side), (channels, kernel))
+        )
+        convolve = functools.partial(torch.nn.functional.conv2d, x, weight, padding=kernel // 2)
+        yield _Kernel(size=channels, flops=2 * n * (channels * side * kernel) ** 2, call=convolve)
+
+
+_KERNELS = {checkup.MATMUL: _products, checkup.CONVOLUTION: _convolutions}
+
+
+def _under_load(device: Device, kinds: Mapping[str, Iterator[_Kernel]]) -> tuple[Ceiling, ...]:
+    """All kernels in turns for `LOAD_NS`; the best repetition of each kind after `RAMP_NS` counts.
+
+    In turns, so that what disturbs one kind disturbs the others too: they are compared with each other.
+    """
+    begin = now_ns()
+    ready = [(name, *one) for name, kernels in kinds.items() for one in _ready(device, kernels)]
+    best: dict[str, Ceiling] = {}
+    repeats, turns = 0, now_ns()
+    while ready and (not repeats or now_ns() - turns < LOAD_NS):
+        ramped = now_ns() - begin >= RAMP_NS
+        repeats += ramped
+        for name, kernel, calls in ready:
+            took = _timed(device, kernel.call, calls)
+            if ramped:
+                rate = 1e9 * kernel.flops * calls / took
+                best[name] = _better(best.get(name), name, "FLOP/s", kernel.size, rate)
+    return tuple(dataclasses.replace(one, repeats=repeats) for one in best.values())
+
+
+def _ready(device: Device, kernels: Iterator[_Kernel]) -> list[tuple[_Kernel, int]]:
+    """Kernels that run here, each with the calls of a repetition. One that memory does not hold ends the list."""
+    found: list[tuple[_Kernel, int]] = []
+    rate = 0.0
+    try:
+        for kernel in kernels:
+            if rate and kernel.flops / rate > CALL_SHARE * LOAD_NS:
+                break
+            kernel.call()  # chooses an algorithm and makes its workspace
+            calls, took = _calls(device, kernel.call)
+            found.append((kernel, calls))
+            rate = kernel.flops * calls / took
+    except RuntimeError as error:
+        if not found and not any(said in str(error) for said in _LACKING):
+            raise
+    return found
 
 
 def _copies(device: Device) -> Iterator[Ceiling]:
-    """One ceiling a size: below the caches' sizes it is theirs, the largest is the memory's."""
+    """One ceiling per size. Small sizes measure the caches; the largest one measures the memory."""
     for size in _COPIES[device.type]:
         try:
             # Floats, as a model's: on a CPU torch copies bytes of 256 MiB a tenth slower.
@@ -75,7 +158,7 @@ def _copies(device: Device) -> Iterator[Ceiling]:
 
 
 def _transfers(device: Device) -> Iterator[Ceiling]:
-    """Between the host's memory and the device's; a CPU has none."""
+    """Transfers between the host's and the device's memory; none for a CPU."""
     if device.type == "cpu":
         return
     there = torch.empty(_TRANSFER, dtype=torch.uint8, device=device.torch_device)
@@ -91,10 +174,10 @@ def _transfers(device: Device) -> Iterator[Ceiling]:
 
 
 def _launches(device: Device) -> Iterator[Ceiling]:
-    """How many operators a second the host can hand out, when none has anything to do.
+    """How many empty operators per second the host can issue.
 
-    `launch` is the bare operator. `step_ops` is the same inside a training step, autograd's
-    forward and backward included, per operator that reaches the device.
+    `launch` is the bare operator. `step_ops` is the rate inside a training step, with autograd's forward and backward,
+    per operator that reaches the device.
     """
     x = torch.zeros(1, device=device.torch_device)
 
@@ -111,18 +194,24 @@ def _launches(device: Device) -> Iterator[Ceiling]:
             y = y.sin()
         y.backward()  # type: ignore[no-untyped-call]
 
-    # sin forward; cos and mul backward: three operators a link of the chain.
+    # sin forward, cos and mul backward: three operators per link of the chain.
     yield _ceiling(checkup.STEP_OPS, "1/s", 3 * CHAIN, 3 * CHAIN / _best(device, step))
 
 
 def _best(device: Device, work: Callable[[], Any]) -> float:
-    """Seconds of one call, the best repetition. The device is waited for at both ends only."""
+    """Seconds per call in the best repetition, synchronised with the device at both ends only."""
     work()
+    calls, took = _calls(device, work)
+    return min(took, *(_timed(device, work, calls) for _ in range(REPEATS - 1))) / calls / 1e9
+
+
+def _calls(device: Device, work: Callable[[], Any]) -> tuple[int, int]:
+    """(calls that take REPEAT_NS at least, what they took in ns)."""
     calls, took = 1, _timed(device, work, 1)
     while took < REPEAT_NS and calls < 2**20:
         calls = max(calls + 1, min(calls * 16, int(calls * 1.2 * REPEAT_NS / max(took, 1))))
         took = _timed(device, work, calls)
-    return min(took, *(_timed(device, work, calls) for _ in range(REPEATS - 1))) / calls / 1e9
+    return calls, took
 
 
 def _timed(device: Device, work: Callable[[], Any], calls: int) -> int:

@@ -1,104 +1,75 @@
-"""A launch that checks its ranks instead of training: every stage on every rank, each written down as it ends."""
+"""A launch that checks its ranks instead of training. All ranks run each stage together and record it as it ends."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from scaling.checkup import SCHEMA, RankCheck
-from scaling.files import write_json
-from scaling.plan import Plan, Trial
-from scaling.store import LaunchFolder
+from scaling.records.checkup import SCHEMA, RankCheck
+from scaling.records.files import write_json
+from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks import ceilings, pairs
 from scaling.worker.checks.facts import facts
 from scaling.worker.checks.parity import Parity
 from scaling.worker.checks.steps import Bench
-from scaling.worker.clock import now_ns
-from scaling.worker.control import Control
-from scaling.worker.devices import open_device
-from scaling.worker.environment import describe
-from scaling.worker.groups import make_groups
-from scaling.worker.offsets import offset_ns
-from scaling.worker.precision import Precision
-from scaling.worker.progress import Progress
-from scaling.worker.workload import Workload, build
+from scaling.worker.data.workload import Workload, build
+from scaling.worker.session.session import LaunchSession
 
 OTHERS_S = 30.0
-"""What rank 0 grants the others on top of what it needed itself."""
+"""Time that rank 0 allows the other ranks beyond what it needed itself."""
 
 
 class Checkup:
     """The worker's side of `scaling doctor`, on one rank."""
 
-    def __init__(self, plan: Plan, folder: LaunchFolder, trials: tuple[Trial, ...]) -> None:
-        self.plan, self.spec, self.folder = plan, plan.spec, folder
-        self.trial = max(trials, key=lambda t: t.world_size)
-        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self.host = self.spec.topology.host_of(self.rank)
-        self.stage = "start"
-        self.device = open_device(self.spec, rank=self.rank, local_rank=int(os.environ["LOCAL_RANK"]))
-        timeout = timedelta(seconds=self.spec.measure.step_timeout_s)
-        dist.init_process_group("gloo", timeout=timeout)
-        everybody = dist.distributed_c10d._get_default_store()  # noqa: SLF001
-        self.control = Control(
-            dist.PrefixStore(f"launch/{folder.index}", everybody),  # type: ignore[attr-defined]
-            self.rank,
+    def __init__(self, session: LaunchSession) -> None:
+        self._session, self._spec, self._device = session, session.spec, session.device
+        self._trial = session.trials[-1]
+        self._found = RankCheck(
+            schema=SCHEMA, rank=session.rank, host=session.host, stage=session.stage, facts={}
         )
-        self.groups = make_groups(
-            {self.world: [tuple(range(self.world))]},
-            rank=self.rank,
-            world=self.world,
-            backend=self.spec.topology.backend,
-            timeout=timeout,
-        )
-        self.found = RankCheck(schema=SCHEMA, rank=self.rank, host=self.host, stage=self.stage, facts={})
-        self._progress = Progress(folder.progress, self.spec.measure, rank=self.rank)
-        self._begin = time.monotonic()
 
     def run(self) -> None:
-        """All stages. What the model itself does wrong is a finding, not a failure."""
-        torch.set_num_threads(self.spec.threads)
+        """Run all stages. An error in the model is a finding, not a failure."""
         self._enter("machine")
-        precision = Precision(self.spec.precision, self.device.type)
+        precision = Precision(self._spec.precision, self._device.type)
         workload = self._build()
-        env = describe(self.spec, self.rank, self.host, workload.module, self.device)
-        write_json(self.folder.env(self.rank), env)
-        self._note(facts=facts(self.device))
+        self._session.record_environment(self._spec, workload.module)
+        self._note(facts=facts(self._device))
         self._enter("clocks")
-        offset, bound = self._wall_offset()
-        self._note(clock_offset_ns=offset, clock_bound_ns=bound)
+        offset_ns, bound_ns = self._wall_offset()
+        self._note(clock_offset_ns=offset_ns, clock_bound_ns=bound_ns)
         self._enter("links between ranks")
         self._note(pairs=self._pairs())
         self._enter("ceilings")
-        formats = self.device.formats()
-        self._note(ceilings=ceilings.measure(self.device, formats))
+        formats = self._device.formats()
+        self._note(ceilings=ceilings.measure(self._device, formats))
         self._enter("the model's step")
         self._model(workload, precision)
-        del workload  # parity makes its own, each as large
-        self.device.release_memory()
+        del workload  # parity builds its own models, each as large
+        self._device.release_memory()
         self._enter("precision parity")
-        if self.found.model_error is None:
+        if self._found.model_error is None:
             self._parity(formats)
         self._enter("end")
         dist.destroy_process_group()
 
     def _build(self) -> Workload:
-        torch.manual_seed(self.spec.seed)
-        return build(self.spec.model.target, self.spec.model.args)
+        torch.manual_seed(self._spec.seed)
+        return build(self._spec.model.target, self._spec.model.args)
 
     def _model(self, workload: Workload, precision: Precision) -> None:
-        workload.module.to(self.device.torch_device)
-        bench = Bench(self.plan, self.trial, workload, self.device, precision, self.rank)
+        workload.module.to(self._device.torch_device)
+        bench = Bench(self._session.plan, self._trial, workload, self._device, precision, self._session.rank)
         try:
             self._note(work=bench.work())
             self._note(times=bench.times())
-        except Exception as error:  # noqa: BLE001  # whatever a model may raise
+        except Exception as error:  # noqa: BLE001  # a model may raise anything
             devices = sorted({str(p.device) for p in workload.module.parameters()})
             text = str(error).strip().split("\n")[0]
             self._note(model_error=f"{type(error).__name__}: {text} (parameters on {', '.join(devices)})")
@@ -106,57 +77,60 @@ class Checkup:
     def _parity(self, formats: tuple[str, ...]) -> None:
         begin = time.monotonic()
         parity = Parity(
-            self._build, self.device, seed=self.spec.seed, batch=self.trial.batch, word=self._word
+            self._build,
+            self._device,
+            seed=self._spec.seed,
+            batch=self._trial.batch,
+            say=self._session.say,
         )
         for record in parity.record(formats):
-            self._note(parity=(*self.found.parity, record))
+            self._note(parity=(*self._found.parity, record))
         self._note(parity_left_out=parity.left_out)
-        # Devices are not all as fast: a slower one's words nobody hears.
-        self._word("waiting for the others", expected_s=OTHERS_S + time.monotonic() - begin)
+        # Only rank 0 reports progress, so a slower device needs time that is allowed for beforehand.
+        self._session.say("waiting for the others", expected_s=OTHERS_S + time.monotonic() - begin)
 
     def _pairs(self) -> tuple[Any, ...]:
-        if self.world == 1:
+        session = self._session
+        if session.world == 1:
             return ()
         return pairs.measure(
-            self.rank,
-            self.world,
-            device=self.device,
-            group=self.groups[self.world].data,
-            backend=self.spec.topology.backend,
+            session.rank,
+            session.world,
+            device=self._device,
+            group=session.groups[session.world].data,
+            backend=self._spec.topology.backend,
             turn=self._turn,
             local_rank=self._local_rank,
         )
 
     def _turn(self, index: int) -> None:
-        """The pairs before are through."""
-        self.control.meet(f"pair/{index}", self.world)
-        self._word(f"{index} pairs done")
+        """Wait until the pairs before this one are done."""
+        self._session.control.meet(f"pair/{index}", self._session.world)
+        self._session.say(f"{index} pairs done")
 
     def _local_rank(self, peer: int) -> int | None:
-        topology = self.spec.topology
-        return topology.local_of(peer) if topology.host_of(peer) == self.host else None
+        topology = self._spec.topology
+        return topology.local_of(peer) if topology.host_of(peer) == self._session.host else None
 
     def _wall_offset(self) -> tuple[int, int]:
-        """The wall clock of this rank against rank 0's, by way of the monotonic ones that the ping-pongs compare."""
-        offset, bound = offset_ns(self.rank, range(self.world), None)
-        ahead = time.time_ns() - now_ns()
-        if self.rank == 0:
-            self.control.say("wall", ahead)
-        return offset + ahead - int(self.control.hear("wall")), bound
+        """(offset, bound), ns, of this rank's wall clock against rank 0's.
+
+        The ping-pongs compare the monotonic clocks; each rank adds how far its wall clock is ahead of its own.
+        """
+        compared = self._session.compare_clocks("begin")
+        ahead_ns = time.time_ns() - now_ns()
+        lead_ahead_ns = int(self._session.control.agree("wall", ahead_ns, lead=self._session.lead))
+        return compared.offset_ns + ahead_ns - lead_ahead_ns, compared.bound_ns
 
     def _enter(self, stage: str) -> None:
-        """All ranks together, so that each stage meets the same load everywhere."""
-        self.stage = stage
-        self.control.meet(f"stage/{stage}", self.world)
+        """Begin a stage together with all ranks, so that each stage meets the same load everywhere."""
+        session = self._session
+        session.stage = stage
+        session.control.meet(f"stage/{stage}", session.world)
         self._note(stage=stage)
-        self._progress(stage, elapsed_s=time.monotonic() - self._begin)
-
-    def _word(self, what: str, expected_s: float | None = None) -> None:
-        """How far the stage is."""
-        elapsed_s = time.monotonic() - self._begin
-        self._progress(f"{self.stage}, {what}", elapsed_s=elapsed_s, expected_s=expected_s)
+        session.enter(stage)
 
     def _note(self, **found: Any) -> None:
-        """Keep what was found, on disk at once."""
-        self.found = dataclasses.replace(self.found, **found)
-        write_json(self.folder.check(self.rank), self.found, indent=None)
+        """Keep what was found, and write it at once."""
+        self._found = dataclasses.replace(self._found, **found)
+        write_json(self._session.folder.check(self._session.rank), self._found, indent=None)

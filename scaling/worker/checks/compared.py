@@ -1,4 +1,4 @@
-"""Two runs of the same steps held against each other, from what was kept of them on the host."""
+"""Compare two runs of the same steps by the digests and elements that were kept of them."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from dataclasses import dataclass
 
 import torch
 
-from scaling.checkup import Layer, ParityStep
+from scaling.records.checkup import Layer, ParityStep
 from scaling.worker.checks.fingerprint import Kept, distance, layer
 
 Tensors = dict[str, torch.Tensor]
-"""By name what `fingerprint.spread(.., COMPARED)` gave."""
+"""Elements that `fingerprint.spread(.., COMPARED)` kept of each tensor, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What one step left."""
+    """What was kept of one step."""
 
     loss: float
     gradients: Tensors
     """Unscaled."""
     weights: Tensors
     digest: str
-    """Of the loss, all gradients and all weights."""
+    """Digest of the loss, all gradients and all weights."""
     sums: str
-    """Of the loss and all weights."""
+    """Digest of the loss and all weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What one run of the steps left."""
+    """What was kept of one run of the steps."""
 
     outputs: dict[str, Kept]
-    """Of every leaf module in the first forward, in order; as they were."""
+    """Outputs of every leaf module in the first forward, in order."""
     gradients: dict[str, Kept]
-    """Of the first step, by parameter, unscaled."""
+    """Gradients of the first step by parameter, unscaled."""
     steps: list[Step]
     scale: float
     step_ns: list[int]
@@ -44,7 +44,7 @@ class Run:
 
 
 def layers(found: Mapping[str, Kept], reference: Mapping[str, Kept]) -> tuple[Layer, ...]:
-    """Every tensor against the reference's of its name and shape, where there is one."""
+    """Compare every tensor with the reference's of the same name and shape, where there is one."""
     same = {
         n: reference[n] for n, kept in found.items() if n in reference and kept.shape == reference[n].shape
     }
@@ -52,7 +52,7 @@ def layers(found: Mapping[str, Kept], reference: Mapping[str, Kept]) -> tuple[La
 
 
 def against(step: Step, reference: Step | None) -> ParityStep:
-    """One step against the reference's; its errors are None without one."""
+    """Compare one step with the reference's; errors are None without a reference."""
     expected = reference.loss if reference else math.nan
     known = reference.gradients if reference else {}
     errors = {n: distance(g, known[n]) for n, g in step.gradients.items() if n in known}
@@ -71,7 +71,7 @@ def against(step: Step, reference: Step | None) -> ParityStep:
 
 
 def parted(run: Run, again: Run) -> str:
-    """The first layer whose output or gradient, or the first step whose sums, a repetition did not give again."""
+    """The first layer, gradient or step that a repetition did not reproduce; empty if it reproduced all."""
     for name in _different(run.outputs, again.outputs, run.outputs):
         return name
     for name in _different(run.gradients, again.gradients, reversed(run.gradients)):
@@ -87,7 +87,7 @@ def _different(one: Mapping[str, Kept], other: Mapping[str, Kept], names: Iterab
 
 
 def _together(found: Tensors, reference: Tensors) -> float | None:
-    """The distance of all tensors as one vector."""
+    """The distance of all tensors taken as one vector."""
     names = [n for n in found if n in reference]
     if not names:
         return None

@@ -1,4 +1,4 @@
-"""What a rank runs on and with: limits, placement, libraries, flags. Read once, standard library and torch."""
+"""Facts of a rank's machine and software: limits, placement, libraries, flags."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from scaling.worker.devices import Device
-from scaling.worker.environment import cpu_name, driver_version, recorded
-from scaling.worker.precision import cudnn_tf32, matmul_tf32
+from scaling.units import spans
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.precision import cudnn_tf32, matmul_tf32
+from scaling.worker.session.environment import cpu_name, driver_version, recorded
 
 _LIMITS = {
     "open_files": resource.RLIMIT_NOFILE,
@@ -28,13 +29,14 @@ _UNLIMITED_V1 = 2**60
 
 
 def facts(device: Device, root: Path = Path("/")) -> dict[str, Any]:
-    """Flat facts of this rank; `root` holds proc/, sys/ and dev/."""
+    """All facts of this rank, in one flat dictionary; `root` holds proc/, sys/ and dev/."""
     return {
         "hostname": platform.node(),
         "kernel": platform.release(),
         "machine": platform.machine(),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
+        "blas": _blas(),
         "cpu": cpu_name(),
         **_placement(root),
         **_cgroup(root),
@@ -50,7 +52,7 @@ def facts(device: Device, root: Path = Path("/")) -> dict[str, Any]:
 
 
 def _flags() -> dict[str, Any]:
-    """Switches that change results or speed."""
+    """Torch's switches that change results or speed."""
     cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return {
         "flags.threads": torch.get_num_threads(),
@@ -68,8 +70,14 @@ def _flags() -> dict[str, Any]:
     }
 
 
+def _blas() -> str | None:
+    """The library that torch was built with for matrix products on the CPU."""
+    named = re.search(r"BLAS_INFO=(\w+)", torch.__config__.show())
+    return named.group(1) if named else None
+
+
 def _matmul_precision() -> str | None:
-    with contextlib.suppress(RuntimeError):  # torch refuses where old and new switches were mixed
+    with contextlib.suppress(RuntimeError):  # torch raises if old and new switches were mixed
         return torch.get_float32_matmul_precision()
     return None
 
@@ -85,7 +93,7 @@ def _placement(root: Path) -> dict[str, Any]:
 
 
 def _cgroup(root: Path) -> dict[str, Any]:
-    """CPU share (cores) and memory (bytes) this process may use, the tightest on its path; v2, else v1."""
+    """CPU share (cores) and memory (bytes) that cgroups v2 or v1 allow: the tightest limits on this process' path."""
     cores: list[float] = []
     memory: list[int] = []
     base = root / "sys/fs/cgroup"
@@ -155,13 +163,7 @@ def numbers(text: str) -> list[int]:
 
 def ranges(values: set[int]) -> str:
     """Write {0, 1, 2, 5} as `0-2,5`."""
-    parts: list[list[int]] = []
-    for value in sorted(values):
-        if parts and value == parts[-1][1] + 1:
-            parts[-1][1] = value
-        else:
-            parts.append([value, value])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+    return ",".join(spans(values))
 
 
 def _text(path: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""What is kept of a tensor: a digest to see whether two are equal, a few elements to see by how much they differ."""
+"""Keep a digest of a tensor to see whether two are equal, and a few elements to see how much they differ."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scaling.checkup import Layer
+from scaling.records.checkup import Layer
 
 SAMPLES = 64
 COMPARED = 2**14
@@ -20,19 +20,19 @@ COMPARED = 2**14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """Of one tensor, on the CPU: the tensor itself need not be held."""
+    """What is kept of one tensor, on the CPU, so that the tensor can be released."""
 
     shape: tuple[int, ...]
     digest: str
     some: torch.Tensor
-    """As `spread(.., COMPARED)` gives them."""
+    """Elements from `spread(.., COMPARED)`."""
     samples: torch.Tensor
-    """As `spread(.., SAMPLES)` does."""
+    """Elements from `spread(.., SAMPLES)`."""
     not_finite: int
 
 
 def keep(tensor: torch.Tensor) -> Kept:
-    """What `layer` and a comparison take."""
+    """Keep what `layer` and comparisons need."""
     return Kept(
         shape=tuple(tensor.shape),
         digest=digest([tensor]),
@@ -43,12 +43,12 @@ def keep(tensor: torch.Tensor) -> Kept:
 
 
 def fresh() -> Any:
-    """A digest to `feed`; its `hexdigest()` is the text."""
+    """A new digest for `feed`; `hexdigest()` returns its text."""
     return hashlib.blake2b(digest_size=12)
 
 
 def feed(tensors: Iterable[torch.Tensor], *digests: Any) -> None:
-    """All bytes, in order, into each digest."""
+    """Add all bytes, in order, to each digest."""
     for tensor in tensors:
         host = tensor.detach().to("cpu").contiguous()
         size = host.numel() * host.element_size()
@@ -57,7 +57,7 @@ def feed(tensors: Iterable[torch.Tensor], *digests: Any) -> None:
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> str:
-    """Of all bytes, in order."""
+    """Digest of all bytes, in order."""
     found = fresh()
     feed(tensors, found)
     return str(found.hexdigest())
@@ -71,7 +71,7 @@ def spread(tensor: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def distance(x: torch.Tensor, reference: torch.Tensor) -> float | None:
-    """|x - reference| / |reference|; None where it is not finite."""
+    """|x - reference| / |reference|; None if it is not finite."""
     norm = float(torch.linalg.vector_norm(reference))
     apart = float(torch.linalg.vector_norm(x - reference))
     found = apart / norm if norm else apart
@@ -79,7 +79,7 @@ def distance(x: torch.Tensor, reference: torch.Tensor) -> float | None:
 
 
 def layer(name: str, kept: Kept, reference: Kept | None) -> Layer:
-    """A tensor's fingerprint; `reference` is the float64 run's, of the same shape."""
+    """A tensor's fingerprint; `reference` is the tensor of the same shape in the float64 run."""
     return Layer(
         name=name,
         digest=kept.digest,

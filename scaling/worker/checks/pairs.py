@@ -1,4 +1,4 @@
-"""Bandwidth between pairs of ranks, one pair at a time."""
+"""Measure the bandwidth between pairs of ranks, one pair at a time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scaling.checkup import Pair
-from scaling.worker.clock import now_ns
-from scaling.worker.devices import Device
+from scaling.records.checkup import Pair
+from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.devices import Device
 
 ALL_PAIRS_RANKS = 16
-"""Up to so many ranks every pair is measured; above, each rank with the next and with the one half-way round."""
+"""Up to this many ranks, every pair is measured; above, each rank with the next and with the one half-way round."""
 BYTES_MIN, BYTES_MAX = 2**20, 2**26
 LONG_NS = 150_000_000
-"""A message that takes this long is long enough: what a shaper's bucket lets through at once is small beside it."""
+"""A message of this duration is long enough: a traffic shaper's burst is small compared with it."""
 REPEATS = 3
 
 
@@ -60,7 +60,7 @@ def measure(
 
 
 def _pair(first: bool, peer: int, device: Device, group: Any, where: torch.device) -> tuple[int, int]:
-    """Both sides run the same sizes: the first decides, and sends its word along."""
+    """(bytes, one-way ns) of the largest message. The first rank decides on the next size and tells its peer."""
     size = BYTES_MIN
     _round_trip(first, peer, torch.zeros(1, device=where), device, group)  # connects
     while True:

@@ -1,9 +1,8 @@
-"""The same seeded steps in every number format against float64, each run twice.
+"""Run the same seeded steps in every number format, each twice, and compare them with float64.
 
-All ranks build the model with the same seed and take the same batches, so equal machines
-give equal bits. Parameters stay in fp32 and the forward runs under autocast, as in training.
-Of every tensor only digests and some elements are kept, on the host: the device holds one
-run of the model at a time.
+All ranks build the model with the same seed and take the same batches, so equal machines give equal bits. Parameters
+stay in fp32 and the forward runs under autocast, as in training. Only digests and some elements of each tensor are
+kept, on the host, so the device holds one run of the model at a time.
 """
 
 from __future__ import annotations
@@ -15,25 +14,25 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from scaling.checkup import PrecisionRecord
+from scaling.records.checkup import PrecisionRecord
+from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.memory import is_out_of_memory
+from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.compared import Run, Step, Tensors, against, layers, parted
 from scaling.worker.checks.fingerprint import COMPARED, Kept, feed, fresh, keep, spread
-from scaling.worker.clock import now_ns
-from scaling.worker.devices import Device
-from scaling.worker.memory import is_out_of_memory
-from scaling.worker.precision import Precision
-from scaling.worker.workload import Workload
+from scaling.worker.data.workload import Workload
 
 STEPS = 4
 TIMED = 3
 BATCH_MAX = 8
-"""Samples of a parity step: enough for every layer to work, few enough for float64."""
+"""Samples of a parity step: enough for every layer, few enough for float64."""
 SCALES = (65536.0, 4096.0, 256.0, 16.0, 1.0)
 REFERENCE = "fp64"
 
 
 class Parity:
-    """All number formats of one rank's device."""
+    """Runs the steps in all number formats of one rank's device."""
 
     def __init__(
         self,
@@ -42,20 +41,17 @@ class Parity:
         *,
         seed: int,
         batch: int,
-        word: Callable[[str], None] = lambda _what: None,
+        say: Callable[[str], None] = lambda _what: None,
     ) -> None:
-        """`build` makes the model anew; whatever it sets in torch's flags holds for its run.
-
-        `word` is told what comes next.
-        """
-        self._build, self._device, self._seed, self._word = build, device, seed, word
+        """`build` makes a new model; torch flags that it sets hold for its run. `say` reports the next step."""
+        self._build, self._device, self._seed, self._say = build, device, seed, say
         self._batch = min(batch, BATCH_MAX)
         self._reference: Run | None = None
         self.left_out: dict[str, str] = {}
-        """Formats whose steps ran out of memory, with what was said."""
+        """Formats whose steps ran out of memory, with the error's message."""
 
     def record(self, precisions: tuple[str, ...]) -> Iterator[PrecisionRecord]:
-        """The reference first, then each of `precisions`. Without the reference nothing is told of errors."""
+        """The reference first, then each of `precisions`. Without the reference, records have no errors."""
         for name in (REFERENCE, *(p for p in precisions if p != REFERENCE)):
             found = self._fitting(name)
             if found is None:
@@ -64,7 +60,7 @@ class Parity:
                 yield found
 
     def _fitting(self, name: str) -> PrecisionRecord | None:
-        """None where memory ran out. The exception ends here: its frames hold what was allocated."""
+        """None where memory ran out. The exception is dropped here, since its frames keep alive what was allocated."""
         try:
             return self._precision(name)
         except Exception as error:
@@ -107,7 +103,7 @@ class Parity:
         steps: list[Step] = []
         self._device.reset_peak()
         for index, batch in enumerate(batches):
-            self._word(f"{name}, run {number}, step {index + 1}")
+            self._say(f"{name}, run {number}, step {index + 1}")
             hooks = _catch(module, outputs) if index == 0 else []
             loss = self._backward(workload, precision, batch, scale or 1.0)
             for hook in hooks:
@@ -120,7 +116,7 @@ class Parity:
             feed(found.values(), digest)
             some = _some(found)
             if all(bool(torch.isfinite(g).all()) for g in found.values()):
-                optimizer.step()  # as a grad scaler does: a step that overflowed is left out
+                optimizer.step()  # skip a step that overflowed, as a grad scaler does
             del found
             optimizer.zero_grad(set_to_none=True)
             weights = dict(module.named_parameters())
@@ -135,7 +131,7 @@ class Parity:
                 )
             )
         peak = None if self._device.type == "cpu" else self._device.peak_bytes()
-        self._word(f"{name}, run {number}, timed")
+        self._say(f"{name}, run {number}, timed")
         return Run(
             outputs=outputs,
             gradients=gradients,
@@ -164,15 +160,15 @@ class Parity:
         return loss.detach()
 
     def _scale(self, workload: Workload, precision: Precision, batch: Any, name: str) -> float:
-        """The largest loss scale with finite gradients, where a grad scaler would come to rest; 0 where none is.
+        """The largest loss scale with finite gradients, where a grad scaler would settle; 0 where there is none.
 
-        Generators are put back, the device's too: the first step begins with them as every other format's does.
+        Random generators are restored, the device's too, so that the first step is the same in every format.
         """
         state = copy.deepcopy(workload.module.state_dict())
         random = self._device.random_state()
         found = 0.0
         for scale in SCALES:
-            self._word(f"{name}, loss scale {scale:g}")
+            self._say(f"{name}, loss scale {scale:g}")
             self._device.set_random_state(random)
             self._backward(workload, precision, batch, scale)
             grads = [p.grad for p in workload.module.parameters() if p.grad is not None]
@@ -188,7 +184,7 @@ class Parity:
     def _time(
         self, workload: Workload, precision: Precision, optimizer: Any, batches: list[Any], scale: float
     ) -> list[int]:
-        """Whole steps, the device waited for at both ends of each."""
+        """Durations of whole steps, ns, synchronised with the device at both ends."""
         found = []
         for index in range(TIMED):
             self._device.synchronize()
@@ -206,7 +202,7 @@ def _some(tensors: Mapping[str, torch.Tensor]) -> Tensors:
 
 
 def _catch(module: torch.nn.Module, into: dict[str, Kept]) -> list[Any]:
-    """Keep the output of every leaf module; one that is called again keeps its first."""
+    """Keep the output of every leaf module, and only the first if it is called again."""
 
     def catching(name: str) -> Callable[[Any, Any, Any], None]:
         def hook(_module: Any, _inputs: Any, output: Any) -> None:

@@ -1,25 +1,26 @@
-"""The user's step on one rank, without DDP: what it asks for, how long it takes, what memory it holds."""
+"""The user's step on one rank without DDP: its FLOPs and bytes, its duration and its memory."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from scaling.checkup import PhaseMemory, StepTimes, StepWork
-from scaling.plan import Plan, Trial
-from scaling.spec import Inject
+from scaling.records.checkup import PhaseMemory, StepTimes, StepWork
+from scaling.records.format import StepRow
+from scaling.spec.plan import Plan, Trial
+from scaling.spec.run import Inject
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.memory import OUT_OF_MEMORY
+from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.work import watching
-from scaling.worker.devices import Device
-from scaling.worker.feed import Feed
-from scaling.worker.inject import Faults
-from scaling.worker.memory import OUT_OF_MEMORY
-from scaling.worker.precision import Precision
-from scaling.worker.recorder import resident_bytes
-from scaling.worker.step import Loop, step_fields
-from scaling.worker.workload import Workload
+from scaling.worker.data.feed import Feed
+from scaling.worker.data.workload import Workload
+from scaling.worker.measure.inject import Faults
+from scaling.worker.measure.recorder import resident_bytes
+from scaling.worker.measure.step import Loop, step_row
 
 WARMUP = 3
 STEPS = 8
@@ -27,7 +28,7 @@ BATCHES = 2
 
 
 class Bench:
-    """The training loop of a plan's model, alone on this rank."""
+    """Runs the training loop of a plan's model, alone on this rank."""
 
     def __init__(
         self, plan: Plan, trial: Trial, workload: Workload, device: Device, precision: Precision, rank: int
@@ -37,7 +38,7 @@ class Bench:
         self._faults = Faults(Inject(), rank=rank, first_on_host=False)
 
     def work(self) -> StepWork:
-        """One step under the counter, after one that lets the optimizer make its state."""
+        """Count one step, after another one in which the optimizer makes its state."""
         loop, batches = self._loop(self._trial.batch)
         loop.plain()
         with watching(self._device.type) as work:
@@ -50,19 +51,20 @@ class Bench:
             sightings=work.sightings(),
             input_bytes=loop.micro_steps * sum(t.numel() * t.element_size() for t in _tensors(batches[0])),
             same_shapes=all(shape == shapes[0] for shape in shapes),
+            recomputed_flops=work.recomputed_flops,
         )
 
     def times(self) -> StepTimes:
-        """Timed steps at the batch and at twice the batch."""
+        """Time steps at the batch and at twice the batch."""
         memory = self._memory()
         rows = self._timed(self._trial.batch)
-        double: list[list[int]] = []
+        double: list[StepRow] = []
         with contextlib.suppress(*OUT_OF_MEMORY):
             double = self._timed(2 * self._trial.batch)
         return StepTimes(
-            step_ns=tuple(row[1] - row[0] for row in rows),
-            input_ns=tuple(row[2] for row in rows),
-            double_batch_step_ns=tuple(row[1] - row[0] for row in double),
+            step_ns=tuple(row.end_ns - row.begin_ns for row in rows),
+            input_ns=tuple(row.input_ns for row in rows),
+            double_batch_step_ns=tuple(row.end_ns - row.begin_ns for row in double),
             memory=memory,
         )
 
@@ -87,8 +89,8 @@ class Bench:
     def _micro(self, batch: int) -> int:
         return max(1, batch // self._plan.spec.accumulation_steps)
 
-    def _timed(self, batch: int) -> list[list[int]]:
-        """records.STEP_FIELDS of some steps."""
+    def _timed(self, batch: int) -> list[StepRow]:
+        """Rows of some steps."""
         loop, _ = self._loop(batch)
         clock = self._device.clock
         for _ in range(WARMUP):
@@ -96,10 +98,10 @@ class Bench:
         with clock.window(STEPS * loop.stamps):
             rows = [loop.stamped() for _ in range(STEPS)]
             self._device.synchronize()
-        return [step_fields(clock.resolve(row)) for row in rows]
+        return [cast("StepRow", step_row(clock.resolve(row))) for row in rows]
 
     def _memory(self) -> tuple[PhaseMemory, ...]:
-        """One step by hand, the device waited for after each phase, as no timed step may."""
+        """Run one step by hand and synchronise after each phase, which a timed step must not do."""
         workload, device = self._workload, self._device
         found: list[PhaseMemory] = []
 

@@ -1,4 +1,4 @@
-"""What one step asks of the device, seen from below autograd: FLOPs, bytes, operators, and costly habits."""
+"""Count one step's FLOPs, bytes and operators below autograd, and note costly habits in the user's code."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import io
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
-from scaling.checkup import Operator, Sighting
+from scaling.records.checkup import Operator, Sighting
 
 FLOAT64 = "float64"
 HOST_SYNC = "host_sync"
@@ -32,14 +33,15 @@ _FREE = ("profiler", "prim")
 _CREATES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh")
 _OPTIMIZERS = "/torch/optim/"
 _DISPATCHING = ("/torch/_compile.py", "/torch/_dynamo/", "/torch/utils/_python_dispatch.py")
+_CHECKPOINT = "/torch/utils/checkpoint.py"
 _OURS = ("/torch/", "/scaling/worker/", "<frozen", "<string>")
 
 
 class Work(TorchDispatchMode):
-    """Counts operators while it is on; views and allocations move nothing and are not counted.
+    """Counts operators while it is active. Views and allocations move no data and are not counted.
 
-    FLOPs are those of torch's own flop counter (`flop_registry`); bytes are those of all tensors
-    that an operator read and wrote.
+    FLOPs come from torch's flop counter (`flop_registry`). Bytes are those of all tensors that an operator read and
+    wrote.
     """
 
     def __init__(self, tracker: ModuleTracker, home: str) -> None:
@@ -48,11 +50,12 @@ class Work(TorchDispatchMode):
         self._home = home
         self._totals: dict[tuple[str, str], list[int]] = collections.defaultdict(lambda: [0, 0, 0])
         self._seen: dict[tuple[str, str, str, str], int] = collections.Counter()
+        self.recomputed_flops = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one operator and note what it was."""
+        """Run one operator and count it."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         packet, name = func._overloadpacket, str(func._overloadpacket).partition(".")[2]  # noqa: SLF001
@@ -63,6 +66,8 @@ class Work(TorchDispatchMode):
         written = [t for t in made if not any(t is g for g in given)] or made
         counter = flop_registry.get(packet)
         flops = int(counter(*args, **kwargs, out_val=result)) if counter else 0
+        if flops and _recomputing():
+            self.recomputed_flops += flops
         layer = self._layer()
         total = self._totals[name, layer]
         total[0] += 1
@@ -79,14 +84,14 @@ class Work(TorchDispatchMode):
         )
 
     def sightings(self) -> tuple[Sighting, ...]:
-        """What was seen, in the order in which it came first."""
+        """Costly habits, in the order of first appearance."""
         return tuple(
             Sighting(what=what, where=where, layer=layer, count=count, detail=detail)
             for (what, where, layer, detail), count in self._seen.items()
         )
 
     def see(self, what: str, layer: str = "", detail: str = "") -> None:
-        """Note something at the line of the user's code that is being run."""
+        """Note something at the current line of the user's code."""
         self._seen[what, _place(), layer, detail] += 1
 
     def _layer(self) -> str:
@@ -107,7 +112,7 @@ class Work(TorchDispatchMode):
             self.see(MIXED_DEVICES, layer, name)
 
     def _is_the_hosts(self, read: torch.Tensor) -> bool:
-        """Whether it lies on the host by design, as Adam's count of its steps does: reading it waits for nothing."""
+        """Whether a tensor lies on the host by design, like Adam's step count, so that reading it does not wait."""
         if self._home != "cpu":
             return read.device.type == "cpu"
         return _innermost_is(_OPTIMIZERS)
@@ -116,7 +121,7 @@ class Work(TorchDispatchMode):
         if target.device.type == "cpu":
             self.see(TO_HOST, layer)
         elif target.device.type == self._home:
-            # A copy from pageable memory waits whatever it was told; one from pinned memory need not.
+            # A copy from pageable memory always waits; one from pinned memory need not.
             if not (torch.cuda.is_available() and source.is_pinned()):
                 self.see(PAGEABLE, layer)
             elif not non_blocking:
@@ -124,13 +129,13 @@ class Work(TorchDispatchMode):
 
 
 class _Watched(io.TextIOBase):
-    """Standard output that notes who writes to it."""
+    """Standard output that reports each line written to it."""
 
     def __init__(self, behind: Any, note: Callable[[], None]) -> None:
         self._behind, self._note = behind, note
 
     def write(self, text: str) -> int:
-        """Pass a text on; a line is one print, however many pieces it comes in."""
+        """Pass text on. Each line counts as one print, even if it comes in pieces."""
         if "\n" in text:
             self._note()
         return int(self._behind.write(text))
@@ -145,8 +150,21 @@ def watching(home: str) -> Iterator[Work]:
         yield work
 
 
+def _recomputing() -> bool:
+    """Whether torch's checkpointing runs a forward again: inside a backward, and with gradients on.
+
+    A backward that makes a graph of itself (create_graph) has gradients on too, but no checkpointing on its stack.
+    """
+    if torch._C._current_graph_task_id() == -1 or not torch.is_grad_enabled():  # noqa: SLF001
+        return False
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001
+    while frame is not None and not frame.f_code.co_filename.endswith(_CHECKPOINT):
+        frame = frame.f_back
+    return frame is not None
+
+
 def _innermost_is(part: str) -> bool:
-    """Whether the innermost frame, but for this file and what torch puts around a dispatch, is in such a file."""
+    """Whether the innermost frame outside this file and torch's dispatching is in a file whose path has `part`."""
     frames = (frame.filename for frame in reversed(traceback.extract_stack()))
     outer = (name for name in frames if name != __file__ and not any(p in name for p in _DISPATCHING))
     return part in next(outer, "")

@@ -1,0 +1,1 @@
+"""The models of conf/model, and the options that change a workload."""

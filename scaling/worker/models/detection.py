@@ -1,8 +1,8 @@
 """Object detection: RT-DETR (Zhao et al. 2024) and YOLOS (Fang et al. 2021).
 
-Both match predictions to objects before the loss (Hungarian matching, on the host: it is in the
-training step, as in real training). In evaluation a forward gives class logits and boxes; what
-a deployment does after that (thresholds, scaling the boxes back) is not part of it.
+Both match predictions to objects before the loss. This Hungarian matching runs on the host, in the training step, as
+in real training. In evaluation a forward gives class logits and boxes; the later work of a deployment (thresholds,
+scaling the boxes back) is not included.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from scaling.worker.models.extra import adamw, transformers
-from scaling.worker.workload import Workload
+from scaling.worker.data.workload import Workload
+from scaling.worker.models.extra import adamw, built, sizes, transformers
 
 CLASSES = 80
-"""Of COCO, RT-DETR's labels; YOLOS keeps the 91 ids of the original numbering."""
+"""Classes of COCO, which RT-DETR uses as labels; YOLOS keeps the 91 ids of the original numbering."""
 COCO_IDS = 91
 
 
 class Detector(nn.Module):
-    """Inputs are (images, labels): the loss while training, (logits, boxes) in evaluation."""
+    """A detector that takes (images, labels). It returns the loss in training, (logits, boxes) in evaluation."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def rtdetr(
     objects: int,
     image: int,
 ) -> Workload:
-    """`block`, `depths`, `widths`: of the ResNet-vd backbone, whose last three stages feed the encoder."""
+    """RT-DETR. `block`, `depths`, `widths` describe the ResNet-vd backbone; its last three stages feed the encoder."""
     package = transformers()
     backbone = package.RTDetrResNetConfig(
         layer_type=block,
@@ -57,7 +57,9 @@ def rtdetr(
         downsample_in_first_stage=False,
         out_features=["stage2", "stage3", "stage4"],
     )
-    config = package.RTDetrConfig(
+    model = built(
+        "RTDetr",
+        "ForObjectDetection",
         backbone_config=backbone,
         encoder_in_channels=list(widths)[1:],
         decoder_layers=decoder_layers,
@@ -65,7 +67,7 @@ def rtdetr(
         num_queries=queries,
         num_labels=CLASSES,
     )
-    module = Detector(package.RTDetrForObjectDetection(config))
+    module = Detector(model)
     return _detector(module, (image, image), objects, CLASSES)
 
 
@@ -81,19 +83,17 @@ def yolos(
     height: int,
     image: int,
 ) -> Workload:
-    """`position_grid`: pixels (height, width) whose patches have position embeddings; other sizes interpolate."""
-    package = transformers()
-    config = package.YolosConfig(
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=feedforward,
+    """YOLOS. `position_grid`: image size (height, width) of the position embeddings; other sizes interpolate them."""
+    model = built(
+        "Yolos",
+        "ForObjectDetection",
+        **sizes(width, layers, heads, feedforward),
         image_size=list(position_grid),
         num_detection_tokens=queries,
         use_mid_position_embeddings=middle_positions,
         num_labels=COCO_IDS,
     )
-    return _detector(Detector(package.YolosForObjectDetection(config)), (height, image), objects, COCO_IDS)
+    return _detector(Detector(model), (height, image), objects, COCO_IDS)
 
 
 def _detector(module: nn.Module, size: tuple[int, int], objects: int, classes: int) -> Workload:

@@ -1,4 +1,4 @@
-"""What the presets of known models share: transformers by its config classes, and its outputs as tensors."""
+"""Shared by the presets of known models: import transformers, reduce its outputs to tensors, make optimizers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scaling.errors import InputError
 
 
 def transformers() -> Any:
-    """The package, quiet; InputError says how to get it. Only configs and modules are used: nothing is downloaded."""
+    """The transformers package, silenced. InputError if it is missing. Models are built from configs, no downloads."""
     try:
         package: Any = importlib.import_module("transformers")
     except ImportError as error:
@@ -24,8 +24,25 @@ def transformers() -> Any:
     return package
 
 
+def sizes(width: int, layers: int, heads: int, feedforward: int) -> dict[str, int]:
+    """A transformer's sizes by the names that most configs of transformers have for them."""
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "intermediate_size": feedforward,
+    }
+
+
+def built(family: str, head: str, **config: Any) -> nn.Module:
+    """The model `<family><head>` of transformers with new weights, from `<family>Config(**config)`."""
+    package = transformers()
+    made = getattr(package, f"{family}Config")(**config)
+    return getattr(package, f"{family}{head}")(made)  # type: ignore[no-any-return]
+
+
 class Logits(nn.Module):
-    """A model of transformers whose output is its logits alone."""
+    """A model of transformers that returns only its logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -37,10 +54,10 @@ class Logits(nn.Module):
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """As transformers are trained: two states a parameter. The rate keeps long runs on made-up data finite."""
+    """AdamW, usual for transformers: two states a parameter. The low rate keeps long runs on random data finite."""
     return torch.optim.AdamW(parameters, lr=1e-6)
 
 
 def momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """As convolutional networks are trained: one state a parameter."""
+    """SGD with momentum, usual for convolutional networks: one state a parameter."""
     return torch.optim.SGD(parameters, lr=1e-5, momentum=0.9)

@@ -7,7 +7,7 @@ import functools
 import torch
 from torch import nn
 
-from scaling.worker.workload import Workload, sgd
+from scaling.worker.data.workload import Workload, sgd
 
 
 def build(image: int, channels: int, hidden: int, classes: int) -> Workload:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from scaling.worker.models.extra import Logits, adamw, transformers
-from scaling.worker.workload import Workload
+from scaling.worker.data.workload import Workload
+from scaling.worker.models.extra import Logits, adamw, built, sizes
 
 MASKED = 0.15
-"""Of BERT's tokens: hidden from it, and asked for."""
+"""Share of BERT's tokens that are masked and predicted."""
 IGNORED = -100
-"""A target that cross_entropy leaves out."""
+"""Target value that cross_entropy ignores."""
 
 
 def gpt2(width: int, layers: int, heads: int, vocabulary: int, context: int, sequence: int) -> Workload:
-    """Next-token prediction over `sequence` tokens of at most `context`."""
-    package = transformers()
-    config = package.GPT2Config(
+    """GPT-2: next-token prediction over `sequence` tokens, at most `context`."""
+    model = built(
+        "GPT2",
+        "LMHeadModel",
         n_embd=width,
         n_layer=layers,
         n_head=heads,
@@ -27,7 +28,7 @@ def gpt2(width: int, layers: int, heads: int, vocabulary: int, context: int, seq
         bos_token_id=vocabulary - 1,
         eos_token_id=vocabulary - 1,
     )
-    return _next_token(Logits(package.GPT2LMHeadModel(config)), vocabulary, sequence)
+    return _next_token(Logits(model), vocabulary, sequence)
 
 
 def llama(
@@ -42,33 +43,29 @@ def llama(
     context: int,
     sequence: int,
 ) -> Workload:
-    """As `gpt2`; `tied`: the last layer shares the embedding's weights. `head` is the width of one."""
-    package = transformers()
-    config = package.LlamaConfig(
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
+    """Llama: next-token prediction. `tied`: the last layer shares the embedding's weights. `head`: a head's width."""
+    model = built(
+        "Llama",
+        "ForCausalLM",
+        **sizes(width, layers, heads, feedforward),
         num_key_value_heads=key_value_heads,
         head_dim=head,
-        intermediate_size=feedforward,
         vocab_size=vocabulary,
         tie_word_embeddings=tied,
         max_position_embeddings=context,
         use_cache=False,
     )
-    return _next_token(Logits(package.LlamaForCausalLM(config)), vocabulary, sequence)
+    return _next_token(Logits(model), vocabulary, sequence)
 
 
 def bert(
     width: int, layers: int, heads: int, feedforward: int, vocabulary: int, context: int, sequence: int
 ) -> Workload:
-    """Prediction of masked tokens."""
-    package = transformers()
-    config = package.BertConfig(
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=feedforward,
+    """BERT: prediction of masked tokens."""
+    model = built(
+        "Bert",
+        "ForMaskedLM",
+        **sizes(width, layers, heads, feedforward),
         vocab_size=vocabulary,
         max_position_embeddings=context,
     )
@@ -77,11 +74,17 @@ def bert(
     def make_batch(n: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = torch.randint(vocabulary, (n, sequence), generator=generator)
         hidden = torch.rand(n, sequence, generator=generator) < MASKED
-        hidden[:, 0] = True  # never none at all, of which a mean would be no number
+        hidden[:, 0] = True  # mask at least one token, since the mean over none is NaN
         return tokens.masked_fill(hidden, mask_token), tokens.masked_fill(~hidden, IGNORED)
 
-    module = Logits(package.BertForMaskedLM(config))
-    return Workload(module=module, make_batch=make_batch, loss=_cross_entropy, optimizer=adamw)
+    module = Logits(model)
+    return Workload(
+        module=module,
+        make_batch=make_batch,
+        loss=_cross_entropy,
+        optimizer=adamw,
+        tokens_per_sample=sequence,
+    )
 
 
 def _next_token(module: nn.Module, vocabulary: int, sequence: int) -> Workload:
@@ -89,9 +92,15 @@ def _next_token(module: nn.Module, vocabulary: int, sequence: int) -> Workload:
         tokens = torch.randint(vocabulary, (n, sequence + 1), generator=generator)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
-    return Workload(module=module, make_batch=make_batch, loss=_cross_entropy, optimizer=adamw)
+    return Workload(
+        module=module,
+        make_batch=make_batch,
+        loss=_cross_entropy,
+        optimizer=adamw,
+        tokens_per_sample=sequence,
+    )
 
 
 def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """(n, sequence, vocabulary) against (n, sequence)."""
+    """Loss of logits (n, sequence, vocabulary) against targets (n, sequence)."""
     return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)

@@ -7,7 +7,7 @@ import itertools
 import torch
 from torch import nn
 
-from scaling.worker.workload import Workload, sgd
+from scaling.worker.data.workload import Workload, sgd
 
 
 def build(features: int, width: int, depth: int, classes: int) -> Workload:

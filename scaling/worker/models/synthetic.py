@@ -1,7 +1,7 @@
-"""Real parameters and real DDP traffic, compute made of sleeps.
+"""A model with real parameters and real DDP traffic whose compute is sleeps.
 
-A sleeping rank needs no core, so several ranks are valid on few cores, and the time that
-compute takes is known beforehand.
+A sleeping rank needs no core, so several ranks give valid results on few cores, and the compute time is known
+beforehand.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from scaling.worker.workload import Workload, sgd
+from scaling.worker.data.workload import Workload, sgd
 
 FORWARD_SHARE = 1 / 3
-"""Of a step's compute; backward takes the rest, the usual two to one."""
+"""Share of a step's compute in forward; backward takes the rest, the usual two to one."""
 LATE_MAX_S = 5e-4
-"""More lateness than this is not a timer's but a busy machine's, and stays to be seen."""
+"""Largest lateness of a timer that is made up for. A busy machine causes more, which stays visible."""
 
 
 class Nap:
-    """Sleeps that together last as long as they were asked to.
+    """Sleeps whose total lasts as long as requested.
 
-    A timer wakes its thread late by some 0.1 ms, more where another rank's fires at the same instant, as they
-    do once communication has aligned the ranks. Over the many short sleeps of a step that would add up to what looks
-    like compute slowed down by communication; so a sleep is shortened by the lateness of the one before.
+    A timer wakes its thread about 0.1 ms late, and later if another rank's timer fires at the same instant, as happens
+    once communication has aligned the ranks. Over the many short sleeps of a step this would look like compute slowed
+    down by communication. Each sleep is therefore shortened by the lateness of the one before.
     """
 
     def __init__(self) -> None:
         self._owed_s = 0.0
 
     def __call__(self, seconds: float) -> None:
-        """Sleep, less what the last sleep took too long."""
+        """Sleep, shortened by the lateness of the last sleep."""
         wanted = seconds - self._owed_s
         begin = time.perf_counter()
         if wanted > 0:
@@ -67,7 +67,7 @@ class _Layer(nn.Module):
 
 
 def build(param_mb: float, layers: int, compute_ms: float, reference_batch: int) -> Workload:
-    """`param_mb` MiB of fp32 in equal layers; a step of `reference_batch` samples sleeps `compute_ms`."""
+    """A model with `param_mb` MiB of fp32 in equal layers. A step of `reference_batch` samples sleeps `compute_ms`."""
     elements = max(1, round(param_mb * 2**20 / 4 / layers))
     seconds_a_sample = compute_ms / 1e3 / reference_batch / layers
 

@@ -7,35 +7,37 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from scaling.worker.models.extra import Logits, adamw, momentum, transformers
-from scaling.worker.workload import MakeOptimizer, Workload
+from scaling.worker.data.workload import MakeOptimizer, Workload
+from scaling.worker.models.extra import Logits, adamw, built, momentum, sizes
 
 
 def resnet(block: str, depths: Sequence[int], widths: Sequence[int], image: int, classes: int) -> Workload:
-    """`block` is `basic` or `bottleneck`; `depths` and `widths` (output channels) have one entry a stage."""
-    package = transformers()
-    config = package.ResNetConfig(
-        layer_type=block, depths=list(depths), hidden_sizes=list(widths), num_labels=classes
+    """ResNet. `block` is `basic` or `bottleneck`; `depths` and `widths` (output channels) have one entry a stage."""
+    model = built(
+        "ResNet",
+        "ForImageClassification",
+        layer_type=block,
+        depths=list(depths),
+        hidden_sizes=list(widths),
+        num_labels=classes,
     )
-    module = Logits(package.ResNetForImageClassification(config))
+    module = Logits(model)
     return _classifier(module, image, classes, momentum)
 
 
 def vit(
     patch: int, width: int, layers: int, heads: int, feedforward: int, image: int, classes: int
 ) -> Workload:
-    """An image is (image / patch)^2 tokens and one more, each `width` wide."""
-    package = transformers()
-    config = package.ViTConfig(
+    """ViT. An image becomes (image / patch)^2 tokens and a class token, each `width` wide."""
+    model = built(
+        "ViT",
+        "ForImageClassification",
+        **sizes(width, layers, heads, feedforward),
         image_size=image,
         patch_size=patch,
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=feedforward,
         num_labels=classes,
     )
-    return _classifier(Logits(package.ViTForImageClassification(config)), image, classes, adamw)
+    return _classifier(Logits(model), image, classes, adamw)
 
 
 def _classifier(module: nn.Module, image: int, classes: int, optimizer: MakeOptimizer) -> Workload:

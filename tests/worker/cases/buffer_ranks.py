@@ -13,13 +13,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from scaling.cases import Case, Variant
-from scaling.config import requests
+from scaling.config.compose import requests
+from scaling.spec.cases import Case, Variant
+from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.devices import Device
 from scaling.worker.cases.training import Training
-from scaling.worker.clock import now_ns
-from scaling.worker.devices import Device
-from scaling.worker.groups import make_groups
-from scaling.worker.workload import Workload, sgd
+from scaling.worker.data.workload import Workload, sgd
+from scaling.worker.parallel.groups import make_groups
 
 TIMEOUT = timedelta(seconds=20)
 FEW, TOO_MANY, NO_BATCH = 4, 16, 32

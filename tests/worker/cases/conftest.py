@@ -6,14 +6,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from scaling.config import requests
+from scaling.config.compose import requests
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.memory import NoLimit
 from scaling.worker.cases.runner import Jury
 from scaling.worker.cases.training import Training
-from scaling.worker.control import Control
-from scaling.worker.devices import Device
-from scaling.worker.groups import Group
-from scaling.worker.memory import NoLimit
-from scaling.worker.workload import Workload, sgd
+from scaling.worker.data.workload import Workload, sgd
+from scaling.worker.parallel.groups import Group
+from scaling.worker.session.control import Control
 
 LOCAL = ("model=mlp", "topology=local", "topology.device=cpu", "topology.ranks_per_host=1", "world_sizes=[1]")
 

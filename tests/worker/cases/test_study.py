@@ -6,12 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from scaling.store import RunFolder
+from scaling.records.format import SCHEMA, ClockRecord, HeadRecord, PlainRow
+from scaling.records.paths import RunFolder
+from scaling.spec.plan import make_plan
+from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.memory import NoLimit
 from scaling.worker.cases.study import CHANGE_S, Study
-from scaling.worker.clock import now_ns
-from scaling.worker.devices import Device
-from scaling.worker.memory import NoLimit
-from scaling.worker.progress import COMPILE_S
+from scaling.worker.session.progress import COMPILE_S
 
 ROUNDS = 3
 
@@ -26,7 +28,7 @@ class Idle:
     open = bare = settle = use = alone = together = drop = close = nothing
 
     def run(self, _arm, steps, _lead_in):
-        return [[now_ns(), now_ns()] for _ in range(steps)]
+        return [PlainRow(now_ns(), now_ns()) for _ in range(steps)]
 
 
 @pytest.fixture
@@ -37,22 +39,27 @@ def told(control, a_spec, tmp_path):
         words = []
         folder = RunFolder(tmp_path / "run").launch(0)
         folder.path.mkdir(parents=True)
-        launch = SimpleNamespace(
-            spec=a_spec("measure=quick", f"measure.rounds_max={ROUNDS}", *overrides),
+        spec = a_spec("measure=quick", f"measure.rounds_max={ROUNDS}", *overrides)
+        session = SimpleNamespace(
+            spec=spec,
+            plan=make_plan(spec, run_id="run", created="", version=""),
             control=control,
             device=Device(),
             rank=0,
             world=1,
             folder=folder,
             trials=(SimpleNamespace(world_size=1),),
-            head=lambda: {"rank": 0, "host": 0},
-            clock=lambda _at: None,
-            note_memory=lambda: None,
+            lead=True,
+            launch_head=lambda **_: HeadRecord(schema=SCHEMA, rank=0, host=0),
+            compare_clocks=lambda at: ClockRecord(at=at, offset_ns=0, bound_ns=0, time_ns=now_ns()),
+            record_memory=lambda: None,
+            timed=lambda _key, _step_s: None,
+            untimed=lambda: None,
         )
-        launch.progress = lambda stage, rounds=0.0, _elapsed_s=0.0, _left_s=None, expected_s=None: (
+        session.progress = lambda stage, rounds=0.0, _elapsed_s=0.0, _left_s=None, expected_s=None: (
             words.append((stage, rounds, expected_s))
         )
-        Study(launch, Idle(), NoLimit(), None).run()
+        Study(session, Idle(), NoLimit(), None).run()
         return words
 
     return study

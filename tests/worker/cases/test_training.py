@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.gloo_ranks import run_ranks
 
-from scaling.cases import Case, Variant, variants
-from scaling.store import RunFolder
+from scaling.records.paths import RunFolder
+from scaling.spec.cases import Case, Variant, variants
+from scaling.worker.accelerator.devices import Device
 from scaling.worker.cases import _runner
-from scaling.worker.devices import Device
-from scaling.worker.launch import Launch
-from scaling.worker.workload import Workload, sgd
+from scaling.worker.data.workload import Workload, sgd
+from scaling.worker.session.session import LaunchSession
 
 PLAIN = Variant(precision="fp32", autocast=False)
 
@@ -112,6 +109,7 @@ def test_and_where_it_varies_in_those_cases_alone(calls):
     assert calls("checkpointing=true", "vary.checkpointing=[false,true]") == [1, 1, 2, 1, 2]
 
 
+@pytest.mark.slow
 def test_a_launch_by_cases_leaves_checkpointing_to_them(a_spec, tmp_path):
     def recomputed(*overrides):
         folder = RunFolder(tmp_path / overrides[0]).launch(0)
@@ -119,8 +117,9 @@ def test_a_launch_by_cases_leaves_checkpointing_to_them(a_spec, tmp_path):
         launch = SimpleNamespace(
             spec=a_spec("model=resnet50", "threads=2", *overrides), folder=folder, rank=0, host=0
         )
-        launch.device, launch.progress = Device(), lambda _word: None
-        module = Launch.open(launch).module
+        launch.device, launch.progress = Device(), lambda _stage: None
+        launch.record_environment = lambda *_: None
+        module = LaunchSession.open_workload(launch).module
         return sum("forward" in vars(block) for block in module.modules())
 
     assert recomputed("checkpointing=true") > 0
@@ -158,31 +157,8 @@ def test_batches_come_in_the_memory_format_that_is_set(task, channels_last, a_sp
     assert workload.module.found == {channels_last}
 
 
+@pytest.mark.slow
 def test_after_one_rank_ran_out_of_memory_a_common_step_of_a_model_with_buffers_ends(tmp_path):
-    script = Path(__file__).with_name("buffer_ranks.py")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(script.parents[3]),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "OMP_NUM_THREADS": "1",
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(tmp_path / "store")],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for rank, process in enumerate(ranks):
-            out, errors = process.communicate(timeout=120)
-            assert process.returncode == 0, errors
-            found = json.loads(out.splitlines()[-1])
-            assert found["fits"] == [rank == 0, True] * 4
-            assert max(found["took_ns"]) < 10e9  # the groups' timeout is twice that
-    finally:
-        for process in ranks:
-            process.kill()
+    found = run_ranks(Path(__file__).with_name("buffer_ranks.py"), 2, tmp_path / "store")
+    assert [rank["fits"] for rank in found] == [[True] * 8, [False, True] * 4]
+    assert max(max(rank["took_ns"]) for rank in found) < 10e9  # the groups' timeout is twice that

@@ -7,16 +7,17 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from scaling.checkup import SCHEMA, RankCheck
+from scaling.records.checkup import SCHEMA, RankCheck
+from scaling.worker.accelerator.devices import Device
 from scaling.worker.checks.checkup import OTHERS_S, Checkup
-from scaling.worker.control import Control
-from scaling.worker.devices import Device
-from scaling.worker.workload import Workload, sgd
+from scaling.worker.data.workload import Workload, sgd
+from scaling.worker.session.control import Control
 
 
 def test_a_word_before_every_pair():
     words = []
-    doctor = SimpleNamespace(control=Control(dist.HashStore(), 0), world=1, _word=words.append)
+    session = SimpleNamespace(control=Control(dist.HashStore(), 0), world=1, say=words.append)
+    doctor = SimpleNamespace(_session=session)
     for index in range(3):
         Checkup._turn(doctor, index)
     assert words == ["0 pairs done", "1 pairs done", "2 pairs done"]
@@ -36,12 +37,12 @@ def test_a_word_before_every_step_of_every_format_and_then_time_for_slower_ranks
 
     doctor = SimpleNamespace(
         _build=build,
-        device=Device(),
-        spec=SimpleNamespace(seed=0),
-        trial=SimpleNamespace(batch=4),
-        found=RankCheck(schema=SCHEMA, rank=0, host=0, stage="", facts={}),
+        _session=SimpleNamespace(say=lambda what, expected_s=None: words.append((what, expected_s))),
+        _device=Device(),
+        _spec=SimpleNamespace(seed=0),
+        _trial=SimpleNamespace(batch=4),
+        _found=RankCheck(schema=SCHEMA, rank=0, host=0, stage="", facts={}),
         _note=lambda **found: noted.update(found),
-        _word=lambda what, expected_s=None: words.append((what, expected_s)),
     )
     Checkup._parity(doctor, ("fp32",))
     said = [what for what, _ in words]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
+from scaling.worker.accelerator.devices import Device
 from scaling.worker.checks.facts import facts, numbers, ranges
-from scaling.worker.devices import Device
 
 
 def write(root, path, text):

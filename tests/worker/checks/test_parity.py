@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from scaling.worker.accelerator.devices import Device
 from scaling.worker.checks.parity import Parity
-from scaling.worker.devices import Device
-from scaling.worker.workload import Workload, sgd
+from scaling.worker.data.workload import Workload, sgd
 
 FORMATS = ("fp32", "bf16")
 
@@ -116,6 +116,7 @@ def test_a_format_that_memory_does_not_suffice_for_is_left_out():
     assert parity.left_out == {"bf16": "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."}
 
 
+@pytest.mark.slow
 def test_without_float64_bits_are_still_compared_and_distances_are_not():
     parity = Parity(factory(no_room_for(torch.float64)), Device(), seed=0, batch=8)
     (found,) = parity.record(("fp32",))
@@ -167,6 +168,7 @@ class OwnGenerator(Device):
         self.generator.set_state(states[1])
 
 
+@pytest.mark.slow
 def test_the_search_for_a_loss_scale_leaves_a_device_s_dropout_where_it_was():
     device = OwnGenerator()
 

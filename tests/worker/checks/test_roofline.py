@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scaling.config import requests
-from scaling.plan import make_plan
-from scaling.store import RunFolder
+from scaling.config.compose import requests
+from scaling.records.paths import RunFolder
+from scaling.spec.plan import make_plan
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.checkup import Checkup
 from scaling.worker.checks.roofline import note_roofline
 from scaling.worker.checks.steps import Bench
-from scaling.worker.devices import Device
-from scaling.worker.precision import Precision
-from scaling.worker.workload import Workload, sgd
+from scaling.worker.data.workload import Workload, sgd
 
 LOCAL = ("model=mlp", "topology=local", "topology.device=cpu", "topology.ranks_per_host=1", "world_sizes=[1]")
 
@@ -42,10 +42,14 @@ def raising(error):
     )
 
 
+def rank_of(plan, folder):
+    return SimpleNamespace(plan=plan, folder=folder, device=Device(), rank=0)
+
+
 @pytest.mark.parametrize("error", [AssertionError(), ValueError("a tensor of ours"), KeyError("mode")])
 def test_the_run_goes_on_without_a_roofline(plan, tmp_path, capsys, error):
     folder, workload = RunFolder(tmp_path).launch(0), raising(error)
-    note_roofline(plan, folder, workload, Device(), Precision("fp32", "cpu"), 0)
+    note_roofline(rank_of(plan, folder), workload, Precision("fp32", "cpu"))
     assert f"no roofline: {type(error).__name__}: " in capsys.readouterr().out
     assert not folder.roofline(0).exists()
     assert all(p.grad is None for p in workload.module.parameters())
@@ -53,7 +57,9 @@ def test_the_run_goes_on_without_a_roofline(plan, tmp_path, capsys, error):
 
 def test_the_doctor_notes_what_the_step_raised(plan):
     noted = {}
-    doctor = SimpleNamespace(plan=plan, trial=plan.trials[0], device=Device(), rank=0, _note=noted.update)
+    doctor = SimpleNamespace(
+        _session=rank_of(plan, None), _device=Device(), _trial=plan.trials[0], _note=noted.update
+    )
     Checkup._model(doctor, raising(AssertionError("no such mode")), Precision("fp32", "cpu"))
     assert noted["model_error"] == "AssertionError: no such mode (parameters on cpu)"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from scaling.worker.checks import work as checks
@@ -42,6 +43,23 @@ def test_flops_are_those_of_torchs_own_counter():
     with watching("cpu") as work:
         step(module, inputs)
     assert sum(o.flops for o in work.operators()) == expected.get_total_flops() > 0
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_forward_that_checkpointing_runs_again_is_told_from_the_step(use_reentrant):
+    first, block = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+    inputs = torch.randn(16, 8)
+
+    def counted(through):
+        with watching("cpu") as work:
+            step(lambda x: through(first(x)), inputs)
+        return sum(o.flops for o in work.operators()), work.recomputed_flops
+
+    plain, none = counted(block)
+    flops, again = counted(lambda x: checkpoint(block, x, use_reentrant=use_reentrant))
+    assert none == 0
+    assert again == 2 * 2 * 16 * 8 * 8  # both layers' forward
+    assert flops == plain + again
 
 
 def test_bytes_are_those_read_and_written_and_views_are_free():

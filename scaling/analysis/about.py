@@ -1,0 +1,102 @@
+"""What is said of a run as a whole: what was run, how it ended, and how good its numbers are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from scaling.analysis.decompose import own
+from scaling.analysis.quality import contention, launches
+from scaling.analysis.results import NcclLog, PeakMemory, Point, Quality, RunInfo, TrialStatus
+from scaling.analysis.results.measured import LAUNCHES_MIN
+from scaling.records.tables import Tables
+from scaling.spec.plan import Plan
+from scaling.units import format_duration
+
+TARGETS = (5.0, 2.0, 1.0, 0.5)
+"""Half-widths of the efficiency that are worth aiming at, percentage points."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the launches ended, and what they left beside the tables."""
+
+    duration_s: float
+    launches: int
+    trials: tuple[TrialStatus, ...]
+    warnings: tuple[str, ...] = ()
+    memory: Mapping[int, PeakMemory] = field(default_factory=dict)
+    """By world size: the rank with the largest peak."""
+    device_name: str = ""
+    nccl: NcclLog | None = None
+    device_clock_bound_ns: int | None = None
+    """Largest error over ranks of a device event's time on the host's clock; 0: stamps are the host's own."""
+    stolen: tuple[contention.Stolen, ...] = ()
+
+
+def run_info(plan: Plan, *, duration_s: float, launches: int, device_name: str = "") -> RunInfo:
+    """What was run and on what: the plan's names, and how long it took in how many launches."""
+    spec = plan.spec
+    return RunInfo(
+        id=plan.id,
+        model=spec.model.name,
+        topology=spec.topology.name,
+        precision=spec.precision,
+        mode=spec.mode,
+        task=spec.task,
+        backend=spec.topology.backend,
+        device=spec.topology.device,
+        started=plan.created,
+        duration_s=duration_s,
+        synthetic=spec.model.synthetic,
+        launches=launches,
+        device_name=device_name,
+    )
+
+
+def quality(
+    tables: Tables,
+    plan: Plan,
+    ending: Ending,
+    points: tuple[Point, ...],
+    said: tuple[str, ...],
+) -> Quality:
+    """What reduces confidence in the numbers. `said`: further warnings, put after those about missing records."""
+    bounds = [rank.clock_bound_ns for rank in tables.ranks if rank.clock_bound_ns is not None]
+    return Quality(
+        contended_blocks=contention.count(tables.blocks)[0],
+        dropped_samples=tables.dropped_samples,
+        dropped_blocks=tables.dropped_blocks,
+        clock_bound_us=max(bounds) / 1e3 if bounds else None,
+        device_clock_bound_us=ending.device_clock_bound_ns / 1e3 if ending.device_clock_bound_ns else None,
+        reached=own.reached(points) if plan.own_loop else _reached(tables, points),
+        warnings=(
+            *map(str, tables.gaps),
+            *said,
+            *contention.warnings(tables.blocks, plan, ending.stolen),
+            *own.pauses(tables),
+            *ending.warnings,
+        ),
+    )
+
+
+def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
+    """The efficiency's half-width at the largest world size, and what the next smaller one would take."""
+    known = [p for p in points if p.world_size > 1 and p.efficiency and p.efficiency.half_width is not None]
+    if not known:
+        return ()
+    found = known[-1].efficiency
+    assert found is not None
+    assert found.half_width is not None
+    half, units = found.half_width * 100, found.n
+    many = tables.blocks["launch"].n_unique()
+    # From LAUNCHES_MIN launches on, the launches are resampled, and more rounds would not help.
+    unit = "launches" if many >= LAUNCHES_MIN and units <= many else "rounds"
+    text = f"efficiency at {known[-1].world_size} ranks is known to ±{half:.2g} points from {units} {unit}"
+    target = next((width for width in TARGETS if width < half / 1.2), None)
+    if target is None:
+        return (text,)
+    more = math.ceil(units * (half / target) ** 2)
+    took_s = launches.span_ns(tables.blocks) / 1e9 / units
+    return (f"{text}; ±{target:g} would take about {more} {unit} ({format_duration(more * took_s)})",)

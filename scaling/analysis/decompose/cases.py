@@ -1,0 +1,231 @@
+"""Results of runs by cases: percentiles of latency, throughput by batch with its knee, memory.
+
+The unit is the round, as everywhere: requests that follow each other are correlated, so percentiles are over all
+requests, and their intervals resample whole rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from scaling.analysis.about import Ending, quality, run_info
+from scaling.analysis.results import (
+    SCHEMA,
+    Analysis,
+    Fabric,
+    Fits,
+    InferenceCase,
+    LargestBatch,
+    Latency,
+    Measured,
+    TrainingCase,
+)
+from scaling.analysis.statistics.percentiles import percentiles
+from scaling.analysis.statistics.rounds import MS, Floats, Rounds, drawn, resampling_weights
+from scaling.records.tables import Tables
+from scaling.spec.batch_search import FITS, Largest, step
+from scaling.spec.cases import LATENCY, THROUGHPUT, TRAINING, Case, cases
+from scaling.spec.ended import LEFT_OUT, Outcome
+from scaling.spec.plan import Plan
+
+KNEE = 0.95
+"""The knee is the smallest batch with this share of the best throughput."""
+
+Row = TypeVar("Row", InferenceCase, TrainingCase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseFiles:
+    """What the launches of a run by cases left beside the rank files."""
+
+    outcomes: tuple[Outcome, ...]
+    largest: Largest | None
+
+
+def analyze_cases(tables: Tables, plan: Plan, ending: Ending, files: CaseFiles) -> Analysis:
+    """The whole of analysis.json for a run by cases."""
+    spec = plan.spec
+    listed = cases(spec, files.largest.rungs() if files.largest else None)
+    ended = {(o.world_size, o.case): o for o in files.outcomes}
+    rows = tables.blocks.join(tables.steps, on=["launch", "rank", "block"], suffix="_step")
+    inference: list[InferenceCase] = []
+    training: list[TrainingCase] = []
+    for n in spec.world_sizes:
+        for index, case in enumerate(listed):
+            here = whole_rounds(rows.filter((pl.col("world_size") == n) & (pl.col("case") == index)), n)
+            held = plan.content.holds(n) and plan.content.has_batch(case.batch)
+            missing = Outcome(world_size=n, case=index, status="lost" if held else LEFT_OUT)
+            outcome = ended.get((n, index), missing)
+            if spec.task == "inference":
+                inference.append(_inference(here, n, case, outcome, spec.seed))
+            else:
+                training.append(_training(here, n, case, outcome, spec.seed))
+    return Analysis(
+        schema=SCHEMA,
+        run=run_info(
+            plan, duration_s=ending.duration_s, launches=ending.launches, device_name=ending.device_name
+        ),
+        points=(),
+        fabric=Fabric(),
+        fits=Fits(),
+        inference=_kneed(inference),
+        verdicts=(),
+        quality=quality(tables, plan, ending, (), ()),
+        trials=ending.trials,
+        training=_kneed(training),
+        largest_batch=_largest(files.largest),
+    )
+
+
+def whole_rounds(rows: pl.DataFrame, n: int) -> pl.DataFrame:
+    """Rows of rounds with records of all `n` ranks; with a rank missing, a sum over ranks would be too small."""
+    return rows.filter(pl.col("rank").n_unique().over("launch", "round", "arm") == n)
+
+
+def _case(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome) -> dict[str, Any]:
+    """The fields of a CaseResult that are known without measuring."""
+    return {
+        "world_size": n,
+        "batch": case.batch,
+        "precision": case.variant.precision,
+        "status": _status(rows, outcome),
+        "error": outcome.error,
+    }
+
+
+def _inference(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome, seed: int) -> InferenceCase:
+    variant = case.variant
+    found = InferenceCase(**_case(rows, n, case, outcome), autocast=variant.autocast, compile=variant.compile)
+    if rows.is_empty():
+        return found
+    requests = rows.filter(pl.col("arm") == LATENCY)
+    loaded = rows.filter(pl.col("arm") == THROUGHPUT)
+    return dataclasses.replace(
+        found,
+        latency_ms=_latency(requests, seed),
+        samples_per_s=_throughput(requests if loaded.is_empty() else loaded, seed),
+        peak_bytes=_peak(rows),
+    )
+
+
+def _training(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome, seed: int) -> TrainingCase:
+    variant = case.variant
+    found = TrainingCase(
+        **_case(rows, n, case, outcome),
+        accumulation_steps=variant.accumulation_steps,
+        checkpointing=variant.checkpointing,
+    )
+    steps = rows.filter(pl.col("arm") == TRAINING)
+    if steps.is_empty():
+        return found
+    means = _by_round(
+        steps,
+        step=(pl.col("end_ns_step") - pl.col("begin_ns_step")).mean(),
+        exposed=(pl.col("sync_end_ns") - pl.col("compute_end_ns")).mean(),
+    )
+    rounds = Rounds(means.values, means.launch, seed=seed)
+    return dataclasses.replace(
+        found,
+        step_ms=rounds.ratio("step", scale=MS),
+        samples_per_s=rounds.ratio(lambda m: n * case.batch * 1e9 / m["step"]),
+        exposed_ms=rounds.measure("exposed", scale=MS) if n > 1 else None,
+        peak_bytes=_peak(rows),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Means:
+    values: dict[str, Floats]
+    launch: NDArray[np.int64]
+
+
+def _by_round(rows: pl.DataFrame, **means: pl.Expr) -> _Means:
+    """One value a round: the mean over ranks and steps."""
+    grouped = rows.group_by("launch", "round").agg(**means).sort("launch", "round")
+    return _Means(
+        values={name: grouped[name].to_numpy().astype(float) for name in means},
+        launch=grouped["launch"].to_numpy(),
+    )
+
+
+def _throughput(rows: pl.DataFrame, seed: int) -> Measured | None:
+    """Samples a second of all ranks: each rank's own requests over its own time, summed."""
+    ranks = rows.group_by("launch", "round", "rank", "batch", "steps").agg(
+        (pl.col("end_ns_step") - pl.col("begin_ns_step")).sum().alias("busy_ns")
+    )
+    rate = (pl.col("batch") * pl.col("steps") * 1e9 / pl.col("busy_ns")).sum()
+    means = _by_round(ranks, rate=rate)
+    return Rounds(means.values, means.launch, seed=seed).ratio("rate")
+
+
+def _latency(rows: pl.DataFrame, seed: int) -> Latency:
+    if rows.is_empty():
+        return Latency()
+    keys = rows.select("launch", "round").unique().sort("launch", "round").with_row_index("unit")
+    found = rows.join(keys, on=["launch", "round"])
+    took = (found["end_ns_step"] - found["begin_ns_step"]).to_numpy() / 1e6
+    weights = resampling_weights(keys["launch"].to_numpy(), seed)
+    of = drawn(keys["launch"].to_numpy())
+    p50, p90, p99 = percentiles(took, found["unit"].to_numpy(), weights, (0.5, 0.9, 0.99), of)
+    return Latency(p50=p50, p90=p90, p99=p99)
+
+
+def _status(rows: pl.DataFrame, outcome: Outcome) -> str:
+    """done, or how the case failed."""
+    return "done" if not rows.is_empty() else "lost" if outcome.status == FITS else outcome.status
+
+
+def _peak(rows: pl.DataFrame) -> int | None:
+    """The largest rank's, over all rounds."""
+    peak = rows["peak_bytes"].max()
+    return int(peak) if isinstance(peak, int) and peak > 0 else None
+
+
+def _kneed(rows: list[Row]) -> tuple[Row, ...]:
+    """The rows with the knee of every setting marked, where several batches were measured."""
+    settings: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        settings.setdefault(setting(row), []).append(row)
+    knees = {id(knee) for group in settings.values() if (knee := _knee(group)) is not None}
+    return tuple(dataclasses.replace(row, knee=True) if id(row) in knees else row for row in rows)
+
+
+def setting(row: InferenceCase | TrainingCase) -> tuple[object, ...]:
+    """Everything but the batch: rows with equal settings are compared by batch."""
+    own = (
+        (row.compile, row.autocast)
+        if isinstance(row, InferenceCase)
+        else (row.accumulation_steps, row.checkpointing)
+    )
+    return (row.world_size, row.precision, *own)
+
+
+def _knee(group: list[Row]) -> Row | None:
+    known = sorted((r for r in group if r.samples_per_s is not None), key=lambda r: r.batch)
+    if len(known) < 2:
+        return None
+    best = max(r.samples_per_s.value for r in known if r.samples_per_s)
+    knee = next(r for r in known if r.samples_per_s and r.samples_per_s.value >= KNEE * best)
+    return None if knee is known[-1] else knee  # throughput still grows at the largest batch
+
+
+def _largest(largest: Largest | None) -> tuple[LargestBatch, ...]:
+    if largest is None:
+        return ()
+    return tuple(
+        LargestBatch(
+            **dataclasses.asdict(item.variant),
+            limit_bytes=largest.limit_bytes,
+            found=item.found,
+            proved=item.proved,
+            step=step(item.found, item.variant.accumulation_steps),
+            tries=item.tries,
+        )
+        for item in largest.items
+    )

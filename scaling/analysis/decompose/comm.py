@@ -1,0 +1,65 @@
+"""Gradient traffic of one world size: buckets, bandwidth, and how much of the transfer is hidden behind compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from scaling.analysis.decompose.loss import earlier_transfer, earlier_wait, share_of_wait
+from scaling.analysis.decompose.quantities import TrialRecords
+from scaling.analysis.network.curve import bus_factor
+from scaling.analysis.results import Bucket, Comm, Measured
+from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
+from scaling.spec.plan import Plan
+
+
+def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int, floor: float) -> Comm:
+    """Traffic of a step, from the detailed probe blocks.
+
+    `clock_bound_ns`: error of corrected clocks; `floor`: A/A floor, the fraction to which bandwidth can be known.
+    """
+    n, total = records.trial.world_size, sum(records.bucket_bytes)
+    factor = bus_factor(n)
+    nominal, micro_steps = plan.nominal_bit_s(n), plan.spec.accumulation_steps
+    busy = rounds.measure("busy")
+    # The baseline of an own loop replays each bucket once, however often and in whatever size the loop sends it.
+    again = total / sum(records.replayed) if records.replayed else 1.0
+
+    def rate(formula: Callable[[Means], Floats]) -> Measured | None:
+        """A bandwidth over the link's busy time, which the clocks' error makes uncertain."""
+        found = rounds.ratio(formula)
+        off = clock_bound_ns / busy.value if busy else 0.0
+        return found and found.widened(found.value * off).no_finer(floor)
+
+    buckets = tuple(
+        Bucket(
+            bytes=size,
+            ready_ms=rounds.measure(partial(_ready, f"bucket.{k}.ready", micro_steps), scale=MS),
+            transfer_ms=rounds.measure(f"bucket.{k}.transfer", scale=MS),
+            skew_ms=rounds.measure(f"bucket.{k}.skew", scale=MS),
+        )
+        for k, size in enumerate(records.bucket_bytes)
+    )
+    return Comm(
+        bytes_per_step=total,
+        gradient_bytes=records.gradient_bytes or None,
+        reductions=records.reductions(plan),
+        buckets=buckets,
+        busbw_gbit_s=rate(lambda m: factor * total * 8 / m["busy"]),
+        curve_share=rounds.ratio(lambda m: again * m["replay"] / m["busy"]),
+        nominal_share=None
+        if nominal is None
+        else rate(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal),
+        free_speedup=rounds.ratio(
+            lambda m: 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"] + earlier_transfer(m)))
+        ),
+        hidden_share=rounds.measure(lambda m: 1 - (m["exposed_transfer"] + earlier_transfer(m)) / m["busy"]),
+        least_share=rounds.ratio(lambda m: m["least"] / m["span"]),
+    )
+
+
+def _ready(name: str, micro_steps: int, m: Means) -> Floats:
+    """Ready time since the last micro-step's backward began, ns; `name` counts from its end minus all backwards."""
+    before = (micro_steps - 1) / micro_steps * m["detailed.compute"] + earlier_wait(m)
+    result: Floats = m[name] - (before if micro_steps > 1 else 0.0)
+    return result

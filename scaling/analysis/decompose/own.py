@@ -1,0 +1,173 @@
+"""A probed training loop of one's own: which records are used, and which of them are independent.
+
+The rounds of `scaling run` are separated in time and their arms are in random order, so a round is a unit of
+resampling. The rounds of a loop follow each other directly: what slows one down (another program, a longer sentence, a
+warmer chip) often slows the next one too, and intervals over single rounds would be too narrow. Rounds are therefore
+grouped, twice as many at a time, until the groups' means are no longer autocorrelated (batch means; A. M. Law,
+Simulation Modeling and Analysis, 5th ed., section 9.5.3), or until fewer than UNITS_ENOUGH groups would be left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from scaling.analysis.decompose.quantities import TrialRecords
+from scaling.analysis.quality.launches import of_launches
+from scaling.analysis.results import Point, Verdict
+from scaling.analysis.statistics.rounds import Floats, Rounds
+from scaling.records.format import generation
+from scaling.records.tables import Tables
+from scaling.spec.plan import Plan
+from scaling.spec.schedule import BARE_ONE, PLAIN
+from scaling.units import format_duration
+
+UNITS_ENOUGH = 10
+"""Rounds are not grouped into fewer units than this."""
+FOLLOWS = 1.0
+"""Units count as autocorrelated if their lag-1 autocorrelation exceeds this many standard errors, 1/sqrt(units).
+
+Below the usual 1.96, because grouping too many costs little and grouping too few makes intervals too narrow."""
+
+
+def usable(tables: Tables, plan: Plan) -> Tables:
+    """Blocks that every rank recorded completely, spread evenly over the loop, of launches with the plan's batch.
+
+    A rank that evaluates, saves or fails drops its block, so the other ranks' copies of that block cannot be used. If
+    records were thinned out as the loop went on (scaling.records.format.generation), its denser beginning is thinned
+    out in the same way, so that every part of the training has the same weight.
+    """
+    if others := _others(tables, plan):
+        tables = of_launches(tables, frozenset(tables.blocks["launch"].unique()) - others.keys())
+    world_size, blocks = plan.ranks, tables.blocks
+    whole = (
+        blocks.filter(pl.col("arm") != BARE_ONE)
+        .group_by("launch", "block")
+        .agg(ranks=pl.len(), fewest=pl.col("steps").min(), most=pl.col("steps").max())
+        .filter((pl.col("ranks") == world_size) & (pl.col("fewest") == pl.col("most")))
+        .select("launch", "block")
+    )
+    alone = blocks.filter(pl.col("arm") == BARE_ONE).select("launch", "block")
+    keys = ["launch", "block"]
+    together = blocks.join(pl.concat([whole, alone]).unique(), on=keys, how="semi")
+    last = together.group_by("launch").agg(pl.col("round").max())
+    every = {launch: 2 ** generation(slot) for launch, slot in last.iter_rows()}
+    spacing = pl.col("launch").replace_strict(every, return_dtype=pl.Int64) if every else pl.lit(1)
+    kept = together.filter((pl.col("round") < 0) | (pl.col("round") % spacing == 0)).select(keys).unique()
+    ragged = tables.steps.join(together.select(keys).unique(), on=keys, how="anti").height
+    return dataclasses.replace(
+        tables,
+        blocks=blocks.join(kept, on=keys, how="semi"),
+        steps=tables.steps.join(kept, on=keys, how="semi"),
+        buckets=tables.buckets.join(kept, on=keys, how="semi"),
+        fabric=tables.fabric.join(kept, on=keys, how="semi"),
+        parameters=tables.parameters.join(kept, on=keys, how="semi"),
+        dropped_samples=tables.dropped_samples + ragged,
+    )
+
+
+def independent(values: dict[str, Floats], records: TrialRecords, plan: Plan) -> Rounds:
+    """A trial's rounds, with the units in which they are resampled."""
+    seed = plan.spec.seed
+    if not plan.own_loop:
+        return Rounds(values, records.launches, seed=seed)
+    unit = units(values[PLAIN], records.launches)
+    alone = np.arange(len(unit)) + len(unit)
+    baseline = records.baseline
+    return Rounds(
+        values,
+        records.launches,
+        seed=seed,
+        unit=np.unique(np.where(baseline, alone, unit), return_inverse=True)[1],
+        part=baseline.astype(np.int64),
+    )
+
+
+def units(values: Floats, launch: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The unit of each round. `values`: the mean step of each round in order of time, ns (NaN: none).
+
+    A unit never spans two launches.
+    """
+    size = 1
+    while _count(values, launch, size * 2) >= UNITS_ENOUGH and _follow(values, launch, size):
+        size *= 2
+    return _grouped(launch, size)
+
+
+def reached(points: tuple[Point, ...]) -> tuple[str, ...]:
+    """How precisely the step is known at each world size, and from how many units."""
+    return tuple(
+        f"the step at {p.world_size} ranks is known to ±{100 * p.step_ms.half_width / p.step_ms.value:.2g} % "
+        f"from {p.step_ms.n} stretches of the loop"
+        for p in points
+        if p.step_ms is not None and p.step_ms.half_width is not None
+    )
+
+
+def said(tables: Tables, plan: Plan) -> tuple[str, ...]:
+    """A warning for each launch in the same folder that trained with another batch and is not counted."""
+    return tuple(
+        f"launch {launch} is not counted: it trained with {batch} samples a rank and step, the last launch with "
+        f"{plan.trials[0].batch}"
+        for launch, batch in sorted(_others(tables, plan).items())
+    )
+
+
+def _others(tables: Tables, plan: Plan) -> dict[int, int]:
+    """Launch -> batch, for launches whose batch is not the plan's (the last launch's)."""
+    found = tables.blocks.select("launch", "batch").unique().rows()
+    return {launch: batch for launch, batch in found if batch != plan.trials[0].batch}
+
+
+def pauses(tables: Tables) -> tuple[str, ...]:
+    """A warning about pauses between steps, which are not counted as input."""
+    longest = max((rank.paused_ns for rank in tables.ranks), key=sum, default=())
+    if not longest:
+        return ()
+    pauses = "1 pause" if len(longest) == 1 else f"{len(longest)} pauses"
+    return (
+        f"{pauses} between two steps (evaluation, saving), {format_duration(sum(longest) / 1e9)} in all: "
+        "not counted as part of a step",
+    )
+
+
+def in_code(verdict: Verdict) -> Verdict:
+    """The verdict without overrides of `scaling run`, which a loop of one's own cannot take."""
+    tried = (dataclasses.replace(remedy, overrides="") for remedy in verdict.try_ if remedy.code)
+    return dataclasses.replace(verdict, try_=tuple(tried))
+
+
+def _grouped(launch: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Units of `size` consecutive rounds of a launch; rounds left over at its end join the last unit."""
+    found = np.zeros(len(launch), dtype=np.int64)
+    first = 0
+    for one in np.unique(launch):
+        rounds = np.flatnonzero(launch == one)
+        count = max(1, len(rounds) // size)
+        found[rounds] = first + np.minimum(np.arange(len(rounds)) // size, count - 1)
+        first += count
+    return found
+
+
+def _means(values: Floats, launch: NDArray[np.int64], size: int) -> Floats:
+    of = _grouped(launch, size)
+    there = np.isfinite(values)
+    total = np.bincount(of[there], weights=values[there], minlength=of.max(initial=0) + 1)
+    count = np.bincount(of[there], minlength=of.max(initial=0) + 1)
+    means: Floats = total[count > 0] / count[count > 0]
+    return means
+
+
+def _count(values: Floats, launch: NDArray[np.int64], size: int) -> int:
+    return len(_means(values, launch, size))
+
+
+def _follow(values: Floats, launch: NDArray[np.int64], size: int) -> bool:
+    """Whether the means of units of `size` rounds are autocorrelated."""
+    means = _means(values, launch, size)
+    away = means - means.mean()
+    spread = float(away @ away)
+    return spread > 0 and float(away[1:] @ away[:-1]) / spread > FOLLOWS / len(means) ** 0.5

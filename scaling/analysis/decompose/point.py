@@ -1,0 +1,219 @@
+"""One world size: arms, parts, efficiency, the loss waterfall, communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from scaling.analysis.decompose import own
+from scaling.analysis.decompose.comm import comm
+from scaling.analysis.decompose.cost import cost
+from scaling.analysis.decompose.efficiency import efficiency
+from scaling.analysis.decompose.loss import Link, loss
+from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
+from scaling.analysis.decompose.starvation import loader
+from scaling.analysis.decompose.stragglers import describe, late_ranks
+from scaling.analysis.network.channel import period, period_of_mean
+from scaling.analysis.quality import clocks
+from scaling.analysis.results import ArmTimes, Measured, Overhead, PeakMemory, Point, StepParts
+from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
+from scaling.spec.plan import Plan
+from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
+
+REPLAYED_OFF = 0.01
+"""A replay whose bytes differ by a larger fraction from a step's is not the same traffic."""
+
+
+def point(
+    records: TrialRecords,
+    plan: Plan,
+    *,
+    status: str,
+    warmup_steps: int | None,
+    whole_batch: TrialRecords | None,
+    base_world_size: int = 1,
+    sweep: dict[str, Floats],
+    link: Link | None,
+    clock_bound_ns: int = 0,
+    fed_ns: int = -1,
+    cores: int = 0,
+    memory: PeakMemory | None = None,
+) -> Point:
+    """Everything about one world size.
+
+    `whole_batch`: the trial at `base_world_size`, strong scaling's baseline. Where that is above 1, no rank ran the
+    whole batch alone, and the steps under DDP are the base. `clock_bound_ns`: error of corrected clocks. `fed_ns` and
+    `cores`: see scaling.analysis.decompose.starvation.
+    """
+    trial, spec = records.trial, plan.spec
+    n = trial.world_size
+    if records.index.is_empty():
+        return Point(world_size=n, hosts=trial.hosts, status=status, warmup_steps=warmup_steps)
+    everybody = set(range(n))
+    rounds = own.independent(_arm_values(records, everybody), records, plan)
+    overhead = _overhead(rounds)
+    hosts = [spec.topology.host_of(rank) for rank in range(n)]
+    late = late_ranks(records, rounds, overhead.floor, hosts)
+    typical = everybody - set(late.ranks) if late else everybody
+    rounds = rounds.extend(_arm_values(records, typical, typical_only=True))
+    rounds = rounds.extend(_merged_values(records, typical)).extend(sweep)
+    rounds = rounds.extend(clocks.quantities(records, typical))
+    if whole_batch is not None:
+        whole = whole_batch.arm(BARE_ONE if base_world_size == 1 else PLAIN, rounds=records.index)["step"]
+        rounds = rounds.extend({"whole_batch": base_world_size * whole})
+    strong = spec.mode == "strong"
+    ratio = efficiency(n, strong=strong)
+    samples_per_s = rounds.ratio(lambda m: trial.batch * n * 1e9 / m["plain"]) if trial.batch else None
+    return Point(
+        world_size=n,
+        hosts=trial.hosts,
+        status=status,
+        warmup_steps=warmup_steps,
+        step_ms=rounds.ratio("plain", scale=MS),
+        samples_per_s=samples_per_s,
+        speedup=rounds.ratio(lambda m: n / base_world_size * ratio(m)),
+        efficiency=rounds.ratio(ratio),
+        base_world_size=base_world_size,
+        efficiency_loaded=rounds.ratio(lambda m: m[BARE_ALL] / m["plain"]) if n > 1 else None,
+        arms_ms=ArmTimes(
+            **{name: rounds.ratio(name, scale=MS) for name in (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE)}
+        ),
+        parts_ms=_parts(rounds, n, clock_bound_ns / 1e6),
+        closure=rounds.ratio(lambda m: m["closure"] / m["plain"]),
+        loss=loss(
+            rounds,
+            n,
+            ratio,
+            link,
+            strong=strong,
+            size=records.bucket_bytes,
+            partly=plan.own_loop,
+        )
+        if base_world_size == 1
+        else None,
+        straggler=describe(late, records, typical, rounds) if late else None,
+        overhead=overhead,
+        comm=comm(rounds, records, plan, clock_bound_ns, overhead.floor)
+        if n > 1 and records.bucket_bytes
+        else None,
+        memory=memory or PeakMemory(),
+        loader=loader(records, rounds, plan, fed_ns=fed_ns, cores=cores),
+        clocks=clocks.clocks(records, rounds),
+        cost=cost(
+            rounds,
+            samples=trial.batch * n,
+            ranks=n,
+            samples_per_s=samples_per_s,
+            usd_per_gpu_hour=spec.cost.usd_per_gpu_hour,
+        ),
+    )
+
+
+def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = False) -> dict[str, Floats]:
+    """Steps and phases of every arm, mean over `ranks`; `plain` is always the mean over all ranks."""
+    values: dict[str, Floats] = {}
+    for name, arm, detailed in (
+        (BARE_ONE, BARE_ONE, None),
+        (BARE_ALL, BARE_ALL, None),
+        (DDP_SOLO, DDP_SOLO, None),
+        (PROBE, PROBE, False),
+        ("detailed", PROBE, True),
+    ):
+        found = records.arm(arm, detailed=detailed, ranks=ranks)
+        prefix = f"typical.{name}" if typical_only and name in (PROBE, "detailed") else name
+        values[prefix] = found["step"]
+        for phase in PHASES:
+            values[f"{prefix}.{phase}"] = found[phase]
+    if not typical_only:
+        values[PLAIN] = records.arm(PLAIN)["step"]
+        for half in (0, 1):
+            values[f"plain.{half}"] = records.arm(PLAIN, half=half)["step"]
+    return values
+
+
+def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats]:
+    """Quantities of all ranks together: merged blocks, their replays, and the step simulated for closure."""
+    values = {name: records.per_round(found) for name, found in records.merged.items()}
+    for name, ranks in ((EARLIER, None), (f"typical.{EARLIER}", typical)):
+        values[name] = records.arm(PROBE, detailed=True, ranks=ranks)[EARLIER]
+    mask = np.array([r in typical for r in range(records.trial.world_size)])
+    names = ("sim", "sim_typical", "link_exposed", "sim_free")
+    simulated: dict[str, dict[tuple[int, int], float]] = {name: {} for name in names}
+    for cycle in records.cycles:
+        whole = period(cycle.ready, cycle.compute_end, cycle.transfer, cycle.start)
+        mean, exposed = period_of_mean(mask, cycle.ready, cycle.compute_end, cycle.transfer)
+        simulated["sim"][cycle.key] = float(whole.mean())
+        simulated["sim_typical"][cycle.key] = float(mean.mean())
+        simulated["link_exposed"][cycle.key] = float(exposed.mean())
+        free = period(cycle.ready, cycle.compute_end, np.zeros_like(cycle.transfer), cycle.start)
+        simulated["sim_free"][cycle.key] = float(free.mean())
+    values |= {name: records.per_round(found) for name, found in simulated.items()}
+    values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
+    values["closure"] = records.per_round(_closure(records))
+    return values
+
+
+def _closure(records: TrialRecords) -> dict[tuple[int, int], float]:
+    """The step from ddp_solo's ready times, stretched by each rank's overlap, and replay's bucket times."""
+    sent = sum(records.bucket_bytes)
+    if abs(sum(records.replayed) - sent) > REPLAYED_OFF * sent:  # other traffic than the step's
+        return {}
+    light = records.by_rank(PROBE, detailed=False)
+    both = {name: np.stack([_filled(own) for own in light[name].T]) for name in ("forward", "compute")}
+    found: dict[tuple[int, int], float] = {}
+    for i, key in enumerate(records.keys()):
+        alone, transfer = records.solo.get(key), records.replay.get(key)
+        if alone is None or transfer is None or alone["ready"].shape[1] != len(transfer):
+            continue
+        tail = alone["optimizer"] + alone["host"]
+        before = tail + alone["input"] + both["forward"][:, i]
+        backward = alone["ready"] - (alone["input"] + alone["forward"])[:, None]
+        stretch = both["compute"][:, i] / alone["compute"]
+        ready = before[:, None] + np.maximum(backward, 0.0) * stretch[:, None]
+        compute_end = before + both["compute"][:, i]
+        found[key] = float(period(ready[None], compute_end[None], transfer[None])[0])
+    return found
+
+
+def _filled(values: Floats) -> Floats:
+    """NaN replaced by the mean, since the rounds of an own loop's baseline have no probe arm."""
+    there = np.isfinite(values)
+    return np.where(there, values, values[there].mean()) if there.any() else values
+
+
+def _overhead(rounds: Rounds) -> Overhead:
+    return Overhead(
+        probe_over_plain=rounds.ratio(lambda m: m[PROBE] / m[PLAIN]),
+        aa_floor=rounds.ratio(lambda m: m["plain.1"] / m["plain.0"]),
+    )
+
+
+def _parts(rounds: Rounds, n: int, clock_bound_ms: float) -> StepParts:
+    """Parts of the light probe's step; its wait for communication is split as in the detailed blocks."""
+
+    def split(name: str) -> Callable[[Means], Floats]:
+        return lambda m: m[f"{PROBE}.exposed"] * m[name] / m["exposed_all"]
+
+    def waits(name: str) -> Measured | None:
+        found = ms(split(name)) if n > 1 else None
+        return found and found.widened(clock_bound_ms)
+
+    def ms(formula: Callable[[Means], Floats] | str) -> Measured | None:
+        return rounds.measure(formula, scale=MS)
+
+    def backward(m: Means) -> Floats:
+        """Compute, and the rest of backward after its last bucket."""
+        waited = split("exposed_transfer")(m) + split("exposed_skew")(m) if n > 1 else 0.0
+        result: Floats = m[f"{PROBE}.compute"] + m[f"{PROBE}.exposed"] - waited
+        return result
+
+    return StepParts(
+        input=ms(f"{PROBE}.input"),
+        forward=ms(f"{PROBE}.forward"),
+        backward=ms(backward),
+        exposed_transfer=waits("exposed_transfer"),
+        exposed_skew=waits("exposed_skew"),
+        optimizer=ms(f"{PROBE}.optimizer"),
+        host=ms(f"{PROBE}.host"),
+    )

@@ -1,0 +1,217 @@
+"""One trial's records as named quantities, one value a round, ready for formulas and resampling.
+
+Names are `<arm>` for the step and `<arm>.<phase>` for its phases; the light probe is `probe`,
+the detailed one `detailed`. All in ns, means over the steps of the round's blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from scaling.analysis.statistics.rounds import Floats
+from scaling.spec.plan import Plan, Trial
+from scaling.spec.schedule import BARE_ONE
+
+PHASES = ("input", "forward", "compute", "optimizer", "host", "exposed")
+"""`compute` is backward without the wait for communication, `exposed` is that wait."""
+EARLIER = "earlier_wait"
+"""Part of `exposed` that earlier micro-steps of accumulation waited; 0 where they do not reduce."""
+
+_WAIT = pl.col("sync_end_ns") - pl.col("compute_end_ns") + pl.col("earlier_wait_ns")
+
+DURATIONS = [
+    (pl.col("end_ns") - pl.col("begin_ns")).alias("step"),
+    pl.col("input_ns").alias("input"),
+    pl.col("forward_ns").alias("forward"),
+    (pl.col("backward_ns") - _WAIT).alias("compute"),
+    pl.col("optimizer_ns").alias("optimizer"),
+    (
+        pl.col("end_ns")
+        - pl.col("begin_ns")
+        - pl.col("input_ns")
+        - pl.col("forward_ns")
+        - pl.col("backward_ns")
+        - pl.col("optimizer_ns")
+    ).alias("host"),
+    _WAIT.alias("exposed"),
+    pl.col("earlier_wait_ns").alias(EARLIER),
+]
+_COLUMNS = ("step", *PHASES, EARLIER)
+
+
+MESSAGES = {"powersgd": 3}
+"""Communication hook -> all-reduces of each bucket at most; other hooks have one."""
+SHOWN = {
+    "sm_mhz": pl.Float64,
+    "power_w": pl.Float64,
+    "reasons": pl.Int64,
+    "throttled": pl.Boolean,
+    "device": pl.String,
+}
+"""What telemetry adds to blocks (scaling/analysis/quality/clocks.py)."""
+DEVICE_COLUMNS = {"launch": pl.Int64, "round": pl.Int64, "arm": pl.String, "rank": pl.Int64, **SHOWN}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cycle:
+    """A detailed block's steps as periods, ns; times are defined as in scaling.analysis.network.channel."""
+
+    key: tuple[int, int]
+    """(launch, round)"""
+    ready: Floats  # S x R x K, launches
+    compute_end: Floats  # S x R
+    transfer: Floats  # S x K
+    start: Floats  # S x R
+    input: Floats  # S x R, durations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecords:
+    """What was recorded of one trial, per round and rank."""
+
+    trial: Trial
+    index: pl.DataFrame
+    """(launch, round) of every round with a plain block, and of the baselines of an own loop, in order."""
+    ranks: pl.DataFrame
+    """(launch, round, arm, detailed, rank, half, step, *PHASES): means over a block's steps."""
+    cycles: tuple[Cycle, ...]
+    merged: dict[str, dict[tuple[int, int], float]]
+    """Scalars of the merged detailed blocks by name and round."""
+    bucket_bytes: tuple[int, ...]
+    """Reduced in a step, in the order of reduction."""
+    solo: dict[tuple[int, int], dict[str, Floats]] = field(default_factory=dict)
+    making: dict[str, dict[tuple[int, int], float]] = field(default_factory=dict)
+    """By round: `make` and `make_cpu`, a batch in a data worker; `train_cpu`, a step in the training process.
+
+    Empty for synthetic data.
+    """
+    replay: dict[tuple[int, int], Floats] = field(default_factory=dict)
+    """By round, K: each bucket's transfer time alone, ns."""
+    gradients: tuple[int, ...] = ()
+    """Bytes of each bucket, recorded by ddp_solo; a communication hook may send fewer."""
+    replayed: tuple[int, ...] = ()
+    """Bytes of each message of a replay."""
+    devices: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=DEVICE_COLUMNS))
+    """Blocks with the telemetry of their devices; empty without telemetry."""
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Size of all buckets; 0 where ddp_solo did not run."""
+        return sum(self.gradients)
+
+    def reductions(self, plan: Plan) -> int | None:
+        """How often a step reduces each gradient: 1, unless no_sync is missing in accumulation. None: not known.
+
+        Computed from the number of all-reduces, since a communication hook changes their bytes. For an own loop, whose
+        hook is not known, it is computed from the bytes.
+        """
+        if not self.gradients or not self.bucket_bytes:
+            return None
+        if plan.own_loop:
+            return max(1, round(sum(self.bucket_bytes) / self.gradient_bytes))
+        spec = plan.spec
+        once = MESSAGES.get(spec.ddp.comm_hook, 1) * len(self.gradients)
+        return max(1, min(spec.accumulation_steps, round(len(self.bucket_bytes) / once)))
+
+    @property
+    def launches(self) -> np.ndarray:
+        """Launch of each round."""
+        return self.index["launch"].to_numpy()
+
+    @property
+    def baseline(self) -> np.ndarray:
+        """Whether each round is one of an own loop's baseline, which has other arms than its loop."""
+        return self.index["round"].to_numpy() < 0
+
+    def keys(self) -> list[tuple[int, int]]:
+        """(launch, round) in order."""
+        return [(int(a), int(b)) for a, b in self.index.iter_rows()]
+
+    def per_round(self, values: dict[tuple[int, int], float]) -> Floats:
+        """Align scalars to the rounds; NaN where a round has none."""
+        return np.array([values.get(key, np.nan) for key in self.keys()], dtype=float)
+
+    def arm(
+        self,
+        arm: str,
+        *,
+        detailed: bool | None = None,
+        ranks: set[int] | None = None,
+        half: int | None = None,
+        rounds: pl.DataFrame | None = None,
+    ) -> dict[str, Floats]:
+        """`step`, PHASES and EARLIER, each one value a round: mean over the given ranks, NaN where it is missing.
+
+        In bare_one, a round has the turns of a few ranks only, and some ranks have more turns than others. Each turn is
+        weighted by the inverse of its rank's number of turns, so that all ranks have equal weight (D. G. Horvitz,
+        D. J. Thompson, JASA 47, 1952).
+
+        `rounds`: the index of another trial, to whose rounds the values are aligned; by default this trial's.
+        """
+        rows = self.ranks.filter(pl.col("arm") == arm)
+        if detailed is not None:
+            rows = rows.filter(pl.col("detailed") == detailed)
+        if ranks is not None:
+            rows = rows.filter(pl.col("rank").is_in(list(ranks)))
+        if half is not None:
+            rows = rows.filter(pl.col("half") == half)
+        mean = pl.col(_COLUMNS).mean()
+        if arm == BARE_ONE:
+            rows = rows.with_columns(weight=1 / pl.len().over("rank"))
+            mean = (pl.col(_COLUMNS) * pl.col("weight")).sum() / pl.col("weight").sum()
+        means = rows.group_by("launch", "round").agg(mean)
+        aligned = (self.index if rounds is None else rounds).join(
+            means, on=["launch", "round"], how="left", maintain_order="left"
+        )
+        return {name: aligned[name].cast(pl.Float64).fill_null(float("nan")).to_numpy() for name in _COLUMNS}
+
+    def device(self, name: str, arms: Collection[str], ranks: set[int]) -> Floats:
+        """Mean over ranks of a telemetry value during some arms."""
+        over = self._shown(name, arms, ranks).group_by("launch", "round").agg(pl.col(name).mean())
+        return self.per_round({(a, b): v for a, b, v in over.iter_rows()})
+
+    def boards(self, name: str, arms: Collection[str], ranks: set[int]) -> Floats:
+        """Sum over the ranks' devices, a shared device counted once; only rounds with values of all ranks."""
+        place = ["launch", "round"]
+        device = pl.col("device").fill_null(pl.format("of rank {}", "rank"))
+        shown = self._shown(name, arms, ranks)
+        each = shown.group_by(*place, device).agg(pl.col(name).mean(), ranks=pl.len())
+        over = each.group_by(place).agg(pl.col(name, "ranks").sum()).filter(pl.col("ranks") == len(ranks))
+        return self.per_round({(a, b): v for a, b, v, _ in over.iter_rows()})
+
+    def clock_drop(self, before: Collection[str], after: Collection[str], ranks: set[int]) -> Floats:
+        """1 - f / f_before of the SM clock between arms of a round, mean over the ranks with both values."""
+        both = self._shown("sm_mhz", before, ranks).join(
+            self._shown("sm_mhz", after, ranks), on=["launch", "round", "rank"], suffix="_after"
+        )
+        drop = both.group_by("launch", "round").agg(
+            value=(1 - pl.col("sm_mhz_after") / pl.col("sm_mhz")).mean()
+        )
+        return self.per_round({(a, b): v for a, b, v in drop.iter_rows()})
+
+    def _shown(self, name: str, arms: Collection[str], ranks: set[int]) -> pl.DataFrame:
+        """(launch, round, rank, name, device): means over a round's blocks."""
+        rows = self.devices.filter(
+            pl.col("arm").is_in(list(arms)) & pl.col("rank").is_in(list(ranks)) & pl.col(name).is_not_null()
+        )
+        return rows.group_by("launch", "round", "rank").agg(pl.col(name).mean(), pl.col("device").first())
+
+    def by_rank(self, arm: str, *, detailed: bool | None = None) -> dict[str, Floats]:
+        """`step` and PHASES of each rank, rounds x ranks; NaN where a rank has none."""
+        n = self.trial.world_size
+        rows = self.ranks.filter((pl.col("arm") == arm) & (pl.col("rank") < n))
+        if detailed is not None:
+            rows = rows.filter(pl.col("detailed") == detailed)
+        means = rows.group_by("launch", "round", "rank").agg(pl.col("step", *PHASES).mean())
+        means = means.join(self.index.with_row_index("at"), on=["launch", "round"])
+        at, rank = means["at"].to_numpy(), means["rank"].to_numpy()
+        found = {}
+        for name in ("step", *PHASES):
+            values = np.full((self.index.height, n), np.nan)
+            values[at, rank] = means[name].cast(pl.Float64).fill_null(float("nan")).to_numpy()
+            found[name] = values
+        return found

@@ -1,0 +1,213 @@
+"""What limits a step: its operators against the device's ceilings (Williams, Waterman, Patterson 2009).
+
+An operator takes at least its FLOPs over the device's peak, its bytes over the copy ceiling at that size, and
+its launch. The largest of the three is its least time and its bound. The sums over the step by bound, and the time to
+fetch a batch, give the bound of the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from scaling.analysis.results import CeilingResult, Measured, OperatorResult, RooflineResult
+from scaling.hardware.datasheets import peak_flop_s
+from scaling.records.checkup import (
+    CONVOLUTION,
+    COPY,
+    DATA_SHEET,
+    MATMUL,
+    STEP_OPS,
+    TO_DEVICE_PINNED,
+    Ceiling,
+    Operator,
+    StepWork,
+)
+
+EXPLAINS = 0.25
+"""A ceiling that explains a smaller share of the step does not count as its bound."""
+TOP = 8
+_FASTER = {
+    "memory": ": some of what counts as read was in a cache",
+    "launch": ": something else ran while the ceiling was measured",
+    "host_transfer": ": something else ran while the ceiling was measured",
+}
+"""Why a step may be faster than a ceiling; for compute the reason stands with the MFU."""
+BOUNDS = ("compute", "memory", "launch", "input", "host_transfer")
+
+
+def roofline(
+    ceilings: Sequence[Ceiling],
+    work: StepWork,
+    step_ms: Measured,
+    *,
+    rank: int,
+    device: str,
+    device_name: str = "",
+    input_ms: Measured | None = None,
+    also_ms: Iterable[Measured] = (),
+) -> RooflineResult | None:
+    """One rank's step against its ceilings; None where no FLOP was counted or no rate of computing is known.
+
+    `device_name`: its own name, by which its data sheet is found. `also_ms`: other steps with the same FLOPs, for which
+    `above` says why one of them is above the peak.
+    """
+    shown = _with_sheet(ceilings, work.precision, device_name)
+    peak = peak_of(shown, work.precision)
+    launches = best_of(ceilings, STEP_OPS)
+    if not work.flops or peak is None or launches is None:
+        return None
+    operators = sorted(
+        (_operator(o, ceilings, peak.best, launches) for o in work.operators), key=lambda o: -o.least_ms.value
+    )
+    least = {bound: sum(o.least_ms.value for o in operators if o.bound == bound) for bound in BOUNDS}
+    transfer = best_of(ceilings, TO_DEVICE_PINNED)
+    least["host_transfer"] = 1e3 * work.input_bytes / transfer if transfer else 0.0
+    least["input"] = max(0.0, (input_ms.value if input_ms else 0.0) - least["host_transfer"])
+    most = max(least, key=lambda name: least[name])
+    bound = most if least[most] > EXPLAINS * step_ms.value else "none"
+    achieved = 1e3 * work.flops / step_ms
+    hfu = achieved * (1 / peak.best)
+    mfu = hfu * (1 - work.recomputed_flops / work.flops)
+    shortest_ms = min(step.value for step in (step_ms, *also_ms))
+    above = _why_above(work, peak) if 1e3 * work.flops / shortest_ms > peak.best else ""
+    used = _used(mfu, hfu, _peak_is(peak), above)
+    return RooflineResult(
+        rank=rank,
+        device=device,
+        precision=work.precision,
+        batch=work.batch,
+        flops=work.flops,
+        bytes=work.bytes,
+        operators=work.calls,
+        step_ms=step_ms,
+        said=f"{_said(bound, step_ms, least)}; {used}",
+        bound=bound,
+        least_ms={name: Measured(value) for name, value in least.items()},
+        achieved_flop_s=achieved,
+        mfu=mfu,
+        hfu=hfu,
+        peak=_result(peak),
+        peak_is=_peak_is(peak),
+        above=above,
+        ceilings=tuple(map(_result, shown)),
+        top=tuple(operators[:TOP]),
+    )
+
+
+def peak_of(ceilings: Sequence[Ceiling], precision: str) -> Ceiling | None:
+    """The device's peak in a format: its data sheet's where that is among the ceilings, else the best measured."""
+
+    def best(*kinds: str) -> Ceiling | None:
+        named = [c for c in ceilings if c.name in {kind + precision for kind in kinds}]
+        return max(named, key=lambda c: c.best, default=None)
+
+    return best(DATA_SHEET) or best(MATMUL, CONVOLUTION)
+
+
+def _with_sheet(ceilings: Sequence[Ceiling], precision: str, device_name: str) -> tuple[Ceiling, ...]:
+    sheet = peak_flop_s(device_name, precision)
+    if sheet is None:
+        return tuple(ceilings)
+    name = DATA_SHEET + precision
+    return (Ceiling(name=name, unit="FLOP/s", size=0, best=sheet, repeats=0), *ceilings)
+
+
+def _result(one: Ceiling) -> CeilingResult:
+    return CeilingResult(name=one.name, unit=one.unit, size=one.size, best=Measured(one.best, n=one.repeats))
+
+
+def _peak_is(peak: Ceiling) -> str:
+    kind, _, precision = peak.name.rpartition("_")
+    if peak.name.startswith(DATA_SHEET):
+        return f"the data sheet's {precision} peak"
+    return f"the {precision} {'matrix product' if kind == 'matmul' else kind} measured under load"
+
+
+def _used(mfu: Measured, hfu: Measured, peak_is: str, above: str) -> str:
+    """How well the peak is used, and why by more than all of it."""
+    again = f", HFU {hfu.value:.0%} with what checkpointing runs again" if hfu.value > mfu.value else ""
+    return f"MFU {mfu.value:.0%} of {peak_is}{again}{f' ({above})' if above and hfu.value > 1 else ''}"
+
+
+def _why_above(work: StepWork, peak: Ceiling) -> str:
+    convolves = any(o.flops and o.name.startswith("convolution") for o in work.operators)
+    if peak.name.startswith(DATA_SHEET):
+        if convolves:
+            return "above 100 %: some convolutions (Winograd) need fewer operations than are counted"
+        return "above 100 %: the device ran at a higher clock than its data sheet assumes"
+    if convolves:
+        return (
+            "above 100 %: convolutions of these shapes run faster than the one measured, "
+            "or need fewer operations than are counted (Winograd)"
+        )
+    return (
+        "above 100 %: products of these shapes run faster than the one measured, or something else ran "
+        "while it was measured"
+    )
+
+
+def explain(base: RooflineResult | None, other: RooflineResult | None) -> tuple[str, ...]:
+    """Which ceiling each of two runs hits, in sentences; why a faster device may not train faster."""
+    if base is None or other is None:
+        return ()
+    said = [f"{role}: {found.said}" for role, found in (("base", base), ("other", other))]
+    if base.peak and other.peak and base.device != other.device:
+        faster = other.peak.best.value / base.peak.best.value
+        steps = base.step_ms.value / other.step_ms.value
+        said.append(
+            f"the peak of the other device ({other.device}) is {faster:.2g} times as high, and a step is "
+            f"{steps:.2g} times as fast; the limit there is {other.bound}"
+        )
+    return tuple(said)
+
+
+def _said(bound: str, step_ms: Measured, least: Mapping[str, float]) -> str:
+    most = max(least, key=lambda name: least[name])
+    if bound == "none":
+        return (
+            f"no ceiling explains the step of {step_ms.value:.3g} ms (the nearest is {most.replace('_', ' ')}, "
+            f"{least[most]:.3g} ms)"
+        )
+    name = bound.replace("_", " ")
+    if least[bound] > step_ms.value:
+        return (
+            f"{bound.replace('_', '-')}-bound: at its ceiling {name} alone would take {least[bound]:.3g} ms, "
+            f"and the step took {step_ms.value:.3g} ms{_FASTER.get(bound, '')}"
+        )
+    return (
+        f"{bound.replace('_', '-')}-bound: {name} needs at least {least[bound]:.3g} of the "
+        f"{step_ms.value:.3g} ms of a step"
+    )
+
+
+def best_of(ceilings: Sequence[Ceiling], name: str) -> float | None:
+    """The best rate under a name."""
+    return max((c.best for c in ceilings if c.name == name), default=None)
+
+
+def _operator(
+    operator: Operator, ceilings: Sequence[Ceiling], peak: float, launches: float
+) -> OperatorResult:
+    times = {
+        "compute": operator.flops / peak,
+        "memory": operator.bytes / _bandwidth(ceilings, operator.bytes / operator.count),
+        "launch": operator.count / launches,
+    }
+    bound = max(times, key=lambda name: times[name])
+    return OperatorResult(
+        name=operator.name,
+        layer=operator.layer,
+        count=operator.count,
+        flops=operator.flops,
+        bytes=operator.bytes,
+        least_ms=Measured(1e3 * times[bound]),
+        bound=bound,
+    )
+
+
+def _bandwidth(ceilings: Sequence[Ceiling], traffic: float) -> float:
+    """Bandwidth of the fastest copy with at least this traffic (read and written), bytes/s; small copies fit caches."""
+    copies = [c for c in ceilings if c.name == COPY]
+    fitting = [c.best for c in copies if 2 * c.size >= traffic]
+    return max(fitting or [c.best for c in copies if c.size == max(k.size for k in copies)], default=math.inf)

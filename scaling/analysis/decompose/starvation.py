@@ -1,0 +1,161 @@
+"""Steps that wait for their batch: the share of the step, and the number of data workers that would end it.
+
+A worker makes a batch in `make`, so `workers` of them deliver one every make / workers. A step that is shorter than
+this waits. The cost of waiting is a counterfactual: the probe's steps are replayed without the time by which each
+fetch exceeded one whose batch is ready. A rank that waits while another waits longer is therefore not counted twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from scaling.analysis.decompose.quantities import TrialRecords
+from scaling.analysis.network.channel import period
+from scaling.analysis.results import DataLoading, Measured, Point, Remedy, Verdict
+from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
+from scaling.spec.plan import Plan
+from scaling.spec.schedule import PLAIN, PROBE
+
+HEADROOM = 1.25
+"""The advised workers are busy four fifths of the time, which leaves room for batches that take longer."""
+NOTABLE = 0.03
+"""The same as in scaling.analysis.verdicts.verdict."""
+
+
+def loader(
+    records: TrialRecords, rounds: Rounds, plan: Plan, *, fed_ns: int, cores: int
+) -> DataLoading | None:
+    """How a trial's batches were made; None for synthetic data.
+
+    `fed_ns`: duration of a fetch whose batch is ready, for one micro-step (below 0: unknown). `cores`: of a host (0:
+    unknown).
+    """
+    spec, n = plan.spec, records.trial.world_size
+    if spec.data.target is None or not records.making:
+        return None
+    fed = max(0, fed_ns) * spec.accumulation_steps
+    rounds = rounds.extend({name: records.per_round(found) for name, found in records.making.items()})
+    rounds = rounds.extend({"sim_fed": records.per_round(_fed_periods(records, fed))})
+    share: Callable[[Means], Floats] = (
+        (lambda m: (m["sim"] - m["sim_fed"]) / m["detailed"])
+        if n > 1
+        else (lambda m: np.maximum(m[f"{PROBE}.input"] - fed, 0.0) / m[PROBE])
+    )
+    waits, make, step = rounds.measure(share), rounds.ratio("make"), rounds.measure(PLAIN)
+    if waits is None or make is None or step is None:
+        return None
+    fed_step_ns = step.value * (1 - waits.value)
+    batches = spec.accumulation_steps
+    cpu = rounds.ratio("make_cpu")
+    # Without workers the training process makes the batches, so its CPU time includes them.
+    both = rounds.measure(lambda m: m["train_cpu"] + m["make_cpu"] * batches * (spec.data.workers > 0))
+    top = spec.topology
+    # With placement=spread every rank of a host works, each in some sub-group.
+    ranks_here = (
+        n if spec.launcher == "emulated" else top.ranks_per_host if top.spread else max(top.shares(n))
+    )
+    return DataLoading(
+        workers=spec.data.workers,
+        make_ms=make * MS,
+        make_cpu_ms=cpu and cpu * MS,
+        wait_share=waits,
+        workers_needed=max(1, math.ceil(HEADROOM * make.value * batches / fed_step_ns)),
+        cores_needed=None if both is None else round(ranks_here * both.value / fed_step_ns, 2),
+        cores=cores or None,
+    )
+
+
+def _fed_periods(records: TrialRecords, fed_ns: float) -> dict[tuple[int, int], float]:
+    """Mean period of each round's steps if every batch had been ready."""
+    found = {}
+    for cycle in records.cycles:
+        waited = np.maximum(cycle.input - fed_ns, 0.0)
+        fed = period(
+            cycle.ready - waited[:, :, None], cycle.compute_end - waited, cycle.transfer, cycle.start
+        )
+        found[cycle.key] = float(fed.mean())
+    return found
+
+
+def with_input(verdicts: tuple[Verdict, ...], point: Point, plan: Plan) -> tuple[Verdict, ...]:
+    """The verdicts of one world size, with `input` inserted by its share if steps wait for their batches."""
+    found = point.loader
+    share = found.wait_share if found else None
+    if found is None or share is None or not (share.surely_above(0) and share.value > NOTABLE):
+        return verdicts
+    verdict = Verdict(
+        cause="input",
+        world_size=point.world_size,
+        share=share,
+        confidence="high" if share.surely_above(NOTABLE) else "medium",
+        evidence=_evidence(found, point),
+        try_=_remedies(found, plan),
+    )
+    others = [v for v in verdicts if v.cause not in ("input", "undecided")]
+    larger = [v for v in others if v.cause == "slow_path" or (v.share and v.share.value > share.value)]
+    return (*larger, verdict, *(v for v in others if v not in larger))
+
+
+def _evidence(found: DataLoading, point: Point) -> tuple[str, ...]:
+    made = f"making a batch takes {found.make_ms.value:.3g} ms"
+    if found.workers:
+        every = found.make_ms.value / found.workers
+        many = "1 worker makes" if found.workers == 1 else f"{found.workers} workers make"
+        made = f"{made}, so {many} one every {every:.3g} ms a rank"
+    else:
+        made = f"{made} in the training process, between steps"
+    lines = [made]
+    if point.step_ms is not None and found.wait_share is not None:
+        without = point.step_ms.value * (1 - found.wait_share.value)
+        lines.append(
+            f"without waiting for input a step would take {without:.3g} of {point.step_ms.value:.3g} ms"
+        )
+    if point.efficiency is not None and point.world_size > 1 and _hides(point):
+        lines.append("one rank alone waits for its input too, so the efficiency does not show this")
+    if _too_few_cores(found):
+        lines.append(
+            f"more workers do not help: training and making batches this fast takes {found.cores_needed:.1f} cores "
+            f"a host, and there are {found.cores}; make samples cheaper (decode or resize them beforehand)"
+        )
+    return tuple(lines)
+
+
+def _hides(point: Point) -> bool:
+    """Whether input grew over one rank alone by less than half of the wait."""
+    grown = point.loss.input if point.loss else None
+    share = point.loader.wait_share if point.loader else None
+    return grown is not None and share is not None and grown.value < share.value / 2
+
+
+def _too_few_cores(found: DataLoading) -> bool:
+    return found.cores_needed is not None and found.cores is not None and found.cores_needed > found.cores
+
+
+def _gain(share: Measured | None) -> Measured | None:
+    """Throughput over the present one if a share of the step were saved."""
+    if share is None or share.interval is None:
+        return None
+    return share.mapped(lambda x: 1 / (1 - min(x, 0.99)))
+
+
+def _remedies(found: DataLoading, plan: Plan) -> tuple[Remedy, ...]:
+    if _too_few_cores(found) or found.workers_needed is None:
+        return ()
+    if found.workers_needed > found.workers:
+        return (
+            Remedy(
+                overrides=f"data.workers={found.workers_needed}",
+                code=f"DataLoader(dataset, num_workers={found.workers_needed})",
+                predicted_gain=_gain(found.wait_share),
+            ),
+        )
+    deeper = plan.spec.data.prefetch * 2  # the average rate suffices, but batches arrive in bursts
+    return (
+        Remedy(
+            overrides=f"data.prefetch={deeper}",
+            code=f"DataLoader(dataset, num_workers={found.workers}, prefetch_factor={deeper})",
+        ),
+    )

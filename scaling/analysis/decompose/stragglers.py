@@ -1,0 +1,136 @@
+"""Find late ranks by a counterfactual: replay the step with a rank's ready times replaced by its peers'.
+
+Comparing the ranks' phase times is not enough: under DDP every rank's backward waits for the slowest, so wall times
+agree. What differs is when each rank is ready with each bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scaling.analysis.decompose.loss import earlier_skew
+from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
+from scaling.analysis.network.channel import period, period_without
+from scaling.analysis.results import Measured, Straggler
+from scaling.analysis.statistics.rounds import MS, Floats, Rounds
+
+FLOOR = 0.01
+"""A rank that costs less than this share of the step is not called late."""
+CANDIDATES = 4
+"""How many of the latest ranks are tried, and how many of the latest hosts with all their ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The late ranks, latest first, and what all of them together cost the step, ns."""
+
+    ranks: tuple[int, ...]
+    cost_ns: Measured
+    skew_ns: Measured
+    """How long the others wait for the latest of them at the first bucket."""
+    host: int | None = None
+    """Host of the latest rank, if it has several ranks and all of them are late."""
+
+
+def late_ranks(records: TrialRecords, rounds: Rounds, floor: float, hosts: Sequence[int] = ()) -> Late | None:
+    """Ranks whose cost's interval lies above the greater of `floor` (a share of the step) and FLOOR.
+
+    Candidates are tried from the latest on, each together with those before it: if two ranks are equally late, neither
+    alone costs anything while the other stays late. For the same reason, whole hosts are tried after single ranks.
+    At most half of all ranks are called late. `hosts`: of each rank; empty if not known.
+    """
+    n = records.trial.world_size
+    step = rounds.measure("plain")
+    if n < 2 or not records.cycles or step is None:
+        return None
+    lateness = np.mean([c.compute_end.mean(axis=0) for c in records.cycles], axis=0)
+    order = [int(rank) for rank in np.argsort(-lateness)]
+    late: Late | None = None
+    tried: set[tuple[int, ...]] = {()}
+    for candidate in _candidates(order, lateness, hosts):
+        before = late.ranks if late else ()
+        ranks = tuple(rank for rank in order if rank in candidate or rank in before)
+        if ranks in tried or len(ranks) > n // 2:
+            continue
+        tried.add(ranks)
+        values = {"cost": _cost(records, ranks), "skew": _skew(records, order[0], ranks)}
+        values["more"] = values["cost"] - (_cost(records, before) if before else 0.0)
+        grown = rounds.extend(values)
+        cost, more, skew = (grown.measure(name) for name in ("cost", "more", "skew"))
+        if cost is None or more is None or skew is None:
+            continue
+        if more.surely_above(max(floor, FLOOR) * step.value):
+            late = Late(ranks, cost, skew, _whole_host(ranks, hosts))
+    return late
+
+
+def _candidates(order: list[int], lateness: Floats, hosts: Sequence[int]) -> Iterator[set[int]]:
+    """The latest rank, the two latest, and so on; then all ranks of the latest host, of the two latest, and so on."""
+    yield from (set(order[:count]) for count in range(1, CANDIDATES + 1))
+    own = {host: [rank for rank in order if hosts[rank] == host] for host in set(hosts)}
+    latest = sorted(own, key=lambda host: -float(lateness[own[host]].mean()))
+    yield from ({r for host in latest[:count] for r in own[host]} for count in range(1, CANDIDATES + 1))
+
+
+def _whole_host(ranks: tuple[int, ...], hosts: Sequence[int]) -> int | None:
+    """The host of the latest of the `ranks`, if it has several ranks and all of them are among `ranks`."""
+    if not hosts:
+        return None
+    own = {rank for rank, host in enumerate(hosts) if host == hosts[ranks[0]]}
+    return hosts[ranks[0]] if len(own) > 1 and own <= set(ranks) else None
+
+
+def _cost(records: TrialRecords, ranks: tuple[int, ...]) -> Floats:
+    """Step minus the step without these ranks' lateness, by round, ns."""
+    found = {}
+    for cycle in records.cycles:
+        whole = period(cycle.ready, cycle.compute_end, cycle.transfer, cycle.start)
+        without = period_without(ranks, cycle.ready, cycle.compute_end, cycle.transfer, cycle.start)
+        found[cycle.key] = float((whole - without).mean())
+    return records.per_round(found)
+
+
+def _skew(records: TrialRecords, rank: int, late: tuple[int, ...]) -> Floats:
+    """How much later than the others a rank is with its first bucket, per round."""
+    peers = np.setdiff1d(np.arange(records.trial.world_size), late)
+    return records.per_round(
+        {
+            c.key: float((c.ready[:, rank, 0] - c.ready[:, peers, 0].mean(axis=1)).mean())
+            for c in records.cycles
+        }
+    )
+
+
+def describe(late: Late, records: TrialRecords, typical: set[int], rounds: Rounds) -> Straggler:
+    """The late rank's phase, and whether it is slow in bare_one too."""
+    mine, others = records.arm("probe", ranks={late.ranks[0]}), records.arm("probe", ranks=typical)
+    excess: dict[str, float] = {}
+    for phase in PHASES[:-1]:  # `exposed` is left out: the others wait, not the late rank
+        difference = mine[phase] - others[phase]
+        excess[phase] = float(np.nanmean(difference))
+    phase = max(excess, key=lambda name: excess[name])
+    cost = late.cost_ns
+    if np.nanmax(rounds.values[EARLIER], initial=0.0) > 0:  # the replay covers only the last micro-step
+        grown = rounds.extend({"cost": _cost(records, late.ranks)})
+        cost = grown.measure(lambda m: m["cost"] + earlier_skew(m)) or cost
+    return Straggler(
+        rank=late.ranks[0],
+        phase="backward" if phase == "compute" else phase,
+        by_itself=_slow_alone(late, records, typical, rounds),
+        host=late.host,
+        cost_ms=cost * MS,
+        skew_ms=late.skew_ns * MS,
+    )
+
+
+def _slow_alone(late: Late, records: TrialRecords, typical: set[int], rounds: Rounds) -> bool | None:
+    mine = records.arm("bare_one", ranks={late.ranks[0]})["step"]
+    others = records.arm("bare_one", ranks=typical)["step"]
+    difference: Floats = mine - others
+    found = rounds.extend({"alone": difference}).measure("alone")
+    if found is None or found.interval is None:
+        return None
+    return found.surely_above(0) and found.value > late.cost_ns.value / 2

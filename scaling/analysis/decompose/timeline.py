@@ -1,0 +1,94 @@
+"""A typical step of each rank as spans, for the reports' figures and for Chrome's trace viewer."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from scaling.analysis.decompose.merge import BlockStamps, merge
+from scaling.analysis.decompose.trials import detailed_blocks
+from scaling.analysis.quality.launches import counted, of_launches
+from scaling.analysis.results import Span, Timeline
+from scaling.records.tables import Tables
+from scaling.spec.plan import Plan
+from scaling.spec.schedule import PROBE
+
+RANKS_MAX = 16
+"""At most this many ranks are drawn."""
+
+
+def timelines(tables: Tables, plan: Plan) -> tuple[Timeline, ...]:
+    """One typical step of every world size above 1."""
+    found = []
+    for trial in plan.trials:
+        n = trial.world_size
+        if n == 1:
+            continue
+        within = of_launches(tables, counted(tables, plan, trial))
+        here = (pl.col("world_size") == n) & (pl.col("rank") < n)
+        own = within.steps.filter(here & (pl.col("arm") == PROBE))
+        blocks = detailed_blocks(own, within.buckets.lazy().filter(here), n)
+        if blocks:
+            found.append(Timeline(world_size=n, spans=_typical([stamps for _, stamps in blocks])))
+    return tuple(found)
+
+
+def _typical(blocks: list[BlockStamps]) -> tuple[Span, ...]:
+    """The step whose length is nearest to the mean of all."""
+    lengths = [(b.end - b.begin).mean(axis=1) for b in blocks]
+    mean = np.concatenate(lengths).mean()
+    block = min(range(len(blocks)), key=lambda i: np.abs(lengths[i] - mean).min())
+    return _spans(blocks[block], int(np.abs(lengths[block] - mean).argmin()))
+
+
+def _spans(stamps: BlockStamps, step: int) -> tuple[Span, ...]:
+    origin = stamps.begin[step].min()
+    merged = merge(stamps)
+    busy = _union(list(zip(merged.released[step], merged.finished[step], strict=True)))
+    spans: list[Span] = []
+    for rank in range(min(stamps.begin.shape[1], RANKS_MAX)):
+
+        def add(
+            lane: str, name: str, low: float, high: float, size: int | None = None, rank: int = rank
+        ) -> None:
+            if high > low:
+                spans.append(
+                    Span(
+                        rank=rank,
+                        lane=lane,
+                        name=name,
+                        begin_ms=round((low - origin) / 1e6, 4),
+                        end_ms=round((high - origin) / 1e6, 4),
+                        bytes=size,
+                    )
+                )
+
+        begin = stamps.begin[step, rank]
+        forward = begin + stamps.input[step, rank]
+        backward = stamps.sync_end[step, rank] - stamps.backward[step, rank]
+        compute_end, sync_end = stamps.compute_end[step, rank], stamps.sync_end[step, rank]
+        optimizer_end = sync_end + stamps.optimizer[step, rank]
+        add("compute", "input", begin, forward)
+        add("compute", "forward", forward, backward)
+        add("compute", "backward", backward, compute_end)
+        last = stamps.done[step, rank].max()
+        at = compute_end
+        for low, high in busy:
+            add("compute", "exposed_skew", at, min(max(low, at), last))
+            add("compute", "exposed_transfer", max(low, at), min(high, last))
+            at = max(at, high)
+        add("compute", "optimizer", sync_end, optimizer_end)
+        add("compute", "host", optimizer_end, stamps.end[step, rank])
+        for k, size in enumerate(stamps.bytes):
+            add("link", f"bucket {k}", stamps.launch[step, rank, k], stamps.done[step, rank, k], int(size))
+    return tuple(spans)
+
+
+def _union(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    merged: list[tuple[float, float]] = []
+    for low, high in sorted(intervals):
+        if merged and low <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+        else:
+            merged.append((low, high))
+    return merged

@@ -1,0 +1,242 @@
+"""Read a trial's records from the tables: means over blocks, and the detailed blocks of all ranks as arrays."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from scaling.analysis.decompose.merge import BlockStamps, Merged, merge
+from scaling.analysis.decompose.quantities import DEVICE_COLUMNS, DURATIONS, PHASES, Cycle, TrialRecords
+from scaling.analysis.statistics.rounds import Floats
+from scaling.records.tables import Tables
+from scaling.spec.plan import Trial
+from scaling.spec.schedule import BARE_ONE, DDP_SOLO, PLAIN, PROBE, REPLAY, STEP_ARMS
+
+
+def read_trial(tables: Tables, trial: Trial) -> TrialRecords:
+    """All records of one trial, from its first sub-group; bare_one blocks are shared by trials of equal batch."""
+    n = trial.world_size
+    first = (pl.col("world_size") == n) & (pl.col("rank") < n)
+    together = first & (pl.col("arm") != BARE_ONE)
+    own = tables.steps.filter(together & pl.col("arm").is_in(STEP_ARMS))
+    bare = tables.steps.filter(
+        (pl.col("arm") == BARE_ONE) & (pl.col("batch") == trial.batch) & (pl.col("solo_rank") < n)
+    )
+    steps = pl.concat([own, bare])
+    by_block = steps.group_by("launch", "round", "arm", "detailed", "rank", "block").agg(
+        *[expression.mean() for expression in DURATIONS]
+    )
+    by_block = by_block.with_columns(
+        half=pl.col("block").rank("dense").over("launch", "round", "arm", "detailed", "rank").cast(pl.Int64)
+        - 1
+    )
+    counted = (pl.col("arm") == PLAIN) | (pl.col("round") < 0)  # below 0: a baseline of an own loop
+    rounds = tables.steps.lazy().filter(together & counted).select("launch", "round").unique()
+    index = rounds.sort("launch", "round").collect()
+    buckets = tables.buckets.lazy().filter(first)
+    cycles, merged, sizes = _detailed(own, buckets, n)
+    return TrialRecords(
+        trial=trial,
+        index=index,
+        ranks=by_block,
+        cycles=cycles,
+        merged=merged,
+        bucket_bytes=sizes,
+        solo=_solo(own, buckets, n),
+        making=_making(tables.blocks.filter(first)),
+        replay=_replay(buckets, n),
+        gradients=_messages(buckets, DDP_SOLO),
+        replayed=_messages(buckets, REPLAY),
+        devices=_devices(tables.blocks, trial),
+    )
+
+
+def _devices(blocks: pl.DataFrame, trial: Trial) -> pl.DataFrame:
+    """Telemetry of the trial's blocks and of bare_one blocks with its batch."""
+    if "sm_mhz" not in blocks.columns:
+        return pl.DataFrame(schema=DEVICE_COLUMNS)
+    n = trial.world_size
+    own = (pl.col("world_size") == n) & (pl.col("arm") != BARE_ONE)
+    bare = (pl.col("arm") == BARE_ONE) & (pl.col("batch") == trial.batch)
+    return blocks.filter((own | bare) & (pl.col("rank") < n)).select(list(DEVICE_COLUMNS))
+
+
+def _detailed(
+    own: pl.DataFrame, buckets: pl.LazyFrame, n: int
+) -> tuple[tuple[Cycle, ...], dict[str, dict[tuple[int, int], float]], tuple[int, ...]]:
+    cycles: list[Cycle] = []
+    scalars: dict[str, dict[tuple[int, int], float]] = {}
+    sizes: tuple[int, ...] = ()
+    for key, stamps in detailed_blocks(own, buckets, n):
+        merged = merge(stamps)
+        sizes = tuple(int(b) for b in stamps.bytes)
+        for name, value in _scalars(stamps, merged).items():
+            scalars.setdefault(name, {})[key] = value
+        if len(stamps.begin) < 2:
+            continue
+        own_end = stamps.done.max(axis=2)[:-1]
+        cycles.append(
+            Cycle(
+                key=key,
+                ready=stamps.launch[1:] - own_end[:, :, None],
+                compute_end=stamps.compute_end[1:] - own_end,
+                transfer=merged.transfer[1:],
+                start=own_end - own_end.max(axis=1, keepdims=True),
+                input=stamps.input[1:],
+            )
+        )
+    return tuple(cycles), scalars, sizes
+
+
+def detailed_blocks(
+    own: pl.DataFrame, buckets: pl.LazyFrame, n: int
+) -> list[tuple[tuple[int, int], BlockStamps]]:
+    """Detailed probe blocks that all ranks have whole, as arrays. `own`, `buckets`: of world size `n`."""
+    found = []
+    place = ["launch", "block", "step", "rank"]
+    steps = own.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort(place)
+    rows = (
+        buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed"))
+        .select(*place, "seq", "bytes", "ready_ns", "launch_ns", "done_ns")
+        .sort(*place, "seq")
+        .collect()
+    )
+    row_parts = rows.partition_by("launch", "block", as_dict=True)
+    for block_key, part in steps.partition_by("launch", "block", as_dict=True, maintain_order=True).items():
+        block_rows = row_parts.get(block_key)
+        count = part["step"].n_unique()
+        if block_rows is None or part.height != count * n or part["rank"].n_unique() != n:
+            continue
+        width, rest = divmod(block_rows.height, count * n)
+        if rest or not width:
+            continue
+
+        def grid(name: str, frame: pl.DataFrame = part, shape: tuple[int, ...] = (count, n)) -> Floats:
+            return frame[name].to_numpy().astype(float).reshape(shape)
+
+        def cube(
+            name: str, frame: pl.DataFrame = block_rows, shape: tuple[int, ...] = (count, n, width)
+        ) -> Floats:
+            return frame[name].to_numpy().astype(float).reshape(shape)
+
+        key = (int(part["launch"][0]), int(part["round"][0]))
+        found.append(
+            (
+                key,
+                BlockStamps(
+                    begin=grid("begin_ns"),
+                    end=grid("end_ns"),
+                    input=grid("input_ns"),
+                    forward=grid("forward_ns"),
+                    backward=grid("backward_ns"),
+                    optimizer=grid("optimizer_ns"),
+                    compute_end=grid("compute_end_ns"),
+                    sync_end=grid("sync_end_ns"),
+                    ready=cube("ready_ns"),
+                    launch=cube("launch_ns"),
+                    done=cube("done_ns"),
+                    bytes=cube("bytes")[0, 0],
+                ),
+            )
+        )
+    return found
+
+
+def _scalars(stamps: BlockStamps, merged: Merged) -> dict[str, float]:
+    """Block means of quantities that need all ranks together, ns."""
+    begin = (stamps.sync_end - stamps.backward).max(axis=1, keepdims=True)
+    values = {
+        "busy": merged.busy.mean(),
+        "span": (merged.finished - merged.released).sum(axis=1).mean(),
+        "least": merged.least.sum(axis=1).mean(),
+        "exposed_transfer": merged.exposed_transfer.mean(),
+        "exposed_skew": merged.exposed_skew.mean(),
+        "exposed_all": (stamps.sync_end - stamps.compute_end).mean(),
+    }
+    for k in range(stamps.launch.shape[2]):
+        values[f"bucket.{k}.transfer"] = merged.transfer[:, k].mean()
+        values[f"bucket.{k}.skew"] = (merged.released[:, k] - stamps.launch[:, :, k].mean(axis=1)).mean()
+        if stamps.ready[:, :, k].min() > 0:
+            values[f"bucket.{k}.ready"] = (stamps.ready[:, :, k] - begin).mean()
+    return {name: float(value) for name, value in values.items()}
+
+
+def _solo(own: pl.DataFrame, buckets: pl.LazyFrame, n: int) -> dict[tuple[int, int], dict[str, Floats]]:
+    """ddp_solo blocks: per round, `ready` R x K since the step's begin, and means of phases, R each.
+
+    Ready times are clamped to the end of backward's compute, which DDP's own stamp can exceed.
+    """
+    steps = own.filter((pl.col("arm") == DDP_SOLO) & pl.col("detailed"))
+    rows = (
+        buckets.filter((pl.col("arm") == DDP_SOLO) & (pl.col("ready_ns") > 0))
+        .select("launch", "round", "rank", "block", "step", "seq", "ready_ns")
+        .join(
+            steps.lazy().select("launch", "rank", "block", "step", "begin_ns", "compute_end_ns"),
+            on=["launch", "rank", "block", "step"],
+        )
+        .with_columns(latest=pl.when(pl.col("compute_end_ns") > 0).then("compute_end_ns"))  # null: no bound
+        .group_by("launch", "round", "rank", "seq")
+        .agg(ready=(pl.min_horizontal("ready_ns", "latest") - pl.col("begin_ns")).mean())
+        .sort("launch", "round", "rank", "seq")
+        .collect()
+    )
+    phases = (
+        steps.group_by("launch", "round", "rank")
+        .agg(*[e.mean() for e in DURATIONS])
+        .sort("launch", "round", "rank")
+    )
+    found: dict[tuple[int, int], dict[str, Floats]] = {}
+    row_parts = rows.partition_by("launch", "round", as_dict=True)
+    for key, part in phases.partition_by("launch", "round", as_dict=True).items():
+        block_rows = row_parts.get(key)
+        if block_rows is None or part.height != n or block_rows.height % n:
+            continue
+        found[(int(key[0]), int(key[1]))] = {
+            "ready": block_rows["ready"].to_numpy().reshape(n, -1),
+            **{name: part[name].to_numpy() for name in PHASES},
+        }
+    return found
+
+
+def _making(blocks: pl.DataFrame) -> dict[str, dict[tuple[int, int], float]]:
+    """Mean over the ranks' plain and probe blocks; `blocks`: of one world size."""
+    own = blocks.filter(pl.col("arm").is_in([PLAIN, PROBE]) & (pl.col("make_ns") > 0))
+    columns = {
+        "make": pl.col("make_ns"),
+        "make_cpu": pl.col("make_cpu_ns"),
+        "train_cpu": pl.col("cpu_ns") / (pl.col("steps") + pl.col("lead_in")),
+    }
+    means = own.group_by("launch", "round").agg(**{name: column.mean() for name, column in columns.items()})
+    found: dict[str, dict[tuple[int, int], float]] = {}
+    for row in means.iter_rows(named=True):
+        for name in columns:
+            found.setdefault(name, {})[row["launch"], row["round"]] = row[name]
+    return found
+
+
+def _replay(buckets: pl.LazyFrame, n: int) -> dict[tuple[int, int], Floats]:
+    """Replay blocks: each bucket from the latest launch to the latest done, mean of the round's repetitions."""
+    times = (
+        buckets.filter(pl.col("arm") == REPLAY)
+        .group_by("launch", "round", "block", "step", "seq")
+        .agg(time=pl.col("done_ns").max() - pl.col("launch_ns").max(), ranks=pl.len())
+        .filter(pl.col("ranks") == n)
+        .group_by("launch", "round", "seq")
+        .agg(pl.col("time").mean())
+        .sort("launch", "round", "seq")
+        .collect()
+    )
+    return {
+        (int(key[0]), int(key[1])): part["time"].to_numpy()
+        for key, part in times.partition_by("launch", "round", as_dict=True).items()
+    }
+
+
+def _messages(buckets: pl.LazyFrame, arm: str) -> tuple[int, ...]:
+    """Bytes of what one step of an arm recorded, in the order of reduction; empty where it did not run."""
+    rows = buckets.filter(pl.col("arm") == arm)
+    first = rows.select("launch", "rank", "block", "step").head(1).collect()
+    if first.is_empty():
+        return ()
+    (place,) = first.rows(named=True)
+    step = rows.filter(*(pl.col(name) == at for name, at in place.items()))
+    return tuple(step.sort("seq").select("bytes").collect()["bytes"].to_list())

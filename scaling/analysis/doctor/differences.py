@@ -1,0 +1,139 @@
+"""Facts that are not the same on all ranks, and which of them matter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scaling.analysis.results.doctor import ERROR, WARNING, Difference, Differing, Problem
+from scaling.spec.environment import VARIABLE, is_private
+from scaling.units import spans
+
+_MUST_AGREE = {
+    "driver": "install the same driver on every host",
+    "cuda": "install the same torch build on every host",
+    "cudnn": "install the same torch build on every host",
+    "nccl": "install the same torch build on every host; ranks of different NCCL versions may hang",
+    "torch": "install the same torch on every host",
+    "python": "use the same Python on every host",
+    "device_name": "group equal devices into one partition, or give the slower ones less work",
+    "compute_capability": "group equal devices into one partition",
+    "device_memory_bytes": "the smallest device limits the batch: group equal ones",
+    "cpu": "group equal hosts into one partition",
+    "flags.cuda_matmul_tf32": "set torch.backends.cuda.matmul.allow_tf32 alike on every rank",
+    "flags.cudnn_tf32": "set torch.backends.cudnn.allow_tf32 alike on every rank",
+    "flags.cudnn_benchmark": "set torch.backends.cudnn.benchmark alike on every rank",
+    "flags.cudnn_deterministic": "set torch.backends.cudnn.deterministic alike on every rank",
+    "flags.cudnn_enabled": "set torch.backends.cudnn.enabled alike on every rank",
+    "flags.float32_matmul_precision": "call torch.set_float32_matmul_precision alike on every rank",
+    "flags.deterministic_algorithms": "call torch.use_deterministic_algorithms alike on every rank",
+    "flags.fp16_reduced_precision_reduction": "set the reduced precision reduction flags alike on every rank",
+    "flags.bf16_reduced_precision_reduction": "set the reduced precision reduction flags alike on every rank",
+    "flags.cpu_capability": "set ATEN_CPU_CAPABILITY alike, or use equal processors: results differ in rounding",
+    "flags.mkldnn": "set torch.backends.mkldnn.enabled alike on every rank",
+    "flags.threads": "give every rank the same number of threads; a rank with fewer is late",
+}
+"""Fact -> what to do where it differs. A difference changes results or what is measured."""
+
+_SHOULD_AGREE = {
+    "kernel": "boot the same kernel on every host",
+    "governor": "set the same frequency governor on every host (cpupower frequency-set -g performance)",
+    "memory_bytes": "group equal hosts into one partition",
+    "cores": "give every rank the same number of cores (the scheduler's cpus-per-task, or the launcher's binding)",
+    "iommu": "set the same IOMMU mode in every host's boot parameters",
+}
+
+MEMORY_OFF = 0.02
+"""Memory sizes that differ by no more than this fraction count as equal."""
+
+
+def differences(facts: Mapping[int, Mapping[str, Any]]) -> tuple[Difference, ...]:
+    """Facts with more than one value among the ranks, those that matter first. Missing counts as None."""
+    found = []
+    for key in sorted({k for own in facts.values() for k in own}, key=_order):
+        if key == "hostname" or is_private(key):
+            continue
+        by_value: dict[str, list[int]] = {}
+        for rank, own in sorted(facts.items()):
+            by_value.setdefault(json.dumps(own.get(key)), []).append(rank)
+        if key == "memory_bytes" and _about_equal([own.get(key) for own in facts.values()]):
+            continue
+        if len(by_value) > 1:
+            values = sorted(by_value.items(), key=lambda item: (-len(item[1]), item[1]))
+            found.append(
+                Difference(
+                    key=key,
+                    values=tuple(Differing(value=json.loads(v), ranks=tuple(ranks)) for v, ranks in values),
+                )
+            )
+    return tuple(found)
+
+
+def _about_equal(sizes: Sequence[int | None]) -> bool:
+    """Equal hosts reserve slightly different amounts for firmware and kernel."""
+    known = [size for size in sizes if size is not None]
+    return len(known) == len(sizes) and min(known) > (1 - MEMORY_OFF) * max(known)
+
+
+def problems(found: Sequence[Difference]) -> tuple[Problem, ...]:
+    """A problem for each difference that matters; names the rank if a single one differs."""
+    result = []
+    for item in found:
+        remedy = _MUST_AGREE.get(item.key) or _SHOULD_AGREE.get(item.key)
+        if item.key.startswith(VARIABLE):
+            remedy = f"set {item.key.removeprefix(VARIABLE)} alike on every rank"
+        if remedy is None:
+            continue
+        result.append(
+            Problem(
+                what=sentence(item),
+                rank=odd_rank(item),
+                remedy=remedy,
+                severity=ERROR if item.key in _MUST_AGREE else WARNING,
+            )
+        )
+    return tuple(result)
+
+
+def odd_rank(item: Difference) -> int | None:
+    """The one rank that differs from all others, where there is one and more than one other."""
+    first, *others = item.values
+    alone = len(others) == 1 and len(others[0].ranks) == 1 and len(first.ranks) > 1
+    return others[0].ranks[0] if alone else None
+
+
+def sentence(item: Difference) -> str:
+    """`torch differs: 2.13.0 on ranks 0-2, 2.12.0 on rank 3`."""
+    return f"{item.key} differs: " + ", ".join(
+        f"{_said(v.value)} on {ranks_text(v.ranks)}" for v in item.values
+    )
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`rank 3`, `ranks 0-2 and 5`."""
+    parts = spans(ranks)
+    text = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+def of_ranks(found: Sequence[Difference], ranks: Sequence[int]) -> tuple[str, ...]:
+    """Sentences on what separates some ranks from the others: facts on which they agree with none of these."""
+    said = []
+    for item in found:
+        mine = [v for v in item.values if set(v.ranks) & set(ranks)]
+        if all(set(v.ranks) <= set(ranks) for v in mine):
+            theirs = [v for v in item.values if v not in mine]
+            said.append(
+                f"{item.key} is {', '.join(_said(v.value) for v in mine)} instead of "
+                f"{', '.join(_said(v.value) for v in theirs)}"
+            )
+    return tuple(said)
+
+
+def _said(value: Any) -> str:
+    return "unset" if value is None else str(value)
+
+
+def _order(key: str) -> tuple[int, str]:
+    return (0 if key in _MUST_AGREE else 1 if key in _SHOULD_AGREE else 2, key)

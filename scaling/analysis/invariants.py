@@ -1,0 +1,180 @@
+"""What no result can be, checked before it is printed: the one place that holds it. Pure.
+
+A figure that cannot be is made absent, and a warning says which. A figure that is surprising and possible stays, with
+the reason beside it. Nothing is clamped.
+
+Every measured number: finite, and inside its own interval.
+Times, rates, bandwidths, efficiencies and ratios: above 0.
+Parts of a step: not below 0 by more than their interval; together the step.
+Loss terms: between -1 and 1 of the step; together 1 - efficiency.
+Shares of something: at most 1 where the whole is the same quantity (hidden_share, wait_share, a verdict's share).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from scaling.analysis.results import (
+    Analysis,
+    ArmTimes,
+    Comm,
+    DataLoading,
+    Latency,
+    Loss,
+    Measured,
+    Point,
+    StepParts,
+    Verdict,
+)
+
+ROUNDING = 1e-6
+"""Relative difference between a sum and its terms, and of a value from its interval's end."""
+NOTHING = 1e-3
+"""A part below 0 by less than this, ms, is rounding."""
+ADD_UP = 0.05
+"""Parts and the arm that they come from are means over the same rounds unless some rounds lack a part."""
+
+_TIMES = "step_ms time_us p50 p90 p99 make_ms least_ms alpha_us closure probe_over_plain aa_floor step_ratio"
+_RATES = "samples_per_s busbw_gbit_s algbw_gbit_s tokens_per_s link_gbit_s link_ratio achieved_flop_s best"
+_SHARES = "speedup efficiency efficiency_loaded curve_share nominal_share free_speedup least_share mfu hfu"
+_DEVICES = "alone_mhz beside_mhz together_mhz power_w samples_per_joule usd_per_million_samples"
+POSITIVE = frozenset(f"{_TIMES} {_RATES} {_SHARES} {_DEVICES}".split())
+"""Names of measured numbers that are above 0, wherever they stand."""
+AT_MOST_ONE = {"hidden_share": Comm, "wait_share": DataLoading, "share": Verdict}
+"""Shares of a whole, and the results that they stand in."""
+ABOVE_ONE = {
+    "efficiency_loaded": "without DDP the ranks ran at the same moment and disturbed each other more than with it",
+    "curve_share": "buckets that overlap in a step hide each other's fixed costs, which a message by itself shows",
+    "nominal_share": "a shaped link passes a burst at once, switches may reduce in the network, or the link is faster "
+    "than stated",
+}
+"""Why shares of what was measured or promised elsewhere may be above 1. MFU and HFU have their reason in `roofline`."""
+
+
+def within(analysis: Analysis) -> Analysis:
+    """The analysis without what cannot be, and with a warning for each figure that it lost or that is surprising."""
+    said: list[str] = []
+    points = tuple(_point(point, said) for point in analysis.points)
+    found = _walked(dataclasses.replace(analysis, points=points), "", said)
+    assert isinstance(found, Analysis)
+    known = found.quality.warnings
+    warnings = (*known, *(line for line in dict.fromkeys(said) if line not in known))
+    return dataclasses.replace(found, quality=dataclasses.replace(found.quality, warnings=warnings))
+
+
+def _walked(value: Any, where: str, said: list[str]) -> Any:
+    """The value without impossible numbers; None where it cannot be without one of them."""
+    if isinstance(value, Measured):
+        return value
+    if isinstance(value, tuple):
+        parts = [_walked(one, where, said) for one in value]
+        return tuple(new for old, new in zip(value, parts, strict=True) if new is not None or old is None)
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    size = getattr(value, "world_size", None)
+    here = f" at {size} ranks" if isinstance(size, int) else where
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(value):
+        old = getattr(value, field.name)
+        why = _why(type(value), field.name, old) if isinstance(old, Measured) else ""
+        new = None if why else _walked(old, here, said)
+        if why:
+            said.append(
+                f"{field.name.rstrip('_')}{here} came out as {old.value:.4g}, and {why}; it is left out"
+            )
+        if new is old:
+            continue
+        if new is None and not _optional(type(value), field.name):
+            return None
+        changed[field.name] = new
+    return dataclasses.replace(value, **changed) if changed else value
+
+
+def _why(kind: type, name: str, number: Measured) -> str:
+    """Why a number cannot be; empty where it can."""
+    ends = [number.value, *(number.interval or ())]
+    if not all(map(math.isfinite, ends)):
+        return "that is no number"
+    room = ROUNDING * max(map(abs, ends))
+    if number.interval and not number.interval[0] - room <= number.value <= number.interval[1] + room:
+        return "it lies outside of its own interval"
+    if (name in POSITIVE or kind in (ArmTimes, Latency)) and number.value <= 0:
+        return "it cannot be 0 or less"
+    if kind is StepParts and number.most < -NOTHING:
+        return "no part of a step is negative"
+    if kind is AT_MOST_ONE.get(name):
+        if number.value > 1 + ROUNDING:
+            return "a share of a whole is at most 1"
+        if number.most < -ROUNDING and kind is not Verdict:
+            return "a share of a whole is not negative"
+    return ""
+
+
+@cache
+def _optional(kind: type, name: str) -> bool:
+    """Whether a field may be None."""
+    return type(None) in typing.get_args(typing.get_type_hints(kind)[name])
+
+
+def _point(point: Point, said: list[str]) -> Point:
+    """One world size, whose parts have to fit together."""
+    here = f"at {point.world_size} ranks"
+    efficiency, loss, parts = point.efficiency, point.loss, point.parts_ms
+    if loss is not None:
+        terms = _numbers(loss)
+        total = sum(term.value for term in terms)
+        if (
+            efficiency
+            and loss.unexplained
+            and abs(total - 1 + efficiency.value) > ROUNDING * max(1.0, abs(total))
+        ):
+            said.append(f"the causes of the loss {here} do not add up to 1 - efficiency; they are left out")
+            loss = None
+        elif any(abs(term.value) > 1 for term in terms) and not (efficiency and efficiency.value > 1):
+            said.append(
+                f"a cause {here} takes more than the whole step, which cannot be; the loss is not split"
+            )
+            loss = None
+    probe, every = point.arms_ms.probe, _numbers(parts)
+    whole = sum(part.value for part in every)
+    if probe and len(every) == len(dataclasses.fields(StepParts)) and abs(whole / probe.value - 1) > ADD_UP:
+        said.append(
+            f"doubtful: the parts of the step {here} add up to {whole:.4g} ms and the step is {probe.value:.4g} ms"
+        )
+    if efficiency and efficiency.surely_above(1):
+        said.append(
+            f"efficiency {here} lies above 100 % ({efficiency.value:.1%}): {_superlinear(point, efficiency)}"
+        )
+    for name, share in _against_others(point):
+        if share is not None and share.surely_above(1):
+            said.append(f"{name} {here} lies above 100 % ({share.value:.1%}): {ABOVE_ONE[name]}")
+    return dataclasses.replace(point, loss=loss)
+
+
+def _superlinear(point: Point, efficiency: Measured) -> str:
+    if not efficiency.surely_above(1 + point.overhead.floor):
+        return "by no more than equal blocks of this run differ (the A/A floor)"
+    if point.world_size == point.base_world_size:
+        return "alone and as a group of one a rank does the same work, so the machine changed between their blocks"
+    return (
+        "smaller pieces of work may fit the caches (superlinear), or the baseline was slowed down; "
+        "compare bare_one with ddp_solo"
+    )
+
+
+def _against_others(point: Point) -> Iterable[tuple[str, Measured | None]]:
+    """Shares of something that was measured or promised elsewhere, by their names in ABOVE_ONE."""
+    yield "efficiency_loaded", point.efficiency_loaded
+    if point.comm is not None:
+        yield "curve_share", point.comm.curve_share
+        yield "nominal_share", point.comm.nominal_share
+
+
+def _numbers(group: Loss | StepParts) -> list[Measured]:
+    found: Iterable[Any] = (getattr(group, field.name) for field in dataclasses.fields(group))
+    return [number for number in found if isinstance(number, Measured)]

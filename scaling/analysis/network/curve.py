@@ -1,0 +1,156 @@
+"""The fabric's own curve: size sweep of all-reduce in nccl-tests' terms, and an alpha-beta fit.
+
+    T(m) = 2 (n-1) (alpha + m beta / n)        ring all-reduce of m bytes over n ranks
+    algbw = m / T,  busbw = algbw * 2 (n-1) / n
+
+alpha is per hop; 1/beta is the bandwidth that large messages tend to. Source of busbw: nccl-tests,
+doc/PERFORMANCE.md; of the cost model: Thakur, Rabenseifner, Gropp, "Optimization of Collective
+Communication Operations in MPICH", IJHPCA 19(1), 2005.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from scaling.analysis.results import CurvePoint, FabricLevel, Measured
+from scaling.analysis.statistics.rounds import Floats, Means, Rounds, UnknownQuantityError
+from scaling.spec.plan import Plan
+from scaling.spec.run import COLLECTIVES
+
+LARGE_BYTES = 2**18
+"""beta is fitted to messages of this size and above; below, fixed costs and a shaper's burst dominate."""
+SMALL_BYTES = 2**12
+"""alpha is read from messages up to this size; a shaper's burst would make larger ones look like less latency."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlphaBeta:
+    """Fitted link, ns and ns/byte; arrays hold the estimate first and resampled values after it."""
+
+    world_size: int
+    alpha_ns: Floats
+    beta_ns: Floats
+
+    def time_ns(self, size: Floats | float) -> Floats:
+        """T(m) of an all-reduce."""
+        n = self.world_size
+        result: Floats = 2 * (n - 1) * (self.alpha_ns + size * self.beta_ns / n)
+        return result
+
+
+def bus_factor(world_size: int, collective: str = "all_reduce") -> float:
+    """busbw / algbw of a collective (nccl-tests, doc/PERFORMANCE.md)."""
+    n = world_size
+    return {
+        "all_reduce": 2 * (n - 1) / n,
+        "all_gather": (n - 1) / n,
+        "reduce_scatter": (n - 1) / n,
+        "broadcast": 1.0,
+    }[collective]
+
+
+def sweep_times(fabric: pl.DataFrame, world_size: int, collective: str = "all_reduce") -> pl.DataFrame:
+    """(launch, round, bytes, time_ns): each message from the latest launch to the latest done, mean of a round.
+
+    Of the first sub-group.
+    """
+    return (
+        fabric.filter(
+            (pl.col("world_size") == world_size)
+            & (pl.col("rank") < world_size)
+            & (pl.col("kind") == COLLECTIVES.index(collective))
+        )
+        .group_by("launch", "round", "block", "step", "seq", "bytes")
+        .agg(time_ns=pl.col("done_ns").max() - pl.col("launch_ns").max(), ranks=pl.len())
+        .filter(pl.col("ranks") == world_size)
+        .group_by("launch", "round", "bytes")
+        .agg(pl.col("time_ns").mean())
+        .sort("launch", "round", "bytes")
+    )
+
+
+Sweep = tuple[Rounds, tuple[int, ...]]
+"""Times of one collective, one quantity for each size, and the sizes, bytes."""
+
+
+def sweep_rounds(times: pl.DataFrame, seed: int) -> Sweep | None:
+    """The sweep as rounds with one quantity for each size; None without a sweep."""
+    if times.is_empty():
+        return None
+    wide = times.pivot(on="bytes", index=["launch", "round"], values="time_ns").sort("launch", "round")
+    sizes = tuple(sorted(int(name) for name in wide.columns if name.isdigit()))
+    values = {
+        str(size): wide[str(size)].cast(pl.Float64).fill_null(float("nan")).to_numpy() for size in sizes
+    }
+    return Rounds(values, wide["launch"].to_numpy(), seed=seed), sizes
+
+
+def fit(means: Means, sizes: tuple[int, ...], world_size: int) -> AlphaBeta:
+    """Least squares in relative error over the large sizes for beta; alpha from what the small ones leave."""
+    n = world_size
+    if len(sizes) < 2:
+        raise UnknownQuantityError("one size cannot tell alpha from beta")
+    large = [s for s in sizes if s >= LARGE_BYTES]
+    large = large if len(large) > 1 else list(sizes[-2:])
+    small = [s for s in sizes if s <= SMALL_BYTES] or list(sizes[:1])
+    m = np.array(large, dtype=float)
+    t = np.stack([means[str(s)] for s in large], axis=-1)
+    w = 1 / t**2
+    total, sum_m, sum_t = w.sum(-1), (w * m).sum(-1), (w * t).sum(-1)
+    slope = (total * (w * m * t).sum(-1) - sum_m * sum_t) / (total * (w * m * m).sum(-1) - sum_m**2)
+    rest = np.stack([means[str(s)] - slope * s for s in small], axis=-1).mean(axis=-1)
+    return AlphaBeta(n, np.maximum(rest, 0.0) / (2 * (n - 1)), slope * n / (2 * (n - 1)))
+
+
+def level(swept: Mapping[str, Sweep], plan: Plan, world_size: int, clock_bound_ns: int = 0) -> FabricLevel:
+    """One group's curves by collective, and the fit of its all-reduce.
+
+    `clock_bound_ns`: error of corrected clocks. It is the same in every round, so resampling does not show it, and the
+    same for every message, so it affects the latency but not the bandwidth that large messages approach.
+    """
+    across = plan.spec.topology.hosts_of(world_size) > 1
+    nominal = plan.nominal_bit_s(world_size)
+    rounds, sizes = swept.get("all_reduce", next(iter(swept.values())))
+    fitted = "all_reduce" in swept
+    alpha = rounds.measure(lambda m: fit(m, sizes, world_size).alpha_ns / 1e3) if fitted else None
+    return FabricLevel(
+        name="network" if across else "host",
+        world_size=world_size,
+        alpha_us=alpha and alpha.widened(clock_bound_ns / 1e3 / (2 * (world_size - 1))).not_below(0.0),
+        busbw_gbit_s=rounds.ratio(lambda m: 8 / fit(m, sizes, world_size).beta_ns) if fitted else None,
+        nominal_gbit_s=None if nominal is None else nominal / 1e9,
+        curve=tuple(
+            _curve_point(collective, size, found, world_size, clock_bound_ns)
+            for collective, (found, of) in swept.items()
+            for size in of
+        ),
+    )
+
+
+def _curve_point(
+    collective: str, size: int, rounds: Rounds, world_size: int, clock_bound_ns: int
+) -> CurvePoint:
+    time_us = rounds.ratio(lambda m: m[str(size)] / 1e3)
+    assert time_us is not None
+    share = (
+        clock_bound_ns / 1e3 / time_us.value
+    )  # the clocks' error as a share of the time, and so of each rate
+
+    def known(number: Measured | None) -> Measured:
+        assert number is not None
+        return number.widened(share * number.value)
+
+    def bandwidth(scale: float) -> Measured:
+        return known(rounds.ratio(lambda m: size * 8 * scale / m[str(size)]))
+
+    return CurvePoint(
+        collective=collective,
+        bytes=size,
+        time_us=known(time_us),
+        algbw_gbit_s=bandwidth(1.0),
+        busbw_gbit_s=bandwidth(bus_factor(world_size, collective)),
+    )

@@ -1,0 +1,105 @@
+"""Read NCCL's log (NCCL_DEBUG=INFO): transports, in-network reduction, and algorithm and protocol by message size.
+
+Lines as NCCL 2.18 to 2.31 print them (src/init.cc, src/transport/*.cc, src/enqueue.cc), `host:pid:tid [device] NCCL
+INFO` before each. At the start and once:
+
+    ncclCommInitRankConfig comm 0x... rank 0 nranks 8 cudaDev 0 ... - Init START
+    Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM            SHM/direct/direct, [send] via NET/IB/0/GDRDMA
+    CollNet 00/0 : 0 [send] via COLLNET/SHARP/0/GDRDMA
+    NVLS comm 0x... headRank 0 nHeads 8 ...
+
+and of every collective, on rank 0, with the subsystem TUNING alone:
+
+    AllReduce: 67108864 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}
+
+A channel's line does not name its communicator. It belongs to the last one with several ranks that its process began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from scaling.analysis.results import NcclChoice, NcclGroup, NcclLog
+from scaling.reading import LOG_BYTES_MAX, RefusedError, open_file
+
+NVLS, SHARP = "NVLS", "SHARP"
+WARNINGS = 3
+"""At most this many different warnings are repeated; later ones are mostly consequences of the first."""
+
+LINE_BYTES_MAX = 4096
+"""Longer lines, which NCCL does not write, are read in parts."""
+_VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
+_GROUP = re.compile(r"\bcomm 0x[0-9a-f]+ rank \d+ nranks (\d{1,9})\b.* - Init START", re.IGNORECASE)
+_VIA = re.compile(r"NCCL INFO (?:Channel|Coll(?:Net)?) \d+(?:/\d+)? : \d+.* via (\S.*)$")
+_NVLS = re.compile(r"NCCL INFO NVLS comm 0x")
+_CHOICE = re.compile(r"NCCL INFO (\w+): (\d{1,18}) Bytes -> Algo (\w+) proto (\w+)")
+_WARNING = re.compile(r"NCCL WARN (\S.*)$")
+
+
+def read_files(paths: Iterable[Path]) -> NcclLog | None:
+    """As `read`, from files; a file that cannot be read counts as empty."""
+    return read(map(_lines, paths))
+
+
+def read(logs: Iterable[Iterable[str]]) -> NcclLog | None:
+    """One launch's logs, one iterable of lines for each process; None where NCCL logged nothing."""
+    version: str | None = None
+    transports: dict[int, Counter[str]] = {}
+    adding: dict[int, set[str]] = {}
+    sizes: dict[tuple[str, str, str], tuple[int, int]] = {}
+    warnings: dict[str, None] = {}
+    for lines in logs:
+        ranks = 1
+        for line in lines:
+            if found := _VERSION.search(line):
+                version = version or found[1]
+            elif found := _GROUP.search(line):
+                ranks = int(found[1]) if int(found[1]) > 1 else ranks
+            elif found := _VIA.search(line):
+                if "[receive]" not in line:  # the sender logs the same channel
+                    name = transport(found[1])
+                    transports.setdefault(ranks, Counter())[name] += 1
+                    if name.startswith("COLLNET/"):
+                        adding.setdefault(ranks, set()).add(SHARP)
+            elif _NVLS.search(line):
+                adding.setdefault(ranks, set()).add(NVLS)
+            elif found := _CHOICE.search(line):
+                size, choice = int(found[2]), (found[1], found[3], found[4])
+                least, most = sizes.get(choice, (size, size))
+                sizes[choice] = min(size, least), max(size, most)
+            elif found := _WARNING.search(line):
+                warnings[found[1].strip()] = None
+    groups = tuple(
+        NcclGroup(
+            world_size=n,
+            transports=tuple(name for name, _ in transports.get(n, Counter()).most_common()),
+            in_network=tuple(sorted(adding.get(n, ()))),
+        )
+        for n in sorted({*transports, *adding} - {1})  # 1: before any communicator with several ranks began
+    )
+    choices = tuple(
+        NcclChoice(collective=c, algorithm=a, protocol=p, bytes_min=least, bytes_max=most)
+        for (c, a, p), (least, most) in sorted(sizes.items())
+    )
+    if version is None and not groups and not choices and not warnings:
+        return None
+    return NcclLog(version=version, groups=groups, choices=choices, warnings=tuple(warnings)[:WARNINGS])
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with contextlib.suppress(OSError, RefusedError), open_file(path, LOG_BYTES_MAX) as file:
+        while line := file.readline(LINE_BYTES_MAX):
+            yield line.decode("utf-8", "replace")
+
+
+def transport(via: str) -> str:
+    """`NET/IB/3(5)/GDRDMA(PCI)/Shared` -> `NET/IB/GDRDMA`: the transport, without card and direction."""
+    kind, *rest = via.strip().split("/")
+    if kind == "SHM" or not rest:
+        return kind
+    name = "direct" if rest[0].startswith("direct") else rest[0]
+    return f"{kind}/{name}/GDRDMA" if any(part.startswith("GDRDMA") for part in rest) else f"{kind}/{name}"

@@ -1,0 +1,83 @@
+"""All-reduce over links of several levels: within a host, between hosts.
+
+A ring over n ranks that fill one host after the other takes 2 (n-1) steps. A chunk passes every edge in
+turn, so latencies add up over the edges that it crosses; all edges work at once, so the slowest sets the pace:
+
+    T(m) = 2 (n-1) (alpha + m beta / n),   alpha = mean over the edges,   beta = the largest over the levels in use
+
+where beta of a level between hosts is that of a whole host's link. NCCL's own cost model for its ring counts the
+same edges (src/graph/tuning.cc: nsteps - nInterSteps and nInterSteps hops, the ring's least bandwidth).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from scaling.analysis.statistics.rounds import Floats
+
+
+class NoPathError(ValueError):
+    """The known levels do not connect all ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PerHop:
+    """Time of a hop beyond bandwidth, ns, by size of the message: a segmented ring hides latency in large ones."""
+
+    sizes: tuple[int, ...]
+    """J, rising, bytes."""
+    values: Floats
+    """S x J."""
+
+    def at(self, size: float) -> Floats:
+        """S: linear in the logarithm of the size between known sizes, constant beyond them."""
+        knots = np.log(self.sizes)
+        place = float(np.interp(np.log(max(size, 1.0)), knots, np.arange(len(knots))))
+        left = min(int(place), len(knots) - 1)
+        right = min(left + 1, len(knots) - 1)
+        result: Floats = self.values[:, left] + (place - left) * (
+            self.values[:, right] - self.values[:, left]
+        )
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hops:
+    """One level of links; beta in ns/byte, S."""
+
+    name: str
+    ranks: int | None
+    """How many ranks it connects; None: any number."""
+    alpha: PerHop
+    beta_ns: Floats
+
+    def estimate(self) -> Hops:
+        """The same without its resampled values."""
+        alpha = replace(self.alpha, values=self.alpha.values[:1])
+        return replace(self, alpha=alpha, beta_ns=self.beta_ns[:1])
+
+
+def ring_times(levels: Sequence[Hops], world_size: int, sizes: Sequence[float]) -> tuple[Floats, Floats]:
+    """(latency, rest) of an all-reduce of each size over the first `world_size` ranks, ns, S x K.
+
+    `levels` from the innermost out. NoPathError where they end before all ranks are joined.
+    """
+    n = world_size
+    hops: list[tuple[int, Hops]] = []
+    edges, inside = n, 1
+    for level in levels:
+        reach = n if level.ranks is None else min(level.ranks, n)
+        if reach > inside:
+            groups = -(-n // reach)
+            beyond = groups if groups > 1 else 0  # edges of the ring that leave this level's groups
+            hops.append((edges - beyond, level))
+            edges, inside = beyond, reach
+    if inside < n:
+        raise NoPathError(f"{levels[-1].name if levels else 'no link'} joins {inside} ranks")
+    latency = [sum((count * level.alpha.at(size) for count, level in hops), np.zeros(1)) for size in sizes]
+    beta = np.max([np.atleast_1d(level.beta_ns) for _, level in hops], axis=0) if hops else np.zeros(1)
+    rest = [2 * (n - 1) / n * size * beta for size in sizes]
+    return np.stack(latency, axis=-1) * 2 * (n - 1) / n, np.stack(rest, axis=-1)

@@ -1,0 +1,128 @@
+"""What a prediction starts from (Source), what changes (Change), and its assumptions (Lean).
+
+Arrays lead with S: the estimate first, then values resampled over rounds. R ranks, K buckets; ns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from scaling.analysis.network.ring import Hops
+from scaling.analysis.predict.buckets import Buckets, Gradients
+from scaling.analysis.statistics.rounds import Floats
+
+Phases = Mapping[str, Floats]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One measured world size."""
+
+    world_size: int
+    batch: int
+    """Samples a rank and optimizer step."""
+    accumulation: int
+    reductions: int
+    """Micro-steps of a step that reduce: 1, unless no_sync is missing."""
+    kernels: bool
+    """Communication uses the device's compute units (NCCL), so it slows compute down while both run."""
+    units: int
+    """Independent units behind the numbers: rounds, or launches where there are enough of them."""
+    groups: int
+    """Groups of units that were resampled separately (scaling.analysis.statistics.rounds.drawn)."""
+    plain: Floats  # S
+    whole: Phases  # S: a rank alone with the batch of all ranks (strong scaling), or with its own
+    shared: bool
+    """Whether the batch of `whole` is that of all ranks."""
+    alone: Phases  # S: bare_one
+    beside: Phases  # S: bare_all
+    solo: Phases  # S x R: ddp_solo
+    own: Phases  # S x R: the probe's phases
+    buckets: Buckets
+    """As measured, in bytes of gradients."""
+    gradients: Gradients
+    """For other bucket sizes."""
+    link: Hops
+    wire: float = 1.0
+    """Bytes sent over bytes of gradients; differs from 1 under a communication hook."""
+    late: tuple[int, ...]
+    jitter: Floats  # S: standard deviation of a rank's own time from step to step
+    fixed_share: float | None
+    """Share of forward and backward that does not shrink with the micro-batch; None: only one batch was measured."""
+    fixed_doubt: float | None = None
+    """Half of its 95 % interval; None: there is no interval."""
+
+    @property
+    def peers(self) -> list[int]:
+        """Ranks that are not late."""
+        return [r for r in range(self.world_size) if r not in self.late]
+
+    @property
+    def whole_share(self) -> float:
+        """Forward and backward of a rank's own batch over those of the whole batch, alone; 1 if these are the same."""
+        own, whole = (float(of["forward"][0] + of["compute"][0]) for of in (self.alone, self.whole))
+        return own / whole
+
+    def estimate(self) -> Source:
+        """The same with the estimate only, without resampled values."""
+
+        def first(phases: Phases) -> Phases:
+            return {name: values[:1] for name, values in phases.items()}
+
+        return dataclasses.replace(
+            self,
+            plain=self.plain[:1],
+            whole=first(self.whole),
+            alone=first(self.alone),
+            beside=first(self.beside),
+            solo=first(self.solo),
+            own=first(self.own),
+            buckets=dataclasses.replace(self.buckets, ready=self.buckets.ready[:1]),
+            gradients=dataclasses.replace(self.gradients, ready=self.gradients.ready[:1]),
+            link=self.link.estimate(),
+            jitter=self.jitter[:1],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What changes; None: as measured."""
+
+    world_size: int | None = None
+    fabric: tuple[Hops, ...] | None = None
+    """Levels from the innermost out; None: the measured link, whatever the world size."""
+    fabric_doubt: float = 0.0
+    """Relative uncertainty of the fabric's bandwidth (95 %)."""
+    batch: int | None = None
+    """Samples a rank and optimizer step, at the changed world size."""
+    whole_batch: float = 1.0
+    """Strong scaling: the batch of all ranks over the measured one."""
+    accumulation: int | None = None
+    reductions: int | None = None
+    bucket_cap_mb: float | None = None
+    compression: float = 1.0
+    """Bytes sent before over bytes sent after the change."""
+    compute_scale: float = 1.0
+    """Speed of the target's compute relative to the source's."""
+    without_straggler: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lean:
+    """Assumptions of a prediction; the defaults are those that it is made with."""
+
+    compute: float = 1.0
+    transfer: float = 1.0
+    alpha: float = 1.0
+    jitter: float = 1.0
+    fixed_off: float = 0.0
+    """Added to the source's fixed share (which counts as 0 where it is not known)."""
+    overlap_turned: bool = False
+    """Reverse the slowdown of compute: it then follows the overlap with Gloo and stays constant with NCCL."""
+    residual_follows: bool = True
+    """The simulation's error on the measured step scales with the step; else it stays the same time."""
+
+
+AS_IT_WAS, UPRIGHT = Change(), Lean()

@@ -1,0 +1,224 @@
+"""A run under other settings at every world size asked for, and the back-test of the same model on the run itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from scaling.analysis.network.ring import NoPathError
+from scaling.analysis.predict.change import Change, Source
+from scaling.analysis.predict.fabrics import Links, inside_fabric, measured_fabric, named_fabric
+from scaling.analysis.predict.limits import (
+    NO_SOURCE,
+    NOTHING_INSIDE,
+    cannot,
+    inside_one_host,
+    joined_inside,
+    nearest,
+)
+from scaling.analysis.predict.prediction import predict
+from scaling.analysis.predict.whatif import outcome
+from scaling.analysis.results import SCHEMA, Analysis, Backtest, Loss, PredictedPoint, Prediction
+from scaling.analysis.statistics.rounds import MS
+from scaling.spec.plan import Plan
+from scaling.spec.run import WORLD_SIZE_MAX, WhatIf
+from scaling.spec.topology import Topology
+
+HALF = 0.5
+
+
+def predictions(
+    sources: Sequence[Source], plan: Plan, analysis: Analysis, asked: WhatIf, *, start: int | None = None
+) -> Prediction:
+    """Everything that `scaling predict` shows. `start`: predict from this measured world size only.
+
+    NoPathError where the asked world size is larger than what the topology's links join.
+    """
+    from_ = [s for s in sources if start in (None, s.world_size)]
+    tests = _backtest(sources, plan)
+    doubt = (sum(test.error**2 for test in tests) / len(tests)) ** 0.5 if tests else 0.0
+    points = tuple(_point(n, from_, plan, analysis, asked, doubt) for n in asked.world_sizes)
+    half, up_to = _half(from_, plan, asked)
+    return Prediction(
+        schema=SCHEMA,
+        run=analysis.run,
+        changes=asked.changes,
+        topology=asked.topology.name,
+        points=points,
+        half_at=half,
+        looked_up_to=up_to,
+        backtest=tests,
+        backtest_missing=None if tests else _no_backtest(sources),
+        notes=_notes(plan, analysis, asked, from_),
+    )
+
+
+def _point(
+    n: int, sources: Sequence[Source], plan: Plan, analysis: Analysis, asked: WhatIf, doubt: float
+) -> PredictedPoint:
+    hosts = asked.topology.hosts_of(n)
+    why = cannot(n, sources, plan, analysis, asked)
+    if why is not None:
+        return PredictedPoint(
+            world_size=n, hosts=hosts, from_world_size=sources[0].world_size if sources else 0, cannot=why
+        )
+    source = nearest(sources, n, plan.spec.topology)
+    found = predict(source, change_of(n, source, sources, plan, asked), doubt=doubt)
+    step_ms = found["step"] * MS
+    samples = asked.batch_at(n, plan.spec.mode) * n * 1e3
+    return PredictedPoint(
+        world_size=n,
+        hosts=hosts,
+        from_world_size=source.world_size,
+        step_ms=step_ms,
+        samples_per_s=samples / step_ms,
+        speedup=found["efficiency"] * n,
+        efficiency=found["efficiency"],
+        loss=Loss(**{cause: number for cause, number in found.items() if cause in Loss.__dataclass_fields__}),
+    )
+
+
+def change_of(n: int, source: Source, sources: Sequence[Source], plan: Plan, asked: WhatIf) -> Change:
+    """What differs at world size `n` from `source`."""
+    own, mode = plan.spec.topology, plan.spec.mode
+    fabric = _fabric(n, source, sources, own, asked)
+    batch = asked.batch_at(n, mode)
+    return Change(
+        world_size=n,
+        fabric=fabric.levels if fabric else None,
+        fabric_doubt=fabric.doubt if fabric else 0.0,
+        batch=None if batch == source.batch else batch,
+        whole_batch=asked.global_batch / plan.spec.global_batch,
+        accumulation=asked.accumulation,
+        bucket_cap_mb=asked.bucket_cap_mb,
+        compression=asked.compression,
+        compute_scale=asked.compute_scale,
+        without_straggler=asked.without_straggler,
+    )
+
+
+def _fabric(n: int, source: Source, sources: Sequence[Source], own: Topology, asked: WhatIf) -> Links | None:
+    """None where the measured link of `source` is kept. NoPathError where no known link joins `n` ranks."""
+    named = asked.elsewhere
+    if not joined_inside(n, own, sources, asked):
+        raise NoPathError(NOTHING_INSIDE)
+    if named and inside_one_host(n, asked.topology):
+        inside = inside_fabric(asked.topology, own, sources)
+        assert inside is not None
+        return None if inside.doubt == 0.0 and own.hosts_of(source.world_size) == 1 else inside
+    fabric = named_fabric(asked.topology, own, source, n) if named else measured_fabric(own, sources)
+    joined = max((n if level.ranks is None else level.ranks for level in fabric.levels), default=1)
+    if n > joined:
+        raise NoPathError(
+            f"topology={asked.topology.name} joins {joined} ranks of one host and has no link between hosts: "
+            "give its rate, such as topology.link.rate=100gbit"
+        )
+    same = not named and (own.hosts_of(n) > 1) == (own.hosts_of(source.world_size) > 1)
+    return None if same else fabric
+
+
+def _half(sources: Sequence[Source], plan: Plan, asked: WhatIf) -> tuple[int | None, int]:
+    """(first world size with an efficiency below a half or None, largest world size that was looked at)."""
+    if not sources or asked.topology.spread or plan.spec.topology.spread:
+        return None, 0
+    middle = [s.estimate() for s in sources]
+
+    def efficient(n: int) -> bool:
+        source = nearest(middle, n, plan.spec.topology)
+        found = outcome(source, change_of(n, source, middle, plan, asked))
+        return bool(found["efficiency"][0] >= HALF)
+
+    looked, low = 1, 1
+    try:
+        if not joined_inside(2, plan.spec.topology, sources, asked):  # then the search starts at two hosts
+            looked, low = 0, asked.topology.ranks_per_host + 1
+            if not efficient(low):
+                return None, 0
+            looked = low
+        high = 2 * low
+        while efficient(high):
+            looked, low, high = high, high, high * 2
+            if high > WORLD_SIZE_MAX:
+                return None, looked
+    except NoPathError:
+        return None, looked
+    while high - low > 1:
+        middle_size = (low + high) // 2
+        low, high = (middle_size, high) if efficient(middle_size) else (low, middle_size)
+    return high, high
+
+
+def _backtest(sources: Sequence[Source], plan: Plan) -> tuple[Backtest, ...]:
+    """Every measured world size, predicted from the others."""
+    asked = as_measured(plan)
+    tests = []
+    for left_out in sources:
+        others = [s for s in sources if s is not left_out]
+        if not others:
+            continue
+        n = left_out.world_size
+        source = nearest(others, n, plan.spec.topology)
+        try:
+            change = change_of(n, source, others, plan, asked)
+        except NoPathError:
+            continue
+        predicted = predict(source, change, other_launch=False)["step"]
+        measured = predict(left_out, Change())["step"]
+        tests.append(
+            Backtest(
+                world_size=n,
+                from_world_size=source.world_size,
+                predicted_ms=predicted * MS,
+                measured_ms=measured * MS,
+                error=predicted.value / measured.value - 1,
+                held=predicted.holds(measured.value),
+            )
+        )
+    return tuple(tests)
+
+
+def as_measured(plan: Plan) -> WhatIf:
+    """A question that changes nothing."""
+    return WhatIf(
+        changes=(),
+        world_sizes=plan.spec.world_sizes,
+        topology=plan.spec.topology,
+        elsewhere=False,
+        bucket_cap_mb=None,
+        accumulation=None,
+        batch_per_rank=plan.spec.batch_per_rank,
+        global_batch=plan.spec.global_batch,
+        compute_scale=1.0,
+        compression=1.0,
+        without_straggler=False,
+    )
+
+
+def _no_backtest(sources: Sequence[Source]) -> str:
+    if not sources:
+        return NO_SOURCE
+    return (
+        f"{sources[0].world_size} is the only world size above 1 that was measured, so nothing is left to predict it "
+        "from; measure another one"
+    )
+
+
+def _notes(plan: Plan, analysis: Analysis, asked: WhatIf, sources: Sequence[Source]) -> tuple[str, ...]:
+    own, notes = plan.spec.topology, []
+    if asked.topology.name != own.name and asked.compute_scale == 1:
+        notes.append(
+            f"compute is assumed to be as fast as in the run, on {analysis.run.device}; "
+            "compute_scale=2 makes it twice as fast"
+        )
+    if asked.elsewhere and own.kind == "emulated" and asked.topology.kind != "emulated":
+        notes.append(
+            "the run's links are emulated and use Gloo, so only compute and the order of buckets are carried over"
+        )
+    if asked.topology.name != own.name and asked.topology.note:
+        notes.append(asked.topology.note)
+    if asked.compression != 1:
+        notes.append("the cost of compressing and decompressing gradients is not included")
+    if asked.bucket_cap_mb is not None and not all(s.gradients.exact for s in sources):
+        notes.append(
+            "ready times of single parameters were not recorded; they are assumed to be even within a bucket"
+        )
+    return tuple(notes)

@@ -1,0 +1,227 @@
+"""Read what a run measured at each world size into the pieces that a prediction starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from scaling.analysis.decompose import own as own_loop
+from scaling.analysis.decompose.quantities import DURATIONS, TrialRecords
+from scaling.analysis.decompose.stragglers import late_ranks
+from scaling.analysis.decompose.trials import read_trial
+from scaling.analysis.network import curve
+from scaling.analysis.network.ring import Hops, PerHop
+from scaling.analysis.predict.change import Source
+from scaling.analysis.predict.ready import OWN_PHASES, per_bucket, per_parameter, ready
+from scaling.analysis.quality.launches import counted, of_launches
+from scaling.analysis.results import Overhead
+from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError, interval
+from scaling.records.tables import Tables
+from scaling.spec.plan import Plan, Trial
+from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, half_batch
+
+HALVED = ("micro.half", "micro.whole")
+
+
+def read_sources(
+    tables: Tables, plan: Plan, records: Mapping[int, TrialRecords] | None = None
+) -> tuple[Source, ...]:
+    """A source for each world size above 1 for which every piece was measured, from the launches that count.
+
+    `records`: by world size, if already read.
+    """
+    found = []
+    if plan.own_loop and records is None:
+        tables = own_loop.usable(tables, plan)
+    for trial in plan.trials:
+        if trial.world_size == 1:
+            continue
+        within = of_launches(tables, counted(tables, plan, trial))
+        own = records[trial.world_size] if records else read_trial(within, trial)
+        try:
+            found.append(_source(within, plan, trial, own))
+        except UnknownQuantityError:
+            continue
+    return tuple(found)
+
+
+def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> Source:
+    """UnknownQuantityError where a piece is missing."""
+    spec, n = plan.spec, trial.world_size
+    rounds = own_loop.independent(_values(tables, plan, records), records, plan)
+    floor = Overhead(aa_floor=rounds.ratio(lambda m: m["plain.1"] / m["plain.0"])).floor
+    late = late_ranks(records, rounds, floor, [spec.topology.host_of(r) for r in range(n)])
+    late_set = late.ranks if late else ()
+    peers = [r for r in range(n) if r not in late_set]
+    bare = records.arm(BARE_ONE, ranks=set(peers))  # a typical rank alone, as in the efficiency
+    rounds = rounds.extend({f"alone.{p}": bare[p] for p in OWN_PHASES})
+    known = {name: np.isfinite(values) for name, values in rounds.values.items()}
+    # The times of smaller batches enter as one number with its own uncertainty, from the rounds that measured them.
+    halved = [known[name] for name in HALVED if name in rounds]
+    units, groups = rounds.count(
+        [there for name, there in known.items() if there.any() and name not in HALVED]
+    )
+    swept = curve.sweep_rounds(curve.sweep_times(tables.fabric, n), spec.seed)
+    if swept is None or not records.bucket_bytes:
+        raise UnknownQuantityError("link")
+    reductions = records.reductions(plan)
+    if reductions is None:
+        raise UnknownQuantityError("gradients")
+    means = rounds.means()
+    buckets, gradients = ready(tables, records, means, spec.accumulation_steps)
+
+    def over(arm: str, ranks: Sequence[int]) -> dict[str, Floats]:
+        return {p: np.mean([means[f"{arm}.{r}.{p}"] for r in ranks], axis=0) for p in OWN_PHASES}
+
+    def by_rank(arm: str) -> dict[str, Floats]:
+        return {p: np.stack([means[f"{arm}.{r}.{p}"] for r in range(n)], axis=-1) for p in OWN_PHASES}
+
+    alone = {p: means[f"alone.{p}"] for p in OWN_PHASES}
+    shared = spec.mode == "strong"
+    whole = {p: means[f"whole.{p}"] for p in OWN_PHASES} if shared else alone
+    fixed = _fixed(alone, whole, n) if shared else _fixed_by_half(means)
+    return Source(
+        world_size=n,
+        batch=trial.batch,
+        accumulation=spec.accumulation_steps,
+        reductions=reductions,
+        kernels=spec.topology.backend == "nccl",
+        units=units,
+        groups=groups,
+        plain=means[PLAIN],
+        whole=whole,
+        shared=shared,
+        alone=alone,
+        beside=over(BARE_ALL, peers),
+        solo=by_rank(DDP_SOLO),
+        own=by_rank(PROBE),
+        buckets=buckets,
+        gradients=gradients,
+        wire=sum(records.bucket_bytes) / reductions / records.gradient_bytes,
+        link=_link(means, plan, n, swept[1], records.replayed),
+        late=late_set,
+        jitter=means["jitter"],
+        fixed_share=None if fixed is None else float(fixed[0]),
+        fixed_doubt=None
+        if fixed is None
+        else _half_width(fixed, *((units, groups) if shared else rounds.count(halved))),
+    )
+
+
+def _values(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floats]:
+    """All quantities of a source, one value a round."""
+    n = records.trial.world_size
+    values = {PLAIN: records.arm(PLAIN)["step"]}
+    for arm, detailed in ((BARE_ALL, None), (DDP_SOLO, None), (PROBE, False)):
+        each = records.by_rank(arm, detailed=detailed)
+        values |= {f"{arm}.{rank}.{p}": each[p][:, rank] for p in OWN_PHASES for rank in range(n)}
+    values |= {f"plain.{half}": records.arm(PLAIN, half=half)["step"] for half in (0, 1)}
+    if plan.spec.mode == "strong":
+        whole = next((t for t in plan.trials if t.world_size == 1), None)
+        if whole is None:
+            raise UnknownQuantityError("whole")
+        alone = read_trial(tables, whole).arm(BARE_ONE, rounds=records.index)
+        values |= {f"whole.{p}": alone[p] for p in OWN_PHASES}
+    values |= _halved(tables, plan, records)
+    values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
+    values["jitter"] = records.per_round({c.key: _jitter(c.compute_end) for c in records.cycles})
+    values |= per_parameter(tables, records) | per_bucket(records)
+    times = curve.sweep_times(tables.fabric, n)
+    for (size,), part in times.partition_by("bytes", as_dict=True).items():
+        keys = zip(part["launch"], part["round"], strict=True)
+        values[str(size)] = records.per_round(dict(zip(keys, part["time_ns"], strict=True)))
+    return values
+
+
+def _link(means: Means, plan: Plan, n: int, swept: Sequence[int], replayed: Sequence[int]) -> Hops:
+    """The measured link: beta of the sweep, alpha by size.
+
+    The time of large messages is taken from the model's own buckets, sent one after the other (`replayed`, bytes),
+    since a single message profits from a shaper's refilled burst. What the sweep's slope does not explain counts as
+    latency, between zero and a small message's latency; the slope of few sizes is too uncertain for more. The rest
+    counts as bandwidth.
+    """
+    topology = plan.spec.topology
+    beta = curve.fit(means, tuple(swept), n).beta_ns
+    nominal = plan.nominal_bit_s(n)
+    if nominal is not None and topology.kind == "emulated":
+        beta = np.maximum(beta, 8e9 / nominal)  # a shaper does not let data through faster
+    moved = 2 * (n - 1) / n * beta
+
+    def beyond(name: str, size: float, count: int) -> Floats:
+        result: Floats = (means[name] - moved * size) / (2 * (n - 1) * count)
+        return result
+
+    alpha = {size: beyond(str(size), size, 1) for size in swept if size < curve.LARGE_BYTES}
+    if not alpha:
+        raise UnknownQuantityError("small messages")
+    least = alpha[min(alpha)]
+    if replayed and min(replayed) >= curve.LARGE_BYTES:
+        count, size = len(replayed), sum(replayed)
+        large = np.clip(beyond("replay", size, count), 0.0, np.maximum(least, 0.0))
+        beta = (means["replay"] - 2 * (n - 1) * count * large) / (2 * (n - 1) / n * size)
+    else:
+        alone = [beyond(str(size), size, 1) for size in swept if size >= curve.LARGE_BYTES]
+        large = np.clip(np.mean(alone, axis=0), 0.0, np.maximum(least, 0.0)) if alone else least
+    alpha[curve.LARGE_BYTES] = large
+    name = "network" if topology.hosts_of(n) > 1 else "host"
+    values = np.stack(list(alpha.values()), axis=-1)
+    return Hops(name=name, ranks=None, alpha=PerHop(sizes=tuple(alpha), values=values), beta_ns=beta)
+
+
+def _jitter(compute_end: Floats) -> float:
+    """Standard deviation over steps of each rank's own deviation from the mean rank; `compute_end` S x R, ns."""
+    apart = compute_end - compute_end.mean(axis=1, keepdims=True)
+    ranks = compute_end.shape[1]
+    return float(apart.std(axis=0, ddof=1).mean() * (ranks / (ranks - 1)) ** 0.5) if len(apart) > 1 else 0.0
+
+
+def _halved(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floats]:
+    """`micro.half` and `micro.whole`: forward and backward compute of a rank alone with half and all of its batch.
+
+    Only ranks that ran both in a round are used; empty where none did.
+    """
+    half, whole = half_batch(plan.spec), records.trial.batch
+    if half is None:
+        return {}
+    alone = (pl.col("arm") == BARE_ONE) & (pl.col("solo_rank") < records.trial.world_size)
+    rows = tables.steps.filter(alone & pl.col("batch").is_in([half, whole]))
+    own = [e for e in DURATIONS if e.meta.output_name() in ("forward", "compute")]
+    place = ["launch", "round", "rank"]
+    each = rows.group_by(*place, "batch").agg(own=pl.sum_horizontal([e.mean() for e in own]))
+    pairs = each.filter(pl.col("batch") == half).join(
+        each.filter(pl.col("batch") == whole), on=place, suffix="_whole"
+    )
+    if pairs.is_empty():
+        return {}
+    by_round = pairs.group_by("launch", "round").agg(pl.col("own", "own_whole").mean())
+    return {
+        name: records.per_round(
+            {(a, b): v for a, b, v in by_round.select("launch", "round", column).iter_rows()}
+        )
+        for name, column in zip(HALVED, ("own", "own_whole"), strict=True)
+    }
+
+
+def _fixed_by_half(means: Means) -> Floats | None:
+    """Fixed share of forward and backward: a line through half and whole batch at batch 0; None: not measured."""
+    try:
+        half, whole = (means[name] for name in HALVED)
+        found: Floats = 2 * half / whole - 1
+    except UnknownQuantityError:
+        return None
+    return np.clip(found, 0.0, 1.0)
+
+
+def _fixed(alone: Mapping[str, Floats], whole: Mapping[str, Floats], parts: int) -> Floats:
+    """The same for strong scaling, from a rank's own batch and the whole batch, `parts` times as large."""
+    small, large = (phases["forward"] + phases["compute"] for phases in (alone, whole))
+    each = (large - small) / (parts - 1)
+    return np.clip(1 - each / small, 0.0, 1.0)
+
+
+def _half_width(values: Floats, units: int, groups: int) -> float | None:
+    """Half-width of the 95 % interval of a quantity; None without an interval."""
+    return interval(float(values[0]), values[1:], units, groups=groups).half_width

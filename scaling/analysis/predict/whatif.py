@@ -1,0 +1,231 @@
+"""Simulate a measured step under other settings, from its own measured pieces.
+
+The pieces are each rank's phases, when each gradient is ready, and the link's alpha and beta. The step is
+
+    simulated(changed) x measured / simulated(as it was)
+
+so with nothing changed it is the measured step. docs/predict.md derives the terms.
+
+Arrays lead with S: the estimate first, then values resampled over rounds. R ranks, K buckets; ns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtri
+
+from scaling.analysis.network.channel import last_done, period, period_of_mean, period_without
+from scaling.analysis.network.ring import ring_times
+from scaling.analysis.predict.buckets import bucketed
+from scaling.analysis.predict.change import AS_IT_WAS, UPRIGHT, Change, Lean, Phases, Source
+from scaling.analysis.statistics.rounds import Floats
+
+COMPUTE = ("forward", "compute", "optimizer")
+OVERLAP_MAX = 4.0
+"""The slowdown of compute by communication is at most this many times the measured one."""
+PEERS = -1
+"""Stands for a rank with the typical ranks' mean times."""
+
+
+def outcome(source: Source, change: Change, lean: Lean = UPRIGHT) -> dict[str, Floats]:
+    """`step` (ns), `efficiency`, `gain` (a rank's throughput over the measured one) and each loss by cause, S each."""
+    if (change.world_size or source.world_size) == 1:
+        return _alone(source, change, lean)
+    before = _run(source, _settle(source, AS_IT_WAS, UPRIGHT))
+    target = _settle(source, change, lean)
+    after = _run(source, target, before.hidden if source.kernels != lean.overlap_turned else None)
+    miss = source.plain / before.period if lean.residual_follows else np.ones_like(source.plain)
+    step = after.period * miss + (0.0 if lean.residual_follows else source.plain - before.period)
+    factor, share = target.factor, target.world_size if source.shared else 1
+    whole = sum((source.whole[p] * target.whole_factor[p] for p in source.whole), np.zeros(1))
+    alone = sum((source.alone[p] * factor[p] for p in source.alone), np.zeros(1))
+    solo = {p: values[:, source.peers].mean(axis=1) for p, values in source.solo.items()}
+    own = {p: values[:, source.peers].mean(axis=1) for p, values in source.own.items()}
+
+    def grown(later: Phases, earlier: Phases, *phases: str) -> Floats:
+        return sum(((later[p] - earlier[p]) * factor[p] for p in phases), np.zeros(1))
+
+    waited = after.exposed * miss
+    latency = after.latency_share
+    costs = {
+        "neighbours": grown(source.beside, source.alone, *COMPUTE),
+        "strategy_overhead": grown(solo, source.beside, *COMPUTE),
+        "straggler": (after.period - after.period_typical) * miss,
+        "link_latency": waited * latency,
+        "link_bandwidth": waited * (1 - latency),
+        "overlap": grown(own, solo, "forward", "compute") * after.slowed,
+        "input": grown(own, source.alone, "input"),
+        "host": grown(own, source.alone, "host"),
+    }
+    if source.shared:
+        costs["small_batch"] = alone - whole / share
+    efficiency = whole / (share * step)
+    loss = {name: cost / step for name, cost in costs.items()}
+    loss["unexplained"] = 1 - efficiency - sum(loss.values(), np.zeros(1))
+    samples = _samples(source, change)
+    return {"step": step, "efficiency": efficiency, "gain": samples * source.plain / step, **loss}
+
+
+def _alone(source: Source, change: Change, lean: Lean) -> dict[str, Floats]:
+    """`outcome` at world size 1: no neighbours, no link, only DDP's own cost."""
+    samples = _samples(source, change)
+    factor = _factors(source, change, lean, samples)
+    solo = {p: values[:, source.peers].mean(axis=1) for p, values in source.solo.items()}
+    alone = sum((source.alone[p] * factor[p] for p in source.alone), np.zeros(1))
+    overhead = sum(((solo[p] - source.beside[p]) * factor[p] for p in COMPUTE), np.zeros(1))
+    step = alone + overhead
+    return {
+        "step": step,
+        "efficiency": alone / step,
+        "gain": samples * source.plain / step,
+        "strategy_overhead": overhead / step,
+        "unexplained": np.zeros_like(step),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """A change and its assumptions, applied to the source."""
+
+    world_size: int
+    ranks: Sequence[int]
+    """The source's rank whose times each rank gets, or PEERS."""
+    typical: Sequence[bool]
+    micro_steps: int
+    reductions: int
+    factor: Mapping[str, float]
+    """Factor on each phase's time."""
+    whole_factor: Mapping[str, float]
+    ready: Floats  # S x K: parts of backward
+    transfer: Floats  # S x K
+    latency_share: Floats  # S
+    waits: Floats  # S: for the latest of more ranks than there were
+
+
+def _settle(source: Source, change: Change, lean: Lean) -> _Target:
+    n = change.world_size or source.world_size
+    micro_steps = change.accumulation or source.accumulation
+    cap = change.bucket_cap_mb
+    buckets = source.buckets if cap is None else bucketed(source.gradients, cap)
+    sizes = [size * source.wire / change.compression for size in buckets.sizes]
+    fixed, moved = ring_times(change.fabric or (source.link,), n, sizes)
+    fixed, moved = (times[: len(source.plain)] for times in (fixed * lean.alpha, moved * lean.transfer))
+    ranks = [r if r < source.world_size else source.peers[r % len(source.peers)] for r in range(n)]
+    typical = [change.without_straggler or r in source.peers for r in ranks]
+    if change.without_straggler:
+        ranks = [r if r in source.peers else PEERS for r in ranks]
+    later = _latest(n) - _latest(source.world_size)
+    samples = _samples(source, change)
+    return _Target(
+        world_size=n,
+        ranks=ranks,
+        typical=typical if any(typical) else [True] * n,
+        micro_steps=micro_steps,
+        reductions=change.reductions or (micro_steps if source.reductions > 1 else 1),
+        factor=_factors(source, change, lean, samples),
+        whole_factor=_factors(source, change, lean, change.whole_batch, source.whole_share)
+        if source.shared
+        else _factors(source, change, lean, samples),
+        ready=buckets.ready,
+        transfer=np.maximum(fixed + moved, 0.0),
+        latency_share=np.clip(fixed.sum(axis=1) / np.maximum((fixed + moved).sum(axis=1), 1.0), 0.0, 1.0),
+        waits=source.jitter * lean.jitter * later / change.compute_scale,
+    )
+
+
+def _factors(
+    source: Source, change: Change, lean: Lean, samples: float, share: float = 1.0
+) -> Mapping[str, float]:
+    """Factor on each phase's time where `samples` times as many samples are computed.
+
+    `share`: a rank's own time over the time of the batch in question; the fixed part is a smaller share of that.
+    """
+    steps = (change.accumulation or source.accumulation) / source.accumulation
+    fixed = min(1.0, (source.fixed_share or 0.0) + lean.fixed_off) * share
+    # A micro-step takes fixed + (1 - fixed) x its samples over the measured micro-step's.
+    grown = steps * fixed + (1 - fixed) * samples
+    faster = lean.compute / change.compute_scale
+    return {
+        "input": samples,
+        "forward": grown * faster,
+        "compute": grown * faster,
+        "optimizer": faster,
+        "host": 1.0,
+    }
+
+
+def _samples(source: Source, change: Change) -> float:
+    """How many times as many samples; 1 where an own loop does not state its batch."""
+    return (change.batch or source.batch) / source.batch if source.batch else 1.0
+
+
+def _latest(n: int) -> float:
+    """Expected lateness of the latest of n ranks, in standard deviations (Blom's approximation, 1958)."""
+    return float(ndtri((n - 0.375) / (n + 0.25))) if n > 1 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ran:
+    """A simulated step, S each."""
+
+    period: Floats
+    period_typical: Floats
+    exposed: Floats
+    """Transfer after the end of compute, if no rank is late."""
+    latency_share: Floats
+    hidden: Floats
+    """Transfer during compute."""
+    slowed: Floats
+    """The slowdown of compute by communication, relative to that in the source."""
+
+
+def _run(source: Source, target: _Target, hidden_before: Floats | None = None) -> _Ran:
+    slowed = np.ones_like(source.plain)
+    ready, compute_end, again = _stamps(source, target, slowed)
+    typical = np.array(target.typical)
+    _, exposed = period_of_mean(typical, ready, compute_end, target.transfer)
+    hidden = target.transfer.sum(axis=1) - exposed
+    if hidden_before is not None:
+        slowed = np.clip(hidden / np.maximum(hidden_before, 1.0), 0.0, OVERLAP_MAX)
+        slowed = np.where(hidden_before > 1.0, slowed, 1.0)
+        ready, compute_end, again = _stamps(source, target, slowed)
+        _, exposed = period_of_mean(typical, ready, compute_end, target.transfer)
+    whole = period(ready, compute_end, target.transfer)
+    late = np.flatnonzero(~typical)
+    return _Ran(
+        period=whole,
+        period_typical=period_without(late.tolist(), ready, compute_end, target.transfer)
+        if len(late)
+        else whole,
+        exposed=exposed + again,
+        latency_share=target.latency_share,
+        hidden=hidden,
+        slowed=slowed,
+    )
+
+
+def _stamps(source: Source, target: _Target, slowed: Floats) -> tuple[Floats, Floats, Floats]:
+    """(ready S x R x K, compute_end S x R, exposed transfer of earlier micro-steps S); as simulate has them."""
+
+    def of_ranks(phases: Phases, phase: str) -> Floats:
+        values = phases[phase]
+        every = np.concatenate([values, values[:, source.peers].mean(axis=1, keepdims=True)], axis=1)
+        found: Floats = every[:, list(target.ranks)] * target.factor[phase]
+        return found
+
+    def slow(phase: str) -> Floats:
+        quick = of_ranks(source.solo, phase)
+        found: Floats = quick + (of_ranks(source.own, phase) - quick) * slowed[:, None]
+        return found
+
+    backward = slow("compute") / target.micro_steps
+    earlier = target.ready * backward.mean(axis=1, keepdims=True)
+    again = np.maximum(last_done(earlier, target.transfer) - backward.mean(axis=1), 0.0)
+    again = again * (target.reductions - 1)
+    tail = of_ranks(source.own, "optimizer") + of_ranks(source.own, "host") + of_ranks(source.own, "input")
+    before = tail + slow("forward") + backward * (target.micro_steps - 1) + (target.waits + again)[:, None]
+    ready = before[:, :, None] + target.ready[:, None, :] * backward[:, :, None]
+    return ready, before + backward, again

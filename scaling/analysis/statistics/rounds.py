@@ -1,0 +1,248 @@
+"""Point estimates and intervals from rounds of blocks. Pure functions of arrays.
+
+The independent unit is the round: one block of every arm, in random order, close together in time. Steps inside a
+block are autocorrelated and are averaged first. A statistic is a formula over the arms' means. Resampling draws whole
+rounds, so what the arms of a round share (drift of the machine) cancels in differences and ratios, as in a paired test.
+
+An interval is estimate +- t * se (of the logarithm for ratios, rates and times, so that it stays above 0). With R
+rounds in G groups that are resampled separately (launches, else one group), se is the bootstrap's standard deviation
+times sqrt(R/(R-G)), and t is Student's quantile at R-G degrees of freedom. With few rounds, the plain percentile
+bootstrap is too narrow by these two factors (T. Hesterberg, "What Teachers Should Know About the Bootstrap", The
+American Statistician 69(4), 2015, section 4).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling.analysis.results.measured import LAUNCHES_MIN, Measured
+
+Floats = NDArray[np.float64]
+Formula = Callable[["Means"], Floats]
+
+RESAMPLES = 1000
+LEVEL = 0.95
+MS = 1e-6
+"""From ns to ms."""
+UNITS_MIN = 3
+"""With fewer units there is no interval."""
+
+
+class UnknownQuantityError(KeyError):
+    """A formula asked for something that was not measured."""
+
+
+class Means(Mapping[str, Floats]):
+    """Mean of every quantity: element 0 over all rounds, the others over resampled rounds."""
+
+    def __init__(self, values: Mapping[str, Floats], weights: Floats) -> None:
+        self._values, self._weights = values, weights
+        self._cache: dict[str, Floats] = {}
+        self.there: dict[str, NDArray[np.bool_]] = {}
+        """Which rounds have each of the quantities asked for so far."""
+
+    def __getitem__(self, name: str) -> Floats:
+        if name not in self._cache:
+            if name not in self._values or not np.isfinite(self._values[name]).any():
+                raise UnknownQuantityError(name)
+            values = self._values[name]
+            there = np.isfinite(values)
+            self.there[name] = there
+            with np.errstate(invalid="ignore", divide="ignore"):
+                total = self._weights @ np.where(there, values, 0.0)
+                self._cache[name] = total / (self._weights @ there)
+        return self._cache[name]
+
+    def __iter__(self):  # type: ignore[no-untyped-def]  # noqa: ANN204
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+class Rounds:
+    """Named quantities, one value a round (NaN where a round lacks it), and the launch of each round."""
+
+    def __init__(
+        self,
+        values: Mapping[str, Floats],
+        launch: NDArray[np.int64],
+        *,
+        seed: int = 0,
+        unit: NDArray[np.int64] | None = None,
+        part: NDArray[np.int64] | None = None,
+    ) -> None:
+        """`unit`: rounds with the same number are drawn together; by default each round is drawn separately.
+
+        `part`: parts of a launch that measured different things; each part keeps its number of rounds.
+        """
+        self.values = dict(values)
+        self.launch = launch
+        self.unit = np.arange(len(launch)) if unit is None else unit
+        self.part = np.zeros_like(launch) if part is None else part
+        self._weights = resampling_weights(launch, seed, self.unit, part)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values and bool(np.isfinite(self.values[name]).any())
+
+    def extend(self, values: Mapping[str, Floats]) -> Rounds:
+        """The same rounds with more quantities."""
+        grown = object.__new__(Rounds)
+        grown.values = {**self.values, **values}
+        grown.launch, grown.unit, grown.part = self.launch, self.unit, self.part
+        grown._weights = self._weights
+        return grown
+
+    def means(self) -> Means:
+        """Every quantity's mean and its resampled values."""
+        return Means(self.values, self._weights)
+
+    def ratio(self, formula: Formula | str, *, scale: float = 1.0, level: float = LEVEL) -> Measured | None:
+        """As `measure`, for quantities that are always positive: the interval is one of the logarithm."""
+        return self.measure(formula, scale=scale, positive=True, level=level)
+
+    def measure(
+        self, formula: Formula | str, *, scale: float = 1.0, positive: bool = False, level: float = LEVEL
+    ) -> Measured | None:
+        """A formula over the means (or one quantity by name) with its interval; None where unknown.
+
+        `scale` brings the result to another unit, as MS does from ns to ms.
+        """
+        of = (lambda m: m[formula]) if isinstance(formula, str) else formula
+        try:
+            means = self.means()
+            results = np.asarray(of(means), dtype=float)
+        except UnknownQuantityError:
+            return None
+        if not np.isfinite(results[0]):
+            return None
+        units, groups = self.count(list(means.there.values()))
+        found = interval(float(results[0]), results[1:], units, groups=groups, positive=positive, level=level)
+        return found * scale
+
+    def count(self, there: Sequence[NDArray[np.bool_]] = ()) -> tuple[int, int]:
+        """As `drawn`, for the rounds that have every quantity; if none has all, the fewest that a quantity has."""
+        shared = np.logical_and.reduce(there) if there else np.ones(len(self.launch), dtype=bool)
+        masks = [shared] if shared.any() or not there else there
+        several = len(np.unique(self.launch)) >= LAUNCHES_MIN
+        return min(
+            (drawn(self.launch[mask], self.unit[mask], self.part[mask], several=several) for mask in masks),
+            key=lambda units_groups: units_groups[0] - units_groups[1],
+        )
+
+
+def drawn(
+    launch: NDArray[np.int64],
+    unit: NDArray[np.int64] | None = None,
+    part: NDArray[np.int64] | None = None,
+    *,
+    several: bool | None = None,
+) -> tuple[int, int]:
+    """(units, groups): how many units `resampling_weights` draws, and from how many groups separately.
+
+    `several`: whether launches are the units, which all rounds together decide; by default the given rounds do.
+    """
+    launches = np.unique(launch)
+    if len(launches) >= LAUNCHES_MIN if several is None else several:
+        return len(launches), 1
+    units = len(launch) if unit is None else len(np.unique(unit))
+    groups = len(launches) if part is None else len(np.unique(np.stack([launch, part]), axis=1).T)
+    return units, max(groups, 1)
+
+
+def resampling_weights(
+    launch: NDArray[np.int64],
+    seed: int,
+    unit: NDArray[np.int64] | None = None,
+    part: NDArray[np.int64] | None = None,
+) -> Floats:
+    """Rows of weights over rounds: the plain mean first, then RESAMPLES draws.
+
+    With LAUNCHES_MIN launches or more, launches are drawn first and rounds within each (hierarchical
+    bootstrap); with fewer, rounds within each launch, and the interval holds for these launches.
+    Rounds of one `unit` are drawn together, and each `part` of a launch by itself. The array is read-only: rounds of
+    one shape share it.
+    """
+    unit = np.arange(len(launch)) if unit is None else unit
+    return _weights(
+        tuple(launch.tolist()), seed, tuple(unit.tolist()), None if part is None else tuple(part.tolist())
+    )
+
+
+@functools.lru_cache(maxsize=32)
+def _weights(
+    launch_of: tuple[int, ...], seed: int, unit_of: tuple[int, ...], part_of: tuple[int, ...] | None
+) -> Floats:
+    """As `resampling_weights`, of what can be compared; an analysis asks for the same few several times."""
+    launch, unit = np.array(launch_of, dtype=np.int64), np.array(unit_of, dtype=np.int64)
+    part = None if part_of is None else np.array(part_of, dtype=np.int64)
+    rng = np.random.default_rng(seed)
+    rounds = len(launch)
+    weights = np.zeros((RESAMPLES + 1, rounds))
+    weights[0] = 1.0
+    launches = np.unique(launch)
+    if part is None or len(launches) >= LAUNCHES_MIN:
+        groups = [np.unique(unit[launch == k]) for k in launches]
+    else:
+        groups = [np.unique(unit[(launch == k) & (part == p)]) for k in launches for p in np.unique(part)]
+    members = np.array([unit == u for u in range(unit.max(initial=-1) + 1)], dtype=float)
+    for row in range(1, RESAMPLES + 1):
+        drawn = (
+            rng.integers(len(groups), size=len(groups))
+            if len(launches) >= LAUNCHES_MIN
+            else range(len(groups))
+        )
+        for index in drawn:
+            group = groups[index]
+            if not len(group):
+                continue
+            weights[row] += np.bincount(rng.choice(group, size=len(group)), minlength=len(members)) @ members
+    weights.flags.writeable = False
+    return weights
+
+
+def interval(
+    value: float,
+    resampled: Floats,
+    units: int,
+    *,
+    groups: int = 1,
+    positive: bool = False,
+    level: float = LEVEL,
+) -> Measured:
+    """`value` with its interval (95 %) from resampled values; none below UNITS_MIN units.
+
+    `groups`: they are drawn separately and each has its own mean, so each group beyond the first needs one more unit.
+    """
+    finite = resampled[np.isfinite(resampled) & ((resampled > 0) | (not positive))]
+    free = units - groups
+    if free < UNITS_MIN - 1 or len(finite) < RESAMPLES / 2:
+        return Measured(value, n=units)
+    spread = float(np.std(np.log(finite) if positive else finite))
+    half = student(free, level) * spread * (units / free) ** 0.5
+    if positive and value > 0:
+        return Measured.around_log(value, half, units)
+    return Measured.around(value, half, units)
+
+
+def student(degrees: int, level: float = LEVEL) -> float:
+    """Two-sided quantile of Student's t, 95 % unless another level is asked for."""
+    from scipy.special import stdtrit  # noqa: PLC0415  slow to import, and not always asked for
+
+    return float(stdtrit(degrees, 1 - (1 - level) / 2))
+
+
+def level_of_each(comparisons: int) -> float:
+    """The level of each interval so that all of them hold at once with 95 % (Bonferroni)."""
+    return 1 - (1 - LEVEL) / comparisons
+
+
+def among(ratio: Measured, comparisons: int) -> Measured:
+    """A ratio of two runs with an interval that holds for `comparisons` such ratios at once."""
+    if ratio.n < 2:
+        return ratio
+    return ratio.stretched(student(ratio.n - 1, level_of_each(comparisons)) / student(ratio.n - 1))

@@ -1,0 +1,122 @@
+"""The numbers behind a cause at one world size, as sentences with units."""
+
+from __future__ import annotations
+
+from scaling.analysis.results import FabricLevel, Point
+
+
+def evidence_of(cause: str, point: Point, level: FabricLevel | None = None) -> tuple[str, ...]:
+    """Sentences on one cause of loss, none of which another cause has; empty where nothing was measured about it.
+
+    `level`: the size sweep over the same ranks.
+    """
+    comm, parts, arms = point.comm, point.parts_ms, point.arms_ms
+    lines: list[str] = []
+    if cause == "link_latency":
+        lines += _latency_lines(point, level)
+    if cause == "link_bandwidth" and comm is not None:
+        if parts.exposed_transfer is not None and point.step_ms is not None:
+            lines.append(
+                f"a step waits {parts.exposed_transfer.value:.1f} of {point.step_ms.value:.1f} ms for data on the link"
+            )
+        if comm.busbw_gbit_s is not None:
+            share = comm.nominal_share
+            of_link = f", {share.value:.0%} of what the link can carry" if share else ""
+            lines.append(
+                f"{comm.bytes_per_step / 2**20:.1f} MiB a step at {comm.busbw_gbit_s.value:.3g} Gbit/s{of_link}"
+            )
+        if comm.gradient_bytes and (comm.reductions or 1) > 1:
+            lines.append(
+                f"gradients of {comm.gradient_bytes / 2**20:.1f} MiB are reduced {comm.reductions} times a step: "
+                "no_sync is missing"
+            )
+    if cause == "straggler" and point.straggler is not None:
+        late = point.straggler
+        lines.append(
+            f"rank {late.rank} is late by {late.skew_ms.value:.1f} ms at the first bucket, mostly in {late.phase}; "
+            f"it costs {late.cost_ms.value:.1f} ms a step"
+        )
+        if late.by_itself is not None:
+            lines.append(
+                "it is slow when it runs alone, too"
+                if late.by_itself
+                else "alone it is as fast as the others"
+            )
+        if late.host is not None:
+            lines.append(f"all ranks of host {late.host} are late: look at what they share")
+        lines += [line for rank, line in _throttled(point) if rank == late.rank]
+    if cause == "neighbours" and arms.bare_all and arms.bare_one:
+        lines.append(
+            f"ranks that share a host slow each other: without DDP a step takes {arms.bare_all.value:.1f} ms while "
+            f"the other ranks run, and {arms.bare_one.value:.1f} ms alone"
+        )
+    if cause == "strategy_overhead" and arms.ddp_solo and arms.bare_all:
+        lines.append(
+            f"DDP over one rank takes {arms.ddp_solo.value:.1f} ms a step, the bare module {arms.bare_all.value:.1f} ms"
+        )
+    if cause == "overlap":
+        longer = _of_step("overlap", point)
+        by = f" by {longer:.1f} ms" if longer is not None else ""
+        lines.append(f"forward and backward compute take longer{by} while gradients are being reduced")
+    if cause == "small_batch" and arms.bare_one:
+        lines.append(
+            f"a rank's part of the batch takes {arms.bare_one.value:.1f} ms alone, more than its part of the whole "
+            "batch's time"
+        )
+    if cause == "clocks":
+        lines += _clock_lines(point)
+        lines += [line for _, line in _throttled(point)]
+    if cause in ("input", "host"):
+        part = getattr(parts, cause)
+        if part is not None:
+            lines.append(f"a step spends {part.value:.1f} ms in {cause}")
+    return tuple(lines)
+
+
+def _latency_lines(point: Point, level: FabricLevel | None) -> list[str]:
+    """How many messages a step sends, and what each costs before its bytes move."""
+    lines: list[str] = []
+    comm, lost_ms = point.comm, _of_step("link_latency", point)
+    if comm is not None and comm.buckets:
+        sent = len(comm.buckets)
+        size = comm.bytes_per_step / sent / 2**10
+        messages = "1 message" if sent == 1 else f"{sent} messages"
+        cost = f", whose fixed costs are {lost_ms:.1f} ms of it" if lost_ms is not None else ""
+        lines.append(f"a step sends {messages} of {size:.0f} KiB on average{cost}")
+    if level is not None and level.alpha_us is not None:
+        hops = 2 * (level.world_size - 1)
+        lines.append(
+            f"a message takes {hops * level.alpha_us.value:.0f} us however small it is: "
+            f"{hops} hops of {level.alpha_us.value:.0f} us each in the size sweep"
+        )
+    return lines
+
+
+def _of_step(cause: str, point: Point) -> float | None:
+    """A cause's share of the step in ms."""
+    share = getattr(point.loss, cause) if point.loss else None
+    return share.value * point.step_ms.value if share is not None and point.step_ms is not None else None
+
+
+def _clock_lines(point: Point) -> list[str]:
+    seen = point.clocks
+    if seen is None:
+        return []
+    named = (
+        (seen.alone_mhz, "alone"),
+        (seen.beside_mhz, "beside the others"),
+        (seen.together_mhz, "with DDP"),
+    )
+    known = [f"{number.value:.0f} MHz {when}" for number, when in named if number is not None]
+    return [f"the SM clock is {', '.join(known)}"] if known else []
+
+
+def _throttled(point: Point) -> list[tuple[int, str]]:
+    """(rank, sentence) of every device that slowed itself down."""
+    return [
+        (
+            t.rank,
+            f"rank {t.rank}'s device slowed itself down in {t.blocks} of {t.of} blocks ({', '.join(t.reasons)})",
+        )
+        for t in (point.clocks.throttled if point.clocks else ())
+    ]

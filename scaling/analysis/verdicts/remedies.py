@@ -1,0 +1,153 @@
+"""Remedies for a cause: exact overrides, the line for one's own code, and the change that the simulation predicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scaling.analysis.predict.change import Change
+from scaling.analysis.results import Point
+from scaling.spec.plan import Plan
+from scaling.spec.run import Spec
+
+BUCKET_CAP_MB = 25.0
+"""torch's default, MiB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """A remedy before its gain is predicted; `change` is None where the simulation cannot predict one."""
+
+    overrides: str
+    """Empty where the harness has no override key for it."""
+    code: str
+    change: Change | None = None
+
+
+def offers(cause: str, point: Point, plan: Plan) -> tuple[Offer, ...]:
+    """Remedies for a cause at one world size, the most promising first."""
+    spec = plan.spec
+    if cause == "link_bandwidth":
+        return _less_traffic(point, spec)
+    if cause == "link_latency":
+        return (*_larger_buckets(spec), *_less_often(spec, point.world_size))
+    if cause == "strategy_overhead":
+        return _lighter_ddp(spec)
+    if cause == "straggler" and point.straggler is not None:
+        return (_late_rank(point.straggler.rank, point.straggler.phase),)
+    if cause == "small_batch":
+        batch = spec.global_batch * 2
+        return (
+            Offer(
+                overrides=f"global_batch={batch}",
+                code=f"DataLoader(dataset, batch_size={batch // point.world_size}, ...)",
+                change=Change(batch=batch // point.world_size, whole_batch=2.0),
+            ),
+        )
+    return tuple(Offer(overrides="", code=code) for code in _BY_HAND.get(cause, ()))
+
+
+_BY_HAND: dict[str, tuple[str, ...]] = {
+    "neighbours": (
+        "give each rank cores and memory of its own: torch.set_num_threads(cores // ranks), "
+        "numactl --cpunodebind=... --membind=...",
+    ),
+    "overlap": (
+        "on NCCL, leave more of the device to compute: NCCL_MAX_CTAS=8 in the environment; on a CPU, "
+        "leave a core to communication: torch.set_num_threads(threads - 1)",
+    ),
+    "host": (
+        "torch.compile(model), or torch.cuda.make_graphed_callables; no .item(), print or logging in the step",
+    ),
+    "clocks": (
+        "nvidia-smi -q -d PERFORMANCE shows what lowers the clocks: power cap, heat, or a fixed clock",
+    ),
+    "slow_path": (
+        "compare the path that is taken (NCCL: its log in the fabric section; Gloo: GLOO_SOCKET_IFNAME) with the "
+        "paths that exist (nvidia-smi topo -m)",
+    ),
+}
+"""Remedies without an override key."""
+
+
+def _less_traffic(point: Point, spec: Spec) -> tuple[Offer, ...]:
+    comm = point.comm
+    if comm and (comm.reductions or 1) > 1:
+        return (
+            Offer(
+                overrides="inject.wrong_no_sync=false" if spec.inject.wrong_no_sync else "",
+                code="with ddp.no_sync(): around forward and backward of every micro-step but the last",
+                change=Change(reductions=1),
+            ),
+        )
+    return (*_less_often(spec, point.world_size), *_narrower_wire(spec))
+
+
+def _narrower_wire(spec: Spec) -> tuple[Offer, ...]:
+    """Gradients in bf16: half the bytes with the range of fp32. The simulation leaves out the cost of casting."""
+    if spec.ddp.comm_hook != "none":
+        return ()
+    return (
+        Offer(
+            overrides="ddp.comm_hook=bf16",
+            code="ddp.register_comm_hook(None, default_hooks.bf16_compress_hook), from "
+            "torch.distributed.algorithms.ddp_comm_hooks; check the loss",
+            change=Change(compression=2.0),
+        ),
+    )
+
+
+def _less_often(spec: Spec, world_size: int) -> tuple[Offer, ...]:
+    """Twice the samples for each reduction."""
+    steps = spec.accumulation_steps * 2
+    key, value = (
+        ("global_batch", spec.global_batch)
+        if spec.mode == "strong"
+        else ("batch_per_rank", spec.batch_per_rank)
+    )
+    batch = spec.batch_at(world_size)
+    change = Change(accumulation=steps, batch=batch * 2, whole_batch=2.0 if spec.mode == "strong" else 1.0)
+    return (
+        Offer(
+            overrides=f"accumulation_steps={steps} {key}={value * 2}",
+            code=f"reduce gradients once in {steps} batches: with ddp.no_sync(): around the others",
+            change=change if batch else None,  # an own loop may not state its batch
+        ),
+    )
+
+
+def _larger_buckets(spec: Spec) -> tuple[Offer, ...]:
+    cap = spec.ddp.bucket_cap_mb
+    larger = BUCKET_CAP_MB if cap < BUCKET_CAP_MB else cap * 4
+    return (
+        Offer(
+            overrides=f"ddp.bucket_cap_mb={larger:g}",
+            code=f"DistributedDataParallel(model, bucket_cap_mb={larger:g})",
+            change=Change(bucket_cap_mb=larger),
+        ),
+    )
+
+
+def _lighter_ddp(spec: Spec) -> tuple[Offer, ...]:
+    wanted = (("find_unused_parameters", False), ("gradient_as_bucket_view", True))
+    return tuple(
+        Offer(
+            overrides=f"ddp.{name}={str(value).lower()}",
+            code=f"DistributedDataParallel(model, {name}={value})",
+        )
+        for name, value in wanted
+        if getattr(spec.ddp, name) != value
+    )
+
+
+def _late_rank(rank: int, phase: str) -> Offer:
+    where = {
+        "input": "its DataLoader: more workers, faster storage, or a shorter transform there",
+        "forward": "its device or host: clocks, other processes, uneven batches (pad or sort by length)",
+        "backward": "its device or host: clocks, other processes, uneven batches (pad or sort by length)",
+        "host": "what only this rank does between steps: logging, checkpoints, validation on rank 0",
+    }
+    return Offer(
+        overrides="",
+        code=f"rank {rank} is late in {phase}: look at {where.get(phase, 'its host')}",
+        change=Change(without_straggler=True),
+    )

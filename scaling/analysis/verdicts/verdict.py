@@ -1,0 +1,221 @@
+"""Name the causes of lost efficiency at one world size, with confidence, evidence and remedies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from scaling.analysis.predict.change import Change
+from scaling.analysis.results import FabricLevel, Loss, Measured, NcclGroup, Point, Remedy, Verdict
+from scaling.analysis.verdicts.evidence import evidence_of
+from scaling.analysis.verdicts.remedies import offers
+from scaling.spec.plan import Plan
+
+NOTABLE = 0.03
+"""A cause that costs a smaller share of the step gets no verdict."""
+SCALES_WELL = 0.90
+"""An efficiency whose whole interval lies above this needs no remedy."""
+
+SLOW_PATH = 0.6
+"""If large messages reach less than this share of the nominal rate, the data take a slower path than promised."""
+
+LATENCY_SHARE = 0.2
+"""A message with a larger share of fixed costs in its time does not show the link's bandwidth."""
+
+_CAUSES = (
+    "small_batch",
+    "neighbours",
+    "strategy_overhead",
+    "straggler",
+    "link_latency",
+    "link_bandwidth",
+    "overlap",
+    "input",
+    "host",
+    "clocks",
+)
+
+_BETWEEN_ARMS = ("neighbours", "strategy_overhead", "overlap", "clocks")
+"""Causes measured as the difference between two arms' blocks, not by stamps within a step."""
+
+
+_IT_WOULD_TAKE = {
+    "link_bandwidth": "a faster link, or more compute for each byte of gradients (a larger batch, fewer parameters)",
+    "link_latency": "a link of less latency, or fewer collectives a step",
+    "small_batch": "a much larger global batch, or fewer ranks",
+    "straggler": "a rank that is as fast as its peers",
+}
+"""What would remove a cause that no setting removes."""
+
+Gain = Callable[[Change], Measured | None]
+"""Predicts a change's gain: throughput over the present one, above 1 is faster; None where it cannot."""
+
+
+def no_gain(_change: Change) -> Measured | None:
+    """The gain where nothing can be simulated."""
+    return None
+
+
+def verdicts(
+    point: Point,
+    plan: Plan,
+    level: FabricLevel | None = None,
+    gain: Gain = no_gain,
+    nccl: NcclGroup | None = None,
+) -> tuple[Verdict, ...]:
+    """The causes at one world size, largest first; `scales_well` or `undecided` where none stands out.
+
+    A link that is clearly slower than the topology promises (`slow_path`) comes first, because all other findings about
+    communication follow from it.
+    """
+    slow = _slow_path(point, plan, level, nccl)
+    return (*slow, *_causes_of(point, plan, gain, level))
+
+
+def named(
+    cause: str, point: Point, share: Measured, evidence: tuple[str, ...], remedies: tuple[Remedy, ...]
+) -> Verdict:
+    """A cause and its share of the step; the confidence is high where the share is surely notable."""
+    return Verdict(
+        cause=cause,
+        world_size=point.world_size,
+        share=share,
+        confidence="high" if share.surely_above(NOTABLE) else "medium",
+        evidence=evidence,
+        try_=remedies,
+    )
+
+
+def undecided(point: Point, *evidence: str, confidence: str = "low") -> Verdict:
+    """No cause can be named, and why."""
+    return Verdict(
+        cause="undecided",
+        world_size=point.world_size,
+        share=None,
+        confidence=confidence,
+        evidence=evidence,
+    )
+
+
+def _causes_of(point: Point, plan: Plan, gain: Gain, level: FabricLevel | None) -> tuple[Verdict, ...]:
+    if point.world_size == 1 or (point.efficiency is None and point.loss is None):
+        return ()  # an own loop without a baseline has causes without an efficiency
+    if point.base_world_size > 1:
+        return (_undecided(point, "no rank ran the whole batch alone, so the loss is not split by cause"),)
+    if point.loss is None or (point.efficiency is not None and point.efficiency.interval is None):
+        more = "probe more steps" if plan.own_loop else "use measure=standard"
+        return (_undecided(point, f"too few rounds for an interval; {more}"),)
+    found = []
+    for cause, share in _shares(point.loss):
+        if _stands_out(cause, share, point) and (cause != "straggler" or point.straggler):
+            remedies, nothing = _remedies(cause, point, plan, gain)
+            found.append(named(cause, point, share, (*evidence_of(cause, point, level), *nothing), remedies))
+    if found:
+        return tuple(found)
+    if point.efficiency is not None and point.efficiency.surely_above(SCALES_WELL):
+        return (
+            Verdict(
+                cause="scales_well",
+                world_size=point.world_size,
+                share=None,
+                confidence="high",
+                evidence=(f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}",),
+            ),
+        )
+    longer = "probe more steps" if plan.own_loop else "measure longer (measure=thorough)"
+    return (_undecided(point, f"no cause stands clear of the noise; {longer}"),)
+
+
+def _slow_path(
+    point: Point, plan: Plan, level: FabricLevel | None, nccl: NcclGroup | None
+) -> tuple[Verdict, ...]:
+    """Compare the bandwidth that the topology promises with what the size sweep reached."""
+    if level is None or level.nominal_gbit_s is None or level.busbw_gbit_s is None:
+        return ()
+    reached = level.busbw_gbit_s
+    if reached.high is None or reached.high > SLOW_PATH * level.nominal_gbit_s:
+        return ()
+    if not _saturating(level):
+        return ()
+    lost = point.loss.link_bandwidth if point.loss else None
+    path = (f"NCCL's log names {', '.join(nccl.transports)}",) if nccl and nccl.transports else ()
+    return (
+        Verdict(
+            cause="slow_path",
+            world_size=point.world_size,
+            share=lost and lost * (1 - reached.value / level.nominal_gbit_s),
+            confidence="high",
+            evidence=(
+                f"large messages reach {reached.value:.3g} Gbit/s over the {level.name}, "
+                f"but the topology promises {level.nominal_gbit_s:.3g}",
+                "the traffic takes a slower path than the topology promises, or one host's link is slow",
+                *path,
+            ),
+            try_=_remedies("slow_path", point, plan, no_gain)[0],
+        ),
+    )
+
+
+def _saturating(level: FabricLevel) -> bool:
+    """Whether the largest message is dominated by bandwidth, and is itself as slow as the fit says."""
+    assert level.nominal_gbit_s is not None
+    assert level.alpha_us is not None
+    sweep = [point for point in level.curve if point.collective == "all_reduce"]
+    largest = max(sweep, key=lambda point: point.bytes)
+    fixed_us = 2 * (level.world_size - 1) * level.alpha_us.value
+    fastest = largest.busbw_gbit_s.high
+    slow = fastest is not None and fastest <= SLOW_PATH * level.nominal_gbit_s
+    return slow and fixed_us < LATENCY_SHARE * largest.time_us.value
+
+
+def _shares(loss: Loss) -> list[tuple[str, Measured]]:
+    """(cause, share), largest first. A difference between arms is ranked by the lower end of its interval.
+
+    It therefore comes before a stamped cause only where it is larger beyond its own error. For example, very many
+    small messages cost waiting (stamped) and also slow compute down (a difference); both have the same remedy.
+    """
+
+    def size(item: tuple[str, Measured]) -> float:
+        cause, share = item
+        return (share.low or 0.0) if cause in _BETWEEN_ARMS else share.value
+
+    shares = [(cause, getattr(loss, cause)) for cause in _CAUSES]
+    return sorted(((c, s) for c, s in shares if s is not None), key=size, reverse=True)
+
+
+def _stands_out(cause: str, share: Measured, point: Point) -> bool:
+    """Whether a share is above 0 and large enough; a difference between arms also has to exceed the A/A floor."""
+    chance = point.overhead.floor if cause in _BETWEEN_ARMS else 0.0
+    return share.surely_above(0) and share.value > max(NOTABLE, chance)
+
+
+def _undecided(point: Point, why: str) -> Verdict:
+    shares = _shares(point.loss) if point.loss else []
+    cause, share = max(shares, key=lambda found: found[1].value, default=("", None))
+    notable = share is not None and share.value > NOTABLE
+    largest = (
+        f"the largest term, which is not certain, is {cause}: {share.value:.0%} of the step" if share else ""
+    )
+    return undecided(point, why, *([largest] if notable else []))
+
+
+def _remedies(cause: str, point: Point, plan: Plan, gain: Gain) -> tuple[tuple[Remedy, ...], tuple[str, ...]]:
+    """(remedies, why there is none): what the simulation predicts no sure gain from is not offered.
+
+    A remedy whose gain cannot be simulated is offered without one.
+    """
+    offered: list[Remedy] = []
+    useless: list[tuple[Measured, str]] = []
+    for offer in offers(cause, point, plan):
+        predicted = None if offer.change is None else gain(offer.change)
+        if predicted is None or predicted.surely_above(1):
+            offered.append(Remedy(overrides=offer.overrides, code=offer.code, predicted_gain=predicted))
+        else:
+            useless.append((predicted, offer.overrides or offer.code))
+    if offered or not useless:
+        return tuple(offered), ()
+    best, what = max(useless, key=lambda found: found[0].value)
+    within = "" if best.interval is None else f" ({best.least - 1:+.0%} to {best.most - 1:+.0%})"
+    return (), (
+        f"nothing here would help: the best that was simulated, {what}, is predicted to change the throughput by "
+        f"{best.value - 1:+.0%}{within}; it would take {_IT_WOULD_TAKE.get(cause, 'other hardware')}",
+    )

@@ -1,0 +1,93 @@
+"""The command line: each verb is a subcommand, in the order of a user's work. Imports are made where they are used."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import importlib
+import keyword
+import os
+import sys
+from collections.abc import Callable
+
+from scaling.cli.output import warn
+from scaling.cli.streams import tolerate_closed
+from scaling.cli.verbs import VERBS, lines
+from scaling.errors import InputError, ScalingError
+
+_OUTSIDE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE)
+"""Errors of the file system that are not bugs: a folder without permission, a full disk, a file server that is gone."""
+HEAD = """\
+usage: scaling VERB ...
+
+Measure how DDP training scales, where the lost efficiency goes, and how certain
+the answer is.
+"""
+TAIL = """
+Overrides are Hydra's: model=mlp topology=emulated_pcie topology.link.rate=200mbit
+world_sizes=[1,2] measure=quick. `scaling run --help` lists every key.
+Tab completion: eval "$(scaling -sc install=bash)\"\
+"""
+
+
+def help_text() -> str:
+    """What `scaling --help` prints."""
+    return "\n".join([HEAD, *(lines(verb) for verb in VERBS), TAIL])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point of the `scaling` command; returns the exit status."""
+    tolerate_closed()
+    arguments = sys.argv[1:] if argv is None else argv
+    if not arguments:  # fail, so that a script with an empty variable does not pass
+        print(help_text(), file=sys.stderr)
+        return InputError.exit_code
+    if arguments[0] in ("-h", "--help", "help"):
+        print(help_text())
+        return 0
+    if arguments[0] == "--version":
+        from scaling.version import __version__
+
+        print(__version__)
+        return 0
+    if arguments[0] in ("-sc", "--shell-completion"):
+        from scaling.cli.completion import complete
+
+        return complete(arguments, tuple(VERBS))
+    os.umask(
+        os.umask(0o022) | 0o002
+    )  # files that are written are never writable by others, whatever the shell's umask
+    try:
+        return _verb(arguments[0])(arguments[1:])
+    except ScalingError as error:
+        warn(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        warn("interrupted")
+        return 3
+    except (IsADirectoryError, NotADirectoryError) as error:  # in a run's folder that somebody else made
+        warn(
+            f"{error.filename2 or error.filename}: {error.strerror}; it is in the way of a file, move it away"
+        )
+        return InputError.exit_code
+    except OSError as error:
+        if error.errno not in _OUTSIDE:
+            raise
+        # The error of a failed write has no file name.
+        where = f"{error.filename}: " if error.filename else ""
+        warn(f"{where}{error.strerror}")
+        return ScalingError.exit_code
+
+
+def _verb(name: str) -> Callable[[list[str]], int]:
+    if name not in VERBS:
+        near = difflib.get_close_matches(name, VERBS, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(VERBS)} is expected"
+        raise InputError(f"{name}: no such command; {hint}")
+    file = f"{name}_" if keyword.iskeyword(name) else name
+    module = importlib.import_module(f"scaling.cli.verbs.{file}")
+    return module.main  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

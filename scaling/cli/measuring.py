@@ -1,0 +1,78 @@
+"""Shared by verbs that measure: check a run before anything is written, watch it, and shut down cleanly."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+from collections.abc import Sequence
+
+from scaling.cli.analysing import preflight
+from scaling.errors import InputError
+from scaling.launchers.choose import launcher_of
+from scaling.launchers.jobs import Job, create
+from scaling.launchers.promising import promised, said_left_out
+from scaling.launchers.runner import measure
+from scaling.records.paths import RunFolder
+from scaling.records.status import Status
+from scaling.spec.plan import Plan
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+def end_in_order() -> None:
+    """Treat the first SIGTERM or SIGHUP like Ctrl-C and ignore later ones.
+
+    Slurm signals both the harness and its script. A program that was started with nohup goes on after SIGHUP.
+    """
+    for number in ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _interrupt_once)
+
+
+def _interrupt_once(number: int, _frame: object) -> None:
+    for each in ENDING:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt(number)
+
+
+def check(job: Job) -> Job:
+    """Check everything that can be checked before anything is written, and time a step. InputError on a problem.
+
+    The plan that comes back says how long the run takes, and what its budget leaves no time for.
+    """
+    launcher_of(job.plan).require(job.plan)
+    return dataclasses.replace(job, plan=promised(job.plan))
+
+
+def create_run(job: Job) -> None:
+    """Make the folder of a run with its plan and config."""
+    create(job.request, job.plan, job.folder)
+
+
+def watch(plan: Plan, folder: RunFolder, *, rounds: bool = True) -> Status:
+    """Measure and show the progress. `rounds`: whether the run measures in rounds, as `measure=` says."""
+    from scaling.report.progress import watching  # noqa: PLC0415  rich.progress is slow to import
+
+    with watching(plan, rounds=rounds) as progress:
+        for line in said_left_out(plan, plan.content):
+            progress({"said": line})
+        return measure(plan, folder, progress, preflight)
+
+
+def why(status: Status) -> str:
+    """The first error of an incomplete run, or its state if there is none."""
+    return next((trial.error for trial in status.trials if trial.error), status.state)
+
+
+def require_alone(verb: str, arguments: Sequence[str], *, alone: bool) -> None:
+    """InputError where --resume RUN has overrides beside it."""
+    if not alone:
+        raise InputError(
+            f"scaling {verb} {' '.join(arguments)}: --resume RUN is expected alone; "
+            "the run's own plan says what is left"
+        )
+
+
+def worst(codes: Sequence[int]) -> int:
+    """The exit status of several runs: 1 takes precedence, since that run measured nothing."""
+    return max(codes, key=lambda code: (code == 1, code))

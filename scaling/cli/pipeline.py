@@ -1,0 +1,249 @@
+"""Rebuild everything that is derived from the rank files: tables, analysis.json, timeline, reports.
+
+All of it can be deleted and rebuilt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from scaling.analysis.about import Ending
+from scaling.analysis.analyze import analyze
+from scaling.analysis.compare.machines import machines
+from scaling.analysis.decompose.cases import CaseFiles, analyze_cases
+from scaling.analysis.decompose.history import histories
+from scaling.analysis.decompose.roofline import roofline
+from scaling.analysis.decompose.timeline import timelines
+from scaling.analysis.decompose.utilisation import with_tokens, with_utilisation
+from scaling.analysis.doctor import preflight
+from scaling.analysis.doctor.preflight import Preflight
+from scaling.analysis.invariants import within
+from scaling.analysis.network import nccl_log
+from scaling.analysis.quality import clocks, memory
+from scaling.analysis.quality.endings import endings
+from scaling.analysis.quality.launches import span_ns
+from scaling.analysis.results import (
+    SCHEMA,
+    Analysis,
+    MemoryGrowth,
+    NcclLog,
+    PeakMemory,
+    RooflineResult,
+    StepHistory,
+    Timeline,
+)
+from scaling.errors import InputError, ScalingError
+from scaling.launchers.batch_search import read_largest
+from scaling.launchers.promising import said_left_out
+from scaling.records.access import find_run
+from scaling.records.check import checked
+from scaling.records.checkup import Roofline
+from scaling.records.facts import as_recorded
+from scaling.records.files import read_json, write_json
+from scaling.records.launch import Environment, Launches
+from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan, read_status
+from scaling.records.status import Status, TrialStatus
+from scaling.records.tables import Tables, collect, write_tables
+from scaling.report.publish import publish
+from scaling.spec.batch_search import Largest
+from scaling.spec.plan import TRACE, Plan
+from scaling.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """A run, read back from its records."""
+
+    plan: Plan
+    analysis: Analysis
+    timelines: tuple[Timeline, ...]
+    histories: tuple[StepHistory, ...]
+    environment: Environment | None
+    """Environment that represents the run's machine; None where no rank recorded one."""
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 3 when a trial or case is incomplete, or blocks are missing or were left out."""
+        return 0 if self.analysis.whole else 3
+
+
+def read_analysis(folder: RunFolder) -> Analysis:
+    """analysis.json, rebuilt when it is not there."""
+    if not find_run(folder.path).analysis.is_file():
+        return rebuild(folder).analysis
+    remedy = f"`scaling analyze {folder.path}` makes it again"
+    return within(read_json(folder.analysis, Analysis, SCHEMA, remedy=remedy))
+
+
+def read_tables(folder: RunFolder, plan: Plan, found: Preflight | None = None) -> Tables:
+    """The rank files as tables, with the telemetry of each block. `found`: the preflight, if already read."""
+    samples = (found or preflight.inspect(Launches(folder, plan))).samples
+    tables = checked(collect(folder, plan), plan)
+    return dataclasses.replace(tables, blocks=clocks.with_telemetry(tables.blocks, samples))
+
+
+def rebuild(folder: RunFolder) -> Rebuilt:
+    """Read a run's records and write everything derived from them. ScalingError when no block was measured."""
+    rebuilt, tables, launches = derive(folder)
+    write_tables(folder, tables)
+    _write(folder, rebuilt, launches)
+    return rebuilt
+
+
+def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches]:
+    """Everything that a run's records give, and the records themselves; writes nothing. Errors as `rebuild`."""
+    plan = read_plan(folder)
+    if plan.source == TRACE:
+        raise InputError(f"{folder.path}: made from profiler traces; run `scaling trace` on them again")
+    status, launches = read_status(folder), Launches(folder, plan)
+    plan = dataclasses.replace(plan, content=launches.content or plan.content)
+    found = preflight.inspect(launches)
+    tables = read_tables(folder, plan, found)
+    plan, differing = as_recorded(plan, tables.blocks)
+    if differing:  # it may have other ranks
+        launches = Launches(folder, plan)
+    trials = endings(plan, status, tables)
+    if tables.steps.is_empty():
+        errors = [*(t.error for t in trials if t.error), *map(str, tables.gaps), "no worker wrote a record"]
+        raise ScalingError(f"{folder.path}: nothing was measured: {errors[0]}")
+    grown = memory.growth(tables.memory, tables.blocks)
+    largest = read_largest(folder)
+    ending = _ending(plan, tables, launches, status, trials, found, grown, largest)
+    ending = dataclasses.replace(ending, warnings=(*differing, *ending.warnings))
+    if plan.spec.by_case:
+        files = CaseFiles(outcomes=launches.outcomes, largest=largest)
+        analysis = analyze_cases(tables, plan, ending, files)
+    else:
+        analysis = analyze(tables, plan, ending)
+    analysis = dataclasses.replace(analysis, memory=grown)
+    if analysis.points:
+        analysis = _with_roofline(analysis, launches, plan)
+    analysis = within(analysis)
+    rebuilt = Rebuilt(
+        plan=plan,
+        analysis=analysis,
+        timelines=timelines(tables, plan),
+        histories=histories(tables, plan, found.states),
+        environment=launches.environment,
+    )
+    return rebuilt, tables, launches
+
+
+def _ending(
+    plan: Plan,
+    tables: Tables,
+    launches: Launches,
+    status: Status | None,
+    trials: tuple[TrialStatus, ...],
+    found: Preflight,
+    grown: tuple[MemoryGrowth, ...],
+    largest: Largest | None,
+) -> Ending:
+    """How the launches ended, with the facts from their files other than the records."""
+    environment = launches.environment
+    return Ending(
+        duration_s=status.duration_s if status else span_ns(tables.blocks) / 1e9,
+        launches=len({rank.launch for rank in tables.ranks}),
+        trials=trials,
+        memory={n: _memory(launches, n) for n in plan.spec.world_sizes},
+        warnings=(
+            *(() if plan.spec.by_case else _uncounted_traffic(environment, plan)),
+            *said_left_out(plan, plan.content, largest),
+            *found.warnings,
+            *memory.warnings(grown),
+            *clocks.warnings(tables.blocks),
+        ),
+        device_name=(environment.device_name or "") if environment else "",
+        nccl=_nccl(launches, plan),
+        device_clock_bound_ns=_device_clock_bound_ns(launches),
+        stolen=found.stolen,
+    )
+
+
+def _write(folder: RunFolder, rebuilt: Rebuilt, launches: Launches) -> None:
+    """Write analysis.json and the reports."""
+    plan, analysis = rebuilt.plan, rebuilt.analysis
+    write_json(folder.analysis, analysis)
+    publish(folder, analysis, plan, rebuilt.timelines, rebuilt.histories, machines(launches.facts))
+
+
+def _uncounted_traffic(environment: Environment | None, plan: Plan) -> tuple[str, ...]:
+    """Warnings about DDP's traffic that is in the step time but not in `comm`."""
+    said = []
+    buffers = environment.buffers_bytes if environment else 0
+    if buffers and plan.ranks > 1:
+        said.append(
+            f"the module has {format_bytes(buffers)} of buffers: DDP broadcasts them before every forward, "
+            "which is in the step time and not in the gradients' traffic"
+        )
+    if plan.spec.ddp.find_unused_parameters and plan.ranks > 1:
+        said.append(
+            "find_unused_parameters: its extra all-reduce is in the step time and not in the gradients' traffic"
+        )
+    return tuple(said)
+
+
+def _with_roofline(analysis: Analysis, launches: Launches, plan: Plan) -> Analysis:
+    """With rank 0's step against its ceilings, and how well each world size uses the peak; tokens where known."""
+    points = analysis.points
+    tokens = launches.environment.tokens_per_sample if launches.environment else None
+    if tokens:
+        points = with_tokens(points, tokens)
+    launch = next((launch for launch in launches if launch.roofline), None)
+    if launch is None or launch.roofline is None:
+        return dataclasses.replace(analysis, points=points)
+    batches = {t.world_size: t.batch for t in plan.trials}
+    alike = {p.world_size for p in points if batches[p.world_size] == launch.roofline.work.batch}
+    found = _roofline(launch.roofline, launch.environment(0), analysis, alike)
+    points = with_utilisation(points, found, alike)
+    return dataclasses.replace(analysis, points=points, roofline=found)
+
+
+def _roofline(
+    record: Roofline, environment: Environment | None, analysis: Analysis, alike: Collection[int]
+) -> RooflineResult | None:
+    """The step without DDP; if measured, the one that ran beside all other ranks. `alike`: sizes of the same batch."""
+    largest = max(analysis.points, key=lambda p: p.world_size)
+    step = largest.arms_ms.bare_all or largest.arms_ms.bare_one or largest.step_ms
+    if step is None:
+        return None
+    processor = environment.processor if environment else None
+    return roofline(
+        record.ceilings,
+        record.work,
+        step,
+        rank=0,
+        device=f"{analysis.run.device}: {processor}",
+        device_name=processor or "",
+        input_ms=largest.parts_ms.input,
+        also_ms=[p.step_ms for p in analysis.points if p.step_ms and p.world_size in alike],
+    )
+
+
+def _nccl(launches: Launches, plan: Plan) -> NcclLog | None:
+    """What NCCL logged about its transports, from the last launch that has such a log."""
+    if plan.spec.topology.backend != "nccl":
+        return None
+    logs = (nccl_log.read_files(paths) for paths in launches.nccl_logs())
+    return next((log for log in logs if log is not None), None)
+
+
+def _device_clock_bound_ns(launches: Launches) -> int | None:
+    """The largest bound of all ranks; None where none was recorded."""
+    bounds = (record.device_clock_bound_ns for record in launches.memories)
+    return max((bound for bound in bounds if bound is not None), default=None)
+
+
+def _memory(launches: Launches, world_size: int) -> PeakMemory:
+    """The largest memory of any rank over all launches; None where none was recorded."""
+    own = [record for record in launches.memories if record.rank < world_size]
+    peaks, communicators = (
+        [held[world_size] for held in every if world_size in held]
+        for every in ([one.peak_bytes for one in own], [one.communicators_bytes for one in own])
+    )
+    return PeakMemory(
+        peak_bytes=max(peaks, default=None), communicators_bytes=max(communicators, default=None)
+    )

@@ -1,0 +1,179 @@
+"""Describe what a plan would run, as text and as JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from scaling.launchers.choose import launcher_of
+from scaling.launchers.launcher import describe as shell
+from scaling.launchers.promising import said_left_out
+from scaling.records import codec
+from scaling.records.paths import RunFolder
+from scaling.report.asked import case_batches, precisions
+from scaling.report.text import count
+from scaling.report.time_left import said as time_said
+from scaling.spec.cases import batches, cases, variants
+from scaling.spec.plan import Plan
+from scaling.spec.promise import ORDER
+from scaling.spec.run import WARMUP_SHARE, Spec
+from scaling.spec.schedule import round_blocks
+from scaling.spec.topology import Topology
+from scaling.units import format_duration, format_rate
+
+START_S = 20.0
+"""Approximate time on two cores to start torchrun, import torch, wrap the model, and to write the report."""
+
+
+def document(plan: Plan, folder: RunFolder) -> dict[str, Any]:
+    """The plan as JSON, with its commands and the longest time it would take (without a search for `batch=max`).
+
+    `seconds` and `left_out` are null where no step was timed.
+    """
+    promise = plan.promise
+    return {
+        **codec.encode(plan),
+        "cases": codec.encode(cases(plan.spec)) if plan.spec.by_case else [],
+        "run_dir": str(folder.path),
+        "seconds_max": _seconds(plan),
+        "seconds": round(promise.seconds, 1) if promise else None,
+        "left_out": list(said_left_out(plan, plan.content)) if promise else None,
+        "idle_rank_hours_max": _idle_rank_hours(plan),
+        "commands": _commands(plan, folder).splitlines(),
+    }
+
+
+def describe(plan: Plan, folder: RunFolder) -> str:
+    """The plan as text."""
+    spec, topology = plan.spec, plan.spec.topology
+    link = f", link {format_rate(topology.link.rate_bit_s)}" if topology.link.rate_bit_s else ""
+    lines = [
+        f"# model     {spec.model.name} {spec.model.args}, {precisions(spec)}, {_asked(spec)}",
+        f"# topology  {topology.name}: {count(topology.hosts, 'host')} x {count(topology.ranks_per_host, 'rank')}, "
+        f"{'spread over the hosts, ' if topology.spread else ''}{topology.device}, {topology.backend}{link}",
+    ]
+    lines += [f"#           {line}" for line in drawn(topology)]
+    if topology.note:
+        lines.append(f"#           {topology.note}")
+    if spec.model.synthetic:
+        lines.append("#           SYNTHETIC compute: sleeps, not arithmetic")
+    measure = spec.measure
+    lines += [
+        f"# measure   {measure.name}: {measure.rounds_min} to {measure.rounds_max} rounds, "
+        f"{format_duration(measure.budget_s)} a launch after at most "
+        f"{format_duration(WARMUP_SHARE * measure.budget_s)} of warm-up ({WARMUP_SHARE:.0%} of the budget), "
+        f"{spec.repeats} {'launch' if spec.repeats == 1 else 'launches'}",
+        *_time(plan),
+        f"#           {_idle_rank_hours(plan):.3f} {'GPU' if topology.device == 'cuda' else 'rank'}-hours stand idle "
+        "while smaller world sizes run",
+        f"# run_dir   {folder.path}",
+        "#",
+    ]
+    if spec.by_case:
+        return "\n".join([*lines, *_cases(plan), "#", _commands(plan, folder)])
+    lines.append("# world size  hosts  batch a rank  blocks a round  sub-groups at once")
+    blocks = round_blocks(plan, plan.trials, 0, 0)
+    each = Counter(b.trial.world_size for b in blocks)
+    lines += [
+        f"#   {t.world_size:>8}  {t.hosts:>5}  {t.batch:>12}  {each[t.world_size]:>14}"
+        f"  {len(plan.sub_groups(t.world_size)):>18}"
+        for t in plan.trials
+    ]
+    return "\n".join([*lines, "#", _commands(plan, folder)])
+
+
+def _asked(spec: Spec) -> str:
+    if spec.by_case:
+        return f"batch {case_batches(spec)}"
+    batch = f"global batch {spec.global_batch}" if spec.mode == "strong" else f"{spec.batch_per_rank} a rank"
+    return f"{spec.mode} scaling, {batch}"
+
+
+def drawn(topology: Topology) -> list[str]:
+    """A host's devices in the groups that each level joins, innermost first, and its network cards; one a line."""
+    lines = []
+    for level in topology.levels:
+        groups = range(0, topology.ranks_per_host, level.ranks)
+        joined = " ".join(
+            f"[{_devices(range(g, min(g + level.ranks, topology.ranks_per_host)))}]" for g in groups
+        )
+        rate = "rate unknown" if level.rate_bit_s is None else f"{format_rate(level.rate_bit_s)} a rank"
+        hop = "" if level.latency_us is None else f", {level.latency_us:.3g} us a hop"
+        source = f" ({level.source})" if level.source else ""
+        name = f"{level.name} {level.link_class}".strip() if level.link_class != level.name else level.name
+        lines.append(f"{name:<14} {joined}  {rate}{hop}{source}")
+    inner = topology.levels[0].ranks if topology.levels else 0
+    if any(len(island) != inner for island in topology.islands):
+        lines.append(f"{'islands':<14} {' '.join(f'[{_devices(part)}]' for part in topology.islands)}")
+    if len(topology.numa) > 1:
+        lines.append(f"{'NUMA':<14} {' '.join(f'[{_devices(part)}]' for part in topology.numa)}")
+    for nic in topology.nics:
+        rate = "" if nic.rate_bit_s is None else f"  {format_rate(nic.rate_bit_s)}"
+        lines.append(f"{nic.name:<14} {nic.link_class} to [{_devices(nic.near)}]{rate}")
+    return lines
+
+
+def _devices(part: Sequence[int]) -> str:
+    return (
+        f"{part[0]}-{part[-1]}"
+        if len(part) > 3 and part[-1] - part[0] == len(part) - 1
+        else " ".join(map(str, part))
+    )
+
+
+def _cases(plan: Plan) -> list[str]:
+    """The settings that are measured at each world size, in turns."""
+    spec = plan.spec
+    sizes = ", ".join(map(str, spec.world_sizes))
+    lines = [f"# {spec.task}, at {sizes} ranks:"]
+    if spec.batch_max:
+        lines.append(
+            "#   first a search for the largest batch of each setting, and its proof in fresh processes"
+        )
+    for variant in variants(spec):
+        asked = "max" if spec.batch_max else ", ".join(map(str, batches(spec)))
+        words = [variant.precision]
+        words += [name for name in ("autocast", "compile", "checkpointing") if getattr(variant, name)]
+        words += [f"{variant.accumulation_steps} micro-steps"] if variant.accumulation_steps > 1 else []
+        lines.append(f"#   {', '.join(words)}: batch {asked}")
+    return lines
+
+
+def _commands(plan: Plan, folder: RunFolder) -> str:
+    sizes = [t.world_size for t in plan.trials]
+    launcher = launcher_of(plan)
+    return "".join(
+        shell(launcher.command(plan, folder, folder.launch(k), sizes)) for k in range(plan.spec.repeats)
+    ).rstrip()
+
+
+def _time(plan: Plan) -> list[str]:
+    """How long it takes, if a step was timed, and what the budget leaves no time for."""
+    search = " after the search for the largest batch" if plan.spec.batch_max else ""
+    order = f"#           what does not fit is left out, in this order: {ORDER}"
+    if plan.promise is None:
+        longest = format_duration(_seconds(plan))
+        return [
+            f"# time      unknown until one step has been timed (`scaling plan --time`); at most {longest} by its "
+            f"budget{search}",
+            order,
+        ]
+    said = said_left_out(plan, plan.content) or ("the budget holds all of it",)
+    parts = time_said(plan).removeprefix(": ")
+    return [f"# time      {parts}", *(f"#           {line}" for line in said), order]
+
+
+def _seconds(plan: Plan) -> float:
+    return (plan.spec.measure.longest_s + START_S) * plan.spec.repeats
+
+
+def _idle_rank_hours(plan: Plan) -> float:
+    """Rank-hours of waiting while other ranks run, over the whole budget; all blocks of a round count alike."""
+    if plan.spec.by_case:
+        sizes = plan.spec.world_sizes
+        idle = sum(plan.ranks - n for n in sizes) / len(sizes)
+        return idle * plan.spec.measure.budget_s * plan.spec.repeats / 3600
+    blocks = round_blocks(plan, plan.trials, 0, 0)
+    idle = sum(plan.ranks - b.participants for b in blocks) / len(blocks)
+    return idle * plan.spec.measure.budget_s * plan.spec.repeats / 3600

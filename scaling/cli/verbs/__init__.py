@@ -1,0 +1,220 @@
+"""One file for each verb: it reads its arguments and runs the stages that it needs.
+
+Each file has `main(arguments)`, which returns the exit status. Imports are made where they are used. This module lists
+every verb and its options; `arguments` parses a command line by this list.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import NamedTuple
+
+
+class Option(NamedTuple):
+    """An option of a verb. Without `value` it is a flag; otherwise `value` is the name of its value in the help."""
+
+    name: str
+    what: str
+    value: str = ""
+
+
+class Verb(NamedTuple):
+    """A verb. `calls` are pairs of a command line and its description.
+
+    With `composed`, all other arguments go to Hydra: overrides, and flags such as `-m`, `--cfg job` and `--config-dir`.
+    """
+
+    calls: tuple[tuple[str, str], ...]
+    options: tuple[Option, ...] = ()
+    composed: bool = False
+
+
+_JSON = Option("--json", "print one JSON document and nothing else")
+VERBS: dict[str, Verb] = {
+    "run": Verb(
+        calls=(
+            ("run [overrides]", "plan, measure, analyse, report, here"),
+            ("run -m topology=a,b", "one run per combination, then a comparison of them"),
+            ("run --resume RUN", "go on with the trials that are left"),
+        ),
+        options=(
+            Option("--resume", "go on with the trials that are left of RUN; takes no overrides", value="RUN"),
+        ),
+        composed=True,
+    ),
+    "plan": Verb(
+        calls=(("plan [overrides] [--time] [--json]", "what would run, for how long, with which commands"),),
+        options=(
+            Option("--time", "time a few steps of the model first, and say how long the run takes"),
+            _JSON,
+        ),
+        composed=True,
+    ),
+    "submit": Verb(
+        calls=(
+            ("submit [overrides] [-m]", "the same through Slurm: one job a run; --wait follows it"),
+            ("submit --dry-run [overrides]", "print the job's script"),
+            ("submit --resume RUN", "go on with the trials that are left, in a new job"),
+        ),
+        options=(
+            Option("--dry-run", "print the jobs' scripts and submit nothing"),
+            Option("--wait", "follow the jobs to their end, then print their reports"),
+            Option(
+                "--resume",
+                "submit what is left of RUN; only --wait may be given with it",
+                value="RUN",
+            ),
+        ),
+        composed=True,
+    ),
+    "status": Verb(
+        calls=(("status RUN", "the state of a submitted run: its job and each trial"),),
+    ),
+    "cancel": Verb(
+        calls=(("cancel RUN", "end a submitted run's job; what it measured stays"),),
+    ),
+    "analyze": Verb(
+        calls=(("analyze RUN [--json]", "rebuild everything derived from the raw records"),),
+        options=(_JSON,),
+    ),
+    "compare": Verb(
+        calls=(
+            (
+                "compare RUN RUN... [--json] [--fail-below RATIO] [--into DIR] [cost.usd_per_gpu_hour=...]",
+                "the runs against the first: ratio, which part differs, what a sample costs",
+            ),
+            (
+                "compare RUN --baseline NAME [--keep]",
+                "against the baseline of this machine and model; --keep makes it the baseline",
+            ),
+        ),
+        options=(
+            _JSON,
+            Option(
+                "--fail-below",
+                "exit 1 where a run has clearly less than RATIO times the base's throughput",
+                value="RATIO",
+            ),
+            Option(
+                "--into",
+                "write the comparison as page, Markdown, JSON and W&B run; makes the folder if needed",
+                value="DIR",
+            ),
+            Option(
+                "--baseline", "the base is the run kept under NAME for this machine and model", value="NAME"
+            ),
+            Option("--keep", "keep the one run as --baseline NAME, unless the gate is not met"),
+        ),
+    ),
+    "predict": Verb(
+        calls=(
+            (
+                "predict RUN [overrides] [--json]",
+                "a run under other settings: fabric, world sizes, buckets, batch, compute_scale, "
+                "gradient_compression, without_straggler",
+            ),
+        ),
+        options=(
+            _JSON,
+            Option("--config-dir", "also read your own topologies from DIR/topology", value="DIR"),
+        ),
+    ),
+    "verify": Verb(
+        calls=(("verify RUN [--try N] [--json]", "measure the remedy that the verdict proposes"),),
+        options=(
+            _JSON,
+            Option("--try", "the N-th remedy that has overrides, from 1; by default the first", value="N"),
+        ),
+    ),
+    "selftest": Verb(
+        calls=(("selftest [--full] [--json]", "inject known faults, print hit rate and attribution error"),),
+        options=(
+            Option(
+                "--full",
+                "all faults: also late input on either rank, and one host's link at a tenth of its rate",
+            ),
+            _JSON,
+        ),
+        composed=True,
+    ),
+    "doctor": Verb(
+        calls=(
+            (
+                "doctor [overrides] [--json] [--parity FILE]",
+                "check machine, roofline and precision parity on every rank, with a remedy for each finding",
+            ),
+        ),
+        options=(
+            _JSON,
+            Option(
+                "--parity",
+                "compare with the machine that wrote FILE; writes FILE if it does not exist",
+                value="FILE",
+            ),
+        ),
+        composed=True,
+    ),
+    "trace": Verb(
+        calls=(
+            (
+                "trace PATH... [--json] [--hta] [--out DIR] [--batch N] [--name NAME] [--wandb]",
+                "the same decomposition from existing profiler traces; N samples a rank and step",
+            ),
+        ),
+        options=(
+            _JSON,
+            Option("--hta", "also print HolisticTraceAnalysis' quantities, by its own definitions"),
+            Option("--out", "the folder to write", value="DIR"),
+            Option("--batch", "samples a rank and step, for throughput", value="N"),
+            Option("--name", "the model's name in the report", value="NAME"),
+            Option("--wandb", "log it to W&B, offline"),
+        ),
+    ),
+    "import": Verb(
+        calls=(
+            (
+                "import KIND FILE [--json] [--name NAME] [--into DIR]",
+                "make conf/topology/NAME.yaml from a tool's file; KIND is nccl-tests, topo or nccl-xml",
+            ),
+        ),
+        options=(
+            _JSON,
+            Option("--name", "name of the topology; by default the file's name", value="NAME"),
+            Option("--into", "the folder for NAME.yaml; by default conf/topology", value="DIR"),
+        ),
+    ),
+    "report": Verb(
+        calls=(
+            ("report RUN [--open]", "print the report of a run and the path of its page"),
+            ("report RUN --figures DIR", "write its figures as SVG and PNG"),
+        ),
+        options=(
+            Option("--open", "open the page in a browser"),
+            Option("--figures", "write every figure of the page as SVG and PNG instead", value="DIR"),
+        ),
+    ),
+    "sync": Verb(
+        calls=(("sync RUN", "upload a run's offline W&B runs"),),
+    ),
+}
+"""Verbs in the order of a user's work; a verb's file has its name."""
+
+_WIDTH = 28
+_LINE = 80
+
+
+def lines(verb: str) -> str:
+    """The lines of the help about one verb."""
+    return "\n".join(_entry(call, what) for call, what in VERBS[verb].calls)
+
+
+def help_of(verb: str) -> str:
+    """The help of one verb: its command lines and options."""
+    options = [_entry(f"{o.name} {o.value}".rstrip(), o.what) for o in VERBS[verb].options]
+    return "\n".join([lines(verb), *(["", "options:", *options] if options else [])])
+
+
+def _entry(call: str, what: str) -> str:
+    indent = "\n" + " " * (_WIDTH + 3)
+    gap = indent if len(call) > _WIDTH else " " * (_WIDTH + 1 - len(call))
+    return f"  {call}{gap}{indent.join(textwrap.wrap(what, _LINE - _WIDTH - 3))}"

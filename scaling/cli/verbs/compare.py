@@ -1,0 +1,167 @@
+"""`scaling compare`: every run against the first, or against a named baseline."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from scaling.analysis.compare.runs import Gate, gate
+from scaling.cli.api import Run, compare_all
+from scaling.cli.output import print_json, say, warn
+from scaling.cli.pipeline import read_analysis
+from scaling.cli.verbs.arguments import count, split
+from scaling.config.values import check_value
+from scaling.errors import InputError
+from scaling.records import baselines, codec
+from scaling.records.access import find_run
+from scaling.records.files import check_writable, make_folder, write_json, write_text
+from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan
+from scaling.report.html import comparison_page, comparisons_page
+from scaling.report.markdown import comparison_markdown
+from scaling.report.terminal import print_comparison
+from scaling.report.tracking.wandb import log_comparison
+from scaling.spec.plan import Plan
+from scaling.spec.run import Cost
+
+PRICE = "cost.usd_per_gpu_hour"
+
+_GATE = {
+    "met": "met",
+    "not_met": "NOT met",
+    "undecided": "undecided, an interval reaches below it",
+    "unjudged": "cannot be judged, a ratio has no interval (too few rounds)",
+    "unmeasured": "cannot be judged, one of the runs did not measure all that the other did",
+}
+Prices = list[float | None]
+
+
+def main(arguments: list[str]) -> int:
+    """Run `compare_folders` with the command line's arguments; --keep makes the run the new baseline."""
+    words, given = split("compare", arguments)
+    costs = [word for word in words if word.startswith("cost.")]
+    name, keep = given.baseline, given.keep
+    paths = [word for word in words if word not in costs]
+    count("compare", paths, least=2 if name is None else 1, most=99)
+    try:
+        ratio = None if given.fail_below is None else float(given.fail_below)
+    except ValueError as error:
+        raise InputError(f"--fail-below {given.fail_below}: a ratio such as 0.95 is expected") from error
+    if keep and (name is None or len(paths) > 1):
+        raise InputError(
+            "--keep: one run and --baseline NAME are expected beside it; that run becomes the baseline"
+        )
+    folders = [find_run(path) for path in paths]
+    plans = [read_plan(folder) for folder in folders]
+    into = None if given.into is None else RunFolder(given.into)
+    if into is not None:
+        check_writable(into.path, f"--into {into.path}")
+    prices = _prices(costs, len(folders) + (name is not None))
+    if name is not None:
+        base = baselines.find(name, folders[0], plans[0])
+        if base is None and not keep:
+            raise baselines.missing(name, folders[0], plans[0])
+        if base is None:
+            read_analysis(folders[0])  # rebuilds it if missing: it is kept
+            if given.json:
+                print_json({"comparisons": []})
+            else:
+                say("no baseline yet: nothing to compare with")
+            return _kept(name, folders[0], plans[0])
+        folders = [base, *folders]
+        if read_plan(base).id == plans[0].id:
+            warn(f"{folders[1].path}: is the baseline {name} itself")
+    stands = compare_folders(
+        folders, Console(), as_json=given.json, into=into, fail_below=ratio, prices=prices
+    )
+    if stands == "not_met":
+        return 1
+    if not keep or name is None:
+        return 0
+    if stands in ("unjudged", "unmeasured"):
+        warn(f"baseline {name}: stays as it is, since the gate could not be judged")
+        return 0
+    return _kept(name, folders[1], plans[0])
+
+
+def compare_folders(
+    folders: list[RunFolder],
+    console: Console,
+    *,
+    as_json: bool,
+    into: RunFolder | None = None,
+    fail_below: float | None = None,
+    prices: Prices | None = None,
+) -> Gate | None:
+    """Compare, print, and write the comparison to `into`. Returns the gate's state if `fail_below` is given."""
+    runs = [Run(folder.path) for folder in folders]
+    base = runs[0]
+    found = compare_all(base, runs[1:], usd_per_gpu_hour=prices or ())
+    if fail_below is not None and not all(item.comparable for item in found):
+        raise InputError(
+            f"--fail-below: the runs are not comparable: {'; '.join(r for i in found for r in i.reasons)}"
+        )
+    if into is not None:
+        make_folder(into.path, f"--into {into.path}")
+    documents: list[Any] = [codec.encode(item) for item in found]
+    whole = documents[0] if len(documents) == 1 else {"comparisons": documents}
+    if as_json:
+        print_json(whole)
+    else:
+        for item in found:
+            print_comparison(console, item)
+    if into is not None:
+        write_json(into.comparison, whole)
+        write_text(into.comparison_md, comparison_markdown(found))
+        others = [run.analysis for run in runs[1:]]
+        pages = [
+            comparison_page(item, base.analysis, other) for item, other in zip(found, others, strict=True)
+        ]
+        if len(pages) > 1:
+            for index, page in enumerate(pages):
+                write_text(into.path / f"comparison-{index + 1}.html", page)
+            pages = [comparisons_page(found, base.analysis, others)]
+        write_text(into.comparison_html, pages[0])
+        _say(f"comparison: {into.comparison_html}", as_json=as_json)
+        warning = log_comparison(into, base.plan, found)
+        if warning:
+            warn(f"W&B: {warning}")
+    stands = None if fail_below is None else gate(found, fail_below)
+    if stands is not None:
+        _say(f"# gate  {fail_below:g} of the base's throughput: {_GATE[stands]}", as_json=as_json)
+    return stands
+
+
+def _kept(name: str, folder: RunFolder, plan: Plan) -> int:
+    at = baselines.keep(name, folder, plan)
+    warn(f"baseline {name}: {folder.path} is kept in {at.path}")
+    return 0
+
+
+def _say(line: str, *, as_json: bool) -> None:
+    """Print on stdout, or on stderr if stdout holds a JSON document."""
+    say(line, file=sys.stderr if as_json else None)
+
+
+def _prices(words: Sequence[str], runs: int) -> Prices:
+    """The price of each run, from one price for all or a list with one for each, the base first."""
+    found: Prices = [None] * runs
+    for word in words:
+        key, _, text = word.partition("=")
+        if key != PRICE:
+            raise InputError(
+                f"{word}: there is {PRICE}=2.5, or {PRICE}=[2.5,4] with one for each run, the base first"
+            )
+        try:
+            values = [float(part) for part in text.strip("[]").split(",")]
+        except ValueError as error:
+            raise InputError(f"{word}: a price above 0 is expected, such as 2.5 or [2.5,4]") from error
+        if len(values) != runs and (len(values) > 1 or text.startswith("[")):
+            raise InputError(f"{word}: one price or {runs} are expected, the base's first")
+        for value in values:
+            check_value(Cost, "usd_per_gpu_hour", value, PRICE)
+        found = list(values) if len(values) == runs else [values[0]] * runs
+    return found

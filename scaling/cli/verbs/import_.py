@@ -1,0 +1,54 @@
+"""`scaling import`: turn another tool's file about a machine into a topology for plan and predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scaling.cli.output import print_json, say
+from scaling.cli.verbs.arguments import parse
+from scaling.errors import InputError, ScalingError
+from scaling.reading import RefusedError, read_text
+from scaling.records.files import write_text
+from scaling.traces.machines.imported import import_log, import_topo, import_xml
+from scaling.traces.machines.layout import clean_name
+
+KINDS = {"nccl-tests": import_log, "topo": import_topo, "nccl-xml": import_xml}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the topology to --into DIR, else to ./conf/topology. Exit status 1 where the log's data are corrupt."""
+    words, given = parse("import", arguments, least=2, most=2, of="words (KIND FILE)")
+    kind, path = words[0], Path(words[1])
+    if kind not in KINDS:
+        raise InputError(f"scaling import {kind}: one of {', '.join(KINDS)} is expected")
+    name = clean_name(given.name or path.name.split(".")[0])
+    found = KINDS[kind](_read(path), path.name, name)
+    if not given.json:
+        say(*found.lines)
+    target = None
+    if found.yaml is not None:
+        target = Path(given.into or Path("conf") / "topology") / f"{name}.yaml"
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_text(target, found.yaml)
+        except OSError as error:
+            raise InputError(
+                f"{target}: cannot be written ({error.strerror}); name a folder with --into"
+            ) from error
+    if given.json:
+        print_json({**found.document, "topology": None if target is None else str(target)})
+    elif target is not None:
+        say(f"# topology    {target}: scaling plan --config-dir {target.parent.parent} topology={name}")
+    else:
+        say("# topology    none written: the file holds no all_reduce that could be fitted")
+    if found.corrupt:
+        raise ScalingError(f"{path}: values came out wrong in this test; no topology is made of it")
+    return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return read_text(path, strict=False)
+    except (OSError, RefusedError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: cannot be read ({why}); the output of one tool is expected") from error

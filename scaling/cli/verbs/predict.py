@@ -1,0 +1,26 @@
+"""`scaling predict`: predict a measured run under other settings, with a back-test of the model."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from scaling.cli.api import Run, predict
+from scaling.cli.output import print_json
+from scaling.cli.verbs.arguments import split
+from scaling.errors import InputError
+from scaling.report.terminal import print_prediction
+
+
+def main(arguments: list[str]) -> int:
+    """Print the prediction. The exit status is 0 even where nothing can be predicted."""
+    words, given = split("predict", arguments)
+    if not words or "=" in words[0] or words[0].startswith("-"):
+        raise InputError(
+            "scaling predict: a run folder is expected first, then overrides such as world_sizes=[8,64]"
+        )
+    found = predict(Run(words[0]), *words[1:], config_dir=given.config_dir)
+    if given.json:
+        print_json(found)
+    else:
+        print_prediction(Console(), found)
+    return 0

@@ -1,0 +1,39 @@
+"""`scaling report`: print a run's report, open its page, or write its figures to files."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+
+from scaling.cli.output import say
+from scaling.cli.pipeline import read_analysis, rebuild
+from scaling.cli.reporting import print_report
+from scaling.cli.verbs.arguments import parse
+from scaling.records.access import find_run
+from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan
+
+
+def main(arguments: list[str]) -> int:
+    """Print the report or draw its figures. The exit status is 0, since `scaling run` already gave the run's."""
+    paths, given = parse("report", arguments)
+    folder = find_run(paths[0])
+    if given.figures is not None:
+        return _figures(folder, Path(given.figures))
+    print_report(folder, read_analysis(folder), read_plan(folder))
+    if given.open:
+        webbrowser.open(folder.report_html.absolute().as_uri())
+    return 0
+
+
+def _figures(folder: RunFolder, into: Path) -> int:
+    """Draw the page's figures from the records."""
+    from scaling.report.figures import find_browser, write_figures  # noqa: PLC0415  plotly is slow to import
+    from scaling.report.html import figures_of  # noqa: PLC0415
+
+    browser = find_browser(into)
+    found = rebuild(folder)
+    plots = figures_of(found.analysis, found.plan, found.timelines, found.histories)
+    for path in write_figures(plots, into, browser):
+        say(str(path))
+    return 0

@@ -1,0 +1,138 @@
+"""`scaling run`: plan, measure, analyse and report on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from scaling.cli.measuring import check, create_run, end_in_order, require_alone, watch, worst
+from scaling.cli.output import say, warn
+from scaling.cli.verbs.arguments import split
+from scaling.cli.verbs.compare import compare_folders
+from scaling.config.compose import requests
+from scaling.errors import InputError, ScalingError, way_out
+from scaling.launchers.choose import launcher_of
+from scaling.launchers.jobs import begun, jobs_of
+from scaling.launchers.settle import earlier_launches
+from scaling.records.access import named, require_own
+from scaling.records.paths import RunFolder
+from scaling.spec.plan import Plan
+from scaling.spec.request import Request
+
+
+def main(arguments: list[str]) -> int:
+    """Plan, measure, analyse and report every run that the command line asks for, and compare them if several."""
+    end_in_order()
+    rest, given = split("run", arguments)
+    if given.resume is not None:
+        require_alone("run", arguments, alone=not rest)
+        path = named(given.resume)
+        runs = begun(path)
+        for plan, folder in runs:
+            require_own(folder)
+            launcher_of(plan).require(plan)
+        return _run(runs, multirun=runs[0][1].path.parent == path)
+    search = _Search()
+    asked = requests("run", rest, search.measure)
+    if search.codes:
+        return search.finish()
+    if not asked.items:
+        return 0
+    jobs = jobs_of(asked.items, multirun=asked.multirun)
+    jobs = [check(job) for job in jobs]
+    for job in jobs:
+        create_run(job)
+    return _run([(job.plan, job.folder) for job in jobs], multirun=asked.multirun)
+
+
+class _Search:
+    """Runs that a sweeper requests one by one; it knows the objectives of the earlier ones."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+        self.parent: Path | None = None
+
+    def measure(self, request: Request) -> float:
+        """The objective of one run. ScalingError if it was not measured; the sweeper decides whether to continue."""
+        from scaling.cli.pipeline import read_analysis  # noqa: PLC0415
+        from scaling.report.tracking.objective import objective  # noqa: PLC0415
+
+        (job,) = jobs_of((request,), multirun=True, parent=self.parent, first=len(self.codes))
+        job = check(job)
+        create_run(job)
+        self.parent = job.folder.path.parent
+        code, stopped = _measured(job.plan, job.folder, Console())
+        self.codes.append(code)
+        if stopped:
+            raise KeyboardInterrupt
+        name = job.plan.spec.tracking.objective
+        value = objective(read_analysis(job.folder), job.plan) if code in (0, 3) else None
+        if value is None:
+            raise ScalingError(f"{job.folder.path}: {name} was not measured")
+        say(f"# objective  {name} {value.value:.6g}")
+        return value.value
+
+    def finish(self) -> int:
+        """The exit status of all runs."""
+        return worst(self.codes)
+
+
+def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool) -> int:
+    """Measure and report the runs one after the other."""
+    console, codes, ended = Console(), [], False
+    for plan, folder in runs:
+        code, stopped = _measured(plan, folder, console)
+        codes.append(code)
+        if stopped and (code or len(codes) < len(runs)):
+            rest = folder.path.parent if multirun else folder.path
+            warn(f"`scaling run --resume {rest}` goes on with what is left")
+            ended = True
+            break
+    done = [folder for (_, folder), code in zip(runs, codes, strict=False) if code in (0, 3)]
+    if multirun and len(done) > 1:
+        compare_folders(done, console, as_json=False, into=RunFolder(done[0].path.parent))
+    return 3 if ended else worst(codes)
+
+
+def _measured(plan: Plan, folder: RunFolder, console: Console) -> tuple[int, bool]:
+    """Measure and report one run. Returns its exit status, and whether it was interrupted."""
+    before = len(earlier_launches(folder))
+    try:
+        launches = watch(plan, folder).launches
+        stopped = len(launches) > before and launches[-1].state == "interrupted"
+        return _finish(folder, console), stopped
+    except KeyboardInterrupt:
+        warn(
+            f"{folder.path}: what was measured is kept: `scaling analyze {folder.path}` reports it, "
+            f"`scaling run --resume {folder.path}` goes on"
+        )
+        raise
+
+
+def _finish(folder: RunFolder, console: Console) -> int:
+    """Analyse, report and log a run; returns its exit status. A failing stage does not hide what was measured."""
+    from scaling.cli.pipeline import rebuild  # noqa: PLC0415
+    from scaling.cli.reporting import log_to_wandb, print_report  # noqa: PLC0415
+
+    try:
+        rebuilt = rebuild(folder)
+    except OSError as error:
+        measured = any(folder.path.glob("launches/*/rank-*.jsonl"))
+        kept = f"what was measured is kept: {way_out(error)}, then `scaling run --resume {folder.path}`"
+        warn(
+            f"{folder.path}: no report could be written ({error.strerror}); "
+            f"{kept if measured else f'no record of the measurement is left; {way_out(error)} and run again'}"
+        )
+        return 3 if measured else 1
+    except InputError:
+        if folder.plan.exists():
+            raise
+        warn(f"{folder.path}: the folder was removed during the measurement; run again")
+        return 1
+    except ScalingError as error:
+        warn(error)
+        return 1
+    print_report(folder, rebuilt.analysis, rebuilt.plan, console)
+    log_to_wandb(folder, rebuilt.plan, rebuilt.analysis, rebuilt.histories, rebuilt.environment)
+    return rebuilt.exit_code

@@ -1,0 +1,182 @@
+"""`scaling submit`: submit one Slurm job for each run, and a small job that compares several runs afterwards."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from scaling.cli.analysing import analyse
+from scaling.cli.measuring import require_alone, worst
+from scaling.cli.output import say, warn
+from scaling.cli.pipeline import read_analysis
+from scaling.cli.queue import job_line, launch_line
+from scaling.cli.reporting import print_report
+from scaling.cli.verbs.arguments import split
+from scaling.config.compose import requests
+from scaling.errors import InputError, ScalingError
+from scaling.launchers.jobs import Job, begun, jobs_of
+from scaling.launchers.slurm import queue, sbatch
+from scaling.launchers.slurm.ending import settle
+from scaling.launchers.slurm.script import limit_s
+from scaling.launchers.slurm.standing import Standing, standing
+from scaling.launchers.slurm.submit import (
+    comparison_script,
+    resubmit,
+    script,
+    submit,
+    submit_comparison,
+)
+from scaling.launchers.slurm.submitted import Submitted
+from scaling.launchers.tryout import needs_trying, try_model
+from scaling.reading import LOG_BYTES_MAX, read_text
+from scaling.records.access import require_own
+from scaling.records.paths import RunFolder
+from scaling.records.status import left
+from scaling.spec.plan import Plan
+from scaling.units import format_duration
+
+T = TypeVar("T")
+
+POLL_S = 2.0
+PATIENCE_S = 900
+"""How long Slurm may be unreachable while a job is followed."""
+
+
+def main(arguments: list[str]) -> int:
+    """Submit the runs that the command line asks for; with --wait, follow them to their end and print their reports."""
+    rest, given = split("submit", arguments)
+    if given.resume is not None:
+        require_alone("submit", arguments, alone=not rest and not given.dry_run)
+        return _resume(Path(given.resume), wait=given.wait)
+    launcher = [] if any(word.startswith("launcher=") for word in rest) else ["launcher=slurm"]
+    asked = requests("submit", [*rest, *launcher])
+    jobs = jobs_of(asked.items, multirun=asked.multirun)
+    texts = [script(job) for job in jobs]
+    if given.dry_run:
+        say(*"\n".join(texts).removesuffix("\n").split("\n"))
+        return 0
+    if not jobs:
+        return 0
+    sbatch.require_slurm()
+    compared = asked.multirun and len(jobs) > 1
+    for text in (*texts, *([comparison_script(jobs, [])] if compared else [])):
+        sbatch.check_script(text)  # all of them before the first is submitted
+    for job in jobs:
+        in_image = (
+            job.plan.spec.cluster.container.image is not None
+        )  # what is in it cannot be tried from here
+        if needs_trying(job.plan.spec) and not in_image:
+            try_model(job.plan)
+    handed_in = []
+    for job, text in zip(jobs, texts, strict=True):
+        handed_in.append(submit(job, text))
+        say(
+            f"job {handed_in[-1].id}: {job.plan.spec.model.name} on {job.plan.spec.topology.name}, "
+            f"{job.plan.hosts} nodes, at most {format_duration(limit_s(job.plan))}; "
+            f"scaling status {job.folder.path}"
+        )
+    comparison = _compared(jobs, handed_in) if compared else None
+    return _follow([(job.plan, job.folder) for job in jobs], comparison) if given.wait else 0
+
+
+def _compared(jobs: list[Job], handed_in: list[Submitted]) -> str | None:
+    """Submit the job that compares the runs. None where Slurm refuses it; the other jobs are followed anyway."""
+    into = jobs[0].folder.path.parent
+    try:
+        comparison = submit_comparison(jobs, handed_in)
+    except (ScalingError, OSError) as error:
+        warn(f"{error}; run `scaling compare` when the jobs have ended")
+        return None
+    say(f"job {comparison}: compares them when they have ended, into {into}")
+    return comparison
+
+
+def _resume(path: Path, *, wait: bool) -> int:
+    sbatch.require_slurm()
+    runs = begun(path)
+    for plan, folder in runs:
+        handed_in = resubmit(require_own(folder), plan, analyse)
+        if handed_in is None:
+            say(f"{folder.path}: nothing is left to measure")
+        else:
+            say(f"job {handed_in.id}: measures what is left of {folder.path}")
+    return _follow(runs, None) if wait else 0
+
+
+def _follow(runs: list[tuple[Plan, RunFolder]], comparison: str | None) -> int:
+    """Print changes until every job is over, then the reports. Ctrl-C stops this output, not the jobs."""
+    try:
+        ended = [_until_over(plan, folder) for plan, folder in runs]
+    except KeyboardInterrupt:
+        warn(f"no longer followed; the jobs go on: scaling status {runs[0][1].path}")
+        return 3
+    codes = [_report(stands) for stands in ended]
+    if comparison is not None and _comparison(comparison, runs[0][1].path.parent):
+        codes.append(1)
+    return worst(codes)
+
+
+def _until_over(plan: Plan, folder: RunFolder) -> Standing:
+    said: tuple[str, str] = ("", "")
+    while True:
+        stands = _patiently(lambda: standing(folder, plan))
+        if stands.job is None:
+            return stands
+        progress = launch_line(stands.status, stands.progress)
+        trials = ", ".join(f"{trial.world_size}: {trial.status}" for trial in stands.status.trials)
+        # The time left changes at every poll; a line is printed only for a new state, stage or trial.
+        worth = (
+            str(stands.state and (stands.state.state, stands.ahead)),
+            progress.partition(",")[0] + trials,
+        )
+        if worth != said:
+            said = worth
+            line = job_line(stands.job.id, stands.state, stands.ahead)
+            say("; ".join(x for x in (line, progress, f"ranks {trials}") if x), file=sys.stderr)
+        if stands.over:
+            return settle(stands, analyse)
+        time.sleep(POLL_S)
+
+
+def _patiently(ask: Callable[[], T]) -> T:
+    """Repeat a query while Slurm is unreachable: its controller restarts now and then, and jobs go on meanwhile."""
+    begin = time.monotonic()
+    while True:
+        try:
+            return ask()
+        except InputError:
+            raise
+        except ScalingError as error:
+            if time.monotonic() - begin > PATIENCE_S:
+                raise
+            warn(f"{error}; asking again")
+            time.sleep(POLL_S * 5)
+
+
+def _report(stands: Standing) -> int:
+    """Print a run's report. Returns the exit status that `scaling run` would."""
+    try:
+        analysis = read_analysis(stands.folder)
+    except ScalingError as error:
+        warn(error)
+        return 1
+    print_report(stands.folder, analysis, stands.plan)
+    return 0 if analysis.whole and not left(stands.plan, stands.status.launches) else 3
+
+
+def _comparison(job: str, into: Path) -> int:
+    """Print the output of the comparing job, and return its status."""
+    while True:
+        state = _patiently(lambda: queue.state_of(job))
+        if state is None or state.over:
+            break
+        time.sleep(POLL_S)
+    log = into / f"compare-{job}.out"
+    if not log.is_file():
+        warn(f"job {job} left no comparison; run `scaling compare` on the runs")
+        return 1
+    say(*read_text(log, LOG_BYTES_MAX, strict=False).removesuffix("\n").split("\n"))
+    return 0 if state is None else int(bool(state.exit_code))

@@ -1,0 +1,62 @@
+"""`scaling trace`: decompose a training from existing profiler traces."""
+
+from __future__ import annotations
+
+import importlib
+
+from scaling.cli.output import print_json
+from scaling.cli.verbs.arguments import parse
+from scaling.errors import InputError, ScalingError
+from scaling.reading import as_number
+from scaling.traces.profiler.files import find, read_all
+
+_ANALYSIS = "scaling.traces.profiler.summary"
+_PAGES = ("scaling.cli.reporting", "scaling.cli.trace_folder")
+
+
+def main(arguments: list[str]) -> int:
+    """Exit status 3 when ranks are missing, 1 when no file could be read. `--json` alone writes no folder."""
+    paths, given = parse("trace", arguments, least=1, most=100_000, of="profiler traces or folders")
+    batch = _batch(given.batch)
+    files = find(paths)
+    pages = not given.json or given.out is not None
+    found, problems = read_all(files, with_hta=given.hta, meanwhile=lambda: _load(pages=pages))
+    if not found:
+        raise ScalingError(
+            f"none of {len(files)} files can be used: "
+            + "; ".join(f"{p.path}: {p.why}" for p in problems[:3])
+            + ("" if len(problems) <= 3 else f"; and {len(problems) - 3} more")
+        )
+    from scaling.traces.profiler.summary import analyse  # noqa: PLC0415  after the processes that read: scipy has threads
+
+    name = given.name or "trace"
+    analysis, plan, drawn = analyse(found, problems, batch=batch, name=name, with_hta=given.hta)
+    code = 0 if not problems and all(t.status == "done" for t in analysis.trials) else 3
+    if given.json:
+        print_json(analysis)
+    if not pages:
+        return code
+    from scaling.cli.reporting import log_to_wandb, print_report  # noqa: PLC0415
+    from scaling.cli.trace_folder import write_folder  # noqa: PLC0415  plotly is slow to import
+
+    folder = write_folder(analysis, plan, drawn, given.out)
+    if not given.json:
+        print_report(folder, analysis, plan)
+    if given.wandb:
+        log_to_wandb(folder, plan, analysis)
+    return code
+
+
+def _load(*, pages: bool) -> None:
+    """Import the modules that are needed after reading: that takes as long as reading a file of many events."""
+    for name in (_ANALYSIS, *(_PAGES if pages else ())):
+        importlib.import_module(name)
+
+
+def _batch(text: str | None) -> int | None:
+    if text is None:
+        return None
+    batch = as_number(text)
+    if not batch:
+        raise InputError(f"--batch {text}: the samples of a rank and step are expected, such as --batch 32")
+    return batch

@@ -1,0 +1,133 @@
+"""`scaling verify`: measure the remedy that a run's verdict proposes against the present settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from scaling.analysis.decompose.trials import read_trial
+from scaling.analysis.results import Analysis, Measured, Remedy, Verdict
+from scaling.analysis.verdicts import verify
+from scaling.cli.measuring import create_run, end_in_order, watch, why
+from scaling.cli.output import print_json
+from scaling.cli.pipeline import read_analysis
+from scaling.cli.verbs.arguments import parse
+from scaling.config.compose import again
+from scaling.errors import InputError, ScalingError
+from scaling.launchers.jobs import Job, check_folder, plan_request
+from scaling.reading import as_number
+from scaling.records.access import find_run, require_own
+from scaling.records.check import checked
+from scaling.records.files import write_json
+from scaling.records.paths import RunFolder
+from scaling.records.run import read_config, read_plan
+from scaling.records.tables import Tables, collect
+from scaling.report.terminal import print_verification
+from scaling.spec.plan import Plan
+from scaling.spec.request import Request
+from scaling.spec.run import Spec
+from scaling.spec.schedule import PLAIN, VARIANT
+
+WITHIN_A_LAUNCH = ("ddp", "accumulation_steps", "batch_per_rank", "global_batch")
+"""Fields of a spec that may differ between two wrappers of one process."""
+PAIRS = 4
+"""Number of pairs of launches, in turns, for settings that need separate launches."""
+
+Gains = tuple[Measured | None, Measured | None]
+
+
+def main(arguments: list[str]) -> int:
+    """Exit status 0 when the remedy held or no difference is visible, 1 when it did not hold, 3 when interrupted."""
+    end_in_order()
+    paths, given = parse("verify", arguments)
+    folder = require_own(find_run(paths[0]))
+    plan, analysis = read_plan(folder), read_analysis(folder)
+    cause, remedy = _remedy(analysis, given.try_)
+    text = read_config(folder)
+    size = [f"world_sizes=[{cause.world_size}]", "repeats=1"]
+    now = again(text, size)
+    then = again(text, [*size, *remedy.overrides.split()])
+    parent = RunFolder(_free(folder))
+    jobs = _jobs(now, then, parent)
+    gain, same = _interleaved(jobs[0]) if len(jobs) == 1 else _alternating(jobs)
+    how = verify.INTERLEAVED if len(jobs) == 1 else verify.ALTERNATING
+    found = verify.judge(plan, cause, remedy, gain, same, how)
+    write_json(parent.path / "verification.json", found)
+    if given.json:
+        print_json(found)
+    else:
+        print_verification(Console(), found, parent.path)
+    return int(found.verdict == "not_held")
+
+
+def _remedy(analysis: Analysis, which: str | None) -> tuple[Verdict, Remedy]:
+    """The first remedy that has overrides, or the one asked for; numbered over all verdicts, from 1."""
+    known = [(v, r) for v in analysis.verdicts for r in v.try_ if r.overrides]
+    if which is None and known:
+        return max(known, key=lambda pair: pair[0].world_size == known[0][0].world_size)
+    if not known:
+        raise InputError(
+            f"{analysis.run.id}: no verdict of this run has overrides to try; `scaling report` lists its verdicts"
+        )
+    if not 1 <= (as_number(str(which)) or 0) <= len(known):
+        listed = ", ".join(f"{k} {r.overrides}" for k, (_, r) in enumerate(known, 1))
+        raise InputError(f"--try {which}: one of {listed} is expected")
+    return known[int(which or 0) - 1]
+
+
+def _free(folder: RunFolder) -> Path:
+    """The first RUN/verify/<k> that does not exist."""
+    parent = folder.path / "verify"
+    return next(path for k in itertools.count() if not (path := parent / str(k)).exists())
+
+
+def _jobs(now: Request, then: Request, parent: RunFolder) -> list[Job]:
+    """One launch with both settings if two wrappers of a process may differ in them, else launches of each in turns."""
+    if not _within_a_launch(now.spec, then.spec):
+        pairs = [request for _ in range(PAIRS) for request in (now, then)]
+        return [_job(r, r.spec, check_folder(parent.path / f"{k:02}")) for k, r in enumerate(pairs)]
+    return [_job(now, then.spec, check_folder(parent.path))]
+
+
+def _job(request: Request, variant: Spec, folder: RunFolder) -> Job:
+    plan = dataclasses.replace(plan_request(request), variant=variant)
+    return Job(request=request, plan=plan, folder=folder)
+
+
+def _within_a_launch(now: Spec, then: Spec) -> bool:
+    same = {name: getattr(now, name) for name in WITHIN_A_LAUNCH}
+    return dataclasses.replace(then, **same) == now
+
+
+def _measured(job: Job) -> Tables:
+    """The records of one launch. ScalingError where it did not complete."""
+    create_run(job)
+    status = watch(job.plan, job.folder)
+    if status.state == "interrupted":
+        raise KeyboardInterrupt
+    if status.state != "done":
+        raise ScalingError(f"{job.folder.path}: {why(status)}")
+    return checked(collect(job.folder, job.plan), job.plan)
+
+
+def _interleaved(job: Job) -> Gains:
+    return verify.interleaved(_measured(job), job.plan, job.plan.trials[0])
+
+
+def _alternating(jobs: list[Job]) -> Gains:
+    steps = [_plain_ns(_measured(job), job.plan) for job in jobs]
+    first, second = jobs[0].plan, jobs[1].plan
+    n = first.trials[0].world_size
+    samples = second.spec.batch_at(n) / first.spec.batch_at(n)
+    return verify.alternating(np.array(steps[::2]), np.array(steps[1::2]), samples, first.spec.seed)
+
+
+def _plain_ns(tables: Tables, plan: Plan) -> float:
+    """Mean plain step over both arms of a launch that ran the same settings, ns."""
+    records = read_trial(tables, plan.trials[0])
+    arms = [records.arm(arm)["step"] for arm in (PLAIN, VARIANT)]
+    return float(np.nanmean(arms))

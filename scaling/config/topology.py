@@ -1,0 +1,80 @@
+"""A topology as it was asked for, checked against the machine and frozen. InputError says what would be accepted."""
+
+from __future__ import annotations
+
+import itertools
+
+from scaling.config.cluster import gpus_a_node
+from scaling.config.schema import Composed
+from scaling.config.values import check, freeze
+from scaling.errors import InputError
+from scaling.hardware.devices import Machine
+from scaling.spec.topology import MULTI_RANK, Topology
+
+EMULATED_BIT_S_MIN, EMULATED_BIT_S_MAX = 4_000, 8 * 2**32
+"""What the shaper's fields hold (launch/emulated_hosts.py)."""
+
+
+def to_topology(
+    config: Composed, cluster: Composed, machine: Machine, *, elsewhere: bool, shared: bool
+) -> Topology:
+    """The topology that a config asks for.
+
+    With `elsewhere` the ranks run on other machines than this one, whose devices are then left out of the checks.
+    With `shared` NCCL was told that ranks may share a device.
+    """
+    check(Topology, config, "topology")
+    device = ("cuda" if machine.gpus or elsewhere else "cpu") if config.device == "auto" else config.device
+    if device == "cuda" and not machine.gpus and not elsewhere:
+        raise InputError(
+            "topology.device=cuda: no CUDA device was found here; use topology.device=cpu, or ask what a run "
+            f"would take there: scaling predict RUN topology={config.name}"
+        )
+    backend = config.backend
+    if backend == "auto":
+        backend = "nccl" if device == "cuda" and config.kind != "emulated" else "gloo"
+    if backend == "nccl" and device == "cpu":
+        raise InputError("topology.backend=nccl: NCCL needs CUDA devices; use topology.backend=gloo")
+    if backend == "nccl" and config.kind == "emulated":
+        raise InputError(
+            "topology.backend=nccl: NCCL would see one machine behind the emulated hosts and go around their links; "
+            "use topology.backend=gloo"
+        )
+    ranks = config.ranks_per_host
+    if ranks is None and elsewhere:
+        ranks = gpus_a_node(cluster.gpus_per_node) or machine.allocated_gpus
+        if ranks is None:
+            raise InputError(
+                "topology.ranks_per_host=null: a node's GPUs cannot be counted from here; a number is expected, "
+                "such as topology.ranks_per_host=8"
+            )
+    if ranks is None:
+        ranks = len(machine.gpus) if device == "cuda" else machine.cores
+    if device == "cuda" and backend == "nccl" and ranks > len(machine.gpus) and not (elsewhere or shared):
+        raise InputError(
+            f"topology.ranks_per_host={ranks}: this machine has {len(machine.gpus)} CUDA devices; "
+            "use fewer, or topology.backend=gloo, with which ranks can share a device "
+            f"(NCCL can from 2.30 on: +env.{MULTI_RANK}=1)"
+        )
+    topology = freeze_topology(config, ranks_per_host=ranks, device=device, backend=backend)
+    rate = topology.link.rate_bit_s
+    if topology.kind == "emulated" and rate is not None:
+        check_emulated(rate, f"topology.link.rate={config.link.rate}")
+    return topology
+
+
+def freeze_topology(config: Composed, *, ranks_per_host: int, device: str, backend: str) -> Topology:
+    """A topology whose levels each join more ranks than the one inside them; InputError otherwise."""
+    topology = freeze(
+        Topology, config, "topology", ranks_per_host=ranks_per_host, device=device, backend=backend
+    )
+    for inner, outer in itertools.pairwise((0, *(level.ranks for level in topology.levels))):
+        if outer <= inner:
+            raise InputError(f"topology.levels: {outer} ranks after {inner}; each level joins more ranks")
+    return topology
+
+
+def check_emulated(rate_bit_s: int, asked: str) -> None:
+    """InputError for a rate that an emulated link cannot have; `asked` is the override."""
+    if not EMULATED_BIT_S_MIN <= rate_bit_s < EMULATED_BIT_S_MAX:
+        raise InputError(f"{asked}: an emulated link takes 4 kbit/s to less than 34 Gbit/s")

@@ -1,0 +1,205 @@
+"""Read a host's load, memory, clocks and network ports from /proc and /sys."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+_PORT = (
+    "port_xmit_data",
+    "port_rcv_data",
+    "port_xmit_wait",
+    "symbol_error",
+    "link_downed",
+    "port_rcv_errors",
+)
+"""Counters in sysfs, infiniband/<device>/ports/<n>/counters. Data is in words of 4 bytes, xmit_wait in ticks."""
+_ROCE = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "np_cnp_sent", "rp_cnp_handled")
+"""Counters in hw_counters of RoCE ports."""
+_TICK_NS = 10_000_000
+_BRIDGE_CLASS = "0x0604"
+_ACS = 0x000D
+_SOURCE_VALIDATION = 1
+
+
+class Host:
+    """One host. `root` is the folder with proc/ and sys/."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+
+    def facts(self) -> dict[str, Any]:
+        """What does not change while a launch runs."""
+        return {
+            "nics": self._nics(),
+            "nodes": self._nodes(),
+            "acs_bridges": self._acs_bridges(),
+        }
+
+    def sample(self) -> dict[str, Any]:
+        """What changes. Times are ns since the host started; counters are the kernel's own."""
+        return {
+            **self._cpu_times(),
+            "cpu_mhz": self._cpu_mhz(),
+            "pressure_ns": {name: self._pressure(name) for name in ("cpu", "memory", "io")},
+            "memory_available_bytes": self._memory_available(),
+            "temperature_c": self._temperature(),
+            "network": self._network(),
+            "ports": self._ports(),
+        }
+
+    def pci_path(self, address: str) -> list[str]:
+        """The PCI addresses on the way to a device, from the name of its root complex down."""
+        link = self._root / "sys/bus/pci/devices" / address
+        return [p for p in link.resolve().parts if p.startswith("pci") or ":" in p] if link.exists() else []
+
+    def _nodes(self) -> dict[str, str]:
+        """The processors of each NUMA node, as the kernel writes them."""
+        nodes = sorted((self._root / "sys/devices/system/node").glob("node[0-9]*"))
+        return {n.name[4:]: _read(n / "cpulist") or "" for n in nodes}
+
+    def _nics(self) -> list[dict[str, Any]]:
+        """InfiniBand devices, and network interfaces that are real devices."""
+        found = []
+        for kind in ("infiniband", "net"):
+            for entry in sorted((self._root / "sys/class" / kind).glob("*")):
+                device = entry / "device"
+                if not device.exists():
+                    continue
+                rates = [_read(port / "rate") for port in sorted(entry.glob("ports/*"))]
+                speed = _number(entry / "speed")
+                found.append(
+                    {
+                        "name": entry.name,
+                        "kind": kind,
+                        "pci": self.pci_path(device.resolve().name),
+                        "numa_node": _node(_number(device / "numa_node")),
+                        "rate": rates[0] if rates else f"{speed} Mb/sec" if speed and speed > 0 else None,
+                        "state": _read(entry / "operstate")
+                        or next((_read(p / "state") for p in sorted(entry.glob("ports/*"))), None),
+                    }
+                )
+        return found
+
+    def numa_node(self, address: str) -> int | None:
+        """The NUMA node of a PCI device."""
+        return _node(_number(self._root / "sys/bus/pci/devices" / address / "numa_node"))
+
+    def _acs_bridges(self) -> int | None:
+        """How many PCI bridges send peer-to-peer traffic through the root complex; None where only root may know."""
+        count = None
+        for device in (self._root / "sys/bus/pci/devices").glob("*"):
+            if not (_read(device / "class") or "").startswith(_BRIDGE_CLASS):
+                continue
+            try:
+                config = (device / "config").read_bytes()
+            except OSError:
+                continue
+            if len(config) > 256:  # other users than root get less
+                count = (count or 0) + _redirects(config)
+        return count
+
+    def _cpu_times(self) -> dict[str, int | None]:
+        """Sums over the processors since the host started. Stolen: the hypervisor ran something else meanwhile."""
+        first = (_read(self._root / "proc/stat") or "").split("\n")[0].split()
+        if len(first) < 9:
+            return {"cpu_busy_ns": None, "cpu_stolen_ns": None}
+        user, nice, system, _idle, _wait, irq, soft, steal = (int(ticks) * _TICK_NS for ticks in first[1:9])
+        return {"cpu_busy_ns": user + nice + system + irq + soft + steal, "cpu_stolen_ns": steal}
+
+    def _cpu_mhz(self) -> int | None:
+        """The mean clock of the processors."""
+        files = (self._root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
+        khz = [f for f in map(_number, files) if f]
+        return round(sum(khz) / len(khz) / 1000) if khz else None
+
+    def _pressure(self, name: str) -> int | None:
+        found = re.search(r"some .*total=(\d+)", _read(self._root / "proc/pressure" / name) or "")
+        return int(found.group(1)) * 1000 if found else None
+
+    def _memory_available(self) -> int | None:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", _read(self._root / "proc/meminfo") or "")
+        return int(found.group(1)) * 1024 if found else None
+
+    def _temperature(self) -> float | None:
+        zones = (self._root / "sys/class/thermal").glob("thermal_zone*/temp")
+        found = [t for t in map(_number, zones) if t is not None]
+        return max(found) / 1000 if found else None
+
+    def _network(self) -> dict[str, dict[str, int]]:
+        """Counters by interface in this network namespace; sysfs may show those of another one."""
+        found = {}
+        for line in (_read(self._root / "proc/self/net/dev") or "").split("\n")[2:]:
+            name, _, rest = line.partition(":")
+            values = rest.split()
+            if len(values) >= 12:
+                keys = {
+                    "rx_bytes": 0,
+                    "rx_errors": 2,
+                    "rx_dropped": 3,
+                    "tx_bytes": 8,
+                    "tx_errors": 10,
+                    "tx_dropped": 11,
+                }
+                found[name.strip()] = {key: int(values[i]) for key, i in keys.items()}
+        return found
+
+    def _ports(self) -> dict[str, dict[str, int | None]]:
+        """Counters by InfiniBand or RoCE port."""
+        found: dict[str, dict[str, int | None]] = {}
+        for port in sorted((self._root / "sys/class/infiniband").glob("*/ports/*")):
+            counters = {n: _number(port / "counters" / n) for n in _PORT}
+            roce = {n: v for n in _ROCE if (v := _number(port / "hw_counters" / n)) is not None}
+            found[f"{port.parent.parent.name}/{port.name}"] = {**counters, **roce}
+        return found
+
+
+def distance(a: list[str], b: list[str], *, nodes: tuple[int | None, int | None]) -> str | None:
+    """How far apart two PCI paths are, in the terms of `nvidia-smi topo -m`; None where it is not known.
+
+    PIX: at most one bridge between them; PXB: several, but not the host's; PHB: through the host
+    bridge; NODE: between host bridges (a socket has several) of one NUMA node; SYS: between nodes.
+    """
+    if not a or not b:
+        return None
+    common = sum(1 for _ in itertools.takewhile(lambda both: both[0] == both[1], zip(a, b, strict=False)))
+    if common == 0:
+        return None if None in nodes else "NODE" if nodes[0] == nodes[1] else "SYS"
+    if common == 1:
+        return "PHB"
+    return "PIX" if max(len(a), len(b)) - common <= 2 else "PXB"
+
+
+def _redirects(config: bytes) -> bool:
+    """Whether Access Control Services validate sources at this bridge (PCI Express base specification, 7.7.8)."""
+    offset = 0x100
+    while 0x100 <= offset <= len(config) - 8:
+        (header,) = struct.unpack_from("<I", config, offset)
+        if header & 0xFFFF == _ACS:
+            (control,) = struct.unpack_from("<H", config, offset + 6)
+            return bool(control & _SOURCE_VALIDATION)
+        offset = header >> 20
+    return False
+
+
+def _node(value: int | None) -> int | None:
+    """None for -1, which the kernel writes where a machine has no nodes."""
+    return None if value is None or value < 0 else value
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path)
+    try:
+        return int(text) if text else None
+    except ValueError:
+        return None

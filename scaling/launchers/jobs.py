@@ -1,0 +1,98 @@
+"""Plan a request and make the run's folder; find the runs that a folder holds already."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from pathlib import Path
+
+from scaling.errors import InputError
+from scaling.launchers.git import commit
+from scaling.reading import as_number
+from scaling.records.access import find_run, named
+from scaling.records.files import check_writable, make_folder, read_json, write_json, write_text
+from scaling.records.lock import held
+from scaling.records.paths import RunFolder, default_folder
+from scaling.spec.plan import SCHEMA, Plan, make_plan, run_id
+from scaling.spec.request import Request
+from scaling.version import __version__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run that is about to start."""
+
+    request: Request
+    plan: Plan
+    folder: RunFolder
+
+
+def plan_request(request: Request) -> Plan:
+    """A plan with a fresh id."""
+    now = dt.datetime.now(tz=dt.timezone.utc).astimezone()
+    return make_plan(
+        request.spec,
+        run_id=run_id(now, request.yaml),
+        created=now.isoformat(timespec="seconds"),
+        version=__version__,
+        commit=commit(Path.cwd()),
+    )
+
+
+def jobs_of(
+    asked: tuple[Request, ...], *, multirun: bool, parent: Path | None = None, first: int = 0
+) -> list[Job]:
+    """A folder for every run; those of a multirun are numbered below one, from `first` on."""
+    jobs: list[Job] = []
+    for index, request in enumerate(asked, first):
+        plan = plan_request(request)
+        path = request.run_dir or parent or default_folder(plan.id)
+        parent = path if multirun else None
+        folder = check_folder(path / str(index) if multirun else path)
+        jobs.append(Job(request=request, plan=plan, folder=folder))
+    return jobs
+
+
+def check_folder(path: Path) -> RunFolder:
+    """Raise InputError when a run cannot be put there. Creates nothing."""
+    if (path / "plan.json").exists():
+        raise InputError(
+            f"run_dir={path}: already holds a run; name another folder, or go on with it: `scaling run --resume {path}`"
+        )
+    if path.exists() and not (path.is_dir() and all(_left_by_create(p) for p in path.iterdir())):
+        raise InputError(f"run_dir={path}: not an empty folder; name one that does not exist yet")
+    check_writable(path, f"run_dir={path}")
+    return RunFolder(path)
+
+
+def create(request: Request, plan: Plan, folder: RunFolder) -> None:
+    """Make the run's folder with its config and plan; InputError when it cannot be made."""
+    asked = f"run_dir={folder.path}"
+    make_folder(folder.path, asked)
+    try:
+        with held(folder):
+            check_folder(folder.path)  # again: another run may have taken it since
+            write_text(folder.config, request.yaml)
+            write_json(folder.plan, plan)
+    except OSError as error:  # a full disk
+        raise InputError(f"{asked}: cannot be made ({error.strerror}); name a folder that can") from error
+
+
+def begun(path: Path) -> list[tuple[Plan, RunFolder]]:
+    """The run in a folder, or the numbered runs of a multirun below it; InputError where there is none."""
+    path = named(path)
+    numbered = ((as_number(p.parent.name), p.parent) for p in path.glob("*/plan.json"))
+    below = sorted((number, folder) for number, folder in numbered if number is not None)
+    folders = [RunFolder(folder) for _, folder in below] or [find_run(path)]
+    if not folders[0].plan.is_file():
+        raise InputError(
+            f"{path}: has no plan.json; name the folder of a run that `scaling run` started (the records of a "
+            "Probe cannot be resumed)"
+        )
+    return [(read_json(folder.plan, Plan, SCHEMA), folder) for folder in folders]
+
+
+def _left_by_create(path: Path) -> bool:
+    """Whether `create` leaves such a file when it is killed before it wrote the plan."""
+    folder = RunFolder(path.parent)
+    return path in (folder.lock, folder.config) or path.suffix == ".part"

@@ -1,0 +1,69 @@
+"""What a launcher is: it says whether a plan can run here, which world sizes fit, and what to execute.
+
+`local`, `emulated` and `slurm` implement it; `choose.launcher_of` picks one. `follow` runs the command of any of
+them and ends it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scaling.records.paths import LaunchFolder, RunFolder
+from scaling.spec.batch_search import MEASURE
+from scaling.spec.plan import Plan
+
+Progress = Callable[[dict[str, Any]], None]
+"""Takes the records that rank 0 writes while a launch runs, and `{"said": line}` for a line to show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What to execute for one launch."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    """Added to the caller's environment."""
+    network: dict[str, Any] | None = None
+    """The hosts to emulate, written to the launch's folder before it starts."""
+    ranks: tuple[int, ...] = ()
+    """Our rank of each process, in torchrun's order; empty where both count alike."""
+    start_s: int = 120
+    """How long torchrun and the model's set-up may take without any progress."""
+    blamed: Callable[[str], str | None] | None = None
+    """Finds, in what the command printed, the node that ended the launch."""
+
+
+class Launcher(ABC):
+    """A way to start the ranks of a plan."""
+
+    def require(self, plan: Plan) -> None:  # noqa: B027  by default nothing is required
+        """Raise InputError when the plan cannot run here."""
+
+    def fitting(self, plan: Plan, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:  # noqa: ARG002
+        """World sizes of `sizes` that a launch has room for now, and what is missing for the others."""
+        return sizes, None
+
+    @abstractmethod
+    def command(
+        self, plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str = MEASURE
+    ) -> Command:
+        """The command of one launch, with as many ranks as the largest of `sizes` needs.
+
+        `what`: measure, or search or prove the largest batch.
+        """
+
+
+def describe(command: Command) -> str:
+    """The commands of a launch as a person can run them, one a line."""
+    lines = [_shell(command.env, command.argv)]
+    if command.network is not None:
+        lines += [f"#   {h['name']}: {_shell(h['env'], h['command'])}" for h in command.network["hosts"]]
+    return "\n".join(lines) + "\n"
+
+
+def _shell(env: Mapping[str, str], argv: Sequence[str]) -> str:
+    return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in env.items()), shlex.join(argv)])

@@ -1,0 +1,1 @@
+"""Slurm: the job, its queue, and launches inside an allocation."""

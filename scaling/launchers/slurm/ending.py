@@ -1,0 +1,88 @@
+"""Write into status.json how a job ended that Slurm ended before it could write so itself."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from scaling.errors import ScalingError
+from scaling.launchers.settle import earlier_launches
+from scaling.launchers.slurm.allocation import ended_by_slurm
+from scaling.launchers.slurm.standing import Standing
+from scaling.launchers.slurm.submitted import Submitted
+from scaling.reading import LOG_BYTES_MAX, RefusedError, read_text
+from scaling.records.access import is_own
+from scaling.records.files import write_json
+from scaling.records.paths import RunFolder
+from scaling.records.status import Status, status_of
+from scaling.spec.ended import SETTLED
+
+Analyse = Callable[[RunFolder], object]
+"""Makes everything that is derived from a run's records."""
+FINAL = (*SETTLED, "oom", "failed")
+"""States of a trial that the end of its job does not change."""
+_CUT_OFF = {
+    "CANCELLED": "was cancelled",
+    "TIMEOUT": "ran into its time limit",
+    "DEADLINE": "ran into its deadline",
+    "PREEMPTED": "was preempted",
+    "REVOKED": "was revoked",
+}
+
+
+def settle(stands: Standing, analyse: Analyse) -> Standing:
+    """Add to status.json why the job ended, and analyse what was measured.
+
+    A run whose job still waits or runs is left as it is. Nothing is written into another user's folder.
+    """
+    if stands.job is None or not stands.over:
+        return stands
+    vague = ended_by_slurm(stands.job.id)
+    if not any(t.status in ("planned", "running") or t.error == vague for t in stands.status.trials):
+        return stands
+    state, why = _ended(stands, stands.job)
+    status = status_of(stands.plan, earlier_launches(stands.folder))
+    trials = tuple(
+        t if t.status in FINAL else dataclasses.replace(t, status=state, error=why) for t in status.trials
+    )
+    launches = tuple(
+        dataclasses.replace(one, error=why) if one.error == vague else one for one in status.launches
+    )
+    status = dataclasses.replace(status, state=state, trials=trials, launches=launches)
+    if is_own(stands.folder):
+        _keep(stands.folder, status, analyse)
+    return dataclasses.replace(stands, status=status)
+
+
+def _keep(folder: RunFolder, status: Status, analyse: Analyse) -> None:
+    """Write the status and analyse; a full disk, or a run without one measured block, is no error here."""
+    with contextlib.suppress(OSError, ScalingError):
+        write_json(folder.status, status)
+        if status.launches:
+            analyse(folder)
+
+
+def _ended(stands: Standing, job: Submitted) -> tuple[str, str]:
+    """(status of the trials, reason) for a job that has ended."""
+    before = "" if stands.status.launches else " before anything was measured"
+    log = stands.folder.job_log(job.id)
+    if stands.state is None:
+        return "lost", f"job {job.id} ended{before}, and Slurm no longer knows it{_last_line(log)}"
+    state = stands.state
+    if state.state in _CUT_OFF:
+        return "interrupted", f"job {job.id} {_CUT_OFF[state.state]}{before}"
+    if state.state in ("NODE_FAIL", "BOOT_FAIL"):
+        return "lost", f"job {job.id} lost a node{before}: {state.state}, {state.nodes or 'no node named'}"
+    code = f", status {state.exit_code}" if state.exit_code else ""
+    return "failed", f"job {job.id} ended{before}: {state.state}{code}{_last_line(log)}"
+
+
+def _last_line(log: Path) -> str:
+    with contextlib.suppress(OSError, RefusedError):
+        lines = [line.strip() for line in read_text(log, LOG_BYTES_MAX, strict=False).splitlines()]
+        said = [line for line in lines if line and not line.startswith("job ")]  # job.sbatch prints "job ..."
+        if said:
+            return f": {said[-1][:300]} ({log})"
+    return f"; its log would be {log}"

@@ -1,0 +1,170 @@
+"""The Slurm launcher: one srun in the allocation that this program runs in, one task a node, torchrun in each.
+
+The first node of the launch is the rendezvous, by address. Every rank sees all GPUs of its node: --gpus-per-task and
+--gpu-bind are not used, because NVLink and P2P need it so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from scaling import resources
+from scaling.errors import InputError, ScalingError
+from scaling.launchers.launcher import Command, Launcher
+from scaling.launchers.slurm.allocation import Allocation, allocated, allocation
+from scaling.launchers.torchrun import environment, nccl_log, worker_arguments
+from scaling.records.paths import LaunchFolder, RunFolder
+from scaling.spec.batch_search import MEASURE
+from scaling.spec.cluster import Container
+from scaling.spec.plan import Plan
+from scaling.spec.run import Spec
+
+IN_IMAGE = "/opt/scaling-harness"
+"""Where a container finds this program."""
+PORTS = range(20000, 32000)
+"""Below the kernel's own choices (32768 and up), above what services take."""
+
+
+class Slurm(Launcher):
+    """The ranks on the nodes of an allocation."""
+
+    def require(self, plan: Plan) -> None:
+        """InputError outside of an allocation, or in one with too few GPUs on a node."""
+        topology = plan.spec.topology
+        if not allocated():
+            raise InputError(
+                f"topology={topology.name}: needs a Slurm allocation; use `scaling submit`, or run it inside "
+                f"`salloc --nodes={plan.hosts} --exclusive`"
+            )
+        gpus = os.environ.get("SLURM_GPUS_ON_NODE", "")
+        if topology.backend == "nccl" and gpus.isdigit() and int(gpus) < topology.ranks_per_host:
+            raise InputError(
+                f"topology.ranks_per_host={topology.ranks_per_host}: the allocation has {gpus} GPUs on a node; "
+                f"set it to {gpus}, or ask Slurm for more GPUs"
+            )
+
+    def fitting(self, plan: Plan, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], str | None]:
+        """World sizes that fit on the nodes that are up, and which nodes are missing for the others."""
+        try:
+            where = allocation(plan)
+        except ScalingError as error:
+            return (), str(error)
+        room = len(where.nodes)
+        fit = tuple(n for n in sizes if plan.spec.topology.hosts_of(n) <= room)
+        if len(fit) == len(sizes):
+            return fit, None
+        gone = f"node {', '.join(where.lost)} is lost" if where.lost else f"job {where.job} has {room} nodes"
+        others = ", ".join(str(n) for n in sizes if n not in fit)
+        return fit, f"{gone}: no room for world size {others}"
+
+    def command(
+        self, plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str = MEASURE
+    ) -> Command:
+        """The srun of one launch on the nodes that are up now."""
+        return srun(plan, folder, launch, sizes, allocation(plan), what)
+
+
+def srun(
+    plan: Plan,
+    folder: RunFolder,
+    launch: LaunchFolder,
+    sizes: list[int],
+    where: Allocation,
+    what: str = MEASURE,
+) -> Command:
+    """One launch over as many nodes as its largest world size needs."""
+    spec, shares = plan.spec, plan.spec.topology.shares(max(sizes))
+    hosts = len(shares)
+    container = spec.cluster.container
+    inside = container.image is not None
+    scripts = f"{IN_IMAGE}/launch" if inside else str(resources.folder("launch"))
+    node = [
+        f"{scripts}/slurm_node.sh",
+        ",".join(map(str, shares)),
+        spec.topology.backend,
+        f"--nnodes={hosts}",
+        f"--master-addr={where.address}",
+        f"--master-port={port(where.job, launch.index)}",
+        *worker_arguments(folder, launch, sizes, what),
+    ]
+    started = [
+        "srun",
+        f"--nodes={hosts}",
+        f"--ntasks={hosts}",
+        "--ntasks-per-node=1",
+        f"--nodelist={','.join(where.nodes[:hosts])}",
+        "--export=ALL",
+        "--mpi=none",
+        "--cpu-bind=none",
+        "--kill-on-bad-exit=1",
+        f"--output={launch.path.absolute()}/torchrun-%n.txt",
+    ]
+    if inside:
+        mounts = [*_mounts(folder), *container.mounts]
+        wrapped = _pyxis if container.runtime == "pyxis" else _apptainer
+        started += wrapped(container, mounts, spec.topology.device)
+    return Command(
+        argv=(*started, *node),
+        env={**nccl_log(spec, launch), **_environment(spec)},
+        ranks=spec.topology.started(max(sizes)),
+        start_s=spec.cluster.start_s,
+        blamed=blamed,
+    )
+
+
+def port(job: str, launch: int) -> int:
+    """The rendezvous port, from the job and the launch: two jobs on one node differ, and so do two launches."""
+    return PORTS[(int(job) * 31 + launch * 7) % len(PORTS)]
+
+
+def blamed(text: str) -> str | None:
+    """The node that ended a launch, from what srun printed: torchrun was killed there, or the node failed; else None.
+
+    Only the first such line counts: srun then ends the tasks of the other nodes, and prints a line for each.
+    """
+    for line in text.splitlines():
+        if gone := re.search(r"Node failure on (\S+)|ON (\S+) CANCELLED AT .* DUE TO NODE FAILURE", line):
+            return f"node {gone.group(1) or gone.group(2)} failed"
+        if ended := re.search(r"srun: error: ([\w.-]+): tasks? [\d,-]+: (.+)", line):
+            node, how = ended.groups()
+            # Slurm reports a lack of memory for the whole step; torchrun's output says which rank it was.
+            theirs = how.startswith(("Exited", "Out Of Memory"))
+            return None if theirs else f"torchrun on node {node}: {how}"
+    return None
+
+
+def _environment(spec: Spec) -> dict[str, str]:
+    cluster = spec.cluster
+    inside = cluster.container.image is not None
+    env = environment(cluster.container.python, IN_IMAGE) if inside else environment()
+    if cluster.interface is not None:
+        env |= {"GLOO_SOCKET_IFNAME": cluster.interface, "NCCL_SOCKET_IFNAME": cluster.interface}
+    if spec.topology.device == "cuda" and cluster.numa_binding != "none":
+        env["SCALING_NUMA_BINDING"] = cluster.numa_binding
+    return env | cluster.env | spec.env
+
+
+def _mounts(folder: RunFolder) -> list[str]:
+    own = (
+        (resources.import_root() / "scaling", f"{IN_IMAGE}/scaling"),
+        (resources.folder("launch"), f"{IN_IMAGE}/launch"),
+        (folder.path.absolute(), folder.path.absolute()),
+        (Path.cwd(), Path.cwd()),
+    )
+    return [f"{source}:{target}" for source, target in own]
+
+
+def _pyxis(container: Container, mounts: list[str], _device: str) -> list[str]:
+    return [
+        f"--container-image={container.image}",
+        f"--container-mounts={','.join(mounts)}",
+        f"--container-workdir={Path.cwd()}",
+    ]
+
+
+def _apptainer(container: Container, mounts: list[str], device: str) -> list[str]:
+    nv = ["--nv"] if device == "cuda" else []
+    where = [f"--bind={','.join(mounts)}", f"--pwd={Path.cwd()}"]
+    return ["apptainer", "exec", *nv, *where, str(container.image)]

@@ -1,0 +1,148 @@
+"""Submit a run as a Slurm job: write its script, hand it to Slurm, and note the job in jobs.json."""
+
+from __future__ import annotations
+
+import datetime as dt
+import shutil
+import sys
+from pathlib import Path
+
+from scaling import resources
+from scaling.errors import InputError, ScalingError, way_out
+from scaling.launchers.jobs import Job, create
+from scaling.launchers.slurm import queue, sbatch
+from scaling.launchers.slurm.ending import Analyse, settle
+from scaling.launchers.slurm.script import compare_script, job_script
+from scaling.launchers.slurm.standing import standing
+from scaling.launchers.slurm.submitted import SCHEMA, Jobs, Submitted, submitted
+from scaling.plain import message
+from scaling.reading import RefusedError, read_text
+from scaling.records.files import write_json, write_text
+from scaling.records.paths import RunFolder
+from scaling.records.status import left, status_of
+from scaling.spec.plan import Plan
+
+
+def script(job: Job) -> str:
+    """The script of a run's job. InputError where the run does not use Slurm."""
+    if job.plan.spec.launcher != "slurm":
+        raise InputError(f"launcher={job.plan.spec.launcher}: runs without Slurm; use `scaling run`")
+    template = (resources.folder("slurm") / "job.sbatch").read_text(encoding="utf-8")
+    return job_script(
+        template,
+        job.plan,
+        job.folder,
+        python=sys.executable,
+        cwd=Path.cwd(),
+        root=resources.import_root(),
+    )
+
+
+def submit(job: Job, text: str) -> Submitted:
+    """Make the run's folder and submit its job; the folder is removed again where Slurm refuses.
+
+    It stays after any other failure, since Slurm may have taken the job.
+    """
+    existed = job.folder.path.exists()
+    create(job.request, job.plan, job.folder)
+    try:
+        _write_down(job, text)
+        return _hand_in(job.plan, job.folder, text)
+    except (InputError, OSError):
+        if not existed:
+            shutil.rmtree(job.folder.path)
+        raise
+
+
+def resubmit(folder: RunFolder, plan: Plan, analyse: Analyse) -> Submitted | None:
+    """Submit a run's own script again; None where nothing is left. InputError while its job is not over."""
+    stands = standing(folder, plan)
+    if not stands.over and stands.job is not None:
+        raise InputError(
+            f"{folder.path}: its job {stands.job.id} is not over; wait for it, or `scaling cancel {folder.path}`"
+        )
+    settle(stands, analyse)
+    if not left(plan, stands.status.launches, len(stands.status.launches)):
+        return None
+    if not folder.job_script.is_file():
+        raise InputError(
+            f"{folder.path}: no job.sbatch; `scaling run --resume {folder.path}` goes on with it here"
+        )
+    try:
+        text = read_text(folder.job_script)
+    except RefusedError as error:
+        raise InputError(f"{folder.job_script}: cannot be read: {error}") from error
+    sbatch.check_script(text)
+    return _hand_in(plan, folder, text)
+
+
+def comparison_script(jobs: list[Job], handed_in: list[Submitted]) -> str:
+    """The dependent job that compares the runs."""
+    return compare_script(
+        (resources.folder("slurm") / "compare.sbatch").read_text(encoding="utf-8"),
+        jobs[0].plan,
+        [job.folder for job in jobs],
+        jobs[0].folder.path.parent,
+        [one.id for one in handed_in],
+        python=sys.executable,
+        root=resources.import_root(),
+    )
+
+
+def submit_comparison(jobs: list[Job], handed_in: list[Submitted]) -> str:
+    """Submit the comparing job and return its id."""
+    text = comparison_script(jobs, handed_in)
+    write_text(jobs[0].folder.path.parent / "compare.sbatch", text)
+    return sbatch.hand_in(text)
+
+
+def _write_down(job: Job, text: str) -> None:
+    """Write status.json and the script, before Slurm is asked."""
+    try:
+        write_json(job.folder.status, status_of(job.plan, []))
+        write_text(job.folder.job_script, text)
+    except OSError as error:  # a full disk
+        raise InputError(
+            f"{job.folder.path}: cannot be written ({error.strerror}); {way_out(error)}"
+        ) from error
+
+
+def _hand_in(plan: Plan, folder: RunFolder, text: str) -> Submitted:
+    """Submit a job and note it. InputError where none is queued; with any other error one may be."""
+    known = submitted(folder)
+    try:
+        number = sbatch.hand_in(text)
+    except KeyboardInterrupt:
+        print(
+            message(f"scaling: {folder.path}: its job may be queued all the same; check with `squeue --me`"),
+            file=sys.stderr,
+        )
+        raise
+    job = Submitted(
+        id=number,
+        at=dt.datetime.now(tz=dt.timezone.utc).astimezone().isoformat(timespec="seconds"),
+        partition=plan.spec.cluster.partition,
+    )
+    try:
+        write_json(folder.jobs, Jobs(schema=SCHEMA, jobs=(*known, job)))
+    except (
+        BaseException
+    ) as error:  # a full disk, or Ctrl-C: without jobs.json the job could not be found again
+        _withdraw(job.id, folder)
+        if isinstance(error, OSError):
+            raise InputError(
+                f"{folder.jobs}: cannot be written ({error.strerror}), so job {job.id} was cancelled; "
+                f"{way_out(error)}"
+            ) from error
+        raise
+    return job
+
+
+def _withdraw(job: str, folder: RunFolder) -> None:
+    """Cancel a job that could not be noted."""
+    try:
+        queue.cancel(job)
+    except ScalingError as error:
+        raise ScalingError(
+            f"job {job} is queued, but {folder.jobs} could not be written; end it with `scancel {job}` ({error})"
+        ) from error

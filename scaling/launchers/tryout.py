@@ -1,0 +1,107 @@
+"""Try a model in a separate process before a launch: that its step runs, and how long it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from scaling import resources
+from scaling.errors import InputError
+from scaling.records import codec
+from scaling.spec.budget import allowance_s
+from scaling.spec.costs import Machine, synthetic_timing
+from scaling.spec.plan import Plan
+from scaling.spec.promise import Timing
+from scaling.spec.run import Spec
+
+TRY_S = 120
+"""Time limit for a custom model's factory and first step, and for the steps that are timed."""
+COMPILED = 5
+"""The limit is this many times longer for a compiled model."""
+LOOKS, LOOK_S = 10, 0.01
+"""How often, and how far apart, the number of running processes is read."""
+TIMING = "timing "
+"""How a line with a timing begins."""
+
+
+def needs_trying(spec: Spec) -> bool:
+    """Whether the model or data is the user's own, or an option is set that some models do not support."""
+    ours = spec.model.target.startswith("scaling.worker.models.") and spec.data.target is None
+    return not ours or spec.compile or spec.channels_last or spec.checkpointing or spec.fused_optimizer
+
+
+def try_model(plan: Plan, *, flops: bool = False) -> None:
+    """Try one step, and count its FLOPs if asked; InputError with the process' last line when that fails."""
+    _tried(plan, TRY_S, flops=flops, time=False, step=True)
+
+
+def time_model(plan: Plan, machine: Machine) -> Timing | None:
+    """Time steps of the model, after one of the whole batch where the model needs trying.
+
+    None where no step was done in time, or where one did not fit into memory. InputError when a step fails.
+    """
+    spec = plan.spec
+    if spec.model.synthetic and not needs_trying(spec):
+        return synthetic_timing(spec, machine)
+    limit_s = max(TRY_S, allowance_s(spec.measure) / 4)
+    lines = _tried(plan, limit_s, flops=False, time=True, step=needs_trying(spec)).splitlines()
+    found = [line.removeprefix(TIMING) for line in lines if line.startswith(TIMING)]
+    return codec.decode(Timing, json.loads(found[-1])) if found else None
+
+
+def this_machine() -> Machine:
+    """The cores of this process, and how many other processes run on the machine just now."""
+    running = []
+    for _ in range(LOOKS):
+        try:
+            running.append(int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].split("/")[0]))
+        except (OSError, ValueError, IndexError):
+            running.append(1)
+        time.sleep(LOOK_S)
+    return Machine(cores=len(os.sched_getaffinity(0)), beside=max(0.0, sum(running) / LOOKS - 1))
+
+
+def _tried(plan: Plan, limit_s: float, *, flops: bool, time: bool, step: bool) -> str:
+    """What the process printed, also if it was ended at its limit while it timed steps."""
+    spec, model = plan.spec, plan.spec.model
+    limit_s *= COMPILED if spec.compile else 1
+    asked = {"batch": plan.trials[0].batch, "flops": flops, "time": time, "step": step, "began_s": _now_s()}
+    try:
+        # torch makes its cache's folder when it is imported, and leaves it behind.
+        with tempfile.TemporaryDirectory(prefix="scaling-") as scratch:
+            own = {} if spec.compiles else {"TORCHINDUCTOR_CACHE_DIR": scratch}
+            done = subprocess.run(
+                [sys.executable, "-m", "scaling.worker.checks.tryout"],
+                input=json.dumps({"spec": codec.encode(spec), **asked}),
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+                check=False,
+                env={**own, **os.environ, "PYTHONPATH": resources.import_path()},
+            )
+    except subprocess.TimeoutExpired as error:
+        if time and not step:
+            return (error.stdout or b"").decode(errors="replace")
+        raise InputError(
+            f"model._target_={model.target}, data={spec.data.name}: the first step took longer than {limit_s:.0f} s"
+        ) from error
+    if done.returncode < 0 and time:  # out of memory, at a batch that the launch may not reach either
+        return done.stdout
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        said = lines[-1] if lines else f"model._target_={model.target}: failed with {done.returncode}"
+        pixels = spec.data.args.get("image"), model.args.get("image")
+        if None not in pixels and pixels[0] != pixels[1]:
+            said += f" (data.image={pixels[0]} beside model.image={pixels[1]})"
+        raise InputError(said)
+    return done.stdout
+
+
+def _now_s() -> float:
+    """The clock that the process reads too: CLOCK_MONOTONIC is the machine's."""
+    return time.monotonic()

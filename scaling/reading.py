@@ -1,0 +1,154 @@
+"""The one door for files that are read. Needs only the standard library, since workers use it.
+
+A file may come from another machine or from an enemy, so it is opened only if it is a regular file (no pipe that nobody
+writes, no device without end), read only up to a limit, and decoded strictly: UTF-8, JSON of bounded depth whose
+numbers fit into 64 bits. What is refused raises RefusedError, a ValueError that says what was found and the limit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+TEXT_BYTES_MAX = 64 << 20
+"""A document, a log of one tool or an environment: real ones have kilobytes, analysis.json some megabytes."""
+YAML_BYTES_MAX = 1 << 20
+LOG_BYTES_MAX = 1 << 30
+"""A log or a host's telemetry: a week at a sample a second of eight GPUs has 700 MB."""
+RECORDS_BYTES_MAX = 4 << 30
+"""The records of one rank; a long run of many buckets has some hundred megabytes."""
+TRACE_BYTES_MAX = 64 << 30
+"""A profiler trace, which is read piece by piece."""
+DEPTH_MAX = 64
+"""Objects and lists inside each other; a plan has 5."""
+INT_MAX = 2**63 - 1
+DIGITS_MAX = 9
+"""Digits of a number in a name."""
+
+_SHAPE = bytes.maketrans(b"123456789E", b"000000000e")
+_ODD = (b"0" * 19, b"e000", b"e+000", b"NaN", b"Infinity")
+"""What a text has, its digits written as 0, that holds a number of more than 64 bits; most texts have none of it."""
+_KINDS = {
+    stat.S_ISDIR: "a folder",
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
+
+
+class RefusedError(ValueError):
+    """A file that this program does not read; the message says what was found and what would be accepted."""
+
+
+def open_file(path: Path, limit_bytes: int) -> BinaryIO:
+    """Open a regular file. OSError where there is none, RefusedError where it is no file or longer than the limit."""
+    # O_NONBLOCK: opening a pipe would wait for its writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    why = _refused(os.fstat(descriptor), limit_bytes)
+    if why is not None:
+        os.close(descriptor)
+        raise why
+    return os.fdopen(descriptor, "rb")
+
+
+def _refused(found: os.stat_result, limit_bytes: int) -> RefusedError | None:
+    if not stat.S_ISREG(found.st_mode):
+        kind = next((name for test, name in _KINDS.items() if test(found.st_mode)), "no file")
+        return RefusedError(f"it is {kind}; a regular file is expected")
+    return _too_long(found.st_size, limit_bytes) if found.st_size > limit_bytes else None
+
+
+def read_bytes(path: Path, limit_bytes: int = TEXT_BYTES_MAX) -> bytes:
+    """A whole file; errors as in open_file."""
+    with open_file(path, limit_bytes) as file:
+        found = file.read(limit_bytes + 1)
+    if len(found) > limit_bytes:  # it grew, or its size is not known beforehand
+        raise _too_long(len(found), limit_bytes)
+    return found
+
+
+def read_text(path: Path, limit_bytes: int = TEXT_BYTES_MAX, *, strict: bool = True) -> str:
+    """A whole file as text; bytes that are not UTF-8 are refused, or replaced where `strict` is false."""
+    found = read_bytes(path, limit_bytes)
+    if not strict:
+        return found.decode("utf-8", "replace")
+    return decode_text(found)
+
+
+def read_tail(path: Path, most_bytes: int) -> bytes:
+    """The end of a file of any length; errors as in open_file."""
+    with open_file(path, INT_MAX) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+        return file.read(most_bytes)
+
+
+def as_number(text: str) -> int | None:
+    """A number in a file's or a folder's name, in ASCII digits; None for any other text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else None
+
+
+def decode_text(found: bytes) -> str:
+    """Bytes as UTF-8; RefusedError where they are not."""
+    try:
+        return found.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RefusedError(f"it is not UTF-8 (byte {error.start})") from None
+
+
+def read_json(path: Path, limit_bytes: int = TEXT_BYTES_MAX) -> Any:
+    """The value of a JSON file; OSError or RefusedError."""
+    return parse_json(read_bytes(path, limit_bytes))
+
+
+def parse_json(data: bytes, *, any_depth: bool = False) -> Any:
+    """A JSON value of at most DEPTH_MAX levels, whose integers have 64 bits and whose numbers are finite.
+
+    `any_depth`: the caller looks at every level itself, which is faster for many small values.
+    """
+    text = decode_text(data)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        raise RefusedError(f"it is not JSON ({str(error)[:80]})") from None
+    deep = not any_depth and text.count("[") + text.count("{") > DEPTH_MAX
+    shape = data.translate(_SHAPE)
+    if deep or any(odd in shape for odd in _ODD):
+        _check(value)
+    return value
+
+
+def _check(value: Any) -> None:
+    left = [(value, 1)]
+    while left:
+        one, depth = left.pop()
+        if isinstance(one, dict | list):
+            if depth > DEPTH_MAX:
+                raise _too_deep()
+            left += [(inner, depth + 1) for inner in (one.values() if isinstance(one, dict) else one)]
+        elif isinstance(one, int):
+            if not -INT_MAX - 1 <= one <= INT_MAX:
+                raise RefusedError("it has an integer of more than 64 bits")
+        elif isinstance(one, float) and not math.isfinite(one):
+            raise RefusedError("it has a number that is not finite")
+
+
+def _too_deep() -> RefusedError:
+    return RefusedError(f"it is nested more than {DEPTH_MAX} levels deep")
+
+
+def _too_long(size_bytes: int, limit_bytes: int) -> RefusedError:
+    return RefusedError(f"it has {_size(size_bytes)}, more than the limit of {_size(limit_bytes)}")
+
+
+def _size(size_bytes: int) -> str:
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:.3g} {name}"
+    return f"{size_bytes} bytes"

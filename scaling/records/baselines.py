@@ -1,0 +1,122 @@
+"""Named baselines: runs kept to hold later ones against, found again by machine and model.
+
+    runs/baselines/NAME/<run id>/     plan.json config.yaml analysis.json launches/0/env-0.json baseline.json
+
+Each is a run folder without the ranks' records. All of them stay; the one kept last is the baseline.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from scaling.errors import InputError, ScalingError
+from scaling.records.files import read_json, write_json
+from scaling.records.launch import Launches
+from scaling.records.paths import RunFolder
+from scaling.spec.environment import MACHINE
+from scaling.spec.plan import SCHEMA as PLAN_SCHEMA
+from scaling.spec.plan import Plan
+
+SCHEMA = 1
+ROOT = Path("runs") / "baselines"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """baseline.json."""
+
+    schema: int
+    run: str
+    kept: str
+    machine: dict[str, str]
+    work: dict[str, str]
+    """Model and what it was asked to do."""
+
+
+def check_name(name: str) -> str:
+    """Return the name; InputError unless it can be a folder's."""
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*", name) is None:
+        raise InputError(f"--baseline {name}: name it with letters, digits, dots and dashes, such as main")
+    return name
+
+
+def keep(name: str, folder: RunFolder, plan: Plan, root: Path = ROOT) -> RunFolder:
+    """Copy what a later comparison needs from an analysed run, which is the baseline from now on."""
+    parent = root / check_name(name)
+    target = RunFolder(parent / re.sub(r"[^\w.-]+", "-", plan.id))
+    part = RunFolder(target.path.with_name(f".{target.path.name}.part"))
+    shutil.rmtree(part.path, ignore_errors=True)
+    part.launch(0).path.mkdir(parents=True)
+    write_json(part.plan, plan)
+    copies = [(folder.analysis, part.analysis), (folder.config, part.config)]
+    launches = Launches(folder, plan)
+    if launches.described is not None:
+        copies.append((launches.described.folder.env(0), part.launch(0).env(0)))
+    for source, copy in copies:
+        if source.is_file():
+            shutil.copyfile(source, copy)
+    now = dt.datetime.now(tz=dt.timezone.utc).isoformat(timespec="microseconds")
+    machine, work = _machine(launches), _work(plan)
+    write_json(
+        part.baseline, Baseline(schema=SCHEMA, run=str(folder.path), kept=now, machine=machine, work=work)
+    )
+    shutil.rmtree(target.path, ignore_errors=True)
+    part.path.rename(target.path)
+    return target
+
+
+def find(name: str, folder: RunFolder, plan: Plan, root: Path = ROOT) -> RunFolder | None:
+    """The baseline kept last for this run's machine and work; None where there is none yet."""
+    machine, work = _machine(Launches(folder, plan)), _work(plan)
+    known = [(one, at) for one, at in _all(name, root) if (one.machine, one.work) == (machine, work)]
+    return max(known, key=lambda pair: pair[0].kept)[1] if known else None
+
+
+def missing(name: str, folder: RunFolder, plan: Plan, root: Path = ROOT) -> InputError:
+    """The error where there is no baseline: it says which ones there are, and how to keep one."""
+    others = sorted({f"{one.work['model']} on {one.work['topology']}" for one, _ in _all(name, root)})
+    there = f"; there is {', '.join(others)}, on another machine or with other settings" if others else ""
+    return InputError(
+        f"--baseline {name}: none is kept in {root / name} for {plan.spec.model.name} on "
+        f"{plan.spec.topology.name}{there}; keep this run: scaling compare {folder.path} --baseline {name} --keep"
+    )
+
+
+def _all(name: str, root: Path) -> list[tuple[Baseline, RunFolder]]:
+    found = []
+    for path in sorted((root / check_name(name)).glob("[!.]*/baseline.json")):
+        at = RunFolder(path.parent)
+        try:
+            found.append((read_json(path, Baseline, SCHEMA), at))
+            read_json(at.plan, Plan, PLAN_SCHEMA)
+        except ScalingError as error:
+            raise InputError(f"--baseline {name}: {error}; or remove {path.parent}") from error
+    return found
+
+
+def _machine(launches: Launches) -> dict[str, str]:
+    facts = launches.environment.facts if launches.environment else {}
+    return {key: str(facts[key]) for key in MACHINE if facts.get(key) is not None}
+
+
+def _work(plan: Plan) -> dict[str, str]:
+    spec = plan.spec
+    strong = spec.mode == "strong"
+    batch = spec.global_batch if strong else spec.batch_per_rank
+    named = {
+        "model": spec.model.name,
+        "args": json.dumps(spec.model.args, sort_keys=True),
+        "topology": spec.topology.name,
+        "placement": spec.topology.placement,
+        "precision": spec.precision,
+        "task": spec.task,
+        "mode": spec.mode,
+        "global_batch" if strong else "batch_per_rank": batch,
+        "accumulation_steps": spec.accumulation_steps,
+    }
+    return {key: str(value) for key, value in named.items()}

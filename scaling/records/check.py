@@ -1,0 +1,63 @@
+"""Leave out blocks that cannot be: what is missing on one rank, or what time does not allow, goes on all ranks.
+
+Pure. The rules are in records.impossible (what a record says) and records.complete (what is not there). A block is the
+unit, because its steps are averaged before anything else is done with them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import polars as pl
+
+from scaling.records import complete, impossible
+from scaling.records.complete import NAMED, PLACE
+from scaling.records.tables import Gap, Tables
+from scaling.spec.plan import Plan
+
+LINES = 12
+"""Lines for each launch."""
+
+
+def checked(tables: Tables, plan: Plan) -> Tables:
+    """The tables without the blocks that fail a rule; a gap says which they are, on which rank, and why."""
+    failed = impossible.found(tables, plan)
+    blocks, gaps, missing = failed.select(PLACE).unique(), list[Gap](), 0
+    left_out = blocks.height
+    if not plan.own_loop:  # a rank of an own loop gives a block up when the loop does something else
+        ragged, gaps, missing = complete.found(tables)
+        blocks = pl.concat([blocks, ragged]).unique()
+    kept = _without(tables, blocks) if blocks.height else tables
+    gaps = [*tables.gaps, *_said(failed), *gaps]
+    return dataclasses.replace(kept, gaps=tuple(gaps), dropped_blocks=left_out + missing)
+
+
+def _without(tables: Tables, blocks: pl.DataFrame) -> Tables:
+    """The tables without some blocks, (launch, block), on all ranks."""
+    names = ("blocks", "steps", "buckets", "fabric", "parameters")
+    kept = {name: getattr(tables, name).join(blocks, on=PLACE, how="anti") for name in names}
+    steps = tables.steps.height - kept["steps"].height
+    return dataclasses.replace(tables, **kept, dropped_samples=tables.dropped_samples + steps)
+
+
+def _said(failed: pl.DataFrame) -> list[Gap]:
+    """A line for each launch, rank and reason, with the first blocks' numbers and arms."""
+    gaps = []
+    for launch, part in sorted(failed.partition_by("launch", as_dict=True).items()):
+        groups = (
+            part.unique(["rank", "block", "why"])
+            .sort("block")
+            .group_by("rank", "why", maintain_order=True)
+            .agg("block", "arm")
+            .sort("rank", "why")
+        )
+        for rank, why, blocks, arms in groups.head(LINES).iter_rows():
+            named = ", ".join(f"{b} ({arm})" for b, arm in list(zip(blocks, arms, strict=True))[:NAMED])
+            more = f" and {len(blocks) - NAMED} more" if len(blocks) > NAMED else ""
+            plural = "blocks" if len(blocks) > 1 else "block"
+            what = f"says in {plural} {named}{more} what cannot be: {why}; left out on all ranks"
+            gaps.append(Gap(launch=int(launch[0]), rank=rank, what=what))
+        if groups.height > LINES:
+            more = f"says more in {groups.height - LINES} other places that cannot be; left out on all ranks"
+            gaps.append(Gap(launch=int(launch[0]), what=more))
+    return gaps

@@ -1,0 +1,102 @@
+"""Blocks that should be there: on every rank that took part, in every round, as many as the end line says. Pure."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from scaling.records.rank import RankFile
+from scaling.records.tables import Gap, Tables
+from scaling.spec.schedule import BARE_ONE, PAIRS
+
+NAMED = 5
+"""Blocks that a line names; it counts the others."""
+PLACE = ["launch", "block"]
+KIND = ["launch", "world_size", "arm", "detailed", "batch", "case"]
+"""Blocks of a kind occur equally often in every round of a launch."""
+
+
+def found(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
+    """(launch, block) of blocks that some rank lacks; what is said of missing ones; how many are missing.
+
+    Ranks that left no file at all are said elsewhere, and the others' blocks are then kept. The last blocks of a launch
+    that was cut off are not on all ranks; they go, and nothing is said of them here.
+    """
+    of: dict[int, list[RankFile]] = {}
+    for file in tables.ranks:
+        of.setdefault(file.launch, []).append(file)
+    ended = [
+        launch
+        for launch, files in of.items()
+        if all(file.ended for file in files) and len(files) >= max(file.world for file in files)
+    ]
+    whole = pl.col("launch").is_in(sorted(ended))
+    ragged = _ragged(tables)
+    gaps, missing = _of_ranks(ragged.filter(whole))
+    read = tables.blocks.group_by("launch", "rank").len()
+    counts = {(launch, rank): count for launch, rank, count in read.iter_rows()}
+    for file in tables.ranks:
+        lacking = (file.blocks or 0) - counts.get((file.launch, file.rank), 0) - len(file.damaged)
+        if lacking > 0 and not any((gap.launch, gap.rank) == (file.launch, file.rank) for gap in gaps):
+            what = f"lacks {_blocks(lacking)} of the {file.blocks} that it wrote"
+            gaps.append(Gap(launch=file.launch, rank=file.rank, what=what))
+            missing = max(missing, lacking)
+    if not gaps:
+        gaps, missing = _of_rounds(tables.blocks.filter(whole))
+    damaged = sum(len(file.damaged) for file in tables.ranks)
+    return ragged.select(PLACE).unique(), gaps, max(missing, damaged)
+
+
+def _ragged(tables: Tables) -> pl.DataFrame:
+    """(launch, block, world_size, arm, rank) for each rank that lacks a block which another rank of its group has."""
+    kind = ["launch", "world_size", "arm"]
+    shared = tables.blocks.filter(~pl.col("arm").is_in([BARE_ONE, PAIRS]))
+    files = pl.DataFrame(
+        [(file.launch, file.rank) for file in tables.ranks],
+        schema={"launch": pl.Int64, "rank": pl.Int64},
+        orient="row",
+    )
+    kinds = shared.select(kind).unique()
+    first = kinds.join(files, on="launch").filter(pl.col("rank") < pl.col("world_size"))
+    members = pl.concat([shared.select(*kind, "rank"), first.select(*kind, "rank")]).unique()
+    wanted = shared.select(*kind, "block").unique().join(members, on=kind)
+    return wanted.join(shared, on=["launch", "block", "rank"], how="anti").sort("launch", "rank", "block")
+
+
+def _of_ranks(ragged: pl.DataFrame) -> tuple[list[Gap], int]:
+    """A line for each rank that lacks blocks."""
+    gaps = []
+    for launch, rank, blocks, arms in (
+        ragged.group_by("launch", "rank", maintain_order=True).agg("block", "arm").iter_rows()
+    ):
+        named = ", ".join(f"{b} ({arm})" for b, arm in list(zip(blocks, arms, strict=True))[:NAMED])
+        more = f" and {len(blocks) - NAMED} more" if len(blocks) > NAMED else ""
+        what = f"lacks {_blocks(len(blocks))} that other ranks have: {named}{more}; left out on all ranks"
+        gaps.append(Gap(launch=launch, rank=rank, what=what))
+    return gaps, ragged.select(PLACE).unique().height
+
+
+def _of_rounds(blocks: pl.DataFrame) -> tuple[list[Gap], int]:
+    """A line for each launch in which some round has fewer blocks of a kind than the others, or is not there.
+
+    The last round may end before its last block, where the time is over.
+    """
+    whole = blocks.filter(pl.col("round") < pl.col("round").max().over("launch", "world_size"))
+    each = whole.group_by(*KIND, "round").agg(count=pl.col("block").n_unique())
+    kinds = each.group_by(KIND).agg(
+        usual=pl.col("count").max(), there=pl.col("count").sum(), rounds=pl.col("round").max() + 1
+    )
+    most = pl.col("rounds").max().over("launch", "world_size")
+    lacking = kinds.with_columns(lacking=pl.col("usual") * most - pl.col("there")).filter(
+        pl.col("lacking") > 0
+    )
+    gaps = []
+    for launch, part in sorted(lacking.partition_by("launch", as_dict=True).items()):
+        rows = part.sort("world_size", "arm").select("lacking", "arm", "world_size").head(NAMED).iter_rows()
+        named = ", ".join(f"{count} of {arm} at world size {n}" for count, arm, n in rows)
+        what = f"lacks {_blocks(int(part['lacking'].sum()))} that its other rounds have: {named}"
+        gaps.append(Gap(launch=int(launch[0]), what=what))
+    return gaps, int(lacking["lacking"].sum())
+
+
+def _blocks(count: int) -> str:
+    return f"{count} block{'s' * (count != 1)}"

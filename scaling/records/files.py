@@ -1,0 +1,71 @@
+"""Write files by rename, check versions on reading, make folders.
+
+Needs only the standard library, since workers use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+from scaling import reading
+from scaling.errors import InputError
+from scaling.records import codec
+
+T = TypeVar("T")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write by rename, so that a reader sees the whole file or the one before."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
+    """Write a dataclass or plain value as JSON, by rename."""
+    write_text(path, json.dumps(codec.encode(value), indent=indent, allow_nan=False) + "\n")
+
+
+def read_json(
+    path: Path, kind: type[T], schema: int, *, remedy: str = "it should be a file that `scaling` wrote"
+) -> T:
+    """Read a versioned file. InputError where it is older, newer or damaged; `remedy` says what to do then."""
+    try:
+        data = reading.read_json(path)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: cannot be read ({why}); {remedy}") from error
+    found = data.get("schema") if isinstance(data, dict) else None
+    if not isinstance(found, int):
+        raise InputError(f"{path}: has no format number, so no version of this program wrote it; {remedy}")
+    if found != schema:
+        way_out = "update scaling-harness" if found > schema else "run `scaling analyze` again"
+        raise InputError(f"{path}: written in format {found}, this version reads format {schema}; {way_out}")
+    try:
+        return codec.decode(kind, data)
+    except (ValueError, TypeError, KeyError) as error:
+        raise InputError(f"{path}: damaged ({error}); {remedy}") from error
+
+
+def check_writable(path: Path, asked: str) -> None:
+    """InputError where no folder could be made or written to. `asked`: what the user gave. Creates nothing."""
+    parent = next(p for p in [path, *path.absolute().parents] if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"{asked}: {parent} cannot be written to; name a folder that can")
+
+
+def make_folder(path: Path, asked: str) -> None:
+    """Make a folder and those above it where they are missing; InputError where that fails."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{asked}: cannot be made ({error.strerror}); name a folder that can") from error

@@ -1,0 +1,249 @@
+"""What a worker writes: one JSON line a record. Workers write these types and the reader decodes them.
+
+A rank file holds, in this order,
+
+    {"t":"head", "schema":1, "rank":..., "host":..., "groups":{...}}    HeadRecord, once
+    {"t":"clock", ...}                                                  ClockRecord: offset to rank 0's clock
+    {"t":"step", "b":block, "i":step, "s":[...], "c":[[...], ...]}      StepRecord, with a StepRow and CollectiveRows
+    {"t":"block", ...}                                                  BlockRecord, after the block's last step
+    {"t":"memory", "b":block, ...}                                      MemoryRecord
+    {"t":"pause", ...}                                                  PauseRecord, own loops only
+    {"t":"end", ...}                                                    EndRecord, the last line
+
+Every line but a step's ends in a checksum (records.seal). A block line lands after its steps, so a block without one
+was cut off and is not used. Keys whose value is the default are left out. Stamps are CLOCK_MONOTONIC_RAW of the rank's
+own host, in ns; 0 means "not taken". The harness's own loop and a user's loop (Probe) leave the same records.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+SCHEMA = 1
+
+
+class PlainRow(NamedTuple):
+    """Stamps of a step without phases, ns."""
+
+    begin_ns: int
+    end_ns: int
+
+
+class StepRow(NamedTuple):
+    """Stamps and durations of a step, ns. Durations are summed over the micro-steps of accumulation."""
+
+    begin_ns: int
+    end_ns: int
+    input_ns: int
+    """Duration, like the next three."""
+    forward_ns: int
+    backward_ns: int
+    """Time inside backward(), so waiting for communication is included."""
+    optimizer_ns: int
+    compute_end_ns: int
+    """Stamp: the last micro-step's backward has computed all its gradients."""
+    sync_end_ns: int
+    """Stamp: the last micro-step's gradients are reduced and backward() has returned."""
+    earlier_wait_ns: int = 0
+    """Duration: waits for communication in earlier micro-steps, which no_sync would avoid. Older files lack it."""
+
+
+class CollectiveRow(NamedTuple):
+    """One collective of a step. Its stamps are clock tokens until the block is over, then ns."""
+
+    seq: int
+    """Position within the step, the same on every rank."""
+    kind: int
+    """Index into spec.schedule.COLLECTIVES."""
+    group: int
+    """Key of HeadRecord.groups: the world size, or -k for the k-th pairing of the pairs arm."""
+    bytes: int
+    """Payload of this rank."""
+    ready_ns: int
+    """The bucket's last gradient was computed."""
+    launch_ns: int
+    """The collective was handed to the back end."""
+    done_ns: int
+    """It was complete on this rank."""
+
+
+STEP_FIELDS = StepRow._fields
+COLLECTIVE_FIELDS = CollectiveRow._fields
+
+AnyStepRow = PlainRow | StepRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadRecord:
+    """The first line of a rank file."""
+
+    TAG: ClassVar[str] = "head"
+
+    schema: int
+    rank: int
+    host: int
+    hostname: str = ""
+    launch: int = 0
+    world: int = 0
+    """Ranks of the launch; 0 in older files."""
+    groups: dict[str, list[int]] = field(default_factory=dict)
+    """Ranks of each group that this rank is in, by the group's key (CollectiveRow.group)."""
+    warmup: dict[str, int] = field(default_factory=dict)
+    """Warm-up steps by world size."""
+    cores: int = 0
+    """Cores that the ranks of this host share; 0 if unknown."""
+    fed_ns: dict[str, int] = field(default_factory=dict)
+    """By world size: duration of a fetch whose batch is ready; -1 without a data loader."""
+    plan: dict[str, Any] | None = None
+    """Own loops: the plan, since their folder has no plan.json."""
+    plan_digest: str = ""
+    """Of the plan.json that the rank read (records.seal.digest); empty in own loops and older files."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockRecord:
+    """A comparison of this rank's clock with rank 0's."""
+
+    TAG: ClassVar[str] = "clock"
+
+    at: str
+    """`begin` or `end` of a launch; `slot K` of an own loop."""
+    offset_ns: int
+    """This rank's clock minus rank 0's."""
+    bound_ns: int
+    """Largest possible error of the offset."""
+    time_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One step of block `b`."""
+
+    TAG: ClassVar[str] = "step"
+
+    b: int
+    i: int
+    s: Sequence[int]
+    """A PlainRow or a StepRow."""
+    c: Sequence[tuple[int, int, int, int, int, int, int]] = ()
+    """CollectiveRows. They are decoded as plain tuples, which takes half the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRecord:
+    """One whole block on one rank. Its fields are the columns of the `blocks` table."""
+
+    TAG: ClassVar[str] = "block"
+
+    id: int
+    """The same on every rank."""
+    round: int
+    world_size: int
+    arm: str
+    detailed: bool
+    """Whether its steps have CollectiveRows."""
+    solo_rank: int
+    """bare_one: the rank that ran; else -1."""
+    batch: int
+    """Samples per rank and step."""
+    accumulation: int
+    """Micro-steps per step."""
+    lead_in: int
+    """Steps at the start that were not timed."""
+    steps: int
+    """Timed steps."""
+    begin_ns: int
+    end_ns: int
+    cpu_ns: int
+    """CPU time of the process over the block."""
+    thread_cpu_ns: int
+    """CPU time of the thread that ran the steps."""
+    delayed_ns: int
+    """Time that this thread was ready to run and had no core; -1 where the kernel does not tell."""
+    make_ns: int = -1
+    """Mean time that a data worker took to make one of the block's batches; -1 for synthetic batches."""
+    make_cpu_ns: int = -1
+    """CPU time of the same."""
+    case: int = -1
+    """Runs by cases: index of the case (spec.cases)."""
+    peak_bytes: int = -1
+    """Runs by cases: the most memory that the process held during the block."""
+    parameters: list[tuple[int, int]] = field(default_factory=list)
+    """ddp_solo: (bytes, ready ns since the step's begin) of each parameter, mean over the steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRecord:
+    """Memory that the rank held after block `b`."""
+
+    TAG: ClassVar[str] = "memory"
+
+    b: int
+    host_bytes: int
+    device_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseRecord:
+    """An own loop did something else between two steps."""
+
+    TAG: ClassVar[str] = "pause"
+
+    time_ns: int
+    gap_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndRecord:
+    """The launch or the own loop ended. A launch's older files have none."""
+
+    TAG: ClassVar[str] = "end"
+
+    state: str
+    """`done` or `failed`."""
+    steps: int = 0
+    """Steps that a launch recorded, or that an own loop ran."""
+    error: str = ""
+    blocks: int = -1
+    """Blocks in the file; -1 in older files."""
+
+
+Record = HeadRecord | ClockRecord | StepRecord | BlockRecord | MemoryRecord | PauseRecord | EndRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedBlock:
+    """A whole block with its steps, all stamps in ns: what a worker writes at once."""
+
+    block: BlockRecord
+    steps: Sequence[AnyStepRow]
+    collectives: Sequence[Sequence[CollectiveRow]] = ()
+    """Empty, or the collectives of each step."""
+
+
+def as_line(record: Record) -> dict[str, Any]:
+    """A record as its JSON object, without the fields that have their default."""
+    line: dict[str, Any] = {"t": record.TAG}
+    for each in dataclasses.fields(record):
+        value = getattr(record, each.name)
+        made = each.default_factory
+        default = each.default if made is dataclasses.MISSING else made()
+        if value != default:
+            line[each.name] = value
+    return line
+
+
+SLOTS_WHOLE = 256
+"""An own loop's rounds lie on a grid of slots. Every slot up to this one is taken."""
+
+
+def generation(slot: int) -> int:
+    """g such that around this slot of an own loop every 2^g-th one is taken, which keeps the records bounded.
+
+    Up to any slot, those divisible by its 2^g are evenly spaced from the first step on, and there are
+    SLOTS_WHOLE / 2 to SLOTS_WHOLE of them. Rounds of a baseline have numbers below 0.
+    """
+    return (max(slot, 0) // SLOTS_WHOLE).bit_length()

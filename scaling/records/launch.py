@@ -1,0 +1,230 @@
+"""The one reader of a launch's folder: what its ranks and hosts wrote beside their records, each file parsed once.
+
+A file that is missing or damaged is left out. The records themselves (rank-<r>.jsonl) are read by
+scaling.records.rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from scaling.errors import ScalingError
+from scaling.hardware import telemetry
+from scaling.hardware.telemetry import HostRecord
+from scaling.reading import as_number
+from scaling.reading import read_json as read_json_value
+from scaling.records import checkup
+from scaling.records.checkup import RankCheck, Roofline
+from scaling.records.files import read_json
+from scaling.records.paths import LaunchFolder, RunFolder
+from scaling.spec.ended import SCHEMA as CASES_SCHEMA
+from scaling.spec.ended import Outcome, Outcomes
+from scaling.spec.environment import VARIABLE
+from scaling.spec.plan import Plan
+from scaling.spec.promise import SCHEMA as CONTENT_SCHEMA
+from scaling.spec.promise import Content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """env-<r>.json: what one rank ran on."""
+
+    rank: int
+    host: int | None
+    device_name: str | None
+    cpu: str | None
+    buffers_bytes: int
+    """Buffers of the module, which DDP broadcasts."""
+    tokens_per_sample: int | None
+    """None where the model does not say it."""
+    facts: Mapping[str, Any]
+    """Everything that the rank wrote but its number, flat; an environment variable is `env.NAME`."""
+
+    @property
+    def processor(self) -> str | None:
+        """The device that computes: a GPU's name, else the CPU's."""
+        return self.device_name or self.cpu
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """memory-<r>.json: what one rank held, by world size."""
+
+    rank: int
+    peak_bytes: Mapping[int, int]
+    communicators_bytes: Mapping[int, int]
+    device_clock_bound_ns: int | None
+    """How far the device's clock may be off from its host's; None where it was not noted."""
+
+
+class Launch:
+    """What one launch left. Make a new one to see what was written since."""
+
+    def __init__(self, folder: LaunchFolder, plan: Plan) -> None:
+        self.folder = folder
+        self.index = folder.index
+        self._ranks = range(plan.ranks)
+        self._hosts = range(plan.hosts)
+        self._environments: dict[int, Environment | None] = {}
+
+    def environment(self, rank: int) -> Environment | None:
+        """What a rank ran on."""
+        if rank not in self._environments:
+            self._environments[rank] = _read(self.folder.env(rank), rank, _environment)
+        return self._environments[rank]
+
+    @cached_property
+    def environments(self) -> Mapping[int, Environment]:
+        """What each rank ran on, in the order of the ranks."""
+        found = ((rank, self.environment(rank)) for rank in self._ranks)
+        return {rank: environment for rank, environment in found if environment is not None}
+
+    @property
+    def facts(self) -> Mapping[int, Mapping[str, Any]]:
+        """The environments as flat facts, by rank."""
+        return {rank: environment.facts for rank, environment in self.environments.items()}
+
+    @cached_property
+    def memories(self) -> tuple[RankMemory, ...]:
+        """What each rank held."""
+        found = (_read(self.folder.memory(rank), rank, _memory) for rank in self._ranks)
+        return tuple(memory for memory in found if memory is not None)
+
+    @cached_property
+    def checks(self) -> tuple[RankCheck, ...]:
+        """What each rank found in a checkup (`scaling doctor`)."""
+        found = []
+        for rank in self._ranks:
+            with contextlib.suppress(ScalingError):
+                found.append(read_json(self.folder.check(rank), RankCheck, checkup.SCHEMA))
+        return tuple(found)
+
+    @cached_property
+    def roofline(self) -> Roofline | None:
+        """What rank 0's device gives and its step asks for."""
+        with contextlib.suppress(ScalingError):
+            return read_json(self.folder.roofline(0), Roofline, checkup.SCHEMA)
+        return None
+
+    @cached_property
+    def content(self) -> Content | None:
+        """What the launch measured, where that is less than the plan says."""
+        return read_content(self.folder)
+
+    @cached_property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """How the launch's cases stand."""
+        with contextlib.suppress(ScalingError):
+            return read_json(self.folder.cases, Outcomes, CASES_SCHEMA).outcomes
+        return ()
+
+    def hosts(self) -> Iterator[HostRecord]:
+        """Each host's telemetry, read when it is asked for and not kept: hours of samples take gigabytes."""
+        for host in self._hosts:
+            record = telemetry.read(self.folder.telemetry(host))
+            if record is not None:
+                yield record
+
+
+class Launches:
+    """All launches of a run, in order. Made once a rebuild and handed to everything that reads them."""
+
+    def __init__(self, folder: RunFolder, plan: Plan) -> None:
+        self._all = tuple(Launch(launch, plan) for launch in folder.launches())
+
+    def __iter__(self) -> Iterator[Launch]:
+        return iter(self._all)
+
+    @cached_property
+    def described(self) -> Launch | None:
+        """The last launch whose rank 0 wrote what it ran on: it stands for the run."""
+        return next((launch for launch in reversed(self._all) if launch.environment(0)), None)
+
+    @property
+    def environment(self) -> Environment | None:
+        """What rank 0 of that launch ran on."""
+        return self.described.environment(0) if self.described else None
+
+    @property
+    def facts(self) -> Mapping[int, Mapping[str, Any]]:
+        """Flat facts of every rank, from the last launch of which any are known."""
+        return next((launch.facts for launch in reversed(self._all) if launch.environments), {})
+
+    @property
+    def memories(self) -> tuple[RankMemory, ...]:
+        """What the ranks of all launches held."""
+        return tuple(memory for launch in self for memory in launch.memories)
+
+    @property
+    def content(self) -> Content | None:
+        """What the last launch that measured less than the plan says did measure."""
+        return next((launch.content for launch in reversed(self._all) if launch.content), None)
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """How the cases stand, later launches last."""
+        return tuple(outcome for launch in self for outcome in launch.outcomes)
+
+    def nccl_logs(self) -> Iterator[list[Path]]:
+        """NCCL's logs of each launch, the last launch first."""
+        return (launch.folder.nccl_logs() for launch in reversed(self._all))
+
+
+def read_content(launch: LaunchFolder) -> Content | None:
+    """What a launch measures, where that is less than the plan says."""
+    with contextlib.suppress(ScalingError):
+        return read_json(launch.content, Content, CONTENT_SCHEMA)
+    return None
+
+
+def _read(path: Path, rank: int, typed: Callable[[int, dict[str, Any]], Any]) -> Any:
+    """A file of one rank; None where there is none that can be read."""
+    try:
+        record = read_json_value(path)
+    except (OSError, ValueError):
+        return None
+    return typed(rank, record) if isinstance(record, dict) else None
+
+
+def _environment(rank: int, record: dict[str, Any]) -> Environment:
+    facts = {k: v for k, v in record.items() if k not in ("schema", "rank", "environment")}
+    variables = record.get("environment")
+    if isinstance(variables, dict):
+        facts |= {f"{VARIABLE}{name}": value for name, value in variables.items()}
+    host, buffers, tokens = (facts.get(name) for name in ("host", "buffers_bytes", "tokens_per_sample"))
+    return Environment(
+        rank=rank,
+        host=host if isinstance(host, int) else None,
+        device_name=_name(facts.get("device_name")),
+        cpu=_name(facts.get("cpu")),
+        buffers_bytes=buffers if isinstance(buffers, int) else 0,
+        tokens_per_sample=tokens if isinstance(tokens, int) else None,
+        facts=facts,
+    )
+
+
+def _name(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _memory(rank: int, record: dict[str, Any]) -> RankMemory:
+    sizes = record.get("world_sizes")
+    sizes = sizes.items() if isinstance(sizes, dict) else ()
+    numbered = ((as_number(n), held) for n, held in sizes)
+    known = {n: held for n, held in numbered if n is not None and isinstance(held, dict)}
+
+    def by_size(name: str) -> dict[int, int]:
+        return {n: held[name] for n, held in known.items() if isinstance(held.get(name), int)}
+
+    bound = record.get("device_clock_bound_ns")
+    return RankMemory(
+        rank=rank,
+        peak_bytes=by_size("peak_bytes"),
+        communicators_bytes=by_size("communicators_bytes"),
+        device_clock_bound_ns=bound if isinstance(bound, int) else None,
+    )

@@ -1,0 +1,112 @@
+"""The lines of one rank's file: from JSON to records, up to the first line that is not whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import typing
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from scaling.reading import INT_MAX, RECORDS_BYTES_MAX, TEXT_BYTES_MAX, open_file
+from scaling.records.format import (
+    STEP_FIELDS,
+    BlockRecord,
+    ClockRecord,
+    EndRecord,
+    HeadRecord,
+    MemoryRecord,
+    PauseRecord,
+    PlainRow,
+    Record,
+    StepRecord,
+)
+
+T = TypeVar("T", bound=Record)
+
+PLAIN_WIDTH = len(PlainRow._fields)
+WIDTHS = (PLAIN_WIDTH, len(STEP_FIELDS) - 1, len(STEP_FIELDS))
+"""Lengths of a step's row: a plain step, a step of an older file without earlier_wait_ns, a step."""
+
+
+def _decoded(kind: type[T], **options: Any) -> type[T]:
+    """A msgspec Struct with the fields of a record, since only Structs can be decoded by their tag."""
+    hints = typing.get_type_hints(kind)
+    fields: list[Any] = []
+    for each in dataclasses.fields(kind):
+        if each.default_factory is not dataclasses.MISSING:
+            fields.append((each.name, hints[each.name], msgspec.field(default_factory=each.default_factory)))
+        elif each.default is not dataclasses.MISSING:
+            fields.append((each.name, hints[each.name], each.default))
+        else:
+            fields.append((each.name, hints[each.name]))
+    struct = msgspec.defstruct(kind.__name__, fields, tag_field="t", tag=kind.TAG, kw_only=True, **options)
+    return cast("type[T]", struct)
+
+
+Head = _decoded(HeadRecord)
+Clock = _decoded(ClockRecord)
+Step = _decoded(StepRecord, gc=False)
+Block = _decoded(BlockRecord)
+Memory = _decoded(MemoryRecord)
+Pause = _decoded(PauseRecord)
+End = _decoded(EndRecord)
+
+_HEAD: msgspec.json.Decoder[HeadRecord] = msgspec.json.Decoder(Head)
+_LINE: msgspec.json.Decoder[Record] = msgspec.json.Decoder(
+    reduce(operator.or_, [Clock, Step, Block, Memory, Pause, End])
+)
+
+
+_ODD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""No record: no JSON, other fields, text that is not UTF-8, or nested without end."""
+
+
+def read_head(path: Path) -> HeadRecord:
+    """The first line of a rank file. OSError where it cannot be read, ValueError where it is no head."""
+    with open_file(path, RECORDS_BYTES_MAX) as file:
+        return decode_head(file.readline(TEXT_BYTES_MAX))
+
+
+def decode_head(line: bytes) -> HeadRecord:
+    """The head in a file's first line; ValueError where it is none."""
+    try:
+        return _HEAD.decode(line)
+    except _ODD as error:
+        raise ValueError("no head line; the file was cut off or damaged at its start") from error
+
+
+def _fits(values: tuple[Any, ...]) -> bool:
+    """Whether every number of a record has 64 bits; those of steps are looked at where they become columns."""
+    return all(-INT_MAX <= value <= INT_MAX for value in values if isinstance(value, int))
+
+
+def decode_records(text: bytes) -> tuple[Sequence[Record], bool]:
+    """Every line, or those before the first that is not whole; and whether that was all."""
+    try:
+        found = _LINE.decode_lines(text)
+    except _ODD:
+        found = []
+        for line in text.split(b"\n"):
+            try:
+                found.append(_LINE.decode(line))
+            except _ODD:
+                break
+        whole = False
+    else:
+        whole = True
+    odd = (
+        k
+        for k, r in enumerate(found)
+        if (
+            len(r.s) not in WIDTHS
+            if isinstance(r, Step)
+            else not _fits(msgspec.structs.astuple(cast("Any", r)))
+        )
+    )
+    first = next(odd, None)
+    return (found, whole) if first is None else (found[:first], False)

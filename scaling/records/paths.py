@@ -1,0 +1,175 @@
+"""Names of all files of a run folder. Needs only the standard library, since workers use it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from scaling.reading import as_number
+
+
+def default_folder(run_id: str) -> Path:
+    """runs/<date>/<time>-<hash>, from an id `<date>-<time>-<hash>`."""
+    date, clock, salt = run_id.split("-")
+    return Path("runs") / f"{date[:4]}-{date[4:6]}-{date[6:]}" / f"{clock}-{salt}"
+
+
+class _Folder:
+    path: Path
+
+
+class _File:
+    """An attribute of a folder: the path of one file in it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, folder: _Folder, _kind: type[_Folder]) -> Path:
+        return folder.path / self._name
+
+
+class _FileOf:
+    """A method of a folder: the path of the file of one rank, host or the like."""
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+
+    def __get__(self, folder: _Folder, _kind: type[_Folder]) -> Callable[[int | str], Path]:
+        return lambda which: folder.path / self._pattern.format(which)
+
+
+class RunFolder(_Folder):
+    """Names of all files below RUN/."""
+
+    config = _File("config.yaml")
+    """The composed Hydra config."""
+    plan = _File("plan.json")
+    """What is to run."""
+    command = _File("command.txt")
+    """The commands that were executed, one a line."""
+    lock = _File(".lock")
+    """Locked by the program that works on the run."""
+    status = _File("status.json")
+    """How each trial stands."""
+    largest = _File("largest.json")
+    """The largest batches that fit, and the tries that found them."""
+
+    job_script = _File("job.sbatch")
+    """The script that Slurm runs."""
+    jobs = _File("jobs.json")
+    """The Slurm jobs that were submitted for this run."""
+    job_log = _FileOf("slurm-{}.out")
+    """What the Slurm job of that id printed."""
+
+    analysis = _File("analysis.json")
+    """The results, which other programs read."""
+    table = _FileOf("{}.parquet")
+    """A derived table, such as `steps` or `blocks`."""
+    timeline = _File("timeline.json")
+    """Typical steps in Chrome's trace format."""
+    report_html = _File("report.html")
+    """The report as one page."""
+    report_txt = _File("report.txt")
+    """The report as the terminal shows it."""
+    report_md = _File("report.md")
+    """The report for a pull request."""
+
+    comparison = _File("comparison.json")
+    """Comparison of the runs in this folder (a multirun's)."""
+    comparison_html = _File("comparison.html")
+    """The comparison as one page."""
+    comparison_md = _File("comparison.md")
+    """The comparison for a pull request."""
+    baseline = _File("baseline.json")
+    """The machine and work for which a kept run is the baseline (scaling/records/baselines.py)."""
+    doctor = _File("doctor.json")
+    """What `scaling doctor` found."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def wandb(self) -> Path:
+        """Parent of the folder with the offline W&B runs."""
+        return self.path
+
+    def search(self, index: int) -> LaunchFolder:
+        """One launch of the search for the largest batch."""
+        return LaunchFolder(self.path / "search" / str(index), index)
+
+    def launch(self, index: int) -> LaunchFolder:
+        """One torchrun launch."""
+        return LaunchFolder(self.path / "launches" / str(index), index)
+
+    def launches(self) -> list[LaunchFolder]:
+        """All launches that exist, in order."""
+        parent = self.path / "launches"
+        if not parent.is_dir():
+            return []
+        found = (as_number(path.name) for path in parent.iterdir())
+        return [self.launch(index) for index in sorted({i for i in found if i is not None})]
+
+
+class LaunchFolder(_Folder):
+    """Names of all files below RUN/launches/<k>/."""
+
+    rank = _FileOf("rank-{}.jsonl")
+    """The records of one rank."""
+    env = _FileOf("env-{}.json")
+    """Versions, device and environment of one rank."""
+    error = _FileOf("error-{}.json")
+    """The exception that ended one rank."""
+    stack = _FileOf("stack-{}.json")
+    """The stack of one rank when it was told to end."""
+    log = _FileOf("log-{}.txt")
+    """Standard output and error of one rank."""
+    memory = _FileOf("memory-{}.json")
+    """Memory that one rank held, by world size."""
+    check = _FileOf("check-{}.json")
+    """What one rank found in a checkup (`scaling doctor`)."""
+    roofline = _FileOf("roofline-{}.json")
+    """What one rank's device can do, and what the step asks of it."""
+
+    telemetry = _FileOf("telemetry-{}.jsonl")
+    """Samples of one host's sensors."""
+    pulse = _FileOf("pulse-{}.json")
+    """What the ranks of one host have done so far."""
+    agent_log = _FileOf("torchrun-{}.txt")
+    """Standard output and error of one host's torchrun."""
+    out_of_memory = _FileOf("oom-{}.json")
+    """Exists where a world size did not fit into some rank's memory."""
+
+    torchrun = _File("torchrun")
+    """Scratch folder of the torchruns, removed when the launch is over."""
+    launcher_log = _File("launcher.txt")
+    """Standard output and error of the launcher: torchrun here, srun, or the emulated hosts' parent."""
+    progress = _File("progress.json")
+    """How far the launch is, written by rank 0."""
+    tries = _File("tries.jsonl")
+    """Batches that rank 0 tried, with a line before and a line after each."""
+    content = _File("content.json")
+    """What the launch measures, where its budget holds less than the plan says."""
+    cases = _File("cases.json")
+    """How each case of the launch stands."""
+    fabric = _File("network.json")
+    """Hosts and links of the emulated network."""
+
+    def __init__(self, path: Path, index: int) -> None:
+        self.path = path
+        self.index = index
+
+    def ranks(self) -> list[int]:
+        """The ranks that left a file of records, in order."""
+        found = (
+            re.fullmatch(r"rank-(0|[1-9][0-9]{0,8})\.jsonl", path.name) for path in self.path.glob("rank-*")
+        )
+        return sorted(int(name[1]) for name in found if name)
+
+    def nccl_log(self, host: str, process: str) -> Path:
+        """NCCL's log of one process."""
+        return self.path / f"nccl-{host}-{process}.txt"
+
+    def nccl_logs(self) -> list[Path]:
+        """NCCL's logs; without them the ranks' logs, into which NCCL writes where its variables were set by hand."""
+        return sorted(self.path.glob("nccl-*.txt")) or sorted(self.path.glob("log-*.txt"))

@@ -1,0 +1,179 @@
+"""Rank files to tables. Only whole blocks count; what is cut off or missing is reported, never filled in.
+
+Absolute stamps come out on rank 0's clock (scaling.records.rank).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from scaling.reading import read_bytes
+from scaling.records.paths import LaunchFolder, RunFolder
+from scaling.records.rank import SCHEMAS, RankFile, read_rank
+from scaling.records.run import read_status
+from scaling.records.seal import digest
+from scaling.records.status import Status
+from scaling.spec.plan import Plan
+
+TABLE_SCHEMA = "1"
+"""Version of the derived tables, kept in each Parquet file's metadata."""
+
+CUT_OFF = "left records that are cut off; whole blocks are used"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Records that are missing, of one rank or of a whole launch."""
+
+    launch: int
+    rank: int | None = None
+    what: str
+
+    def __str__(self) -> str:
+        whose = "" if self.rank is None else f"rank {self.rank} "
+        return f"launch {self.launch}: {whose}{self.what}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """All records of a run: a row for each block and rank, each step and rank, each collective and rank."""
+
+    blocks: pl.DataFrame
+    steps: pl.DataFrame
+    buckets: pl.DataFrame
+    """Collectives in ddp_solo, probe, replay and pairs blocks."""
+    fabric: pl.DataFrame
+    """Messages in the size sweep."""
+    parameters: pl.DataFrame
+    """A row for each ddp_solo block, rank and parameter, in the order of registration: bytes, and when its gradient was
+    ready since the step's begin, as the mean over the block's steps. Empty on a device."""
+    memory: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=SCHEMAS["memory"]))
+    """What each rank held after each block."""
+    ranks: tuple[RankFile, ...]
+    gaps: tuple[Gap, ...]
+    """What is missing."""
+    dropped_samples: int
+    """Steps that were written and belong to no whole block, or to one that was left out."""
+    dropped_blocks: int = 0
+    """Blocks that are missing, or were left out on all ranks because what they say cannot be."""
+
+
+def collect(folder: RunFolder, plan: Plan) -> Tables:
+    """Read every launch of a run that status.json knows; all where there is none."""
+    found: dict[str, list[pl.DataFrame]] = {name: [pl.DataFrame(schema=of)] for name, of in SCHEMAS.items()}
+    ranks: list[RankFile] = []
+    status = None if plan.own_loop else read_status(folder)
+    launches, gaps = _known(folder, status)
+    done = {one.index for one in status.launches if one.state == "done"} if status else set()
+    for launch in launches:
+        read, rows, missing = _read(launch, plan)
+        gaps += missing
+        for file, tables in zip(read, rows, strict=True):
+            ranks.append(file)
+            for name, frame in tables.items():
+                found[name].append(frame)
+            gaps += [Gap(launch=launch.index, rank=file.rank, what=what) for what in _lacks(file, done)]
+        gaps += _other_plan(folder, launch.index, read)
+    return Tables(
+        **{name: pl.concat(frames) for name, frames in found.items()},
+        ranks=tuple(ranks),
+        gaps=tuple(gaps),
+        dropped_samples=sum(file.dropped_samples for file in ranks),
+        dropped_blocks=0,
+    )
+
+
+def _known(folder: RunFolder, status: Status | None) -> tuple[list[LaunchFolder], list[Gap]]:
+    """The launches that status.json knows, and what is said of the others. All where it knows none of them."""
+    there = folder.launches()
+    known = {one.index for one in status.launches} if status else set()
+    if not known:
+        return there, []
+    if not any(launch.index in known for launch in there):
+        what = "status.json does not know it, nor any other launch that is here; its records are used"
+        return there, [Gap(launch=launch.index, what=what) for launch in there]
+    what = "is left out, because status.json does not know it; it was copied here or made by another run"
+    unknown = [Gap(launch=launch.index, what=what) for launch in there if launch.index not in known]
+    return [launch for launch in there if launch.index in known], unknown
+
+
+def _read(
+    launch: LaunchFolder, plan: Plan
+) -> tuple[list[RankFile], list[dict[str, pl.DataFrame]], list[Gap]]:
+    """The rank files of a launch, their tables, and the ranks that have none."""
+    files: dict[int, tuple[RankFile, dict[str, pl.DataFrame]]] = {}
+    broken: dict[int, str] = {}
+    for rank in launch.ranks():
+        try:
+            files[rank] = read_rank(launch.rank(rank), launch.index, rank)
+        except (OSError, ValueError) as error:
+            broken[rank] = f"left nothing that can be read: {error}"
+    # A later launch has only as many ranks as the trials that were left need.
+    said = Counter(file.world for file, _ in files.values() if file.world)
+    world = said.most_common(1)[0][0] if said else plan.ranks
+    world = min(world, max(plan.ranks, len(files) + len(broken)))
+    for rank in [rank for rank in files if rank >= world]:
+        del files[rank]
+        broken[rank] = f"is none of the launch's {world} ranks, so its records are left out"
+    broken |= {rank: "left no records" for rank in range(world) if rank not in files and rank not in broken}
+    gaps = [Gap(launch=launch.index, rank=rank, what=what) for rank, what in sorted(broken.items())]
+    return [file for file, _ in files.values()], [rows for _, rows in files.values()], gaps
+
+
+def _lacks(file: RankFile, done: Collection[int]) -> list[str]:
+    """What is missing from a file. `done`: launches that status.json calls done."""
+    said = []
+    if file.damaged:
+        said.append(
+            f"left records that changed after they were written (their checksums do not hold): "
+            f"{_few(file.damaged)}, left out"
+        )
+    if file.cut_off:
+        said.append(CUT_OFF)
+    elif file.launch in done and not file.ended:
+        said.append("left records that end before the launch did")
+    return said
+
+
+def _other_plan(folder: RunFolder, launch: int, files: Sequence[RankFile]) -> list[Gap]:
+    """What is said where plan.json is not what the ranks of a launch read."""
+    noted = {file.plan_digest for file in files} - {""}
+    try:
+        now = digest(read_bytes(folder.plan)) if noted else ""
+    except OSError:
+        return []
+    if noted <= {now}:
+        return []
+    what = (
+        "plan.json has changed since it was measured; what its blocks say themselves is used before the plan"
+    )
+    return [Gap(launch=launch, what=what)]
+
+
+def _few(names: Sequence[str], most: int = 4) -> str:
+    """A list in words, its end counted where it is long."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def write_tables(folder: RunFolder, tables: Tables) -> None:
+    """Write the derived Parquet files, by rename. OSError where that fails."""
+    for name in ("blocks", "steps", "buckets", "fabric", "parameters"):
+        path = folder.table(name)
+        part = path.with_name(f".{path.name}.part")
+        try:
+            getattr(tables, name).write_parquet(part, metadata={"schema": TABLE_SCHEMA})
+            part.replace(path)
+        except pl.exceptions.PolarsError as error:  # polars has one error for all that the system may report
+            full = shutil.disk_usage(path.parent).free < 2**20
+            code = errno.ENOSPC if full else errno.EIO
+            raise OSError(code, os.strerror(code), str(path)) from error
+        finally:
+            part.unlink(missing_ok=True)

@@ -1,0 +1,115 @@
+"""The answer of a run: how well it scales, and what most of the loss is, in a sentence or two."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from scaling.analysis.results import Analysis, Measured, Point
+from scaling.report import cases
+from scaling.report.findings import free_line
+from scaling.report.text import cause_name, percent, quantity, ranks, status_name, value_of
+from scaling.spec.ended import SETTLED
+
+OPEN_VERDICTS = ("undecided", "scales_well")
+"""Verdicts that name no cause."""
+
+
+def answer(analysis: Analysis) -> str:
+    """How well the run scales and what eats most of the rest, in a sentence or two."""
+    if analysis.inference or analysis.training:
+        return cases.answer(analysis)
+    measured = [p for p in analysis.points if p.step_ms is not None]
+    missing = _missing(analysis)
+    if not measured:
+        return f"Nothing could be measured. {missing}".strip()
+    point = max(measured, key=lambda p: p.world_size)
+    if point.efficiency is None or point.world_size == 1:
+        alone = f"A step at {ranks(point.world_size)} takes {quantity(point.step_ms, 'ms')}"
+        if analysis.trace is not None and point.world_size > 1:
+            return f"{alone}{_main_part(analysis, point)} {missing}".strip()
+        why = "a second world size" if point.world_size == 1 else "the baseline of one rank"
+        if point.loss is None:
+            return f"{alone}; without {why} there is no efficiency to report. {missing}".strip()
+        free = point.comm.free_speedup if point.comm else None
+        at_most = f" It would be {free_line(free)}." if free else ""
+        return (
+            f"{alone}{_main_cause(analysis, point)}{at_most} Without {why} there is no efficiency to report. "
+            f"{missing}"
+        ).strip()
+    base = point.base_world_size
+    of = "ideal" if base == 1 else f"the throughput a rank at {ranks(base)}"
+    kept = f"At {ranks(point.world_size)} the run keeps {percent(point.efficiency)} of {of}"
+    return f"{kept}{_main_cause(analysis, point)} {missing}".strip()
+
+
+def _main_cause(analysis: Analysis, point: Point) -> str:
+    here = [v for v in analysis.verdicts if v.world_size == point.world_size]
+    named = [v for v in here if v.cause not in OPEN_VERDICTS and v.share is not None]
+    if named:
+        main = next((v for v in named if v.cause != "slow_path"), named[0])  # verdicts are sorted by weight
+        assert main.share is not None
+        grown = point.loss.input if point.loss and main.cause == "input" else None
+        waits, cause = value_of(main.share, 100), cause_name(main.cause)
+        hint = " (a hint only)" if main.confidence == "low" else ""
+        if point.efficiency is None:
+            return f"; {waits} % of it is {cause}{hint}."
+        # A wait that one rank alone has too is no loss of scaling.
+        if main.cause == "input" and not _mostly(grown, main.share):
+            return f"; but {waits} % of every step waits for {cause}{hint}."
+        if point.loss is None:  # traces do not show what a rank alone would have
+            return f"; {waits} % of every step is {cause}{hint}."
+        lost = main.share if grown is None else grown
+        part, share = _part(lost, point, point.efficiency), value_of(lost, 100)
+        if part is None:
+            return f"; {share} % of the step is shown to be lost to {cause}{hint}."
+        return f"; {part} of the loss, {share} % of the step, is {cause}{hint}."
+    if any(v.cause == "scales_well" for v in here):
+        return ": it scales well."
+    if any(v.cause == "undecided" for v in here):
+        return "; what takes the rest is undecided."
+    return "."
+
+
+def _mostly(grown: Measured | None, waits: Measured) -> bool:
+    """Whether a wait has surely grown, and by at least half of its length."""
+    return grown is not None and grown.surely_above(0) and grown.value >= waits.value / 2
+
+
+def _part(share: Measured, point: Point, efficiency: Measured) -> str | None:
+    """How large a part of the loss a cause is; None where another term may be the largest.
+
+    It is None as well where the loss is smaller than the cause: other terms are gains then, and no part can be named.
+    """
+    if point.loss is None or share.value > 1 - efficiency.value:
+        return None
+    lost = 1 - efficiency.least
+    if share.surely_above(lost / 2):
+        return "most"
+    terms = [getattr(point.loss, f.name) for f in fields(point.loss)]
+    return "the largest part" if all(t is None or t.value <= share.value for t in terms) else None
+
+
+def _main_part(analysis: Analysis, point: Point) -> str:
+    """What takes most of the step beside compute. Traces alone give no efficiency."""
+    here = [v for v in analysis.verdicts if v.world_size == point.world_size and v.share is not None]
+    if not here:
+        return "; what takes it beside compute is undecided."
+    main = max(here, key=lambda v: v.share.value if v.share else 0.0)
+    return f"; beside compute the largest part, {value_of(main.share, 100)} %, is {cause_name(main.cause)}."
+
+
+def _missing(analysis: Analysis) -> str:
+    lost = [t for t in analysis.trials if t.status not in SETTLED]
+    if not lost:
+        return ""
+    known = {p.world_size for p in analysis.points if p.step_ms is not None}
+    in_part = [t for t in lost if t.world_size in known]
+    if len(lost) == 1:
+        what = "was measured in part" if in_part else "is missing"
+        return f"The trial at {ranks(lost[0].world_size)} {what} ({status_name(lost[0].status)})."
+    gone = len(lost) - len(in_part)
+    said = [
+        f"{len(in_part)} {'was' if len(in_part) == 1 else 'were'} measured in part" if in_part else "",
+        f"{gone} {'is' if gone == 1 else 'are'} missing" if gone else "",
+    ]
+    return f"Of {len(analysis.trials)} trials {' and '.join(filter(None, said))}."

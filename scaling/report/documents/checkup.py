@@ -1,0 +1,199 @@
+"""What the doctor found: what was measured first, problems with their remedies last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from scaling.analysis.results import CeilingResult, Measured, RooflineResult
+from scaling.analysis.results.doctor import ERROR, Diagnosis, PairBandwidth, ParityTable
+from scaling.report import findings, text
+from scaling.report.model import Document, Line, Lines, Section, Table, Tone, heads, lines, named
+from scaling.units import format_bytes, format_duration
+
+PAIRS_SHOWN = 12
+OPERATOR_WIDTH = 34
+PROBLEM_WIDTH = 9
+
+
+def document(found: Diagnosis, folder: Path | str) -> Document:
+    """All of it; `folder` keeps the records."""
+    return Document(
+        title=f"Checkup of {found.run.model} on {found.run.topology}",
+        sections=tuple(_sections(found)),
+        closing=(Line(name="kept", text=str(folder)),),
+    )
+
+
+def _sections(found: Diagnosis) -> Iterator[Section]:
+    run = found.run
+    ranks = f"{text.ranks(len(found.ranks))}, {run.backend} on {run.device}"
+    checked = named(
+        ("checked", f"{run.model} ({run.precision}) on {run.topology}: {ranks}"),
+        ("took", format_duration(run.duration_s)),
+        look="conditions",
+    )
+    yield Section(title="", blocks=(checked,))
+    if found.roofline is not None:
+        yield _ceilings(found.roofline)
+        yield _step(found.roofline)
+    if found.parity is not None:
+        yield _parity(found.parity)
+    yield Section(title="between pairs of ranks, one pair at a time", blocks=(_pairs(found.pairs),))
+    yield Section(title="memory of the rank that holds most, by phase of a step", blocks=(_memory(found),))
+    yield Section(title="differs between ranks", blocks=(lines(*_differences(found), look="prose"),))
+    problems = Lines(items=tuple(_problems(found)), look="facts", name_width=PROBLEM_WIDTH)
+    yield Section(title=f"problems: {_count(found)}", blocks=(problems,), title_alone=True)
+
+
+def _problems(found: Diagnosis) -> Iterator[Line]:
+    for problem in found.problems:
+        where = f"rank {problem.rank}: " if problem.rank is not None else ""
+        tone: Tone = "alarm" if problem.severity == ERROR else "warning"
+        yield Line(name=problem.severity, text=f"{where}{problem.what}", tone=tone)
+        yield Line(name="remedy", text=problem.remedy, tone="good")
+
+
+def _count(found: Diagnosis) -> str:
+    errors = sum(p.severity == ERROR for p in found.problems)
+    if not found.problems:
+        return "none"
+    return f"{text.count(errors, 'error')}, {text.count(len(found.problems) - errors, 'warning')}"
+
+
+def _differences(found: Diagnosis) -> Iterator[str]:
+    """Facts that differ and that no problem is about."""
+    for item in found.differences:
+        if not any(p.what.startswith(f"{item.key} differs") for p in found.problems):
+            yield f"{item.key}: {'; '.join(f'{v.value} on {_ranks(v.ranks)}' for v in item.values)}"
+
+
+def _ceilings(found: RooflineResult) -> Section:
+    table = Table(
+        columns=(("work", ""), ("size", ""), ("best", ""), ("unit", "")),
+        rows=tuple(map(_ceiling, found.ceilings)),
+        label="Ceilings",
+    )
+    title = f"ceilings of rank {found.rank} ({found.device}), the best of some repetitions"
+    return Section(title=title, blocks=(table,))
+
+
+def _ceiling(one: CeilingResult) -> tuple[str, ...]:
+    name = one.name.replace("_", " ")
+    if one.unit == "1/s":
+        return (name, "", f"{one.best.value / 1e6:.3g}", "M/s")
+    size = format_bytes(one.size) if one.unit == "bytes/s" else str(one.size or "")
+    return (name, size, f"{one.best.value / 1e9:.4g}", f"G{one.unit}")
+
+
+def _step(found: RooflineResult) -> Section:
+    work = (
+        f"{found.flops / 1e9:.4g} GFLOP, {format_bytes(found.bytes)} read and written, {found.operators} operators; "
+        f"{found.achieved_flop_s.value / 1e9:.4g} GFLOP/s; {findings.use_line(found.mfu, found.hfu, found)}"
+    )
+    bounds = Table(
+        columns=(("bound", ""), ("at least", "ms")),
+        rows=tuple((k.replace("_", " "), _ms(v)) for k, v in found.least_ms.items() if v.value),
+        label="Bounds",
+    )
+    operators = Table(
+        columns=heads("operator", "calls", ("work", "GFLOP"), "traffic", ("at least", "ms"), "bound"),
+        rows=tuple(
+            (
+                f"{o.name} {o.layer}".strip()[:OPERATOR_WIDTH],
+                str(o.count),
+                f"{o.flops / 1e9:.3g}",
+                format_bytes(o.bytes),
+                _ms(o.least_ms),
+                o.bound,
+            )
+            for o in found.top
+        ),
+        label="Operators",
+    )
+    at = f"batch {found.batch}, {found.precision}"
+    title = f"a step without DDP ({at}): {text.quantity(found.step_ms, 'ms')}, bound: {found.bound}"
+    return Section(title=title, blocks=(lines(work, look="prose"), bounds, operators))
+
+
+def _ms(value: Measured) -> str:
+    return f"{value.value:.3g}"
+
+
+def _parity(found: ParityTable) -> Section:
+    columns = heads(
+        "format",
+        "ranks",
+        ("gradient", "step 1"),
+        ("weights", "last"),
+        ("loss", "last"),
+        ("same", "bits"),
+        "inf/0",
+        ("step", "ms"),
+        ("speed", "/ fp32"),
+    )
+    rows = tuple(
+        (
+            row.precision,
+            _ranks(row.ranks),
+            _error(row.gradient_error),
+            _error(row.weight_error),
+            _error(row.loss_error),
+            "yes" if row.repeatable else "NO",
+            f"{row.not_finite}/{row.flushed}",
+            text.NONE if row.step_ms is None else _ms(row.step_ms),
+            text.NONE if row.speedup is None else f"{row.speedup.value:.2f}",
+        )
+        for row in found.table
+    )
+    apart = lines(
+        *(
+            f"{row.precision}: {_ranks(row.ranks)} on {row.device}: first differs at {row.parts_at}"
+            for row in found.table
+            if row.parts_at
+        ),
+        look="prose",
+    )
+    note = "gradient, weights, loss: |x - float64| / |float64|; inf: elements that are not finite, 0: flushed to zero"
+    table = Table(columns=columns, rows=rows, label="Parity")
+    title = f"parity: {found.steps} seeded steps against float64"
+    return Section(title=title, blocks=(table, apart, lines(note, look="note")))
+
+
+def _error(value: float | None) -> str:
+    return text.NONE if value is None else f"{value:.1e}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return text.ranges(ranks) or "file"
+
+
+def _pairs(pairs: Sequence[PairBandwidth]) -> Table:
+    """The slowest pairs."""
+    shown = sorted(pairs, key=lambda p: p.bandwidth_gbit_s.value)[:PAIRS_SHOWN]
+    rows = tuple(
+        (
+            f"{p.first}-{p.second}",
+            "host" if p.same_host else "network",
+            text.NONE if p.peer_access is None else "yes" if p.peer_access else "no",
+            format_bytes(p.bytes),
+            f"{p.bandwidth_gbit_s.value:.3g}",
+        )
+        for p in shown
+    )
+    columns = (("ranks", ""), ("over", ""), ("peer", "access"), ("message", ""), ("rate", "Gbit/s"))
+    return Table(columns=columns, rows=rows, label="Pairs of ranks")
+
+
+def _memory(found: Diagnosis) -> Table:
+    rows = tuple(
+        (
+            p.phase,
+            str(p.rank),
+            format_bytes(p.host_bytes),
+            text.NONE if p.device_peak_bytes is None else format_bytes(p.device_peak_bytes),
+        )
+        for p in found.memory
+    )
+    columns = (("after", ""), ("rank", ""), ("host", ""), ("device", "peak"))
+    return Table(columns=columns, rows=rows, label="Memory")

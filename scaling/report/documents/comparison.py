@@ -1,0 +1,188 @@
+"""Two runs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from scaling.analysis.results import Analysis, Comparison, PointComparison, RunInfo, StepParts
+from scaling.report import cases, text, versus
+from scaling.report.conditions import conditions
+from scaling.report.model import (
+    MARKDOWN,
+    PAGE,
+    TERMINAL,
+    Block,
+    Document,
+    Figure,
+    Line,
+    Lines,
+    Section,
+    Table,
+    Tone,
+    heads,
+    lines,
+)
+from scaling.report.plots.efficiency import scaling_curve
+from scaling.report.plots.steps import parts
+from scaling.report.plots.waterfall import differences
+
+CAUSES_DRAWN = 6
+CAUSES_LISTED = 4
+CAUSES_IN_A_CELL = 2
+"""Causes of a difference for each world size: in a figure, in a terminal, and in a cell of Markdown's table."""
+RATIO_NAME = "throughput, other over base"
+RATIO_NOTE = "other run over base: above 1 the other is faster; ±: half of the 95 % interval"
+VALUE_WIDTH = 18
+NAME_WIDTH = 9
+"""As in the conditions of a run, above which a comparison often stands."""
+
+
+def document(comparison: Comparison, base: Analysis | None = None, other: Analysis | None = None) -> Document:
+    """What differs, by how much and why. The figures of a page need both analyses."""
+    names = versus.run_names(comparison)
+    return Document(
+        title=f"{names[1]} against {names[0]}",
+        answer=versus.answer(comparison),
+        not_valid=not comparison.comparable,
+        sections=tuple(_sections(comparison, names, base, other)),
+    )
+
+
+def _sections(
+    comparison: Comparison, names: tuple[str, str], base: Analysis | None, other: Analysis | None
+) -> Iterator[Section]:
+    yield Section(title="", blocks=(_runs(comparison, names),), on=TERMINAL)
+    reasons = () if comparison.comparable else comparison.reasons
+    yield Section(title="not comparable", blocks=(lines(*reasons),), on=TERMINAL | PAGE, alarm=True)
+    if comparison.cases:
+        table = cases.comparison_table(comparison)
+        yield Section(title="cases", blocks=(table,), titled_on=TERMINAL | PAGE)
+    ratios = Lines(items=tuple(_ratio_lines(comparison)), look="facts")
+    yield Section(title=RATIO_NAME, blocks=(ratios,), on=TERMINAL)
+    yield Section(title="", blocks=(_short_table(comparison),), on=MARKDOWN)
+    yield Section(title="throughput", blocks=(_ratio_table(comparison),), on=PAGE)
+    if base is not None and other is not None:
+        series = [(f"base: {names[0]}", base.points), (f"other: {names[1]}", other.points)]
+        yield Section(title="scaling", blocks=(Figure(plot=scaling_curve(series)),), on=PAGE)
+    yield Section(title="what makes the difference", blocks=_differences(comparison), on=PAGE)
+    split = lines(*_at_each(comparison, versus.split_line))
+    yield Section(title="compute and fabric", blocks=(split,), on=PAGE)
+    cost = lines(*_at_each(comparison, lambda p: "; ".join(versus.cost_lines(p.cost))))
+    yield Section(title="cost", blocks=(cost,), on=PAGE)
+    for of, differ in (("settings", "differ"), ("environment", "differs")):
+        differing = lines(*(versus.setting_line(s) for s in comparison.settings if s.of == of))
+        yield Section(title=f"{of} that {differ}, base and other", blocks=(differing,), on=TERMINAL)
+    yield Section(title="roofline", blocks=(lines(*comparison.roofline, look="prose"),), on=TERMINAL | PAGE)
+    if base is not None and other is not None:
+        figure = Figure(plot=parts(_paired_parts(base, other)))
+        yield Section(title="parts of a step", blocks=(figure,), on=PAGE)
+    yield Section(title="conditions", blocks=(_both_conditions(comparison),), on=PAGE)
+    yield Section(title="what else differs", blocks=(_settings(comparison),), on=PAGE)
+
+
+def _runs(comparison: Comparison, names: tuple[str, str]) -> Lines:
+    """Which runs these are."""
+    found = (("base", names[0], comparison.base), ("other", names[1], comparison.other))
+    return Lines(items=tuple(_run(*one) for one in found), look="conditions", name_width=NAME_WIDTH)
+
+
+def _run(role: str, name: str, run: RunInfo) -> Line:
+    synthetic = ", SYNTHETIC compute" if run.synthetic else ""
+    return Line(name=role, text=f"{name} ({run.id}{synthetic})", tone="caution" if run.synthetic else "")
+
+
+def _ratio_lines(comparison: Comparison) -> Iterator[Line]:
+    """The ratio of each world size, and below it what makes the difference."""
+    for point in comparison.points:
+        ratio = text.quantity(point.ratio)
+        note = text.undistinguished(point.ratio, distinguishable=point.distinguishable)
+        yield Line(name=text.ranks(point.world_size), text=f"{ratio:<{VALUE_WIDTH}}  {note}".rstrip())
+        if point.control is not None:
+            said = f"{text.quantity(point.control)}  (1 but for the machine's drift)"
+            yield Line(name="a rank alone", text=said, level=1)
+        for cause, value in versus.largest_causes(point.causes, CAUSES_LISTED):
+            change = text.signed(text.quantity(value, "ms"))
+            tone: Tone = "good" if value.value < 0 else "bad"
+            yield Line(name=text.cause_name(cause), text=f"{change} a step", level=1, tone=tone)
+        if split := versus.split_line(point):
+            yield Line(name="split", text=split, level=1)
+        for cost in versus.cost_lines(point.cost):
+            yield Line(name="cost", text=cost, level=1)
+
+
+def _ratio_table(comparison: Comparison) -> Table:
+    rows = tuple(
+        (
+            str(p.world_size),
+            text.quantity(p.ratio),
+            text.quantity(p.control),
+            text.undistinguished(p.ratio, distinguishable=p.distinguishable)
+            if p.ratio
+            else "not measured in both",
+        )
+        for p in comparison.points
+    )
+    columns = (("ranks", ""), ("other / base", "throughput"), ("a rank alone", "1 but for drift"), ("", ""))
+    return Table(columns=columns, rows=rows, label="Throughput", note=RATIO_NOTE)
+
+
+def _short_table(comparison: Comparison) -> Table:
+    """The ratios with the largest causes in a cell."""
+    columns = heads("ranks", "other / base", "a rank alone", "", ("most of it", "ms a step"))
+    rows = []
+    for p in comparison.points:
+        causes = ", ".join(
+            f"{text.cause_name(cause)} {text.signed(text.quantity(value))}"
+            for cause, value in versus.largest_causes(p.causes, CAUSES_IN_A_CELL)
+        )
+        unclear = text.undistinguished(p.ratio, distinguishable=p.distinguishable)
+        ratios = (text.quantity(p.ratio), text.quantity(p.control))
+        rows.append((str(p.world_size), *ratios, unclear, causes))
+    return Table(columns=columns, rows=tuple(rows))
+
+
+def _differences(comparison: Comparison) -> tuple[Block, ...]:
+    return tuple(
+        Figure(
+            plot=differences(versus.largest_causes(p.causes, CAUSES_DRAWN), p.world_size),
+            title=text.ranks(p.world_size),
+            beside=True,
+        )
+        for p in comparison.points
+    )
+
+
+def _at_each(comparison: Comparison, line: Callable[[PointComparison], str]) -> Iterator[str]:
+    """A line for each world size where there is one."""
+    for point in comparison.points:
+        if said := line(point):
+            yield f"{text.ranks(point.world_size)}: {said}"
+
+
+def _paired_parts(base: Analysis, other: Analysis) -> list[tuple[str, StepParts]]:
+    """The parts of both runs at each world size that both measured."""
+    others = {p.world_size: p.parts_ms for p in other.points}
+    both = [(p.world_size, p.parts_ms, others[p.world_size]) for p in base.points if p.world_size in others]
+    return [
+        (f"{text.ranks(n)}, {name}", parts)
+        for n, first, second in both
+        for name, parts in (("base", first), ("other", second))
+    ]
+
+
+def _both_conditions(comparison: Comparison) -> Table:
+    base, other = conditions(comparison.base), conditions(comparison.other)
+    rows = tuple(
+        (name, a, b, "" if a == b else "differs") for (name, a), (_, b) in zip(base, other, strict=True)
+    )
+    return _side_by_side(rows, "Conditions")
+
+
+def _settings(comparison: Comparison) -> Table:
+    rows = tuple((s.key, s.base or text.NONE, s.other or text.NONE, s.of) for s in comparison.settings)
+    return _side_by_side(rows, "What else differs")
+
+
+def _side_by_side(rows: tuple[tuple[str, ...], ...], label: str) -> Table:
+    columns = (("", ""), ("base", ""), ("other", ""), ("", ""))
+    return Table(columns=columns, rows=rows, label=label, words=True)

@@ -1,0 +1,104 @@
+"""A run under settings that were not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from scaling.analysis.results import Backtest, PredictedPoint, Prediction
+from scaling.plain import plain
+from scaling.report.key_figures import COLUMNS
+from scaling.report.model import Document, Lines, Section, Table, heads, lines, named
+from scaling.report.text import cell, percent, quantity, ranks, sentence, value_of
+from scaling.report.waterfall import waterfall_bars
+
+
+def document(prediction: Prediction) -> Document:
+    """What to expect, how well the model predicts what was measured, and what it assumes."""
+    run = prediction.run
+    return Document(
+        title=f"{run.model} on {prediction.topology}, predicted",
+        answer=_answer(prediction),
+        sections=tuple(_sections(prediction)),
+    )
+
+
+def _sections(prediction: Prediction) -> Iterator[Section]:
+    yield Section(title="", blocks=(_conditions(prediction),))
+    yield Section(title="predicted", blocks=(_points(prediction.points),))
+    last = prediction.points[-1]
+    if last.loss is not None and last.world_size > 1:
+        title = f"{ranks(last.world_size)}: a step of {quantity(last.step_ms, 'ms')}"
+        yield Section(title=title, blocks=(waterfall_bars(last.loss, last.efficiency),))
+    why_none = lines(prediction.backtest_missing or "", look="prose", tone="warning")
+    yield Section(
+        title="back-test: each measured world size, predicted from the others",
+        blocks=(_backtest(prediction.backtest), why_none),
+        title_alone=True,
+    )
+    yield Section(title="what this leans on", blocks=(lines(*prediction.notes, look="warnings"),))
+
+
+def _conditions(prediction: Prediction) -> Lines:
+    """Which run, and what was asked."""
+    run = prediction.run
+    synthetic = ", SYNTHETIC compute" if run.synthetic else ""
+    asked = ", ".join(prediction.changes) or "nothing changed"
+    return named(
+        ("run", f"{run.model} on {run.topology} ({run.id}{synthetic})"),
+        ("predicted", f"{asked}; topology {prediction.topology}"),
+        look="conditions",
+    )
+
+
+def _points(points: Sequence[PredictedPoint]) -> Table:
+    columns = COLUMNS[:6]
+    rows = tuple(
+        (
+            str(p.world_size),
+            str(p.hosts),
+            cell(p.step_ms),
+            value_of(p.samples_per_s),
+            value_of(p.speedup),
+            cell(p.efficiency, 100),
+        )
+        for p in points
+    )
+    note = "±: half of the 95 % interval, the model's own error in it"
+    return Table(columns=columns, rows=rows, label="Predicted", note=note)
+
+
+def _backtest(tests: Sequence[Backtest]) -> Table:
+    columns = heads("ranks", "from", ("predicted", "ms"), ("measured", "ms"), ("error", "%"), "held")
+    rows = tuple(
+        (
+            str(t.world_size),
+            str(t.from_world_size),
+            cell(t.predicted_ms),
+            cell(t.measured_ms),
+            f"{t.error * 100:+.1f}",
+            "yes" if t.held else "no",
+        )
+        for t in tests
+    )
+    return Table(columns=columns, rows=rows, label="Back-test")
+
+
+def _answer(prediction: Prediction) -> str:
+    """What to expect at the largest world size, where efficiency halves, and how far the model can be trusted."""
+    last = prediction.points[-1]
+    if last.cannot:
+        return sentence(f"cannot say: {plain(last.cannot)}")
+    said = [
+        f"{ranks(last.world_size)}: a step of {quantity(last.step_ms, 'ms')}, efficiency {percent(last.efficiency)}"
+    ]
+    if prediction.half_at is None and prediction.looked_up_to:
+        said.append(f"efficiency stays above a half up to {ranks(prediction.looked_up_to)}")
+    elif prediction.half_at is not None:
+        said.append(f"efficiency falls below a half at {ranks(prediction.half_at)}")
+    if prediction.backtest:
+        worst = max(prediction.backtest, key=lambda test: abs(test.error))
+        said.append(
+            f"left out and predicted, {ranks(worst.world_size)} of this run came out {worst.error:+.1%} off"
+        )
+    said += [f"{ranks(p.world_size)}: cannot say, {plain(p.cannot)}" for p in prediction.points if p.cannot]
+    return " ".join(sentence(part) for part in said)

@@ -1,0 +1,195 @@
+"""The report of one run: measured, by cases, or from traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from scaling.analysis.results import Analysis, RooflineResult, StepHistory, Timeline, at
+from scaling.analysis.results.machine import MachineGroup
+from scaling.report import cases, findings, text
+from scaling.report.answer import answer
+from scaling.report.conditions import conditions
+from scaling.report.documents import steps, sureness, traces
+from scaling.report.fabric import fabric_lines
+from scaling.report.hosts import host_blocks
+from scaling.report.key_figures import key_table
+from scaling.report.machines import machine_table
+from scaling.report.model import (
+    MARKDOWN,
+    PAGE,
+    TERMINAL,
+    Advice,
+    Block,
+    Document,
+    Figure,
+    Finding,
+    Line,
+    Lines,
+    Section,
+    Table,
+    lines,
+)
+from scaling.report.plots.batches import latency_by_batch, throughput_by_batch
+from scaling.report.plots.efficiency import scaling_curve
+from scaling.report.plots.roofline import roofline
+from scaling.report.plots.steps import history
+from scaling.spec.ended import SETTLED
+from scaling.spec.plan import HARNESS, Plan
+
+STEPS = "steps as they ran"
+VERDICTS = "what limits it, and what to try"
+TRIALS = "trials that did not finish"
+
+
+def document(
+    analysis: Analysis,
+    plan: Plan,
+    *,
+    timelines: Sequence[Timeline] = (),
+    histories: Sequence[StepHistory] = (),
+    machines: Sequence[MachineGroup] = (),
+    report_path: Path | str | None = None,
+) -> Document:
+    """All of a run. `report_path`: where its page is, which a terminal names at the end."""
+    run = analysis.run
+    how = "inference" if analysis.inference else f"{run.mode} scaling"
+    return Document(
+        title=f"{run.model} on {run.topology}",
+        about=f"{run.precision}, {how}, {run.backend} on {run.device}",
+        when=text.moment(run.started),
+        badge="SYNTHETIC compute" if run.synthetic else "",
+        badge_means="sleeps; parameters and traffic are real.",
+        answer=answer(analysis),
+        sureness=sureness.of_the_answer(analysis.quality),
+        sections=tuple(_sections(analysis, plan, timelines, histories, machines)),
+        closing=tuple(_closing(analysis, plan, report_path)),
+    )
+
+
+def _sections(
+    analysis: Analysis,
+    plan: Plan,
+    timelines: Sequence[Timeline],
+    histories: Sequence[StepHistory],
+    machines: Sequence[MachineGroup],
+) -> Iterator[Section]:
+    """In the order of the page. What another renderer has elsewhere stands here twice, and is built once."""
+    held = _conditions(analysis, plan)
+    failed = [findings.trial_line(t) for t in analysis.trials if t.status not in SETTLED]
+    trials = lines(*failed, look="warnings")
+    fits = lines(*map(text.sentence, findings.fit_lines(analysis.fits)), look="prose")
+    verdicts = tuple(_findings(analysis))
+    ran = _histories(analysis, histories)
+
+    yield Section(title="", blocks=(held,), on=TERMINAL)
+    notice = lines(*failed, *analysis.quality.warnings, look="warnings")
+    yield Section(title="", blocks=(notice,), on=MARKDOWN)
+    yield Section(title=TRIALS, blocks=(trials,), on=PAGE)
+    if analysis.points:
+        shown = (key_table(analysis.points), fits)
+        yield Section(title="key figures", blocks=shown[:1], on=PAGE)
+        yield Section(title="key figures", blocks=shown, on=TERMINAL | MARKDOWN, titled_on=TERMINAL)
+    yield from _cases(analysis)
+    curve = Figure(plot=scaling_curve([("", analysis.points)]))
+    yield Section(title="scaling", blocks=(curve, fits), on=PAGE)
+    yield from steps.efficiency(analysis.points)
+    yield from steps.points(analysis, plan)
+    yield Section(title="fabric", blocks=(lines(*fabric_lines(analysis.fabric), look="prose"),), on=TERMINAL)
+    yield Section(title=VERDICTS, blocks=verdicts, on=PAGE | MARKDOWN)
+    yield from steps.page(analysis, plan, timelines)
+    yield Section(title="hosts", blocks=host_blocks(analysis.hosts))
+    yield from map(traces.section, analysis.trace or ())
+    yield from _roofline(analysis.roofline)
+    yield Section(title=STEPS, blocks=ran, on=PAGE)
+    yield Section(title="conditions", blocks=(held,), on=PAGE | MARKDOWN, folded_on=MARKDOWN)
+    machine = machine_table(machines, plan)
+    yield Section(title="machine and environment", blocks=(machine,) if machine else (), on=PAGE)
+    yield from sureness.sections(analysis, crossed_in=STEPS if ran else "")
+    yield Section(title=TRIALS, blocks=(trials,), on=TERMINAL)
+    yield Section(title="verdicts", blocks=verdicts, on=TERMINAL)
+
+
+def _conditions(analysis: Analysis, plan: Plan) -> Lines:
+    """What the numbers are valid for; what is not real stands out."""
+    found = tuple(
+        Line(name=name, text=said, tone="caution" if name.isupper() or "SYNTHETIC" in said else "")
+        for name, said in conditions(analysis.run, plan)
+    )
+    return Lines(items=found, look="conditions")
+
+
+def _cases(analysis: Analysis) -> Iterator[Section]:
+    """Tables of cases by world size, and which cases could not be measured."""
+    served, trained = analysis.inference, analysis.training
+    if served:
+        figures = (
+            Figure(plot=throughput_by_batch(served), title="Throughput", beside=True),
+            Figure(plot=latency_by_batch(served), title="Latency", beside=True),
+        )
+        yield Section(title="inference", blocks=(cases.inference_table(served), *figures))
+    if trained:
+        figure = Figure(plot=throughput_by_batch(trained), title="Throughput")
+        yield Section(title="training settings", blocks=(cases.training_table(trained), figure))
+    largest = lines(*map(cases.largest_line, analysis.largest_batch))
+    yield Section(title="largest batch", blocks=(largest,), titled_on=TERMINAL | PAGE)
+    failures = lines(*cases.failures(analysis), look="warnings")
+    yield Section(title="cases that were not measured", blocks=(failures,), on=TERMINAL | PAGE)
+
+
+def _findings(analysis: Analysis) -> Iterator[Block]:
+    for verdict in analysis.verdicts:
+        yield Finding(
+            title=text.headline(findings.verdict_title(verdict)),
+            confidence=verdict.confidence,
+            evidence=verdict.evidence,
+            advice=tuple(
+                Advice(overrides=r.overrides, code=r.code, gain=findings.gain(r)) for r in verdict.try_
+            ),
+        )
+
+
+def _roofline(found: RooflineResult | None) -> Iterator[Section]:
+    """A step against what the device's measured ceilings allow."""
+    if found is None:
+        return
+    said = lines(found.said, look="prose")
+    rows = tuple(
+        (
+            f"{o.name} {o.layer}".strip(),
+            str(o.count),
+            f"{o.flops / 1e9:.3g}",
+            text.number(o.least_ms.value),
+            o.bound,
+        )
+        for o in found.top
+    )
+    operators = Table(
+        columns=(("operator", ""), ("calls", ""), ("work", "GFLOP"), ("at least", "ms"), ("bound", "")),
+        rows=rows,
+        label="Operators",
+        folded="The operators that must take longest",
+    )
+    title = f"roofline, a step of rank {found.rank} without DDP"
+    yield Section(title=title, blocks=(said,), on=TERMINAL)
+    yield Section(title="roofline", blocks=(said, Figure(plot=roofline(found)), operators), on=PAGE)
+
+
+def _histories(analysis: Analysis, histories: Sequence[StepHistory]) -> tuple[Block, ...]:
+    """The steps of the largest world size, where disturbances weigh most; empty where there is nothing to draw."""
+    if not histories:
+        return ()
+    largest = max(histories, key=lambda h: h.world_size)
+    point = at(largest.world_size, analysis.points)
+    plot = history(largest, point.step_ms if point else None)
+    return (Figure(plot=plot, title=text.ranks(largest.world_size)),) if plot else ()
+
+
+def _closing(analysis: Analysis, plan: Plan, report_path: Path | str | None) -> Iterator[Line]:
+    """How to check a remedy, where `scaling verify` can measure one, and where the page is."""
+    if report_path is None:
+        return
+    has_remedy = any(remedy.overrides for verdict in analysis.verdicts for remedy in verdict.try_)
+    if has_remedy and plan.source == HARNESS:
+        yield Line(name="verify", text=f"scaling verify {Path(report_path).parent}")
+    yield Line(name="report", text=str(report_path))

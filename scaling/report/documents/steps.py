@@ -1,0 +1,107 @@
+"""Where the steps of a run go: for a terminal world size by world size, for a page figure by figure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from scaling.analysis.results import Analysis, PeakMemory, Point, Timeline
+from scaling.report import findings, text
+from scaling.report.fabric import nccl_lines
+from scaling.report.model import MARKDOWN, PAGE, TERMINAL, Block, Figure, Line, Lines, Section, Table, lines
+from scaling.report.plots.fabric import fabric
+from scaling.report.plots.steps import parts, timeline
+from scaling.report.plots.waterfall import waterfall
+from scaling.report.waterfall import part_bars, waterfall_bars
+from scaling.spec.plan import Plan
+
+EFFICIENCY = "where the efficiency goes"
+
+
+def efficiency(points: Sequence[Point]) -> Iterator[Section]:
+    """The waterfalls: on a page all of them, the largest world size first; in Markdown the largest as bars."""
+    fallen = sorted((p for p in points if p.loss is not None), key=lambda p: -p.world_size)
+    figures = [Figure(plot=waterfall(p), title=text.ranks(p.world_size)) for p in fallen]
+    others = [
+        Figure(plot=waterfall(p), title=text.ranks(p.world_size), beside=True) for p in reversed(fallen[1:])
+    ]
+    late = [
+        f"{text.ranks(p.world_size)}: {findings.straggler_line(p.straggler)}" for p in points if p.straggler
+    ]
+    yield Section(title=EFFICIENCY, blocks=(*figures[:1], *others, lines(*late)), on=PAGE)
+    for point in fallen[:1]:
+        if point.loss is not None and point.world_size > 1:
+            bars = waterfall_bars(point.loss, point.efficiency)
+            title = f"{EFFICIENCY}, {text.ranks(point.world_size)}"
+            yield Section(title=title, blocks=(bars,), on=MARKDOWN)
+
+
+def points(analysis: Analysis, plan: Plan) -> Iterator[Section]:
+    """A section for each world size above 1 that was measured."""
+    source = plan.spec.topology.link.source
+    for point in analysis.points:
+        if point.world_size > 1 and point.step_ms is not None:
+            at = f"{text.ranks(point.world_size)} on {text.count(point.hosts, 'host')}"
+            blocks: list[Block] = [part_bars(point.parts_ms)]
+            if point.loss is not None:
+                blocks.append(waterfall_bars(point.loss, point.efficiency))
+            blocks.append(Lines(items=tuple(_facts(point, source, analysis)), look="facts"))
+            title = f"{at}: a step of {text.quantity(point.step_ms, 'ms')}"
+            yield Section(title=title, blocks=tuple(blocks), on=TERMINAL)
+
+
+def _facts(point: Point, rate_source: str, analysis: Analysis) -> Iterator[Line]:
+    if point.straggler is not None:
+        yield Line(name="straggler", text=findings.straggler_line(point.straggler), tone="alarm")
+    if point.loader is not None:
+        yield Line(name="batches", text=findings.loader_line(point.loader))
+    if point.comm is not None:
+        yield Line(name="gradients", text=findings.comm_line(point.comm, rate_source))
+    if point.memory != PeakMemory():
+        yield Line(name="memory", text=findings.memory_line(point.memory, analysis.run.device))
+    if analysis.roofline is not None and point.mfu is not None:
+        yield Line(name="utilisation", text=findings.use_line(point.mfu, point.hfu, analysis.roofline))
+    if said := findings.cost_line(point.cost):
+        yield Line(name="cost", text=said)
+    if point.overhead.probe_over_plain is not None:
+        yield Line(name="probe's cost", text=findings.overhead_line(point.overhead))
+    if point.closure is not None:
+        yield Line(name="closure", text=findings.closure_line(point.closure))
+
+
+def page(analysis: Analysis, plan: Plan, timelines: Sequence[Timeline]) -> Iterator[Section]:
+    """One typical step of each world size, the mean parts, and what a step sends."""
+    typical = tuple(Figure(plot=timeline(t), title=text.ranks(t.world_size)) for t in timelines)
+    yield Section(title="one typical step", blocks=typical, on=PAGE)
+    yield Section(title="parts of a step", blocks=_parts(analysis), on=PAGE)
+    yield Section(title="communication", blocks=_communication(analysis, plan), on=PAGE)
+
+
+def _parts(analysis: Analysis) -> tuple[Block, ...]:
+    """The mean parts of a step as bars, and folded away as numbers."""
+    rows = [(text.ranks(p.world_size), p.parts_ms) for p in analysis.points]
+    plot = parts(rows, traced=bool(analysis.trace))
+    if plot is None:
+        return ()
+    named = [(key, name) for key, name in text.PARTS.items() if any(getattr(p, key) for _, p in rows)]
+    table = Table(
+        columns=(("part", ""), *((name, "ms") for name, _ in rows)),
+        rows=tuple((name, *(text.cell(getattr(p, key)) for _, p in rows)) for key, name in named),
+        label="Parts of a step",
+        folded="The numbers, with their intervals",
+    )
+    return (Figure(plot=plot), table)
+
+
+def _communication(analysis: Analysis, plan: Plan) -> tuple[Block, ...]:
+    """What a step sends, and where its buckets lie on the link's curve."""
+    with_comm = {p.world_size: p.comm for p in analysis.points if p.comm}
+    source = plan.spec.topology.link.source
+    said = [f"{text.ranks(n)}: {findings.comm_line(comm, source)}" for n, comm in with_comm.items()]
+    largest = with_comm[max(with_comm)] if with_comm else None
+    curves = []
+    for level in analysis.fabric.levels:
+        comm = with_comm.get(level.world_size, largest)
+        sizes = [bucket.bytes for bucket in comm.buckets] if comm else []
+        title = f"{level.name}, {text.ranks(level.world_size)}"
+        curves.append(Figure(plot=fabric(level, sizes), title=title, beside=True))
+    return (lines(*said, *nccl_lines(analysis.fabric.nccl)), *curves)

@@ -1,0 +1,76 @@
+"""The key figures of a run: a row for each world size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from scaling.analysis.results import Point
+from scaling.report.model import Columns, Table
+from scaling.report.text import cell, status_name, value_of
+
+T = TypeVar("T")
+
+COLUMNS: Columns = (
+    ("ranks", ""),
+    ("hosts", ""),
+    ("step", "ms"),
+    ("samples", "1/s"),
+    ("tokens", "1/s"),
+    ("speedup", ""),
+    ("efficiency", "%"),
+    ("transfer", "ms"),
+    ("skew", "ms"),
+    ("busbw", "Gbit/s"),
+    ("status", ""),
+)
+COMPARED = ("ranks", "step", "samples", "efficiency", "transfer", "skew", "busbw")
+"""Columns where the key figures of several runs stand below each other."""
+BRIEF = ("ranks", "hosts", "step", "samples", "efficiency", "status")
+NOTE = "transfer, skew: what a step waits for (exposed); ±: half of the 95 % interval"
+
+
+def key_table(points: Sequence[Point]) -> Table:
+    """The key figures of one run; the status is left out where every trial is done, tokens where they are not known."""
+    return _table(points, [name for name, _ in COLUMNS])
+
+
+def brief_table(points: Sequence[Point]) -> Table:
+    """The few of them that are read first."""
+    return _table(points, BRIEF)
+
+
+def compared_table(series: Sequence[tuple[str, Sequence[Point]]]) -> Table:
+    """The key figures of several runs, a row for each run and world size."""
+    columns = (("run", ""), *_chosen(COLUMNS, COMPARED))
+    rows = tuple((run, *_chosen(_row(point), COMPARED)) for run, points in series for point in points)
+    return Table(columns=columns, rows=rows, label="Key figures", note=NOTE)
+
+
+def _table(points: Sequence[Point], names: Sequence[str]) -> Table:
+    all_done = all(p.status == "done" for p in points)
+    known = {"status": not all_done, "tokens": any(p.tokens_per_s for p in points)}
+    shown = [name for name in names if known.get(name, True)]
+    rows = tuple(_chosen(_row(p), shown) for p in points)
+    return Table(columns=_chosen(COLUMNS, shown), rows=rows, label="Key figures", note=NOTE)
+
+
+def _chosen(cells: Sequence[T], names: Sequence[str]) -> tuple[T, ...]:
+    """Select the key figures with some names from a row of all."""
+    return tuple(cell for cell, (name, _) in zip(cells, COLUMNS, strict=True) if name in names)
+
+
+def _row(point: Point) -> tuple[str, ...]:
+    return (
+        str(point.world_size),
+        str(point.hosts),
+        cell(point.step_ms),
+        value_of(point.samples_per_s),
+        value_of(point.tokens_per_s),
+        value_of(point.speedup),
+        cell(point.efficiency, 100),
+        value_of(point.parts_ms.exposed_transfer),
+        value_of(point.parts_ms.exposed_skew),
+        value_of(point.comm.busbw_gbit_s if point.comm else None),
+        status_name(point.status),
+    )

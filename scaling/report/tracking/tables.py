@@ -1,0 +1,245 @@
+"""What the summary run shows: W&B's own tables and charts, as plain data.
+
+A table is {columns, rows}; a chart is {kind: line | bar, title, ...} (see `scaling.report.tracking.sync`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from scaling.analysis.results import (
+    Analysis,
+    Comparison,
+    Fabric,
+    HostSpeed,
+    InferenceCase,
+    Loss,
+    Measured,
+    Point,
+    StepParts,
+    TrainingCase,
+    Verdict,
+)
+from scaling.report import cases, text, versus
+from scaling.report.waterfall import waterfall
+
+Json = dict[str, Any]
+
+EFFICIENCY = ("efficiency", "efficiency_low", "efficiency_high")
+STEP = ("step_ms", "step_ms_low", "step_ms_high", "samples_per_s", "speedup", "efficiency_loaded")
+PARTS_COLUMNS = tuple(f"parts_{field.name}_ms" for field in dataclasses.fields(StepParts))
+LOSS_COLUMNS = tuple(f"loss_{field.name}" for field in dataclasses.fields(Loss))
+DRAWN = ("world_size", *EFFICIENCY, *STEP, *PARTS_COLUMNS, *LOSS_COLUMNS)
+"""What the summary run's history holds, a row a world size."""
+
+
+def spread(named: Json) -> Json:
+    """Measured numbers as `name`, `name_low` and `name_high`; what is unknown is left out."""
+    flat: Json = {}
+    for name, value in named.items():
+        if isinstance(value, Measured):
+            flat |= {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
+        elif isinstance(value, str | int | float):
+            flat[name] = value
+    return {k: v for k, v in flat.items() if v is not None}
+
+
+def named(pattern: str, value: Any) -> Json:
+    """The fields of an object under a pattern of names; empty for None."""
+    fields = dataclasses.fields(value) if value else ()
+    return {pattern.format(f.name): getattr(value, f.name) for f in fields}
+
+
+def numbers(point: Point | None) -> Json:
+    """Every number of a world size under one flat name each."""
+    if point is None:
+        return {}
+    return spread(
+        named("{}", point)
+        | named("arms_{}_ms", point.arms_ms)
+        | named("parts_{}_ms", point.parts_ms)
+        | named("loss_{}", point.loss)
+        | named("straggler_{}", point.straggler)
+        | named("{}", point.overhead)
+        | named("{}", point.comm)
+        | named("{}", point.memory)
+        | named("clocks_{}", point.clocks)
+        | named("{}", point.cost)
+    )
+
+
+def tables(analysis: Analysis) -> Json:
+    """Every table that has rows."""
+    rows = [numbers(p) for p in analysis.points]
+    found = {
+        "efficiency_by_world_size": _table(rows, ("world_size", "hosts", "status", *EFFICIENCY, *STEP)),
+        "parts_by_world_size": _table(rows, ("world_size", *PARTS_COLUMNS)),
+        "loss_waterfall": _table([row for p in analysis.points for row in _waterfall(p)]),
+        "buckets": _table([row for p in analysis.points for row in _buckets(p)]),
+        "fabric_curve": _table(_fabric_rows(analysis.fabric)),
+        "hosts": _table([_host_row(h) for h in analysis.hosts]),
+        "inference": _table([_case_row(analysis, r) for r in analysis.inference]),
+        "training": _table([_case_row(analysis, r) for r in analysis.training]),
+        "largest_batch": _table([spread(named("{}", r)) for r in analysis.largest_batch]),
+        "verdicts": _table([_verdict_row(v) for v in analysis.verdicts]),
+        "trials": _table([spread(named("{}", t)) for t in analysis.trials]),
+    }
+    return {k: v for k, v in found.items() if v["rows"]}
+
+
+def charts(analysis: Analysis) -> Json:
+    """Every chart that has something to draw."""
+    rows = [numbers(p) for p in analysis.points]
+    fallen = [p for p in analysis.points if p.loss is not None]
+    found = {
+        "efficiency_chart": _lines("Scaling efficiency, with its 95 % interval", rows, EFFICIENCY),
+        "parts_chart": _lines("Where a step goes, ms", rows, PARTS_COLUMNS),
+        "loss_chart": _lines("Lost efficiency by cause", rows, LOSS_COLUMNS),
+        "fabric_chart": _fabric_chart(analysis.fabric),
+        "throughput_chart": _case_chart((*analysis.inference, *analysis.training)),
+    }
+    found = {k: v for k, v in found.items() if v["series"]}
+    if fallen:
+        found["waterfall_chart"] = _bars(max(fallen, key=lambda p: p.world_size))
+    return found
+
+
+def comparison_tables(comparisons: Sequence[Comparison]) -> Json:
+    """Tables with a row a pair of runs and world size, case, or setting that differs."""
+    found = {
+        "comparison": _table([row for one in comparisons for row in _comparison_rows(one)]),
+        "cases": _table([row for one in comparisons for row in _compared_case_rows(one)]),
+        "settings": _table([row for one in comparisons for row in _setting_rows(one)]),
+    }
+    return {k: v for k, v in found.items() if v["rows"]}
+
+
+def comparison_charts(comparisons: Sequence[Comparison]) -> Json:
+    """The ratios over world sizes, a line a run."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for one in comparisons:
+        _, other = versus.run_names(one)
+        found = [(float(p.world_size), p.ratio.value) for p in one.points if p.ratio]
+        series |= {other: found} if found else {}
+    chart = {"kind": "line", "title": "Throughput over the base", "x": "world_size", "series": series}
+    return {"ratio_chart": chart} if series else {}
+
+
+def _table(rows: Sequence[Json], columns: Sequence[str] = ()) -> Json:
+    columns = columns or list(dict.fromkeys(name for row in rows for name in row))
+    return {"columns": list(columns), "rows": [[row.get(name) for name in columns] for row in rows]}
+
+
+def _waterfall(point: Point) -> Iterator[Json]:
+    """From ideal to measured, a fraction of the step each; between them the causes add up."""
+    if point.loss is None:
+        return
+    for row in waterfall(point.loss, point.efficiency):
+        if row.value is not None:
+            yield {"world_size": point.world_size, "cause": row.cause} | spread({"share": row.value})
+
+
+def _buckets(point: Point) -> Iterator[Json]:
+    for index, bucket in enumerate(point.comm.buckets if point.comm else ()):
+        yield {"world_size": point.world_size, "bucket": index} | spread(named("{}", bucket))
+
+
+def _fabric_rows(fabric: Fabric) -> list[Json]:
+    return [
+        {"level": level.name, "world_size": level.world_size} | spread(named("{}", point))
+        for level in fabric.levels
+        for point in level.curve
+    ]
+
+
+def _host_row(host: HostSpeed) -> Json:
+    told = {"ranks": ", ".join(map(str, host.ranks)), "slow_in": ", ".join(host.slow_in)}
+    return spread(named("{}", host) | told)
+
+
+def _verdict_row(verdict: Verdict) -> Json:
+    remedies = {
+        "evidence": "; ".join(verdict.evidence),
+        "try": "; ".join(r.overrides for r in verdict.try_),
+        "in_code": "; ".join(r.code for r in verdict.try_ if r.code) or None,
+        "predicted_gain": verdict.try_[0].predicted_gain if verdict.try_ else None,
+    }
+    return spread(named("{}", verdict) | remedies)
+
+
+def _comparison_rows(comparison: Comparison) -> list[Json]:
+    base, other = versus.run_names(comparison)
+    return [
+        {"base": base, "other": other}
+        | spread(
+            named("{}", p)
+            | {f"{k}_ms": v for k, v in p.causes.items()}
+            | named("split_{}", p.split)
+            | named("base_{}", p.cost.base)
+            | named("other_{}", p.cost.other)
+            | {"per_usd": p.cost.per_usd, "per_joule": p.cost.per_joule}
+        )
+        for p in comparison.points
+    ]
+
+
+def _compared_case_rows(comparison: Comparison) -> list[Json]:
+    base, other = versus.run_names(comparison)
+    return [
+        {"base": base, "other": other}
+        | spread(
+            {"world_size": c.world_size, "batch": c.batch, "ratio": c.ratio, **c.setting}
+            | {"distinguishable": c.distinguishable}
+            | dict(zip(("base_samples_per_s", "other_samples_per_s"), c.samples_per_s, strict=True))
+        )
+        for c in comparison.cases
+    ]
+
+
+def _setting_rows(comparison: Comparison) -> list[Json]:
+    names = dict(zip(("base_run", "other_run"), versus.run_names(comparison), strict=True))
+    return [names | {k: v or "" for k, v in named("{}", s).items()} for s in comparison.settings]
+
+
+def _case_row(analysis: Analysis, row: InferenceCase | TrainingCase) -> Json:
+    """One case, with the device first: rows of several runs make one table of device, precision and batch."""
+    device = analysis.run.device_name or analysis.run.device
+    latency = named("latency_{}_ms", getattr(row, "latency_ms", None))
+    return {"device": device, "setting": cases.setting(row)} | spread(named("{}", row) | latency)
+
+
+def _lines(title: str, rows: Sequence[Json], columns: Iterable[str]) -> Json:
+    series = {name: [(row["world_size"], row[name]) for row in rows if name in row] for name in columns}
+    return {
+        "kind": "line",
+        "title": title,
+        "x": "world_size",
+        "series": {k: v for k, v in series.items() if v},
+    }
+
+
+def _bars(point: Point) -> Json:
+    """The waterfall of one world size, with the names that the report uses."""
+    bars = [(text.cause_name(row["cause"]), 100 * row["share"]) for row in _waterfall(point)]
+    title = f"Loss waterfall at {text.ranks(point.world_size)}, % of the step"
+    return {"kind": "bar", "title": title, "label": "cause", "value": "% of the step", "bars": bars}
+
+
+def _case_chart(rows: Sequence[InferenceCase | TrainingCase]) -> Json:
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.samples_per_s is not None:
+            label = f"{cases.setting(row)} n={row.world_size}"
+            series.setdefault(label, []).append((row.batch, row.samples_per_s.value))
+    return {"kind": "line", "title": "Samples per second", "x": "batch", "series": series}
+
+
+def _fabric_chart(fabric: Fabric) -> Json:
+    series: dict[str, list[tuple[float, float]]] = {}
+    for level in fabric.levels:
+        for point in level.curve:
+            label = f"{level.name} {point.collective} n={level.world_size}"
+            series.setdefault(label, []).append((point.bytes, point.busbw_gbit_s.value))
+    return {"kind": "line", "title": "Bus bandwidth, Gbit/s", "x": "bytes", "series": series}

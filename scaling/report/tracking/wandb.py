@@ -1,0 +1,250 @@
+"""One W&B run per world size and one summary run, in one group. Renders results, computes nothing.
+
+What to log is put together here as plain data; `scaling.report.tracking.sync` hands it to W&B.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from scaling.analysis.results import Analysis, Comparison, StepHistory
+from scaling.records.launch import Environment
+from scaling.records.paths import RunFolder
+from scaling.report import versus
+from scaling.report.answer import answer
+from scaling.report.tracking import settings, sync
+from scaling.report.tracking.alerts import alerts, regressions
+from scaling.report.tracking.objective import objective
+from scaling.report.tracking.tables import (
+    DRAWN,
+    charts,
+    comparison_charts,
+    comparison_tables,
+    named,
+    numbers,
+    spread,
+    tables,
+)
+from scaling.spec.plan import Plan
+
+ONLINE_BOUND_S = 60.0
+"""How long the end of a run waits for the server, s; `scaling sync` waits longer."""
+ID_MAX = 100
+"""Characters of a run id that are kept; W&B takes 128 in all."""
+TOLD = 8
+"""Characters of the hash by which comparisons against one base differ."""
+ARTIFACT = "scaling-run"
+"""The type of the artifact that holds a run's files."""
+ARTIFACT_BYTES_MAX = 100 * 2**20
+"""W&B keeps a copy of the files until they are uploaded. Files beyond this size stay in the run's folder only."""
+
+Json = dict[str, Any]
+
+
+def log_run(
+    folder: RunFolder,
+    plan: Plan,
+    analysis: Analysis,
+    histories: tuple[StepHistory, ...],
+    environment: Environment | None = None,
+) -> str | None:
+    """Write the W&B runs of a run folder, in place of earlier ones; a one-line warning where that failed.
+
+    Takes at most `sync.WRITE_BOUND_S` seconds, ONLINE_BOUND_S more in online mode, and raises nothing.
+    """
+    return _log(folder, plan, lambda: _document(folder, plan, analysis, histories, environment))
+
+
+def log_comparison(folder: RunFolder, plan: Plan, comparisons: Sequence[Comparison]) -> str | None:
+    """Write one W&B run with the comparison's tables below `folder`, as `log_run` does a run's.
+
+    `plan`: the base's, which says where it goes.
+    """
+    return _log(folder, plan, lambda: _comparison_document(folder, plan, comparisons))
+
+
+def _log(folder: RunFolder, plan: Plan, document: Callable[[], Json]) -> str | None:
+    mode = plan.spec.tracking.mode
+    if mode == "disabled":
+        return None
+    try:
+        made = document()
+        sync.write(folder, made)
+    except Exception as error:  # noqa: BLE001  no failure of tracking may cost a measurement
+        return f"nothing was logged: {' '.join(str(error).split())}"
+    if mode == "online":
+        try:
+            sync.sync(folder, ids=[run["id"] for run in made["runs"]], bound_s=ONLINE_BOUND_S)
+        except Exception as error:  # noqa: BLE001  likewise
+            return f"{error}; they are kept offline, `scaling sync {folder.path}` tries again"
+    return None
+
+
+def _document(
+    folder: RunFolder,
+    plan: Plan,
+    analysis: Analysis,
+    histories: Iterable[StepHistory],
+    environment: Environment | None,
+) -> Json:
+    """Everything to log, as plain values: settings all runs share, and the runs."""
+    tracking, run = plan.spec.tracking, analysis.run
+    points = {p.world_size: p for p in analysis.points}
+    steps = {h.world_size: _steps(h) for h in histories}
+    ends = {t.world_size: {"status": t.status, "error": t.error} for t in analysis.trials}
+    config = settings.of_run(environment, plan, run)
+    title = f"{run.model} {run.topology} {run.precision} {run.mode}"
+    stem = _stem(plan)
+    runs: list[Json] = [
+        {
+            "id": f"{stem}-n{trial.world_size}",
+            "name": f"{title} n={trial.world_size}",
+            "config": config | settings.of_trial(plan, trial),
+            "x": "step",
+            "history": steps.get(trial.world_size, []),
+            "summary": spread(ends.get(trial.world_size, {})) | numbers(points.get(trial.world_size)),
+        }
+        for trial in plan.trials
+    ]
+    summary = {
+        "id": f"{stem}-summary",
+        "name": f"{title} summary",
+        "config": config | {"world_sizes": list(plan.spec.world_sizes)},
+        "artifact": _artifact(folder, plan, analysis, f"{ARTIFACT}-{stem}"),
+        "alerts": list(alerts(analysis)) if tracking.alerts else [],
+    }
+    agent = _agent()
+    runs.append(summary | _summary(analysis, plan) | agent.get("run", {}))
+    return _grouped(folder, plan, runs, agent, synthetic=run.synthetic)
+
+
+def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[Comparison]) -> Json:
+    """One run whose tables have a row a pair of runs and world size, case, or setting that differs."""
+    names = list(dict.fromkeys(name for one in comparisons for name in versus.run_names(one)))
+    said = {
+        "comparable": all(one.comparable for one in comparisons),
+        "reasons": [reason for one in comparisons for reason in one.reasons],
+        "answer": [versus.answer(one) for one in comparisons],
+    }
+    run: Json = {
+        "id": f"{_stem(plan)}-{_told(comparisons)}-comparison",
+        "name": f"comparison of {', '.join(names)}",
+        "config": {"base": plan.id, "others": [one.other.id for one in comparisons]},
+        "x": "world_size",
+        "history": [],
+        "tables": comparison_tables(comparisons),
+        "charts": comparison_charts(comparisons),
+        "alerts": list(regressions(comparisons)) if plan.spec.tracking.alerts else [],
+        "summary": said,
+    }
+    synthetic = any(one.base.synthetic or one.other.synthetic for one in comparisons)
+    return _grouped(folder, plan, [run], _agent(), synthetic=synthetic)
+
+
+def _stem(plan: Plan) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", plan.id)[-ID_MAX:].strip("-")
+
+
+def _told(comparisons: Sequence[Comparison]) -> str:
+    """A short hash of the compared runs, which does not depend on their order."""
+    ids = sorted(one.other.id for one in comparisons)
+    return hashlib.sha256("\n".join(ids).encode()).hexdigest()[:TOLD]
+
+
+def _grouped(folder: RunFolder, plan: Plan, runs: list[Json], agent: Json, *, synthetic: bool) -> Json:
+    """Runs, and the settings that all of them share."""
+    tracking = plan.spec.tracking
+    return {
+        "init": {
+            "dir": str(folder.wandb.resolve()),
+            "project": agent.get("project") or tracking.project,
+            "entity": agent.get("entity") or tracking.entity,
+            "group": tracking.group or plan.id,
+            "job_type": tracking.job_type,
+            "tags": [*tracking.tags, *(["synthetic"] if synthetic else [])],
+            "notes": tracking.notes,
+        },
+        "commit": plan.commit,
+        "runs": runs,
+    }
+
+
+def _steps(history: StepHistory) -> list[Json]:
+    """A row a step; `contended` as 0 or 1, which W&B can draw."""
+    flags = tuple(None if flag is None else int(flag) for flag in history.contended)
+    columns = {**history.columns, "contended": flags}
+    rows = zip(*columns.values(), strict=True)
+    return [
+        {"step": i, "arm": arm} | {k: v for k, v in zip(columns, row, strict=True) if v is not None}
+        for i, (arm, row) in enumerate(zip(history.arm, rows, strict=True))
+    ]
+
+
+def _summary(analysis: Analysis, plan: Plan) -> Json:
+    rows = [numbers(p) for p in analysis.points]
+    quality = {k: v for k, v in named("{}", analysis.quality).items() if k not in ("warnings", "reached")}
+    sizes = {f"n{row['world_size']}/{k}": v for row in rows for k, v in row.items()}
+    whole = {"duration_s": analysis.run.duration_s, "objective": objective(analysis, plan)}
+    said = {
+        "answer": answer(analysis),
+        "warnings": list(analysis.quality.warnings),
+        "reached": list(analysis.quality.reached),
+    }
+    return {
+        "x": "world_size",
+        "history": [{name: row[name] for name in DRAWN if name in row} for row in rows],
+        "tables": tables(analysis),
+        "charts": charts(analysis),
+        "summary": sizes | spread(quality | named("usl_{}", analysis.fits.usl) | whole) | said,
+    }
+
+
+def _agent() -> Json:
+    """The id that a W&B sweep's agent gave to its run. The summary run takes it, because it has the objective."""
+    sweep, run = os.environ.get("WANDB_SWEEP_ID"), os.environ.get("WANDB_RUN_ID")
+    if not sweep or not run:
+        return {}
+    place = {name: os.environ.get(f"WANDB_{name.upper()}") for name in ("project", "entity")}
+    return {"run": {"id": run, "sweep": sweep}} | place
+
+
+def _artifact(folder: RunFolder, plan: Plan, analysis: Analysis, name: str) -> Json:
+    """The run's files below their names in its folder, the smallest first where not all may go."""
+    kept: dict[str, str] = {}
+    left_out: list[str] = []
+    room = ARTIFACT_BYTES_MAX
+    for path in sorted(_files(folder), key=lambda p: p.stat().st_size):
+        below = path.relative_to(folder.path).as_posix()
+        room -= path.stat().st_size
+        if room < 0:
+            left_out.append(below)
+        else:
+            kept[below] = str(path.resolve())
+    run = analysis.run
+    about = {
+        "run": plan.id,
+        "model": run.model,
+        "topology": run.topology,
+        "precision": run.precision,
+        "mode": run.mode,
+        "task": run.task,
+        "world_sizes": list(plan.spec.world_sizes),
+        "synthetic": run.synthetic,
+        "commit": plan.commit,
+        "version": plan.version,
+        "answer": answer(analysis),
+        "left_out": left_out,
+    }
+    return {"name": name, "type": ARTIFACT, "metadata": about, "files": kept}
+
+
+def _files(folder: RunFolder) -> Iterator[Path]:
+    """The files of a run, without W&B's own and without locks."""
+    for path in (*folder.path.glob("*"), *folder.path.glob("launches/*/*")):
+        if path.is_file() and not path.is_symlink() and not path.name.startswith("."):
+            yield path

@@ -1,0 +1,153 @@
+"""The plan of a run: its trials and the ranks that work together in them. Pure: no I/O, no torch.
+
+A trial is one world size. Where ranks are spread over the hosts, a trial runs on as many disjoint sub-groups of the
+launch as fit, all at the same time. Few ranks stand idle then, and every host is measured.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import os
+from dataclasses import dataclass
+from typing import Annotated
+
+from scaling.spec.promise import WHOLE, Content, Promise
+from scaling.spec.run import Spec
+from scaling.spec.settings import Between, NotEmpty
+
+Ranks = tuple[int, ...]
+
+SCHEMA = 1
+
+RANKS_MAX = 2**14
+"""Ranks of a launch, and of a job whose traces are read: every one of them is looked for."""
+
+HARNESS, OWN_LOOP, TRACE = SOURCES = ("harness", "own_loop", "trace")
+"""Where the records of a plan come from: `scaling run`, a Probe in another training loop, or profiler traces."""
+_SOURCE_OF_LAUNCHER = {"own loop": OWN_LOOP, "trace": TRACE}
+"""Source by the launcher's name, for old plans that have no `source`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One world size of a run."""
+
+    world_size: Annotated[int, Between(1, RANKS_MAX)]
+    hosts: Annotated[int, Between(1, RANKS_MAX)]
+    batch: Annotated[int, Between(0, 2**40)]
+    """Samples a rank and optimizer step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything a worker needs; written to plan.json."""
+
+    schema: int
+    id: str
+    created: str
+    version: str
+    spec: Spec
+    trials: Annotated[tuple[Trial, ...], NotEmpty("one world size")]
+    variant: Spec | None = None
+    """Other settings of a verification, which runs only plain steps of `spec` and of these, in turns."""
+    commit: str = ""
+    """Version of the code in the folder that the run was started from (`git describe`)."""
+    source: str = HARNESS
+    """One of SOURCES."""
+    content: Content = WHOLE
+    """What is measured of all that the settings ask for."""
+    promise: Promise | None = None
+    """How long the run takes, as it was said at its start; None where no step was timed."""
+
+    def __post_init__(self) -> None:
+        """Read the source of an old plan from its launcher."""
+        source = _SOURCE_OF_LAUNCHER.get(self.spec.launcher, self.source)
+        object.__setattr__(self, "source", source)
+
+    @property
+    def own_loop(self) -> bool:
+        """Whether a Probe measured the user's training loop: one world size, blocks of consecutive steps."""
+        return self.source == OWN_LOOP
+
+    @property
+    def ranks(self) -> int:
+        """Processes of a launch: enough for the largest trial."""
+        return max(t.world_size for t in self.trials)
+
+    @property
+    def hosts(self) -> int:
+        """Hosts of a launch."""
+        return max(t.hosts for t in self.trials)
+
+    def baseline(self, trials: tuple[Trial, ...]) -> tuple[Trial, ...]:
+        """Trials to measure beside `trials`: strong scaling needs one rank with the whole batch as its baseline.
+
+        A launch that resumes a run measures this baseline again, since arms of two launches cannot be paired.
+        """
+        if self.spec.mode != "strong" or self.variant is not None or any(t.world_size == 1 for t in trials):
+            return ()
+        return tuple(t for t in self.trials if t.world_size == 1)
+
+    def sub_groups(self, world_size: int, ranks: int | None = None) -> tuple[Ranks, ...]:
+        """The ranks that train together at a world size, all sub-groups at the same time; the first is reported.
+
+        There is one sub-group where ranks are packed, and one at world size 1: the baseline runs without neighbours.
+        `ranks`: number of ranks of the launch, if not the plan's.
+        """
+        together = self.spec.topology.spread and world_size > 1 and not self.spec.by_case
+        count = (self.ranks if ranks is None else ranks) // world_size if together else 1
+        return tuple(tuple(range(g * world_size, (g + 1) * world_size)) for g in range(count))
+
+    def pairings(self, ranks: int | None = None) -> tuple[tuple[Ranks, ...], ...]:
+        """Pairings of ranks on two hosts. The pairs of one pairing are disjoint.
+
+        All pairings together pair each host with two others. Pairs are neighbours on the ring of ranks, which goes
+        round the hosts: first every other pair, then the rest, then the pair that closes a ring of odd length. Empty
+        where ranks are packed or there are fewer than 3 hosts.
+        """
+        count, topology = self.ranks if ranks is None else ranks, self.spec.topology
+        if (
+            not topology.spread
+            or topology.hosts_of(count) < 3
+            or self.spec.by_case
+            or self.variant is not None
+        ):
+            return ()
+        ring = [(r, (r + 1) % count) for r in range(count)]
+        even = count - count % 2
+        apart = [
+            tuple((min(p), max(p)) for p in pairs if topology.host_of(p[0]) != topology.host_of(p[1]))
+            for pairs in (ring[0:even:2], ring[1:even:2], ring[even:])
+        ]
+        return tuple(pairs for pairs in apart if pairs)
+
+    def nominal_bit_s(self, world_size: int) -> float | None:
+        """The topology's nominal rate of a ring at a world size, with all sub-groups at work; None if not known."""
+        at_work = sum(map(len, self.sub_groups(world_size)))
+        return self.spec.topology.nominal_bit_s(world_size, at_work)
+
+
+def run_id(now: dt.datetime, salt: str) -> str:
+    """A fresh id, `<date>-<time>-<hash>`."""
+    text = hashlib.sha256(f"{salt}{now.isoformat()}{os.getpid()}".encode()).hexdigest()[:8]
+    return f"{now:%Y%m%d-%H%M%S}-{text}"
+
+
+def make_plan(
+    spec: Spec, *, run_id: str, created: str, version: str, commit: str = "", source: str = HARNESS
+) -> Plan:
+    """The plan of a checked spec."""
+    trials = tuple(
+        Trial(world_size=n, hosts=spec.topology.hosts_of(n), batch=spec.batch_at(n)) for n in spec.world_sizes
+    )
+    return Plan(
+        schema=SCHEMA,
+        id=run_id,
+        created=created,
+        version=version,
+        spec=spec,
+        trials=trials,
+        commit=commit,
+        source=source,
+    )

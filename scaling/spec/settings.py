@@ -1,0 +1,176 @@
+"""What YAML may hold for a field of a frozen type, written beside the field: `steps: Annotated[int, AtLeast(1)]`.
+
+`config.schema` makes Hydra's mutable dataclasses from these types and `config.values` checks the bounds of what was
+asked for, so each field is listed once. Of what is read from a file, `records.codec` checks HELD only, since the plans
+of traces and of own loops hold no settings. Type checkers and everything else see the plain type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """A finite number that is `least` or more."""
+
+    least: float
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A number from `least` to `most`. It holds for what is read too: beyond it the program itself would fail."""
+
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Positive:
+    """A finite number above 0."""
+
+    such_as: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fraction:
+    """A number above 0 and at most 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of a few names. With `auto` YAML may also say `auto`, which is the default there."""
+
+    accepted: tuple[str, ...]
+    auto: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """A text that `pattern` matches as a whole; `expected` describes such a text."""
+
+    pattern: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotEmpty:
+    """A list with at least one item. A tuple's other bounds hold for each of its items."""
+
+    such_as: str
+
+
+Bound = AtLeast | Between | Positive | Fraction | OneOf | Matches | NotEmpty
+
+
+HELD = (Between, NotEmpty)
+"""Bounds that hold for every value, wherever it comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """YAML has a text under `key`, such as 200mbit; `parse(text, where)` makes the field's integer of it."""
+
+    key: str
+    parse: Callable[[str, str], int]
+    show: Callable[[float], str]
+    """The integer as text, for messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nullable:
+    """YAML may say null, which is the default there: the field's own default holds, or `config` works it out."""
+
+
+def out_of_bounds(bounds: Iterable[Bound], value: Any, text: Text | None = None) -> tuple[Any, str] | None:
+    """The first value that is out of a bound, and what is expected there; None where all is within.
+
+    A tuple's bounds hold for each of its items, but for NotEmpty. None is in any bound.
+    """
+    for bound in bounds:
+        whole = isinstance(bound, NotEmpty) or not isinstance(value, tuple)
+        for item in (value,) if whole else value:
+            wanted = None if item is None else _expected(bound, item, text)
+            if wanted is not None:
+                return item, wanted
+    return None
+
+
+def _expected(bound: Bound, value: Any, text: Text | None) -> str | None:
+    """What is expected in place of a value; None where the value is accepted. NaN is in no bound of numbers."""
+    match bound:
+        case AtLeast(least) if not least <= value < float("inf"):
+            from_on = text.show(least) if text else f"{least:g}"
+            what = f"at least {from_on}" if value < least else f"a finite number from {from_on} on"
+            return f"{what} is expected"
+        case Between(least, most) if not least <= value <= most:
+            return f"at least {least:g} is expected" if value < least else f"at most {most:g} is expected"
+        case Positive(such_as) if not 0 < value < float("inf"):
+            return f"a finite number above 0 is expected{f', such as {such_as}' if such_as else ''}"
+        case Fraction() if not 0 < value <= 1:
+            return "a fraction above 0 and up to 1 is expected, such as 0.8"
+        case OneOf(accepted, auto) if value not in accepted and not (auto and value == "auto"):
+            return f"one of {', '.join(('auto', *accepted) if auto else accepted)} is expected"
+        case Matches(pattern, described) if not re.fullmatch(pattern, value):
+            return described
+        case NotEmpty(such_as) if not value:
+            return f"at least one item is expected, such as {such_as}"
+        case _:
+            return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """A field of a frozen type and what YAML may hold for it."""
+
+    name: str
+    key: str
+    """Its name in YAML."""
+    type: Any
+    """The plain type, without None."""
+    optional: bool
+    """Whether the frozen field can be None."""
+    bounds: tuple[Bound, ...]
+    text: Text | None
+    nullable: bool
+    default: Any
+    """A function that makes the default, or None where the field has none."""
+
+
+def settings(kind: type) -> tuple[Setting, ...]:
+    """The fields of a frozen dataclass, in their order."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return tuple(_setting(field, hints[field.name]) for field in dataclasses.fields(kind))
+
+
+def _setting(field: dataclasses.Field[Any], hint: Any) -> Setting:
+    notes: tuple[Any, ...] = ()
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, *rest = typing.get_args(hint)
+        notes = tuple(rest)
+    optional = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    if optional:
+        (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
+    text = next((note for note in notes if isinstance(note, Text)), None)
+    default: Any = None
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory
+    elif field.default is not dataclasses.MISSING:
+        value = field.default
+        default = lambda: value  # noqa: E731
+    return Setting(
+        name=field.name,
+        key=field.name if text is None else text.key,
+        type=hint,
+        optional=optional,
+        bounds=tuple(note for note in notes if isinstance(note, Bound)),
+        text=text,
+        nullable=any(isinstance(note, Nullable) for note in notes),
+        default=default,
+    )

@@ -1,0 +1,129 @@
+"""Hosts, their ranks, and the links between them. Frozen facts, checked by `scaling.config.topology`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from scaling.spec.settings import AtLeast, Between, Fraction, Nullable, OneOf, Text
+from scaling.units import format_rate, parse_rate_bit_s
+
+KINDS = ("local", "emulated", "slurm")
+DEVICES = ("cpu", "cuda")
+BACKENDS = ("gloo", "nccl")
+PLACEMENTS = ("packed", "spread")
+COUNT_MAX = 2**17
+"""Hosts, and ranks of a host, of any topology."""
+TCP_PAYLOAD_SHARE = 1448 / 1514
+"""TCP payload over Ethernet frame at MTU 1500 with timestamps: the share of a shaped link that carries data."""
+MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
+"""Variable that, set to 1, lets NCCL 2.30 or later join several ranks of one device (NCCL, src/init.cc)."""
+
+Rate = Annotated[int | None, Text("rate", parse_rate_bit_s, format_rate)]
+"""bit/s; a text such as 200mbit in YAML."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One host's link to the others. `rate_bit_s` is the line rate in one direction, None where unknown."""
+
+    rate_bit_s: Rate = None
+    share: Annotated[float | None, Fraction()] = None
+    """Share of the rate that an all-reduce is known to reach; None if not known."""
+    latency_us: Annotated[float | None, AtLeast(0)] = None
+    """Latency of one hop; None if not known."""
+    source: str = ""
+    """Source of these values; printed beside every number that is divided by the rate."""
+
+    @property
+    def nominal_bit_s(self) -> float | None:
+        """Rate that the link can carry as TCP payload, bit/s."""
+        return None if self.rate_bit_s is None else self.rate_bit_s * TCP_PAYLOAD_SHARE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Level(Link):
+    """Links between ranks of one host; the rate is one rank's."""
+
+    name: str
+    ranks: Annotated[int, Between(1, COUNT_MAX)]
+    """Number of ranks in a group that these links join; ranks fill one group before the next."""
+    link_class: str = ""
+    """Name in `nvidia-smi topo -m` (NV12, PIX, SYS), or `measured`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nic:
+    """A network card, and the devices of its host that are nearest to it."""
+
+    name: str
+    near: tuple[int, ...] = ()
+    link_class: str = ""
+    rate_bit_s: Rate = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Hosts, their ranks, and the links between them."""
+
+    name: str
+    kind: Annotated[str, OneOf(KINDS)]
+    """Launcher that this topology needs."""
+    hosts: Annotated[int, Between(1, COUNT_MAX)] = 1
+    ranks_per_host: Annotated[int, Between(1, COUNT_MAX), Nullable()]
+    device: Annotated[str, OneOf(DEVICES, auto=True)]
+    backend: Annotated[str, OneOf(BACKENDS, auto=True)]
+    """Library that reduces the gradients."""
+    link: Link = field(default_factory=Link)
+    levels: tuple[Level, ...] = ()
+    """Links within a host, innermost first; only predictions read them."""
+    islands: tuple[tuple[int, ...], ...] = ()
+    """Devices of a host that the nearest class of link joins; shown in the plan, not used in calculations."""
+    numa: tuple[tuple[int, ...], ...] = ()
+    nics: tuple[Nic, ...] = ()
+    placement: Annotated[str, OneOf(PLACEMENTS)] = "packed"
+    """`packed`: ranks fill one host before the next; `spread`: they go round the hosts, one each at a time."""
+    note: str = ""
+    """Note that every report shows, for instance that an emulated link is scaled down."""
+
+    @property
+    def capacity(self) -> int:
+        """The largest world size that fits."""
+        return self.hosts * self.ranks_per_host
+
+    @property
+    def spread(self) -> bool:
+        """Whether ranks go round the hosts."""
+        return self.placement == "spread"
+
+    def host_of(self, rank: int) -> int:
+        """The host a rank runs on."""
+        return rank % self.hosts if self.spread else rank // self.ranks_per_host
+
+    def local_of(self, rank: int) -> int:
+        """A rank's place on its host."""
+        return rank // self.hosts if self.spread else rank % self.ranks_per_host
+
+    def hosts_of(self, world_size: int) -> int:
+        """How many hosts the first `world_size` ranks touch."""
+        return min(world_size, self.hosts) if self.spread else -(-world_size // self.ranks_per_host)
+
+    def shares(self, world_size: int) -> tuple[int, ...]:
+        """How many of the first `world_size` ranks each host runs."""
+        ranks = Counter(self.host_of(rank) for rank in range(world_size))
+        return tuple(ranks[host] for host in range(self.hosts_of(world_size)))
+
+    def started(self, world_size: int) -> tuple[int, ...]:
+        """The first `world_size` ranks in the order in which torchrun numbers their processes: host by host."""
+        return tuple(sorted(range(world_size), key=lambda rank: (self.host_of(rank), self.local_of(rank))))
+
+    def nominal_bit_s(self, world_size: int, at_work: int = 0) -> float | None:
+        """Rate of a host's link for a ring over the first `world_size` ranks, bit/s; None if not known.
+
+        With packed ranks, one edge of the ring leaves each host. Spread ranks on one host share its link among
+        several edges; how many depends on the backend's order of the ring, so the rate is then not known.
+        `at_work`: number of ranks that communicate at the same time, in this and in other rings.
+        """
+        shared = self.spread and max(world_size, at_work) > self.hosts
+        return self.link.nominal_bit_s if self.hosts_of(world_size) > 1 and not shared else None

@@ -1,1 +1,0 @@
-"""Readers for what other tools wrote: profiler traces, nccl-tests logs, topologies of machines."""

@@ -1,0 +1,1 @@
+"""Machines, from logs and topologies that other tools wrote."""

@@ -1,0 +1,177 @@
+"""What an import found, as lines for a person, as JSON, and as a topology file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from scaling.records import codec
+from scaling.spec.topology import Level
+from scaling.traces.machines import layout, nccl_xml, topo_matrix
+from scaling.traces.machines.layout import Layout
+from scaling.traces.machines.nccl_tests import MODES, Section, parse_log
+from scaling.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What an import found; `yaml` is None where the file holds nothing usable for a topology."""
+
+    lines: tuple[str, ...]
+    document: dict[str, Any]
+    yaml: str | None
+    corrupt: bool = False
+
+
+def import_topo(text: str, source: str, name: str) -> Imported:
+    """Import the output of `nvidia-smi topo -m`."""
+    found = topo_matrix.parse_topo(text, source)
+    unknown = "nvidia-smi topo -m tells the kind of the way and no rate"
+    made, left = layout.levels(found, lambda _: (None, unknown))
+    return _machine(found, made, left, source, name, "nvidia-smi topo -m")
+
+
+def import_xml(text: str, source: str, name: str) -> Imported:
+    """Import NCCL's topology XML."""
+    found, made, left = nccl_xml.parse_xml(text, source)
+    return _machine(found, made, left, source, name, "NCCL topology XML")
+
+
+def _machine(
+    found: Layout, made: tuple[Level, ...], left: tuple[str, ...], source: str, name: str, kind: str
+) -> Imported:
+    pairs = [{"a": a, "b": b, "link_class": c} for (a, b), c in sorted(found.pairs.items())]
+    return Imported(
+        lines=tuple(layout.summary(found, made, left)),
+        document={
+            "kind": kind,
+            "devices": found.devices,
+            "levels": codec.encode(made),
+            "islands": codec.encode(found.islands),
+            "numa": codec.encode(found.numa),
+            "nics": codec.encode(found.nics),
+            "pairs": pairs,
+            "notes": [*found.notes, *left],
+        },
+        yaml=layout.to_yaml(name, found, made, f"{source} ({kind})"),
+    )
+
+
+def import_log(text: str, source: str, name: str) -> Imported:
+    """Import a log of nccl-tests."""
+    sections = parse_log(text, source)
+    lines: list[str] = []
+    documents = []
+    for section in sections:
+        lines += _section_lines(section)
+        fits = [f for f in map(section.fitted, MODES) if f is not None]
+        documents.append(
+            {
+                "collective": section.collective,
+                "collective_from": section.how or None,
+                "world_size": section.world_size,
+                "world_size_from": section.world_from or None,
+                "devices": codec.encode(section.devices),
+                "rows": codec.encode(section.rows),
+                "fits": codec.encode(fits),
+                "average_busbw_gb_s": section.average_gb_s,
+                "average_of_rows_gb_s": section.own_average_gb_s,
+                "elided": section.elided,
+                "corrupt": bool(section.wrong),
+            }
+        )
+    corrupt = any(s.wrong for s in sections)
+    return Imported(
+        lines=tuple(lines),
+        document={"kind": "nccl-tests", "sections": documents},
+        yaml=None if corrupt else _measured_yaml(sections, source, name),
+        corrupt=corrupt,
+    )
+
+
+def _section_lines(section: Section) -> list[str]:
+    of = f" ({section.how})" if section.how else ""
+    ranks = "unknown" if section.world_size is None else f"{section.world_size} ({section.world_from})"
+    lines = [f"# collective  {section.collective or 'unknown'}{of}", f"# ranks       {ranks}"]
+    lines += [f"# device      rank {d.rank}: {d.name} [{d.bus}] on {d.host}" for d in section.devices]
+    lines.append(
+        f"#{'size':>11} {'mode':>13} {'time us':>11} {'algbw Gbit/s':>13} {'busbw Gbit/s':>13}  wrong"
+    )
+    for r in section.rows:
+        rates = f"{r.time_us:>11.2f} {r.algbw_gb_s * 8:>13.2f} {r.busbw_gb_s * 8:>13.2f}"
+        wrong = "not checked" if r.wrong is None else str(r.wrong)
+        lines.append(f" {format_bytes(r.bytes):>11} {r.mode:>13} {rates}  {wrong}")
+    for mode in MODES:
+        found = section.fitted(mode)
+        if found is not None:
+            lines.append(
+                f"# fit         {mode}: alpha {found.alpha_us:.3g} us a hop, {found.busbw_gbit_s:.4g} Gbit/s for large "
+                f"messages; off by {found.residual:.1%} in the median"
+            )
+        elif section.of(mode):
+            lines.append(f"# fit         {mode}: none ({_why_no_fit(section, mode)})")
+    own, told = section.own_average_gb_s, section.average_gb_s
+    if own is not None and told is not None:
+        agree = abs(own - told) <= 0.005 * max(told, 0.01)
+        rest = (
+            ""
+            if agree
+            else "; the log shows only some of its rows"
+            if section.elided
+            else "; they should agree"
+        )
+        lines.append(f"# average     busbw {told * 8:.5g} Gbit/s as printed, {own * 8:.5g} of the rows{rest}")
+    elif section.elided:
+        lines.append("# note        rows are left out in the log")
+    lines += [
+        f"# CORRUPT     {r.wrong} wrong values at {format_bytes(r.bytes)} {r.mode}: "
+        "what a broken transfer takes is no bandwidth"
+        for r in section.wrong
+    ]
+    return lines
+
+
+def _why_no_fit(section: Section, mode: str) -> str:
+    if section.wrong:
+        return "its data are corrupt"
+    if section.world_size is None:
+        return "the number of ranks is not known"
+    if len(section.of(mode)) < 3:
+        return "fewer than three sizes"
+    return "no ring model for this collective" if section.collective else "which collective is not known"
+
+
+def _measured_yaml(sections: Sequence[Section], source: str, name: str) -> str | None:
+    """The best all-reduce table as a topology of the devices it ran on; None without a fit."""
+    fits = [
+        (s, f)
+        for s in sections
+        if s.collective == "all_reduce" and (f := s.fitted(MODES[0]) or s.fitted(MODES[1]))
+    ]
+    if not fits:
+        return None
+    section, found = max(fits, key=lambda item: item[0].world_size or 0)
+    n = section.world_size or 1
+    hosts = len({d.host for d in section.devices}) or 1
+    n_here = n // hosts if n % hosts == 0 else n
+    whole = Level(
+        name="measured",
+        link_class="measured",
+        ranks=n_here,
+        rate_bit_s=round(found.busbw_gbit_s * 1e9),
+        latency_us=found.alpha_us,
+        source=f"all_reduce of {n} ranks in {source}, {found.mode}, fitted: what was reached, not what is nominal",
+    )
+    notes = [f"{n} ranks", *sorted({d.name for d in section.devices})]
+    if not section.devices:
+        notes.append("the log tells no devices: all ranks are taken for one host")
+    machine = Layout(devices=n_here, pairs={}, numa=(), nics=(), notes=tuple(notes))
+    return layout.to_yaml(
+        name,
+        machine,
+        (whole,) if hosts == 1 else (),
+        f"{source} (nccl-tests)",
+        whole if hosts > 1 else None,
+        hosts,
+    )

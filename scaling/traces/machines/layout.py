@@ -1,0 +1,209 @@
+"""One machine: its devices, what joins each two of them, and a topology file for `plan` made from both.
+
+Classes are those of `nvidia-smi topo -m`, nearest first: NV<n> (n bonded NVLinks), XGMI, PIX (one PCIe switch), PXB
+(several), PHB (the host bridge), NODE (bridges of one NUMA node), SYS (between NUMA nodes).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from scaling.spec.topology import Level, Link, Nic
+from scaling.units import format_rate
+
+CLASSES = ("NV", "XGMI", "PIX", "PXB", "PHB", "NODE", "SYS")
+NVLINK_BIT_S = 200_000_000_000
+"""One NVLink in one direction: 25 GB/s in generations 2 to 4 but GA102 (NVIDIA's whitepapers: V100, A100, H100)."""
+DEVICES_MAX = 512
+"""Devices, and network cards, of one host that are read; the largest known has 16."""
+LINKS_MAX = 18
+"""NVLinks of one device: a device with more than these to all peers is joined through a switch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """One kind of host."""
+
+    devices: int
+    pairs: Mapping[tuple[int, int], str]
+    """Class of the connection of each two devices, the smaller index first."""
+    numa: tuple[tuple[int, ...], ...]
+    nics: tuple[Nic, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def islands(self) -> tuple[tuple[int, ...], ...]:
+        """Groups of devices that the nearest class joins, directly or through other devices."""
+        if not self.pairs:
+            return ()
+        nearest = min(map(rank_of, self.pairs.values()))
+        return groups(self.devices, lambda a, b: rank_of(self.pairs[a, b]) <= nearest)
+
+
+def rank_of(link_class: str) -> int:
+    """Index of a class in CLASSES."""
+    return CLASSES.index("NV" if link_class.startswith("NV") else link_class)
+
+
+def groups(devices: int, joined: Callable[[int, int], bool]) -> tuple[tuple[int, ...], ...]:
+    """The connected parts of a graph over devices 0 to n-1, each in order."""
+    part = list(range(devices))
+    for a, b in itertools.combinations(range(devices), 2):
+        if part[a] != part[b] and joined(a, b):
+            old, new = part[b], part[a]
+            part = [new if p == old else p for p in part]
+    return tuple(tuple(d for d in range(devices) if part[d] == p) for p in dict.fromkeys(part))
+
+
+def levels(
+    layout: Layout, rate: Callable[[str], tuple[int | None, str]]
+) -> tuple[tuple[Level, ...], tuple[str, ...]]:
+    """Levels from the nearest class out, and notes on classes that form none.
+
+    `rate` gives (bit/s, source) of a class.
+    """
+    found: list[Level] = []
+    left: list[str] = []
+    for place in sorted({rank_of(c) for c in layout.pairs.values()}):
+        parts = groups(layout.devices, lambda a, b, p=place: rank_of(layout.pairs[a, b]) <= p)  # type: ignore[misc]
+        names = sorted({c for c in layout.pairs.values() if rank_of(c) == place}, key=lambda c: (len(c), c))
+        link_class = "/".join(names)
+        size = len(parts[0])
+        if any(len(part) != size for part in parts):
+            left.append(
+                f"{link_class} joins groups of different sizes ({', '.join(str(len(p)) for p in parts)}): "
+                "left out of the levels"
+            )
+            continue
+        if any(part != tuple(range(part[0], part[0] + size)) for part in parts):
+            left.append(
+                f"{link_class} joins devices whose numbers are not consecutive: left out of the levels"
+            )
+            continue
+        if size < 2 or (found and size <= found[-1].ranks):
+            continue
+        bit_s, source = nvlinks(layout) if place == 0 else rate(names[0])
+        found.append(
+            Level(
+                name=CLASSES[place].lower() if place else "nvlink",
+                link_class=link_class,
+                ranks=size,
+                rate_bit_s=bit_s,
+                source=source,
+            )
+        )
+    return tuple(found), tuple(left)
+
+
+def nvlinks(layout: Layout, each_bit_s: int = NVLINK_BIT_S) -> tuple[int, str]:
+    """Nominal bit/s over the NVLinks of the device that has the fewest, in one direction, and where it comes from."""
+    totals, widest = [], 0
+    for device in range(layout.devices):
+        counts = [
+            int(c[2:])
+            for pair, c in layout.pairs.items()
+            if device in pair and c.startswith("NV") and c[2:].isdigit()
+        ]
+        if counts:
+            totals.append(sum(counts))
+            widest = max(widest, *counts)
+    links = widest if min(totals, default=0) > LINKS_MAX else min(totals, default=0)
+    how = "through a switch" if min(totals, default=0) > LINKS_MAX else "to all peers together"
+    return links * each_bit_s, (
+        f"{links} NVLinks {how} x {each_bit_s / 8e9:g} GB/s a direction "
+        "(generations 2 to 4; 20 in the first, 14 on GA102, 50 in the fifth: which one is not in the file)"
+    )
+
+
+def to_yaml(
+    name: str,
+    layout: Layout,
+    made: tuple[Level, ...],
+    source: str,
+    between: Link | None = None,
+    hosts: int = 1,
+) -> str:
+    """The text of a file in conf/topology; `between` joins the hosts, where that is known."""
+    note = "; ".join([f"imported from {source}", *layout.notes])
+    lines = [
+        f"# Imported from {_line(source)}; values that it does not hold are null.",
+        f"name: {_text(name)}",
+        "kind: local",
+        f"hosts: {hosts}",
+        f"ranks_per_host: {layout.devices}",
+        "device: auto",
+        "backend: auto",
+        _between(between),
+        "levels:" if made else "levels: []",
+    ]
+    for level in made:
+        rate = "null" if level.rate_bit_s is None else _text(f"{level.rate_bit_s / 1e9:g}gbit")
+        # A measured rate is reached in full, so its share is 1.
+        latency = "" if level.latency_us is None else f", share: 1.0, latency_us: {level.latency_us:.4g}"
+        named = f"name: {_text(level.name)}, link_class: {_text(level.link_class)}"
+        lines.append(f"  - {{{named}, ranks: {level.ranks}, rate: {rate}{latency},")
+        lines.append(f"     source: {_text(level.source)}}}")
+    lines.append(f"islands: {_lists(layout.islands)}")
+    lines.append(f"numa: {_lists(layout.numa)}")
+    lines.append("nics:" if layout.nics else "nics: []")
+    for nic in layout.nics:
+        rate = "null" if nic.rate_bit_s is None else _text(f"{nic.rate_bit_s / 1e9:g}gbit")
+        near = list(nic.near)
+        lines.append(
+            f"  - {{name: {_text(nic.name)}, near: {near}, link_class: {_text(nic.link_class)}, rate: {rate}}}"
+        )
+    lines.append(f"note: {_text(note)}")
+    return "\n".join(lines) + "\n"
+
+
+def _between(link: Link | None) -> str:
+    if link is None or link.rate_bit_s is None:
+        return 'link: {rate: null, source: "between hosts: not in the file"}'
+    rate, latency = _text(f"{link.rate_bit_s / 1e9:g}gbit"), link.latency_us or 0.0
+    return f"link: {{rate: {rate}, share: 1.0, latency_us: {latency:.4g}, source: {_text(link.source)}}}"
+
+
+def summary(layout: Layout, made: tuple[Level, ...], left: tuple[str, ...]) -> list[str]:
+    """Lines for a person: devices, levels, NUMA, cards, notes."""
+    lines = [f"# devices  {layout.devices}"]
+    for level in made:
+        rate = "rate unknown" if level.rate_bit_s is None else f"{format_rate(level.rate_bit_s)} a direction"
+        lines.append(
+            f"# level    {level.name}: {level.ranks} ranks by {level.link_class}, {rate}: {level.source}"
+        )
+    if len(layout.numa) > 1:
+        lines.append(f"# numa     {' | '.join(_range(part) for part in layout.numa)}")
+    lines += [
+        f"# nic      {nic.name}: {nic.link_class} to {_range(nic.near)}"
+        + ("" if nic.rate_bit_s is None else f", {format_rate(nic.rate_bit_s)}")
+        for nic in layout.nics
+    ]
+    return lines + [f"# note     {text}" for text in (*layout.notes, *left)]
+
+
+def clean_name(text: str) -> str:
+    """A name that is valid as a file's name and in Hydra's grammar."""
+    return re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_") or "imported"
+
+
+def _range(part: tuple[int, ...]) -> str:
+    if part and part == tuple(range(part[0], part[-1] + 1)) and len(part) > 1:
+        return f"{part[0]}-{part[-1]}"
+    return ",".join(map(str, part))
+
+
+def _text(value: str) -> str:
+    """Quoted; `${` is broken up, since OmegaConf would interpolate it."""
+    return json.dumps(_line(value).replace("${", "$ {"))
+
+
+def _line(value: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in value).split())
+
+
+def _lists(parts: tuple[tuple[int, ...], ...]) -> str:
+    return json.dumps([list(part) for part in parts])

@@ -1,0 +1,267 @@
+"""NCCL's topology XML (NCCL_TOPO_FILE, NCCL_TOPO_DUMP_FILE) in NVIDIA's and ROCm's dialect."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from scaling.errors import InputError
+from scaling.reading import DEPTH_MAX, RefusedError
+from scaling.spec.topology import Level, Nic
+from scaling.traces.machines.layout import CLASSES, DEVICES_MAX, Layout, levels, nvlinks, rank_of
+from scaling.units import format_rate
+
+EXPECTED = "the XML that NCCL reads as NCCL_TOPO_FILE is expected, with <system> at its root"
+SIZE_MAX = 16 << 20
+"""Bytes; a machine's topology has some thousands."""
+ELEMENTS_MAX = 20_000
+"""A machine of 16 GPUs has some three hundred."""
+_GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
+_NIC_CLASSES = ("0x0200", "0x0207")
+_SWITCH = "0x0680"
+_SPEED = re.compile(r"([\d.]{1,8})\s*GT/s")
+NVLINK_BIT_S = {
+    range(60, 70): 160_000_000_000,
+    range(86, 87): 112_500_000_000,
+    range(70, 100): 200_000_000_000,
+    range(100, 130): 400_000_000_000,
+}
+"""One NVLink in one direction by compute capability, the first that holds it: 20, 14.0625 (GA102), 25 and 50 GB/s
+(NVIDIA's whitepapers)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """A device, the way to it from its NUMA node, and its own link."""
+
+    bus: str
+    path: tuple[int, ...]
+    numa: int
+    element: ET.Element
+    rate_bit_s: int | None
+    how: str
+
+
+def parse_xml(text: str, where: str) -> tuple[Layout, tuple[Level, ...], tuple[str, ...]]:
+    """The machine, its levels with the PCIe and NVLink rates of the file, and notes on what formed no level."""
+    root = _root(text, where)
+    gpus, nics = _devices(root)
+    if not gpus:
+        raise InputError(f"{where}: no GPU in it (PCI classes 0x0300, 0x0302, 0x0380, 0x1200); {EXPECTED}")
+    if len(gpus) > DEVICES_MAX:
+        raise InputError(f"{where}: {len(gpus)} GPUs in one host; {EXPECTED}")
+    if len(nics) > DEVICES_MAX:
+        raise InputError(f"{where}: {len(nics)} network cards in one host; {EXPECTED}")
+    gpus.sort(key=_order)
+    pairs: dict[tuple[int, int], str] = {}
+    nvlink = [_links(g.element, "nvlink") for g in gpus]
+    xgmi = [_links(g.element, "xgmi") for g in gpus]
+    for a in range(len(gpus)):
+        for b in range(a + 1, len(gpus)):
+            count = min(_joined(nvlink[a], gpus[b].bus), _joined(nvlink[b], gpus[a].bus))
+            if count:
+                pairs[a, b] = f"NV{count}"
+            elif _joined(xgmi[a], gpus[b].bus) or _joined(xgmi[b], gpus[a].bus):
+                pairs[a, b] = "XGMI"
+            else:
+                pairs[a, b] = _way(gpus[a], gpus[b])
+    cards = []
+    for name, device, rate in nics:
+        ways = [_way(g, device) for g in gpus]
+        nearest = min(ways, key=rank_of)
+        near = tuple(i for i, way in enumerate(ways) if way == nearest)
+        cards.append(Nic(name=name, near=near, link_class=nearest, rate_bit_s=rate))
+    nodes = sorted({g.numa for g in gpus})
+    layout = Layout(
+        devices=len(gpus),
+        pairs=pairs,
+        numa=tuple(tuple(i for i, g in enumerate(gpus) if g.numa == node) for node in nodes),
+        nics=tuple(cards),
+        notes=(),
+    )
+    return layout, *_levels(layout, gpus)
+
+
+def _root(text: str, where: str) -> ET.Element:
+    if len(text) > SIZE_MAX:
+        raise InputError(f"{where}: longer than 16 MiB; {EXPECTED}")
+    if "<!DOCTYPE" in text or "<!ENTITY" in text:
+        raise InputError(f"{where}: declares entities, which no topology does; {EXPECTED}")
+    try:
+        root = ET.fromstring(text, ET.XMLParser(target=_Bounded()))  # noqa: S314  entities are refused above
+    except (ET.ParseError, ValueError) as error:
+        raise InputError(f"{where}: not XML ({error}); {EXPECTED}") from error
+    if root.tag == "graphs":
+        raise InputError(
+            f"{where}: an NCCL graph (the rings and trees that it chose, NCCL_GRAPH_FILE), no topology; {EXPECTED}"
+        )
+    if root.tag != "system":
+        raise InputError(f"{where}: its root is <{root.tag}>; {EXPECTED}")
+    return root
+
+
+class _Bounded(ET.TreeBuilder):
+    """Builds a tree of a machine's size, and no larger or deeper one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth = self._elements = 0
+
+    def start(self, tag: str, attrs: dict[str, str], /) -> ET.Element:
+        self._depth += 1
+        self._elements += 1
+        if self._depth > DEPTH_MAX:
+            raise RefusedError(f"nested more than {DEPTH_MAX} levels deep")
+        if self._elements > ELEMENTS_MAX:
+            raise RefusedError(f"more than {ELEMENTS_MAX} elements")
+        return super().start(tag, attrs)
+
+    def end(self, tag: str, /) -> ET.Element:
+        self._depth -= 1
+        return super().end(tag)
+
+
+def _devices(root: ET.Element) -> tuple[list[_Device], list[tuple[str, _Device, int | None]]]:
+    gpus: list[_Device] = []
+    nics: list[tuple[str, _Device, int | None]] = []
+    for index, cpu in enumerate(root.iter("cpu")):
+        numa = _int(cpu.get("numaid"))
+        for path, element, rate, how in _walk(cpu):
+            kind = (element.get("class") or "").lower()
+            device = _Device(
+                element.get("busid") or "",
+                path,
+                index if numa is None or numa < 0 else numa,
+                element,
+                rate,
+                how,
+            )
+            cards = [net for nic in element.findall("nic") for net in nic.findall("net")]
+            if element.find("gpu") is not None or kind.startswith(_GPU_CLASSES):
+                gpus.append(device)
+            elif cards:
+                for net in cards:
+                    speed = _int(net.get("speed"))
+                    nics.append(
+                        (
+                            net.get("name") or device.bus,
+                            device,
+                            speed * 10**6 if speed and speed > 0 else None,
+                        )
+                    )
+            elif kind.startswith(_NIC_CLASSES):
+                nics.append((device.bus or f"nic{len(nics)}", device, None))
+    return gpus, nics
+
+
+def _walk(cpu: ET.Element) -> Iterator[tuple[tuple[int, ...], ET.Element, int | None, str]]:
+    """Every PCI element with its path from the CPU, the slowest link on the path, and a description of that link."""
+    left: deque[tuple[tuple[int, ...], ET.Element, int | None, str]] = deque(
+        ((k,), e, *_link(e)) for k, e in enumerate(cpu.findall("pci"))
+    )
+    while left:
+        path, element, rate, how = left.popleft()
+        yield path, element, rate, how
+        for k, inner in enumerate(element.findall("pci")):
+            own, said = _link(inner)
+            if own is None or (rate is not None and rate < own):
+                own, said = rate, how
+            left.append(((*path, k), inner, own, said))
+
+
+def _link(element: ET.Element) -> tuple[int | None, str]:
+    """Nominal bit/s of a PCIe link in one direction, and the file's words for it."""
+    speed, width = element.get("link_speed") or "", _int(element.get("link_width"))
+    found = _SPEED.search(speed)
+    try:
+        giga = float(found[1]) if found else 0.0
+    except ValueError:
+        giga = 0.0
+    if not 0 < giga <= 256 or width is None or not 0 < width <= 32:
+        return None, ""
+    # 8b/10b up to PCIe 2, 128b/130b from 3 on (PCI-SIG base specification).
+    code = 0.8 if giga <= 5 else 128 / 130
+    return round(giga * 1e9 * width * code), f"{giga:g} GT/s x {width} lanes"
+
+
+def _links(element: ET.Element, tag: str) -> list[tuple[str, int, str]]:
+    """(target, count, target's class) of the links of a GPU."""
+    gpu = element.find("gpu")
+    if gpu is None:
+        return []
+    return [
+        (link.get("target") or "", max(_int(link.get("count")) or 0, 0), (link.get("tclass") or "").lower())
+        for link in gpu.findall(tag)
+    ]
+
+
+def _joined(links: list[tuple[str, int, str]], bus: str) -> int:
+    """NVLinks towards a device: direct ones, or all that go to a switch."""
+    direct = sum(count for target, count, _ in links if target == bus)
+    return min(direct or sum(count for _, count, kind in links if kind.startswith(_SWITCH)), 999)
+
+
+def _way(a: _Device, b: _Device) -> str:
+    """Class of the PCIe path between two devices, from where their paths separate."""
+    if a.numa != b.numa:
+        return "SYS"
+    shared = 0
+    for x, y in zip(a.path, b.path, strict=False):
+        if x != y:
+            break
+        shared += 1
+    if not shared:
+        return "PHB"
+    return "PIX" if max(len(a.path), len(b.path)) - shared <= 1 else "PXB"
+
+
+def _levels(layout: Layout, gpus: list[_Device]) -> tuple[tuple[Level, ...], tuple[str, ...]]:
+    rates = [g.rate_bit_s for g in gpus]
+    slowest = None if None in rates else min(r for r in rates if r is not None)
+    how = next((g.how for g in gpus if g.rate_bit_s == slowest), "")
+
+    def rate(link_class: str) -> tuple[int | None, str]:
+        if link_class == "XGMI":
+            return None, "the file counts XGMI links and tells no rate"
+        if slowest is None:
+            return None, "the file tells no link_speed and link_width on the way to every GPU"
+        farther = (
+            ""
+            if CLASSES.index(link_class) <= CLASSES.index("PXB")
+            else "; what the CPUs add is not in the file"
+        )
+        return (
+            slowest,
+            f"PCIe {how}, the narrowest link between a GPU and its CPU: {format_rate(slowest)}{farther}",
+        )
+
+    made, left = levels(layout, rate)
+    sm = {_int(gpu.get("sm")) for g in gpus for gpu in g.element.findall("gpu")}
+    each = next((bit_s for span, bit_s in NVLINK_BIT_S.items() if sm and all(s in span for s in sm)), None)
+    if each is not None:
+        bit_s, source = nvlinks(layout, each)
+        source = (
+            source.split(" (generations")[0]
+            + f" (compute capability {min(s for s in sm if s is not None) / 10:.1f})"
+        )
+        made = tuple(
+            Level(name=m.name, link_class=m.link_class, ranks=m.ranks, rate_bit_s=bit_s, source=source)
+            if m.name == "nvlink"
+            else m
+            for m in made
+        )
+    return made, left
+
+
+def _order(device: _Device) -> tuple[int, int, str]:
+    """Order by NCCL's device number where there is one, else by place in the file."""
+    gpu = device.element.find("gpu")
+    number = _int(gpu.get("dev")) if gpu is not None else None
+    return (0, number, device.bus) if number is not None else (1, 0, "")
+
+
+def _int(text: str | None) -> int | None:
+    return int(text) if text is not None and re.fullmatch(r"-?\d{1,12}", text.strip()) else None

@@ -1,0 +1,109 @@
+"""`nvidia-smi topo -m`: the matrix of what joins each two devices, with or without network cards."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from scaling.errors import InputError
+from scaling.spec.topology import Nic
+from scaling.traces.machines.layout import DEVICES_MAX, Layout, groups, rank_of
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_CLASS = re.compile(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|X")
+_LEGEND = re.compile(r"\s*(NIC\d+):\s*(\S+)")
+_GPU = re.compile(r"GPU(\d{1,3})")
+EXPECTED = (
+    "the output of `nvidia-smi topo -m` is expected: GPU0, GPU1, ... with classes such as NV12, PIX, SYS"
+)
+
+
+@dataclass(slots=True)
+class _Row:
+    classes: list[str]
+    rest: list[str] = field(default_factory=list)
+
+
+def parse_topo(text: str, where: str) -> Layout:
+    """The machine; InputError where something is missing or contradictory."""
+    lines = [_ESCAPES.sub("", line) for line in text.splitlines()]
+    start = next((i for i, line in enumerate(lines) if _names(line)), None)
+    if start is None:
+        raise InputError(f"{where}: no header with GPU0 in it; {EXPECTED}")
+    names = _names(lines[start])
+    if len(names) > DEVICES_MAX:
+        raise InputError(f"{where}: {len(names)} devices in one host; {EXPECTED}")
+    rows: dict[str, _Row] = {}
+    labels: dict[str, str] = {}
+    for number, line in enumerate(lines[start + 1 :], start + 2):
+        words = line.split()
+        legend = _LEGEND.match(line)
+        if legend:
+            labels[legend[1]] = legend[2]
+        elif words and words[0] in names and words[0] not in rows:
+            rows[words[0]] = _row(words, names, f"{where}, line {number}")
+    gpus = [n for n in names if _GPU.fullmatch(n)]
+    for name in gpus:
+        if name not in rows:
+            raise InputError(f"{where}: there is no row of {name}; {EXPECTED}")
+    return _layout(names, gpus, rows, labels, where)
+
+
+def _names(line: str) -> list[str]:
+    """Devices that a header names; empty where the line is none."""
+    words = line.split()
+    if not words or words[0] != "GPU0" or (len(words) > 1 and _CLASS.fullmatch(words[1])):
+        return []
+    end = next((i for i, w in enumerate(words) if w in ("CPU", "NUMA", "GPU")), len(words))
+    return list(dict.fromkeys(words[:end]))
+
+
+def _row(words: list[str], names: list[str], where: str) -> _Row:
+    classes = words[1 : 1 + len(names)]
+    for k, name in enumerate(classes):
+        if not _CLASS.fullmatch(name):
+            raise InputError(f"{where}: {name!r} in the column of {names[k]} is no class of link; {EXPECTED}")
+    if len(classes) < len(names):
+        raise InputError(f"{where}: {len(classes)} of {len(names)} columns are there; {EXPECTED}")
+    # Drivers before 2017 called SYS SOC.
+    return _Row(["SYS" if c == "SOC" else c for c in classes], words[1 + len(names) :])
+
+
+def _layout(
+    names: list[str], gpus: list[str], rows: dict[str, _Row], labels: dict[str, str], where: str
+) -> Layout:
+    column = {name: k for k, name in enumerate(names)}
+    pairs: dict[tuple[int, int], str] = {}
+    notes: list[str] = []
+    for a, one in enumerate(gpus):
+        for b, other in enumerate(gpus[a + 1 :], a + 1):
+            found, back = rows[one].classes[column[other]], rows[other].classes[column[one]]
+            if "X" in (found, back):
+                raise InputError(
+                    f"{where}: {one} and {other} are joined by X, which is a device to itself; {EXPECTED}"
+                )
+            if found != back:
+                notes.append(f"{one} to {other} is {found}, back it is {back}: the farther one is taken")
+            pairs[a, b] = max(
+                found, back, key=lambda c: (rank_of(c), -int(c[2:]) if c.startswith("NV") else 0)
+            )
+    nics = []
+    for name in names:
+        if name in gpus:
+            continue
+        classes = [rows[g].classes[column[name]] for g in gpus]
+        nearest = min((c for c in classes if c != "X"), key=rank_of, default="SYS")
+        near = tuple(i for i, c in enumerate(classes) if c == nearest)
+        nics.append(Nic(name=labels.get(name, name), near=near, link_class=nearest))
+    numa = _numa([rows[g].rest for g in gpus])
+    return Layout(devices=len(gpus), pairs=pairs, numa=numa, nics=tuple(nics), notes=tuple(notes))
+
+
+def _numa(rest: list[list[str]]) -> tuple[tuple[int, ...], ...]:
+    """Devices by NUMA node, or by their nearest cores where the nodes are not given."""
+    nodes = [words[1] if len(words) > 1 and words[1].isdigit() else None for words in rest]
+    cores = [words[0] if words else None for words in rest]
+    told = nodes if None not in nodes else cores
+    if None in told:
+        return ()
+    return groups(len(rest), lambda a, b: told[a] == told[b])

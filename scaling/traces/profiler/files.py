@@ -1,0 +1,155 @@
+"""Find the trace files and read them: a process a core, one file at a time in each."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from scaling.analysis.results.traces import HtaKernel, HtaRank
+from scaling.errors import InputError
+from scaling.reading import as_number
+from scaling.spec.plan import RANKS_MAX
+from scaling.traces.profiler import hta
+from scaling.traces.profiler.columns import Trace
+from scaling.traces.profiler.decompose import Parts, decompose
+from scaling.traces.profiler.read import read_trace
+from scaling.traces.profiler.stream import DamagedError
+
+SUFFIXES = (".json", ".json.gz")
+SMALL_BYTES = 4 << 20
+"""Smaller sets of files are read in this process, since starting others would take longer."""
+_RANK = re.compile(r"rank[-_ ]?(\d+)|^worker[-_ ]?(\d+)\.", re.IGNORECASE)
+"""`worker3.TIME.pt.trace.json` is named by the user of tensorboard_trace_handler; `worker-3_PID.` by its host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTrace:
+    """What is kept of one rank's file."""
+
+    path: Path
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    host: str | None
+    device_name: str | None
+    groups: dict[str, tuple[int, ...]]
+    started_us: float
+    base_ns: int
+    """The file's own time base; added to `started_us` to compare clocks."""
+    events: int
+    absurd: int
+    odd: int
+    parts: Parts
+    hta: tuple[HtaRank, dict[str, int], tuple[HtaKernel, ...]] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadFile:
+    """A file that could not be used, and why."""
+
+    path: Path
+    why: str
+    rank: int | None
+
+
+def find(paths: Iterable[str]) -> list[Path]:
+    """The files of `paths`, and in folders all that end in .json or .json.gz, at any depth. InputError without any."""
+    found: list[Path] = []
+    for text in paths:
+        path = Path(text)
+        if path.is_dir():
+            inside = sorted(p for p in path.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file())
+            if not inside:
+                raise InputError(
+                    f"{path}: no trace in this folder; files that end in .json or .json.gz are expected"
+                )
+            found += inside
+        elif path.exists():
+            found.append(path)
+        else:
+            raise InputError(
+                f"{path}: no such file or folder; a PyTorch profiler trace or a folder of them is expected"
+            )
+    return list(dict.fromkeys(found))
+
+
+def read_all(
+    paths: list[Path], *, with_hta: bool, meanwhile: Callable[[], object]
+) -> tuple[list[RankTrace], list[UnreadFile]]:
+    """Read every file; also those that could not be read, which do not affect the others.
+
+    Where other processes read, `meanwhile` is called here after all of them have started.
+    """
+    jobs = [(path, with_hta) for path in paths]
+    workers = min(len(jobs), os.cpu_count() or 1)
+    if workers < 2 or sum(p.stat().st_size for p in paths) < SMALL_BYTES:
+        results = [_read(job) for job in jobs]
+    else:
+        from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415  slow to import
+
+        # Fork shares the imported modules. It is safe: this process has no threads yet.
+        method = "fork" if sys.platform == "linux" else "spawn"
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context(method)) as pool:
+            reading = pool.map(_read, jobs)
+            meanwhile()
+            results = list(reading)
+    return [r for r in results if isinstance(r, RankTrace)], [r for r in results if isinstance(r, UnreadFile)]
+
+
+def _read(job: tuple[Path, bool]) -> RankTrace | UnreadFile:
+    path, with_hta = job
+    by_name = _RANK.findall(path.name)
+    named = as_number("".join(by_name[-1])) if by_name else None
+    try:
+        trace = read_trace(path)
+        _require_ranks(trace, named)
+        parts = decompose(trace)
+    except DamagedError as error:
+        return UnreadFile(path=path, why=str(error), rank=named)
+    except ValueError as error:
+        return UnreadFile(path=path, why=f"nothing to analyse: {error}", rank=named)
+    meta, who = trace.meta, trace.meta.distributed
+    rank = who.rank if who is not None and who.rank is not None else named
+    devices = meta.devices or []
+    return RankTrace(
+        path=path,
+        rank=rank,
+        world_size=who.world_size if who is not None else None,
+        backend=who.backend if who is not None else None,
+        host=meta.host_name,
+        device_name=str(devices[0].get("name")) if devices else None,
+        groups=_groups(trace),
+        started_us=trace.base_us,
+        base_ns=int(meta.base_ns or 0),
+        events=trace.events,
+        absurd=trace.absurd,
+        odd=trace.odd,
+        parts=parts,
+        hta=hta.breakdown(trace, rank or 0) if with_hta else None,
+    )
+
+
+def _require_ranks(trace: Trace, named: int | None) -> None:
+    """DamagedError where the rank or the number of ranks cannot be: the others would be looked for."""
+    who = trace.meta.distributed
+    rank = who.rank if who is not None and who.rank is not None else named
+    for what, value, least in (("rank", rank, 0), ("world_size", who.world_size if who else None, 1)):
+        if value is not None and not least <= value <= RANKS_MAX:
+            raise DamagedError(f"its {what} is {value}; {least} to {RANKS_MAX} is expected")
+
+
+def _groups(trace: Trace) -> dict[str, tuple[int, ...]]:
+    """Members of the process groups that the trace lists."""
+    who = trace.meta.distributed
+    listed = who.pg_config if who is not None and isinstance(who.pg_config, list) else []
+    found = {}
+    for group in listed:
+        members = group.get("ranks")
+        if isinstance(members, list) and members and all(isinstance(r, int) for r in members):
+            found[str(group.get("pg_name", ""))] = tuple(members)
+    return found

@@ -1,0 +1,243 @@
+"""Read a trace file into columns, batch by batch, so that memory holds the events of one batch only."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling.reading import INT_MAX
+from scaling.traces.profiler import signs
+from scaling.traces.profiler.columns import Call, Columns, Credible, DeviceEvents, HostEvents, Sent, Trace
+from scaling.traces.profiler.events import Args, Other, TraceEvent
+from scaling.traces.profiler.signs import sent_of
+from scaling.traces.profiler.spans import Ints
+from scaling.traces.profiler.stream import TraceStream
+
+BY_NAME = -1
+"""Kind of a kernel that is decided later, by its name."""
+
+_NAME, _TID, _TS, _DUR = map(attrgetter, ("name", "tid", "ts", "dur"))
+_COLLECTIVE, _GRID = map(attrgetter, ("collective", "grid"))
+"""With `map` they fill a column without a list in between."""
+
+
+class _Numbers(dict[Any, int]):
+    """Numbers things in the order in which they are first asked for."""
+
+    def __missing__(self, key: Any) -> int:
+        self[key] = number = len(self)
+        return number
+
+
+class _Roles(dict[str, int]):
+    """The role of each name, found once."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = found = signs.role(name)
+        return found
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Turns each batch into arrays before the next one is read."""
+
+    stream: TraceStream
+    names: _Numbers = field(default_factory=_Numbers)
+    threads: _Numbers = field(default_factory=_Numbers)
+    grids: _Numbers = field(default_factory=_Numbers)
+    sent: _Numbers = field(default_factory=_Numbers)
+    roles: _Roles = field(default_factory=_Roles)
+    calls: list[tuple[int, float, float, Sent, bool]] = field(default_factory=list)
+    steps: list[tuple[str, float, float]] = field(default_factory=list)
+    gpu: list[Columns] = field(default_factory=list)
+    host: list[Columns] = field(default_factory=list)
+    launch: list[Columns] = field(default_factory=list)
+
+    def add(self, batch: list[TraceEvent | Other]) -> None:
+        """Sort one batch by category and each category into columns."""
+        groups: defaultdict[str, list[TraceEvent]] = defaultdict(list)
+        for event in batch:
+            if type(event) is TraceEvent:
+                groups[event.cat].append(event)
+        for category, events in groups.items():
+            if category in signs.OPERATORS:
+                self._hosts(events, plain=True)
+            elif category in signs.RUNTIME:
+                self._launches(events)
+            elif category in signs.KERNELS:
+                self._kernels(events)
+            elif category in signs.COPIES:
+                self._gpu(*self.stream.said(events), signs.COPY)
+            elif category in signs.ANNOTATIONS:
+                self._hosts(events, plain=False)
+            elif category != "Trace":
+                told = zip(*self.stream.said(events), strict=True)
+                waits = [(event, args) for event, args in told if _number(args.stream) >= 0]
+                self._gpu([event for event, _ in waits], [args for _, args in waits], signs.OTHER)
+
+    def _hosts(self, events: list[TraceEvent], *, plain: bool) -> None:
+        role = np.fromiter(map(self.roles.__getitem__, map(_NAME, events)), np.int8, len(events))
+        self.host.append(
+            {
+                "role": role,
+                "thread": self._threads(events),
+                "plain": np.full(len(events), plain),
+                **_times(events),
+            }
+        )
+        for event in (events[at] for at in np.flatnonzero(role == signs.STEP)):
+            self.steps.append((event.name, event.ts, event.ts + event.dur))
+        calls = [events[at] for at in np.flatnonzero(role == signs.CALL)]
+        for event, args in zip(*self.stream.said(calls), strict=True):
+            announced = signs.annotated(event.name)
+            name = event.name.partition(":")[2] if announced else args.collective
+            if announced or name:
+                sent = sent_of(args, signs.collective_of(name or ""))
+                end = event.ts + event.dur
+                self.calls.append((self.threads[event.tid], event.ts, end, sent, signs.on_host(event.name)))
+
+    def _threads(self, events: list[TraceEvent]) -> NDArray[np.int32]:
+        return np.fromiter(map(self.threads.__getitem__, map(_TID, events)), np.int32, len(events))
+
+    def _launches(self, events: list[TraceEvent]) -> None:
+        events, args = self.stream.said(events)
+        self.launch.append(
+            {
+                "correlation": _numbers([a.correlation for a in args]),
+                "thread": self._threads(events),
+                **_times(events),
+            }
+        )
+
+    def _kernels(self, events: list[TraceEvent]) -> None:
+        events, args = self.stream.said(events)
+        sent = np.full(len(args), -1)
+        for at, name in enumerate(map(_COLLECTIVE, args)):
+            if name is not None:
+                sent[at] = self.sent[sent_of(args[at], signs.collective_of(name))]
+        self._gpu(events, args, np.where(sent < 0, BY_NAME, signs.COMMUNICATION), sent)
+
+    def _gpu(
+        self,
+        events: list[TraceEvent],
+        args: list[Args],
+        kind: NDArray[Any] | int,
+        sent: NDArray[Any] | int = -1,
+    ) -> None:
+        many = len(events)
+        self.gpu.append(
+            {
+                "name": np.fromiter(map(self.names.__getitem__, map(_NAME, events)), np.int32, many),
+                "stream": _numbers([a.stream for a in args]),
+                "correlation": _numbers([a.correlation for a in args]),
+                "kind": np.full(many, kind, dtype=np.int8),
+                "grid": np.fromiter(map(self.grids.__getitem__, map(_GRID, args)), np.int32, many),
+                "sent": np.full(many, sent, dtype=np.int32),
+                **_times(events),
+            }
+        )
+
+
+def _times(events: list[TraceEvent]) -> Columns:
+    """Begin and duration, us; NaN where an event lacks it."""
+    return {
+        "ts": np.fromiter(map(_TS, events), np.float64, len(events)),
+        "dur": np.fromiter(map(_DUR, events), np.float64, len(events)),
+    }
+
+
+def _joined(blocks: list[Columns], names: tuple[str, ...]) -> Columns:
+    """All batches in one; empties `blocks`."""
+    joined = {
+        name: np.concatenate([b.pop(name) for b in blocks]) if blocks else np.empty(0) for name in names
+    }
+    blocks.clear()
+    return joined
+
+
+def read_trace(path: Path) -> Trace:
+    """Read one file. DamagedError when it is not a trace, or cut off."""
+    stream = TraceStream(path)
+    builder = _Builder(stream)
+    for batch in stream:
+        builder.add(batch)
+    gpu = _joined(builder.gpu, ("name", "stream", "correlation", "kind", "grid", "sent", "ts", "dur"))
+    host = _joined(builder.host, ("role", "thread", "plain", "ts", "dur"))
+    launch = _joined(builder.launch, ("correlation", "thread", "ts", "dur"))
+    credible = Credible(np.concatenate([gpu["ts"], host["ts"], launch["ts"]]))
+    dropped = sum(credible.keep(columns) for columns in (gpu, host, launch))
+    names = tuple(builder.names)
+    calls = [c for c in sorted(builder.calls, key=lambda c: c[1]) if credible(c[1], c[2] - c[1])]
+    return Trace(
+        path=path,
+        meta=stream.meta,
+        names=names,
+        gpu=_gpu(gpu, names, len(builder.grids), credible),
+        host=HostEvents(
+            role=host["role"].astype(np.int64),
+            thread=host["thread"].astype(np.int64),
+            plain=host["plain"].astype(bool),
+            **credible.spans(host),
+        ),
+        launches=_first_launches(launch, credible),
+        sent=tuple(builder.sent),
+        calls=tuple(
+            Call(thread=t, begin=credible.ns(b), end=credible.ns(e), sent=s, on_host=h)
+            for t, b, e, s, h in calls
+        ),
+        steps=tuple(
+            (name, credible.ns(begin), credible.ns(end))
+            for name, begin, end in sorted(builder.steps, key=lambda s: s[1])
+            if credible(begin, end - begin)
+        ),
+        events=stream.events,
+        absurd=dropped,
+        odd=stream.odd,
+        base_us=credible.base,
+    )
+
+
+def _gpu(columns: Columns, names: tuple[str, ...], grids: int, credible: Credible) -> DeviceEvents:
+    order = np.argsort(columns["ts"], kind="stable")
+    columns = {name: values[order] for name, values in columns.items()}
+    name = columns["name"].astype(np.int64)
+    by_name = np.array([signs.kernel_kind(n) for n in names], dtype=np.int64)
+    kind = columns["kind"].astype(np.int64)
+    kind = np.where(kind == BY_NAME, by_name[name], kind) if len(name) else kind
+    return DeviceEvents(
+        name=name,
+        stream=columns["stream"].astype(np.int64),
+        correlation=columns["correlation"].astype(np.int64),
+        kind=kind,
+        shape=name * grids + columns["grid"].astype(np.int64),
+        sent=columns["sent"].astype(np.int64),
+        **credible.spans(columns),
+    )
+
+
+def _first_launches(columns: Columns, credible: Credible) -> dict[str, Ints]:
+    """The first call of the runtime with each correlation id."""
+    order = np.lexsort((columns["ts"], columns["correlation"]))
+    correlation = columns["correlation"][order].astype(np.int64)
+    first = np.diff(correlation, prepend=-1) != 0
+    first &= correlation > 0
+    begin, thread = credible.spans(columns)["begin"], columns["thread"].astype(np.int64)
+    return {"correlation": correlation[first], "begin": begin[order[first]], "thread": thread[order[first]]}
+
+
+def _number(value: float | str | None) -> int:
+    """-1 for what is no number, and for one that no id can be."""
+    return int(value) if isinstance(value, int | float) and -INT_MAX <= value < INT_MAX else -1
+
+
+def _numbers(values: list[Any]) -> NDArray[np.int64]:
+    try:
+        return np.array([v if type(v) is int else _number(v) for v in values], dtype=np.int64)
+    except OverflowError:
+        return np.array([_number(v) for v in values], dtype=np.int64)

@@ -1,0 +1,221 @@
+"""The analysis of a run from the traces of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from scaling.analysis.invariants import within
+from scaling.analysis.results import (
+    SCHEMA,
+    Analysis,
+    Fabric,
+    Fits,
+    Point,
+    Quality,
+    RunInfo,
+    StepParts,
+    Timeline,
+    TrialStatus,
+)
+from scaling.analysis.results.measured import Measured
+from scaling.analysis.results.traces import Hta, Traced, TracedRank
+from scaling.spec.plan import Plan
+from scaling.traces.profiler import hta
+from scaling.traces.profiler.drawn import timeline
+from scaling.traces.profiler.files import RankTrace, UnreadFile
+from scaling.traces.profiler.jobs import TracedRanks, jobs, listed
+from scaling.traces.profiler.late import straggler
+from scaling.traces.profiler.match import Matched, RankClock, match
+from scaling.traces.profiler.planned import trace_plan
+from scaling.traces.profiler.table import Table, measured, table
+from scaling.traces.profiler.traffic import collectives, dilation, traffic
+from scaling.traces.profiler.verdicts import verdicts
+
+PROFILED = (
+    "the profiler was on, so every step includes its cost "
+    "(the training is faster without it; a trace does not show by how much)"
+)
+
+
+def analyse(
+    found: Sequence[RankTrace],
+    problems: Sequence[UnreadFile],
+    *,
+    batch: int | None = None,
+    name: str = "trace",
+    with_hta: bool = False,
+) -> tuple[Analysis, Plan, tuple[Timeline, ...]]:
+    """The contents of analysis.json, a plan that describes the run, and a typical step of each world size."""
+    made, said = jobs(found, problems)
+    matched = {job.world_size: _match(job) for job in made}
+    tables = {job.world_size: table(job, matched[job.world_size]) for job in made}
+    traced = tuple(
+        _traced(job, matched[job.world_size], tables[job.world_size], with_hta=with_hta) for job in made
+    )
+    base = min((t for t in tables.items()), default=None, key=lambda item: item[0])
+    points = tuple(_point(job, matched[job.world_size], tables[job.world_size], base, batch) for job in made)
+    plan = trace_plan(made, batch, name, found)
+    warnings = [*said, PROFILED]
+    for job in made:
+        if job.missing:
+            warnings.append(
+                f"INCOMPLETE: {len(job.missing)} of {job.world_size} ranks have no readable trace "
+                f"(rank {listed(job.missing)}); means are over the others"
+            )
+        warnings += [*job.warnings, *matched[job.world_size].unmatched]
+        if job.world_size > 1 and not any(len(f.parts.collectives.sent) for f in job.ranks.values()):
+            warnings.append(
+                f"INCOMPLETE: no communication was recognised in the traces of {job.world_size} ranks; "
+                "if there was any, it is counted as compute"
+            )
+    analysis = Analysis(
+        schema=SCHEMA,
+        run=RunInfo(
+            id=plan.id,
+            model=name,
+            topology=plan.spec.topology.name,
+            precision=plan.spec.precision,
+            mode=plan.spec.mode,
+            task="train",
+            backend=plan.spec.topology.backend,
+            device=plan.spec.topology.device,
+            started=plan.created,
+            duration_s=0.0,
+            synthetic=False,
+            launches=1,
+        ),
+        points=points,
+        fabric=Fabric(),
+        fits=Fits(),
+        inference=(),
+        verdicts=tuple(v for p, t in zip(points, traced, strict=True) for v in verdicts(p, t)),
+        quality=Quality(
+            contended_blocks=0,
+            dropped_samples=sum(f.absurd + f.odd for f in found),
+            clock_bound_us=None,
+            warnings=tuple(warnings),
+        ),
+        trials=tuple(_outcome(job) for job in made),
+        trace=traced,
+    )
+    drawn = tuple(timeline(job.ranks, matched[job.world_size], job.world_size) for job in made)
+    return within(analysis), plan, drawn
+
+
+def _match(job: TracedRanks) -> Matched:
+    groups = {rank: dict(file.groups) for rank, file in job.ranks.items()}
+    for known in groups.values():
+        if len(known) == 1:  # a collective without a group belongs to the only group
+            known[""] = next(iter(known.values()))
+    first = min(f.started_us for f in job.ranks.values())
+    return match(
+        {r: f.parts.collectives for r, f in job.ranks.items()},
+        job.world_size,
+        {r: f.parts.labels for r, f in job.ranks.items()},
+        groups,
+        {
+            r: RankClock(origin_ns=f.base_ns + round((f.started_us - first) * 1e3), host=f.host)
+            for r, f in job.ranks.items()
+        },
+    )
+
+
+def _traced(job: TracedRanks, matched: Matched, table: Table, *, with_hta: bool) -> Traced:
+    def of(name: str, rank: int) -> Measured:
+        found = table.of(name, rank)
+        assert found is not None
+        return found
+
+    ranks = tuple(
+        TracedRank(
+            rank=r,
+            file=str(f.path),
+            steps=table.columns["window"].shape[1],
+            events=f.events,
+            step_ms=of("window", r),
+            compute_ms=of("compute", r),
+            exposed_ms=of("exposed", r),
+            exposed_transfer_ms=table.of("moved", r),
+            exposed_skew_ms=table.of("waited", r),
+            hidden_ms=of("hidden", r),
+            copies_ms=of("copies", r),
+            input_ms=of("input", r),
+            host_ms=of("host", r),
+            launch_ms=of("launch", r),
+            idle_ms=of("idle", r),
+        )
+        for r, f in job.ranks.items()
+    )
+    shown = [f.hta for f in job.ranks.values() if f.hta is not None]
+    found = Hta(
+        ranks=tuple(h[0] for h in shown),
+        kernel_types=hta.kernel_types([h[1] for h in shown]),
+        kernels=tuple(kernel for h in shown for kernel in h[2]),
+    )
+    spread = [float(i.spread) / 1e3 for i in matched.instances]
+    return Traced(
+        world_size=job.world_size,
+        device=next(iter(job.ranks.values())).parts.device,
+        missing_ranks=job.missing,
+        ranks=ranks,
+        collectives=collectives(matched),
+        dilation=dilation(job),
+        end_spread_us=Measured(float(np.median(spread)), n=len(spread)) if spread else None,
+        hta=found if with_hta and shown else None,
+    )
+
+
+def _point(
+    job: TracedRanks,
+    matched: Matched,
+    table: Table,
+    base: tuple[int, Table] | None,
+    batch: int | None,
+) -> Point:
+    step = table.mean("window")
+    assert step is not None
+
+    def part(name: str) -> Measured | None:
+        return table.mean(name)
+
+    rest = table.columns["host"] + table.columns["launch"] + table.columns["idle"] + table.columns["copies"]
+    n = job.world_size
+    complete = not job.missing
+    parts = StepParts(
+        input=part("input"),
+        forward=part("forward"),
+        backward=part("backward"),
+        exposed_transfer=part("moved") if n > 1 else None,
+        exposed_skew=part("waited") if n > 1 else None,
+        optimizer=part("optimizer"),
+        host=measured(rest.mean(axis=0)),
+    )
+    scale = base[1].mean("window") if base and base[0] < n and complete else None
+    efficiency = Measured(scale.value / step.value, n=min(scale.n, step.n)) if scale else None
+    hosts = len({f.host for f in job.ranks.values() if f.host}) or 1
+    return Point(
+        world_size=n,
+        hosts=hosts,
+        status="done" if complete else "incomplete",
+        step_ms=step,
+        samples_per_s=None if batch is None else batch * n * 1e3 / step,
+        speedup=None if efficiency is None or base is None else efficiency * n / base[0],
+        efficiency=efficiency,
+        base_world_size=1 if efficiency is None or base is None else base[0],
+        parts_ms=parts,
+        straggler=straggler(job, matched, table, step),
+        comm=traffic(matched, table),
+    )
+
+
+def _outcome(job: TracedRanks) -> TrialStatus:
+    if not job.missing:
+        return TrialStatus(world_size=job.world_size, status="done")
+    return TrialStatus(
+        world_size=job.world_size,
+        status="incomplete",
+        error=f"no readable trace of rank {listed(job.missing)}",
+        rank=job.missing[0],
+    )

@@ -1,0 +1,147 @@
+"""Bandwidths of collectives, the traffic of a step, and how communication slows the compute beside it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from scaling.analysis.results import Bucket, Comm
+from scaling.analysis.results.measured import Measured
+from scaling.analysis.results.traces import Dilation, TracedCollective
+from scaling.traces.profiler.jobs import TracedRanks
+from scaling.traces.profiler.match import Instance, Matched
+from scaling.traces.profiler.spans import merged
+from scaling.traces.profiler.table import Table, measured
+
+FACTORS = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+}
+"""busbw / algbw (nccl-tests, doc/PERFORMANCE.md)."""
+
+
+def collectives(matched: Matched) -> tuple[TracedCollective, ...]:
+    """Each collective, group and size, the longest first."""
+    kinds: dict[tuple[str, str, int, int | None], list[int]] = defaultdict(list)
+    for index, one in enumerate(matched.instances):
+        kinds[one.collective, one.group, len(one.ranks), one.bytes].append(index)
+    rows = []
+    for (collective, group, size, nbytes), indices in kinds.items():
+        of = [matched.instances[i] for i in indices]
+        time = measured(float((i.end - i.begin).mean()) / 1e3 for i in of)
+        transfer = measured(i.transfer / 1e3 for i in of)
+        skew = measured(float(i.wait.mean()) / 1e3 for i in of)
+        assert time is not None
+        assert transfer is not None
+        assert skew is not None
+        late, often = Counter(i.late for i in of).most_common(1)[0]
+        algbw = _rate(transfer, nbytes, 1.0)
+        factor = FACTORS[collective](size) if collective in FACTORS and size > 1 else None
+        rows.append(
+            TracedCollective(
+                collective=collective,
+                group=group,
+                group_size=size,
+                bytes=nbytes,
+                count=len(of),
+                time_us=time,
+                transfer_us=transfer,
+                skew_us=skew,
+                algbw_gbit_s=algbw,
+                busbw_gbit_s=None if factor is None else _rate(transfer, nbytes, factor),
+                late_rank=late,
+                late_share=often / len(of),
+            )
+        )
+    return tuple(sorted(rows, key=lambda r: -r.time_us.value * r.count))
+
+
+def _rate(transfer: Measured, nbytes: int | None, factor: float) -> Measured | None:
+    """Gbit/s of `nbytes` in `transfer` us."""
+    if nbytes is None or transfer.value <= 0:
+        return None
+    return factor * nbytes * 8 / transfer / 1e3
+
+
+def _busy_ns(instances: Sequence[Instance], ranks: Sequence[int]) -> int:
+    """Sum over ranks of the time on which each moved data. Transfers at once share the rank's link and count once."""
+    return sum(_busy_of([i for i in instances if rank in i.ranks]) for rank in ranks)
+
+
+def _busy_of(instances: Sequence[Instance]) -> int:
+    released = np.array([i.released for i in instances], dtype=np.int64)
+    transfer = np.array([i.transfer for i in instances], dtype=np.int64)
+    return int(merged(released, released + transfer).length)
+
+
+def _over_links(reduced: Instance) -> float:
+    """Bytes of an all-reduce over the links of all its ranks together."""
+    n = len(reduced.ranks)
+    return 2.0 * (n - 1) * (reduced.bytes or 0)  # n times the factor
+
+
+def dilation(job: TracedRanks) -> Dilation | None:
+    """Mean of beside / alone over kernels seen both ways, weighted by their time alone."""
+    alone, beside, kernels, instances = 0.0, 0.0, 0, 0
+    for file in job.ranks.values():
+        for n_alone, t_alone, n_beside, t_beside in file.parts.stretched.values():
+            alone += t_alone / n_alone * n_beside
+            beside += t_beside
+            kernels, instances = kernels + 1, instances + n_beside
+    if not alone:
+        return None
+    steps = sum(len(f.parts.labels) for f in job.ranks.values())
+    return Dilation(
+        ratio=Measured(beside / alone, n=instances),
+        kernels=kernels,
+        cost_ms=Measured((beside - alone) / 1e6 / steps, n=instances),
+    )
+
+
+def traffic(matched: Matched, table: Table) -> Comm | None:
+    """Traffic of a step; busbw is that of the gradients' all-reduces alone, as in a run."""
+    steps = table.columns["window"].shape[1]
+    shown = [i for i in matched.instances if 0 <= i.step < steps]
+    reduces = [i for i in shown if i.collective == "all_reduce" and i.bytes]
+    if not reduces:
+        return None
+    by_step: dict[int, list[int]] = defaultdict(list)
+    for index, one in enumerate(reduces):
+        by_step[one.step].append(index)
+    per_step = list(by_step.values())
+    alike = len({tuple(reduces[i].bytes for i in row) for row in per_step}) == 1
+    rates, hidden = [], []
+    for row in per_step:
+        moved = _busy_ns([reduces[i] for i in row], table.ranks)
+        if moved:  # groups without a common rank share no link, so the rate is that of a rank
+            rates.append(sum(_over_links(reduces[i]) for i in row) * 8 / moved)
+    if "moved" in table.columns:
+        in_step: dict[int, list[Instance]] = defaultdict(list)
+        for one in shown:
+            in_step[one.step].append(one)
+        for k in range(steps):
+            ms = _busy_ns(in_step[k], table.ranks) / 1e6
+            if ms:
+                hidden.append(1 - min(float(table.columns["moved"][:, k].sum()) / ms, 1.0))
+    buckets = tuple(
+        Bucket(
+            bytes=reduces[per_step[0][k]].bytes or 0,
+            ready_ms=None,
+            transfer_ms=measured(reduces[row[k]].transfer / 1e6 for row in per_step),
+            skew_ms=measured(float(reduces[row[k]].wait.mean()) / 1e6 for row in per_step),
+        )
+        for k in range(len(per_step[0]) if alike else 0)
+    )
+    total = sum((i.bytes or 0) * len(i.ranks) for i in reduces)
+    return Comm(
+        bytes_per_step=round(total / len(per_step) / len(table.ranks)),
+        buckets=buckets,
+        busbw_gbit_s=measured(rates),
+        curve_share=None,
+        nominal_share=None,
+        hidden_share=measured(hidden),
+    )

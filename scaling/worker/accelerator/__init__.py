@@ -1,0 +1,1 @@
+"""The device of a rank: its clock, memory and number formats."""

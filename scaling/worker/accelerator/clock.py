@@ -1,0 +1,156 @@
+"""Two clocks with one interface: the host's, and a CUDA device's converted to host time.
+
+`stamp()` returns a token, an int. A token from 0 up is itself a host time in ns (0: not taken); one below 0 names an
+event of the latest window. `resolve` turns events into host times and keeps host times, so a row of stamps may hold
+both. Pass it stamps only: another number below 0, such as the key of a pairing, would be taken for an event
+(`resolve_collective` does this).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from scaling.records.format import COLLECTIVE_FIELDS, CollectiveRow
+
+ANCHOR_TRIES = 5
+"""Attempts at an anchor. The quickest one counts, as in the ping-pongs between hosts."""
+_FIRST_STAMP = COLLECTIVE_FIELDS.index("ready_ns")
+
+
+def now_ns() -> int:
+    """CLOCK_MONOTONIC_RAW, ns. No time server slews it, so durations are the hardware's."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+
+
+class Clock(Protocol):
+    """Stamps inside a window, times after it."""
+
+    @property
+    def bound_ns(self) -> int:
+        """Largest error of any resolved time so far against the host's clock, ns."""
+
+    def stamp(self) -> int:
+        """Return a token for this instant, without waiting."""
+
+    def window(self, stamps: int) -> contextlib.AbstractContextManager[None]:
+        """Enclose about `stamps` stamps. Tokens of the window before become invalid."""
+
+    def resolve(self, tokens: Sequence[int]) -> list[int]:
+        """Host times of tokens, ns. Call it only once the window is closed."""
+
+
+def resolve_collective(clock: Clock, row: CollectiveRow) -> CollectiveRow:
+    """The row with its stamps in host time, ns. Only stamps are resolved, since its group may be below 0."""
+    return CollectiveRow(*row[:_FIRST_STAMP], *clock.resolve(row[_FIRST_STAMP:]))
+
+
+class HostClock:
+    """The host's clock: a token is the time itself."""
+
+    bound_ns = 0
+    stamp = staticmethod(now_ns)
+
+    def window(self, stamps: int) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
+        """Nothing to prepare."""
+        return contextlib.nullcontext()
+
+    def resolve(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens themselves."""
+        return list(tokens)
+
+
+class Event(Protocol):
+    """The part of `torch.cuda.Event(enable_timing=True)` that is used here."""
+
+    def record(self) -> None:
+        """Record it on the calling thread's current stream."""
+
+    def synchronize(self) -> None:
+        """Wait until it is reached."""
+
+    def elapsed_time(self, end_event: Event, /) -> float:
+        """Time from this event to another, ms; negative when the other came first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchor:
+    """An event and the host time at which it was reached, known to within `bound_ns`."""
+
+    event: Event
+    host_ns: int
+    bound_ns: int
+
+
+class CudaClock:
+    """A device's clock: a stamp only records an event on the calling thread's current stream.
+
+    At both ends of a window, with the device idle, an anchor ties an event to host time. Times between are
+    interpolated, so the device clock's offset and drift do not matter, and an error is at most the greater bound of
+    the two anchors. Elapsed times are single-precision ms: their resolution is 0.5 us, and 2 us where a window lasts
+    longer than 16 s.
+    """
+
+    def __init__(self, new_event: Callable[[], Event], synchronize: Callable[[], None]) -> None:
+        """`synchronize` has to wait for all streams of the device."""
+        self._new_event = new_event
+        self._synchronize = synchronize
+        self._events: list[Event] = []
+        self._next = itertools.count()
+        self._ends = [[self._fresh() for _ in range(ANCHOR_TRIES)] for _ in range(2)]
+        self._begin: _Anchor | None = None
+        self._rate = 1.0
+        self.bound_ns = 0
+
+    def stamp(self) -> int:
+        """Record the next event of the pool."""
+        index = next(self._next)  # a single call in C, so two threads never get the same event
+        if index >= len(self._events):  # the window was opened for fewer stamps
+            self._reserve(index + 1)
+        self._events[index].record()
+        return ~index
+
+    @contextlib.contextmanager
+    def window(self, stamps: int) -> Iterator[None]:
+        """Make the events and take an anchor; take another when all work has ended."""
+        self._reserve(stamps)
+        self._next = itertools.count()
+        begin = self._begin = self._anchor(self._ends[0])
+        yield
+        end = self._anchor(self._ends[1])
+        device_ms = begin.event.elapsed_time(end.event)
+        self._rate = (end.host_ns - begin.host_ns) / (device_ms * 1e6) if device_ms > 0 else 1.0
+        self.bound_ns = max(self.bound_ns, begin.bound_ns, end.bound_ns)
+
+    def resolve(self, tokens: Sequence[int]) -> list[int]:
+        """Interpolate the window's events between its anchors; host times stay as they are."""
+        return [token if token >= 0 else self._host_ns(self._events[~token]) for token in tokens]
+
+    def _host_ns(self, event: Event) -> int:
+        assert self._begin is not None
+        return self._begin.host_ns + round(self._begin.event.elapsed_time(event) * 1e6 * self._rate)
+
+    def _anchor(self, events: Sequence[Event]) -> _Anchor:
+        self._synchronize()
+        return min((_tie(event) for event in events), key=lambda anchor: anchor.bound_ns)
+
+    def _reserve(self, count: int) -> None:
+        while len(self._events) < count:
+            self._events.append(self._fresh())
+
+    def _fresh(self) -> Event:
+        event = self._new_event()
+        event.record()  # torch creates the device's event when it is first recorded
+        return event
+
+
+def _tie(event: Event) -> _Anchor:
+    before = now_ns()
+    event.record()
+    event.synchronize()
+    after = now_ns()
+    return _Anchor(event, (before + after) // 2, (after - before + 1) // 2)

@@ -1,0 +1,122 @@
+"""Limit the memory of a rank, and recognise errors that mean it ran out of memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import re
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+"""Exception classes for it. Torch has none for the CPU; see `is_out_of_memory`."""
+
+_SAID = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "Cannot allocate memory",
+    "bad_alloc",
+    "could not create a memory",
+    "could not create a primitive",  # oneDNN, where its scratch memory cannot be had
+    "ALLOC_FAILED",  # cuBLAS, cuDNN
+)
+_M_MMAP_THRESHOLD = -3
+MMAP_BYTES = 2**20
+"""Under a limit, allocations of this size or more return to the system when they are freed."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception means that memory ran out. On the CPU only its text tells."""
+    if isinstance(error, OUT_OF_MEMORY):
+        return True
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in _SAID)
+
+
+class CpuLimit:
+    """A limit on this process's private writable memory: RLIMIT_DATA, the same as `ulimit -d`.
+
+    An allocation beyond it fails at once in the rank that made it, as on a GPU. Resident memory cannot be limited that
+    way (RLIMIT_RSS does nothing), and a cgroup's limit kills the process. Thread stacks and the heap count; library
+    code, which ranks share, does not.
+
+    glibc keeps freed blocks, and their size depends on what was freed before, so what fits would depend on what was
+    tried before. With a limit, blocks of MMAP_BYTES or more are therefore returned at once.
+    """
+
+    def __init__(self, limit: int) -> None:
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES)
+        self._limit = limit
+        self._held: int | None = None
+
+    def begin(self) -> None:
+        """Note what a fresh process holds. Memory that is left over later does not count against the limit."""
+        collect()
+        self._held = held_bytes()
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Limit memory inside; outside there is room to report."""
+        left = 0 if self._held is None else max(0, held_bytes() - self._held)
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        bound = self._limit + left
+        resource.setrlimit(resource.RLIMIT_DATA, (bound if hard < 0 else min(bound, hard), hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+class CudaLimit:
+    """Limits the caching allocator to a share of the device's memory; None: all of it."""
+
+    def __init__(self, limit: int | None, device: torch.device, margin: float) -> None:
+        total = torch.cuda.get_device_properties(device).total_memory
+        share = min(1.0, (total if limit is None else limit) * (1 - margin) / total)
+        torch.cuda.set_per_process_memory_fraction(share, device)
+
+    def begin(self) -> None:
+        """Nothing to do: the allocator's cache is emptied between tries."""
+
+    def on(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to do: the limit always holds."""
+        return contextlib.nullcontext()
+
+
+class NoLimit:
+    """The CPU with only the system's limits."""
+
+    def begin(self) -> None:
+        """Nothing to note."""
+
+    def on(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to set."""
+        return contextlib.nullcontext()
+
+
+Limit = CpuLimit | CudaLimit | NoLimit
+
+
+def make_limit(limit: int | None, device: torch.device, *, margin: float = 0.0) -> Limit:
+    """A limit of `limit` bytes less `margin` (a fraction)."""
+    if device.type == "cuda":
+        return CudaLimit(limit, device, margin)
+    return NoLimit() if limit is None else CpuLimit(int(limit * (1 - margin)))
+
+
+def held_bytes() -> int:
+    """Memory of this process that RLIMIT_DATA counts: VmData."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    found = re.search(r"^VmData:\s+(\d+) kB", status, re.MULTILINE)
+    return int(found.group(1)) * 1024 if found else 0
+
+
+def collect() -> None:
+    """Collect garbage and return free memory to the system."""
+    gc.collect()
+    with contextlib.suppress(AttributeError):  # glibc only
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,1 @@
+"""Workloads, and where their batches come from."""

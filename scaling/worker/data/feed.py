@@ -1,0 +1,225 @@
+"""Where a step's batches come from. A block begins with as many batches ready as its arm left.
+
+While a block runs, the loaders of other ranks and arms would go on filling their queues. They would take cores from
+the rank that is measured, and their own next block would begin with batches that no step had to wait for. So data
+workers stop at a gate, between two samples, when a block ends, and go on from there. If another arm left more or fewer
+batches ready than this one did, batches are discarded or made before the block begins.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import time
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from scaling.errors import InputError
+from scaling.spec.patience import LOADER
+from scaling.spec.run import Data, Spec
+from scaling.worker.accelerator.clock import Clock
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.data.gate import Collate, Gate, Stream, Timed, end_with_parent
+from scaling.worker.data.sampler import Shards
+from scaling.worker.data.workload import Workload, find
+
+BATCHES = 4
+"""Number of synthetic batches, made once and used in turn."""
+FILL_S = 10
+"""Longest time that a block waits until as many batches are ready as its arm left."""
+POLL_S = 5e-3
+TRIES = 3
+"""Number of fetches whose mean is the time of a fetch with a ready batch."""
+
+UNKNOWN = (-1, -1)
+
+
+class NoBatchError(RuntimeError):
+    """A data worker raised, died, or gave no batch in time."""
+
+
+class Feed:
+    """The same few synthetic batches in turn. There is nothing to wait for."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self._batches = itertools.cycle(batches)
+
+    def fetch(self) -> Any:
+        """The next batch, on the host."""
+        return next(self._batches)
+
+    def prepare(self, arm: Hashable, world_size: int) -> None:
+        """Before a block: get as many batches ready as the arm's last block left at its end."""
+
+    def resume(self) -> None:
+        """The block begins: let data workers run."""
+
+    def pause(self, arm: Hashable) -> None:
+        """The block has ended: stop data workers, so that nothing runs beside the next block."""
+
+    def cost(self) -> tuple[int, int]:
+        """Mean wall and CPU time of making a batch since the last call, ns; (-1, -1) if none was made."""
+        return UNKNOWN
+
+    def fed_ns(self, clock: Clock, load: Callable[[Any], Any]) -> int:  # noqa: ARG002
+        """Duration of a fetch whose batch is ready, with `load`, ns; -1 without a loader."""
+        return -1
+
+    def close(self) -> None:
+        """End the data workers."""
+
+
+class Loader(Feed):
+    """An endless DataLoader over a dataset. Its workers can be stopped and its ready batches counted."""
+
+    def __init__(
+        self, dataset: Any, data: Data, *, batch: int, rank: int, seed: int, pin: bool, timeout_s: float
+    ) -> None:
+        """`batch`: samples of one fetch. The workers start at the first fetch."""
+        self._workers = data.workers
+        self._ahead = data.workers * data.prefetch
+        self._gate = Gate(data.workers)
+        stream = isinstance(dataset, IterableDataset)
+        self._shards = None if stream else Shards(dataset, rank=rank, seed=seed)
+        self._loader: DataLoader[Any] = DataLoader(
+            Stream(dataset, self._gate) if stream else Timed(dataset, self._gate),
+            batch_size=batch,
+            sampler=self._shards,
+            num_workers=data.workers,
+            prefetch_factor=data.prefetch if data.workers else None,
+            collate_fn=Collate(getattr(dataset, "collate_fn", default_collate), self._gate),
+            pin_memory=pin,
+            drop_last=True,
+            timeout=timeout_s if data.workers else 0,
+            worker_init_fn=functools.partial(end_with_parent, os.getpid()),
+        )
+        self._batches: Any = None
+        self._taken = 0
+        self._costs: list[tuple[int, int]] = []
+        self._levels: dict[Hashable, int] = {}
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the running workers."""
+        return [worker.pid for worker in getattr(self._batches, "_workers", [])]
+
+    def fetch(self) -> Any:
+        """The next batch; waits for it."""
+        if self._batches is None:
+            self._batches = iter(self._loader)
+        try:
+            batch, wall_ns, cpu_ns = next(self._batches)
+        except Exception as error:
+            if not self._workers:
+                raise  # the dataset raised it, in this process
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            if lines[0].startswith("Caught "):  # the text of a worker's traceback
+                raise NoBatchError(f"in a data worker: {lines[-1]}") from error
+            raise NoBatchError(f"no batch from the data workers: {lines[0]}") from error
+        self._taken += 1
+        self._costs.append((wall_ns, cpu_ns))
+        return batch
+
+    def prepare(self, arm: Hashable, world_size: int) -> None:
+        """Discard batches, or wait for more, until as many are ready as the arm left. The first time, do nothing."""
+        if self._shards is not None:
+            self._shards.world_size = world_size
+        level = self._levels.get(arm)
+        if level is not None:
+            while self._ready() > level:
+                self.fetch()
+            if self._ready() < level:
+                self._fill(level)
+        self._costs.clear()
+
+    def resume(self) -> None:
+        """Let the workers continue."""
+        self._gate.open()
+
+    def pause(self, arm: Hashable) -> None:
+        """Stop the workers before their next sample, and remember how many batches are ready."""
+        self._gate.shut()
+        self._levels[arm] = self._ready()
+
+    def cost(self) -> tuple[int, int]:
+        """See Feed."""
+        costs, self._costs = self._costs, []
+        if not costs:
+            return UNKNOWN
+        wall, cpu = (sum(column) // len(costs) for column in zip(*costs, strict=True))
+        return wall, cpu
+
+    def fed_ns(self, clock: Clock, load: Callable[[Any], Any]) -> int:
+        """See Feed. Without workers every fetch makes its batch, so only `load` is timed."""
+        tries = min(TRIES, self._fill(self._ahead)) if self._workers else TRIES
+        spans: list[list[int]] = []
+        with clock.window(2 * tries):
+            for _ in range(tries):
+                made = None if self._workers else self.fetch()
+                begin = clock.stamp()
+                load(self.fetch() if made is None else made)
+                spans.append([begin, clock.stamp()])
+        times = [end - begin for begin, end in map(clock.resolve, spans)]
+        return sum(times) // len(times) if times else -1
+
+    def close(self) -> None:
+        """End the workers."""
+        self._gate.open()
+        if self._workers and self._batches is not None:
+            self._batches._shutdown_workers()  # noqa: SLF001  # as its destructor does, but at a known time
+        self._batches = None
+
+    def _ready(self) -> int:
+        """Number of ready batches, in the order of delivery: batch k comes from worker k modulo their number."""
+        made, first = self._gate.made, self._taken
+        if not self._workers:
+            return 0
+        ready = itertools.takewhile(
+            lambda k: made[k % self._workers] > k // self._workers, range(first, first + self._ahead)
+        )
+        return sum(1 for _ in ready)
+
+    def _fill(self, level: int) -> int:
+        """Let the workers make batches until `level` are ready. Returns how many are ready."""
+        self._gate.open()
+        deadline = time.monotonic() + FILL_S
+        while self._ready() < level and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        time.sleep(POLL_S)  # a batch that was just made is still in transit
+        self._gate.shut()
+        return self._ready()
+
+
+def open_feed(spec: Spec, workload: Workload, batch: int, *, rank: int, device: Device) -> Feed:
+    """A feed of batches of `batch` samples. InputError when the dataset cannot be made."""
+    if spec.data.target is None:
+        generator = torch.Generator().manual_seed(spec.seed * 1_000_003 + rank)
+        return Feed([device.stage(workload.make_batch(batch, generator)) for _ in range(BATCHES)])
+    return Loader(
+        find_dataset(spec.data),
+        spec.data,
+        batch=batch,
+        rank=rank,
+        seed=spec.seed,
+        pin=spec.data.pin_memory and device.type == "cuda",
+        timeout_s=LOADER * spec.measure.step_timeout_s,
+    )
+
+
+def find_dataset(data: Data) -> Any:
+    """Import the target and call it. InputError says what is missing."""
+    dataset = find("data._target_", str(data.target), "a Dataset")(**data.args)
+    if isinstance(dataset, IterableDataset):
+        return dataset
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise InputError(
+            f"data._target_={data.target}: returned {type(dataset).__name__}, a torch Dataset is expected: "
+            "__getitem__ and __len__, or an IterableDataset"
+        )
+    if len(dataset) == 0:
+        raise InputError(f"data._target_={data.target}: has no samples")
+    return dataset

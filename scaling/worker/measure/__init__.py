@@ -1,0 +1,1 @@
+"""Arms, blocks and stamps: how a step is measured."""

@@ -1,0 +1,96 @@
+"""Run collectives without training: for the replay, pairs and fabric arms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from scaling.records.format import CollectiveRow, PlainRow
+from scaling.spec.run import COLLECTIVES
+from scaling.worker.accelerator.clock import resolve_collective
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.parallel.groups import Group
+from scaling.worker.session.beat import beat
+
+_ITEM_BYTES = 4
+ALL_REDUCE = COLLECTIVES.index("all_reduce")
+# torch 2.13 renamed them; the older names still exist there and warn.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+Message = tuple[int, int]
+"""(index into COLLECTIVES, bytes). Bytes as nccl-tests counts them: the whole result of an all-gather, the whole input
+of a reduce-scatter."""
+
+
+class Exchange:
+    """Runs collectives over one fp32 buffer on the device."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._buffer = torch.zeros(0)
+        self._part = torch.zeros(0)
+
+    def reserve(self, size: int) -> None:
+        """Make room for messages of up to `size` bytes."""
+        if self._buffer.numel() * _ITEM_BYTES < size:
+            self._buffer = torch.zeros(size // _ITEM_BYTES + 1, device=self._device.torch_device)
+            self._part = torch.zeros_like(self._buffer)
+
+    def run(
+        self, group: Group, messages: Sequence[Message], dtype: torch.dtype = torch.float32
+    ) -> tuple[PlainRow, list[CollectiveRow]]:
+        """Run messages with elements of `dtype` one after the other; a barrier aligns the group's ranks before them.
+
+        Returns begin and end, and one row a message, all stamps as tokens.
+        """
+        stamp = self._device.clock.stamp
+        self._device.synchronize()
+        dist.barrier(group.control)
+        begin = stamp()
+        rows = [self._one(group, kind, size, seq, dtype) for seq, (kind, size) in enumerate(messages)]
+        end = stamp()
+        beat()
+        return PlainRow(begin, end), rows
+
+    def once(self, group: Group, size: int) -> CollectiveRow:
+        """Run one all-reduce in its own window; its stamps are in ns."""
+        clock = self._device.clock
+        with clock.window(4):
+            _, (row,) = self.run(group, [(ALL_REDUCE, size)])
+        return resolve_collective(clock, row)
+
+    def _one(self, group: Group, kind: int, size: int, seq: int, dtype: torch.dtype) -> CollectiveRow:
+        """Run and stamp one message. On CUDA the current stream waits for it, the host does not."""
+        stamp, n, over = self._device.clock.stamp, len(group.ranks), group.data
+        items = size // dtype.itemsize
+        each = max(1, items // n)
+        split = COLLECTIVES[kind] in ("all_gather", "reduce_scatter")
+        whole = self._buffer.view(dtype)[: each * n if split else max(1, items)]
+        part = self._part.view(dtype)[:each]
+        launch = stamp()
+        match COLLECTIVES[kind]:
+            case "all_gather":
+                _all_gather(whole, part, group=over)
+            case "reduce_scatter":
+                _reduce_scatter(part, whole, group=over)
+            case "broadcast":
+                dist.broadcast(whole, group.ranks[0], group=over)
+            case _:
+                dist.all_reduce(whole, group=over)
+        return CollectiveRow(
+            seq=seq,
+            kind=kind,
+            group=group.key,
+            bytes=whole.numel() * dtype.itemsize,
+            ready_ns=launch,
+            launch_ns=launch,
+            done_ns=stamp(),
+        )
+
+
+def stamps_of(exchanges: Sequence[Sequence[Message]]) -> int:
+    """Number of stamps that `run` takes for these lists of messages."""
+    return sum(2 + 2 * len(messages) for messages in exchanges)

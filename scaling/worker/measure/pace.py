@@ -1,0 +1,164 @@
+"""How many steps a block has, which sizes the fabric sweep takes, and when to stop measuring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from scaling.records.format import CollectiveRow
+from scaling.spec.run import FABRIC_BYTES_MIN, SWEEP_SHARE, Measure, Spec
+
+BLOCK_NS_MIN = 300_000_000
+"""Very short steps get longer blocks: a block has to outlast a hiccup of the scheduler."""
+BLOCK_STEPS_MAX = 200
+STEPS_MIN = 1
+SHORT_STEPS = 6
+"""A block of fewer steps has a single step of lead-in."""
+EXCHANGE_SHARE = 0.15
+"""Share of a round, roughly, that replay and the size sweep take."""
+LEFT_ROUNDS = 0.2
+"""After this much of a round, its length is known well enough to predict the end."""
+
+CASE_S = 1.0
+"""Longest block of a case: more rounds are worth more than longer ones."""
+CASE_SHARE = 0.8
+"""Share of the budget for the blocks of cases; warm-up and changing cases take the rest."""
+CASE_LEAST = 2
+"""Steps of a block with a single timed one: one runs before it."""
+CASE_STEPS_MIN, CASE_STEPS_MAX = 1, 2000
+
+
+class Known(Protocol):
+    """What has been measured so far, and how precisely."""
+
+    def half_widths(self) -> Sequence[float | None]:
+        """Half of the 95 % interval of each result, as a fraction or an efficiency; None while unknown."""
+
+
+class Pace:
+    """Decides when to stop. Rank 0 keeps it and decides for all ranks."""
+
+    def __init__(
+        self, measure: Measure, known: Known, *, budget_s: float | None = None, limit_s: float | None = None
+    ) -> None:
+        """`budget_s`: for all rounds; None for the measure's. `limit_s`: for the least number of them, if more."""
+        self._measure, self._known = measure, known
+        self._budget_s = measure.budget_s if budget_s is None else budget_s
+        self._limit_s = max(self._budget_s, measure.longest_s if limit_s is None else limit_s)
+        self._rounds_s: list[float] = []
+        self._elapsed_s = 0.0
+
+    def go_on(self, rounds: int, elapsed_s: float) -> bool:
+        """Whether to start another round after `rounds` of them.
+
+        The least number of rounds may take as long as the limit, since fewer give no interval.
+        """
+        self._rounds_s.append(elapsed_s - self._elapsed_s)
+        self._elapsed_s = elapsed_s
+        measure = self._measure
+        if rounds >= measure.rounds_max:
+            return False
+        expected_s = elapsed_s + max(self._rounds_s[-3:])
+        if rounds < measure.rounds_min:
+            return expected_s <= self._limit_s or elapsed_s < self._budget_s  # with shorter blocks
+        return expected_s <= self._budget_s and not self._precise()
+
+    def over(self, elapsed_s: float) -> bool:
+        """Whether a round is to end before its last block: the machine is much slower than it was."""
+        return elapsed_s > self._limit_s
+
+    def share(self, rounds: int, elapsed_s: float) -> float:
+        """What of a block's steps the next round may take, 0 to 1, so that the least number of rounds still fits."""
+        missing, last_s = self._measure.rounds_min - rounds, self._rounds_s[-1]
+        left_s = self._budget_s - elapsed_s
+        return 1.0 if missing <= 0 or missing * last_s <= left_s else max(0.0, left_s / (missing * last_s))
+
+    def seconds_left(self, rounds: float, elapsed_s: float) -> float | None:
+        """Seconds until the last round ends at the latest; None while unknown."""
+        if rounds < LEFT_ROUNDS:
+            return None
+        whole_s = min(self._budget_s, elapsed_s / rounds * self._measure.rounds_max)
+        return round(max(0.0, whole_s - elapsed_s), 1)
+
+    def _precise(self) -> bool:
+        """Whether every result is known to the target, as far as rank 0 can tell from its own blocks."""
+        target, widths = self._measure.target_half_width, self._known.half_widths()
+        return target is not None and bool(widths) and all(w is not None and w <= target for w in widths)
+
+
+def block_steps(
+    measure: Measure, step_ns: Sequence[int], *, bunch: int = 1, budget_s: float | None = None
+) -> tuple[int, int]:
+    """(timed, lead-in) steps of every block of a launch, so that rounds_min rounds fit into the budget.
+
+    `step_ns`: about what one step of each block of a round takes. Blocks have a multiple of `bunch` steps. `budget_s`:
+    for all rounds; None for the measure's.
+    """
+    budget_s = measure.budget_s if budget_s is None else budget_s
+
+    def whole(steps: int) -> int:
+        return -(-steps // bunch) * bunch
+
+    longest_ns, round_ns = max(1, *step_ns), max(1, sum(step_ns))
+    steps = min(BLOCK_STEPS_MAX, max(measure.steps, -(-BLOCK_NS_MIN // longest_ns)))
+    affordable = budget_s * 1e9 * (1 - EXCHANGE_SHARE) / measure.rounds_min / round_ns
+    if steps + measure.lead_in <= affordable:
+        return whole(steps), measure.lead_in
+    lead_in = 1 if affordable < SHORT_STEPS else min(measure.lead_in, 2)
+    return whole(max(STEPS_MIN, int(affordable) - lead_in)), lead_in
+
+
+def case_steps(measure: Measure, step_ns: int, *, budget_s: float, blocks: int) -> tuple[int, int]:
+    """(timed, lead-in) steps of a block of one case, in a round of `blocks`, so that rounds_min rounds fit."""
+    block_s = min(CASE_S, CASE_SHARE * budget_s / measure.rounds_min / blocks)
+    fit = int(block_s * 1e9 / max(1, step_ns))
+    lead_in = min(measure.lead_in, fit // 4)  # a step runs before each block anyway
+    return max(CASE_STEPS_MIN, min(CASE_STEPS_MAX, fit - lead_in)), lead_in
+
+
+def case_lengths(
+    measure: Measure, step_ns: Sequence[int], *, budget_s: float, arms: int
+) -> list[tuple[int, int]]:
+    """(timed, lead-in) steps of the blocks of each case; cases with long steps take what they must.
+
+    `arms`: blocks of a case in a round.
+    """
+    each_s = CASE_SHARE * budget_s / measure.rounds_min / arms
+    fair_s = each_s / len(step_ns)
+    dear = [CASE_LEAST * ns / 1e9 for ns in step_ns if CASE_LEAST * ns / 1e9 > fair_s]
+    if len(dear) < len(step_ns):
+        fair_s = max(0.0, each_s - sum(dear)) / (len(step_ns) - len(dear))
+    share_s = fair_s * measure.rounds_min / CASE_SHARE
+    return [case_steps(measure, ns, budget_s=share_s, blocks=1) for ns in step_ns]
+
+
+def bunch(spec: Spec) -> int:
+    """Number of steps in which every data worker gives the same number of batches.
+
+    Workers that began together end together: where steps wait for them, one step waits long and the next few do not
+    wait. Only a block of whole bunches has the mean step of a long run.
+    """
+    workers = spec.data.workers
+    return workers // math.gcd(workers, spec.accumulation_steps) if workers else 1
+
+
+def fabric_sizes(
+    ceiling: int,
+    budget_s: float,
+    exchange: Callable[[int], CollectiveRow],
+    agree: Callable[[int, Any], Any],
+) -> list[int]:
+    """Powers of four from 1 KiB up to `ceiling`, bytes, as long as one message stays affordable.
+
+    Runs each size once, which also warms the connection up. All ranks get the same list.
+    """
+    sizes: list[int] = []
+    size = FABRIC_BYTES_MIN
+    while size <= ceiling:
+        row = exchange(size)
+        sizes.append(size)
+        if not agree(size, (row.done_ns - row.launch_ns) * 4 <= budget_s * SWEEP_SHARE * 1e9):
+            break
+        size *= 4
+    return sizes

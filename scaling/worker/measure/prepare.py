@@ -1,0 +1,156 @@
+"""Prepare a trial: check that it fits into memory on every rank, and warm up."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+from scaling.records.format import CollectiveRow
+from scaling.spec.plan import Trial
+from scaling.spec.promise import SWEEP, WHOLE, Content
+from scaling.spec.schedule import PLAIN, PROBE
+from scaling.worker.accelerator.clock import Clock
+from scaling.worker.accelerator.memory import is_out_of_memory
+from scaling.worker.measure.arms import Arms
+from scaling.worker.measure.exchange import Exchange
+from scaling.worker.measure.pace import fabric_sizes
+from scaling.worker.measure.step import Loop
+from scaling.worker.session.progress import COMPILE_S
+from scaling.worker.session.session import LaunchSession
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A trial on one rank that is ready to be measured."""
+
+    arms: Arms
+    warmup_steps: int
+    step_ns: int
+    """About what a plain step takes in the slowest sub-group."""
+    alone_ns: int
+    """About what a step without DDP takes, all ranks at once."""
+    fed_ns: int
+    """Duration of a fetch whose batch is ready; -1 for synthetic batches."""
+    sweep: list[int]
+    """Sizes of the fabric arm, bytes; empty at world size 1."""
+    sent: list[CollectiveRow]
+    """One message of each of these sizes."""
+
+
+def fits(arms: Arms) -> bool:
+    """Whether one local step fits into this rank's memory. Nothing is reduced, so no peer waits for it."""
+    try:
+        arms.bare.local()
+    except Exception as error:
+        if is_out_of_memory(error):
+            return False
+        raise
+    return True
+
+
+WARMUP_CHUNK = 3
+"""Steps that are timed together, if there is time for them."""
+REBUILT = 3
+"""Steps after which DDP has rebuilt its buckets; the first block begins with another one."""
+WARMUP_SETTLED = 0.10
+"""Warm-up ends when a chunk of steps is not faster than the one before by more than this fraction."""
+
+
+def warm_up(
+    trial: Trial,
+    arms: Arms,
+    *,
+    session: LaunchSession,
+    participants: int,
+    exchange: Exchange,
+    content: Content = WHOLE,
+    limit_s: float = math.inf,
+) -> Ready:
+    """Run each loop for a few steps (DDP rebuilds its buckets in the second), then plain steps until they settle.
+
+    `participants`: ranks of all sub-groups, which do the same; rank 0 decides for all of them. `limit_s`: time for it,
+    compiling apart. Where steps are long, each loop takes fewer of them: DDP's at least REBUILT.
+    """
+    n, clock, lead = trial.world_size, session.device.clock, session.lead
+    control, measure, group = session.control, session.spec.measure, session.groups[trial.world_size]
+    for feed in arms.feeds():
+        feed.prepare("warm-up", n)
+        feed.resume()
+    loops = arms.loops()
+    for index, loop in enumerate(loops if arms.compiles else ()):
+        # Compiling takes minutes, and not equally long on every rank, so no rank waits for it in a collective.
+        session.say(f"compiling {index + 1} of {len(loops)}", COMPILE_S)
+        loop.local()
+        control.meet(f"compiled/{n}/{index}", participants)
+    begin, chunk, alone_ns = time.monotonic(), WARMUP_CHUNK, 0
+    for index, loop in enumerate(loops):
+        session.say(f"loop {index + 1} of {len(loops)}")
+        if index == 0:
+            alone_ns = _chunk(loop, clock, 1)
+            chunk = control.agree(f"chunk/{n}", _chunk_of(alone_ns, len(loops), limit_s), lead=lead)
+        took = _chunk(loop, clock, chunk - 1 if index == 0 else max(chunk, REBUILT))
+        alone_ns = min(alone_ns, took // (chunk - 1)) if index == 0 and chunk > 1 else alone_ns
+    if arms.detailed is not None:
+        with arms.taking(PROBE, detailed=True) as take:
+            assert take is not None
+            take(arms.detailed.forward_end_ns)  # discard what the hook has collected so far
+            with clock.window(arms.stamps(PROBE, detailed=True)):
+                arms.detailed.plain()
+            take(arms.detailed.forward_end_ns)  # the messages of one step
+    steps, before, settled = chunk, float("inf"), False
+    while not settled and steps < measure.warmup_max:
+        session.say(f"{steps} steps")
+        took = _chunk(arms.plain, clock, chunk)
+        steps += chunk
+        over = time.monotonic() - begin + took / 1e9 > limit_s
+        settled = control.agree(f"warm/{n}/{steps}", over or took > before * (1 - WARMUP_SETTLED), lead=lead)
+        before = took
+    session.say("messages")
+    for feed in arms.feeds():
+        feed.pause("warm-up")
+    fed_ns = arms.feed(PLAIN).fed_ns(clock, arms.load)
+    sweep: list[int] = []
+    sent: list[CollectiveRow] = []
+    if n > 1 and arms.variant is None:
+        exchange.reserve(max(measure.fabric_bytes_max, *arms.wire()))
+        if content.has(SWEEP):
+            sweep = fabric_sizes(
+                measure.fabric_bytes_max,
+                measure.budget_s,
+                lambda size: _kept(sent, exchange.once(group, size)),
+                lambda key, value: control.agree(f"fabric/{n}/{key}", value, lead=lead),
+            )
+    step_ns = int(before) // chunk
+    if participants > n:  # a block takes as long as its slowest sub-group
+        step_ns = control.judge(f"step/{n}", step_ns, session.rank, participants, max)
+    return Ready(
+        arms=arms,
+        warmup_steps=steps,
+        step_ns=step_ns,
+        alone_ns=alone_ns,
+        fed_ns=fed_ns,
+        sweep=sweep,
+        sent=sent,
+    )
+
+
+def _chunk_of(step_ns: int, loops: int, limit_s: float) -> int:
+    """Steps that each loop takes, given what one took: as many as fit, with as many again that are timed."""
+    fit = limit_s * 1e9 / max(1, step_ns) - 3  # the probe's messages take a step or two
+    return max(1, min(WARMUP_CHUNK, int(min(fit, 1e6) // (loops + 1))))
+
+
+def _kept(rows: list[CollectiveRow], row: CollectiveRow) -> CollectiveRow:
+    rows.append(row)
+    return row
+
+
+def _chunk(loop: Loop, clock: Clock, steps: int) -> int:
+    """Duration of a few plain steps, ns."""
+    if steps == 0:
+        return 0
+    with clock.window(2 * steps):
+        stamps = [loop.plain() for _ in range(steps)]
+    begin, end = clock.resolve([stamps[0][0], stamps[-1][1]])
+    return end - begin

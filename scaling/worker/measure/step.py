@@ -1,0 +1,186 @@
+"""One optimizer step, with or without phase stamps. Both do the same work in the same order.
+
+A step only takes stamps and returns their tokens. Durations are computed from them after the block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.records.format import AnyStepRow, PlainRow, StepRow
+from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.precision import Precision
+from scaling.worker.data.workload import Workload
+from scaling.worker.measure.inject import Faults
+from scaling.worker.session.beat import beat
+
+_ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is no other way to see the end of backward's compute
+
+
+class Loop:
+    """The training loop around one module (bare or wrapped) at one batch size."""
+
+    def __init__(
+        self,
+        *,
+        workload: Workload,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        fetch: Callable[[], Any],
+        accumulation: int,
+        device: Device,
+        precision: Precision,
+        faults: Faults,
+        load: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """`fetch` returns the next batch, on the host; `load` converts it for the module (None: as the device does)."""
+        self.module = module
+        self._loss = workload.loss
+        self._optimizer = optimizer
+        self._next = fetch
+        self.micro_steps = accumulation
+        self._stamp = device.clock.stamp
+        self._load = load or device.load
+        self._autocast = precision.autocast
+        self._scaler = precision.scaler()
+        self._faults = faults
+        self.stamps = 5 * accumulation + 4
+        """Number of stamps of a stamped step."""
+        self.forward_end_ns = 0
+        """Host time at which the last micro-step's forward returned. DDP's ready times count from there."""
+
+    def plain(self) -> list[int]:
+        """Run a step with two stamps: begin and end."""
+        begin = self._stamp()
+        for last in self._micro_steps():
+            with self._sync(last):
+                inputs, targets = self._fetch()
+                self._forward(inputs, targets).backward()  # type: ignore[no-untyped-call]
+        self._optimize()
+        self._faults.host()
+        end = self._stamp()
+        beat()
+        return [begin, end]
+
+    def stamped(self) -> list[int]:
+        """Run a step with the stamps that `step_row` takes."""
+        stamp = self._stamp
+        stamps = [stamp()]
+        compute_end: list[int] = []
+        for last in self._micro_steps():
+            with self._sync(last):
+                stamps.append(stamp())
+                inputs, targets = self._fetch()
+                stamps.append(stamp())
+                loss = self._forward(inputs, targets)
+                compute_end.append(0)
+                if last or self._faults.wrong_no_sync:
+                    _at_end_of_backward(loss, stamp, compute_end)
+                stamps.append(stamp())
+                loss.backward()  # type: ignore[no-untyped-call]
+                stamps.append(stamp())
+        stamps.append(stamp())
+        self._optimize()
+        stamps.append(stamp())
+        self._faults.host()
+        stamps.append(stamp())
+        beat()
+        return [*stamps, *compute_end]
+
+    def local(self) -> None:
+        """Run a step that reduces nothing, whatever the module is, to see whether it fits into memory."""
+        try:
+            with self._sync(last=False):
+                inputs, targets = self._fetch()
+                self._forward(inputs, targets).backward()  # type: ignore[no-untyped-call]
+        finally:
+            self._optimizer.zero_grad(set_to_none=True)
+        beat()
+
+    def held(self, *, reduce: bool) -> None:
+        """Run a whole step and keep the gradients allocated, so that they stay in DDP's buckets.
+
+        Without `reduce` no peer is needed; the step takes as much memory either way.
+        """
+        for last in self._micro_steps():
+            with self._sync(last and reduce):
+                inputs, targets = self._fetch()
+                self._forward(inputs, targets).backward()  # type: ignore[no-untyped-call]
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=False)
+        beat()
+
+    def _micro_steps(self) -> list[bool]:
+        return [i == self.micro_steps - 1 for i in range(self.micro_steps)]
+
+    def _sync(self, last: bool) -> contextlib.AbstractContextManager[Any]:
+        if last or self._faults.wrong_no_sync or not isinstance(self.module, DistributedDataParallel):
+            return contextlib.nullcontext()
+        return self.module.no_sync()
+
+    def _fetch(self) -> Any:
+        self._faults.input()
+        return self._load(self._next())
+
+    def _forward(self, inputs: Any, targets: Any) -> torch.Tensor:
+        self._faults.compute()
+        with self._autocast():
+            outputs = self.module(inputs)
+            self.forward_end_ns = now_ns()
+            loss = self._loss(outputs, targets)
+        return self._scaler.scale(loss)
+
+    def _optimize(self) -> None:
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+
+
+def step_row(stamps: Sequence[int]) -> AnyStepRow:
+    """The row of a step, from its stamps as host times, ns; a plain step has two."""
+    if len(stamps) == 2:
+        return PlainRow(*stamps)
+    count = (len(stamps) - 4) // 5
+    begin, *rest = stamps
+    micro_steps, (optimizer_begin, optimizer_end, end), compute_end = (
+        rest[: 4 * count],
+        rest[4 * count : -count],
+        rest[-count:],
+    )
+    fetch, forward, backward, backward_end = (micro_steps[phase::4] for phase in range(4))
+    earlier = zip(compute_end[:-1], backward_end, strict=False)
+    return StepRow(
+        begin_ns=begin,
+        end_ns=end,
+        input_ns=sum(forward) - sum(fetch),
+        forward_ns=sum(backward) - sum(forward),
+        backward_ns=sum(backward_end) - sum(backward),
+        optimizer_ns=optimizer_end - optimizer_begin,
+        compute_end_ns=compute_end[-1],
+        sync_end_ns=backward_end[-1],
+        earlier_wait_ns=sum(done - computed for computed, done in earlier if computed),
+    )
+
+
+def _at_end_of_backward(loss: torch.Tensor, stamp: Callable[[], int], cell: list[int]) -> None:
+    """Put a stamp into the last item of `cell` when backward's compute is done, before DDP waits for its last bucket.
+
+    The callback is queued by the first node of backward, so it runs before the callback in which DDP, once its last
+    bucket is ready, waits for communication. On CUDA both run in the device's autograd thread. The engine has then
+    made the streams that were current when backward() was called wait for the leaves, and these streams are current
+    (engine.cpp, exec_post_processing). So the stamp is an event on the compute stream: behind all kernels of backward,
+    and ahead of DDP's wait, which holds up that stream and not the host.
+    """
+
+    def at_end() -> None:
+        cell[-1] = stamp()
+
+    loss.register_hook(lambda _grad: _ENGINE.queue_callback(at_end))  # type: ignore[no-untyped-call]

@@ -1,0 +1,94 @@
+"""Apply a run's options to a workload: memory format, checkpointing, optimizer, compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from scaling.errors import InputError
+from scaling.spec.run import Spec
+from scaling.worker.data.workload import Workload
+from scaling.worker.models.checkpoint import checkpoint_activations
+
+
+def shaped(workload: Workload, spec: Spec) -> Workload:
+    """The workload with the options applied. InputError where one cannot apply, or a rank cannot run alone."""
+    together = spec.task != "inference" and max(spec.world_sizes) > 1
+    if together and any(isinstance(module, nn.SyncBatchNorm) for module in workload.module.modules()):
+        raise InputError(
+            "model: SyncBatchNorm waits for the other ranks in its forward, and a baseline is one rank alone; use "
+            "BatchNorm"
+        )
+    if spec.channels_last:
+        _to_channels_last(workload.module)
+    if spec.checkpointing:
+        checkpoint_activations(workload)
+    if spec.fused_optimizer:
+        fused = functools.partial(_fused, workload.optimizer)
+        workload = dataclasses.replace(workload, optimizer=fused)
+    return workload
+
+
+def loading(spec: Spec, load: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A device's `load` that also converts batches to the module's memory format, as a training loop must."""
+    if not spec.channels_last:
+        return load
+    return lambda batch: tree_map_only(torch.Tensor, _as_channels_last, load(batch))
+
+
+def compiled(module: nn.Module) -> nn.Module:
+    """torch.compile for one wrapper alone.
+
+    Dynamo caches graphs by code and back end. With a shared back end, DDP would reuse the graph of the bare module:
+    one graph, not cut at the buckets' ends, with all gradients at its end and no reduction hidden behind backward. So
+    each wrapper gets its own back end, and the cache has room for all their graphs. Shapes are static, since the
+    batches of a training have one size.
+    """
+    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes a second, which only compiling needs
+
+    torch._dynamo.config.recompile_limit = GRAPHS_MAX  # noqa: SLF001
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        return compile_fx(graph, inputs)
+
+    return torch.compile(module, backend=backend, dynamic=False)  # type: ignore[return-value]
+
+
+GRAPHS_MAX = 256
+"""Limit on graphs of one function: a few for each wrapper of each world size."""
+
+
+def _to_channels_last(module: nn.Module) -> None:
+    if not any(p.dim() == 4 for p in module.parameters()):
+        raise InputError(
+            "channels_last=true: the model has no 4-dimensional parameter, so nothing would change"
+        )
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _as_channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
+def _fused(
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer], parameters: Iterable[nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The same optimizer with the same settings and `fused=True`."""
+    plain = optimizer(parameters)
+    if "fused" not in plain.defaults:
+        raise InputError(
+            f"fused_optimizer=true: {type(plain).__name__} has no fused form; torch's SGD, Adam, AdamW and Adagrad have"
+        )
+    known = inspect.signature(type(plain)).parameters
+    settings = {k: v for k, v in plain.defaults.items() if k in known}
+    groups = [{k: v for k, v in g.items() if k == "params" or k in known} for g in plain.param_groups]
+    for group in groups:
+        group |= {"fused": True, "foreach": False}
+    return type(plain)(groups, **settings | {"fused": True, "foreach": False})

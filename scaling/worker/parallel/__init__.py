@@ -1,0 +1,1 @@
+"""How ranks train together: process groups, DDP and gradient compression."""

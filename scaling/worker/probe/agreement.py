@@ -1,0 +1,203 @@
+"""Before the first step, the ranks of a DDP group agree on a folder, or on training without the probe.
+
+They agree over the store only. A rank that opens no probe must not hold up the others: every wait ends, and no
+collective is entered before every rank has reported.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.errors import ScalingError
+from scaling.records.paths import LaunchFolder, RunFolder, default_folder
+from scaling.spec.plan import run_id
+
+WAIT = timedelta(seconds=120)
+"""Longest time that the slowest rank may take to open its probe."""
+POLL_S = 0.02
+"""Between two looks for ranks that ask."""
+
+
+class Agreement:
+    """The ranks of DDP's group, numbered within it, and what they agreed on."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        group = ddp.process_group
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.members = list(dist.get_process_group_ranks(group))
+        everybody = dist.distributed_c10d._get_default_store()  # noqa: SLF001
+        self._met = dist.PrefixStore(f"scaling/own/{self.members}", everybody)  # type: ignore[attr-defined]
+        self.store: Any = None
+        """Keys of this probe alone, once the ranks have met."""
+        self.hosts: list[int] = []
+        """Host of each rank, as numbers in the order of first appearance. Hosts are joined by a network."""
+        self.kernels: list[int] = []
+        """Kernel of each rank. Ranks with the same kernel share its clock."""
+        self.id = self.created = ""
+
+    @property
+    def host(self) -> int:
+        """Host of this rank."""
+        return self.hosts[self.rank]
+
+    def meet(self) -> None:
+        """Agree on a prefix of the store that no other probe has used. ScalingError where a rank does not come.
+
+        The store outlives a process group, and may hold keys of an earlier probe over the same ranks. So each rank
+        asks with a word of its own, and rank 0 answers that word: an old question gets an answer that nobody reads.
+        """
+        own = uuid.uuid4().hex
+        if self.rank == 0:
+            self.store = dist.PrefixStore(own, self._met)  # type: ignore[attr-defined]
+            self._answer(own)
+        else:
+            self._met.set(f"asked/{self.rank}", own)
+            word = _heard(self._met, f"answer/{own}")
+            self.store = dist.PrefixStore(word, self._met)  # type: ignore[attr-defined]
+            self._met.set(f"came/{word}/{self.rank}", "")
+
+    def _answer(self, word: str) -> None:
+        """On rank 0: answer every other rank until it has come."""
+        missing = dict.fromkeys(range(1, self.world), "")
+        end = time.monotonic() + WAIT.total_seconds()
+        while missing:
+            for rank, answered in list(missing.items()):
+                if self._met.check([f"came/{word}/{rank}"]):
+                    del missing[rank]
+                elif self._met.check([f"asked/{rank}"]):
+                    asked = self._met.get(f"asked/{rank}").decode()
+                    if asked != answered:
+                        self._met.set(f"answer/{asked}", word)
+                        missing[rank] = asked
+            if missing and time.monotonic() > end:
+                raise ScalingError(
+                    f"rank {min(missing)} of {self.world} opened no Probe within {WAIT.seconds} s; every rank has to"
+                )
+            time.sleep(POLL_S)
+
+    def gather(self, key: str, mine: Any) -> list[Any]:
+        """Every rank's value, in the order of ranks; on rank 0 only, elsewhere empty."""
+        self.store.set(f"{key}/{self.rank}", json.dumps(mine))
+        if self.rank:
+            return []
+        deadline = dt.datetime.now(tz=dt.timezone.utc) + WAIT
+        found = []
+        for rank in range(self.world):
+            left = deadline - dt.datetime.now(tz=dt.timezone.utc)
+            try:
+                self.store.wait([f"{key}/{rank}"], max(left, timedelta(milliseconds=10)))
+            except dist.DistStoreError:
+                raise ScalingError(
+                    f"rank {rank} of {self.world} did not answer within {WAIT.seconds} s"
+                ) from None
+            found.append(json.loads(self.store.get(f"{key}/{rank}")))
+        return found
+
+    def hear(self, key: str, said: Any = None) -> Any:
+        """The value that rank 0 passed as `said`."""
+        if self.rank == 0:
+            self.store.set(key, json.dumps(said))
+            return said
+        return json.loads(_heard(self.store, key))
+
+    def folder(self, asked: Path | None) -> LaunchFolder:
+        """Agree on the launch's folder and make it. ScalingError, on every rank, where one of them cannot write."""
+        decision: dict[str, Any] = {}
+        try:
+            self.meet()
+            there = self.gather("there", [[os.uname().nodename, _network()], _kernel()])
+            if self.rank == 0:
+                hosts, kernels = (
+                    _numbered([map(str, x) for x in column]) for column in zip(*there, strict=True)
+                )
+                decision = {"hosts": hosts, "kernels": kernels, **_place(asked)}
+        except ScalingError as error:
+            if self.rank:
+                raise
+            decision = {"error": str(error)}
+        except (
+            OSError
+        ) as error:  # on rank 0: its working directory is gone, or it cannot look into the folder
+            decision = {"error": f"rank 0 cannot choose a folder ({error.strerror}); name one with run_dir"}
+        decision = self.hear("decision", decision)
+        if "error" in decision:
+            raise ScalingError(decision["error"])
+        self.hosts, self.kernels = decision["hosts"], decision["kernels"]
+        self.id, self.created = decision["id"], decision["created"]
+        found = RunFolder(decision["path"]).launch(decision["launch"])
+        wrong = [text for text in self.gather("made", _make(found)) if text]
+        first = self.hear("all made", wrong[0] if wrong else "")
+        if first:
+            raise ScalingError(first)
+        return found
+
+
+def _heard(store: Any, key: str) -> str:
+    """What rank 0 says under a key."""
+    try:
+        store.wait([key], WAIT + timedelta(seconds=10))
+    except dist.DistStoreError:
+        raise ScalingError("rank 0 opened no Probe; every rank has to") from None
+    return str(store.get(key).decode())
+
+
+def _numbered(names: Iterable[Iterable[str]]) -> list[int]:
+    """Numbers in the order of first appearance: [a, a, b] -> [0, 0, 1]."""
+    texts = ["/".join(name) for name in names]
+    order = list(dict.fromkeys(texts))
+    return [order.index(text) for text in texts]
+
+
+def _network() -> str:
+    """Name of the network namespace; containers and emulated hosts have one each."""
+    try:
+        return str(Path("/proc/self/ns/net").readlink())
+    except OSError:
+        return ""
+
+
+def _kernel() -> str:
+    """Name of the running kernel; processes that share it share its monotonic clock."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _place(asked: Path | None) -> dict[str, Any]:
+    """Where rank 0 would write: another launch in the requested folder, or a new folder."""
+    now = dt.datetime.now(tz=dt.timezone.utc).astimezone()
+    fresh = run_id(now, os.getcwd())  # noqa: PTH109
+    folder = RunFolder((asked or default_folder(fresh)).absolute())
+    if folder.plan.exists():
+        return {"error": f"run_dir={asked}: holds a run that `scaling run` made; name another folder"}
+    launches = folder.launches()
+    return {
+        "path": str(folder.path),
+        "launch": launches[-1].index + 1 if launches else 0,
+        "id": fresh,
+        "created": now.isoformat(timespec="seconds"),
+    }
+
+
+def _make(folder: LaunchFolder) -> str:
+    """Make the folder and check that it can be written to. Returns what is wrong, or an empty text."""
+    probe = folder.path / f".{os.uname().nodename}-{os.getpid()}"
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        return f"run_dir={folder.path}: cannot be written to ({error.strerror}); name a folder that can"
+    return ""

@@ -1,0 +1,216 @@
+"""Run the arms that a user's loop does not run itself, on its live model.
+
+They are: one rank alone, all ranks without DDP, DDP over one rank, and messages without training. Their rounds are
+numbered -1, -2, ...; the caller restores what they change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.records.format import AnyStepRow, BlockRecord, CollectiveRow, PlainRow, RecordedBlock
+from scaling.spec.run import Ddp
+from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, REPLAY, bare_ranks
+from scaling.worker.accelerator.clock import resolve_collective
+from scaling.worker.measure.exchange import ALL_REDUCE, Exchange, Message, stamps_of
+from scaling.worker.measure.probe import SoloProbe
+from scaling.worker.measure.recorder import Usage
+from scaling.worker.parallel.ddp import bucket_bytes, wrap
+from scaling.worker.parallel.groups import Group
+from scaling.worker.probe.phases import Phases, step_row
+from scaling.worker.probe.track import Sink
+from scaling.worker.session.session import Session
+
+Step = Callable[[torch.nn.Module], Any]
+"""Runs one training step, forward to optimizer, with the given module."""
+
+WARMUP, LEAD_IN = 4, 1
+REPLAYS = 3
+SWEEP = tuple(1024 * 4**k for k in range(7))
+"""Bytes; 1 KiB to 4 MiB."""
+SMALL_BYTES, SMALL_REPEATS = 2**16, 4
+
+
+class SharedStepError(RuntimeError):
+    """The step communicates even without DDP, so no rank can run it alone. Raised on every rank."""
+
+
+class Baseline:
+    """The baselines of one probe; each call of `run` adds rounds."""
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        session: Session,
+        members: Sequence[int],
+        phases: Phases,
+        record: Sink,
+    ) -> None:
+        """Makes, as a collective, a group of one rank, and a Gloo group where DDP's is not Gloo.
+
+        `members`: the group's ranks in the default group. Waits for all of them first: Aborted where one has
+        stopped, TimeoutError where one does not come.
+        """
+        self._ddp, self._phases, self._record = ddp, phases, record
+        self._device, self._control = session.device, session.control
+        self._rank, self._world = session.rank, session.world
+        self._control.meet("baseline/open", self._world)
+        self._control.check()  # a rank that stopped waiting is counted too
+        solo = dist.new_group([members[session.rank]], use_local_synchronization=True)
+        control = ddp.process_group
+        if dist.get_backend(control) != "gloo":
+            control = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+        self._solo = solo
+        self._group = Group(
+            key=self._world,
+            ranks=tuple(members),
+            control=control,
+            data=ddp.process_group,
+        )
+        self._exchange = Exchange(self._device)
+        self._rounds = 0
+        self._number, self._arm, self._alone = 0, "", -1
+
+    def run(self, step: Step, *, rounds: int, steps: int, compiled: bool) -> None:
+        """Measure. The caller restores what steps change. Aborted and TimeoutError as above, with no block running."""
+        self._control.check()
+        settings = Ddp(
+            bucket_cap_mb=self._ddp.bucket_bytes_cap / 2**20,
+            gradient_as_bucket_view=self._ddp.gradient_as_bucket_view,
+        )
+        wrapper = wrap(self._ddp.module, settings, self._solo)
+        bare: Any = torch.compile(self._ddp.module) if compiled else self._ddp.module
+        solo: Any = torch.compile(wrapper) if compiled else wrapper
+        groups = list(dict.fromkeys((self._ddp.process_group, dist.group.WORLD)))
+        before = _collectives(groups)
+        for _ in range(WARMUP):
+            step(bare)
+        if _collectives(groups) != before:
+            raise SharedStepError("the step has collectives of its own, and a rank alone would wait in them")
+        for _ in range(WARMUP):
+            step(solo)
+        alone_probe = SoloProbe(wrapper, self._device)
+        buckets = bucket_bytes(self._ddp)
+        sizes = sorted({*SWEEP, max(buckets, default=0) // 4 * 4})
+        self._exchange.reserve(max(sizes))
+        sweep: list[list[Message]] = [
+            [(ALL_REDUCE, size)] for size in sizes for _ in range(SMALL_REPEATS if size <= SMALL_BYTES else 1)
+        ]
+        replay: list[list[Message]] = [[(ALL_REDUCE, size) for size in buckets]] * REPLAYS
+        try:
+            for _ in range(rounds):
+                self._rounds += 1
+                for index, (arm, alone) in enumerate(self._order()):
+                    with self._turn(f"{self._rounds}/{index}", alone) as mine:
+                        if not mine:
+                            continue
+                        self._number, self._arm, self._alone = index, arm, alone
+                        if arm in (REPLAY, FABRIC):
+                            self._messages(replay if arm == REPLAY else sweep)
+                        elif arm == DDP_SOLO:
+                            self._steps(step, solo, steps, alone_probe)
+                        else:
+                            self._steps(step, bare, steps, None)
+        finally:
+            self._exchange = Exchange(self._device)  # release its buffers, which the training may need
+
+    def _order(self) -> list[tuple[str, int]]:
+        """(arm, rank that runs alone or -1) of each block of this round, the same on every rank."""
+        order = [(arm, -1) for arm in (BARE_ALL, DDP_SOLO, REPLAY, FABRIC)]
+        order += [(BARE_ONE, rank) for rank in bare_ranks((self._world,), self._rounds - 1)]
+        random.Random(f"own/{self._rounds}").shuffle(order)
+        return order
+
+    @contextlib.contextmanager
+    def _turn(self, key: str, alone: int) -> Iterator[bool]:
+        """Run a block together, or one rank while the others sleep on the store. Yields whether this rank runs."""
+        self._control.meet(f"baseline/{key}/begin", self._world)
+        yield alone in (-1, self._rank)
+        self._control.meet(f"baseline/{key}/end", self._world)
+
+    def _steps(self, step: Step, module: torch.nn.Module, steps: int, probe: SoloProbe | None) -> None:
+        clock, phases = self._device.clock, self._phases
+        begins: list[int] = []
+        marks, collectives = [], []
+        with (
+            probe.taking() if probe else contextlib.nullcontext() as take,
+            clock.window((steps + LEAD_IN) * 64),
+            phases.also(module),
+        ):
+            for index in range(-LEAD_IN, steps):
+                if index == 0:
+                    usage = Usage().__enter__()
+                begins.append(clock.stamp())
+                phases.begin(marking=True)
+                step(module)
+                phases.inside = False
+                if index >= 0:
+                    marks.append(phases.marks)
+                if take is not None and index >= 0:
+                    collectives.append(take(phases.forward_end_ns))
+            begins.append(clock.stamp())
+            self._device.synchronize()
+            usage.__exit__(None, None, None)
+        times = clock.resolve(begins[LEAD_IN:])
+        rows = []
+        for begin, end, row in zip(times, times[1:], marks, strict=False):
+            at = clock.resolve([token for _, token in row])
+            found = step_row(begin, [(kind, t) for (kind, _), t in zip(row, at, strict=True)], end)
+            if found is None:
+                raise RuntimeError(
+                    "no backward through the module that the step was given; it has to use its argument"
+                )
+            rows.append(found)
+        parameters = probe.parameters(times[:-1]) if probe is not None else []
+        self._write(rows, collectives, usage, parameters)
+
+    def _messages(self, exchanges: list[list[Message]]) -> None:
+        clock = self._device.clock
+        with clock.window(stamps_of(exchanges)), Usage() as usage:
+            done = [self._exchange.run(self._group, messages) for messages in exchanges]
+        rows = [PlainRow(*clock.resolve(row)) for row, _ in done]
+        self._write(rows, [collectives for _, collectives in done], usage, [])
+
+    def _write(
+        self,
+        rows: Sequence[AnyStepRow],
+        collectives: Sequence[Sequence[CollectiveRow]],
+        usage: Usage,
+        parameters: list[tuple[int, int]],
+    ) -> None:
+        """Record the block; the stamps of `collectives` are still tokens."""
+        clock = self._device.clock
+        block = BlockRecord(
+            id=-(self._rounds * 1000 + self._number),
+            round=-self._rounds,
+            world_size=self._world,
+            arm=self._arm,
+            detailed=self._arm in (DDP_SOLO, REPLAY, FABRIC),
+            solo_rank=self._alone,
+            batch=0,
+            accumulation=max(1, self._phases.forwards),
+            lead_in=LEAD_IN,
+            steps=len(rows),
+            parameters=parameters,
+            **usage.fields(),
+        )
+        done = [[resolve_collective(clock, row) for row in each] for each in collectives]
+        self._record(RecordedBlock(block=block, steps=rows, collectives=done))
+
+
+def _collectives(groups: Sequence[Any]) -> list[int]:
+    """Number of collectives that each group has run; -1 where its back end does not count."""
+    counts = []
+    for group in groups:
+        try:
+            counts.append(int(group._get_sequence_number_for_group()))  # noqa: SLF001
+        except (RuntimeError, AttributeError):
+            counts.append(-1)
+    return counts

@@ -1,0 +1,201 @@
+"""Find the phases of a step in a user's loop, with hooks that only take stamps.
+
+A hook on the module marks the begin of forward. A hook on the gradients of its outputs marks the begin of backward, so
+the loss and its gradient count as forward. Optimizers' step hooks mark their steps. Two callbacks of the autograd
+engine mark the end of backward's compute and of its communication: the first is queued when backward begins, so it
+runs before the callback in which DDP waits for its last bucket; the second is queued by the first, so it runs after
+that. Nothing is patched and no value is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _find_tensors  # lists, tuples, dicts and dataclasses
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+
+from scaling.records.format import StepRow
+from scaling.worker.accelerator.clock import now_ns
+
+_ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is no other way to see the end of backward's compute
+
+FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END = range(6)
+
+Marks = list[tuple[int, int]]
+"""(what begins or ends, clock token), in order."""
+
+
+class Phases:
+    """Collects the marks of the current step. `wrapped` is the DDP module, or what torch.compile made of it."""
+
+    def __init__(
+        self, ddp: DistributedDataParallel, wrapped: torch.nn.Module, stamp: Callable[[], int]
+    ) -> None:
+        self._ddp = ddp
+        self._stamp = stamp
+        self._marking = False
+        self._in_backward = False
+        self.inside = False
+        """Whether a step has begun and not ended."""
+        self.marks: Marks = []
+        self.forward_end_ns = 0
+        """Host time at which the last forward ended. DDP's ready times count from there."""
+        self.forwards = self.samples = 0
+        """In this step: calls of forward with gradients, and the first dimensions of their first tensors, summed."""
+        self.synced = self.stepped = False
+        """Whether this step reduces gradients, and whether an optimizer stepped in it."""
+        self.elsewhere = self.astray = 0
+        """Calls of forward outside of any step: all since the last step, and those with gradients since the start."""
+        self.looking = True
+        """Whether `samples` and `precision` are still to be found."""
+        self.precision = ""
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        """Optimizers that stepped, by id."""
+        self._handles = [
+            wrapped.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            wrapped.register_forward_hook(self._after_forward),
+            register_optimizer_step_pre_hook(self._before_optimizer),
+            register_optimizer_step_post_hook(self._after_optimizer),
+        ]
+        if wrapped is ddp:  # torch.compile would trace hooks inside a compiled module
+            self._handles.append(ddp.module.register_forward_pre_hook(self._before_inner))
+
+    @contextlib.contextmanager
+    def also(self, module: torch.nn.Module) -> Iterator[None]:
+        """Inside, the forward of `module` counts as the model's too."""
+        handles = [
+            module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            module.register_forward_hook(self._after_forward),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def close(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+
+    def begin(self, *, marking: bool) -> None:
+        """Begin a new step."""
+        self.marks, self._marking, self._in_backward = [], marking, False
+        self.forwards = self.samples = self.elsewhere = 0
+        self.synced = self.stepped = False
+        self.inside = True
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the step has only run micro-steps so far: nothing was reduced and no optimizer stepped."""
+        return self.forwards > 0 and not self.synced and not self.stepped
+
+    def _before_forward(self, _module: Any, args: Any, kwargs: Any) -> None:
+        if not self.inside:
+            self.elsewhere += 1
+            self.astray += torch.is_grad_enabled()
+            return
+        if self._marking:
+            self.marks.append((FORWARD, self._stamp()))
+        if torch.is_grad_enabled():
+            self.forwards += 1
+            self.synced |= self._ddp.require_backward_grad_sync
+            if self.looking:
+                self._look(args, kwargs)
+
+    def _before_inner(self, _module: Any, _args: Any) -> None:
+        if not self.inside:
+            self.elsewhere += 1
+
+    def _look(self, args: Any, kwargs: Any) -> None:
+        """Note the batch size and the number format, which the model itself cannot tell."""
+        tensors = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dim())
+        first = next(tensors, None)
+        self.samples += 0 if first is None else first.shape[0]
+        parameter = next(self._ddp.parameters())
+        dtype = parameter.dtype
+        if torch.is_autocast_enabled(parameter.device.type):
+            dtype = torch.get_autocast_dtype(parameter.device.type)
+        self.precision = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "fp32")
+
+    def _after_forward(self, _module: Any, _args: Any, output: Any) -> None:
+        if self._marking and self.inside and torch.is_grad_enabled():
+            self.forward_end_ns = now_ns()
+            for tensor in _find_tensors(output):  # type: ignore[no-untyped-call]
+                if tensor.requires_grad:
+                    tensor.register_hook(self._at_backward)
+
+    def _at_backward(self, _gradient: torch.Tensor) -> None:
+        if self._marking and self.inside and not self._in_backward:
+            self._in_backward = True
+            self.marks.append((BACKWARD, self._stamp()))
+            _ENGINE.queue_callback(self._at_compute_end)
+
+    def _at_compute_end(self) -> None:
+        self.marks.append((COMPUTE_END, self._stamp()))
+        _ENGINE.queue_callback(self._at_sync_end)
+
+    def _at_sync_end(self) -> None:
+        self.marks.append((SYNC_END, self._stamp()))
+        self._in_backward = False
+
+    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_rest: Any) -> None:
+        if self.inside:
+            self.stepped = True
+            self.optimizers[id(optimizer)] = optimizer
+            if self._marking:
+                self.marks.append((OPTIMIZER, self._stamp()))
+
+    def _after_optimizer(self, *_arguments: Any) -> None:
+        if self.inside and self._marking:
+            self.marks.append((OPTIMIZER_END, self._stamp()))
+
+
+def step_row(begin: int, marks: Sequence[tuple[int, int]], end: int) -> StepRow | None:
+    """The row of a step, from its marks as host times, ns; None where no backward was seen.
+
+    The time from the begin to the first forward is `input`. So is the time between a backward and the next forward,
+    where the next micro-batch is fetched, unless an optimizer stepped in between.
+    """
+    spent = {"input": 0, "forward": 0, "backward": 0, "optimizer": 0, "host": 0}
+    phase, since, stepped = "input", begin, False
+    backward_begin = compute_end = sync_end = waited = 0
+    for kind, at in marks:
+        if kind == FORWARD:
+            fetching = phase == "host" and not stepped
+            spent["input" if fetching else phase] += at - since
+            phase, since, stepped = "forward", at, False
+        elif kind == BACKWARD:
+            spent[phase] += at - since
+            phase, since, backward_begin = "backward", at, at
+        elif kind == COMPUTE_END:
+            waited += sync_end - compute_end  # in the backward before this one
+            compute_end = at
+        elif kind == SYNC_END:
+            spent["backward"] += at - backward_begin
+            phase, since, sync_end = "host", at, at
+        elif kind == OPTIMIZER:
+            spent[phase] += at - since
+            phase, since, stepped = "optimizer", at, True
+        elif kind == OPTIMIZER_END:
+            spent[phase] += at - since
+            phase, since = "host", at
+    if not sync_end:
+        return None
+    return StepRow(
+        begin_ns=begin,
+        end_ns=end,
+        input_ns=spent["input"],
+        forward_ns=spent["forward"],
+        backward_ns=spent["backward"],
+        optimizer_ns=spent["optimizer"],
+        compute_end_ns=compute_end,
+        sync_end_ns=sync_end,
+        earlier_wait_ns=waited,
+    )

@@ -1,0 +1,209 @@
+"""Follow an own loop from step to step: assign each step to its block, and record whole blocks between rounds.
+
+The clock's window spans the blocks of a round. It ends where the loop does something else: stamps taken there would
+use up the window's events, and hours of it would reduce the window's resolution (clock.CudaClock). The next block then
+opens another window.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from scaling.records.format import AnyStepRow, BlockRecord, CollectiveRow, PlainRow, RecordedBlock
+from scaling.worker.accelerator.clock import resolve_collective
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.measure.recorder import Reading, Usage
+from scaling.worker.probe.phases import SYNC_END, Marks, Phases, step_row
+from scaling.worker.probe.schedule import ROUND_STEPS, Planned, round_of, slot_of
+from scaling.worker.probe.tap import Tap
+
+STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 4, 8
+
+Sink = Callable[[RecordedBlock], None]
+"""Takes whole blocks. It fills in the world size and the batch, which a track does not know."""
+
+
+@dataclass(slots=True)
+class _Row:
+    """A step, its stamps as tokens."""
+
+    begin: int
+    end: int
+    marks: Marks
+    collectives: list[CollectiveRow]
+
+
+@dataclass(slots=True)
+class _Open:
+    """A block that is running or complete, its stamps as tokens."""
+
+    planned: Planned
+    usage: Usage
+    micro_steps: int = 1
+    rows: list[_Row] = field(default_factory=list)
+
+
+class Track:
+    """Follows the steps of one rank. Slow work happens between the last step of a block and the next block only."""
+
+    def __init__(self, phases: Phases, tap: Tap, device: Device, sink: Sink) -> None:
+        self._phases, self._tap, self._device, self._sink = phases, tap, device, sink
+        self._clock = device.clock
+        self.steps = 0
+        """Steps that have ended."""
+        self.blind = 0
+        """Number of steps with phase stamps in which no backward was seen."""
+        self._planned: dict[int, Planned] = {}
+        """Blocks of the current round, by their first step."""
+        self._open: _Open | None = None
+        self._whole: list[_Open] = []
+        """Whole blocks of the open window, as tokens."""
+        self._resolved: list[RecordedBlock] = []
+        """Whole blocks of this round whose window has ended, in host time."""
+        self._window: contextlib.ExitStack | None = None
+        self._since = 0
+        """Token of the end of the step before, where the next one begins; 0: it begins where it is entered."""
+        self._begin = 0
+        self.between: Callable[[int], None] = lambda _slot: None
+        """Called between two slots, with the next one."""
+
+    def begin(self, *, paused: bool) -> None:
+        """Enter a step. If the loop did something else since the last one (`paused`), its block is given up."""
+        if paused:
+            self.leave()
+        if self._open is not None:
+            self._begin = self._since or self._clock.stamp()
+        self._phases.begin(marking=self._open is not None and self._open.planned.stamped)
+
+    def leave(self) -> None:
+        """The loop does something else now: give up the block that is running and end the window."""
+        self._give_up()
+        self._settle()
+
+    def end(self, *, failed: bool = False) -> None:
+        """End the step; if it `failed`, its block is given up."""
+        self.steps += 1
+        if failed:
+            self._give_up()
+            self._phases.forwards = 0
+        block = self._open
+        if block is None:
+            self._since = 0
+        else:
+            self._since = self._clock.stamp()
+            marks = self._phases.marks
+            sync_end = next((token for kind, token in reversed(marks) if kind == SYNC_END), 0)
+            collectives = self._tap.take(sync_end) if block.planned.detailed else []
+            block.rows.append(_Row(self._begin, self._since, marks, collectives))
+            block.micro_steps = max(block.micro_steps, self._phases.forwards)
+        over = self._close() if block is not None and len(block.rows) == block.planned.steps else None
+        if (self.steps in self._planned) or slot_of(self.steps) != slot_of(self.steps - 1):
+            self._next(over)
+
+    def stop(self) -> None:
+        """Record whole blocks and drop the rest."""
+        self._give_up()
+        self._write()
+
+    def abandon(self) -> None:
+        """Give up the current round without waiting for the device; recorded rounds stay."""
+        self._give_up()
+        self._window = None
+        self._whole.clear()
+        self._resolved.clear()
+
+    def drop(self) -> None:
+        """Give up the block that is running, if there is one."""
+        self._give_up()
+
+    def _next(self, over: Reading | None) -> None:
+        """Record a round that has ended, then open the block that begins with the next step.
+
+        `over`: reading taken when the block before it ended just now.
+        """
+        slot = slot_of(self.steps)
+        if slot >= 0 and slot != slot_of(self.steps - 1):
+            self._write()
+            self.between(slot)
+            over = None  # recording took time
+            self._planned = {block.first: block for block in round_of(slot)}
+        planned = self._planned.get(self.steps)
+        if planned is not None:
+            if self._window is None:
+                self._begin_window()
+                over = None
+            self._open = _Open(planned, Usage())
+            if planned.detailed:
+                self._tap.open()
+            self._open.usage.begin = over or Reading.take()
+            self._since = self._clock.stamp()
+
+    def _begin_window(self) -> None:
+        micro_steps = max(1, self._phases.forwards)
+        each = STAMPS_A_STEP + STAMPS_A_MICRO_STEP * micro_steps
+        self._window = contextlib.ExitStack()
+        self._window.enter_context(self._clock.window(2 * ROUND_STEPS * each))
+
+    def _close(self) -> Reading:
+        assert self._open is not None
+        self._open.usage.end = over = Reading.take()
+        self._tap.close()
+        self._whole.append(self._open)
+        self._open = None
+        return over
+
+    def _give_up(self) -> None:
+        self._tap.close()
+        self._open = None
+        self._since = 0
+
+    def _write(self) -> None:
+        """Record the blocks of the round that has ended."""
+        self._settle()
+        resolved, self._resolved = self._resolved, []
+        for block in resolved:
+            self._sink(block)
+
+    def _settle(self) -> None:
+        """End the window and convert its blocks to host time, while their events are valid."""
+        if self._window is not None:
+            self._window.close()
+            self._window = None
+        whole, self._whole = self._whole, []
+        self._resolved += filter(None, map(self._resolve, whole))
+
+    def _resolve(self, block: _Open) -> RecordedBlock | None:
+        """The block in host time; None where a step that should have phases had no backward."""
+        planned, resolve = block.planned, self._clock.resolve
+        steps: list[AnyStepRow] = []
+        collectives: list[list[CollectiveRow]] = []
+        for row in block.rows:
+            begin, end, *times = resolve([row.begin, row.end, *(token for _, token in row.marks)])
+            if not planned.stamped:
+                steps.append(PlainRow(begin, end))
+                continue
+            marks = [(kind, at) for (kind, _), at in zip(row.marks, times, strict=True)]
+            step = step_row(begin, marks, end)
+            if step is None:
+                self.blind += 1
+                return None
+            steps.append(step)
+            if planned.detailed:
+                done = [resolve_collective(self._clock, one) for one in row.collectives]
+                collectives.append([one._replace(done_ns=min(one.done_ns, step.sync_end_ns)) for one in done])
+        record = BlockRecord(
+            id=planned.id,
+            round=planned.round,
+            world_size=0,
+            arm=planned.arm,
+            detailed=planned.detailed,
+            solo_rank=-1,
+            batch=0,
+            accumulation=block.micro_steps,
+            lead_in=0,
+            steps=len(steps),
+            **block.usage.fields(),
+        )
+        return RecordedBlock(block=record, steps=steps, collectives=collectives)

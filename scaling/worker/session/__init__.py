@@ -1,0 +1,1 @@
+"""A launch from its start to its end on one rank."""

@@ -1,0 +1,126 @@
+"""The time that a launch has, and what of its content fits into it by the steps that it timed itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scaling.records.codec import decode, encode
+from scaling.records.files import write_json
+from scaling.records.paths import RunFolder
+from scaling.spec.budget import CaseCosts, Costs, allowance_s, fit_cases, fit_training
+from scaling.spec.cases import Case
+from scaling.spec.plan import Trial
+from scaling.spec.promise import Content, Promise
+from scaling.spec.run import WARMUP_SHARE
+from scaling.worker.measure.blocks import SMALL_BYTES, SMALL_REPEATS
+from scaling.worker.session.session import LaunchSession
+
+if TYPE_CHECKING:
+    from scaling.worker.measure.prepare import Ready
+
+SLACK = 0.18
+"""The least number of rounds may take this share of the promised time on top. The rest of a quarter is the report's."""
+UNPROMISED = 0.25
+"""The same share of the budget, where nothing was promised."""
+
+
+class Budget:
+    """Counts from the end of the start-up, which is when it is made. Rank 0's decides for all ranks."""
+
+    def __init__(self, session: LaunchSession) -> None:
+        self._session = session
+        self._measure = session.spec.measure
+        self._begin_s = time.monotonic()
+        self._promise = session.plan.promise
+        late_s = 0.0
+        if self._promise is not None:
+            whole_s = self._promise.warmup_s + self._promise.rounds_s
+            slack_s = SLACK * self._promise.seconds
+            late_s = max(0.0, _since_command_s(session) - self._promise.start_s)
+            late_s = min(slack_s, late_s + _searched_late_s(session, self._promise))
+        else:
+            whole_s = allowance_s(self._measure)
+            slack_s = UNPROMISED * self._measure.budget_s
+        self._end_s = self._begin_s + max(whole_s - late_s, 0.0)
+        self._limit_s = self._begin_s + whole_s + max(0.0, slack_s - late_s)
+
+    @property
+    def rounds_s(self) -> float:
+        """Time for rounds from now on."""
+        return max(1.0, min(self._measure.budget_s, self._end_s - time.monotonic()))
+
+    @property
+    def limit_s(self) -> float:
+        """Time for the least number of rounds, from now on."""
+        return max(self.rounds_s, self._limit_s - time.monotonic())
+
+    def warmup_left_s(self) -> float:
+        """What is left of the warm-up's time."""
+        promised = self._promise.warmup_s if self._promise is not None else 0.0
+        share_s = max(WARMUP_SHARE * self._measure.budget_s, promised)
+        return max(0.0, share_s - (time.monotonic() - self._begin_s))
+
+    def fitted(self, trials: tuple[Trial, ...], ready: Mapping[int, Ready]) -> Content:
+        """What of the plan's content fits, by the steps of the warm-up. The same on every rank."""
+        found = None
+        if self._session.lead:
+            plan, within_s = self._session.plan, self.limit_s
+            found = fit_training(plan, trials, _costs(ready), warm=True, within_s=within_s).content
+        return self._agreed("content", found)
+
+    def fitted_cases(
+        self, key: str, sizes: tuple[int, ...], cases: tuple[Case, ...], costs: CaseCosts, *, stages: int
+    ) -> Content:
+        """What of one stage fits, by the steps of its warm-up; the same on every rank. `stages`: those left."""
+        found = None
+        if self._session.lead:
+            plan = self._session.plan
+            here = dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, world_sizes=sizes))
+            found = fit_cases(here, cases, costs, warm=True, within_s=self.limit_s / stages).content
+            found = dataclasses.replace(found, whole_s=None)  # of this stage alone
+        return self._agreed(key, found)
+
+    def _agreed(self, key: str, found: Content | None) -> Content:
+        session = self._session
+        own = encode(found) if found is not None else None
+        content = decode(Content, session.control.agree(key, own, lead=session.lead))
+        if session.lead and content != session.plan.content:
+            write_json(session.folder.content, content)
+        return content
+
+
+def _costs(ready: Mapping[int, Ready]) -> Costs:
+    step_s = {n: warm.step_ns / 1e9 for n, warm in ready.items()}
+    alone_s = {n: warm.alone_ns / 1e9 for n, warm in ready.items()}
+    exchange_s, sweep_s = {}, {}
+    for n, warm in ready.items():
+        took = {row.bytes: (row.done_ns - row.launch_ns) / 1e9 for row in warm.sent}
+        repeats = {size: SMALL_REPEATS if size <= SMALL_BYTES else 1 for size in took}
+        sweep_s[n] = sum(took[size] * repeats[size] for size in took)
+        largest = max(took, default=0)
+        exchange_s[n] = sum(warm.arms.wire()) / largest * took[largest] if largest else 0.0
+    return Costs(step_s=step_s, alone_s=alone_s, exchange_s=exchange_s, sweep_s=sweep_s)
+
+
+def _searched_late_s(session: LaunchSession, promise: Promise) -> float:
+    """How much longer than it was said the search for the largest batch took; 0 without one."""
+    run = RunFolder(Path(session.folder.path).parent.parent)
+    if not promise.search_s or session.folder.index:
+        return 0.0
+    try:
+        return max(0.0, run.command.stat().st_mtime - run.plan.stat().st_mtime - promise.search_s)
+    except OSError:
+        return 0.0
+
+
+def _since_command_s(session: LaunchSession) -> float:
+    """Seconds since the launch's command was noted, which was when the launch began; 0 where that is not known."""
+    command = RunFolder(Path(session.folder.path).parent.parent).command
+    try:
+        return max(0.0, time.time() - command.stat().st_mtime)
+    except OSError:
+        return 0.0

@@ -1,0 +1,82 @@
+"""Describe a rank's environment: versions, device, memory, and the variables that change results."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scaling.spec.environment import NOT_RECORDED, is_recorded, is_secret
+from scaling.spec.run import Spec
+from scaling.worker.accelerator.devices import Device
+
+SCHEMA = 1
+
+
+def describe(
+    spec: Spec,
+    rank: int,
+    host: int,
+    module: torch.nn.Module,
+    device: Device,
+    tokens_per_sample: int | None = None,
+) -> dict[str, Any]:
+    """The contents of env-<r>.json. Variables that may hold secrets are left out."""
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    return {
+        "schema": SCHEMA,
+        "rank": rank,
+        "host": host,
+        "hostname": platform.node(),
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "kernel": platform.release(),
+        "machine": platform.machine(),
+        "cpu": cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "device": spec.topology.device,
+        "backend": spec.topology.backend,
+        "driver": driver_version(),
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        **device.facts(),
+        "parameters": sum(p.numel() for p in parameters),
+        "parameter_tensors": len(parameters),
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+        "buffers_bytes": sum(b.numel() * b.element_size() for b in module.buffers()),
+        "tokens_per_sample": tokens_per_sample,
+        "environment": recorded(spec.env),
+    }
+
+
+def recorded(also: Iterable[str] = ()) -> dict[str, str]:
+    """Variables that change results or speed, and those named in `also`, except those that may hold a secret."""
+    names = set(also) - set(NOT_RECORDED)
+    return {
+        k: v for k, v in sorted(os.environ.items()) if (is_recorded(k) or k in names) and not is_secret(k)
+    }
+
+
+def driver_version(root: Path = Path("/")) -> str | None:
+    """Version of NVIDIA's kernel module from /proc; None without one."""
+    try:
+        text = (root / "proc/driver/nvidia/version").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"Kernel Module[^0-9]*([0-9][0-9.]+)", text)
+    return found.group(1) if found else None
+
+
+def cpu_name() -> str:
+    """The processor's name from /proc/cpuinfo."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown"

@@ -1,0 +1,205 @@
+"""One launch: every world size as a sub-group of the same processes, measured in interleaved rounds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from scaling.records.files import write_json
+from scaling.spec.plan import Trial
+from scaling.spec.promise import DETAILS
+from scaling.spec.schedule import PLAIN, STEP_ARMS, Block, round_blocks
+from scaling.worker.accelerator.precision import Precision
+from scaling.worker.checks.roofline import note_roofline
+from scaling.worker.data.feed import Feed, open_feed
+from scaling.worker.data.workload import Workload
+from scaling.worker.measure.arms import Arms
+from scaling.worker.measure.blocks import LEAD_IN_BYTES, BlockRunner
+from scaling.worker.measure.exchange import Exchange
+from scaling.worker.measure.inject import Faults
+from scaling.worker.measure.known import Efficiencies
+from scaling.worker.measure.pace import EXCHANGE_SHARE, Pace, block_steps, bunch
+from scaling.worker.measure.prepare import Ready, fits, warm_up
+from scaling.worker.measure.recorder import Recorder
+from scaling.worker.parallel.groups import free
+from scaling.worker.session.budget import Budget
+from scaling.worker.session.progress import COMPILE_S
+from scaling.worker.session.rounds import Turn, run_rounds
+from scaling.worker.session.session import LaunchSession
+
+
+class Launch:
+    """Measures the trials of a launch on one rank."""
+
+    def __init__(self, session: LaunchSession) -> None:
+        self._session, self._spec, self._content = session, session.spec, session.plan.content
+        self._exchange = Exchange(session.device)
+        self._precision = Precision(session.spec.precision, session.device.type)
+        self._faults = Faults(session.spec.inject, rank=session.rank, first_on_host=session.first_on_host)
+        self._feeds: dict[int, Feed] = {}
+        self._ready: dict[int, Ready] = {}
+        self._peaks: dict[int, int] = {}
+        self._known = Efficiencies()
+
+    def run(self) -> None:
+        """Set up, warm up, measure rounds until the pace says stop, and write what is left to write."""
+        session = self._session
+        workload = session.open_workload()
+        if self._content.has(DETAILS):
+            note_roofline(session, workload, self._precision)
+        self._budget = Budget(session)
+        asked = (*session.baseline, *session.trials)
+        fitting = []
+        for index, trial in enumerate(asked):
+            session.enter(f"warm-up of world size {trial.world_size}")
+            limit_s = self._budget.warmup_left_s() / (len(asked) - index)
+            if self._prepare(trial, workload, limit_s):
+                fitting.append(trial)
+        recorder = Recorder(
+            session.folder.rank(session.rank),
+            session.launch_head(
+                warmup={n: ready.warmup_steps for n, ready in self._ready.items()},
+                fed_ns={n: ready.fed_ns for n, ready in self._ready.items()},
+            ),
+        )
+        self._blocks = BlockRunner(
+            device=session.device,
+            groups=session.groups,
+            exchange=self._exchange,
+            recorder=recorder,
+            collectives=self._spec.measure.collectives,
+        )
+        recorder.note(session.compare_clocks("begin"))
+        trials, baseline = (
+            tuple(t for t in some if t in fitting) for some in (session.trials, session.baseline)
+        )
+        if trials:
+            self._rounds(trials, baseline)
+        session.progress("end")
+        recorder.note(session.compare_clocks("end"))
+        recorder.end()
+        # Only after a success. On a failure, what this rank started ends with it; waiting here for a data worker that
+        # hangs would let its peers, which wait for this rank, report first.
+        self._faults.close()
+        for feed in self._feeds.values():
+            feed.close()
+        recorder.close()
+        session.record_memory(
+            self._peaks, {n: ready.arms.communicator_bytes for n, ready in self._ready.items()}
+        )
+        session.close()
+
+    def _prepare(self, trial: Trial, workload: Workload, limit_s: float) -> bool:
+        """Wrap, try one local step, agree that it fits, warm up. False when some rank ran out of memory."""
+        session, control, n = self._session, self._session.control, trial.world_size
+        participants = sum(map(len, session.parts[n]))
+        if session.rank < participants:
+            arms = Arms(
+                spec=self._spec,
+                variant=session.plan.variant,
+                trial=trial,
+                workload=workload,
+                groups=session.groups,
+                device=session.device,
+                precision=self._precision,
+                faults=self._faults,
+                feed=functools.partial(self._feed, workload),
+                meet=functools.partial(self._built, n, participants),
+                content=self._content,
+            )
+            if control.all_true(f"fits/{n}", participants, fits(arms)):
+                self._ready[n] = warm_up(
+                    trial,
+                    arms,
+                    session=session,
+                    participants=participants,
+                    exchange=self._exchange,
+                    content=self._content,
+                    limit_s=limit_s,
+                )
+                if n == session.world:
+                    self._connect_pairs()
+            else:
+                del arms  # its buckets and batches, before the cache is emptied
+                session.device.release_memory()
+                free(session.groups, n)
+        fits_all = bool(control.agree(f"ready/{n}", n in self._ready, lead=session.lead))
+        if not fits_all and session.lead:
+            write_json(session.folder.out_of_memory(n), {"world_size": n})
+        return fits_all
+
+    def _built(self, n: int, participants: int) -> None:
+        """Wait until every rank has its batches: wrapping is a collective, which would time out sooner."""
+        self._session.control.meet(f"built/{n}", participants)
+        self._session.say("first step", COMPILE_S if self._spec.compile else None)
+
+    def _connect_pairs(self) -> None:
+        """Send a first message in each pairing, since that connects the group: not in a block that is timed."""
+        groups = self._session.groups
+        for key in sorted((key for key in groups if key < 0), reverse=True):
+            self._exchange.once(groups[key], LEAD_IN_BYTES)
+
+    def _feed(self, workload: Workload, batch: int) -> Feed:
+        """The feed of a batch size. World sizes with the same batch share it and its workers."""
+        session = self._session
+        if batch not in self._feeds:
+            self._feeds[batch] = open_feed(
+                self._spec, workload, batch, rank=session.rank, device=session.device
+            )
+        feed = self._feeds[batch]
+        feed.resume()  # another world size may have left it paused
+        return feed
+
+    def _rounds(self, trials: tuple[Trial, ...], baseline: tuple[Trial, ...]) -> None:
+        session, measure, budget = self._session, self._spec.measure, self._budget
+        content = budget.fitted(trials, self._ready)
+        plan = dataclasses.replace(session.plan, content=content)
+        held = tuple(t for t in trials if content.holds(t.world_size))
+        beside = plan.baseline(held) if held != trials else baseline
+
+        def blocks(number: int) -> tuple[Block, ...]:
+            return round_blocks(plan, held, session.folder.index, number, beside, session.world)
+
+        pace, own, took = None, None, [0]
+        if session.lead:
+            pace = Pace(measure, self._known, budget_s=budget.rounds_s, limit_s=budget.limit_s)
+            took = [self._ready[b.trial.world_size].step_ns for b in blocks(0) if b.arm in STEP_ARMS]
+            own = block_steps(measure, took, bunch=bunch(self._spec), budget_s=budget.rounds_s)
+        most, lead_in = session.control.agree("steps", own, lead=session.lead)
+        session.timed("rounds", max(took) / 1e9 if session.lead else 0.0)
+
+        def turns(number: int, share: float) -> list[Turn]:
+            steps = max(1, int(most * share))
+            return [
+                Turn(
+                    id=block.id,
+                    participants=block.participants,
+                    mine=block.runs_on(session.rank),
+                    stage=f"{block.arm} at world size {block.trial.world_size}, round {block.round}",
+                    run=functools.partial(self._block, block, steps, lead_in),
+                    expected_s=self._expected_s(block, steps + lead_in) if session.lead else 0.0,
+                )
+                for block in blocks(number)
+            ]
+
+        run_rounds(session, pace, turns)
+
+    def _block(self, block: Block, steps: int, lead_in: int) -> None:
+        session, n = self._session, block.trial.world_size
+        ready = self._ready[n]
+        self._faults.begin(block)
+        session.device.reset_peak()
+        try:
+            step_ns = self._blocks.run(block, ready.arms, ready.sweep, steps=steps, lead_in=lead_in)
+        finally:
+            self._faults.end()
+        if block.arm == PLAIN:
+            self._peaks[n] = max(self._peaks.get(n, 0), session.device.peak_bytes())
+        if session.lead:
+            self._known.note(block, step_ns)
+
+    def _expected_s(self, block: Block, steps: int) -> float:
+        """About what a block takes, s; a lower bound where it sends messages of many sizes."""
+        if block.arm in STEP_ARMS:
+            return steps * self._ready[block.trial.world_size].step_ns / 1e9
+        return self._spec.measure.budget_s * EXCHANGE_SHARE

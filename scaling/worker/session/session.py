@@ -1,0 +1,212 @@
+"""What every program of a rank needs: who it is, its device, its folder, and the means to agree with other ranks.
+
+A user's loop (probe) has a Session. A launch, a run by cases and a checkup have a LaunchSession, which torchrun starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scaling.records.checkup import DOCTOR
+from scaling.records.files import write_json
+from scaling.records.format import SCHEMA, ClockRecord, HeadRecord
+from scaling.records.paths import LaunchFolder
+from scaling.spec.patience import collective_s
+from scaling.spec.plan import Plan, Trial
+from scaling.spec.run import Spec
+from scaling.worker.accelerator.devices import Device, open_device, require
+from scaling.worker.data.workload import Workload, build
+from scaling.worker.models.options import shaped
+from scaling.worker.parallel.groups import make_groups
+from scaling.worker.session.control import Control
+from scaling.worker.session.environment import describe
+from scaling.worker.session.offsets import compare_clocks
+from scaling.worker.session.progress import Progress
+
+MEMORY_SCHEMA = 1
+
+
+class Session:
+    """One rank of `world`, on `host`, that records into `folder`."""
+
+    def __init__(
+        self, *, rank: int, world: int, host: int, folder: LaunchFolder, device: Device, control: Control
+    ) -> None:
+        self.rank, self.world, self.host = rank, world, host
+        self.folder, self.device, self.control = folder, device, control
+
+    @property
+    def lead(self) -> bool:
+        """Whether this is rank 0, which decides for all ranks."""
+        return self.rank == 0
+
+    def head(self, groups: Mapping[int, Sequence[int]], **known: Any) -> HeadRecord:
+        """The first line of this rank's file; `known` are its optional fields."""
+        return HeadRecord(
+            schema=SCHEMA,
+            rank=self.rank,
+            host=self.host,
+            hostname=os.uname().nodename,
+            launch=self.folder.index,
+            world=self.world,
+            groups={str(key): list(ranks) for key, ranks in groups.items()},
+            **known,
+        )
+
+    def record_environment(
+        self, spec: Spec, module: torch.nn.Module, tokens_per_sample: int | None = None
+    ) -> None:
+        """Write env-<r>.json."""
+        found = describe(spec, self.rank, self.host, module, self.device, tokens_per_sample)
+        write_json(self.folder.env(self.rank), found)
+
+
+class LaunchSession(Session):
+    """A rank that torchrun started, with all groups of its launch."""
+
+    def __init__(
+        self, plan: Plan, folder: LaunchFolder, trials: tuple[Trial, ...], plan_digest: str = ""
+    ) -> None:
+        """Open the device and join the other ranks. RuntimeError where the run cannot use the device."""
+        self.plan, self.spec, self.plan_digest = plan, plan.spec, plan_digest
+        self.trials = tuple(sorted(trials, key=lambda trial: trial.world_size))
+        self.baseline = plan.baseline(trials)
+        self.first_on_host = os.environ["LOCAL_RANK"] == "0"
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        device = open_device(self.spec, rank=rank, local_rank=int(os.environ["LOCAL_RANK"]))
+        if self.spec.task != DOCTOR:  # the doctor reports what a device lacks
+            for precision in (self.spec.precision, *self.spec.vary.precision):
+                require(device, precision)
+        timeout = timedelta(seconds=collective_s(None, self.spec.measure.step_timeout_s))
+        # The control plane is Gloo's, whatever carries the gradients.
+        dist.init_process_group("gloo", timeout=timeout)
+        default_store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
+        store = dist.PrefixStore(f"launch/{folder.index}", default_store)  # type: ignore[attr-defined]
+        super().__init__(
+            rank=rank,
+            world=world,
+            host=self.spec.topology.host_of(rank),
+            folder=folder,
+            device=device,
+            control=Control(store, rank),
+        )
+        self.parts = {t.world_size: plan.sub_groups(t.world_size, world) for t in (*trials, *self.baseline)}
+        """Sub-groups of each world size, which run at the same time."""
+        pairings = {-k: pairs for k, pairs in enumerate(plan.pairings(world), 1)}
+        self.groups = make_groups(
+            self.parts | pairings,
+            rank=rank,
+            world=world,
+            backend=self.spec.topology.backend,
+            timeout=timeout,
+        )
+        self.progress = Progress(folder.progress, rank=rank)
+        self.stage = "start"
+        """What this rank is doing, for progress, errors and stacks."""
+        self._begin = time.monotonic()
+        torch.set_num_threads(self.spec.threads)
+
+    def enter(self, stage: str) -> None:
+        """Begin a stage of the launch."""
+        self.stage = stage
+        self.progress(stage, elapsed_s=self.elapsed_s)
+
+    def say(self, what: str, expected_s: float | None = None) -> None:
+        """Report how far the stage is; `expected_s`: about how long the next report takes."""
+        self.progress(f"{self.stage}, {what}", elapsed_s=self.elapsed_s, expected_s=expected_s)
+
+    def timed(self, key: str, step_s: float) -> None:
+        """From here on a step takes about rank 0's `step_s`, so hangs are noticed sooner. All ranks call this."""
+        self._expect(float(self.control.agree(f"timed/{key}", step_s, lead=self.lead)))
+
+    def untimed(self) -> None:
+        """From here on nobody knows how long a step takes."""
+        self._expect(None)
+
+    def _expect(self, step_s: float | None) -> None:
+        self.progress.step_s = step_s
+        limit = timedelta(seconds=collective_s(step_s, self.spec.measure.step_timeout_s))
+        for group in (
+            dist.group.WORLD,
+            *(g for each in self.groups.values() for g in (each.control, each.data)),
+        ):
+            if group is not None:
+                dist.distributed_c10d._set_pg_timeout(limit, group)  # noqa: SLF001
+
+    def open_workload(self) -> Workload:
+        """Build the model, shape it as the run's options say, move it to the device, and record the environment."""
+        torch.manual_seed(self.spec.seed)
+        # In a run by cases, each case switches checkpointing on or off.
+        throughout = dataclasses.replace(self.spec, checkpointing=False) if self.spec.by_case else self.spec
+        workload = shaped(build(self.spec.model.target, self.spec.model.args), throughout)
+        workload.module.to(self.device.torch_device)
+        self.record_environment(self.spec, workload.module, workload.tokens_per_sample)
+        self.stage = "warm-up"
+        self.progress(self.stage)
+        return workload
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since this rank joined."""
+        return time.monotonic() - self._begin
+
+    def compare_clocks(self, at: str) -> ClockRecord:
+        """Compare this rank's clock with rank 0's, `at` the begin or the end. Ranks of one kernel share its clock."""
+        if self.spec.task != DOCTOR:
+            self.stage = f"clock offsets at the {at}"
+        self.control.meet(f"clock/{at}", self.world)  # no rank has to sit long in a receive
+        return compare_clocks(at, self.rank, range(self.world), None)
+
+    def launch_head(self, *, warmup: Mapping[int, int], fed_ns: Mapping[int, int]) -> HeadRecord:
+        """The first line of this rank's file; `warmup` and `fed_ns` are by world size."""
+        groups: dict[int, Sequence[int]] = {t.world_size: range(t.world_size) for t in self.trials}
+        groups |= {group.key: group.ranks for group in self.groups.values()}
+        return self.head(
+            groups,
+            warmup={str(n): steps for n, steps in warmup.items()},
+            cores=_cores_of_host(),
+            fed_ns={str(n): ns for n, ns in fed_ns.items()},
+            plan_digest=self.plan_digest,
+        )
+
+    def record_memory(
+        self, peaks: Mapping[int, int] | None = None, communicators: Mapping[int, int | None] | None = None
+    ) -> None:
+        """Write memory-<r>.json: by world size, the peak of its plain blocks and what its communicator holds, bytes.
+
+        It also says how well the device's clock was tied to the host's (0: it is the host's clock).
+        """
+        peaks, communicators = peaks or {}, communicators or {}
+        record = {
+            "schema": MEMORY_SCHEMA,
+            "rank": self.rank,
+            "peak_bytes": max(peaks.values(), default=self.device.peak_bytes()),
+            "world_sizes": {
+                str(n): {"peak_bytes": peaks.get(n), "communicators_bytes": held}
+                for n, held in communicators.items()
+            },
+            "device_clock_bound_ns": self.device.clock.bound_ns,
+        }
+        write_json(self.folder.memory(self.rank), record)
+
+    def close(self) -> None:
+        """End together with all ranks."""
+        self.stage = "end"
+        self.control.meet("end", self.world)
+        dist.destroy_process_group()
+
+
+def _cores_of_host() -> int:
+    """Cores that the ranks of this host share: those of the launcher, which may give each rank a part."""
+    try:
+        return len(os.sched_getaffinity(os.getppid()) | os.sched_getaffinity(0))
+    except OSError:
+        return len(os.sched_getaffinity(0))

@@ -1,0 +1,72 @@
+"""The base of efficiency where no rank ran strong scaling's whole batch alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import polars as pl
+import pytest
+
+from scaling.analysis.compare.runs import compare
+from scaling.analysis.results import Fits
+from scaling.report.answer import answer
+
+FRAMES = ("blocks", "steps", "buckets", "fabric")
+
+
+@pytest.fixture(scope="module")
+def strong(cluster):
+    return cluster.Truth(mode="strong", batch=64, rounds=4, steps=6)
+
+
+@pytest.fixture(scope="module")
+def never_asked(measure, strong):
+    return measure(replace(strong, world_sizes=(2, 4)))
+
+
+@pytest.fixture(scope="module")
+def whole(measure, strong):
+    return measure(replace(strong, world_sizes=(1, 2, 4)))
+
+
+@pytest.fixture(scope="module")
+def out_of_memory(whole):
+    """World size 1 left nothing."""
+    of_others = pl.col("world_size") > 1
+    tables = {name: getattr(whole.tables, name).filter(of_others) for name in FRAMES}
+    return replace(whole, analysis=whole.analyze(replace(whole.tables, **tables)))
+
+
+@pytest.mark.parametrize("name", ["never_asked", "out_of_memory"])
+def test_the_smallest_world_size_is_the_base(name, request):
+    run = request.getfixturevalue(name)
+    two, four = run.point(2), run.point(4)
+    assert four.base_world_size == 2
+    assert four.efficiency.value == pytest.approx(2 * two.step_ms.value / (4 * four.step_ms.value), rel=1e-3)
+    assert four.efficiency.low < four.efficiency.value < four.efficiency.high
+    assert four.speedup.value == pytest.approx(2 * four.efficiency.value)
+    assert (two.efficiency, two.speedup) == (None, None)  # it is not held against itself
+
+
+@pytest.mark.parametrize("name", ["never_asked", "out_of_memory"])
+def test_then_the_loss_is_not_known_and_all_of_it_is_said(name, request):
+    run = request.getfixturevalue(name)
+    assert [point.loss for point in run.analysis.points] == [None] * len(run.analysis.points)
+    assert run.analysis.fits == Fits()
+    (said,) = [line for line in run.analysis.quality.warnings if "whole batch alone" in line]
+    assert "efficiency and speedup are relative to 2 ranks" in said
+    (verdict,) = [v for v in run.analysis.verdicts if v.world_size == 4 and v.cause == "undecided"]
+    assert "no rank ran the whole batch alone" in verdict.evidence[0]
+    assert " of the throughput a rank at 2 ranks" in answer(run.analysis)
+    assert "ideal" not in answer(run.analysis)
+
+
+def test_no_comparison_takes_that_base_for_a_rank_alone(never_asked, whole):
+    found = compare(whole.analysis, never_asked.analysis, whole.plan, never_asked.plan)
+    assert [(p.world_size, p.causes) for p in found.points] == [(n, {"compute": None}) for n in (2, 4)]
+
+
+def test_one_rank_with_the_whole_batch_is_the_base_where_there_is_one(whole):
+    assert {point.base_world_size for point in whole.analysis.points} == {1}
+    assert whole.point(4).loss is not None
+    assert not [line for line in whole.analysis.quality.warnings if "whole batch alone" in line]

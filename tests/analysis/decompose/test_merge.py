@@ -1,0 +1,110 @@
+"""Skew apart from transfer, on steps small enough for pencil and paper."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scaling.analysis.decompose.merge import BlockStamps, merge
+
+
+def merged(launch, done, compute_end=None):
+    """One step: `launch` and `done` by rank and bucket, `compute_end` by rank."""
+    launch, done = (np.array([x], dtype=float) for x in (launch, done))
+    ends = np.zeros(launch.shape[:2]) if compute_end is None else np.array([compute_end], dtype=float)
+    nothing = np.zeros_like(ends)
+    return merge(
+        BlockStamps(
+            begin=nothing,
+            end=nothing,
+            input=nothing,
+            forward=nothing,
+            backward=nothing,
+            optimizer=nothing,
+            compute_end=ends,
+            sync_end=np.maximum(ends, done.max(axis=2)),
+            ready=launch,
+            launch=launch,
+            done=done,
+            bytes=np.ones(launch.shape[2]),
+        )
+    )
+
+
+def test_a_collective_runs_from_the_latest_launch_to_the_latest_done():
+    found = merged(launch=[[1], [4]], done=[[9], [10]])
+    assert (found.released[0, 0], found.finished[0, 0]) == (4, 10)
+    assert found.transfer[0, 0] == found.busy[0] == 6
+
+
+def test_where_two_buckets_overlap_each_gets_half():
+    found = merged(launch=[[0, 2], [0, 2]], done=[[6, 10], [6, 10]])
+    assert found.transfer[0].tolist() == [2 + 4 / 2, 4 / 2 + 4]
+    assert found.busy[0] == 10
+
+
+def test_where_three_overlap_each_gets_a_third():
+    found = merged(launch=[[0, 0, 0]], done=[[9, 9, 9]])
+    assert found.transfer[0].tolist() == [3, 3, 3]
+
+
+def test_the_link_is_busy_on_the_union_and_idle_in_gaps():
+    found = merged(launch=[[0, 1, 5]], done=[[3, 4, 9]])
+    assert found.busy[0] == 4 + 4
+
+
+def test_waiting_for_a_late_rank_is_skew_and_not_transfer():
+    found = merged(launch=[[10], [14]], done=[[20], [20]], compute_end=[10, 14])
+    assert found.exposed_skew[0].tolist() == [4, 0]
+    assert found.exposed_transfer[0].tolist() == [6, 6]
+
+
+def test_a_late_rank_makes_its_peers_wait_between_buckets_too():
+    # Rank 1 has the first bucket in time and the second 5 later than rank 0.
+    found = merged(launch=[[2, 4], [2, 9]], done=[[6, 12], [6, 12]], compute_end=[4, 9])
+    assert found.exposed_transfer[0].tolist() == [2 + 3, 3]
+    assert found.exposed_skew[0].tolist() == [3, 0]
+
+
+def test_transfer_under_ones_own_compute_is_hidden():
+    found = merged(launch=[[0], [0]], done=[[10], [10]], compute_end=[7, 2])
+    assert found.exposed_transfer[0].tolist() == [3, 8]
+
+
+def test_a_rank_whose_compute_outlasts_the_link_waits_for_nothing():
+    found = merged(launch=[[0], [0]], done=[[10], [10]], compute_end=[25, 4])
+    assert (found.exposed_transfer[0, 0], found.exposed_skew[0, 0]) == (0, 0)
+    assert found.exposed_transfer[0, 1] == 6
+
+
+def test_a_ranks_window_ends_with_its_own_last_bucket():
+    found = merged(launch=[[0], [0]], done=[[8], [10]], compute_end=[0, 0])
+    assert found.exposed_transfer[0].tolist() == [8, 10]
+
+
+def test_stamps_in_the_wrong_order_by_clock_error_move_nothing_back():
+    found = merged(launch=[[5], [7]], done=[[6], [6]], compute_end=[5, 6])
+    assert found.transfer[0, 0] == found.busy[0] == 0
+
+
+@st.composite
+def steps(draw):
+    ranks, buckets = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    instants = st.lists(st.integers(0, 100), min_size=buckets, max_size=buckets)
+    launch = [np.maximum.accumulate(draw(instants)) for _ in range(ranks)]
+    done = np.max(launch, axis=0) + draw(instants)
+    ends = draw(st.lists(st.integers(0, 200), min_size=ranks, max_size=ranks))
+    return launch, [done] * ranks, ends
+
+
+@given(steps())
+def test_shares_add_up_to_the_busy_link_and_exposed_parts_to_the_wait(step):
+    found = merged(*step)
+    _, done, ends = step
+    assert found.transfer.sum() == pytest.approx(found.busy.sum())
+    wait = np.maximum(np.max(done, axis=1) - ends, 0)
+    assert found.exposed_transfer[0] + found.exposed_skew[0] == pytest.approx(wait)
+    assert (found.exposed_transfer[0] <= found.busy[0] + 1e-9).all()
+    assert (found.exposed_skew >= 0).all()

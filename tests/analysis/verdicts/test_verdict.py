@@ -1,0 +1,317 @@
+"""From a waterfall to causes and remedies."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from scaling.analysis.results import (
+    ArmTimes,
+    Bucket,
+    Comm,
+    DeviceClocks,
+    FabricLevel,
+    Loss,
+    Measured,
+    Overhead,
+    Point,
+    StepParts,
+    Straggler,
+)
+from scaling.analysis.verdicts.verdict import verdicts
+from scaling.spec.plan import make_plan
+
+
+def about(value, half=0.005):
+    return Measured(value, value - half, value + half, 8)
+
+
+SWEEP = FabricLevel(
+    name="network",
+    world_size=4,
+    alpha_us=Measured(200.0),
+    busbw_gbit_s=None,
+    nominal_gbit_s=None,
+    curve=(),
+)
+
+
+@pytest.fixture
+def plan(cluster):
+    return make_plan(cluster.spec_of(cluster.Truth()), run_id="", created="", version="")
+
+
+def with_spec(plan, **changes):
+    return replace(plan, spec=replace(plan.spec, **changes))
+
+
+def point(loss, *, efficiency=None, **more):
+    """Four ranks; the step is 100 ms."""
+    shares = {cause: x if isinstance(x, Measured | None) else about(x) for cause, x in loss.items()}
+    lost = sum(x.value for x in shares.values() if x)
+    return Point(
+        world_size=4,
+        hosts=4,
+        status="done",
+        step_ms=about(100.0),
+        efficiency=efficiency or about(1 - lost),
+        loss=Loss(**shares),
+        **more,
+    )
+
+
+def causes(found):
+    return [v.cause for v in found]
+
+
+def test_causes_come_largest_first(plan):
+    found = verdicts(point({"neighbours": 0.1, "link_bandwidth": 0.3, "overlap": 0.2}), plan)
+    assert causes(found) == ["link_bandwidth", "overlap", "neighbours"]
+    assert [v.share.value for v in found] == [0.3, 0.2, 0.1]
+    assert {v.world_size for v in found} == {4}
+
+
+def test_stamps_come_before_a_difference_between_arms_that_may_be_smaller(plan):
+    def first(half):
+        lost = {"overlap": about(0.154, half), "link_latency": about(0.151, 0.08)}
+        return causes(verdicts(point(lost), plan))[0]
+
+    assert (first(0.04), first(0.002)) == ("link_latency", "overlap")
+
+
+def test_a_small_cause_is_not_worth_a_verdict(plan):
+    assert causes(verdicts(point({"neighbours": 0.029, "overlap": 0.2}), plan)) == ["overlap"]
+
+
+def test_a_cause_that_may_be_nothing_is_none(plan):
+    assert causes(verdicts(point({"neighbours": about(0.05, 0.06), "overlap": 0.2}), plan)) == ["overlap"]
+
+
+def test_arms_that_differ_no_more_than_equal_ones_do_are_no_cause(plan):
+    floor = Overhead(aa_floor=about(0.98, 0.04))  # equal blocks came out up to 6 % apart
+    lost = {"overlap": 0.05, "neighbours": 0.07, "link_bandwidth": 0.05}
+    assert causes(verdicts(point(lost, overhead=floor), plan)) == ["neighbours", "link_bandwidth"]
+
+
+def test_confidence_is_high_where_even_the_low_end_is_notable(plan):
+    found = verdicts(point({"overlap": about(0.2, 0.1), "neighbours": about(0.05, 0.03)}), plan)
+    assert [v.confidence for v in found] == ["high", "medium"]
+
+
+def test_what_is_unexplained_is_no_cause(plan):
+    assert causes(verdicts(point({"unexplained": 0.3}), plan)) == ["undecided"]
+
+
+def test_little_lost_scales_well(plan):
+    (found,) = verdicts(point({"neighbours": 0.02}), plan)
+    assert found.cause == "scales_well"
+    assert found.share is None
+    assert "97.5%" in found.evidence[0]
+
+
+@pytest.mark.parametrize("efficiency", [about(0.7), about(0.91, 0.03), Measured(0.95)])
+def test_nothing_that_stands_out_is_undecided(plan, efficiency):
+    (found,) = verdicts(point({"unexplained": 0.02}, efficiency=efficiency), plan)
+    assert (found.cause, found.share, found.try_) == ("undecided", None, ())
+    assert "measure=" in found.evidence[0]
+
+
+def test_the_largest_term_is_named_where_nothing_is_proven(plan):
+    """Two rounds: no interval."""
+    found = verdicts(point({"neighbours": Measured(0.30), "link_bandwidth": Measured(0.04)}), plan)
+    assert found[-1].evidence[1] == "the largest term, which is not certain, is neighbours: 30% of the step"
+
+
+def test_without_a_waterfall_it_is_undecided(plan):
+    bare = replace(point({}), loss=None, efficiency=about(0.5))
+    assert causes(verdicts(bare, plan)) == ["undecided"]
+
+
+def test_one_rank_and_a_trial_that_was_not_measured_have_no_verdict(plan):
+    assert verdicts(Point(world_size=1, hosts=1, status="done", efficiency=about(1.0)), plan) == ()
+    assert verdicts(Point(world_size=4, hosts=4, status="failed"), plan) == ()
+
+
+def test_a_straggler_is_named_with_its_evidence(plan):
+    late = Straggler(rank=2, phase="input", by_itself=False, cost_ms=about(30.0), skew_ms=about(28.0))
+    (found,) = verdicts(point({"straggler": 0.3}, straggler=late), plan)
+    text = "; ".join(found.evidence)
+    assert found.cause == "straggler"
+    assert "rank 2 is late by 28.0 ms" in text
+    assert "mostly in input" in text
+    assert "costs 30.0 ms" in text
+    assert "alone it is as fast" in text
+    by_itself = point({"straggler": 0.3}, straggler=replace(late, by_itself=True))
+    assert "it is slow when it runs alone, too" in "; ".join(verdicts(by_itself, plan)[0].evidence)
+
+
+def test_without_a_late_rank_there_is_no_straggler(plan):
+    assert causes(verdicts(point({"straggler": 0.1}), plan)) == ["undecided"]
+
+
+def test_evidence_has_numbers_and_units(plan):
+    comm = Comm(
+        bytes_per_step=9 * 2**20,
+        buckets=(Bucket(bytes=9 * 2**20, ready_ms=None, transfer_ms=None, skew_ms=None),),
+        busbw_gbit_s=about(0.185),
+        curve_share=None,
+        nominal_share=about(0.97),
+        hidden_share=None,
+    )
+    full = point(
+        dict.fromkeys(
+            ("small_batch", "neighbours", "strategy_overhead", "link_bandwidth", "input", "host"), 0.1
+        ),
+        comm=comm,
+        arms_ms=ArmTimes(bare_one=about(50.0), bare_all=about(60.0), ddp_solo=about(65.0)),
+        parts_ms=StepParts(exposed_transfer=about(20.0), input=about(7.0), host=about(8.0)),
+    )
+    said = {v.cause: "; ".join(v.evidence) for v in verdicts(full, plan)}
+    assert "20.0 of 100.0 ms" in said["link_bandwidth"]
+    assert "9.0 MiB a step at 0.185 Gbit/s, 97% of what the link can carry" in said["link_bandwidth"]
+    assert "60.0 ms while the other ranks run, and 50.0 ms alone" in said["neighbours"]
+    assert "65.0 ms" in said["strategy_overhead"]
+    assert "50.0 ms" in said["small_batch"]
+    assert "7.0 ms" in said["input"]
+    assert "8.0 ms" in said["host"]
+
+
+def test_every_cause_has_evidence_of_its_own(plan):
+    late = Straggler(rank=2, phase="input", by_itself=False, cost_ms=about(30.0), skew_ms=about(28.0))
+    clocks = DeviceClocks(alone_mhz=about(1900.0), together_mhz=about(1700.0))
+    full = point(
+        {field.name: 0.05 for field in fields(Loss) if field.name != "unexplained"},
+        comm=reduced(1),
+        straggler=late,
+        clocks=clocks,
+        arms_ms=ArmTimes(bare_one=about(50.0), bare_all=about(60.0), ddp_solo=about(65.0)),
+        parts_ms=StepParts(exposed_transfer=about(20.0), input=about(7.0), host=about(8.0)),
+    )
+    said = {v.cause: v.evidence for v in verdicts(full, plan, SWEEP)}
+    assert len(said) == len(fields(Loss)) - 1
+    lines = [line for evidence in said.values() for line in evidence]
+    assert len(lines) == len(set(lines))
+    assert all(said.values())
+    assert said["link_latency"] == (
+        "a step sends 1 message of 1024 KiB on average, whose fixed costs are 5.0 ms of it",
+        "a message takes 1200 us however small it is: 6 hops of 200 us each in the size sweep",
+    )
+
+
+# What to try
+
+
+@pytest.mark.parametrize("cause", ["link_bandwidth", "link_latency", "small_batch"])
+@pytest.mark.parametrize("gain", [about(0.78), about(0.99, 0.03), Measured(1.2)])
+def test_what_is_not_sure_to_help_is_not_offered(plan, cause, gain):
+    (found,) = verdicts(point({cause: 0.3}), plan, gain=lambda _change: gain)
+    assert found.try_ == ()
+    assert found.evidence[-1].startswith("nothing here would help: the best that was simulated, ")
+    assert f"change the throughput by {gain.value - 1:+.0%}" in found.evidence[-1]
+    assert "; it would take " in found.evidence[-1]
+
+
+def test_what_helps_is_offered_beside_what_does_not(plan):
+    def gain(change):
+        return about(1.2) if change.compression > 1 else about(0.94)
+
+    (found,) = verdicts(point({"link_bandwidth": 0.3}), plan, gain=gain)
+    assert [r.overrides for r in found.try_] == ["ddp.comm_hook=bf16"]
+    assert not [line for line in found.evidence if "nothing here" in line]
+
+
+def test_what_cannot_be_simulated_is_offered_without_a_gain(plan):
+    (found,) = verdicts(point({"neighbours": 0.3}), plan, gain=lambda _change: about(0.5))
+    assert [r.predicted_gain for r in found.try_] == [None]
+
+
+def overrides(cause, plan):
+    (found,) = verdicts(point({cause: 0.3}), plan)
+    return [r.overrides for r in found.try_]
+
+
+def test_a_slow_link_asks_for_fewer_reductions(plan):
+    assert overrides("link_bandwidth", plan)[0] == "accumulation_steps=2 batch_per_rank=64"
+    deeper = with_spec(plan, accumulation_steps=4)
+    assert overrides("link_bandwidth", deeper)[0] == "accumulation_steps=8 batch_per_rank=64"
+
+
+def test_a_slow_link_asks_for_fewer_bytes_unless_a_hook_sees_to_that(plan):
+    assert overrides("link_bandwidth", plan)[1:] == ["ddp.comm_hook=bf16"]
+    hooked = with_spec(plan, ddp=replace(plan.spec.ddp, comm_hook="powersgd"))
+    assert overrides("link_bandwidth", hooked)[1:] == []
+
+
+def test_in_strong_scaling_it_is_the_global_batch_that_grows(plan):
+    strong = with_spec(plan, mode="strong", global_batch=128)
+    tried = overrides("link_bandwidth", strong)[0]
+    assert "global_batch=256" in tried
+    assert "batch_per_rank" not in tried  # only read in weak scaling
+
+
+def test_latency_asks_for_larger_buckets(plan):
+    assert overrides("link_latency", plan) == [
+        "ddp.bucket_cap_mb=100",
+        "accumulation_steps=2 batch_per_rank=64",
+    ]
+
+
+def test_ddps_own_cost_asks_for_what_is_switched_wrong(plan):
+    def ddp(**changes):
+        return with_spec(plan, ddp=replace(plan.spec.ddp, **changes))
+
+    assert overrides("strategy_overhead", ddp(find_unused_parameters=True)) == [
+        "ddp.find_unused_parameters=false"
+    ]
+    assert overrides("strategy_overhead", ddp(gradient_as_bucket_view=False)) == [
+        "ddp.gradient_as_bucket_view=true"
+    ]
+    assert overrides("strategy_overhead", plan) == []
+
+
+def test_a_remedy_says_the_line_of_ones_own_code(plan):
+    for cause in ("link_bandwidth", "link_latency"):
+        (found,) = verdicts(point({cause: 0.3}), plan)
+        assert all(r.code for r in found.try_)
+
+
+def reduced(times, size=2**20, sent=2**20):
+    """Gradients of `size` bytes, of which `sent` are sent in a step of two reductions or one."""
+    return Comm(
+        bytes_per_step=sent,
+        buckets=(Bucket(bytes=sent, ready_ms=None, transfer_ms=None, skew_ms=None),),
+        busbw_gbit_s=None,
+        curve_share=None,
+        nominal_share=None,
+        hidden_share=None,
+        gradient_bytes=size,
+        reductions=times,
+    )
+
+
+@pytest.mark.parametrize("sent", [2**21, 2**20], ids=["as they are", "as bf16"])
+def test_gradients_reduced_in_every_micro_step_lack_no_sync(plan, sent):
+    (found,) = verdicts(point({"link_bandwidth": 0.3}, comm=reduced(2, sent=sent)), plan)
+    assert "gradients of 1.0 MiB are reduced 2 times a step: no_sync is missing" in found.evidence
+    assert [r.code.startswith("with ddp.no_sync():") for r in found.try_] == [True]
+
+
+@pytest.mark.parametrize("times", [1, None])
+def test_gradients_reduced_once_do_not(plan, times):
+    (found,) = verdicts(point({"link_bandwidth": 0.3}, comm=reduced(times)), plan)
+    assert not [line for line in found.evidence if "no_sync" in line]
+    assert found.try_[0].overrides.startswith("accumulation_steps=2")
+
+
+def test_a_host_whose_ranks_are_all_late_is_named(plan):
+    late = Straggler(rank=9, phase="input", by_itself=None, cost_ms=about(30.0), skew_ms=about(28.0), host=1)
+    (found,) = verdicts(point({"straggler": 0.3}, straggler=late), plan)
+    assert "all ranks of host 1 are late: look at what they share" in found.evidence
+
+
+def test_over_several_ranks_no_cause_is_told_and_a_longer_run_would_not_help(plan):
+    (found,) = verdicts(replace(point({}), loss=None, efficiency=about(0.5), base_world_size=2), plan)
+    assert found.cause == "undecided"
+    assert "no rank ran the whole batch alone" in found.evidence[0]
+    assert not [line for line in found.evidence if "measure=" in line]

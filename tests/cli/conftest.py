@@ -1,0 +1,5 @@
+"""Traces made by hand, for `scaling trace`."""
+
+from support.traces import job, trace
+
+__all__ = ["job", "trace"]

@@ -1,0 +1,79 @@
+"""What is read of a device, and what is not there."""
+
+from __future__ import annotations
+
+from scaling.hardware.nvml import Gpus, reasons_of
+
+
+def test_facts_and_samples_of_every_device(fake_nvml):
+    nvml = fake_nvml(2)
+    gpus = Gpus(nvml)
+    first, second = gpus.facts()
+    assert (first["pci"], second["pci"]) == ("0000:10:00.0", "0000:11:00.0")
+    assert first["nvlinks"] == [True] * 4
+    assert first["peers"] == [None, True]
+    assert first["cpus"] == list(range(8))
+    sample = gpus.sample()[1]
+    assert (sample["pcie_width"], sample["sm_mhz"], sample["pcie_tx_bytes"]) == (16, 1900, 1001)
+
+
+def test_a_field_that_a_device_lacks_is_none_and_the_rest_is_there(fake_nvml):
+    nvml = fake_nvml(1)
+    nvml.gpus[0].lacks |= {"Temperature", "NvLinkState", "FieldValues", "MigMode", "EccMode"}
+    gpus = Gpus(nvml)
+    facts, sample = gpus.facts()[0], gpus.sample()[0]
+    assert [facts[key] for key in ("nvlinks", "mig", "ecc")] == [None] * 3
+    assert [sample[key] for key in ("temperature_c", "pcie_tx_bytes", "nvlink_tx_kib")] == [None] * 3
+    assert sample["power_mw"] == 650_000
+
+
+def test_an_older_binding_lacks_the_names_of_some_fields(fake_nvml):
+    class Older:
+        def __getattr__(self, name):
+            if name.startswith("NVML_FI_DEV_PCIE_COUNT"):
+                raise AttributeError(name)
+            return getattr(fake_nvml(1), name)
+
+    (sample,) = Gpus(Older()).sample()
+    assert (sample["sm_mhz"], sample["pcie_tx_bytes"]) == (1900, 1000)
+
+
+def test_an_older_driver_tells_its_reasons_by_their_older_name(fake_nvml):
+    nvml = fake_nvml(1)
+    nvml.gpus[0].lacks.add("CurrentClocksEventReasons")
+    nvml.gpus[0].reasons = 0x40
+    assert Gpus(nvml).sample()[0]["reasons"] == 0x40
+
+
+def test_an_xid_stays_with_its_device(fake_nvml):
+    nvml = fake_nvml(2)
+    gpus = Gpus(nvml)
+    assert [s["xid"] for s in gpus.sample()] == [None, None]
+    nvml.xids = [(1, 79)]
+    assert [s["xid"] for s in gpus.sample()] == [None, 79]
+    assert [s["xid"] for s in gpus.sample()] == [None, 79]
+
+
+def test_a_device_that_falls_off_leaves_nones(fake_nvml):
+    nvml = fake_nvml(1)
+    gpus = Gpus(nvml)
+    nvml.gpus[0].lacks |= nvml.questions()
+    sample = gpus.sample()[0]
+    assert {key for key, value in sample.items() if value is not None} == set()
+
+
+def test_names_of_reasons():
+    assert reasons_of(0x4 | 0x40) == ("power_cap", "hw_thermal")
+
+
+def test_a_device_that_cannot_be_opened_keeps_its_place_and_says_why(fake_nvml):
+    nvml = fake_nvml(3)
+    nvml.gpus[1].lacks.add("HandleByIndex")
+    gpus = Gpus(nvml)
+    facts, samples = gpus.facts(), gpus.sample()
+    assert [f["index"] for f in facts] == [0, 1, 2]
+    assert [f["lost"] for f in facts] == [None, "GPU is lost", None]
+    assert [f["peers"] for f in facts] == [[None, None, True], [None] * 3, [True, None, None]]
+    assert [s["sm_mhz"] for s in samples] == [1900, None, 1900]
+    nvml.xids = [(2, 13)]
+    assert [s["xid"] for s in gpus.sample()] == [None, None, 13]

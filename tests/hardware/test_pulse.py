@@ -1,0 +1,71 @@
+"""What the ranks of a host have done, read from the system while they run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.processes import wait_until
+
+from scaling.hardware.pulse import Ranks
+
+ROOT = Path(__file__).parents[2]
+RANK = """
+import subprocess, sys, time
+from scaling.worker.session.beat import beat, share
+share()
+for _ in range(3):
+    beat()
+work = "x = 0\\nwhile True: x += 1"
+if sys.argv[1] == "works":
+    worker = subprocess.Popen([sys.executable, "-c", work])  # as a data worker does
+print("ready", flush=True)
+sys.stdin.readline()
+if sys.argv[1] == "works":
+    worker.kill()
+    worker.wait()
+"""
+
+
+@pytest.fixture
+def ranks():
+    """ranks(*arguments): processes as torchrun starts them, as children of this one; returns their ids."""
+    running = []
+
+    def start(*arguments):
+        for rank, argument in enumerate(arguments):
+            environment = {**os.environ, "PYTHONPATH": str(ROOT), "RANK": str(rank)}
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", RANK, argument],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    env=environment,
+                )
+            )
+        for process in running:
+            assert process.stdout.readline() == "ready\n"
+        return [process.pid for process in running]
+
+    yield start
+    for process in running:
+        process.communicate("\n")
+
+
+def test_a_rank_s_beats_and_the_processor_time_of_its_children_are_seen(ranks):
+    first, _ = ranks("waits", "works")
+    host = Ranks(first, "scaling-beats")
+    begin = host.pulse()
+    assert set(begin) == {0, 1}
+    assert {one.beats for one in begin.values()} == {3}
+    wait_until(lambda: host.pulse()[1].cpu_s > begin[1].cpu_s + 0.2)
+    assert host.pulse()[0].cpu_s <= begin[0].cpu_s + 0.05
+
+
+def test_a_rank_that_shares_no_memory_has_no_beats(ranks):
+    (first,) = ranks("waits")
+    assert Ranks(first, "another-name").pulse()[0].beats is None

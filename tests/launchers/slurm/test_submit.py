@@ -1,0 +1,182 @@
+"""Handing a job in: what becomes of its folder, and of the job, when something goes wrong on the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+
+import pytest
+
+from scaling.analysis.results import InferenceCase
+from scaling.cli.analysing import analyse
+from scaling.cli.pipeline import rebuild
+from scaling.cli.verbs import submit as verb
+from scaling.config.compose import requests
+from scaling.errors import InputError, ScalingError
+from scaling.launchers.jobs import jobs_of
+from scaling.launchers.slurm import ask, sbatch
+from scaling.launchers.slurm.ending import settle
+from scaling.launchers.slurm.standing import standing
+from scaling.launchers.slurm.submit import script, submit
+from scaling.launchers.slurm.submitted import SCHEMA, Jobs, Submitted
+from scaling.records.files import write_json
+from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan
+
+UNNOTED = "/bin/mkdir {run}/jobs.json; echo 7"
+"""sbatch takes the job, and jobs.json cannot be written any more."""
+
+
+@pytest.fixture
+def job(tmp_path):
+    asked = requests("submit", ["topology=pcie_node", "model=synthetic", f"run_dir={tmp_path / 'run'}"])
+    return jobs_of(asked.items, multirun=False)[0]
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """command(name, line): a shell's line in place of one of Slurm's commands; there are no others."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+    def stand_in(name: str, line: str) -> None:
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/bin/sh\n{line.format(run=tmp_path / 'run', here=tmp_path)}\n")
+        path.chmod(0o755)
+
+    return stand_in
+
+
+def test_a_job_that_was_taken_is_noted(job, command):
+    command("sbatch", "echo '7;cluster'")
+    assert submit(job, script(job)).id == "7"
+    assert [one["id"] for one in json.loads(job.folder.jobs.read_text())["jobs"]] == ["7"]
+
+
+def test_a_shells_own_options_do_not_override_what_the_script_says(job, command, monkeypatch):
+    """To sbatch its variables come before a script's directives."""
+    for name in ("PARTITION", "TIMELIMIT", "NO_REQUEUE", "ACCOUNT"):
+        monkeypatch.setenv(f"SBATCH_{name}", "theirs")
+    command("sbatch", "set | /bin/grep ^SBATCH_ > {here}/seen; echo 7")
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:/bin")
+    submit(job, script(job))
+    seen = (job.folder.path.parent / "seen").read_text()
+    assert "ACCOUNT=" in seen  # nothing here says one
+    assert not [name for name in ("PARTITION", "TIMELIMIT", "NO_REQUEUE") if name in seen]
+
+
+def test_a_comparison_that_slurm_does_not_take_is_said_and_the_jobs_are_followed(job, command, capsys):
+    command(
+        "sbatch",
+        "echo 'sbatch: error: Batch job submission failed: Job violates accounting policy' >&2; exit 1",
+    )
+    job.folder.path.parent.mkdir(exist_ok=True)
+    assert verb._compared([job], [Submitted(id="7", at="", partition=None)]) is None
+    assert (
+        "violates accounting policy (cluster.account); run `scaling compare` when the jobs have ended"
+        in capsys.readouterr().err
+    )
+
+
+def test_a_job_that_was_refused_leaves_no_folder(job, command):
+    command("sbatch", "echo 'sbatch: error: invalid partition specified: pcie' >&2; exit 1")
+    with pytest.raises(InputError, match="invalid partition"):
+        submit(job, script(job))
+    assert not job.folder.path.exists()
+
+
+def test_a_job_that_may_have_been_taken_keeps_its_folder(job, command, monkeypatch):
+    monkeypatch.setattr(ask, "ASK_S", 0.2)
+    command("sbatch", "exec /bin/sleep 60")
+    with pytest.raises(ScalingError, match="may be queued all the same"):
+        submit(job, script(job))
+    assert job.folder.plan.is_file()
+    assert job.folder.job_script.is_file()
+
+
+def test_so_does_one_that_was_being_handed_in_at_ctrl_c(job, monkeypatch, capsys):
+    def interrupted(_: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sbatch, "hand_in", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        submit(job, script(job))
+    assert "its job may be queued all the same" in capsys.readouterr().err
+    assert job.folder.plan.is_file()
+
+
+def test_a_job_that_cannot_be_noted_is_cancelled(job, command, tmp_path):
+    command("sbatch", UNNOTED)
+    command("scancel", 'echo "$1" >{here}/cancelled')
+    with pytest.raises(InputError, match="so job 7 was cancelled"):
+        submit(job, script(job))
+    assert (tmp_path / "cancelled").read_text() == "7\n"
+    assert not job.folder.path.exists()
+
+
+def test_where_it_cannot_be_cancelled_either_its_folder_stays(job, command):
+    command("sbatch", UNNOTED)
+    command("scancel", "echo 'scancel: error: Unable to contact slurm controller' >&2; exit 1")
+    with pytest.raises(ScalingError, match="job 7 is queued") as found:
+        submit(job, script(job))
+    assert not isinstance(found.value, InputError)
+    assert job.folder.plan.is_file()
+
+
+def test_a_disk_that_is_full_by_then_is_said_in_a_line(job, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr("scaling.launchers.slurm.submit.write_text", full)
+    with pytest.raises(InputError, match=r"run: cannot be written \(No space left on device\); make room$"):
+        submit(job, script(job))
+    assert not job.folder.path.exists()
+
+
+# Followed to its end
+
+
+@pytest.fixture
+def ended(cluster, simulate, tmp_path, command):
+    """A run whose status.json says that everything is done."""
+    command("sbatch", "exit 1")
+    folder = RunFolder(tmp_path / "run")
+    simulate(cluster.Truth(world_sizes=(1, 2), hosts=1, ranks_per_host=2, rounds=3), folder.path)
+    return folder
+
+
+def followed(folder):
+    return verb.main(["--resume", str(folder.path), "--wait"])
+
+
+def test_a_run_that_is_whole_ends_the_wait_with_0(ended):
+    assert followed(ended) == rebuild(ended).exit_code == 0
+
+
+def test_records_that_are_cut_off_end_it_as_they_end_a_run(ended):
+    last = ended.launch(0).rank(1)
+    last.write_bytes(last.read_bytes()[:-40])
+    assert followed(ended) == rebuild(ended).exit_code == 3
+
+
+def test_so_does_a_case_that_could_not_be_measured(ended):
+    case = InferenceCase(world_size=2, batch=8, precision="fp32", autocast=False, compile=False, status="oom")
+    write_json(ended.analysis, dataclasses.replace(rebuild(ended).analysis, inference=(case,)))
+    assert followed(ended) == 3
+
+
+def test_how_somebody_elses_job_ended_is_said_and_not_written_into_their_folder(ended, command, monkeypatch):
+    write_json(ended.jobs, Jobs(schema=SCHEMA, jobs=(Submitted(id="7", at="", partition=None),)))
+    for name in ("squeue", "scontrol"):
+        command(name, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    known = json.loads(ended.status.read_text())
+    for trial in known["trials"]:
+        trial["status"] = "running"
+    ended.status.write_text(json.dumps(known))
+    before = ended.status.read_bytes()
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    settled = settle(standing(ended, read_plan(ended)), analyse)
+    assert settled.status.state == "lost"
+    assert ended.status.read_bytes() == before

@@ -1,0 +1,43 @@
+"""Which code was measured."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+import pytest
+
+from scaling.launchers.git import commit
+
+ENV = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CEILING_DIRECTORIES": "/"}
+
+
+@pytest.fixture
+def repository(tmp_path):
+    def git(*words):
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        done = subprocess.run(
+            ["git", *who, *words], cwd=tmp_path, env=ENV, check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-qm", "one")
+    return tmp_path, git("rev-parse", "HEAD")
+
+
+def test_the_commit_and_whether_files_were_changed_since(repository):
+    folder, head = repository
+    (folder / "new").write_text("not tracked")
+    assert commit(folder) == head
+    (folder / "file").write_text("two")
+    assert commit(folder) == f"{head}-dirty"
+
+
+def test_outside_a_repository_and_without_git_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit(tmp_path) == ""
+    monkeypatch.setenv("PATH", "")
+    assert commit(tmp_path) == ""

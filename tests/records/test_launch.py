@@ -1,0 +1,108 @@
+"""A launch's folder is read by one reader: typed, each file once, and without what is missing or damaged."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.simulated_machines import write_machines
+
+from scaling.cli.pipeline import rebuild
+from scaling.records.launch import Launch, Launches
+from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan
+
+OPENED: list[Counter[str]] = []
+"""Counters of the files that are opened; the hook stays for the process, since none can be taken out again."""
+
+
+def _count(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "open" and OPENED and isinstance(arguments[0], str | Path):
+        OPENED[-1][str(arguments[0])] += 1
+
+
+sys.addaudithook(_count)
+
+
+@pytest.fixture
+def opened():
+    """How often each file was opened in this test."""
+    OPENED.append(Counter())
+    yield OPENED[-1]
+    OPENED.pop()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run whose launches 0 and 1 are there, empty."""
+    run = RunFolder(tmp_path)
+    for index in range(2):
+        run.launch(index).path.mkdir(parents=True)
+    return run
+
+
+def launches(folder, ranks=2):
+    return Launches(folder, SimpleNamespace(ranks=ranks, hosts=1))
+
+
+def write(path, **values):
+    path.write_text(json.dumps(values))
+
+
+def test_a_rebuild_opens_each_file_of_a_launch_once(cluster, simulate, tmp_path, opened):
+    folder = RunFolder(tmp_path / "run")
+    simulate(cluster.Truth(world_sizes=(1, 2), hosts=2, rounds=3, channels=1), folder.path)
+    write_machines(folder, read_plan(folder))
+    opened.clear()
+    rebuild(folder)
+    counts = {Path(path).name: n for path, n in opened.items() if path.startswith(str(folder.launch(0).path))}
+    kinds = ("rank-{}.jsonl", "env-{}.json", "memory-{}.json", "telemetry-{}.jsonl")
+    there = {kind.format(k) for kind in kinds for k in range(2)}
+    assert {name: counts.get(name) for name in there} == dict.fromkeys(there, 1)
+    assert set(counts.values()) == {1}
+
+
+def test_variables_are_facts_of_a_rank(folder):
+    write(folder.launch(0).env(1), schema=1, rank=1, host=0, cpu="C1", environment={"NCCL_ALGO": "Ring"})
+    (launch, _) = launches(folder)
+    assert launch.environments.keys() == {1}
+    assert launch.facts[1] == {"host": 0, "cpu": "C1", "env.NCCL_ALGO": "Ring"}
+    assert launch.environments[1].processor == "C1"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null"])
+def test_a_file_that_is_damaged_is_left_out(folder, text):
+    launch = folder.launch(0)
+    for path in (launch.env(0), launch.memory(0), launch.check(0), launch.roofline(0), launch.cases):
+        path.write_text(text)
+    found = Launch(launch, SimpleNamespace(ranks=1, hosts=1))
+    assert (found.environments, found.memories, found.checks) == ({}, (), ())
+    assert (found.roofline, found.outcomes) == (None, ())
+
+
+@pytest.mark.parametrize(
+    "sizes", [None, [], {"all": {"peak_bytes": 5}}, {"2": 5}, {"2": {"peak_bytes": None}}]
+)
+def test_memory_without_numbers_is_empty(folder, sizes):
+    write(folder.launch(0).memory(0), world_sizes=sizes)
+    (memory,) = launches(folder).memories
+    assert (memory.peak_bytes, memory.communicators_bytes, memory.device_clock_bound_ns) == ({}, {}, None)
+
+
+def test_the_last_launch_that_was_described_stands_for_the_run(folder):
+    write(folder.launch(0).env(0), cpu="C1")
+    assert launches(folder).environment.cpu == "C1"
+    write(folder.launch(1).env(0), cpu="C2")
+    assert launches(folder).environment.cpu == "C2"
+
+
+def test_a_new_reader_sees_what_was_written_since(folder):
+    found = launches(folder)
+    assert found.environment is None
+    write(folder.launch(1).env(0), cpu="C1")
+    assert found.environment is None, "what was read is kept"
+    assert launches(folder).environment.cpu == "C1"

@@ -1,0 +1,12 @@
+// Who is at work, over all ranks: running hosts, and streams that have something to do and do not wait.
+// When nobody is, nothing can begin any more before the earliest end that is still open, so that end is
+// settled.
+#pragma once
+#include "core.h"
+
+namespace sim {
+void at_work(int threads);  // said by who wakes them, before it rests itself
+void at_rest();             // a stream's thread waits, or has nothing to do
+void host_at_work();
+void host_at_rest();
+}  // namespace sim

@@ -1,0 +1,202 @@
+// Events and streams: each stream is a thread that runs its tasks in order.
+#include "core.h"
+#include "quiet.h"
+#include "wire.h"
+
+#include <sys/prctl.h>
+#include <unistd.h>
+#include <algorithm>
+#include <map>
+
+namespace sim {
+namespace {
+thread_local bool is_stream_thread = false;
+std::atomic<bool> is_closing{false};
+std::atomic<pid_t> owner{0};  // the process whose threads these are
+std::mutex streams_mutex;
+std::map<std::pair<int, int64_t>, Stream*>& streams() {
+  static auto* all = new std::map<std::pair<int, int64_t>, Stream*>;
+  return *all;
+}
+}  // namespace
+
+bool on_stream_thread() { return is_stream_thread; }
+bool closing() { return is_closing; }
+
+void Mark::finish(ns_t t) {
+  {
+    std::lock_guard<std::mutex> l(m);
+    if (done)
+      return;
+    ts = t;
+    done = true;
+    if (streams)
+      at_work(streams);
+    if (hosts)
+      host_at_work();
+  }
+  cv.notify_all();
+}
+ns_t Mark::wait() {
+  std::unique_lock<std::mutex> l(m);
+  if (!done) {
+    if (is_stream_thread) {
+      ++streams;
+      at_rest();
+    } else {
+      ++hosts;
+      host_at_rest();
+    }
+    cv.wait(l, [&] { return done; });
+  }
+  return ts;
+}
+bool Mark::ready() {
+  if (config().virtual_clock) {  // the stamp first, then whether the host's clock has come to it: asking
+                                 // takes 1 us
+    ns_t t = wait();
+    host_spend(1000);
+    return t <= host_ns();
+  }
+  std::lock_guard<std::mutex> l(m);
+  return done;
+}
+
+Stream::Stream(int device, int64_t id) : device(device), id(id) {
+  owner = getpid();
+  thread_ = std::thread([this] { loop(); });
+}
+
+void Stream::push(std::string name, int64_t bytes, TaskFn fn) {
+  host_spend(config().launch_ns * !name.empty());
+  {
+    std::lock_guard<std::mutex> l(m_);
+    if (stopped_)
+      return;
+    tasks_.push_back({std::move(name), host_ns(), bytes, std::move(fn)});
+    if (!std::exchange(working_, true))
+      at_work(1);
+  }
+  cv_.notify_one();
+}
+
+void Stream::loop() {
+  prctl(PR_SET_TIMERSLACK, 1UL, 0, 0, 0);
+  is_stream_thread = true;
+  for (;;) {
+    Task task;
+    {
+      std::unique_lock<std::mutex> l(m_);
+      if (tasks_.empty() && std::exchange(working_, false))
+        at_rest();
+      cv_.wait(l, [&] { return stopped_ || !tasks_.empty(); });
+      if (stopped_)
+        return;
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+    }
+    run(task);
+  }
+}
+
+void Stream::run(Task& task) {
+  ns_t start = std::max(tail_, task.queued);
+  Notes notes;
+  bool kernel = !task.name.empty();
+  if (kernel && lost(device, start)) {  // its marks still get their stamps, so nobody waits for ever
+    fail_async(ErrorKind::device, "device " + std::to_string(device) + " was lost");
+    tail_ = start;
+    return;
+  }
+  try {
+    tail_ = std::max(start, task.fn(start, notes));
+  } catch (const PeerFailure& e) {
+    fail_async(ErrorKind::peer, task.name + ": " + e.what());
+    tail_ = start + (config().virtual_clock ? e.after : 0);
+  } catch (const std::exception& e) {
+    fail_async(ErrorKind::kernel, task.name + ": " + e.what());
+    tail_ = start;
+  }
+  if (!kernel)
+    return;
+  if (lost(device, tail_))
+    fail_async(ErrorKind::device, "device " + std::to_string(device) + " was lost");
+  add_record(
+      {device, id, std::move(task.name), task.queued, start, tail_, notes.met, notes.alone, task.bytes});
+}
+
+// A task that is dropped never runs; who waits for its mark must not wait for ever.
+struct Promise {
+  MarkPtr mark = std::make_shared<Mark>();
+  ~Promise() { mark->finish(0); }
+};
+MarkPtr Stream::record() {
+  auto promise = std::make_shared<Promise>();
+  push("", 0, [promise](ns_t start, Notes&) {
+    promise->mark->finish(start);
+    return start;
+  });
+  return promise->mark;
+}
+void Stream::wait_for(MarkPtr mark) {
+  push("", 0, [mark](ns_t start, Notes&) { return std::max(start, mark->wait()); });
+}
+
+void Stream::stop() {
+  std::deque<Task> dropped;
+  {
+    std::lock_guard<std::mutex> l(m_);
+    stopped_ = true;
+    dropped.swap(tasks_);
+  }
+  cv_.notify_all();
+}
+
+Stream& stream_of(int device, int64_t id) {
+  std::lock_guard<std::mutex> l(streams_mutex);
+  auto& p = streams()[{device, id}];
+  if (!p)
+    p = new Stream(device, id);
+  return *p;
+}
+std::vector<MarkPtr> record_all(int device) {
+  std::vector<Stream*> of;
+  {
+    std::lock_guard<std::mutex> l(streams_mutex);
+    for (auto& [key, stream] : streams())
+      if (key.first == device)
+        of.push_back(stream);
+  }
+  std::vector<MarkPtr> marks;
+  for (auto* stream : of) marks.push_back(stream->record());
+  return marks;
+}
+// A stream that waits for a peer notices `closing` soon. One that waits for a mark gets it: it is finished
+// when its task is dropped.
+void shut_down() {
+  if (getpid() != owner || is_closing.exchange(true))
+    return;  // a forked child has none of these threads
+  std::vector<Stream*> all;
+  {
+    std::lock_guard<std::mutex> l(streams_mutex);
+    for (auto& [key, stream] : streams()) all.push_back(stream);
+  }
+  for (auto* stream : all) stream->stop();
+  for (auto* stream : all) stream->join();
+}
+
+ns_t run_kernel(int device, ns_t start, ns_t duration, const std::function<void()>& compute) {
+  ns_t cpu = thread_cpu_ns();
+  compute();
+  cpu = thread_cpu_ns() - cpu;
+  if (config().virtual_clock)
+    return config().slowdown > 0 ? settle_kernel(device, start, duration) : start + duration;
+  // Stamps follow the model unless the kernel's own work takes longer. The scheduler's delays stay out of
+  // them, and since deadlines are absolute, they do not add up.
+  bool slipped = cpu > duration + config().slip_ns;
+  ns_t end = start + (slipped ? cpu : duration);
+  sleep_until(end);
+  note_lag(slipped, monotonic_ns() - end);
+  return end;
+}
+}  // namespace sim

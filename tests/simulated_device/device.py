@@ -1,0 +1,108 @@
+"""Registers the device and its back end with torch, and sets how they behave."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import sys
+from types import ModuleType
+from typing import Any
+
+from . import build
+
+library: ModuleType | None = None
+
+
+def install() -> ModuleType:
+    """Register the device "sim" as `torch.sim` and the back end "simccl". Returns the library; once a process."""
+    global library  # noqa: PLW0603
+    if library is not None:
+        return library
+    import torch
+    import torch.distributed as dist
+
+    from . import norms
+    from .module import device_module
+
+    torch.utils.rename_privateuse1_backend("sim")
+    library = build.load()
+    library.register_device()
+    torch._register_device_module("sim", device_module(library))
+    sys.modules["torch.sim"] = torch.sim
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    norms.register()
+    dist.Backend.register_backend("simccl", _create, extended_api=True, devices=["sim"])
+    atexit.register(library.shut_down)
+    return library
+
+
+def _create(options: Any, _: Any = None) -> Any:
+    assert library is not None
+    ranks = list(options.global_ranks_in_group)
+    return library.create(options.store, options.group_rank, options.group_size, options.timeout, ranks)
+
+
+def configure(**settings: float) -> None:
+    """Change settings, while nothing runs: the fields of `Config` in csrc/core.h.
+
+    `devices`, `virtual_clock`, `math`, `null_work`, `launch_us`, `kernel_us`, `communicator_us`, `slip_us`, `flops`,
+    `flops32`, `memory_bytes_s`, `host_bytes_s`, `slowdown`, `capacity_bytes`, `buffered_bytes`.
+    """
+    install().configure(settings)
+
+
+def line(latency_us: float, gb_s: float) -> list[tuple[float, float]]:
+    """The points of a link with one latency and one bandwidth."""
+    return [(0.0, latency_us), (1e9, latency_us + 1e6 / gb_s)]
+
+
+def set_link(points: list[tuple[float, float]], group: str = "*", kind: str = "*") -> None:
+    """What transfers of a group take: points of (bytes that a rank puts on the wire, microseconds).
+
+    `group` is its description: "default_pg", "mesh_NAME" for a mesh's dimension, what `new_group` was given, or "*" for
+    all that have no link of their own. `kind` is "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce",
+    "scatter", "gather", "all_to_all", "barrier", "send_recv" or "*".
+    """
+    install().set_link(group, kind, points)
+
+
+def set_wire(*groups: str, ranks_per_node: int = 1) -> None:
+    """Let transfers of these groups share a wire at each node; csrc/wire.h says how. No groups: share none."""
+    install().set_wire(list(groups), ranks_per_node)
+
+
+def set_cost(us: float, *operators: str) -> None:
+    """What each kernel of these operators ("aten::mm") takes, whatever its size."""
+    for operator in operators:
+        install().set_cost(operator, us)
+
+
+def link_ns(kind: str, payload_bytes: int, ranks: int, group: str = "default_pg") -> int:
+    """What a transfer of this payload takes alone."""
+    lib = install()
+    return int(lib.link_ns(group, kind, lib.wire_bytes(kind, payload_bytes, ranks)))
+
+
+def host_ms() -> float:
+    """What the host's clock shows, simulated or real."""
+    return install().host_ns() / 1e6
+
+
+def exactly(ms: float) -> int:
+    """Nanoseconds of a time that torch gives in milliseconds."""
+    return math.floor(ms * 1e6 + 0.5)
+
+
+def sleep_us(us: float) -> None:
+    """A kernel on the current stream that takes this long: a rank that is late on its device."""
+    install().sleep_us(us)
+
+
+def host_spend_us(us: float) -> None:
+    """The host works for this long on the virtual clock: a rank that is late on its host."""
+    install().host_spend_us(us)
+
+
+def lose_device(index: int, after_us: float = 0.0) -> None:
+    """From then on nothing runs on the device, and the next wait for it raises torch.AcceleratorError."""
+    install().lose_device(index, after_us)

@@ -1,0 +1,103 @@
+"""Communicators that share a wire, and kernels that transfers slow down."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from simulated_device import ranks, trace
+from simulated_device.device import configure, host_spend_us, set_cost, set_link, set_wire, sleep_us
+
+pytestmark = pytest.mark.slow
+MS = 1_000_000
+
+
+def spans(tasks):
+    """Begin of transfer and end of each collective, in us after the first one's."""
+    found = sorted(
+        (task.name.partition("/")[2], task.met_ns, task.end_ns, task.alone_ns)
+        for task in tasks
+        if "/" in task.name
+    )
+    first = min(met for _, met, _, _ in found)
+    return {name: ((met - first) / 1e3, (end - first) / 1e3, alone / 1e3) for name, met, end, alone in found}
+
+
+def two_groups(rank, world, share=True, late_us=0.0):
+    """An all-reduce of 10 ms, and one of another group that is ready 5 ms later."""
+    groups = {name: dist.new_group(list(range(world)), group_desc=name) for name in ("a", "b")}
+    set_link([(0, 10_000)])
+    x = {name: torch.ones(256, device="sim") for name in groups}
+    for name, group in groups.items():  # communicators are made at their first use
+        dist.all_reduce(x[name], group=group)
+    if share:
+        set_wire("a", "b")
+    dist.barrier()
+    torch.accelerator.synchronize()
+    with trace.recorded() as tasks:
+        works = [dist.all_reduce(x["a"], group=groups["a"], async_op=True)]
+        sleep_us(5000)
+        if rank == 1:
+            host_spend_us(late_us)
+        works.append(dist.all_reduce(x["b"], group=groups["b"], async_op=True))
+        for work in works:
+            work.wait()
+    return spans(tasks), x["b"][0].item()
+
+
+def test_who_shares_a_wire_goes_at_half_the_pace_while_both_are_in_flight():
+    expected = {"a": (0, 15_000, 10_000), "b": (5000, 20_000, 10_000)}
+    for _ in range(2):
+        assert ranks.run(two_groups, 2) == [(expected, 4.0)] * 2
+
+
+def test_without_a_wire_in_common_they_do_not_disturb_each_other():
+    expected = {"a": (0, 10_000, 10_000), "b": (5000, 15_000, 10_000)}
+    assert ranks.run(two_groups, 2, share=False) == [(expected, 4.0)] * 2
+
+
+def test_a_late_rank_moves_the_time_in_which_they_share():
+    expected = {"a": (0, 12_000, 10_000), "b": (8000, 20_000, 10_000)}
+    assert [found for found, _ in ranks.run(two_groups, 2, late_us=8000)] == [expected] * 2
+
+
+def neighbours(rank, world, ranks_per_node):
+    """Two pairs of ranks reduce at the same time, each over its own group."""
+    pairs = [dist.new_group([0, 1], group_desc="left"), dist.new_group([2, 3], group_desc="right")]
+    mine = pairs[rank // 2]
+    set_link([(0, 10_000)])
+    set_wire("left", "right", ranks_per_node=ranks_per_node)
+    x = torch.ones(256, device="sim")
+    dist.all_reduce(x, group=mine)
+    dist.barrier()
+    with trace.recorded() as tasks:
+        dist.all_reduce(x, group=mine)
+    return [(task.end_ns - task.met_ns) // 1000 for task in tasks if "/" in task.name]
+
+
+def test_groups_share_the_wire_of_a_node_that_both_touch():
+    assert ranks.run(neighbours, 4, ranks_per_node=2) == [[10_000]] * 4
+    assert ranks.run(neighbours, 4, ranks_per_node=4) == [[20_000]] * 4
+
+
+def slowed(rank, world, slowdown):
+    configure(slowdown=slowdown, kernel_us=0)
+    set_link([(0, 3000)])
+    set_cost(10_000, "aten::mm")
+    x, w = torch.ones(256, device="sim"), torch.ones(8, 8, device="sim")
+    dist.all_reduce(x)
+    dist.barrier()
+    with trace.recorded() as tasks:
+        work = dist.all_reduce(x, async_op=True)
+        for _ in range(2):
+            torch.mm(w, w)
+        work.wait()
+    return [task.end_ns - task.start_ns for task in trace.of(tasks, "aten::mm")], [
+        task.transfer_ns for task in trace.of(tasks, "all_reduce")
+    ]
+
+
+def test_a_transfer_slows_the_kernels_beside_it():
+    assert ranks.run(slowed, 2, slowdown=0.5) == [([11 * MS, 10 * MS], [3 * MS])] * 2
+    assert ranks.run(slowed, 2, slowdown=0.0) == [([10 * MS, 10 * MS], [3 * MS])] * 2

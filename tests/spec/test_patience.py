@@ -1,0 +1,63 @@
+"""A hang is what makes no progress, not what is slow."""
+
+from __future__ import annotations
+
+import pytest
+
+from scaling.spec.patience import (
+    COLLECTIVE,
+    LATE,
+    LAUNCHER,
+    LOADER,
+    UNTIMED_S,
+    Silence,
+    collective_s,
+    patience_s,
+    timed_s,
+)
+
+START = Silence(begun=False, moved_s=0.0)
+UNTIMED = Silence(begun=True, moved_s=0.0)
+
+CASES = {
+    "nothing was heard of the ranks at all": (Silence(begun=False), 120 + 120),
+    "they start, and use no processor": (START, 240),
+    "they start, and read a slow disk for 200 s": (Silence(begun=False, moved_s=200), 200 + 240),
+    "they start, and never stop reading": (Silence(begun=False, moved_s=5000), UNTIMED_S),
+    "a first forward sleeps for ever": (UNTIMED, 54),
+    "a first forward takes five minutes of processor time": (Silence(begun=True, moved_s=300), 354),
+    "a first forward spins for ever": (Silence(begun=True, moved_s=5000), UNTIMED_S),
+    "a compiler that is expected to take long": (
+        Silence(begun=True, moved_s=5000, expected_s=300),
+        54 + LATE * 300,
+    ),
+    "a compiler that sleeps": (Silence(begun=True, moved_s=0, expected_s=300), 54),
+    "only rank 0's reports are seen, before a step": (Silence(begun=True), 240),
+    "only rank 0's reports are seen, and it said how long": (Silence(begun=True, expected_s=30), 180),
+    "a step of 50 ms hangs": (Silence(begun=True, step_s=0.05, moved_s=0), 54),
+    "a step of 50 ms spins on its device": (Silence(begun=True, step_s=0.05, moved_s=5000), 54),
+    "a step of 20 s is late": (Silence(begun=True, step_s=20, moved_s=100), 180),
+    "a block is all that is seen": (Silence(begun=True, step_s=1, expected_s=20), 60 + LATE * 20),
+}
+
+
+@pytest.mark.parametrize(("seen", "expected_s"), CASES.values(), ids=CASES)
+def test_the_patience(seen, expected_s):
+    assert patience_s(seen, timeout_s=60, start_s=120) == pytest.approx(expected_s)
+
+
+@pytest.mark.parametrize("step_s", [0.001, 1.0, 5.9, 6.1, 40.0])
+def test_once_a_step_was_timed_a_hang_is_found_within_a_minute_or_ten_steps(step_s):
+    """Whatever the ranks do meanwhile; a loader, peers in a collective and the launcher notice it in this order."""
+    bound_s = max(60, 10 * step_s)
+    assert timed_s(step_s, 60) == bound_s
+    for moved_s in (0.0, 1e4):
+        assert patience_s(
+            Silence(begun=True, step_s=step_s, moved_s=moved_s), timeout_s=60, start_s=120
+        ) == pytest.approx(LAUNCHER * bound_s)
+    assert collective_s(step_s, 60) == pytest.approx(COLLECTIVE * bound_s)
+    assert LOADER < COLLECTIVE < LAUNCHER < 1
+
+
+def test_before_a_step_was_timed_no_rank_gives_up_a_peer_that_computes():
+    assert collective_s(None, 60) >= UNTIMED_S

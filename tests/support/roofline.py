@@ -1,0 +1,65 @@
+"""A step of given operators on a device of given ceilings."""
+
+from __future__ import annotations
+
+from scaling.analysis.decompose.roofline import roofline
+from scaling.analysis.results import Measured
+from scaling.records.checkup import (
+    CONVOLUTION,
+    COPY,
+    MATMUL,
+    STEP_OPS,
+    TO_DEVICE_PINNED,
+    Ceiling,
+    Operator,
+    StepWork,
+)
+
+
+def ceilings(flop_s=1e12, memory=1e11, launches=1e6, cache=1e12, transfer=None, convolution=None):
+    found = [
+        Ceiling(name=MATMUL + "fp32", unit="FLOP/s", size=1024, best=flop_s, repeats=7),
+        Ceiling(name=COPY, unit="bytes/s", size=2**20, best=cache, repeats=7),
+        Ceiling(name=COPY, unit="bytes/s", size=2**28, best=memory, repeats=7),
+        Ceiling(name=STEP_OPS, unit="1/s", size=192, best=launches, repeats=7),
+    ]
+    if convolution:
+        found.append(Ceiling(name=CONVOLUTION + "fp32", unit="FLOP/s", size=64, best=convolution, repeats=7))
+    if transfer:
+        found.append(Ceiling(name=TO_DEVICE_PINNED, unit="bytes/s", size=2**26, best=transfer, repeats=7))
+    return found
+
+
+def of(
+    *operators,
+    step_ms=20.0,
+    input_bytes=0,
+    input_ms=None,
+    recomputed_flops=0,
+    device_name="",
+    also_ms=(),
+    **limits,
+):
+    work = StepWork(
+        batch=8,
+        precision="fp32",
+        operators=operators,
+        sightings=(),
+        input_bytes=input_bytes,
+        same_shapes=True,
+        recomputed_flops=recomputed_flops,
+    )
+    return roofline(
+        ceilings(**limits),
+        work,
+        Measured(step_ms),
+        rank=0,
+        device="cpu: test",
+        device_name=device_name,
+        also_ms=also_ms,
+        input_ms=None if input_ms is None else Measured(input_ms),
+    )
+
+
+def op(flops=0, size=0, count=1, name="mm"):
+    return Operator(name=name, layer="0", count=count, flops=flops, bytes=size)

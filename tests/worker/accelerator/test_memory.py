@@ -1,0 +1,76 @@
+"""A limit that is real: in processes of their own, since what a process has allocated stays with it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from scaling.worker.accelerator.memory import is_out_of_memory
+
+HEAD = """
+import torch
+from scaling.worker.accelerator.memory import CpuLimit, held_bytes, is_out_of_memory
+torch.set_num_threads(1)
+torch.ones(8).sum()
+MIB = 2**20
+"""
+
+
+def run(source):
+    done = subprocess.run(
+        [sys.executable, "-c", HEAD + source], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_an_allocation_beyond_the_limit_fails_at_once_and_one_below_does_not():
+    said = run("""
+limit = CpuLimit(held_bytes() + 200 * MIB)
+limit.begin()
+with limit.on():
+    kept = torch.zeros(100 * MIB, dtype=torch.uint8)
+    try:
+        torch.zeros(150 * MIB, dtype=torch.uint8)
+        print("fitted")
+    except RuntimeError as error:
+        print(is_out_of_memory(error))
+print(torch.zeros(300 * MIB, dtype=torch.uint8).numel() // MIB)  # outside there is no limit
+""")
+    assert said == ["True", "300"]
+
+
+@pytest.mark.slow
+def test_what_fits_does_not_depend_on_what_was_tried_before():
+    said = run("""
+limit = CpuLimit(held_bytes() + 200 * MIB)
+limit.begin()
+def fits(size):
+    try:
+        with limit.on():
+            parts = [torch.zeros(size * MIB // 8, dtype=torch.uint8) for _ in range(8)]
+        return True
+    except RuntimeError as error:
+        assert is_out_of_memory(error)
+        return False
+print(*[int(fits(size)) for size in (190, 210, 100, 190, 210, 190)])
+""")
+    assert said == ["1", "0", "1", "1", "0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory"), False),
+    ],
+)
+def test_what_counts_as_out_of_memory(error, memory):
+    assert is_out_of_memory(error) is memory

@@ -1,0 +1,184 @@
+"""The stamps of a step and the fields that are made of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from scaling.spec.run import Inject
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.precision import Precision
+from scaling.worker.data.feed import Feed
+from scaling.worker.data.workload import Workload, sgd
+from scaling.worker.measure.inject import Faults
+from scaling.worker.measure.step import _ENGINE, Loop, step_row
+
+MS = 1_000_000
+TOLERANCE_NS = 20_000
+
+
+class Kernels(torch.nn.Linear):
+    """A layer whose forward, backward and reduction take known times on the fake device."""
+
+    def __init__(self, cuda, forward_ns=3 * MS, backward_ns=5 * MS, wait_ns=4 * MS):
+        super().__init__(2, 2)
+        self.cuda, self.forward_ns = cuda, forward_ns
+
+        def backward(grad):
+            cuda.enqueue(backward_ns)
+            _ENGINE.queue_callback(lambda: cuda.enqueue(wait_ns))  # as DDP makes the stream wait
+            return grad
+
+        self.weight.register_hook(backward)
+
+    def forward(self, inputs):
+        self.cuda.enqueue(self.forward_ns)
+        return super().forward(inputs)
+
+
+class Step(torch.optim.SGD):
+    def __init__(self, parameters, cuda, ns):
+        super().__init__(parameters, lr=1e-4)
+        self.cuda, self.ns = cuda, ns
+
+    def step(self, closure=None):
+        self.cuda.enqueue(self.ns)
+        return super().step(closure)
+
+
+def make_loop(module, device, *, optimizer=None, accumulation=1, inject=None, precision="fp32"):
+    workload = Workload(
+        module=module, make_batch=lambda n, g: None, loss=torch.nn.functional.mse_loss, optimizer=sgd
+    )
+    return Loop(
+        workload=workload,
+        module=module,
+        optimizer=optimizer or sgd(module.parameters()),
+        fetch=Feed([(torch.ones(4, 2), torch.zeros(4, 2))]).fetch,
+        accumulation=accumulation,
+        device=device,
+        precision=Precision(precision, "cpu"),
+        faults=Faults(inject or Inject(), rank=0, first_on_host=False),
+    )
+
+
+def named(stamps):
+    return step_row(stamps)._asdict()
+
+
+def test_durations_are_sums_over_micro_steps():
+    one = [100, 110, 130, 160, 210, 220, 230, 250, 205]
+    assert named(one) == {
+        "begin_ns": 100,
+        "end_ns": 250,
+        "input_ns": 20,
+        "forward_ns": 30,
+        "backward_ns": 50,
+        "optimizer_ns": 10,
+        "compute_end_ns": 205,
+        "sync_end_ns": 210,
+        "earlier_wait_ns": 0,
+    }
+    two = [100, 110, 130, 160, 210, 1110, 1131, 1162, 1213, 1220, 1230, 1250, 0, 1205]
+    fields = named(two)
+    assert (fields["input_ns"], fields["forward_ns"], fields["backward_ns"]) == (20 + 21, 30 + 31, 50 + 51)
+    assert (fields["compute_end_ns"], fields["sync_end_ns"]) == (1205, 1213)
+
+
+def test_a_wait_of_an_earlier_micro_step_is_told_apart_from_its_compute():
+    waited = [100, 110, 130, 160, 210, 1110, 1131, 1162, 1213, 1220, 1230, 1250, 190, 1205]
+    assert named(waited)["earlier_wait_ns"] == 210 - 190
+
+
+def test_a_plain_step_keeps_its_two():
+    assert step_row([5, 9]) == (5, 9)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_host_stamps_of_a_real_step_are_in_order(accumulation):
+    loop = make_loop(torch.nn.Linear(2, 2), Device(), accumulation=accumulation)
+    stamps = loop.stamped()
+    assert len(stamps) == loop.stamps
+    assert stamps[:-accumulation] == sorted(stamps[:-accumulation])
+    assert stamps[-accumulation:-1] == [0] * (accumulation - 1)  # nothing waits under no_sync
+    fields = named(stamps)
+    assert fields["begin_ns"] < fields["compute_end_ns"] < fields["sync_end_ns"] < fields["end_ns"]
+    shares = [share_of_the_parts(named(loop.stamped())) for _ in range(20)]
+    assert max(shares) <= 1
+    assert sorted(shares)[10] > 0.5  # one step may lose the core between two stamps
+
+
+def share_of_the_parts(fields):
+    parts = sum(fields[f"{name}_ns"] for name in ("input", "forward", "backward", "optimizer"))
+    return parts / (fields["end_ns"] - fields["begin_ns"])
+
+
+def test_an_input_stall_shows_in_the_input():
+    loop = make_loop(torch.nn.Linear(2, 2), Device(), inject=Inject(input_ms=20))
+    loop._faults._on = True
+    assert named(loop.stamped())["input_ns"] >= 20 * MS
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_on_a_device_the_parts_are_the_device_s_though_the_host_runs_ahead(cuda, fake_device, accumulation):
+    module = Kernels(cuda)
+    device = fake_device(cuda, copy_ns=2 * MS)
+    optimizer = Step(module.parameters(), cuda, MS)
+    loop = make_loop(module, device, optimizer=optimizer, accumulation=accumulation)
+    with device.clock.window(3 * loop.stamps):
+        made, waited, begin = cuda.created, cuda.synchronised, cuda.now
+        steps = [loop.stamped() for _ in range(3)]
+        assert (cuda.created, cuda.synchronised) == (made, waited)
+        assert cuda.now - begin < MS  # of host time, for 45 ms of the device's
+    for step in steps:
+        fields = named(device.clock.resolve(step))
+        expected = {"input_ns": 2, "forward_ns": 3, "backward_ns": 5 + 4}
+        for name, ms in expected.items():
+            assert fields[name] == pytest.approx(accumulation * ms * MS, abs=TOLERANCE_NS), name
+        assert fields["optimizer_ns"] == pytest.approx(MS, abs=TOLERANCE_NS)
+        assert fields["sync_end_ns"] - fields["compute_end_ns"] == pytest.approx(4 * MS, abs=TOLERANCE_NS)
+        whole = accumulation * (2 + 3 + 5 + 4) + 1
+        assert fields["end_ns"] - fields["begin_ns"] == pytest.approx(whole * MS, abs=TOLERANCE_NS)
+
+
+def test_a_plain_step_on_a_device_has_two_events(cuda, fake_device):
+    device = fake_device(cuda)
+    loop = make_loop(Kernels(cuda), device)
+    with device.clock.window(2):
+        waited = cuda.synchronised
+        step = loop.plain()
+        assert cuda.synchronised == waited
+    begin, end = device.clock.resolve(step)
+    assert end - begin == pytest.approx((3 + 5 + 4) * MS, abs=TOLERANCE_NS)
+
+
+def test_steps_train():
+    torch.manual_seed(0)
+    module = torch.nn.Linear(2, 2)
+    before = module.weight.detach().clone()
+    loop = make_loop(module, Device())
+    loop.stamped()
+    assert not torch.equal(before, module.weight)
+    assert module.weight.grad is None
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_a_step_that_does_not_fit_leaves_no_gradients(error):
+    from scaling.worker.measure.prepare import fits
+
+    module = torch.nn.Linear(2, 2)
+
+    def full(_parameter):
+        raise error("full")
+
+    module.bias.register_post_accumulate_grad_hook(full)
+    loop = make_loop(module, Device())
+    arms = type("Arms", (), {"bare": loop})
+    assert not fits(arms)
+    assert all(p.grad is None for p in module.parameters())
+
+
+def test_a_local_step_that_fits():
+    from scaling.worker.measure.prepare import fits
+
+    assert fits(type("Arms", (), {"bare": make_loop(torch.nn.Linear(2, 2), Device())}))

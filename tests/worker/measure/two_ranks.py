@@ -1,0 +1,110 @@
+"""`two_ranks.py RANK STORE`: one of two Gloo ranks; prints what test_probe.py asks about as one JSON line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.measure.exchange import Exchange
+from scaling.worker.measure.probe import BucketProbe, SoloProbe
+from scaling.worker.parallel.ddp import bucket_bytes
+from scaling.worker.parallel.groups import make_groups
+
+STEPS = 4
+
+
+class Hooked(Device):
+    """Takes the ways that a CUDA device takes, with the host's clock."""
+
+    type = "cuda"
+
+
+def model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(10)])
+
+
+def step(ddp, inputs):
+    """Begin, end of forward, end; gradients are left."""
+    ddp.zero_grad(set_to_none=True)
+    begin = now_ns()
+    loss = ddp(inputs).square().mean()
+    forward_end = now_ns()
+    loss.backward()
+    return begin, forward_end, now_ns()
+
+
+def observe(wrapper, take, inputs):
+    found = []
+    for _ in range(STEPS):
+        begin, forward_end, end = step(wrapper, inputs)
+        found.append({"begin": begin, "forward_end": forward_end, "end": end, "rows": take(forward_end)})
+    return found[-1]
+
+
+def main(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    groups = make_groups(
+        {1: [(0,)], 2: [(0, 1)]}, rank=rank, world=2, backend="gloo", timeout=timedelta(seconds=60)
+    )
+    generator = torch.Generator().manual_seed(rank)
+    inputs = torch.randn(16, 256, generator=generator)
+    result = {"rank": rank, "same_group": groups[2].control is groups[2].data}
+
+    plain = DistributedDataParallel(model(), process_group=groups[2].data, bucket_cap_mb=1)
+    for _ in range(STEPS):
+        step(plain, inputs)
+    expected = [p.grad.clone() for p in plain.parameters()]
+    result["buckets"] = bucket_bytes(plain)
+    for name, device in (("host", Device()), ("device", Hooked())):
+        ddp = DistributedDataParallel(model(), process_group=groups[2].data, bucket_cap_mb=1)
+        result[name] = observe(ddp, BucketProbe(ddp, groups[2].data, 2, device).take, inputs)
+        result[f"{name}_close"] = all(
+            torch.allclose(a, p.grad, rtol=1e-5, atol=1e-8)
+            for a, p in zip(expected, ddp.parameters(), strict=True)
+        )
+    alone = DistributedDataParallel(model(), process_group=groups[1].data, bucket_cap_mb=1)
+    for _ in range(STEPS):
+        step(alone, inputs)
+    for name, device in (("solo_host", Device()), ("solo_device", Hooked())):
+        probe = SoloProbe(alone, device)
+        with probe.taking() as take:
+            for _ in range(
+                5
+            ):  # a rank that is taken off its core between DDP's reading and ours reads late by that
+                result[name] = observe(alone, take, inputs)
+                if result[name]["rows"][-1][4] <= result[name]["end"]:
+                    break
+        result[f"{name}_parameters"] = probe.parameters([result[name]["begin"]])
+    result["hooks_left"] = sum(bool(p._post_accumulate_grad_hooks) for p in alone.parameters())
+
+    result["buckets_at"] = {}
+    for cap in (0.3, 2, 25):
+        other = DistributedDataParallel(
+            model(), process_group=groups[2].data, bucket_cap_mb=None if cap == 25 else cap
+        )
+        for _ in range(STEPS):
+            step(other, inputs)
+        result["buckets_at"][cap] = bucket_bytes(other)
+
+    exchange = Exchange(Device())
+    exchange.reserve(4096)
+    result["exchange"] = exchange.run(groups[2], [(0, 1024), (0, 4096)])
+    result["collectives"] = exchange.run(groups[2], [(kind, 4096) for kind in range(4)])
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

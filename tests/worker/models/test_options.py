@@ -1,0 +1,143 @@
+"""What the options make of a workload, and what they say when there is nothing to make."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.errors import InputError
+from scaling.spec.run import Measure, Model, Spec
+from scaling.spec.topology import Topology
+from scaling.worker.data.workload import Workload, sgd
+from scaling.worker.models.options import compiled, loading, shaped
+
+
+def spec(**options):
+    measure = Measure(
+        name="quick", rounds_min=3, rounds_max=3, steps=3, lead_in=1, warmup_max=3, target_half_width=None,
+        budget_s=1, fabric_bytes_max=1, step_timeout_s=1,
+    )  # fmt: skip
+    topology = Topology(name="local", kind="local", hosts=1, ranks_per_host=1, device="cpu", backend="gloo")
+    model = Model(name="m", target="m.m", args={})
+    return Spec(
+        model=model, topology=topology, world_sizes=(1,), mode="weak", batch_per_rank=1, global_batch=1,
+        precision="fp32", measure=measure, **options,
+    )  # fmt: skip
+
+
+def workload(module, **more):
+    return Workload(
+        module=module,
+        make_batch=lambda n, g: None,
+        loss=nn.functional.mse_loss,
+        **{"optimizer": sgd} | more,
+    )
+
+
+def gradients(module, inputs):
+    module(inputs).sum().backward()
+    return [p.grad.clone() for p in module.parameters()]
+
+
+def test_a_model_whose_ranks_wait_for_each_other_has_no_baseline():
+    module = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+    with pytest.raises(InputError, match="SyncBatchNorm waits for the other ranks"):
+        shaped(workload(module), dataclasses.replace(spec(), world_sizes=(1, 2)))
+    assert shaped(workload(module), spec()).module is module  # one rank waits for no other
+
+
+# Memory format
+
+
+def test_channels_last_of_weights_and_of_what_is_loaded():
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+    options = spec(channels_last=True)
+    shaped(workload(module), options)
+    assert module[0].weight.is_contiguous(memory_format=torch.channels_last)
+    images, labels = loading(options, lambda batch: batch)([torch.ones(2, 3, 8, 8), torch.ones(2)])
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert labels.is_contiguous()
+
+
+def test_nothing_to_put_in_channels_last():
+    with pytest.raises(InputError, match="no 4-dimensional parameter"):
+        shaped(workload(nn.Linear(2, 2)), spec(channels_last=True))
+
+
+# Fused optimizers
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: torch.optim.Adam(p, lr=0.1, betas=(0.8, 0.9)),
+        lambda p: torch.optim.AdamW([{"params": list(p), "weight_decay": 0.3}], lr=0.1),
+        lambda p: torch.optim.Adagrad(p, lr=0.1),
+    ],
+    ids=["SGD", "Adam", "AdamW", "Adagrad"],
+)
+def test_a_fused_optimizer_takes_the_same_steps(optimizer):
+    modules = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        module = nn.Linear(4, 4)
+        made = shaped(workload(module, optimizer=optimizer), spec(fused_optimizer=fused)).optimizer(
+            module.parameters()
+        )
+        assert all(bool(group["fused"]) == fused for group in made.param_groups)
+        for _ in range(3):
+            gradients(module, torch.ones(1, 4))
+            made.step()
+            made.zero_grad()
+        modules.append(module)
+    assert torch.allclose(modules[0].weight, modules[1].weight, rtol=1e-5)
+
+
+def test_an_optimizer_without_a_fused_form():
+    made = shaped(workload(nn.Linear(1, 1), optimizer=torch.optim.RMSprop), spec(fused_optimizer=True))
+    with pytest.raises(InputError, match="RMSprop has no fused form"):
+        made.optimizer(nn.Linear(1, 1).parameters())
+
+
+# The compiler
+
+
+@pytest.mark.slow
+def test_every_wrapper_compiles_its_own_graphs_cut_at_its_buckets(tmp_path, monkeypatch):
+    """Taken over from a bare module, one graph would bring all gradients at once, at the end."""
+    import torch.distributed as dist
+    from torch._inductor import compile_fx
+
+    graphs = []
+
+    def eager(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(compile_fx, "compile_fx", eager)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        module = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)])  # 1 MiB each
+        bare = compiled(module)
+        ddp = [DistributedDataParallel(compiled(module), bucket_cap_mb=1) for _ in range(2)]
+        counts = []
+        for wrapper in (bare, *ddp, bare, *ddp):
+            wrapper(torch.ones(2, 512)).sum().backward()
+            counts.append(len(graphs))
+        assert counts[0] == 1
+        assert counts[1] > 2
+        assert counts[2] - counts[1] == counts[1] - counts[0]
+        assert counts[3:] == [counts[2]] * 3  # and keeps them
+    finally:
+        dist.destroy_process_group()
+
+
+def test_options_are_off_unless_asked_for():
+    module = nn.Linear(2, 2)
+    same = workload(module)
+    assert shaped(same, spec()) is same

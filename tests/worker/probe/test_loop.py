@@ -1,0 +1,162 @@
+"""A probe in real trainings on two ranks: what it changes (nothing), what it leaves, what it says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.gloo_ranks import run_ranks
+
+from scaling.analysis.predict.sources import read_sources
+from scaling.cli.pipeline import rebuild
+from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan
+from scaling.records.tables import collect
+
+pytestmark = pytest.mark.slow  # many trainings of two ranks
+
+SCRIPT = Path(__file__).with_name("two_ranks.py")
+NO_HOOK = [0, 0, 0, 0, 0, False]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("own")
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    return run_ranks(SCRIPT, 2, folder / "store", folder)
+
+
+@pytest.fixture(scope="module")
+def found(two, folder):
+    return lambda name: rebuild(RunFolder(folder / name)).analysis
+
+
+@pytest.mark.parametrize("probe", ["on", "off", "again", "baseline"])
+def test_losses_and_weights_are_bitwise_what_they_are_without(two, probe):
+    for rank in two:
+        assert rank[probe]["losses"] == rank["absent"]["losses"]
+        assert rank[probe]["weights"] == rank["absent"]["weights"]
+
+
+def test_it_leaves_no_hook_behind_and_off_registers_none(two, folder):
+    for rank in two:
+        assert rank["absent"]["during"] == NO_HOOK
+        assert rank["off"]["during"] == NO_HOOK
+        assert rank["on"]["during"] != NO_HOOK
+        assert rank["on"]["after"] == rank["kinds"]["after"] == NO_HOOK
+    assert not (folder / "off").exists()
+
+
+def test_a_second_training_in_the_same_folder_is_another_launch(found):
+    analysis = found("on")
+    assert analysis.run.launches == 2
+    assert [trial.launches for trial in analysis.trials] == [(0, 1)]
+    assert not any("cut off" in line for line in analysis.quality.warnings)
+    assert analysis.points[0].step_ms.n >= 5  # rounds that follow one another are pooled
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("not_ddp", "DistributedDataParallel is expected"),
+        ("nested", "step() inside step()"),
+        ("left_out", "step() was never entered"),
+        ("two", "another Probe is open in this process"),
+        ("unwritable", "cannot be written to"),
+        ("shared", "the step has collectives of its own"),
+    ],
+)
+def test_misuse_is_told_in_one_line_and_the_training_goes_on(two, case, said):
+    (line,) = two[0]["misuse"]["lines"][case]
+    assert said in line
+    assert two[1]["misuse"]["lines"][case] == ([line] if case == "not_ddp" else [])  # rank 0 speaks for all
+    assert case == "not_ddp" or case in two[1]["misuse"]["trained"]
+
+
+def test_a_rank_that_stopped_recording_holds_up_no_baseline(two):
+    (said,) = two[0]["misuse"]["lines"]["full"]
+    assert "baseline() was not measured: rank 1 stopped (OSError: [Errno 28]" in said
+    (stopped,) = two[1]["misuse"]["lines"]["full"]
+    assert "stopped: OSError: [Errno 28]" in stopped
+    assert all("full" in rank["misuse"]["trained"] for rank in two)
+
+
+def test_what_needs_no_baseline_is_there_and_what_needs_one_is_null(found):
+    (point,) = found("on").points
+    assert point.efficiency is None
+    assert point.loss.neighbours is point.loss.overlap is point.loss.unexplained is None
+    assert point.loss.link_bandwidth is not None
+    assert point.comm.free_speedup.value >= 1
+    for part in ("input", "forward", "backward", "exposed_transfer", "exposed_skew", "optimizer", "host"):
+        assert getattr(point.parts_ms, part) is not None
+    assert point.overhead.probe_over_plain is not None
+    assert point.overhead.aa_floor is not None
+
+
+def test_with_a_baseline_all_of_it_is_there(found):
+    (point,) = found("baseline").points
+    assert point.efficiency.low < point.efficiency.value < point.efficiency.high
+    arms = ("bare_one", "bare_all", "ddp_solo", "plain", "probe")
+    assert all(getattr(point.arms_ms, arm) is not None for arm in arms)
+    causes = (
+        "neighbours",
+        "strategy_overhead",
+        "straggler",
+        "link_bandwidth",
+        "overlap",
+        "input",
+        "unexplained",
+    )
+    assert all(getattr(point.loss, cause) is not None for cause in causes)
+    assert point.closure is not None
+    assert point.comm.curve_share is not None
+    assert found("baseline").fabric.levels
+
+
+def test_a_prediction_of_it_knows_no_better_than_its_baseline(found, folder):
+    """Three rounds of one, whatever the loop itself has."""
+    run = RunFolder(folder / "baseline")
+    found("baseline")
+    plan = read_plan(run)
+    (source,) = read_sources(collect(run, plan), plan)
+    assert (source.units, source.groups) == (3, 1)
+
+
+def test_accumulation_reduces_once_and_counts_all_samples(found, folder):
+    for name, samples in (("on", 16), ("micro", 16), ("optimizers", 8)):
+        (point,) = found(name).points
+        payload = json.loads((folder / name / "launches/0/env-0.json").read_text())["parameter_bytes"]
+        assert point.comm.bytes_per_step == payload
+        assert point.samples_per_s.value == pytest.approx(2 * samples * 1e3 / point.step_ms.value)
+
+
+def test_an_evaluation_between_steps_is_no_input(found):
+    (warning,) = found("optimizers").quality.warnings[-1:]
+    assert "1 pause between two steps" in warning
+
+
+def test_autocast_and_a_compiled_model(found):
+    assert found("autocast").run.precision == "bf16"
+    (point,) = found("compiled").points
+    assert point.parts_ms.forward.value > 0
+    assert point.comm.bytes_per_step > 0
+
+
+def test_an_exception_in_the_loop_is_told_and_what_was_measured_stays(found):
+    analysis = found("broken")
+    (trial,) = analysis.trials
+    assert (trial.status, trial.error) == ("failed", "BrokenError: in the loop")
+    assert analysis.points[0].step_ms is not None
+
+
+def test_clocks_of_two_kernels_are_compared_at_once_and_then_now_and_then(two):
+    for rank in two:
+        assert [slot for slot, _, _ in rank["clocks"]] == [1, 2]  # then two seconds later
+        for _, kind, fields in rank["clocks"]:
+            assert kind == "clock"
+            assert abs(fields["offset_ns"]) <= fields["bound_ns"]  # it is one clock here
+    assert two[1]["clocks"][0][2]["bound_ns"] > 0

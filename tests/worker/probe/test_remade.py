@@ -1,0 +1,44 @@
+"""A process group that is destroyed and made again has a probe again, also where its ranks are others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scaling import resources
+
+TAKES_S = 100
+"""Less than the two minutes after which a rank gives up one that does not come."""
+
+
+@pytest.mark.slow
+def test_each_group_that_is_made_again_agrees_anew(tmp_path):
+    program = str(Path(__file__).with_name("remade.py"))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=3",
+            program,
+            tmp_path,
+        ],
+        env={**os.environ, "PYTHONPATH": resources.import_path(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=TAKES_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "scaling: Probe:" not in done.stderr
+    found = sorted(done.stdout.split("\n"))
+    expected = [(0, 0), (0, 1), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
+    assert [line for line in found if line] == [f"{turn} {rank} {tmp_path}/{turn}" for turn, rank in expected]
+    for turn, members in enumerate([2, 2, 3]):
+        files = sorted(path.name for path in (tmp_path / str(turn)).glob("launches/0/rank-*.jsonl"))
+        assert files == [f"rank-{rank}.jsonl" for rank in range(members)]

@@ -1,0 +1,113 @@
+"""A week of steps: what a probe keeps in memory and on disk does not grow with them."""
+
+from __future__ import annotations
+
+import tracemalloc
+from types import SimpleNamespace
+
+import pytest
+
+from scaling.records.format import SCHEMA, SLOTS_WHOLE, CollectiveRow, HeadRecord, generation
+from scaling.worker.accelerator.clock import HostClock, now_ns
+from scaling.worker.measure.recorder import Recorder
+from scaling.worker.probe.phases import BACKWARD, COMPUTE_END, FORWARD, OPTIMIZER, OPTIMIZER_END, SYNC_END
+from scaling.worker.probe.schedule import ROUND_STEPS, WARMUP
+from scaling.worker.probe.track import Track
+
+WEEK = 7 * 24 * 3600 * 10
+"""Steps, ten a second."""
+BUCKETS = 8
+KIND = (FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END)
+
+
+class Phases:
+    """A step's marks without a model."""
+
+    def __init__(self):
+        self.forwards, self.marks = 1, []
+
+    def begin(self, *, marking):
+        begin = now_ns()
+        self.marks = [(kind, begin + k) for k, kind in enumerate(KIND)] if marking else []
+
+
+class Tap:
+    """Eight all-reduces a step without a group."""
+
+    def open(self):
+        self.is_open = True
+
+    def close(self):
+        self.is_open = False
+
+    def take(self, sync_end):
+        return [CollectiveRow(k, 0, 2, 2**23, sync_end - 2, sync_end - 1, sync_end) for k in range(BUCKETS)]
+
+
+def tracked(path):
+    """A track that records into a file, and its steps, so many at a time."""
+    recorder = Recorder(path, HeadRecord(schema=SCHEMA, rank=0, host=0), flush_s=0.0)
+    track = Track(Phases(), Tap(), SimpleNamespace(clock=HostClock()), recorder.block)
+    track.begin(paused=False)
+
+    def steps(count):
+        for _ in range(count):
+            track.begin(paused=False)
+            track.end()
+
+    return track, steps
+
+
+def rounds(last):
+    """Slots that are taken up to one, as round_of takes them, without asking for each."""
+    count = slot = 0
+    while slot < last:
+        step = 2 ** generation(slot)
+        count, slot = count + 1, slot + step - slot % step
+    return count
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_steps(tmp_path):
+    _, steps = tracked(tmp_path / "rank-0.jsonl")
+    steps(20_000)  # whatever is made once is made
+    tracemalloc.start()
+    try:
+        steps(2_000)
+        before = tracemalloc.get_traced_memory()[0]
+        steps(20_000)
+        after, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 32 * 2**10
+    assert peak - before < 2**20  # a round's steps, until they are written
+
+
+def test_what_a_round_held_is_let_go_when_it_is_written(tmp_path):
+    track, steps = tracked(tmp_path / "rank-0.jsonl")
+    steps(WARMUP + ROUND_STEPS - 1)
+    assert len(track._whole) > 0
+    steps(1)
+    assert track._whole == []
+    assert len(track._planned) <= 4
+
+
+def test_a_week_s_records_fit_into_a_few_megabytes(tmp_path):
+    path = tmp_path / "rank-0.jsonl"
+    _, steps = tracked(path)
+    written = 100
+    steps(WARMUP + written * ROUND_STEPS)
+    each = path.stat().st_size / written
+    assert written < SLOTS_WHOLE  # so all of them are there
+    assert each * rounds(WEEK // ROUND_STEPS) < 16 * 2**20
+
+
+def test_after_a_week_a_step_more_costs_a_line_now_and_then(tmp_path):
+    path = tmp_path / "rank-0.jsonl"
+    track, steps = tracked(path)
+    steps(WARMUP + ROUND_STEPS)
+    size = path.stat().st_size
+    track.steps = WARMUP + (WEEK // ROUND_STEPS) * ROUND_STEPS
+    steps(20_000)
+    more = path.stat().st_size - size
+    assert more < 10 * size  # 2,000 slots, of which a handful is taken
