@@ -31,12 +31,14 @@ TOGETHER := $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder
 ALONE := $(BIN)/python -m pytest
 GROUPS := slurm wheel simulated browser measures faults launches more
 
-test: $(READY)  ## every test but the groups below: five to seven minutes
-	$(TOGETHER) --group=quick
-
 # A test that fails beside others, three at a time on two cores, is run once more by itself, and that counts.
+ONCE_MORE = { [ $$? -eq 1 ] && $(ALONE) --group=$(1) --last-failed; }
+
+test: $(READY)  ## every test but the groups below: about four minutes
+	$(TOGETHER) --group=quick || $(call ONCE_MORE,quick)
+
 $(addprefix test-,faults launches more browser): test-%: $(READY)
-	$(TOGETHER) --group=$* || { [ $$? -eq 1 ] && $(ALONE) --group=$* --last-failed; }
+	$(TOGETHER) --group=$* || $(call ONCE_MORE,$*)
 
 $(addprefix test-,slurm wheel simulated measures): test-%: $(READY)
 	$(ALONE) --group=$*
