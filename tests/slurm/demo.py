@@ -1,15 +1,15 @@
 """`make slurm-demo`: two partitions of a real Slurm compared by one command; 77 and the reason where there is none.
 
-The last line is the result: what the gradients got of what each partition's link can carry.
+The runs and the comparison stay in `runs/slurm-demo-<time>` below the current folder. The last line is the result: what
+the gradients got of what each partition's link can carry.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
+import time
 from pathlib import Path
 
 import cluster as test_cluster  # the file beside this one
@@ -34,21 +34,20 @@ def main() -> int:
     if reason is not None:
         print(f"no Slurm cluster here: {reason}")
         return test_cluster.UNAVAILABLE
-    home = Path(tempfile.mkdtemp(prefix="scaling-slurm-demo-"))
-    try:
-        with test_cluster.cluster() as cluster:
-            print(f"$ scaling {' '.join(COMMAND)}", flush=True)
-            python = ("env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "scaling.cli")
-            argv = cluster.command(*python, *COMMAND, f"run_dir={home}/both", cwd=home)
-            done = subprocess.run(argv, env=cluster.environment(), check=False)
-        if done.returncode:
-            return 1
-        found = {
-            partition: _busbw_gbit_s(home / "both" / str(number)) / _ideal_gbit_s(rate)
-            for number, (partition, rate) in enumerate(test_cluster.RATES_BIT_S.items())
-        }
-    finally:
-        shutil.rmtree(home)
+    both = Path.cwd() / "runs" / f"slurm-demo-{time.strftime('%Y-%m-%d-%H%M%S')}"
+    both.mkdir(parents=True)
+    with test_cluster.cluster() as cluster:
+        print(f"$ scaling {' '.join(COMMAND)}", flush=True)
+        python = ("env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "scaling.cli")
+        argv = cluster.command(*python, *COMMAND, f"run_dir={both}", cwd=both.parent)
+        done = subprocess.run(argv, env=cluster.environment(), check=False)
+    print(f"pages and records stay in {both}")
+    if done.returncode:
+        return 1
+    found = {
+        partition: _busbw_gbit_s(both / str(number)) / _ideal_gbit_s(rate)
+        for number, (partition, rate) in enumerate(test_cluster.RATES_BIT_S.items())
+    }
     print("busbw over ideal: " + " ".join(f"{name} {share:.2f}" for name, share in found.items()))
     return int(any(abs(share - 1) > BAR for share in found.values()))
 

@@ -180,7 +180,7 @@ VERBS: dict[str, Verb] = {
         options=(
             _JSON,
             Option("--name", "name of the topology; by default the file's name", value="NAME"),
-            Option("--into", "the folder for NAME.yaml; by default conf/topology", value="DIR"),
+            Option("--into", "write DIR/topology/NAME.yaml; by default in conf", value="DIR"),
         ),
     ),
     "report": Verb(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from scaling.cli.output import print_json, say
@@ -16,7 +17,7 @@ KINDS = {"nccl-tests": import_log, "topo": import_topo, "nccl-xml": import_xml}
 
 
 def main(arguments: list[str]) -> int:
-    """Write the topology to --into DIR, else to ./conf/topology. Exit status 1 where the log's data are corrupt."""
+    """Write the topology where --config-dir DIR reads it. Exit status 1 where the log's data are corrupt."""
     words, given = parse("import", arguments, least=2, most=2, of="words (KIND FILE)")
     kind, path = words[0], Path(words[1])
     if kind not in KINDS:
@@ -27,7 +28,7 @@ def main(arguments: list[str]) -> int:
         say(*found.lines)
     target = None
     if found.yaml is not None:
-        target = Path(given.into or Path("conf") / "topology") / f"{name}.yaml"
+        target = _folder(Path(given.into or "conf")) / f"{name}.yaml"
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             write_text(target, found.yaml)
@@ -38,12 +39,18 @@ def main(arguments: list[str]) -> int:
     if given.json:
         print_json({**found.document, "topology": None if target is None else str(target)})
     elif target is not None:
-        say(f"# topology    {target}: scaling plan --config-dir {target.parent.parent} topology={name}")
+        said = shlex.join(["scaling", "plan", "--config-dir", str(target.parent.parent), f"topology={name}"])
+        say(f"# topology    {target}: {said}")
     else:
-        say("# topology    none written: the file holds no all_reduce that could be fitted")
+        say(f"# topology    none written: {found.why_none}")
     if found.corrupt:
         raise ScalingError(f"{path}: values came out wrong in this test; no topology is made of it")
     return 0
+
+
+def _folder(given: Path) -> Path:
+    """The folder of topologies of a config directory; `given` is either of them."""
+    return given if given.name == "topology" else given / "topology"
 
 
 def _read(path: Path) -> str:

@@ -10,7 +10,8 @@ from scaling.records import codec
 from scaling.spec.topology import Level
 from scaling.traces.machines import layout, nccl_xml, topo_matrix
 from scaling.traces.machines.layout import Layout
-from scaling.traces.machines.nccl_tests import MODES, Section, parse_log
+from scaling.traces.machines.nccl_section import MODES, Fit, Section
+from scaling.traces.machines.nccl_tests import parse_log
 from scaling.units import format_bytes
 
 
@@ -21,6 +22,8 @@ class Imported:
     lines: tuple[str, ...]
     document: dict[str, Any]
     yaml: str | None
+    why_none: str = "the file holds nothing that a topology could be made of"
+    """Why there is no `yaml`."""
     corrupt: bool = False
 
 
@@ -72,6 +75,8 @@ def import_log(text: str, source: str, name: str) -> Imported:
                 "collective_from": section.how or None,
                 "world_size": section.world_size,
                 "world_size_from": section.world_from or None,
+                "hosts": section.hosts,
+                "hosts_from": section.hosts_from or None,
                 "devices": codec.encode(section.devices),
                 "rows": codec.encode(section.rows),
                 "fits": codec.encode(fits),
@@ -86,6 +91,7 @@ def import_log(text: str, source: str, name: str) -> Imported:
         lines=tuple(lines),
         document={"kind": "nccl-tests", "sections": documents},
         yaml=None if corrupt else _measured_yaml(sections, source, name),
+        why_none="values came out wrong in this test" if corrupt else _why_no_topology(sections),
         corrupt=corrupt,
     )
 
@@ -93,22 +99,24 @@ def import_log(text: str, source: str, name: str) -> Imported:
 def _section_lines(section: Section) -> list[str]:
     of = f" ({section.how})" if section.how else ""
     ranks = "unknown" if section.world_size is None else f"{section.world_size} ({section.world_from})"
-    lines = [f"# collective  {section.collective or 'unknown'}{of}", f"# ranks       {ranks}"]
+    hosts = "unknown" if section.hosts is None else f"{section.hosts} ({section.hosts_from})"
+    lines = [
+        f"# collective  {section.collective or 'unknown'}{of}",
+        f"# ranks       {ranks}",
+        f"# hosts       {hosts}",
+    ]
     lines += [f"# device      rank {d.rank}: {d.name} [{d.bus}] on {d.host}" for d in section.devices]
     lines.append(
-        f"#{'size':>11} {'mode':>13} {'time us':>11} {'algbw Gbit/s':>13} {'busbw Gbit/s':>13}  wrong"
+        f"#{'size':>11} {'mode':>13} {'time us':>11} {'algbw Gbit/s':>13} {'busbw Gbit/s':>13} {'GB/s':>8}  wrong"
     )
     for r in section.rows:
-        rates = f"{r.time_us:>11.2f} {r.algbw_gb_s * 8:>13.2f} {r.busbw_gb_s * 8:>13.2f}"
+        rates = f"{r.time_us:>11.2f} {r.algbw_gb_s * 8:>13.2f} {r.busbw_gb_s * 8:>13.2f} {r.busbw_gb_s:>8.2f}"
         wrong = "not checked" if r.wrong is None else str(r.wrong)
         lines.append(f" {format_bytes(r.bytes):>11} {r.mode:>13} {rates}  {wrong}")
     for mode in MODES:
         found = section.fitted(mode)
         if found is not None:
-            lines.append(
-                f"# fit         {mode}: alpha {found.alpha_us:.3g} us a hop, {found.busbw_gbit_s:.4g} Gbit/s for large "
-                f"messages; off by {found.residual:.1%} in the median"
-            )
+            lines.append(f"# fit         {_fit_line(found)}")
         elif section.of(mode):
             lines.append(f"# fit         {mode}: none ({_why_no_fit(section, mode)})")
     own, told = section.own_average_gb_s, section.average_gb_s
@@ -132,6 +140,18 @@ def _section_lines(section: Section) -> list[str]:
     return lines
 
 
+def _fit_line(found: Fit) -> str:
+    latency = "latency unknown (no small message in the log)"
+    if found.alpha_us is not None:
+        latency = f"{found.alpha_us:.3g} us a hop for small messages"
+    gbit = f"{found.busbw_gbit_s:.4g} Gbit/s ({found.busbw_gbit_s / 8:.4g} GB/s)"
+    best = f"the log's best busbw is {found.reached_gbit_s:.4g} at {format_bytes(found.at_bytes)}"
+    if found.fallen is not None:
+        best += f", falling to {found.fallen[1]:.4g} at {format_bytes(found.fallen[0])}"
+    off = f"a straight line between them is off by {found.residual:.0%} in the median"
+    return f"{found.mode}: {latency}, {gbit} for large ones ({best}); {off}"
+
+
 def _why_no_fit(section: Section, mode: str) -> str:
     if section.wrong:
         return "its data are corrupt"
@@ -142,31 +162,46 @@ def _why_no_fit(section: Section, mode: str) -> str:
     return "no ring model for this collective" if section.collective else "which collective is not known"
 
 
-def _measured_yaml(sections: Sequence[Section], source: str, name: str) -> str | None:
-    """The best all-reduce table as a topology of the devices it ran on; None without a fit."""
+def _measured(sections: Sequence[Section]) -> tuple[Section, Fit] | None:
+    """The all-reduce table of most ranks that has a fit."""
     fits = [
         (s, f)
         for s in sections
         if s.collective == "all_reduce" and (f := s.fitted(MODES[0]) or s.fitted(MODES[1]))
     ]
-    if not fits:
+    return max(fits, key=lambda item: item[0].world_size or 0, default=None)
+
+
+def _why_no_topology(sections: Sequence[Section]) -> str:
+    measured = _measured(sections)
+    if measured is None:
+        return "the file holds no all_reduce that could be fitted"
+    return (
+        f"the log does not tell on how many hosts its {measured[0].world_size} ranks ran; give a file's name with "
+        "it, such as 2node_all_reduce.log"
+    )
+
+
+def _measured_yaml(sections: Sequence[Section], source: str, name: str) -> str | None:
+    """The best all-reduce table as a topology of the devices it ran on; None without a fit or the hosts."""
+    measured = _measured(sections)
+    if measured is None or measured[0].hosts is None:
         return None
-    section, found = max(fits, key=lambda item: item[0].world_size or 0)
-    n = section.world_size or 1
-    hosts = len({d.host for d in section.devices}) or 1
-    n_here = n // hosts if n % hosts == 0 else n
+    section, found = measured
+    n, hosts = section.world_size or 1, section.hosts or 1
     whole = Level(
         name="measured",
         link_class="measured",
-        ranks=n_here,
+        ranks=n // hosts,
         rate_bit_s=round(found.busbw_gbit_s * 1e9),
         latency_us=found.alpha_us,
-        source=f"all_reduce of {n} ranks in {source}, {found.mode}, fitted: what was reached, not what is nominal",
+        source=f"all_reduce of {n} ranks in {source}, {found.mode}, at {format_bytes(found.at_bytes)}: what was "
+        "reached, not what is nominal",
     )
     notes = [f"{n} ranks", *sorted({d.name for d in section.devices})]
     if not section.devices:
-        notes.append("the log tells no devices: all ranks are taken for one host")
-    machine = Layout(devices=n_here, pairs={}, numa=(), nics=(), notes=tuple(notes))
+        notes.append(f"{hosts} {'host' if hosts == 1 else 'hosts'} ({section.hosts_from})")
+    machine = Layout(devices=n // hosts, pairs={}, numa=(), nics=(), notes=tuple(notes))
     return layout.to_yaml(
         name,
         machine,

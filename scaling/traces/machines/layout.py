@@ -143,7 +143,7 @@ def to_yaml(
     for level in made:
         rate = "null" if level.rate_bit_s is None else _text(f"{level.rate_bit_s / 1e9:g}gbit")
         # A measured rate is reached in full, so its share is 1.
-        latency = "" if level.latency_us is None else f", share: 1.0, latency_us: {level.latency_us:.4g}"
+        latency = f", share: 1.0{_latency(level)}" if level.link_class == "measured" else ""
         named = f"name: {_text(level.name)}, link_class: {_text(level.link_class)}"
         lines.append(f"  - {{{named}, ranks: {level.ranks}, rate: {rate}{latency},")
         lines.append(f"     source: {_text(level.source)}}}")
@@ -163,8 +163,12 @@ def to_yaml(
 def _between(link: Link | None) -> str:
     if link is None or link.rate_bit_s is None:
         return 'link: {rate: null, source: "between hosts: not in the file"}'
-    rate, latency = _text(f"{link.rate_bit_s / 1e9:g}gbit"), link.latency_us or 0.0
-    return f"link: {{rate: {rate}, share: 1.0, latency_us: {latency:.4g}, source: {_text(link.source)}}}"
+    rate = _text(f"{link.rate_bit_s / 1e9:g}gbit")
+    return f"link: {{rate: {rate}, share: 1.0{_latency(link)}, source: {_text(link.source)}}}"
+
+
+def _latency(link: Link) -> str:
+    return "" if link.latency_us is None else f", latency_us: {link.latency_us:.4g}"
 
 
 def summary(layout: Layout, made: tuple[Level, ...], left: tuple[str, ...]) -> list[str]:
