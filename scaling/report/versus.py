@@ -21,7 +21,17 @@ NAMED_SETTINGS = 2
 
 
 def answer(comparison: Comparison) -> str:
-    """Which run is faster, or why that cannot be said."""
+    """Which run is faster, or why that cannot be said; a hint where a run was contended."""
+    return " ".join([_answer(comparison), *_hint([comparison])])
+
+
+def _hint(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
+    """A sentence where other programs took processor time from one of the runs."""
+    contended = any(one.contended for one in comparisons if one.comparable)
+    return ("A run was contended, so this is a hint and not a finding.",) if contended else ()
+
+
+def _answer(comparison: Comparison) -> str:
     if not comparison.comparable:
         return f"The two runs are not comparable: {'; '.join(map(plain, comparison.reasons))}."
     if comparison.cases:
@@ -48,7 +58,7 @@ def answer_of_several(comparisons: Sequence[Comparison], names: Sequence[str]) -
         return f"None of these runs is comparable with {names[0]}."
     said = [cases.comparison_answer(one, (names[0], name)) for name, one in like if one.cases]
     whole = [(name, one) for name, one in like if not one.cases]
-    return " ".join([*said, *([_fastest(whole, names[0])] if whole else [])])
+    return " ".join([*said, *([_fastest(whole, names[0])] if whole else []), *_hint(comparisons)])
 
 
 def _fastest(like: Sequence[tuple[str, Comparison]], base: str) -> str:

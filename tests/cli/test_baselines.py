@@ -10,8 +10,9 @@ import pytest
 from support.commands import refused
 
 from scaling.cli.main import main
-from scaling.cli.pipeline import rebuild
+from scaling.cli.pipeline import read_analysis, rebuild
 from scaling.records import baselines
+from scaling.records.files import write_json
 from scaling.records.paths import RunFolder
 
 
@@ -96,8 +97,7 @@ def test_a_regression_is_exit_1_and_is_not_kept(runs):
     gate = ["--baseline", "main", "--fail-below", "0.9", "--keep"]
     assert main(["compare", "same", *gate]) == 0
     assert main(["compare", "slow", *gate]) == 1
-    kept = {p.name for p in Path("runs/baselines/main").iterdir()}
-    assert kept == {"one", "same"}
+    assert kept() == {"one", "same"}
 
 
 def test_the_first_run_is_kept_and_there_is_nothing_to_compare_with(runs, capsys):
@@ -115,6 +115,8 @@ def test_the_first_run_is_kept_and_there_is_nothing_to_compare_with(runs, capsys
         (["one", "one", "cost.usd_per_gpu_hour=0"], "above 0"),
         (["one", "one", "cost.usd_per_gpu_hour=[1,2,3]"], "one price or 2"),
         (["one", "one", "cost.eur=1"], "cost.usd_per_gpu_hour=2.5"),
+        (["one", "one", "--undecided", "ok"], "--fail-below"),
+        (["one", "one", "--fail-below", "0.9", "--undecided", "no"], "ok is expected"),
         (["one", "one", "--into", "one/plan.json"], "name a folder that can"),
         (["one", "one", "--into", "/proc/comparison"], "name a folder that can"),
     ],
@@ -158,3 +160,64 @@ def test_prices_and_the_split_are_in_the_document(runs, capsys):
     assert two["cost"]["base"]["power_w"] is None
     assert main(["compare", "slow", "fast"]) == 0
     assert "the samples a dollar" not in capsys.readouterr().out
+
+
+CONTENDED = "contended: 9 of 16 compute blocks waited for a core"
+
+
+def contend(name):
+    """Let the analysis of a run say that other programs ran."""
+    folder = RunFolder(Path(name))
+    analysis = read_analysis(folder)
+    quality = replace(analysis.quality, warnings=(CONTENDED,))
+    write_json(folder.analysis, replace(analysis, quality=quality))
+
+
+def widen(name):
+    """Make the throughputs of a run so uncertain that no gate near 1 is decided."""
+    folder = RunFolder(Path(name))
+    analysis = read_analysis(folder)
+    points = [replace(p, samples_per_s=p.samples_per_s.stretched(100)) for p in analysis.points]
+    write_json(folder.analysis, replace(analysis, points=tuple(points)))
+
+
+def kept():
+    return {path.name for path in Path("runs/baselines/main").glob("[!.]*")}
+
+
+def test_an_undecided_gate_is_exit_4_and_keeps_nothing_unless_that_is_ok(runs, capsys):
+    runs("one")
+    widen(runs("wide", seed=1))
+    gate = ["compare", "one", "wide", "--fail-below", "0.9"]
+    assert main(gate) == 4
+    assert "undecided" in capsys.readouterr().out
+    assert main([*gate, "--undecided", "ok"]) == 0
+    main(["compare", "one", "--baseline", "main", "--keep"])
+    gate = ["compare", "wide", "--baseline", "main", "--fail-below", "0.9", "--keep"]
+    assert main(gate) == 4
+    assert "stays as it is, since the gate is undecided" in capsys.readouterr().err
+    assert kept() == {"one"}
+    assert main([*gate, "--undecided", "ok"]) == 0
+    assert kept() == {"one", "wide"}
+
+
+def test_a_contended_run_is_kept_as_baseline_only_if_asked_for(runs, capsys):
+    contend(runs("one"))
+    refused(capsys, ["compare", "one", "--baseline", "main", "--keep"], "--anyway")
+    assert not Path("runs").exists()
+    assert main(["compare", "one", "--baseline", "main", "--keep", "--anyway"]) == 0
+    assert kept() == {"one"}
+
+
+def test_a_comparison_of_a_contended_run_says_so_everywhere(runs, capsys):
+    runs("one")
+    contend(runs("two", seed=1))
+    assert main(["compare", "one", "two", "--json"]) == 0
+    assert document(capsys)["contended"] == ["other: 9 of 16 compute blocks waited for a core"]
+    assert main(["compare", "one", "two", "--into", "both"]) == 0
+    said = capsys.readouterr().out.replace("\n  ", " ")
+    for text in (said, Path("both/comparison.html").read_text(), Path("both/comparison.md").read_text()):
+        assert "A run was contended, so this is a hint and not a finding." in text
+        assert "9 of 16 compute blocks waited for a core" in text
+    assert main(["compare", "one", "one"]) == 0
+    assert "contended" not in capsys.readouterr().out

@@ -97,6 +97,11 @@ def compare(
         roofline=explain(base.roofline, other.roofline),
         cases=cases,
         settings=differing(plans, environments),
+        contended=tuple(
+            f"{role}: {said}"
+            for role, run in (("base", base), ("other", other))
+            for said in run.quality.contended
+        ),
     )
 
 

@@ -96,3 +96,5 @@ class Comparison:
     cases: tuple[CaseComparison, ...] = ()
     settings: tuple[SettingDifference, ...] = ()
     """Settings and facts of the machines that differ."""
+    contended: tuple[str, ...] = ()
+    """How others took processor time from a run, `base: ...` or `other: ...`: its ratios are then hints."""

@@ -15,6 +15,9 @@ from scaling.analysis.results.verdicts import Verdict
 from scaling.records.status import TrialStatus
 from scaling.spec.ended import SETTLED
 
+CONTENDED = "contended: "
+"""A warning that begins so says that others took processor time from the run."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInfo:
@@ -60,6 +63,11 @@ class Quality:
     reached: tuple[str, ...] = ()
     """How precisely the efficiency is known, and what a smaller interval would take."""
     warnings: tuple[str, ...] = ()
+
+    @property
+    def contended(self) -> tuple[str, ...]:
+        """How other programs, or other virtual machines, took processor time from the run; empty where none did."""
+        return tuple(w.removeprefix(CONTENDED) for w in self.warnings if w.startswith(CONTENDED))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,7 +211,7 @@ def grade(case: FaultCase, analysis: Analysis, plan: Plan) -> SelfTestCase:
 
 
 def _said_so(analysis: Analysis) -> bool:
-    return any("contended" in warning for warning in analysis.quality.warnings)
+    return bool(analysis.quality.contended)
 
 
 def _named(said: Sequence[Verdict]) -> list[str]:

@@ -92,7 +92,7 @@ VERBS: dict[str, Verb] = {
             _JSON,
             Option(
                 "--fail-below",
-                "exit 1 where a run has clearly less than RATIO times the base's throughput",
+                "exit 1 where a run has clearly less than RATIO times the base's throughput, 4 where that is undecided",
                 value="RATIO",
             ),
             Option(
@@ -104,6 +104,12 @@ VERBS: dict[str, Verb] = {
                 "--baseline", "the base is the run kept under NAME for this machine and model", value="NAME"
             ),
             Option("--keep", "keep the one run as --baseline NAME, unless the gate is not met"),
+            Option("--anyway", "with --keep: keep it although other programs ran beside it"),
+            Option(
+                "--undecided",
+                "ok: exit 0, not 4, where the intervals do not decide the gate; --keep then keeps the run",
+                value="ok",
+            ),
         ),
     ),
     "predict": Verb(

@@ -36,6 +36,9 @@ _GATE = {
     "unjudged": "cannot be judged, a ratio has no interval (too few rounds)",
     "unmeasured": "cannot be judged, one of the runs did not measure all that the other did",
 }
+_DECIDED = ("met", "not_met")
+UNDECIDED = 4
+"""Exit status where a gate was asked for and what was measured does not decide it."""
 Prices = list[float | None]
 
 
@@ -54,7 +57,13 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             "--keep: one run and --baseline NAME are expected beside it; that run becomes the baseline"
         )
+    if given.undecided not in (None, "ok"):
+        raise InputError(f"--undecided {given.undecided}: ok is expected; it makes an undecided gate exit 0")
+    if given.undecided and ratio is None:
+        raise InputError("--undecided ok: a gate is expected beside it, such as --fail-below 0.95")
     folders = [find_run(path) for path in paths]
+    if keep and not given.anyway:
+        _require_quiet(folders[0])
     plans = [read_plan(folder) for folder in folders]
     into = None if given.into is None else RunFolder(given.into)
     if into is not None:
@@ -79,12 +88,22 @@ def main(arguments: list[str]) -> int:
     )
     if stands == "not_met":
         return 1
-    if not keep or name is None:
-        return 0
-    if stands in ("unjudged", "unmeasured"):
-        warn(f"baseline {name}: stays as it is, since the gate could not be judged")
-        return 0
-    return _kept(name, folders[1], plans[0])
+    if stands not in (None, *_DECIDED) and not given.undecided:
+        if keep:
+            warn(
+                f"baseline {name}: stays as it is, since the gate is undecided; --undecided ok keeps the run"
+            )
+        return UNDECIDED
+    return _kept(name, folders[1], plans[0]) if keep and name is not None else 0
+
+
+def _require_quiet(folder: RunFolder) -> None:
+    """InputError for a contended run, to which later runs would be held."""
+    contended = read_analysis(folder).quality.contended
+    if contended:
+        raise InputError(
+            f"--keep: {folder.path} is contended ({contended[0]}); --anyway keeps it as the baseline all the same"
+        )
 
 
 def compare_folders(

@@ -54,6 +54,8 @@ def _sections(
     yield Section(title="", blocks=(_runs(comparison, names),), on=TERMINAL)
     reasons = () if comparison.comparable else comparison.reasons
     yield Section(title="not comparable", blocks=(lines(*reasons),), on=TERMINAL | PAGE, alarm=True)
+    hints = lines(*comparison.contended, look="warnings")
+    yield Section(title="contended", blocks=(hints,), titled_on=TERMINAL | PAGE)
     if comparison.cases:
         table = cases.comparison_table(comparison)
         yield Section(title="cases", blocks=(table,), titled_on=TERMINAL | PAGE)

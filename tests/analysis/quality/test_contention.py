@@ -94,3 +94,10 @@ def test_a_hypervisor_that_takes_processors_away_is_said_and_no_verdict_is_confi
         == doubts(run.tables.blocks, run.plan, (seldom,))
         == ()
     )
+
+
+def test_a_warning_about_contention_is_found_again_by_its_beginning(run):
+    tables = delayed(run, pl.col("arm").is_in(["bare_one", "bare_all"]), 1.2 * CONTENDED)
+    assert run.analysis.quality.contended == ()
+    (found,) = replace(run.analysis.quality, warnings=warnings(tables.blocks, run.plan)).contended
+    assert "compute blocks waited for a core" in found
