@@ -63,9 +63,10 @@ def quality(
     said: tuple[str, ...],
 ) -> Quality:
     """What reduces confidence in the numbers. `said`: further warnings, put after those about missing records."""
+    judged = contention.judged(tables, plan)
     bounds = [rank.clock_bound_ns for rank in tables.ranks if rank.clock_bound_ns is not None]
     return Quality(
-        contended_blocks=contention.count(tables.blocks)[0],
+        contended_blocks=contention.count(judged)[0],
         dropped_samples=tables.dropped_samples,
         dropped_blocks=tables.dropped_blocks,
         clock_bound_us=max(bounds) / 1e3 if bounds else None,
@@ -74,7 +75,7 @@ def quality(
         warnings=(
             *map(str, tables.gaps),
             *said,
-            *contention.warnings(tables.blocks, plan, ending.stolen),
+            *contention.warnings(judged, plan, ending.stolen),
             *own.pauses(tables),
             *ending.warnings,
         ),

@@ -173,7 +173,7 @@ def _verdicts(
     ]
     if plan.own_loop:
         found = [own.in_code(v) for v in found]
-    doubts = contention.doubts(tables.blocks, plan, stolen)
+    doubts = contention.doubts(contention.judged(tables, plan), plan, stolen)
     if not doubts:
         return tuple(found)
     return tuple(dataclasses.replace(v, confidence="low", evidence=(*v.evidence, *doubts)) for v in found)

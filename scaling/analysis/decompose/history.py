@@ -52,7 +52,7 @@ def histories(
                 world_size=trial.world_size,
                 columns=columns,
                 arm=tuple(rows["arm"].to_list()),
-                contended=contention.beside(rows, within.blocks, trial.world_size),
+                contended=contention.beside(rows, contention.judged(within, plan), trial.world_size),
             )
         )
     return tuple(found)

@@ -1,7 +1,9 @@
 """Blocks in which other programs took the cores, and machines whose hypervisor took processor time. Pure.
 
-Only blocks without communication are judged: their one thread needs one core, so any wait for a core is caused by
-another program. With communication, the backend's own threads need cores too.
+In blocks without communication one thread needs one core, so any wait for a core is caused by another program. With
+communication the backend's own threads need cores too. A run that has few or no other blocks (a loop of one's own, a
+run by cases) is judged by these: a wait that the ranks' own threads cannot have caused, by the processor time that
+they took, was caused by another program.
 """
 
 from __future__ import annotations
@@ -11,9 +13,10 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from scaling.spec.cases import LATENCY
+from scaling.records.tables import Tables
+from scaling.spec.cases import LATENCY, THROUGHPUT, TRAINING
 from scaling.spec.plan import Plan
-from scaling.spec.schedule import BARE_ALL, BARE_ONE
+from scaling.spec.schedule import BARE_ALL, BARE_ONE, PLAIN, PROBE
 
 CONTENDED = 0.05
 """A block is contended if its thread waited for a core for more than this share of the time."""
@@ -39,14 +42,59 @@ class Stolen:
         return self.often > CONTENDED_SHARE * len(self.shares)
 
 
+def judged(tables: Tables, plan: Plan) -> pl.DataFrame:
+    """The blocks that show whether other programs ran, with `contended`: null where the kernel does not tell."""
+    found = alone(tables.blocks)
+    together = [PLAIN, PROBE] if plan.own_loop else [THROUGHPUT, TRAINING]
+    blocks = tables.blocks.filter(pl.col("arm").is_in(together))
+    cores = min((rank.cores for rank in tables.ranks), default=0)
+    if blocks.is_empty() or not cores:
+        return found
+    hosts = {rank: plan.spec.topology.host_of(rank) for rank in blocks["rank"].unique()}
+    return pl.concat([found, _beyond_own_threads(blocks, hosts, cores)], how="diagonal")
+
+
+def alone(blocks: pl.DataFrame) -> pl.DataFrame:
+    """Blocks without communication, with `contended`."""
+    return blocks.filter(pl.col("arm").is_in([BARE_ONE, BARE_ALL, LATENCY])).with_columns(
+        contended=_waited() > CONTENDED * _wall()
+    )
+
+
+def _beyond_own_threads(blocks: pl.DataFrame, hosts: dict[int, int], cores: int) -> pl.DataFrame:
+    """Blocks in which all ranks work, with `contended`.
+
+    While a thread waits for a core, all `cores` run others. If those were the ranks' own R stepping threads and their
+    helpers, the helpers took at least the waiting beyond R - cores threads: E[helpers] >= E[waiting] - (R - cores), and
+    where R < cores, E[helpers] >= E[waiting] cores / R. What exceeds this bound, another program caused.
+    """
+    place = ["launch", "block", "host"]
+    ranks = pl.len().over(place).cast(pl.Int64)
+    helpers = (pl.col("cpu_ns") - pl.col("thread_cpu_ns")).clip(0) / _wall()
+    own = helpers.sum().over(place) * (ranks / cores).clip(0, 1) + (ranks - cores).clip(0)
+    waiting = (_waited() / _wall()).sum().over(place)
+    host = pl.col("rank").replace_strict(hosts, return_dtype=pl.Int64)
+    rows = blocks.with_columns(host=host).with_columns(beyond=(waiting - own) / ranks)
+    contended = (pl.col("beyond") > CONTENDED) & (_waited() > CONTENDED * _wall())
+    return rows.with_columns(contended=contended).drop("host", "beyond")
+
+
+def _waited() -> pl.Expr:
+    """Time that the stepping thread waited for a core, ns; null where the kernel does not tell."""
+    return pl.when(pl.col("delayed_ns") >= 0).then(pl.col("delayed_ns"))
+
+
+def _wall() -> pl.Expr:
+    return pl.col("end_ns") - pl.col("begin_ns")
+
+
 def count(blocks: pl.DataFrame) -> tuple[int, int]:
-    """(contended, all) blocks without communication, counted by rank."""
-    alone = _alone(blocks)
-    return int(alone["contended"].sum()), alone.height
+    """(contended, all) of the judged blocks, counted by rank."""
+    return int(blocks["contended"].sum()), blocks.height
 
 
 def warnings(blocks: pl.DataFrame, plan: Plan, stolen: Sequence[Stolen] = ()) -> tuple[str, ...]:
-    """A warning for each machine that other programs, or other virtual machines, used at the same time."""
+    """A warning for each machine that other programs, or other virtual machines, used. `blocks`: judged ones."""
     contended, whole = count(blocks)
     said = [
         f"contended: in {host.often} of {len(host.shares)} samples of {host.hostname} the hypervisor gave more than "
@@ -56,15 +104,21 @@ def warnings(blocks: pl.DataFrame, plan: Plan, stolen: Sequence[Stolen] = ()) ->
         if host.said
     ]
     if _crowded(blocks):
+        kind = "blocks of steps" if plan.own_loop else "compute blocks"
         said.append(
-            f"contended: {contended} of {whole} compute blocks waited for a core more than {CONTENDED:.0%} of the "
+            f"contended: {contended} of {whole} {kind} waited for a core more than {CONTENDED:.0%} of the "
             f"time, because {_others(plan)} were running; intervals are wide; measure again on a quiet machine"
+        )
+    elif plan.own_loop and (share := _share_waited(blocks)) > CONTENDED:
+        said.append(
+            f"the ranks waited for a core {share:.0%} of the time, and their own threads may be why: there are more of "
+            "them than cores (torch.set_num_threads, OMP_NUM_THREADS)"
         )
     return tuple(said)
 
 
 def doubts(blocks: pl.DataFrame, plan: Plan, stolen: Sequence[Stolen] = ()) -> tuple[str, ...]:
-    """The reason why every finding is only a hint, if other programs ran."""
+    """The reason why every finding is only a hint, if other programs ran. `blocks`: judged ones."""
     if _crowded(blocks):
         return (f"{_others(plan)} were running on this machine, so this is a hint, not a finding",)
     hosts = [host.hostname for host in stolen if host.said]
@@ -80,12 +134,11 @@ def doubts(blocks: pl.DataFrame, plan: Plan, stolen: Sequence[Stolen] = ()) -> t
 def beside(steps: pl.DataFrame, blocks: pl.DataFrame, world_size: int) -> tuple[bool | None, ...]:
     """For each of `steps` (launch, round, begin_ns), whether other programs ran then.
 
-    The answer is taken from the nearest block without communication in the same round, on any rank of `world_size`.
+    The answer is taken from the nearest judged block (`blocks`) of the same round, on any rank of `world_size`.
     None where the round has no such block, or the kernel does not report waiting.
     """
     known = (
-        _alone(blocks)
-        .filter(pl.col("rank") < world_size)
+        blocks.filter(pl.col("rank") < world_size)
         .group_by("launch", "round", "block")
         .agg(
             middle_ns=(pl.col("begin_ns").min() + pl.col("end_ns").max()) // 2,
@@ -109,14 +162,13 @@ def _crowded(blocks: pl.DataFrame) -> bool:
     return contended > CONTENDED_SHARE * whole
 
 
+def _share_waited(blocks: pl.DataFrame) -> float:
+    """Share of the blocks' time that their threads waited for a core; 0 where the kernel does not tell."""
+    known = blocks.filter(pl.col("delayed_ns") >= 0)
+    return float(known["delayed_ns"].sum() / max(1, (known["end_ns"] - known["begin_ns"]).sum()))
+
+
 def _others(plan: Plan) -> str:
     """The programs that may have taken the cores."""
-    return "other programs or this run's own data workers" if plan.spec.data.workers else "other programs"
-
-
-def _alone(blocks: pl.DataFrame) -> pl.DataFrame:
-    """Blocks without communication, with `contended`: null where the kernel does not report waiting."""
-    waited = pl.when(pl.col("delayed_ns") >= 0).then(pl.col("delayed_ns"))
-    return blocks.filter(pl.col("arm").is_in([BARE_ONE, BARE_ALL, LATENCY])).with_columns(
-        contended=waited > CONTENDED * (pl.col("end_ns") - pl.col("begin_ns"))
-    )
+    workers = plan.own_loop or plan.spec.data.workers
+    return "other programs or this run's own data workers" if workers else "other programs"

@@ -8,7 +8,17 @@ import polars as pl
 import pytest
 
 from scaling.analysis.decompose.history import histories
-from scaling.analysis.quality.contention import CONTENDED, Stolen, beside, count, doubts, warnings
+from scaling.analysis.quality.contention import (
+    CONTENDED,
+    Stolen,
+    alone,
+    beside,
+    count,
+    doubts,
+    judged,
+    warnings,
+)
+from scaling.spec.plan import OWN_LOOP
 
 MS = 1_000_000
 
@@ -39,16 +49,16 @@ def steps(*places):
 def test_a_block_of_bare_compute_that_waited_is_contended(run):
     arms = pl.col("arm").is_in(["bare_one", "bare_all"])
     bare = run.tables.blocks.filter(arms).height
-    assert count(run.tables.blocks) == (0, bare)
+    assert count(judged(run.tables, run.plan)) == (0, bare)
     first = arms & (pl.col("round") == 0)
     tables = delayed(run, first, 1.2 * CONTENDED)
-    assert count(tables.blocks) == (run.tables.blocks.filter(first).height, bare)
-    assert count(delayed(run, first, 0.8 * CONTENDED).blocks) == (0, bare)
+    assert count(judged(tables, run.plan)) == (run.tables.blocks.filter(first).height, bare)
+    assert count(judged(delayed(run, first, 0.8 * CONTENDED), run.plan)) == (0, bare)
 
 
 def test_where_gradients_travel_a_wait_proves_nothing(run):
     tables = delayed(run, pl.col("arm").is_in(["plain", "probe", "ddp_solo"]), 0.5)
-    assert count(tables.blocks)[0] == 0
+    assert count(judged(tables, run.plan))[0] == 0
     assert not any(any(history.contended) for history in histories(tables, run.plan))
 
 
@@ -65,33 +75,33 @@ def test_steps_of_a_contended_round_are_marked_and_no_others(run):
 
 def test_the_nearest_block_of_the_round_decides():
     blocks = pl.DataFrame([block(1, 0, 0, 100, 50), block(2, 0, 300, 400, 0), block(3, 0, 0, 9, 9, number=1)])
-    assert beside(steps((0, 110), (0, 290), (0, 410)), blocks, 1) == (True, False, False)
+    assert beside(steps((0, 110), (0, 290), (0, 410)), alone(blocks), 1) == (True, False, False)
 
 
 def test_any_rank_of_the_world_size_will_do_and_no_other():
     blocks = pl.DataFrame([block(1, 0, 0, 100, 0), block(1, 1, 0, 100, 50)])
-    assert beside(steps((0, 110)), blocks, 2) == (True,)
-    assert beside(steps((0, 110)), blocks, 1) == (False,)
+    assert beside(steps((0, 110)), alone(blocks), 2) == (True,)
+    assert beside(steps((0, 110)), alone(blocks), 1) == (False,)
 
 
 def test_what_nothing_tells_is_unknown():
-    alone = pl.DataFrame([block(1, 0, 0, 100, 0)])
-    assert beside(steps((5, 110)), alone, 1) == (None,)
-    silent = alone.with_columns(delayed_ns=pl.lit(-1))
-    assert beside(steps((0, 110)), silent, 1) == (None,)
+    quiet = pl.DataFrame([block(1, 0, 0, 100, 0)])
+    assert beside(steps((5, 110)), alone(quiet), 1) == (None,)
+    silent = quiet.with_columns(delayed_ns=pl.lit(-1))
+    assert beside(steps((0, 110)), alone(silent), 1) == (None,)
 
 
 def test_a_hypervisor_that_takes_processors_away_is_said_and_no_verdict_is_confident(run):
     often = Stolen(hostname="guest", shares=(0.0,) * 8 + (0.2,) * 2)
     seldom = Stolen(hostname="other", shares=(0.0,) * 9 + (0.2,))
-    (said,) = warnings(run.tables.blocks, run.plan, (often, seldom))
+    (said,) = warnings(judged(run.tables, run.plan), run.plan, (often, seldom))
     assert said.startswith("contended: in 2 of 10 samples of guest the hypervisor gave more than 5%")
-    assert doubts(run.tables.blocks, run.plan, (often, seldom)) == (
+    assert doubts(judged(run.tables, run.plan), run.plan, (often, seldom)) == (
         "the hypervisor took processor time away from guest, so this is a hint, not a finding",
     )
     assert (
-        warnings(run.tables.blocks, run.plan, (seldom,))
-        == doubts(run.tables.blocks, run.plan, (seldom,))
+        warnings(judged(run.tables, run.plan), run.plan, (seldom,))
+        == doubts(judged(run.tables, run.plan), run.plan, (seldom,))
         == ()
     )
 
@@ -99,5 +109,69 @@ def test_a_hypervisor_that_takes_processors_away_is_said_and_no_verdict_is_confi
 def test_a_warning_about_contention_is_found_again_by_its_beginning(run):
     tables = delayed(run, pl.col("arm").is_in(["bare_one", "bare_all"]), 1.2 * CONTENDED)
     assert run.analysis.quality.contended == ()
-    (found,) = replace(run.analysis.quality, warnings=warnings(tables.blocks, run.plan)).contended
+    (found,) = replace(run.analysis.quality, warnings=warnings(judged(tables, run.plan), run.plan)).contended
     assert "compute blocks waited for a core" in found
+
+
+def loop(run, *, waiting, helpers, cores=2):
+    """The run as a loop of one's own, whose blocks of two ranks waited and had helper threads for such shares."""
+    wall = pl.col("end_ns") - pl.col("begin_ns")
+    blocks = run.tables.blocks.filter((pl.col("world_size") == 2) & pl.col("arm").is_in(["plain", "probe"]))
+    blocks = blocks.with_columns(
+        delayed_ns=(wall * waiting).cast(pl.Int64),
+        thread_cpu_ns=(wall * (1 - waiting)).cast(pl.Int64),
+        cpu_ns=(wall * (1 - waiting + helpers)).cast(pl.Int64),
+    )
+    ranks = tuple(replace(rank, cores=cores) for rank in run.tables.ranks if rank.rank < 2)
+    topology = replace(run.plan.spec.topology, hosts=1, ranks_per_host=2)
+    plan = replace(run.plan, source=OWN_LOOP, spec=replace(run.plan.spec, topology=topology))
+    return replace(run.tables, blocks=blocks, ranks=ranks), plan
+
+
+def test_a_loop_that_waits_more_than_its_own_threads_explain_is_contended(run):
+    tables, plan = loop(run, waiting=0.38, helpers=0.05)
+    found = judged(tables, plan)
+    assert count(found) == (found.height, found.height) != (0, 0)
+    (said,) = warnings(found, plan)
+    assert said.startswith(f"contended: {found.height} of {found.height} blocks of steps waited for a core")
+    assert "other programs or this run's own data workers" in said
+    assert len(doubts(found, plan)) == 1
+    steps_of = tables.steps.filter((pl.col("world_size") == 2) & (pl.col("arm") == "plain"))
+    assert set(beside(steps_of, found, 2)) == {True}
+
+
+def test_a_loop_whose_own_threads_fill_the_cores_is_not(run):
+    """Two ranks on two cores, each with a helper thread: the helpers run while the ranks wait."""
+    tables, plan = loop(run, waiting=0.38, helpers=0.40)
+    found = judged(tables, plan)
+    assert count(found)[0] == 0
+    assert doubts(found, plan) == ()
+    (said,) = warnings(found, plan)
+    assert said.startswith("the ranks waited for a core 38% of the time, and their own threads may be why")
+
+
+@pytest.mark.parametrize(
+    ("waiting", "helpers", "cores", "contended"),
+    [
+        (0.04, 0.0, 2, False),  # less than is notable
+        (0.45, 0.0, 1, False),  # two ranks on one core: each waits for the other
+        (0.60, 0.0, 1, True),  # and more than that for a third
+        (0.20, 0.15, 4, True),  # two spare cores: helpers of 0.15 leave at least one free
+        (0.20, 0.45, 4, False),
+    ],
+)
+def test_what_the_ranks_of_a_host_can_cause_themselves(run, waiting, helpers, cores, contended):
+    tables, plan = loop(run, waiting=waiting, helpers=helpers, cores=cores)
+    assert bool(count(judged(tables, plan))[0]) is contended
+
+
+def test_a_loop_whose_cores_are_unknown_is_not_judged(run):
+    tables, plan = loop(run, waiting=0.38, helpers=0.0, cores=0)
+    assert judged(tables, plan).is_empty()
+
+
+def test_a_training_by_cases_is_judged_by_the_same_rule(run):
+    tables, plan = loop(run, waiting=0.38, helpers=0.05)
+    training = replace(tables, blocks=tables.blocks.with_columns(arm=pl.lit("training")))
+    by_cases = replace(plan, source=run.plan.source)
+    assert count(judged(training, by_cases))[0] == training.blocks.height
