@@ -83,6 +83,12 @@ class RunFolder(_Folder):
     """The comparison for a pull request."""
     baseline = _File("baseline.json")
     """The machine and work for which a kept run is the baseline (scaling/records/baselines.py)."""
+    study = _File("study.json")
+    """A scaling study of the runs below this folder, or of runs elsewhere."""
+    study_html = _File("study.html")
+    """The study as one page."""
+    started = _File("launch.json")
+    """What `scaling launch` started, and how each launch ended."""
     doctor = _File("doctor.json")
     """What `scaling doctor` found."""
 
@@ -97,6 +103,14 @@ class RunFolder(_Folder):
     def search(self, index: int) -> LaunchFolder:
         """One launch of the search for the largest batch."""
         return LaunchFolder(self.path / "search" / str(index), index)
+
+    def at_size(self, world_size: int) -> RunFolder:
+        """The run at one world size of a script that `scaling launch` started."""
+        return RunFolder(self.path / f"ranks-{world_size}")
+
+    def log(self, index: int) -> LaunchFolder:
+        """What one launch of a script printed."""
+        return LaunchFolder(self.path / "logs" / str(index), index)
 
     def launch(self, index: int) -> LaunchFolder:
         """One torchrun launch."""

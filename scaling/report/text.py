@@ -39,6 +39,7 @@ CAUSES = {
     "input": "input",
     "host": "host",
     "clocks": "lower clocks",
+    "slower_compute": "slower compute",
     "unexplained": "unexplained",
 }
 STATUSES = {

@@ -86,7 +86,9 @@ def compare(
     prices = (known[0], known[1])
     cases = _cases(base, other, prices)
     if not both and not cases:
-        reasons.append(f"no {'case' if base_plan.spec.by_case else 'world size'} in common")
+        studied = base_plan.own_loop and other_plan.own_loop
+        hint = ": `scaling study` makes a scaling study of such runs" if studied else ""
+        reasons.append(f"no {'case' if base_plan.spec.by_case else 'world size'} in common{hint}")
     return Comparison(
         schema=SCHEMA,
         base=base.run,

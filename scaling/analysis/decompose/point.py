@@ -13,7 +13,7 @@ from scaling.analysis.decompose.efficiency import efficiency
 from scaling.analysis.decompose.loss import Link, loss
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.decompose.starvation import loader
-from scaling.analysis.decompose.stragglers import describe, late_ranks
+from scaling.analysis.decompose.stragglers import Late, describe, late_ranks
 from scaling.analysis.network.channel import period, period_of_mean
 from scaling.analysis.quality import clocks
 from scaling.analysis.results import ArmTimes, Measured, Overhead, PeakMemory, Point, StepParts
@@ -50,13 +50,8 @@ def point(
     n = trial.world_size
     if records.index.is_empty():
         return Point(world_size=n, hosts=trial.hosts, status=status, warmup_steps=warmup_steps)
-    everybody = set(range(n))
-    rounds = own.independent(_arm_values(records, everybody), records, plan)
+    rounds, late, typical = arms(records, plan)
     overhead = _overhead(rounds)
-    hosts = [spec.topology.host_of(rank) for rank in range(n)]
-    late = late_ranks(records, rounds, overhead.floor, hosts)
-    typical = everybody - set(late.ranks) if late else everybody
-    rounds = rounds.extend(_arm_values(records, typical, typical_only=True))
     rounds = rounds.extend(_merged_values(records, typical)).extend(sweep)
     rounds = rounds.extend(clocks.quantities(records, typical))
     if whole_batch is not None:
@@ -108,6 +103,17 @@ def point(
             usd_per_gpu_hour=spec.cost.usd_per_gpu_hour,
         ),
     )
+
+
+def arms(records: TrialRecords, plan: Plan) -> tuple[Rounds, Late | None, set[int]]:
+    """The arms' steps and phases in rounds, the late ranks, and the typical ones, whose phases are `typical.<arm>`."""
+    n = records.trial.world_size
+    everybody = set(range(n))
+    rounds = own.independent(_arm_values(records, everybody), records, plan)
+    hosts = [plan.spec.topology.host_of(rank) for rank in range(n)]
+    late = late_ranks(records, rounds, _overhead(rounds).floor, hosts)
+    typical = everybody - set(late.ranks) if late else everybody
+    return rounds.extend(_arm_values(records, typical, typical_only=True)), late, typical
 
 
 def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = False) -> dict[str, Floats]:

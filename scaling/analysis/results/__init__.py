@@ -46,6 +46,7 @@ from scaling.analysis.results.prediction import Backtest, PredictedPoint, Predic
 from scaling.analysis.results.roofline import CeilingResult, OperatorResult, RooflineResult
 from scaling.analysis.results.run import Analysis, MemoryGrowth, Quality, RunInfo
 from scaling.analysis.results.size import AtSize, at
+from scaling.analysis.results.study import Study, StudyRun
 from scaling.analysis.results.timeline import Span, StepHistory, Timeline
 from scaling.analysis.results.verdicts import Remedy, SelfTest, SelfTestCase, Verdict, Verification
 from scaling.records.status import TrialStatus
@@ -102,6 +103,8 @@ __all__ = [
     "StepHistory",
     "StepParts",
     "Straggler",
+    "Study",
+    "StudyRun",
     "Throttled",
     "Timeline",
     "TrainingCase",

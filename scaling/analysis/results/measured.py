@@ -154,7 +154,13 @@ class Measured:
     def __rsub__(self, other: float) -> Measured:
         return -self + other
 
-    def __mul__(self, factor: float) -> Measured:
+    def __mul__(self, factor: float | Measured) -> Measured:
+        if isinstance(factor, Measured):
+            halves = [
+                None if a.half_width is None else b.value * a.half_width
+                for a, b in ((self, factor), (factor, self))
+            ]
+            return Measured.around(self.value * factor.value, _quadrature(*halves), min(self.n, factor.n))
         scaled = self.mapped(lambda x: x * factor)
         return scaled if factor >= 0 else replace(scaled, low=scaled.high, high=scaled.low)
 

@@ -46,6 +46,9 @@ class Loss:
     input: Measured | None = None
     host: Measured | None = None
     clocks: Measured | None = None
+    slower_compute: Measured | None = None
+    """Only in a study of separate launches, which have no arms to split it by: forward, backward and optimizer of the
+    typical ranks, beyond what they take at the smallest world size."""
     unexplained: Measured | None = None
 
 

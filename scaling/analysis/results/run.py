@@ -10,6 +10,7 @@ from scaling.analysis.results.hosts import HostSpeed
 from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.point import Point
 from scaling.analysis.results.roofline import RooflineResult
+from scaling.analysis.results.study import Study
 from scaling.analysis.results.traces import Traced
 from scaling.analysis.results.verdicts import Verdict
 from scaling.records.status import TrialStatus
@@ -105,6 +106,8 @@ class Analysis(RunResults):
     largest_batch: tuple[LargestBatch, ...] = ()
     hosts: tuple[HostSpeed, ...] = ()
     """Hosts compared with each other; empty unless ranks were spread over them."""
+    study: Study | None = None
+    """In study.json: the separate launches that the results were made from."""
 
     @property
     def whole(self) -> bool:

@@ -112,6 +112,22 @@ VERBS: dict[str, Verb] = {
             ),
         ),
     ),
+    "study": Verb(
+        calls=(
+            (
+                "study RUN RUN... [--json] [--into DIR]",
+                "runs of your own script (a Probe) at several world sizes, as one scaling study",
+            ),
+        ),
+        options=(
+            _JSON,
+            Option(
+                "--into",
+                "write study.json and study.html; by default into the folder that `scaling launch` made",
+                value="DIR",
+            ),
+        ),
+    ),
     "predict": Verb(
         calls=(
             (

@@ -12,6 +12,7 @@ from scaling.analysis.compare.runs import Gate, gate
 from scaling.cli.api import Run, compare_all
 from scaling.cli.output import print_json, say, warn
 from scaling.cli.pipeline import read_analysis
+from scaling.cli.studying import make_study, same_script, show_study
 from scaling.cli.verbs.arguments import count, split
 from scaling.config.values import check_value
 from scaling.errors import InputError
@@ -65,6 +66,9 @@ def main(arguments: list[str]) -> int:
     if keep and not given.anyway:
         _require_quiet(folders[0])
     plans = [read_plan(folder) for folder in folders]
+    if same_script(plans) and not (given.json or given.into or name or ratio is not None):
+        say("# the runs have no world size in common, so this is their scaling study (scaling study)")
+        return show_study(*make_study(folders), Console(), as_json=False)
     into = None if given.into is None else RunFolder(given.into)
     if into is not None:
         check_writable(into.path, f"--into {into.path}")

@@ -1,0 +1,57 @@
+"""Name what limits each world size of a study. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from scaling.analysis.results import Point, Study, Verdict
+from scaling.analysis.study.size import Size
+from scaling.analysis.verdicts.verdict import NOTABLE, SCALES_WELL, named, undecided
+
+OPEN = ("undecided", "scales_well")
+"""Verdicts that name no cause."""
+ONE_EACH = "one launch at each world size, and launches differ, so this is a hint, not a finding"
+
+
+def causes(size: Size, point: Point, base: Size, found: Study) -> tuple[Verdict, ...]:
+    """The causes that the run itself shows, and compute that has become slower; largest first."""
+    if point.world_size == base.world_size or point.efficiency is None:
+        return ()
+    there = [v for v in size.analysis.verdicts if v.cause not in OPEN]
+    there += _slower(size, point, base, found)
+    if there:
+        return tuple(sorted(there, key=lambda v: -(v.share.value if v.share else 0.0)))
+    if point.efficiency.surely_above(SCALES_WELL):
+        return (
+            Verdict(
+                cause="scales_well",
+                world_size=point.world_size,
+                share=None,
+                confidence="high" if found.covers == "launches" else "medium",
+                evidence=(f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}",),
+            ),
+        )
+    return (undecided(point, "no cause stands clear of the noise; train more steps, or launch more often"),)
+
+
+def _slower(size: Size, point: Point, base: Size, found: Study) -> list[Verdict]:
+    """Compute that takes longer than at the base; never more than a hint with one launch at each size."""
+    share = point.loss.slower_compute if point.loss else None
+    if share is None or not share.surely_above(0) or share.value <= max(NOTABLE, point.overhead.floor):
+        return []
+    assert size.point.step_ms is not None
+    assert base.point.step_ms is not None
+    here = (size.shares["compute"] * size.point.step_ms.value).value
+    before = (base.shares["compute"] * base.point.step_ms.value).value
+    smaller = size.batch / base.batch if base.batch and size.batch else 1.0
+    of = "" if smaller == 1 else f", of which this batch's share is {before * smaller:.3g} ms"
+    said = (
+        f"forward, backward and optimizer take {here:.3g} ms at {size.world_size} ranks and {before:.3g} ms at "
+        f"{base.world_size}{of}; waits for other ranks are left out",
+        "ranks that share cores, caches or memory slow each other, and so does communication beside compute; "
+        "probe.baseline(step) separates the two",
+    )
+    verdict = named("slower_compute", point, share, said, ())
+    if found.covers == "within":
+        verdict = dataclasses.replace(verdict, confidence="low", evidence=(*said, ONE_EACH))
+    return [verdict]

@@ -1,0 +1,212 @@
+"""Efficiency and its loss over separate launches at several world sizes. Pure.
+
+The smallest world size m is the base. With T the mean plain step and b the samples of a rank in a step,
+
+    E(n) = (b_n / b_m) x T(m) / T(n)        weak: b_n = b_m; strong: n b_n = m b_m
+
+Launches of the same script differ by more than the steps within one do. Their logarithms' standard deviation s is
+pooled over the world sizes, with as many degrees of freedom as there are launches less world sizes, and the interval of
+E is +- t s sqrt(1/k_m + 1/k_n) for k launches at a world size; never shorter than what the steps within the launches
+give. With one launch at each world size there is only the latter, and the study says so.
+
+The loss, for m = 1, adds up by construction: the share of a phase in the typical ranks' step at n, less E times its
+share at 1, is that phase's growth as a fraction of T(n). What is left are the waits, of which straggler and link are
+known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from pathlib import Path
+
+from scaling.analysis.results import SCHEMA, Analysis, Fabric, Loss, Measured, Point, Study, StudyRun
+from scaling.analysis.statistics.fits import fits
+from scaling.analysis.statistics.rounds import student
+from scaling.analysis.study.causes import causes
+from scaling.analysis.study.quality import quality, warnings
+from scaling.analysis.study.size import Size
+from scaling.errors import InputError
+from scaling.spec.plan import Plan
+
+_SAME = ("model", "precision", "device", "backend")
+
+
+def study(sizes: Sequence[Size], said: Sequence[str] = ()) -> tuple[Analysis, Plan]:
+    """The runs as one Analysis, with a Plan that has all world sizes; `said`: warnings to put first.
+
+    InputError where they are no study: one world size, two runs of the same one, other models, or unequal batches.
+    """
+    sizes = sorted(sizes, key=lambda size: size.world_size)
+    mode = _checked(sizes)
+    base, largest = sizes[0], sizes[-1]
+    spread, degrees = launch_spread([size.launch_ns for size in sizes])
+    points = tuple(_point(size, base, spread, degrees) for size in sizes)
+    found = Study(
+        runs=tuple(map(_run, sizes)),
+        base_world_size=base.world_size,
+        covers="within" if spread is None else "launches",
+        launch_spread=spread,
+        degrees=degrees,
+    )
+    spec = dataclasses.replace(
+        largest.plan.spec,
+        world_sizes=tuple(size.world_size for size in sizes),
+        mode=mode,
+        batch_per_rank=base.batch,
+        global_batch=base.batch * base.world_size,
+    )
+    plan = dataclasses.replace(largest.plan, spec=spec, trials=tuple(s.plan.trials[0] for s in sizes))
+    each = [size.analysis for size in sizes]
+    run = dataclasses.replace(
+        largest.analysis.run,
+        mode=mode,
+        started=min(one.run.started for one in each),
+        duration_s=sum(one.run.duration_s for one in each),
+        launches=sum(one.run.launches for one in each),
+    )
+    analysis = Analysis(
+        schema=SCHEMA,
+        run=run,
+        points=points,
+        fabric=Fabric(levels=tuple(chain.from_iterable(one.fabric.levels for one in each))),
+        fits=fits(points, mode),
+        inference=(),
+        verdicts=tuple(
+            chain.from_iterable(
+                causes(size, point, base, found) for size, point in zip(sizes, points, strict=True)
+            )
+        ),
+        quality=quality(sizes, found, points, (*said, *warnings(sizes, found))),
+        trials=tuple(chain.from_iterable(one.trials for one in each)),
+        study=found,
+    )
+    return analysis, plan
+
+
+def launch_spread(launches: Sequence[Sequence[float]]) -> tuple[float | None, int]:
+    """(pooled standard deviation of the logarithm over launches of one world size, degrees of freedom).
+
+    `launches`: the mean step of each launch, for each world size, ns. None without a second launch anywhere.
+    """
+    squares, degrees = 0.0, 0
+    for steps in launches:
+        logs = [math.log(step) for step in steps]
+        mean = sum(logs) / max(1, len(logs))
+        squares += sum((log - mean) ** 2 for log in logs)
+        degrees += max(0, len(logs) - 1)
+    return (None, 0) if not degrees else ((squares / degrees) ** 0.5, degrees)
+
+
+def _checked(sizes: Sequence[Size]) -> str:
+    """The mode of scaling; InputError where the runs are no study."""
+    first = sizes[0]
+    if not all(size.plan.own_loop for size in sizes):
+        other = next(size for size in sizes if not size.plan.own_loop)
+        raise InputError(
+            f"{other.path}: made by `scaling run`, whose report has every world size; runs of a Probe are expected"
+        )
+    ranks = [size.world_size for size in sizes]
+    if len(set(ranks)) < 2:
+        raise InputError(
+            f"{', '.join(s.path for s in sizes)}: all at world size {ranks[0]}; runs at two world sizes or more are "
+            "expected"
+        )
+    for one, other in pairwise(sizes):
+        if one.world_size == other.world_size:
+            raise InputError(
+                f"{one.path} and {other.path}: both at world size {one.world_size}; launches of one world size belong "
+                "into one folder, Probe(run_dir=...), to be resampled together"
+            )
+    for size in sizes:
+        for name in _SAME:
+            a, b = getattr(first.analysis.run, name), getattr(size.analysis.run, name)
+            if a != b:
+                raise InputError(
+                    f"{size.path}: {name} is {b}, and {a} in {first.path}; runs of one script are expected"
+                )
+    return _mode(sizes)
+
+
+def _mode(sizes: Sequence[Size]) -> str:
+    """Weak or strong, by the samples that a rank and a step had; weak where they were not seen."""
+    first = sizes[0]
+    if not all(size.batch for size in sizes) or all(size.batch == first.batch for size in sizes):
+        return "weak"
+    whole = first.batch * first.world_size
+    if all(abs(size.batch * size.world_size - whole) < size.world_size for size in sizes):
+        return "strong"
+    seen = ", ".join(f"{size.batch} at {size.world_size}" for size in sizes)
+    raise InputError(
+        f"samples a rank and step: {seen}: neither equal (weak scaling) nor equal over all ranks (strong scaling); "
+        "train with one of them, or say what a step has: Probe(batch=...)"
+    )
+
+
+def _point(size: Size, base: Size, spread: float | None, degrees: int) -> Point:
+    """The run's own point, relative to the base."""
+    own, step, least = size.point, size.point.step_ms, base.point.step_ms
+    m, n = base.world_size, size.world_size
+    if step is None or least is None:
+        return dataclasses.replace(own, base_world_size=m, efficiency=None, speedup=None, loss=None)
+
+    def over_launches(number: Measured, *counts: int) -> Measured:
+        if spread is None:
+            return number
+        half = student(degrees) * spread * sum(1 / count for count in counts) ** 0.5
+        longest = max(half, number.log_half_width or 0.0)
+        return Measured.around_log(number.value, longest, min(counts))
+
+    share = size.batch / base.batch if size.batch and base.batch else 1.0
+    ratio = least.value * share / step.value
+    within = [x.log_half_width for x in (step, least)]
+    half = math.hypot(*(x for x in within if x is not None)) if None not in within else None
+    counts = (len(base.launch_ns), len(size.launch_ns))
+    found = Measured.around_log(ratio, half, min(step.n, least.n))
+    efficiency = Measured(1.0, 1.0, 1.0, step.n) if n == m else over_launches(found, *counts)
+    rate = own.samples_per_s
+    return dataclasses.replace(
+        own,
+        step_ms=over_launches(step, counts[1]),
+        samples_per_s=rate and over_launches(rate, counts[1]),
+        speedup=efficiency * (n / m),
+        efficiency=efficiency,
+        base_world_size=m,
+        loss=_loss(size, base, efficiency) if m == 1 < n else None,
+    )
+
+
+def _loss(size: Size, base: Size, efficiency: Measured) -> Loss | None:
+    """1 - E by cause; None where a run has no phases."""
+    here, alone = size.shares, base.shares
+    if not all(name in shares for shares in (here, alone) for name in ("compute", "input", "host", "waits")):
+        return None
+
+    def grown(name: str) -> Measured:
+        return here[name] - efficiency * alone[name]
+
+    own = size.point.loss
+    known = {
+        name: getattr(own, name)
+        for name in ("straggler", "link_latency", "link_bandwidth")
+        if own is not None and getattr(own, name) is not None
+    }
+    return Loss(
+        slower_compute=grown("compute"),
+        input=grown("input"),
+        host=grown("host"),
+        **known,
+        unexplained=grown("waits") - sum(known.values(), Measured(0.0, 0.0, 0.0, here["waits"].n)),
+    )
+
+
+def _run(size: Size) -> StudyRun:
+    return StudyRun(
+        world_size=size.world_size,
+        id=size.analysis.run.id,
+        path=str(Path(size.path)),
+        batch=size.batch or None,
+        launch_ms=tuple(ns / 1e6 for ns in size.launch_ns),
+    )

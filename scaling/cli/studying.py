@@ -1,0 +1,73 @@
+"""Make a scaling study of runs of one's own script, print it, and write study.json and its page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from scaling.analysis.results import Analysis
+from scaling.analysis.study.size import Size, read_size
+from scaling.analysis.study.study import study
+from scaling.cli.output import print_json
+from scaling.cli.pipeline import derive
+from scaling.errors import InputError
+from scaling.reading import as_number
+from scaling.records.access import find_run, named
+from scaling.records.files import make_folder, write_json, write_text
+from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan
+from scaling.report.documents import run as report
+from scaling.report.html import draw as page
+from scaling.report.terminal import print_analysis
+from scaling.spec.plan import Plan
+
+
+def runs_at(path: Path | str) -> list[RunFolder]:
+    """The runs that a path names: those at each world size below a folder of `scaling launch`, else the one run."""
+    folder = RunFolder(named(path))
+    sizes = (as_number(found.name.removeprefix("ranks-")) for found in folder.path.glob("ranks-*"))
+    below = [folder.at_size(size) for size in sorted(size for size in sizes if size is not None)]
+    if folder.plan.is_file() or not below:
+        return [find_run(path)]
+    return [run for run in below if any(run.path.glob("launches/*/rank-*.jsonl"))]
+
+
+def same_script(plans: Sequence[Plan]) -> bool:
+    """Whether these are runs of own loops at different world sizes, which only a study can compare."""
+    return all(plan.own_loop for plan in plans) and len({plan.ranks for plan in plans}) == len(plans) > 1
+
+
+def make_study(folders: Sequence[RunFolder], said: Sequence[str] = ()) -> tuple[Analysis, Plan]:
+    """Read every run anew and put them together; `said`: warnings to put first. Writes nothing.
+
+    InputError where they are no study; ScalingError where a run measured nothing.
+    """
+    plans = [read_plan(folder) for folder in folders]
+    alien = next((f for f, plan in zip(folders, plans, strict=True) if not plan.own_loop), None)
+    if alien is not None:
+        raise InputError(
+            f"{alien.path}: made by `scaling run`, whose report has every world size; runs of a Probe are expected"
+        )
+    return study([_size(folder) for folder in folders], said)
+
+
+def _size(folder: RunFolder) -> Size:
+    rebuilt, tables, _ = derive(folder)
+    return read_size(str(folder.path), rebuilt.plan, rebuilt.analysis, tables)
+
+
+def show_study(
+    analysis: Analysis, plan: Plan, console: Console, *, as_json: bool, into: RunFolder | None = None
+) -> int:
+    """Print a study; write study.json and study.html to `into`, which is made if needed. Returns the exit status."""
+    if into is not None:
+        make_folder(into.path, f"--into {into.path}")
+        write_json(into.study, analysis)
+        write_text(into.study_html, page(report.document(analysis, plan, report_path=into.study_html)))
+    if as_json:
+        print_json(analysis)
+    else:
+        print_analysis(console, analysis, plan, report_path=into.study_html if into is not None else None)
+    return 0 if analysis.whole else 3
