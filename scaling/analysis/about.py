@@ -76,6 +76,7 @@ def quality(
             *map(str, tables.gaps),
             *said,
             *contention.warnings(judged, plan, ending.stolen),
+            *own.updates(tables, plan),
             *own.pauses(tables),
             *ending.warnings,
         ),

@@ -99,6 +99,8 @@ class HeadRecord:
     """By world size: duration of a fetch whose batch is ready; -1 without a data loader."""
     plan: dict[str, Any] | None = None
     """Own loops: the plan, since their folder has no plan.json."""
+    buckets: list[int] = field(default_factory=list)
+    """Own loops: bytes of DDP's buckets in the order of reduction; together they are the gradients."""
     plan_digest: str = ""
     """Of the plan.json that the rank read (records.seal.digest); empty in own loops and older files."""
 

@@ -22,7 +22,7 @@ from scaling.analysis.statistics.rounds import Floats, Rounds
 from scaling.records.format import generation
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
-from scaling.spec.schedule import BARE_ONE, PLAIN
+from scaling.spec.schedule import BARE_ONE, PLAIN, PROBE
 from scaling.units import format_duration
 
 UNITS_ENOUGH = 10
@@ -31,6 +31,9 @@ FOLLOWS = 1.0
 """Units count as autocorrelated if their lag-1 autocorrelation exceeds this many standard errors, 1/sqrt(units).
 
 Below the usual 1.96, because grouping too many costs little and grouping too few makes intervals too narrow."""
+
+UPDATED_MOST = 0.6
+"""A larger share of steps with an optimizer's step is that of a loop which skips some (a grad scaler)."""
 
 
 def usable(tables: Tables, plan: Plan) -> Tables:
@@ -120,6 +123,18 @@ def _others(tables: Tables, plan: Plan) -> dict[int, int]:
     """Launch -> batch, for launches whose batch is not the plan's (the last launch's)."""
     found = tables.blocks.select("launch", "batch").unique().rows()
     return {launch: batch for launch, batch in found if batch != plan.trials[0].batch}
+
+
+def updates(tables: Tables, plan: Plan) -> tuple[str, ...]:
+    """A warning where an optimizer steps in a part of the steps only: each `step()` was one micro-step that reduced."""
+    steps = tables.steps.filter((pl.col("arm") == PROBE) & (pl.col("rank") == 0) & (pl.col("round") >= 0))
+    updated = steps.filter(pl.col("optimizer_ns") > 0).height
+    if not plan.own_loop or not updated or updated > UPDATED_MOST * steps.height:
+        return ()
+    return (
+        f"an optimizer stepped in {updated} of {steps.height} steps that were looked at, and gradients were reduced in "
+        "all: put ddp.no_sync() around those that only accumulate; they then count as micro-steps of one step",
+    )
 
 
 def pauses(tables: Tables) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ class TrialRecords:
     replay: dict[tuple[int, int], Floats] = field(default_factory=dict)
     """By round, K: each bucket's transfer time alone, ns."""
     gradients: tuple[int, ...] = ()
-    """Bytes of each bucket, recorded by ddp_solo; a communication hook may send fewer."""
+    """Bytes of each bucket, of ddp_solo or of an own loop's wrapper; a communication hook may send fewer."""
     replayed: tuple[int, ...] = ()
     """Bytes of each message of a replay."""
     devices: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=DEVICE_COLUMNS))
@@ -100,20 +100,23 @@ class TrialRecords:
 
     @property
     def gradient_bytes(self) -> int:
-        """Size of all buckets; 0 where ddp_solo did not run."""
+        """Size of all buckets; 0 where nothing tells it."""
         return sum(self.gradients)
 
     def reductions(self, plan: Plan) -> int | None:
         """How often a step reduces each gradient: 1, unless no_sync is missing in accumulation. None: not known.
 
-        Computed from the number of all-reduces, since a communication hook changes their bytes. For an own loop, whose
-        hook is not known, it is computed from the bytes.
+        Computed from the number of all-reduces, since a communication hook changes their bytes. A hook of an own loop
+        may also send several messages for a bucket, so only one reduction or one a micro-step is believed of it.
         """
         if not self.gradients or not self.bucket_bytes:
             return None
-        if plan.own_loop:
-            return max(1, round(sum(self.bucket_bytes) / self.gradient_bytes))
         spec = plan.spec
+        if plan.own_loop:
+            times = len(self.bucket_bytes) / len(self.gradients)
+            if spec.ddp.comm_hook != "none":
+                return round(times) if times in (1, spec.accumulation_steps) else None
+            return max(1, round(times))
         once = MESSAGES.get(spec.ddp.comm_hook, 1) * len(self.gradients)
         return max(1, min(spec.accumulation_steps, round(len(self.bucket_bytes) / once)))
 

@@ -44,7 +44,7 @@ def read_trial(tables: Tables, trial: Trial) -> TrialRecords:
         solo=_solo(own, buckets, n),
         making=_making(tables.blocks.filter(first)),
         replay=_replay(buckets, n),
-        gradients=_messages(buckets, DDP_SOLO),
+        gradients=_messages(buckets, DDP_SOLO) or _of_wrapper(tables),
         replayed=_messages(buckets, REPLAY),
         devices=_devices(tables.blocks, trial),
     )
@@ -229,6 +229,12 @@ def _replay(buckets: pl.LazyFrame, n: int) -> dict[tuple[int, int], Floats]:
         (int(key[0]), int(key[1])): part["time"].to_numpy()
         for key, part in times.partition_by("launch", "round", as_dict=True).items()
     }
+
+
+def _of_wrapper(tables: Tables) -> tuple[int, ...]:
+    """Buckets of an own loop's DDP wrapper, as its latest launch told them; empty in other runs."""
+    latest = max(tables.ranks, key=lambda rank: rank.launch, default=None)
+    return latest.buckets if latest else ()
 
 
 def _messages(buckets: pl.LazyFrame, arm: str) -> tuple[int, ...]:

@@ -12,11 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.records import codec
 from scaling.records.format import ClockRecord, EndRecord, PauseRecord, RecordedBlock
 from scaling.worker.measure.recorder import Recorder
+from scaling.worker.parallel.ddp import bucket_bytes
 from scaling.worker.probe.agreement import Agreement
 from scaling.worker.probe.clocks import FIRST_SLOT, Clocks
 from scaling.worker.probe.facts import describe_loop
 from scaling.worker.probe.phases import Phases
-from scaling.worker.session.session import Session
+from scaling.worker.session.session import Session, cores_of_host
 
 FLUSH_S = 5.0
 
@@ -101,7 +102,9 @@ class LoopFile:
         session = self._session
         session.record_environment(plan.spec, self._ddp.module)
         groups = {session.world: range(session.world), 1: [session.rank]}
-        head = session.head(groups, plan=codec.encode(plan))
+        head = session.head(
+            groups, plan=codec.encode(plan), cores=cores_of_host(), buckets=bucket_bytes(self._ddp)
+        )
         self._recorder = Recorder(session.folder.rank(session.rank), head, flush_s=FLUSH_S)
         for record in self._early:
             self._recorder.note(record)

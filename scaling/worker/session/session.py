@@ -172,7 +172,7 @@ class LaunchSession(Session):
         return self.head(
             groups,
             warmup={str(n): steps for n, steps in warmup.items()},
-            cores=_cores_of_host(),
+            cores=cores_of_host(),
             fed_ns={str(n): ns for n, ns in fed_ns.items()},
             plan_digest=self.plan_digest,
         )
@@ -204,7 +204,7 @@ class LaunchSession(Session):
         dist.destroy_process_group()
 
 
-def _cores_of_host() -> int:
+def cores_of_host() -> int:
     """Cores that the ranks of this host share: those of the launcher, which may give each rank a part."""
     try:
         return len(os.sched_getaffinity(os.getppid()) | os.sched_getaffinity(0))

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import polars as pl
 import pytest
 
+from scaling.analysis.decompose import own
 from scaling.analysis.decompose.own import UNITS_ENOUGH, units
+from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.statistics.rounds import Rounds
+from scaling.spec.plan import OWN_LOOP
+from scaling.spec.run import Ddp
 
 
 def autocorrelated(rng, rho, count, spread=0.05):
@@ -61,3 +68,52 @@ def test_no_fewer_units_than_enough_and_none_across_launches():
     assert UNITS_ENOUGH <= len(np.unique(found)) < 2 * UNITS_ENOUGH
     assert not set(found[launch == 0]) & set(found[launch == 1])
     assert np.all(np.diff(found) >= 0)
+
+
+@pytest.fixture(scope="module")
+def loop(measure, cluster):
+    """(tables, plan, bytes of the buckets) of a loop without a baseline, whose ranks told their wrapper's buckets."""
+    run = measure(cluster.Truth(world_sizes=(2,), rounds=4))
+    kept = pl.col("arm").is_in(["plain", "probe"])
+    tables = run.tables
+    frames = {name: getattr(tables, name).filter(kept) for name in ("blocks", "steps", "buckets")}
+    buckets = read_trial(tables, run.plan.trials[-1]).bucket_bytes
+    ranks = tuple(replace(rank, buckets=buckets) for rank in tables.ranks)
+    return replace(tables, ranks=ranks, **frames), replace(run.plan, source=OWN_LOOP), buckets
+
+
+def with_settings(plan, micro_steps, hook="none"):
+    return replace(plan, spec=replace(plan.spec, accumulation_steps=micro_steps, ddp=Ddp(comm_hook=hook)))
+
+
+def test_gradients_of_a_loop_are_those_of_its_wrapper(loop):
+    tables, plan, buckets = loop
+    records = read_trial(tables, plan.trials[-1])
+    assert (records.gradient_bytes, records.reductions(plan)) == (sum(buckets), 1)
+
+
+@pytest.mark.parametrize(
+    ("times", "share", "micro_steps", "hook", "reductions"),
+    [
+        (4, 1.0, 4, "none", 4),  # no_sync is missing
+        (1, 1.0, 4, "none", 1),
+        (4, 0.5, 4, "own", 4),  # an fp16 hook
+        (1, 0.5, 4, "own", 1),
+        (3, 0.1, 4, "own", None),  # PowerSGD: three messages a bucket, or three reductions
+        (3, 0.1, 1, "own", None),
+    ],
+)
+def test_reductions_are_counted_by_messages(loop, times, share, micro_steps, hook, reductions):
+    tables, plan, buckets = loop
+    sent = tuple(round(size * share) for size in buckets) * times
+    records = replace(read_trial(tables, plan.trials[-1]), bucket_bytes=sent)
+    assert records.reductions(with_settings(plan, micro_steps, hook)) == reductions
+
+
+def test_steps_without_an_optimizer_s_step_are_said(loop):
+    tables, plan, _ = loop
+    assert own.updates(tables, plan) == ()
+    some = pl.when(pl.col("step") % 4 == 3).then(pl.col("optimizer_ns")).otherwise(0)
+    (said,) = own.updates(replace(tables, steps=tables.steps.with_columns(optimizer_ns=some)), plan)
+    assert said.startswith("an optimizer stepped in ")
+    assert "put ddp.no_sync() around those that only accumulate" in said

@@ -134,6 +134,17 @@ def test_accumulation_reduces_once_and_counts_all_samples(found, folder):
         assert point.samples_per_s.value == pytest.approx(2 * samples * 1e3 / point.step_ms.value)
 
 
+def test_gradients_reduced_in_every_micro_step_are_counted(found, folder):
+    for name, times in (("unsynced", 2), ("micro", 1), ("compiled", 1), ("baseline", 1)):
+        (point,) = found(name).points
+        payload = json.loads((folder / name / "launches/0/env-0.json").read_text())["parameter_bytes"]
+        assert (point.comm.gradient_bytes, point.comm.reductions) == (payload, times)
+        assert point.comm.bytes_per_step == times * payload
+    tried = [t.code for v in found("unsynced").verdicts if v.cause == "link_bandwidth" for t in v.try_]
+    assert all("no_sync" in code and "batches" not in code for code in tried)
+    assert any("optimizer stepped in" in line for line in found("unsynced_micro").quality.warnings)
+
+
 def test_an_evaluation_between_steps_is_no_input(found):
     (warning,) = found("optimizers").quality.warnings[-1:]
     assert "1 pause between two steps" in warning

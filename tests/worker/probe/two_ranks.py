@@ -183,6 +183,20 @@ def kinds(folder):
                 if last:
                     optimizer.step()
                     optimizer.zero_grad()
+    with Probe(ddp, run_dir=folder / "unsynced") as probe:  # no_sync forgotten
+        for _ in range(46):
+            with probe.step():
+                for _ in range(MICRO_STEPS):
+                    ddp(torch.ones(8, 64)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    with Probe(ddp, run_dir=folder / "unsynced_micro") as probe:
+        for index in range(92):
+            with probe.step():
+                ddp(torch.ones(8, 64)).square().mean().backward()
+                if index % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
     compiled = torch.compile(wrapped(cap=None), backend="eager")
     optimizer = torch.optim.SGD(compiled.parameters(), lr=0.01)
     with Probe(compiled, run_dir=folder / "compiled") as probe:

@@ -9,7 +9,7 @@ def test_a_rank_that_is_bound_to_a_part_of_its_host_tells_of_the_whole(monkeypat
     """torchrun's --numa-binding gives each rank its own node's cores; what the launcher has is the host's."""
     own = {os.getppid(): {0, 1, 2, 3}, 0: {2, 3}}
     monkeypatch.setattr(session.os, "sched_getaffinity", own.__getitem__)
-    assert session._cores_of_host() == 4
+    assert session.cores_of_host() == 4
 
 
 def test_a_launcher_that_cannot_be_asked_leaves_the_rank_s_own_count(monkeypatch):
@@ -19,4 +19,4 @@ def test_a_launcher_that_cannot_be_asked_leaves_the_rank_s_own_count(monkeypatch
         return {2, 3}
 
     monkeypatch.setattr(session.os, "sched_getaffinity", ask)
-    assert session._cores_of_host() == 2
+    assert session.cores_of_host() == 2
