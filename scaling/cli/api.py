@@ -14,13 +14,15 @@ from typing import Any
 
 import polars as pl
 
-from scaling.analysis.compare.runs import Prices, with_split
+from scaling.analysis.compare.cases import Prices
 from scaling.analysis.compare.runs import compare as compared
+from scaling.analysis.compare.runs import with_split
+from scaling.analysis.compare.sweep import Member, alike, sweep
 from scaling.analysis.network.ring import NoPathError
 from scaling.analysis.predict.change import Source
 from scaling.analysis.predict.predictions import predictions
 from scaling.analysis.predict.sources import read_sources
-from scaling.analysis.results import Analysis, Comparison, Point, Prediction
+from scaling.analysis.results import Analysis, Comparison, Point, Prediction, Sweep
 from scaling.cli.pipeline import read_analysis, read_tables
 from scaling.config.compose import changed
 from scaling.config.config_dir import require_readable
@@ -166,6 +168,30 @@ def compare_all(
             one = with_split(one, base_sources(), _split_sources(other, 1))
         found.append(one)
     return found
+
+
+def sweep_of(
+    runs: Sequence[Run], *, usd_per_gpu_hour: Sequence[float | None] = (), equal_work: bool = False
+) -> tuple[Sweep, list[tuple[Comparison, int, int]]]:
+    """All runs as one table, and comparisons, each with the numbers of its base and of its other run.
+
+    Every run is compared with the first; with `equal_work`, with the first that did the same work. Prices: one a run.
+    """
+    facts = [_facts(run) for run in runs]
+    members = [
+        Member(analysis=run.analysis, plan=run.plan, machine=_machine(known) if known else None)
+        for run, known in zip(runs, facts, strict=True)
+    ]
+    prices = usd_per_gpu_hour or (None,) * len(runs)
+    pairs = []
+    for first, *others in alike(members) if equal_work else [list(range(len(runs)))]:
+        found = compare_all(
+            runs[first],
+            [runs[k] for k in others],
+            usd_per_gpu_hour=[prices[first], *(prices[k] for k in others)],
+        )
+        pairs += [(one, first, k) for one, k in zip(found, others, strict=True)]
+    return sweep(members), pairs
 
 
 def predict(

@@ -14,6 +14,7 @@ from scaling.analysis.results import (
 )
 from scaling.plain import plain
 from scaling.report.model import Columns, Table
+from scaling.report.slower import slower_lines
 from scaling.report.text import (
     NONE,
     cell,
@@ -33,7 +34,7 @@ from scaling.units import format_bytes
 KNEE = "*"
 KNEE_NOTE = f"{KNEE} the knee: the smallest batch with 95 % of the best throughput of its setting"
 FIRST: Columns = (("ranks", ""), ("precision", ""))
-LAST: Columns = (("samples", "1/s"), ("peak", "a rank"), ("status", ""))
+LAST: Columns = (("samples", "1/s"), ("efficiency", "%"), ("peak", "a rank"), ("status", ""))
 INFERENCE: Columns = (*FIRST, ("mode", ""), ("batch", ""), ("p50", "ms"), ("p90", "ms"), ("p99", "ms"), *LAST)
 INFERENCE_NOTE = (
     "latency of one batch, host to answer, over the requests of all ranks; - where too few for a percentile; "
@@ -99,6 +100,7 @@ def _table(
             r.precision,
             *middle,
             cell(r.samples_per_s),
+            cell(r.efficiency, 100),
             memory(r.peak_bytes),
             status_name(r.status),
         )[:shown]
@@ -242,6 +244,11 @@ def answer(analysis: Analysis) -> str:
         said.append(f"Batch {knee.batch} gives 95 % of that or more")
     elif knee is None and len(batches) > 1:
         said.append("It still grows there: no knee was reached")
+    alike = len({setting(r) for r in known}) == 1
+    named = [f"batch {r.batch}" if alike else f"{setting(r)} at batch {r.batch}" for r in rows]
+    speedups = [r.efficiency * r.world_size if r.efficiency and r.world_size > 1 else None for r in rows]
+    sizes = [r.world_size for r in rows]
+    said += slower_lines(list(zip(sizes, named, speedups, strict=True)))
     said += [largest_line(found) for found in analysis.largest_batch]
     missing = sum(1 for _ in failures(analysis))
     if missing:

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 from plotly.offline.offline import get_plotlyjs
 
-from scaling.analysis.results import Analysis, Comparison, StepHistory, Timeline
+from scaling.analysis.results import Analysis, Comparison, StepHistory, Sweep, Timeline
 from scaling.analysis.results.machine import MachineGroup
 from scaling.report.documents import comparison, run, several
 from scaling.report.model import PAGE, Block, Document, Figure
@@ -40,14 +40,14 @@ def figures_of(
     return run.document(analysis, plan, timelines=timelines, histories=histories).plots()
 
 
-def comparison_page(compared: Comparison, base: Analysis, other: Analysis) -> str:
-    """Two runs side by side, as the text of an HTML file."""
-    return draw(comparison.document(compared, base, other))
+def comparison_page(compared: Comparison, base: Analysis, other: Analysis, sweep: Sweep | None = None) -> str:
+    """Two runs side by side, as the text of an HTML file; `sweep`: both as one table."""
+    return draw(comparison.document(compared, base, other, sweep))
 
 
-def comparisons_page(comparisons: Sequence[Comparison], base: Analysis, others: Sequence[Analysis]) -> str:
-    """Several runs against the first, as the text of an HTML file."""
-    return draw(several.document(comparisons, base, others))
+def sweep_page(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Analysis]) -> str:
+    """Several runs as one table, as the text of an HTML file."""
+    return draw(several.document(sweep, comparisons, runs))
 
 
 def draw(document: Document) -> str:

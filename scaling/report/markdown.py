@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import singledispatch
 
-from scaling.analysis.results import Analysis, Comparison
+from scaling.analysis.results import Analysis, Comparison, Sweep
 from scaling.plain import one_line, plain
 from scaling.report import bars, text
-from scaling.report.documents import comparison, run
+from scaling.report.documents import comparison, run, several
 from scaling.report.model import MARKDOWN, Block, Document, Figure, Finding, Line, Lines, Section, Table
 from scaling.spec.plan import Plan
 
@@ -22,9 +22,15 @@ def markdown(analysis: Analysis, plan: Plan) -> str:
     return draw(run.document(analysis, plan))
 
 
-def comparison_markdown(comparisons: Sequence[Comparison]) -> str:
-    """Runs against the first of them."""
-    return "\n".join(draw(comparison.document(one)) for one in comparisons)
+def comparison_markdown(compared: Comparison, sweep: Sweep | None = None) -> str:
+    """Two runs side by side; `sweep`: both as one table."""
+    return draw(comparison.document(compared, sweep=sweep))
+
+
+def sweep_markdown(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Analysis]) -> str:
+    """Several runs as one table, then those of equal work against each other."""
+    pairs = (draw(comparison.document(one)) for one in comparisons if one.comparable)
+    return "\n".join([draw(several.document(sweep, comparisons, runs)), *pairs])
 
 
 def draw(document: Document) -> str:

@@ -13,12 +13,20 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from scaling.analysis.results import Analysis, Comparison, Prediction, SelfTest, SelfTestCase, Verification
+from scaling.analysis.results import (
+    Analysis,
+    Comparison,
+    Prediction,
+    SelfTest,
+    SelfTestCase,
+    Sweep,
+    Verification,
+)
 from scaling.analysis.results.doctor import Diagnosis
 from scaling.plain import plain
 from scaling.report import bars, text
 from scaling.report.bars import WIDTH
-from scaling.report.documents import checkup, comparison, prediction, proof, run
+from scaling.report.documents import checkup, comparison, prediction, proof, run, several
 from scaling.report.model import TERMINAL, Block, Document, Figure, Finding, Line, Lines, Section, Table
 from scaling.spec.plan import Plan
 
@@ -43,9 +51,16 @@ def print_analysis(
     draw(console, run.document(analysis, plan, report_path=report_path))
 
 
-def print_comparison(console: Console, compared: Comparison) -> None:
-    """Print two runs side by side: what differs, by how much, and why."""
-    draw(console, comparison.document(compared))
+def print_comparison(console: Console, compared: Comparison, sweep: Sweep | None = None) -> None:
+    """Print two runs side by side: what differs, by how much, and why; `sweep`: both as one table."""
+    draw(console, comparison.document(compared, sweep=sweep))
+
+
+def print_sweep(
+    console: Console, sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Analysis]
+) -> None:
+    """Print several runs as one table, and which is best."""
+    draw(console, several.document(sweep, comparisons, runs))
 
 
 def print_prediction(console: Console, predicted: Prediction) -> None:

@@ -17,17 +17,17 @@ from scaling.report import cases
 from scaling.report.text import NONE, quantity, ranks, sentence, value_of
 
 NAMED_SETTINGS = 2
-"""Runs that differ in at most so many settings are named after those settings."""
+"""Two runs are named after the first so many settings that differ."""
 
 
 def answer(comparison: Comparison) -> str:
     """Which run is faster, or why that cannot be said; a hint where a run was contended."""
-    return " ".join([_answer(comparison), *_hint([comparison])])
+    return " ".join([_answer(comparison), *_hint(comparison)])
 
 
-def _hint(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
+def _hint(comparison: Comparison) -> tuple[str, ...]:
     """A sentence where other programs took processor time from one of the runs."""
-    contended = any(one.contended for one in comparisons if one.comparable)
+    contended = comparison.comparable and comparison.contended
     return ("A run was contended, so this is a hint and not a finding.",) if contended else ()
 
 
@@ -51,62 +51,15 @@ def _answer(comparison: Comparison) -> str:
     return " ".join([said, *(sentence(line) for line in cost_lines(point.cost)[:1])])
 
 
-def answer_of_several(comparisons: Sequence[Comparison], names: Sequence[str]) -> str:
-    """For runs by cases the range of each one's ratios; for others, which is the fastest."""
-    like = [(name, one) for name, one in zip(names[1:], comparisons, strict=True) if one.comparable]
-    if not like:
-        return f"None of these runs is comparable with {names[0]}."
-    said = [cases.comparison_answer(one, (names[0], name)) for name, one in like if one.cases]
-    whole = [(name, one) for name, one in like if not one.cases]
-    return " ".join([*said, *([_fastest(whole, names[0])] if whole else []), *_hint(comparisons)])
-
-
-def _fastest(like: Sequence[tuple[str, Comparison]], base: str) -> str:
-    """The fastest run at the largest world size that all have, or that none differs from the base."""
-    shared = set.intersection(*({p.world_size for p in one.points if p.ratio} for _, one in like))
-    if not shared:
-        return "These runs have no world size in common that was measured in all."
-    n = max(shared)
-    found = [(name, next(p for p in one.points if p.world_size == n)) for name, one in like]
-    return f"At {ranks(n)} {_largest(found, base)}."
-
-
-def _largest(found: Sequence[tuple[str, PointComparison]], base: str) -> str:
-    """The run with the largest ratio to the base, and the runs that it cannot be distinguished from."""
-    ratios = [(name, p.ratio, p.distinguishable) for name, p in found if p.ratio is not None]
-    sure = {name: _with_drift(p) for name, p in found if p.ratio is not None}
-    bare = [name for name, ratio, _ in ratios if ratio.low is None]
-    if len(bare) == len(ratios):
-        return "the throughput ratios are from too few rounds for an interval: measure longer"
-    clear = [(name, ratio) for name, ratio, distinguishable in ratios if distinguishable]
-    faster = [(name, ratio) for name, ratio in clear if ratio.value > 1]
-    if not faster:
-        told = f"distinguishably faster than {base}" if clear else f"distinguishable from {base}"
-        if not bare:
-            return f"none of {'the others' if clear else 'these runs'} is {told}"
-        return f"none of the runs with an interval is {told}; too few rounds for one: {', '.join(bare)}"
-    name, ratio = max(faster, key=lambda pair: pair[1].value)
-    rivals = [other for other in sure if other != name and not sure[name].surely_above(sure[other])]
-    times = f"{quantity(ratio)} times the throughput of {base}"
-    if not rivals:
-        return f"{name} is the fastest: {times}"
-    most = "has the largest ratio" if ratio.value >= max(its.value for _, its, _ in ratios) else "is faster"
-    return f"{name} {most}, {times}, not told from {' and '.join(rivals)}"
-
-
-def _with_drift(point: PointComparison) -> Measured:
-    """A ratio with its interval widened by as much as the machine itself drifted between the runs."""
-    ratio, moved = point.ratio, abs(point.control.value - 1) if point.control else 0.0
-    assert ratio is not None
-    return ratio.widened(moved)
-
-
 def run_names(comparison: Comparison) -> tuple[str, str]:
     """What tells the two runs apart: the settings that differ, or their ids."""
     asked = [s for s in comparison.settings if s.of == "settings"]
-    if not _differing([comparison.base, comparison.other]) and 0 < len(asked) <= NAMED_SETTINGS:
+    if any(s.key == "batch_per_rank" for s in asked):
+        asked = [s for s in asked if s.key != "global_batch"]  # in weak scaling it follows
+    if not _differing([comparison.base, comparison.other]) and asked:
         told = (
-            ", ".join(f"{s.key}={getattr(s, role) or 'unset'}" for s in asked) for role in ("base", "other")
+            ", ".join(f"{s.key}={getattr(s, role) or 'unset'}" for s in asked[:NAMED_SETTINGS])
+            for role in ("base", "other")
         )
         base, other = map(plain, told)
     else:

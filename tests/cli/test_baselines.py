@@ -221,3 +221,20 @@ def test_a_comparison_of_a_contended_run_says_so_everywhere(runs, capsys):
         assert "9 of 16 compute blocks waited for a core" in text
     assert main(["compare", "one", "one"]) == 0
     assert "contended" not in capsys.readouterr().out
+
+
+def test_runs_of_a_multirun_are_one_table_and_only_equal_work_is_compared(runs, capsys):
+    Path("many").mkdir()
+    for name, truth in {"0": {"batch": 4}, "1": {"batch": 16}, "2": {"batch": 4, "seed": 1}}.items():
+        runs(f"many/{name}", beta_ns=40.0, **truth)
+    assert main(["compare", "many/0", "many/1", "many/2", "--into", "many"]) == 0
+    out = capsys.readouterr().out
+    assert "NOT COMPARABLE" not in out
+    assert len(out.splitlines()) < 40
+    assert "2 ranks are slower than 1 in every row" in out.replace("\n  ", " ")
+    document = json.loads(Path("many/comparison.json").read_text())
+    assert [(one["base"]["id"], one["other"]["id"]) for one in document["comparisons"]] == [
+        ("many/0", "many/2")
+    ]
+    assert len(document["sweep"]["rows"]) == 6
+    assert "All runs" in Path("many/comparison.html").read_text()

@@ -102,9 +102,11 @@ def test_a_multirun_ends_in_a_comparison(scaling, tmp_path):
     assert (tmp_path / "both/0/analysis.json").exists()
     assert (tmp_path / "both/1/analysis.json").exists()
     assert (tmp_path / "both/comparison.html").exists()
-    assert comparison["comparable"] is False  # two widths are two models
-    assert "settings differ" in comparison["reasons"][0]
-    assert {p["world_size"] for p in comparison["points"]} == {1, 2}
+    assert comparison["comparisons"] == []  # two widths are two models
+    rows = [(row["settings"]["model.width"], row["world_size"]) for row in comparison["sweep"]["rows"]]
+    assert rows == [("64", 1), ("64", 2), ("65", 1), ("65", 2)]
+    assert "NOT COMPARABLE" not in done.stdout
+    assert "#model.width  ranks" in done.stdout
     gate = scaling("compare", "both/0", "both/1", "--fail-below", "0.5", cwd=tmp_path)
     assert gate.returncode == 2
     assert "not comparable" in gate.stderr

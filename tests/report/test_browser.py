@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from scaling.analysis.results import Measured
-from scaling.report.html import comparison_page, comparisons_page, page
+from scaling.report.html import comparison_page, page, sweep_page
 
 pytestmark = pytest.mark.browser
 
@@ -28,7 +28,9 @@ def chromium():
 @pytest.fixture(scope="module")
 def pages(sample, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
-    runs = [sample.comparison(), sample.comparison(comparable=False)]
+    three = [sample.good(), sample.other(), sample.bad()]
+    unlike = dataclasses.replace(sample.comparison(comparable=False), other=three[2].run)
+    runs = [sample.comparison(), unlike]
     drawn = (sample.timeline(2), sample.timeline(4, 55.1))
     texts = {
         "good": page(sample.good(), sample.plan(), drawn, sample.histories(), sample.machines()),
@@ -38,7 +40,7 @@ def pages(sample, tmp_path_factory):
         "alone": comparison_page(at_one_rank(sample), sample.good(), sample.other()),
         "hostile": page(*hostile(sample), (sample.timeline(2),)),
         "unlike": comparison_page(sample.comparison(comparable=False), sample.good(), sample.bad()),
-        "several": comparisons_page(runs, sample.good(), [sample.other(), sample.bad()]),
+        "several": sweep_page(sample.swept(*three), runs, three),
     }
     for name, text in texts.items():
         (folder / f"{name}.html").write_text(text, encoding="utf-8")

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import pytest
 
 from scaling.analysis.results import Fabric, Loss, Measured, Quality
-from scaling.report.html import comparison_page, comparisons_page, figures_of, page
+from scaling.report.html import comparison_page, figures_of, page, sweep_page
 from scaling.report.plots.efficiency import scaling_curve
 from scaling.report.plots.waterfall import waterfall
 
@@ -268,15 +268,19 @@ def test_what_has_an_interval_shows_it(sample):
 def test_several_runs(sample):
     comparisons = [sample.comparison(), sample.comparison(comparable=False)]
     third = replace(sample.good(), run=sample.run_info(precision="bf16", id="x"))
-    document = comparisons_page(comparisons, sample.good(), [sample.other(), third])
+    comparisons[1] = replace(comparisons[1], other=third.run)
+    runs = [sample.good(), sample.other(), third]
+    document = sweep_page(sample.swept(*runs), comparisons, runs)
     outline = Outline(document)
     assert outline.headings == [
-        "2 runs against emulated_pcie, fp32",
+        "3 runs",
         "Not comparable",
-        "Throughput",
+        "All runs",
+        "Throughput of equal work",
         "Scaling",
         "Parts of a step",
         "Key figures",
     ]
-    assert "At 4 ranks emulated_nvlink, fp32 is the fastest: 1.52 ±0.03 times" in outline.text
+    assert "come with emulated_nvlink, fp32 at 4 ranks" in outline.text
+    assert "emulated_pcie, bf16 with emulated_pcie, fp32: precision differs" in outline.text
     assert "1.002 ±0.009 (not distinguishable)" in outline.text

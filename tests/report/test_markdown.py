@@ -28,7 +28,7 @@ def test_trouble_is_told_and_nothing_breaks_out(sample):
 
 
 def test_a_comparison(sample):
-    said = comparison_markdown([sample.comparison()])
+    said = comparison_markdown(sample.comparison())
     assert r"## emulated\_nvlink against emulated\_pcie" in said
     assert "| 2 | 1.36 [1.33, 1.42] |" in said.replace("\\", "")
     assert "not distinguishable" in said

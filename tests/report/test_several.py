@@ -1,4 +1,4 @@
-"""Several runs against one base: what is said of them, and shown."""
+"""Several runs as one table: what is said of them, and shown."""
 
 from __future__ import annotations
 
@@ -6,13 +6,101 @@ from dataclasses import replace
 
 import pytest
 
-from scaling.analysis.results import CaseComparison, Measured
-from scaling.report import versus
+from scaling.analysis.results import CaseComparison, Measured, Sweep, SweepBest, SweepRow
 from scaling.report.cases import comparison_table
-from scaling.report.html import comparison_page, comparisons_page
-from scaling.report.markdown import comparison_markdown
+from scaling.report.documents.sweep import answer, table
+from scaling.report.html import comparison_page, sweep_page
+from scaling.report.markdown import comparison_markdown, sweep_markdown
 
-NAMES = ("a", "b", "c")
+
+def row(
+    sample, batch: int, n: int, rate: float, speedup: float | None = None, half: float = 0.02
+) -> SweepRow:
+    """A row of a sweep over batch_per_rank."""
+    return SweepRow(
+        run=0,
+        world_size=n,
+        name=f"batch_per_rank={batch}",
+        settings={"batch_per_rank": str(batch)},
+        batch=batch,
+        status="done",
+        samples_per_s=sample.about(rate, rate / 50),
+        speedup=None if speedup is None else sample.about(speedup, half),
+        efficiency=sample.about((speedup or 1.0) / n, half / n),
+        cause="link_bandwidth" if n > 1 else None,
+        share=sample.about(0.7, 0.02) if n > 1 else None,
+        confidence="high" if n > 1 else None,
+    )
+
+
+def swept(*rows: SweepRow, best: tuple[SweepBest, ...] = (), contended: tuple[str, ...] = ()) -> Sweep:
+    names = tuple(dict.fromkeys(one.name for one in rows))
+    return Sweep(names=names, keys=("batch_per_rank",), rows=rows, best=best, contended=contended)
+
+
+@pytest.fixture
+def batches(sample):
+    """Two batches at one and two ranks; the small one loses by its second rank."""
+    rows = (
+        row(sample, 4, 1, 300),
+        row(sample, 4, 2, 150, 0.5),
+        row(sample, 64, 1, 800),
+        row(sample, 64, 2, 1300, 1.6),
+    )
+    return swept(*rows, best=(SweepBest(row=3, rivals=()),))
+
+
+def test_a_table_has_the_settings_that_differ_and_a_row_for_each_world_size(batches):
+    found = table(batches)
+    assert [name for name, _ in found.columns] == [
+        "batch_per_rank",
+        "ranks",
+        "samples",
+        "efficiency",
+        "cause",
+    ]
+    assert found.rows[1] == ("4", "2", "150 ±3", "25.0 ±1.0", "link bandwidth 70 %")
+    assert found.rows[0][-1] == "-"
+
+
+def test_what_is_best_and_what_is_slower_than_one_rank_is_said_outright(batches):
+    assert answer(batches) == (
+        "The most samples a second, 1300 ±26, come with batch_per_rank=64 at 2 ranks (efficiency 80.0 % ±1.0). "
+        "A larger batch takes fewer optimizer steps for the same samples. "
+        "2 ranks are slower than 1 with batch_per_rank=4: 0.50 ±0.02 times its samples a second."
+    )
+
+
+def test_ranks_that_may_be_as_fast_as_one_are_not_called_slower(sample):
+    assert "slower" not in answer(swept(row(sample, 4, 1, 300), row(sample, 4, 2, 297, 0.99)))
+
+
+def test_every_row_slower_than_one_rank_is_one_sentence(sample):
+    rows = [
+        row(sample, b, n, 100 * b, None if n == 1 else 0.4 + b / 100) for b in (4, 16, 32) for n in (1, 2)
+    ]
+    assert answer(swept(*rows)).endswith(
+        "2 ranks are slower than 1 in every row: 0.44 to 0.72 times its samples a second."
+    )
+
+
+def test_rows_that_cannot_be_told_from_the_best_are_named(batches):
+    unsure = replace(batches, best=(SweepBest(row=3, rivals=(0, 2)),))
+    assert "; not told from batch_per_rank=4 at 1 rank and batch_per_rank=64 at 1 rank" in answer(unsure)
+
+
+def test_a_contended_run_makes_the_answer_a_hint(batches):
+    said = answer(replace(batches, contended=("batch_per_rank=4: others ran",)))
+    assert said.endswith("A run was contended, so this is a hint and not a finding.")
+
+
+def test_one_table_is_on_every_renderer(batches, sample):
+    runs = [sample.good(), replace(sample.other(), run=replace(sample.other().run, id="x"))]
+    unlike = replace(sample.comparison(comparable=False), other=runs[1].run)
+    page, text = sweep_page(batches, [unlike], runs), sweep_markdown(batches, [unlike], runs)
+    for shown in (page, text):
+        assert "link bandwidth 70" in shown
+        assert "other over base" not in shown
 
 
 def case(ratio: Measured | None, batch: int = 8, *, distinguishable: bool = True) -> CaseComparison:
@@ -27,99 +115,15 @@ def case(ratio: Measured | None, batch: int = 8, *, distinguishable: bool = True
     )
 
 
-@pytest.fixture
-def by_cases(sample):
-    """Two comparisons that have cases and no points."""
-    one, two = case(sample.about(2.0, 0.05)), case(sample.about(0.5, 0.05), batch=32)
-    compared = replace(sample.comparison(), points=())
-    return [replace(compared, cases=(one,)), replace(compared, cases=(one, two))]
-
-
-def test_runs_by_cases_are_answered_case_by_case(by_cases):
-    assert versus.answer_of_several(by_cases, NAMES) == (
-        "b gives 2.00 times the samples a second of a in 1 case, 1 of them distinguishable. "
-        "c gives 0.500 to 2.00 times the samples a second of a in 2 cases, 2 of them distinguishable."
-    )
-
-
-def test_the_page_of_several_runs_has_a_table_of_cases_a_run(by_cases, sample):
-    third = replace(sample.good(), run=sample.run_info(precision="bf16", id="x"))
-    empty = [replace(run, points=()) for run in (sample.good(), sample.other(), third)]
-    page = comparisons_page(by_cases, empty[0], empty[1:])
-    assert "no world size in common" not in page
-    assert page.count("bf16, autocast") == 3
-    unlike = [by_cases[0], replace(by_cases[1], comparable=False, reasons=("the model differs",))]
-    assert comparisons_page(unlike, empty[0], empty[1:]).count("bf16, autocast") == 1
-
-
-def at_four(sample, *ratios: tuple[Measured, bool]):
-    """A comparison a ratio, all at 4 ranks."""
-    first = sample.comparison()
-    point = first.points[-1]
-    return [replace(first, points=(replace(point, ratio=r, distinguishable=d),)) for r, d in ratios]
-
-
-@pytest.mark.parametrize(
-    ("ratios", "said"),
-    [
-        (
-            [(1.5, 0.1, True), (1.3, 0.05, True)],
-            "b is the fastest: 1.50 ±0.10 times the throughput of a.",
-        ),
-        (
-            [(1.4, 0.2, True), (1.5, 0.2, True)],
-            "c has the largest ratio, 1.5 ±0.2 times the throughput of a, not told from b.",
-        ),
-        (
-            [(1.5, 0.1, True), (1.2, None, False)],
-            "b has the largest ratio, 1.50 ±0.10 times the throughput of a, not told from c.",
-        ),
-        (
-            [(1.5, 0.1, True), (1.8, 0.9, False)],
-            "b is faster, 1.50 ±0.10 times the throughput of a, not told from c.",
-        ),
-        ([(0.8, 0.1, True), (1.0, 0.1, False)], "none of the others is distinguishably faster than a."),
-        ([(0.9, 0.2, False), (1.0, 0.1, False)], "none of these runs is distinguishable from a."),
-        (
-            [(2.9, None, False), (1.0, 0.1, False)],
-            "none of the runs with an interval is distinguishable from a; too few rounds for one: b.",
-        ),
-        (
-            [(2.9, None, False), (0.8, 0.1, True)],
-            "none of the runs with an interval is distinguishably faster than a; too few rounds for one: b.",
-        ),
-        (
-            [(2.9, None, False), (1.1, None, False)],
-            "the throughput ratios are from too few rounds for an interval: measure longer.",
-        ),
-    ],
-)
-def test_one_is_the_fastest_only_where_it_is_told_from_all_others(sample, ratios, said):
-    found = [(Measured(v, n=2) if half is None else sample.about(v, half), d) for v, half, d in ratios]
-    assert versus.answer_of_several(at_four(sample, *found), NAMES) == f"At 4 ranks {said}"
-
-
-def test_the_fastest_is_told_beyond_what_the_machine_moved_between_the_runs(sample):
-    """b is 1.20 of a on a machine that was 1.10 as fast meanwhile, c 1.12 on one that was the same."""
-    ratios = [(sample.about(1.2, 0.01), True), (sample.about(1.12, 0.01), True)]
-    steady = at_four(sample, *ratios)
-    moved = [
-        replace(one, points=(replace(one.points[0], control=Measured(control, n=8)),))
-        for one, control in zip(steady, (1.1, 1.0), strict=True)
-    ]
-    assert "b is the fastest" in versus.answer_of_several(steady, NAMES)
-    assert "b has the largest ratio" in versus.answer_of_several(moved, NAMES)
-    assert "not told from c" in versus.answer_of_several(moved, NAMES)
-
-
 def test_every_renderer_says_that_a_ratio_has_no_interval(sample):
     bare = (Measured(2.97, n=2), False)
-    (one,) = at_four(sample, bare)
+    first = sample.comparison()
+    point = replace(first.points[-1], ratio=bare[0], distinguishable=bare[1])
+    one = replace(first, points=(point,))
     by_case = replace(one, cases=(case(bare[0], distinguishable=False),))
     pages = (
         comparison_page(one, sample.good(), sample.other()),
-        comparisons_page([one], sample.good(), [sample.other()]),
-        comparison_markdown([one]),
+        comparison_markdown(one),
         str(comparison_table(by_case)),
     )
     for page in pages:

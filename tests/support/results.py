@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from scaling.analysis.compare.sweep import Member, sweep
 from scaling.analysis.results import (
     Analysis,
     ArmTimes,
@@ -32,6 +33,7 @@ from scaling.analysis.results import (
     StepHistory,
     StepParts,
     Straggler,
+    Sweep,
     Timeline,
     TrialStatus,
     Verdict,
@@ -458,3 +460,14 @@ def served() -> Analysis:
         inference=(*rows, too_large),
         quality=quiet,
     )
+
+
+def swept(*runs: Analysis) -> Sweep:
+    """Runs as one table; each is of the plan of `good`, under the topology and precision that it says."""
+
+    def member(run: Analysis) -> Member:
+        own = replace(spec(), precision=run.run.precision)
+        own = replace(own, topology=replace(own.topology, name=run.run.topology))
+        return Member(analysis=run, plan=plan(own))
+
+    return sweep([member(run) for run in runs])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from scaling.analysis.results import SettingDifference
@@ -12,6 +12,8 @@ from scaling.spec.plan import Plan
 
 _NOT_SETTINGS = ("tracking", "seed", "cost")
 _PROSE = "topology.note"
+_FIRST = ("model", "topology", "precision", "task", "mode", "batch_per_rank", "accumulation_steps")
+"""Settings by which a run is known best."""
 _FACTS_IN_SETTINGS = ("device", "backend")
 """Facts of a rank that the settings have already."""
 _VARIABLES = (VARIABLE, "cluster.env.")
@@ -24,7 +26,7 @@ def differing(
 
     Variables that may hold secrets are left out.
     """
-    settings = [_settings(plan) for plan in plans]
+    settings = [settings_of(plan) for plan in plans]
     facts = [_facts(environment) for environment in environments]
     if not all(facts):  # one is missing, so no difference is known
         facts = [{}, {}]
@@ -33,7 +35,24 @@ def differing(
     return tuple(x for x in found if x.of == "settings" or x.key not in said)
 
 
-def _settings(plan: Plan) -> dict[str, str]:
+def telling(settings: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """The fewest settings that tell runs apart, the best known first; those that follow from others are left out."""
+    differ = [k for k in dict.fromkeys(k for one in settings for k in one) if _values(settings, [k]) > 1]
+    differ.sort(key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
+    kept: list[str] = []
+    for key in differ:
+        if _values(settings, [*kept, key]) > _values(settings, kept):
+            kept.append(key)
+    return tuple(kept)
+
+
+def _values(settings: Sequence[Mapping[str, str]], keys: Sequence[str]) -> int:
+    """How many different runs these settings show."""
+    return len({tuple(one.get(key) for key in keys) for one in settings})
+
+
+def settings_of(plan: Plan) -> dict[str, str]:
+    """A run's settings as overrides name them, as text; without seeds, tracking, prices and secrets."""
     spec = {k: v for k, v in codec.encode(plan.spec).items() if k not in _NOT_SETTINGS}
     named = {k.replace("model.args.", "model.").replace("data.args.", "data."): v for k, v in _flat(spec)}
     return {k.removesuffix(".name"): v for k, v in named.items() if k != _PROSE and not _secret(k)}

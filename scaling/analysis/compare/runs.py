@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from scaling.analysis.compare.cases import Prices, compared, ratio_of, shared
 from scaling.analysis.compare.differing import differing
 from scaling.analysis.compare.split import split
 from scaling.analysis.decompose.cost import usd_per_million
@@ -14,25 +15,19 @@ from scaling.analysis.predict.change import Source
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
-    CaseComparison,
     Comparison,
     CostComparison,
-    InferenceCase,
     Loss,
     Measured,
     Point,
     PointComparison,
     SampleCost,
-    TrainingCase,
 )
-from scaling.analysis.statistics.rounds import among
 from scaling.spec.environment import FABRIC
 from scaling.spec.plan import Plan
 from scaling.spec.run import Spec
 
 Gate = Literal["met", "not_met", "undecided", "unjudged", "unmeasured"]
-Prices = tuple[float | None, float | None]
-"""USD a GPU-hour, of the base and of the other."""
 
 _SAME = ("model", "precision", "mode", "task", "synthetic")
 _ALONE = ("model", "compile", "channels_last", "checkpointing", "fused_optimizer", "threads", "data")
@@ -56,7 +51,37 @@ def compare(
     Intervals cover variation within a run. On the `same_machine`, one rank alone should take the same time in both;
     any difference is drift of the machine, and ratios within it are not distinguishable from 1.
     """
-    same_machine = same_machine and _alone(base_plan.spec) == _alone(other_plan.spec)
+    reasons = unlike(base, other, base_plan, other_plan)
+    same_machine = same_machine and not reasons and alone(base_plan.spec) == alone(other_plan.spec)
+    others = {p.world_size: p for p in other.points}
+    both = [(p, others[p.world_size]) for p in base.points if p.world_size in others]
+    pairs = [(a, b) for a, b in both if a.step_ms or b.step_ms]
+    plans = (base_plan, other_plan)
+    known = [
+        p.spec.cost.usd_per_gpu_hour if given is None else given
+        for p, given in zip(plans, prices, strict=True)
+    ]
+    prices = (known[0], known[1])
+    return Comparison(
+        schema=SCHEMA,
+        base=base.run,
+        other=other.run,
+        comparable=not reasons,
+        reasons=reasons,
+        points=tuple(_point(a, b, prices, same_machine=same_machine) for a, b in pairs),
+        roofline=explain(base.roofline, other.roofline),
+        cases=compared(base, other, prices),
+        settings=differing(plans, environments),
+        contended=tuple(
+            f"{role}: {said}"
+            for role, run in (("base", base), ("other", other))
+            for said in run.quality.contended
+        ),
+    )
+
+
+def unlike(base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan) -> tuple[str, ...]:
+    """Why two runs did not do equal work, so that a ratio of the two says nothing; empty where they did."""
     reasons = [
         f"{name} differs: {getattr(base.run, name)} and {getattr(other.run, name)}"
         for name in _SAME
@@ -75,36 +100,12 @@ def compare(
             reasons.append(f"{key} differs: {a} and {b}")
     if (base.trace is None) != (other.trace is None):
         reasons.append("one was made from profiler traces, the other was measured")
-    others = {p.world_size: p for p in other.points}
-    both = [(p, others[p.world_size]) for p in base.points if p.world_size in others]
-    pairs = [(a, b) for a, b in both if a.step_ms or b.step_ms]
-    plans = (base_plan, other_plan)
-    known = [
-        p.spec.cost.usd_per_gpu_hour if given is None else given
-        for p, given in zip(plans, prices, strict=True)
-    ]
-    prices = (known[0], known[1])
-    cases = _cases(base, other, prices)
-    if not both and not cases:
+    common = {p.world_size for p in base.points} & {p.world_size for p in other.points}
+    if not common and not shared(base, other):
         studied = base_plan.own_loop and other_plan.own_loop
         hint = ": `scaling study` makes a scaling study of such runs" if studied else ""
         reasons.append(f"no {'case' if base_plan.spec.by_case else 'world size'} in common{hint}")
-    return Comparison(
-        schema=SCHEMA,
-        base=base.run,
-        other=other.run,
-        comparable=not reasons,
-        reasons=tuple(reasons),
-        points=tuple(_point(a, b, prices, same_machine=same_machine) for a, b in pairs),
-        roofline=explain(base.roofline, other.roofline),
-        cases=cases,
-        settings=differing(plans, environments),
-        contended=tuple(
-            f"{role}: {said}"
-            for role, run in (("base", base), ("other", other))
-            for said in run.quality.contended
-        ),
-    )
+    return tuple(reasons)
 
 
 def with_split(comparison: Comparison, base: Sequence[Source], other: Sequence[Source]) -> Comparison:
@@ -130,7 +131,7 @@ def gate(comparisons: Sequence[Comparison], bar: float) -> Gate:
     not_met: some ratio is below it; unmeasured: one of the runs did not measure all that the other did; unjudged:
     some ratio, or all, has no interval (too few rounds); undecided: some interval reaches below it.
     """
-    ratios = [(p.ratio, _drift(p.control)) for c in comparisons for p in c.points]
+    ratios = [(p.ratio, drift(p.control)) for c in comparisons for p in c.points]
     ratios += [(case.ratio, 0.0) for c in comparisons for case in c.cases]
     known = [ratio.widened(moved) for ratio, moved in ratios if ratio is not None]
     if any(ratio.surely_below(bar) for ratio in known):
@@ -142,70 +143,30 @@ def gate(comparisons: Sequence[Comparison], bar: float) -> Gate:
     return "met" if all(ratio.least >= bar for ratio in known) else "undecided"
 
 
-def _cases(base: Analysis, other: Analysis, prices: Prices) -> tuple[CaseComparison, ...]:
-    """Cases of both runs, measured in one of them at least."""
-    rows: list[InferenceCase | TrainingCase] = [*other.inference, *other.training]
-    others = {_key(row): row for row in rows}
-    rows = [*base.inference, *base.training]
-    both = [(row, others[_key(row)]) for row in rows if _key(row) in others]
-    pairs = [(a, b) for a, b in both if a.samples_per_s or b.samples_per_s]
-    found = []
-    for row, beside in pairs:
-        ratio = _ratio(beside.samples_per_s, row.samples_per_s)
-        found.append(
-            CaseComparison(
-                world_size=row.world_size,
-                batch=row.batch,
-                setting=_setting(row),
-                samples_per_s=(row.samples_per_s, beside.samples_per_s),
-                ratio=ratio,
-                distinguishable=ratio is not None and among(ratio, len(pairs)).differs_from(1),
-                usd_per_million_samples=tuple(
-                    usd_per_million(one.samples_per_s, row.world_size, price)
-                    for one, price in zip((row, beside), prices, strict=True)
-                ),
-            )
-        )
-    return tuple(found)
-
-
-def _alone(spec: Spec) -> tuple[object, ...]:
+def alone(spec: Spec) -> tuple[object, ...]:
     """Settings that decide the step of one rank alone."""
     env = {name: value for name, value in spec.env.items() if not name.startswith(FABRIC)}
     return (*(getattr(spec, name) for name in _ALONE), env)
 
 
-def _key(row: InferenceCase | TrainingCase) -> tuple[object, ...]:
-    return (type(row), row.world_size, row.batch, *_setting(row).items())
-
-
-def _setting(row: InferenceCase | TrainingCase) -> dict[str, str | int | bool]:
-    names = (
-        ("precision", "autocast", "compile")
-        if isinstance(row, InferenceCase)
-        else ("precision", "checkpointing", "accumulation_steps")
-    )
-    return {name: getattr(row, name) for name in names}
-
-
 def _point(base: Point, other: Point, prices: Prices, *, same_machine: bool) -> PointComparison:
-    ratio = _ratio(other.samples_per_s, base.samples_per_s)
+    ratio = ratio_of(other.samples_per_s, base.samples_per_s)
     if base.samples_per_s is None and other.samples_per_s is None:
-        ratio = _ratio(
+        ratio = ratio_of(
             base.step_ms, other.step_ms
         )  # traces do not state the batch; assume it is the same and compare steps
-    control = _ratio(base.arms_ms.bare_one, other.arms_ms.bare_one) if same_machine else None
+    control = ratio_of(base.arms_ms.bare_one, other.arms_ms.bare_one) if same_machine else None
     return PointComparison(
         world_size=base.world_size,
         ratio=ratio,
-        distinguishable=ratio is not None and ratio.differs_from(1, by=_drift(control)),
+        distinguishable=ratio is not None and ratio.differs_from(1, by=drift(control)),
         control=control,
         causes=_causes(base, other),
         cost=_cost(base, other, prices),
     )
 
 
-def _drift(control: Measured | None) -> float:
+def drift(control: Measured | None) -> float:
     """How much the machine itself changed between two runs, as a fraction; 0 where that is not known."""
     return abs(control.value - 1) if control else 0.0
 
@@ -221,13 +182,13 @@ def _cost(base: Point, other: Point, prices: Prices) -> CostComparison:
     ]
     per_usd = None
     if prices[0] is not None and prices[1] is not None:
-        faster = _ratio(other.samples_per_s, base.samples_per_s)
+        faster = ratio_of(other.samples_per_s, base.samples_per_s)
         per_usd = faster and faster * (prices[0] / prices[1])
     return CostComparison(
         base=costs[0],
         other=costs[1],
         per_usd=per_usd,
-        per_joule=_ratio(costs[1].samples_per_joule, costs[0].samples_per_joule),
+        per_joule=ratio_of(costs[1].samples_per_joule, costs[0].samples_per_joule),
     )
 
 
@@ -246,11 +207,6 @@ def _causes(base: Point, other: Point) -> dict[str, Measured | None]:
         b = _product(getattr(other.loss, field.name), other.step_ms)
         causes[field.name] = _difference(b, a)
     return causes
-
-
-def _ratio(top: Measured | None, bottom: Measured | None) -> Measured | None:
-    """None where either is not known."""
-    return top / bottom if top and bottom and bottom.value else None
 
 
 def _difference(a: Measured | None, b: Measured | None) -> Measured | None:

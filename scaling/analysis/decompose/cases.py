@@ -74,11 +74,11 @@ def analyze_cases(tables: Tables, plan: Plan, ending: Ending, files: CaseFiles) 
         points=(),
         fabric=Fabric(),
         fits=Fits(),
-        inference=_kneed(inference),
+        inference=_kneed(_with_efficiency(inference)),
         verdicts=(),
         quality=quality(tables, plan, ending, (), ()),
         trials=ending.trials,
-        training=_kneed(training),
+        training=_kneed(_with_efficiency(training)),
         largest_batch=_largest(files.largest),
     )
 
@@ -185,6 +185,22 @@ def _peak(rows: pl.DataFrame) -> int | None:
     """The largest rank's, over all rounds."""
     peak = rows["peak_bytes"].max()
     return int(peak) if isinstance(peak, int) and peak > 0 else None
+
+
+def _with_efficiency(rows: list[Row]) -> list[Row]:
+    """Each row against one rank with the same batch and setting, of the same launches."""
+    alone = {_case_of(one): one.samples_per_s for one in rows if one.world_size == 1}
+    return [dataclasses.replace(row, efficiency=_efficiency(row, alone.get(_case_of(row)))) for row in rows]
+
+
+def _case_of(row: InferenceCase | TrainingCase) -> tuple[object, ...]:
+    return (row.batch, *setting(row)[1:])
+
+
+def _efficiency(row: InferenceCase | TrainingCase, alone: Measured | None) -> Measured | None:
+    if row.samples_per_s is None or alone is None:
+        return None
+    return Measured(1.0) if row.world_size == 1 else row.samples_per_s / alone / row.world_size
 
 
 def _kneed(rows: list[Row]) -> tuple[Row, ...]:

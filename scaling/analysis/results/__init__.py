@@ -47,6 +47,7 @@ from scaling.analysis.results.roofline import CeilingResult, OperatorResult, Roo
 from scaling.analysis.results.run import Analysis, MemoryGrowth, Quality, RunInfo
 from scaling.analysis.results.size import AtSize, at
 from scaling.analysis.results.study import Study, StudyRun
+from scaling.analysis.results.sweep import Sweep, SweepBest, SweepRow
 from scaling.analysis.results.timeline import Span, StepHistory, Timeline
 from scaling.analysis.results.verdicts import Remedy, SelfTest, SelfTestCase, Verdict, Verification
 from scaling.records.status import TrialStatus
@@ -105,6 +106,9 @@ __all__ = [
     "Straggler",
     "Study",
     "StudyRun",
+    "Sweep",
+    "SweepBest",
+    "SweepRow",
     "Throttled",
     "Timeline",
     "TrainingCase",

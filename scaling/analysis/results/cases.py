@@ -30,6 +30,8 @@ class CaseResult(AtSize):
     """done, or how it failed: oom, lost, failed, ..."""
     samples_per_s: Measured | None = None
     """Throughput of all ranks together."""
+    efficiency: Measured | None = None
+    """`samples_per_s` over that of one rank of the same case times the ranks; None where one rank was not measured."""
     peak_bytes: int | None = None
     """Peak memory of the rank that used most."""
     knee: bool = False

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from scaling.analysis.compare.runs import Gate, gate
-from scaling.cli.api import Run, compare_all
+from scaling.cli.api import Run, sweep_of
 from scaling.cli.output import print_json, say, warn
 from scaling.cli.pipeline import read_analysis
 from scaling.cli.studying import make_study, same_script, show_study
@@ -21,9 +21,9 @@ from scaling.records.access import find_run
 from scaling.records.files import check_writable, make_folder, write_json, write_text
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
-from scaling.report.html import comparison_page, comparisons_page
-from scaling.report.markdown import comparison_markdown
-from scaling.report.terminal import print_comparison
+from scaling.report.html import comparison_page, sweep_page
+from scaling.report.markdown import comparison_markdown, sweep_markdown
+from scaling.report.terminal import print_comparison, print_sweep
 from scaling.report.tracking.wandb import log_comparison
 from scaling.spec.plan import Plan
 from scaling.spec.run import Cost
@@ -119,10 +119,15 @@ def compare_folders(
     fail_below: float | None = None,
     prices: Prices | None = None,
 ) -> Gate | None:
-    """Compare, print, and write the comparison to `into`. Returns the gate's state if `fail_below` is given."""
+    """Compare, print, and write the comparison to `into`. Returns the gate's state if `fail_below` is given.
+
+    The runs of a multirun, whose folder is `into`, are set against each other only where they did equal work; others
+    are set against the first. All of them stand in one table.
+    """
     runs = [Run(folder.path) for folder in folders]
-    base = runs[0]
-    found = compare_all(base, runs[1:], usd_per_gpu_hour=prices or ())
+    together = into is not None and all(folder.path.parent == into.path for folder in folders)
+    table, pairs = sweep_of(runs, usd_per_gpu_hour=prices or (), equal_work=together)
+    found = [one for one, _, _ in pairs]
     if fail_below is not None and not all(item.comparable for item in found):
         raise InputError(
             f"--fail-below: the runs are not comparable: {'; '.join(r for i in found for r in i.reasons)}"
@@ -130,26 +135,28 @@ def compare_folders(
     if into is not None:
         make_folder(into.path, f"--into {into.path}")
     documents: list[Any] = [codec.encode(item) for item in found]
-    whole = documents[0] if len(documents) == 1 else {"comparisons": documents}
+    whole = documents[0] if len(runs) == 2 and documents else {"comparisons": documents}
+    whole["sweep"] = codec.encode(table)
+    analyses = [run.analysis for run in runs]
     if as_json:
         print_json(whole)
+    elif len(runs) == 2 and found:
+        print_comparison(console, found[0], table)
     else:
-        for item in found:
-            print_comparison(console, item)
+        print_sweep(console, table, found, analyses)
     if into is not None:
         write_json(into.comparison, whole)
-        write_text(into.comparison_md, comparison_markdown(found))
-        others = [run.analysis for run in runs[1:]]
-        pages = [
-            comparison_page(item, base.analysis, other) for item, other in zip(found, others, strict=True)
-        ]
-        if len(pages) > 1:
-            for index, page in enumerate(pages):
+        if len(runs) == 2 and found:
+            write_text(into.comparison_md, comparison_markdown(found[0], table))
+            write_text(into.comparison_html, comparison_page(found[0], analyses[0], analyses[1], table))
+        else:
+            for index, (one, base, other) in enumerate(pairs):
+                page = comparison_page(one, analyses[base], analyses[other])
                 write_text(into.path / f"comparison-{index + 1}.html", page)
-            pages = [comparisons_page(found, base.analysis, others)]
-        write_text(into.comparison_html, pages[0])
+            write_text(into.comparison_md, sweep_markdown(table, found, analyses))
+            write_text(into.comparison_html, sweep_page(table, found, analyses))
         _say(f"comparison: {into.comparison_html}", as_json=as_json)
-        warning = log_comparison(into, base.plan, found)
+        warning = log_comparison(into, runs[0].plan, found) if found else None
         if warning:
             warn(f"W&B: {warning}")
     stands = None if fail_below is None else gate(found, fail_below)

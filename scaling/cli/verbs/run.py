@@ -51,6 +51,7 @@ class _Search:
 
     def __init__(self) -> None:
         self.codes: list[int] = []
+        self.done: list[RunFolder] = []
         self.parent: Path | None = None
 
     def measure(self, request: Request) -> float:
@@ -67,6 +68,8 @@ class _Search:
         if stopped:
             raise KeyboardInterrupt
         name = job.plan.spec.tracking.objective
+        if code in (0, 3):
+            self.done.append(job.folder)
         value = objective(read_analysis(job.folder), job.plan) if code in (0, 3) else None
         if value is None:
             raise ScalingError(f"{job.folder.path}: {name} was not measured")
@@ -74,7 +77,8 @@ class _Search:
         return value.value
 
     def finish(self) -> int:
-        """The exit status of all runs."""
+        """Print all runs as one table. Returns the exit status of them all."""
+        _compare(self.done, Console())
         return worst(self.codes)
 
 
@@ -90,9 +94,15 @@ def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool) -> int:
             ended = True
             break
     done = [folder for (_, folder), code in zip(runs, codes, strict=False) if code in (0, 3)]
-    if multirun and len(done) > 1:
-        compare_folders(done, console, as_json=False, into=RunFolder(done[0].path.parent))
+    if multirun:
+        _compare(done, console)
     return 3 if ended else worst(codes)
+
+
+def _compare(done: list[RunFolder], console: Console) -> None:
+    """Print the runs of a multirun as one table, if there are several."""
+    if len(done) > 1:
+        compare_folders(done, console, as_json=False, into=RunFolder(done[0].path.parent))
 
 
 def _measured(plan: Plan, folder: RunFolder, console: Console) -> tuple[int, bool]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from scaling.analysis.results import Analysis, Comparison, PointComparison, RunInfo, StepParts
+from scaling.analysis.results import Analysis, Comparison, PointComparison, RunInfo, StepParts, Sweep
 from scaling.report import cases, text, versus
 from scaling.report.conditions import conditions
+from scaling.report.documents import sweep as table_of
 from scaling.report.model import (
     MARKDOWN,
     PAGE,
@@ -37,15 +39,26 @@ NAME_WIDTH = 9
 """As in the conditions of a run, above which a comparison often stands."""
 
 
-def document(comparison: Comparison, base: Analysis | None = None, other: Analysis | None = None) -> Document:
-    """What differs, by how much and why. The figures of a page need both analyses."""
+def document(
+    comparison: Comparison,
+    base: Analysis | None = None,
+    other: Analysis | None = None,
+    sweep: Sweep | None = None,
+) -> Document:
+    """What differs, by how much and why. The figures of a page need both analyses; `sweep`: both runs as a table."""
     names = versus.run_names(comparison)
+    slower = table_of.slower(sweep) if sweep else ""
     return Document(
         title=f"{names[1]} against {names[0]}",
-        answer=versus.answer(comparison),
+        answer=f"{versus.answer(comparison)} {slower}".rstrip(),
         not_valid=not comparison.comparable,
-        sections=tuple(_sections(comparison, names, base, other)),
+        sections=(*_sections(comparison, names, base, other), *_table(sweep)),
     )
+
+
+def _table(sweep: Sweep | None) -> Iterator[Section]:
+    if sweep is not None:
+        yield Section(title=table_of.TITLE, blocks=(table_of.table(sweep),))
 
 
 def _sections(
@@ -59,17 +72,18 @@ def _sections(
     if comparison.cases:
         table = cases.comparison_table(comparison)
         yield Section(title="cases", blocks=(table,), titled_on=TERMINAL | PAGE)
-    ratios = Lines(items=tuple(_ratio_lines(comparison)), look="facts")
+    like = comparison if comparison.comparable else replace(comparison, points=())
+    ratios = Lines(items=tuple(_ratio_lines(like)), look="facts")
     yield Section(title=RATIO_NAME, blocks=(ratios,), on=TERMINAL)
-    yield Section(title="", blocks=(_short_table(comparison),), on=MARKDOWN)
-    yield Section(title="throughput", blocks=(_ratio_table(comparison),), on=PAGE)
+    yield Section(title="", blocks=(_short_table(like),), on=MARKDOWN)
+    yield Section(title="throughput", blocks=(_ratio_table(like),), on=PAGE)
     if base is not None and other is not None:
         series = [(f"base: {names[0]}", base.points), (f"other: {names[1]}", other.points)]
         yield Section(title="scaling", blocks=(Figure(plot=scaling_curve(series)),), on=PAGE)
-    yield Section(title="what makes the difference", blocks=_differences(comparison), on=PAGE)
-    split = lines(*_at_each(comparison, versus.split_line))
+    yield Section(title="what makes the difference", blocks=_differences(like), on=PAGE)
+    split = lines(*_at_each(like, versus.split_line))
     yield Section(title="compute and fabric", blocks=(split,), on=PAGE)
-    cost = lines(*_at_each(comparison, lambda p: "; ".join(versus.cost_lines(p.cost))))
+    cost = lines(*_at_each(like, lambda p: "; ".join(versus.cost_lines(p.cost))))
     yield Section(title="cost", blocks=(cost,), on=PAGE)
     for of, differ in (("settings", "differ"), ("environment", "differs")):
         differing = lines(*(versus.setting_line(s) for s in comparison.settings if s.of == of))

@@ -1,61 +1,71 @@
-"""Several runs against the first of them, as one page."""
+"""Several runs as one table, and those of equal work against each other, as one document."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from scaling.analysis.results import Analysis, Comparison, PointComparison
-from scaling.report import cases, text, versus
+from scaling.analysis.results import Analysis, Comparison, PointComparison, Sweep
+from scaling.plain import plain
+from scaling.report import cases, text
+from scaling.report.documents import sweep as table_of
 from scaling.report.documents.comparison import RATIO_NOTE
 from scaling.report.key_figures import compared_table
-from scaling.report.model import PAGE, Block, Document, Figure, Section, Table, lines
+from scaling.report.model import EVERYWHERE, MARKDOWN, PAGE, Block, Document, Figure, Section, Table, lines
 from scaling.report.plots.efficiency import scaling_curve
 from scaling.report.plots.steps import parts
 
 
-def document(comparisons: Sequence[Comparison], base: Analysis, others: Sequence[Analysis]) -> Document:
-    """`comparisons`: each of the others against the base, in their order."""
-    names = versus.names_of([base.run, *(a.run for a in others)])
-    series = list(zip(names, (a.points for a in (base, *others)), strict=True))
+def document(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Analysis]) -> Document:
+    """`comparisons`: of runs in the sweep with each other, by their ids; `runs`: the sweep's, in its order."""
+    names = {run.run.id: plain(name) for name, run in zip(sweep.names, runs, strict=True)}
+    series = [(plain(name), run.points) for name, run in zip(sweep.names, runs, strict=True)]
     largest = max((p.world_size for _, points in series for p in points), default=0)
     at_largest = [(name, p.parts_ms) for name, points in series for p in points if p.world_size == largest]
+    reasons = lines(*_reasons(comparisons, names), look="warnings")
+    contended = lines(*sweep.contended, look="warnings")
     sections = (
-        ("not comparable", (lines(*_reasons(comparisons, names[1:]), look="warnings"),)),
-        ("cases", tuple(_cases(comparisons, names))),
-        ("throughput", (_ratios(comparisons, names),)),
-        ("scaling", (Figure(plot=scaling_curve(series)),)),
-        ("parts of a step", (Figure(plot=parts(at_largest), title=text.ranks(largest)),)),
-        ("key figures", (compared_table(series),)),
+        ("not comparable", (reasons,), EVERYWHERE),
+        ("contended", (contended,), EVERYWHERE),
+        (table_of.TITLE, (table_of.table(sweep),), EVERYWHERE),
+        ("cases", tuple(_cases(comparisons, names)), PAGE),
+        ("throughput of equal work", (_ratios(comparisons, names),), PAGE | MARKDOWN),
+        ("scaling", (Figure(plot=scaling_curve(series)),), PAGE),
+        ("parts of a step", (Figure(plot=parts(at_largest), title=text.ranks(largest)),), PAGE),
+        ("key figures", (compared_table(series),), PAGE),
     )
     return Document(
-        title=f"{text.count(len(others), 'run')} against {names[0]}",
-        answer=versus.answer_of_several(comparisons, names),
-        sections=tuple(Section(title=title, blocks=blocks, on=PAGE) for title, blocks in sections),
+        title=text.count(len(runs), "run"),
+        answer=table_of.answer(sweep),
+        sections=tuple(Section(title=title, blocks=blocks, on=on) for title, blocks, on in sections),
     )
 
 
-def _reasons(comparisons: Sequence[Comparison], names: Sequence[str]) -> Iterator[str]:
-    for name, one in zip(names, comparisons, strict=True):
+def _reasons(comparisons: Sequence[Comparison], names: dict[str, str]) -> Iterator[str]:
+    for one in comparisons:
         if not one.comparable:
-            yield f"{name}: {'; '.join(one.reasons)}"
+            yield f"{names[one.other.id]} with {names[one.base.id]}: {'; '.join(map(plain, one.reasons))}"
 
 
-def _cases(comparisons: Sequence[Comparison], names: Sequence[str]) -> Iterator[Block]:
+def _cases(comparisons: Sequence[Comparison], names: dict[str, str]) -> Iterator[Block]:
     """A table of cases for each run that can be compared."""
-    for name, one in zip(names[1:], comparisons, strict=True):
+    for one in comparisons:
         if one.comparable and one.cases:
-            title = f"{name} against {names[0]}"
+            title = f"{names[one.other.id]} against {names[one.base.id]}"
             yield replace(cases.comparison_table(one), title=title, label=title)
 
 
-def _ratios(comparisons: Sequence[Comparison], names: Sequence[str]) -> Table:
-    """A row for each run, a column for each world size."""
-    sizes = sorted({p.world_size for one in comparisons for p in one.points})
-    rows = [(f"{names[0]} (base)", *("1" for _ in sizes))] if sizes else []
-    for name, one in zip(names[1:], comparisons, strict=True):
-        points = {p.world_size: p for p in one.points} if one.comparable else {}
-        rows += [(name, *(_ratio(points.get(n)) for n in sizes))] if sizes else []
+def _ratios(comparisons: Sequence[Comparison], names: dict[str, str]) -> Table:
+    """A row for each run that did the same work as another, below the run that it is set against."""
+    alike = [one for one in comparisons if one.comparable]
+    sizes = sorted({p.world_size for one in alike for p in one.points})
+    rows = []
+    for base in dict.fromkeys(one.base.id for one in alike) if sizes else ():
+        rows.append((f"{names[base]} (base)", *("1" for _ in sizes)))
+        for one in alike:
+            if one.base.id == base:
+                points = {p.world_size: p for p in one.points}
+                rows.append((names[one.other.id], *(_ratio(points.get(n)) for n in sizes)))
     columns = (("run", ""), *((text.ranks(n), "other / base") for n in sizes))
     return Table(columns=columns, rows=tuple(rows), label="Throughput", note=RATIO_NOTE)
 

@@ -1,0 +1,177 @@
+"""Several runs as one table: a row for each run, world size and case, named by the settings that differ. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scaling.analysis.compare.cases import Case, cases_of, ratio_of, setting_of
+from scaling.analysis.compare.differing import settings_of, telling
+from scaling.analysis.compare.runs import alone, drift, unlike
+from scaling.analysis.results import Analysis, Measured, Point, Sweep, SweepBest, SweepRow, Verdict, at
+from scaling.spec.plan import Plan
+from scaling.spec.run import Spec
+
+BY_VALUE = ("model", "topology", "precision", "task", "mode")
+"""Settings whose value says what it is."""
+UNSET = "unset"
+BATCH = "batch"
+OPEN = ("undecided", "scales_well")
+"""Verdicts that name no cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One run of a sweep. `machine`: equal for runs that used the same machine; None where it is not known."""
+
+    analysis: Analysis
+    plan: Plan
+    machine: Hashable = None
+
+
+def sweep(runs: Sequence[Member]) -> Sweep:
+    """All runs as one table, which row is best, and which ranks are slower than one."""
+    settings = [settings_of(run.plan) for run in runs]
+    keys = telling(settings)
+    chosen = [{key: one.get(key, UNSET) for key in keys} for one in settings]
+    names = _names(chosen, [run.analysis.run.id for run in runs])
+    rows = [row for k, run in enumerate(runs) for row in _rows(k, run, chosen[k])]
+    more = [key for key in dict.fromkeys(k for row in rows for k in row.settings) if key not in keys]
+    more = [key for key in more if len({row.settings.get(key, UNSET) for row in rows}) > 1]
+    shown = (*keys, *more)
+    rows = [replace(row, settings={k: row.settings.get(k, UNSET) for k in shown}) for row in rows]
+    rows = [replace(row, name=_name(row.settings)) for row in rows]
+    return Sweep(
+        names=names,
+        keys=shown,
+        rows=tuple(rows),
+        best=tuple(_best(runs, rows)),
+        contended=tuple(
+            f"{name}: {said}"
+            for name, run in zip(names, runs, strict=True)
+            for said in run.analysis.quality.contended
+        ),
+    )
+
+
+def alike(runs: Sequence[Member]) -> list[list[int]]:
+    """Numbers of the runs that did equal work, in groups, each in the order of the runs."""
+    groups: list[list[int]] = []
+    for k, run in enumerate(runs):
+        for group in groups:
+            base = runs[group[0]]
+            if not unlike(base.analysis, run.analysis, base.plan, run.plan):
+                group.append(k)
+                break
+        else:
+            groups.append([k])
+    return groups
+
+
+def _names(settings: Sequence[Mapping[str, str]], ids: Sequence[str]) -> tuple[str, ...]:
+    names = [_name(one) for one in settings]
+    return tuple(
+        f"{name} {id_}".strip() if names.count(name) > 1 else name
+        for name, id_ in zip(names, ids, strict=True)
+    )
+
+
+def _name(settings: Mapping[str, str]) -> str:
+    return ", ".join(value if key in BY_VALUE else f"{key}={value}" for key, value in settings.items())
+
+
+def _rows(number: int, run: Member, settings: Mapping[str, str]) -> Iterator[SweepRow]:
+    spec = run.plan.spec
+    one = at(1, run.analysis.points)
+    for point in run.analysis.points:
+        several = point.world_size > 1 == point.base_world_size
+        faster = ratio_of(point.samples_per_s, one.samples_per_s) if one else point.speedup
+        named = _cause(point, run.analysis.verdicts)
+        yield SweepRow(
+            run=number,
+            world_size=point.world_size,
+            settings=dict(settings),
+            batch=spec.batch_at(point.world_size) or None,
+            status=point.status,
+            samples_per_s=point.samples_per_s,
+            speedup=faster if several else None,
+            efficiency=point.efficiency,
+            cause=named.cause if named else None,
+            share=named.share if named else None,
+            confidence=named.confidence if named else None,
+        )
+    for case in cases_of(run.analysis):
+        yield _case_row(number, case, settings)
+
+
+def _case_row(number: int, case: Case, settings: Mapping[str, str]) -> SweepRow:
+    own = {name: str(value).lower() for name, value in setting_of(case).items()}
+    n = case.world_size
+    return SweepRow(
+        run=number,
+        world_size=n,
+        settings={**own, **settings, BATCH: str(case.batch)},
+        batch=case.batch,
+        status=case.status,
+        samples_per_s=case.samples_per_s,
+        speedup=case.efficiency * n if case.efficiency and n > 1 else None,
+        efficiency=case.efficiency,
+    )
+
+
+def _cause(point: Point, verdicts: Sequence[Verdict]) -> Verdict | None:
+    """The heaviest verdict of a world size that names a cause with its share; they are sorted by weight."""
+    here = [v for v in verdicts if v.world_size == point.world_size and v.share and v.cause not in OPEN]
+    return next((v for v in here if v.cause != "slow_path"), None)
+
+
+def _best(runs: Sequence[Member], rows: Sequence[SweepRow]) -> Iterator[SweepBest]:
+    """The best row of each kind of sample that several rows measured."""
+    kinds: dict[Hashable, list[int]] = {}
+    for k, row in enumerate(rows):
+        if row.samples_per_s is not None:
+            kinds.setdefault(_kind(runs[row.run]), []).append(k)
+    for members in kinds.values():
+        if len(members) < 2:
+            continue
+        found = max(members, key=lambda k: _rate(rows[k]).value)
+        others = [k for k in members if k != found]
+        yield SweepBest(row=found, rivals=tuple(k for k in others if not _below(runs, rows[k], rows[found])))
+
+
+def _kind(run: Member) -> Hashable:
+    """What a sample of a run is: samples of different models or tasks are not the same amount of work."""
+    model = run.plan.spec.model
+    return (
+        model.name,
+        json.dumps(model.args, sort_keys=True, default=str),
+        run.analysis.run.task,
+        model.synthetic,
+    )
+
+
+def _below(runs: Sequence[Member], row: SweepRow, best: SweepRow) -> bool:
+    """Whether a row surely has the lower throughput, by more than the machine is known to have drifted."""
+    one, other = runs[row.run], runs[best.run]
+    by = 0.0
+    if row.run != best.run and one.machine is not None and one.machine == other.machine:
+        by = _moved(one, row.world_size, other, best.world_size)
+    ratio = _rate(row) / _rate(best)
+    return ratio.widened(by).surely_below(1.0)
+
+
+def _moved(one: Member, size: int, other: Member, other_size: int) -> float:
+    """How much a rank's step alone changed between two runs in which it is the same; 0 where that is not known."""
+    a, b = at(size, one.analysis.points), at(other_size, other.analysis.points)
+    same = _step_alone(one.plan.spec, size) == _step_alone(other.plan.spec, other_size)
+    return drift(ratio_of(a.arms_ms.bare_one, b.arms_ms.bare_one)) if a and b and same else 0.0
+
+
+def _step_alone(spec: Spec, world_size: int) -> tuple[object, ...]:
+    return (*alone(spec), spec.precision, spec.batch_at(world_size), spec.accumulation_steps)
+
+
+def _rate(row: SweepRow) -> Measured:
+    assert row.samples_per_s is not None
+    return row.samples_per_s
