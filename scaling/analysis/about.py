@@ -33,6 +33,8 @@ class Ending:
     device_clock_bound_ns: int | None = None
     """Largest error over ranks of a device event's time on the host's clock; 0: stamps are the host's own."""
     stolen: tuple[contention.Stolen, ...] = ()
+    buffers_bytes: int = 0
+    """Of the module, which DDP keeps alike on all ranks."""
 
 
 def run_info(plan: Plan, *, duration_s: float, launches: int, device_name: str = "") -> RunInfo:

@@ -17,7 +17,7 @@ from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.network import curve, transports
 from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
-from scaling.analysis.quality import contention, crosscheck, launches
+from scaling.analysis.quality import contention, crosscheck, launches, unseen
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
@@ -96,7 +96,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         fabric=fabric,
         fits=fits(points, spec.mode),
         inference=(),
-        verdicts=_verdicts(used, plan, tuple(points), fabric, records, ending.stolen),
+        verdicts=_verdicts(used, plan, tuple(points), fabric, records, ending),
         quality=quality(
             used,
             plan,
@@ -108,6 +108,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
                 *no_single_rank(over),
                 *crosscheck.warnings(points, spec),
                 *transports.warnings(fabric, spec),
+                *unseen.warnings(used, plan, ending.buffers_bytes),
             ),
         ),
         trials=tuple(
@@ -144,9 +145,9 @@ def _verdicts(
     points: tuple[Point, ...],
     fabric: Fabric,
     records: Mapping[int, TrialRecords],
-    stolen: tuple[contention.Stolen, ...],
+    ending: Ending,
 ) -> tuple[Verdict, ...]:
-    """All points' verdicts; on a contended machine none is more than a hint."""
+    """All points' verdicts; on a contended machine, or where ranks may have waited unseen, none is more than a hint."""
     by_size = {level.world_size: level for level in fabric.levels}
     sources = {source.world_size: source for source in read_sources(tables, plan, records)}
 
@@ -173,7 +174,10 @@ def _verdicts(
     ]
     if plan.own_loop:
         found = [own.in_code(v) for v in found]
-    doubts = contention.doubts(contention.judged(tables, plan), plan, stolen)
+    doubts = (
+        *contention.doubts(contention.judged(tables, plan), plan, ending.stolen),
+        *unseen.doubts(tables, plan, ending.buffers_bytes),
+    )
     if not doubts:
         return tuple(found)
     return tuple(dataclasses.replace(v, confidence="low", evidence=(*v.evidence, *doubts)) for v in found)

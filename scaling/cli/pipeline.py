@@ -50,7 +50,6 @@ from scaling.records.tables import Tables, collect, write_tables
 from scaling.report.publish import publish
 from scaling.spec.batch_search import Largest
 from scaling.spec.plan import TRACE, Plan
-from scaling.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,13 +149,13 @@ def _ending(
         trials=trials,
         memory={n: _memory(launches, n) for n in plan.spec.world_sizes},
         warnings=(
-            *(() if plan.spec.by_case else _uncounted_traffic(environment, plan)),
             *said_left_out(plan, plan.content, largest),
             *found.warnings,
             *memory.warnings(grown),
             *clocks.warnings(tables.blocks),
         ),
         device_name=(environment.device_name or "") if environment else "",
+        buffers_bytes=environment.buffers_bytes if environment and not plan.spec.by_case else 0,
         nccl=_nccl(launches, plan),
         device_clock_bound_ns=_device_clock_bound_ns(launches),
         stolen=found.stolen,
@@ -168,22 +167,6 @@ def _write(folder: RunFolder, rebuilt: Rebuilt, launches: Launches) -> None:
     plan, analysis = rebuilt.plan, rebuilt.analysis
     write_json(folder.analysis, analysis)
     publish(folder, analysis, plan, rebuilt.timelines, rebuilt.histories, machines(launches.facts))
-
-
-def _uncounted_traffic(environment: Environment | None, plan: Plan) -> tuple[str, ...]:
-    """Warnings about DDP's traffic that is in the step time but not in `comm`."""
-    said = []
-    buffers = environment.buffers_bytes if environment else 0
-    if buffers and plan.ranks > 1:
-        said.append(
-            f"the module has {format_bytes(buffers)} of buffers: DDP broadcasts them before every forward, "
-            "which is in the step time and not in the gradients' traffic"
-        )
-    if plan.spec.ddp.find_unused_parameters and plan.ranks > 1:
-        said.append(
-            "find_unused_parameters: its extra all-reduce is in the step time and not in the gradients' traffic"
-        )
-    return tuple(said)
 
 
 def _with_roofline(analysis: Analysis, launches: Launches, plan: Plan) -> Analysis:

@@ -49,6 +49,15 @@ class StepRow(NamedTuple):
     """Stamp: the last micro-step's gradients are reduced and backward() has returned."""
     earlier_wait_ns: int = 0
     """Duration: waits for communication in earlier micro-steps, which no_sync would avoid. Older files lack it."""
+    buffer_wait_ns: int = 0
+    """Duration: the part of forward in which DDP broadcasts the buffers (BatchNorm's statistics) from its first rank.
+
+    This and the next two are left out of a step without buffers.
+    """
+    buffer_begin_ns: int = 0
+    """Stamp: the step's last such broadcast begins."""
+    buffer_end_ns: int = 0
+    """Stamp: it is complete on this rank, and the model's own forward begins."""
 
 
 class CollectiveRow(NamedTuple):
@@ -71,9 +80,16 @@ class CollectiveRow(NamedTuple):
 
 
 STEP_FIELDS = StepRow._fields
+WITHOUT_BUFFERS = STEP_FIELDS.index("buffer_wait_ns")
+"""Length of a step's row that leaves out its broadcast of buffers."""
 COLLECTIVE_FIELDS = CollectiveRow._fields
 
 AnyStepRow = PlainRow | StepRow
+
+
+def shortest(row: AnyStepRow) -> Sequence[int]:
+    """What is written of a step's row: a step that sent no buffers leaves out their times."""
+    return row if len(row) <= WITHOUT_BUFFERS or row[WITHOUT_BUFFERS:] != (0, 0, 0) else row[:WITHOUT_BUFFERS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

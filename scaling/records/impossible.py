@@ -133,6 +133,7 @@ def _steps(tables: Tables, plan: Plan, slack: int) -> Iterator[pl.DataFrame]:
     yield from _broken(whole, rules)
     length, wait = pl.col("end_ns") - pl.col("begin_ns"), pl.col("sync_end_ns") - pl.col("compute_end_ns")
     phases = pl.sum_horizontal("input_ns", "forward_ns", "backward_ns", "optimizer_ns")
+    buffered = pl.col("buffer_end_ns") - pl.col("buffer_begin_ns")
     before = pl.col("begin_ns") + pl.col("input_ns") + pl.col("forward_ns") + pl.col("backward_ns")
     stamped = pl.col("compute_end_ns").is_not_null()
     of_steps = {
@@ -140,7 +141,7 @@ def _steps(tables: Tables, plan: Plan, slack: int) -> Iterator[pl.DataFrame]:
         "a step begins before the one before it ends": pl.col("begin_ns")
         < pl.col("end_ns").shift(1).over(BLOCK) - slack,
         "a part of a step is negative": pl.min_horizontal(
-            "input_ns", "forward_ns", "backward_ns", "optimizer_ns", "earlier_wait_ns"
+            "input_ns", "forward_ns", "backward_ns", "optimizer_ns", "earlier_wait_ns", "buffer_wait_ns"
         )
         < -slack,
         "the parts of a step are longer than the step": stamped & (phases > length + slack),
@@ -152,6 +153,15 @@ def _steps(tables: Tables, plan: Plan, slack: int) -> Iterator[pl.DataFrame]:
         ),
         "backward waits for longer than it lasts": stamped
         & (wait + pl.col("earlier_wait_ns") > pl.col("backward_ns") + slack),
+        "forward waits for its buffers for longer than it lasts, or before or after its step": stamped
+        & (pl.col("buffer_wait_ns") > 0)
+        & (
+            (pl.max_horizontal("buffer_wait_ns", buffered) > pl.col("forward_ns") + slack)
+            | (buffered < 0)
+            | (buffered > pl.col("buffer_wait_ns") + slack)
+            | (pl.col("buffer_begin_ns") < pl.col("begin_ns") - slack)
+            | (pl.col("buffer_end_ns") > pl.col("sync_end_ns") + slack)
+        ),
     }
     if not plan.own_loop:  # an own loop may have its phases in another order
         of_steps["the phases of a step are not in order"] = stamped & (

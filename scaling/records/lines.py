@@ -15,6 +15,7 @@ import msgspec
 from scaling.reading import INT_MAX, RECORDS_BYTES_MAX, TEXT_BYTES_MAX, open_file
 from scaling.records.format import (
     STEP_FIELDS,
+    WITHOUT_BUFFERS,
     BlockRecord,
     ClockRecord,
     EndRecord,
@@ -29,8 +30,8 @@ from scaling.records.format import (
 T = TypeVar("T", bound=Record)
 
 PLAIN_WIDTH = len(PlainRow._fields)
-WIDTHS = (PLAIN_WIDTH, len(STEP_FIELDS) - 1, len(STEP_FIELDS))
-"""Lengths of a step's row: a plain step, a step of an older file without earlier_wait_ns, a step."""
+WIDTHS = (PLAIN_WIDTH, WITHOUT_BUFFERS - 1, WITHOUT_BUFFERS, len(STEP_FIELDS))
+"""Lengths of a step's row: a plain step, one of an older file without earlier_wait_ns, one without buffers, a step."""
 
 
 def _decoded(kind: type[T], **options: Any) -> type[T]:

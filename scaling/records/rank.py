@@ -86,7 +86,10 @@ SCHEMAS: dict[str, Schema] = {
 
 STEP_TAG = b'{"t":"step"'
 """How a step's line begins."""
-_STEP_STAMPS = [STEP_FIELDS.index(name) for name in ("begin_ns", "end_ns", "compute_end_ns", "sync_end_ns")]
+_STEP_STAMPS = [
+    STEP_FIELDS.index(name)
+    for name in ("begin_ns", "end_ns", "compute_end_ns", "sync_end_ns", "buffer_begin_ns", "buffer_end_ns")
+]
 _COLLECTIVE_STAMPS = [COLLECTIVE_FIELDS.index(name) for name in ("ready_ns", "launch_ns", "done_ns")]
 
 

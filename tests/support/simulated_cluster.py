@@ -95,6 +95,9 @@ class Truth:
     beta_ns: float = 2.0  # a byte
     placement: str = "packed"
     slow_links: tuple[tuple[int, float], ...] = ()  # (host, how many times as long a byte and a hop take)
+    buffers_ns: float = (
+        0.0  # broadcast of buffers at the begin of forward, where ranks meet; 0: there are none
+    )
     channels: int = 2  # 1: first in, first out, shown as nccl; 2: two collectives share the link, as gloo
     stragglers: tuple[Straggler, ...] = ()
     probe_light_ns: float = 30e3  # the probe's own cost a step, in backward
@@ -184,6 +187,7 @@ class Track:
     ready: np.ndarray  # (collectives, steps, ranks)
     done: np.ndarray  # (collectives, steps), the same instant on all ranks
     whole: np.ndarray  # `at` with the lead-in
+    buffered: np.ndarray | None = None  # (steps), when all have the buffers; None without a broadcast
 
     @property
     def launch(self) -> np.ndarray:
@@ -282,11 +286,16 @@ def train(
     fraction = np.array([[b.at] for b in truth.buckets])
     at, ready = np.empty((7, steps, len(ranks))), np.empty((count, steps, len(ranks)))
     done = np.zeros((count, steps))
+    meets = communicates(block) and truth.buffers_ns > 0
+    buffered = np.zeros(steps)
     now = begin_ns + truth.skew_ns * np.abs(rng.standard_normal(len(ranks)))
     for k in range(steps):
         spent = own * factor[k]
         at[0, k] = now
         at[1:4, k] = now + np.cumsum(spent[:3], axis=0)
+        if meets:
+            buffered[k] = at[1, k].max() + truth.buffers_ns * pace
+            at[2:4, k] = buffered[k] + np.cumsum(spent[1:3], axis=0)
         ready[:, k] = at[2, k] + fraction * spent[2]
         at[4, k] = at[3, k]
         if communicates(block):
@@ -296,7 +305,8 @@ def train(
         at[5:, k] = at[4, k] + np.cumsum(spent[3:], axis=0)
         now = at[6, k]
     timed, payload, ready, done = (a[:, truth.lead_in :] for a in (at, payload, ready, done))
-    return Track(ranks=ranks, at=timed, payload=payload, ready=ready, done=done, whole=at)
+    met = buffered[truth.lead_in :] if meets else None
+    return Track(ranks=ranks, at=timed, payload=payload, ready=ready, done=done, whole=at, buffered=met)
 
 
 def exchange(
@@ -353,6 +363,11 @@ def parts_by_rank(track: Track) -> tuple[dict[str, np.ndarray], float]:
     spent = np.diff(at, axis=0)
     parts = dict(zip(PHASES, spent[[0, 1, 2, 4, 5]], strict=True))
     parts |= {"exposed_transfer": transfer, "exposed_skew": spent[3] - transfer}
+    if track.buffered is not None:
+        begin, end = at[1], track.buffered[-1]
+        parts["forward"] = parts["forward"] - (end - begin)
+        parts["exposed_skew"] = parts["exposed_skew"] + (begin.max() - begin)
+        parts["exposed_transfer"] = parts["exposed_transfer"] + (end - begin.max())
     return parts, sum(high - low for low, high in busy)
 
 
@@ -398,7 +413,7 @@ def expect(truth: Truth, trial: Trial) -> ExpectedPoint:
         parts_ns=means,
         parts_all_ns={name: float(by_rank.mean()) for name, by_rank in parts.items()},
         busbw_gbit_s=2 * (n - 1) / n * truth.payload * 8 / busy if busy else None,
-        hidden_share=1 - means["exposed_transfer"] / busy if busy else None,
+        hidden_share=1 - (means["exposed_transfer"] - truth.buffers_ns) / busy if busy else None,
         cost_ns=cost,
         late=late,
         loss=loss,
@@ -495,6 +510,9 @@ class RankFiles:
         columns = [at[0], at[-1]]
         if block.arm in STEP_ARMS and block.arm != PLAIN:
             columns += [at[1] - at[0], at[2] - at[1], at[4] - at[2], at[5] - at[4], at[3], at[4]]
+            if track.buffered is not None:
+                end = self.stamps(np.broadcast_to(track.buffered[:, None], track.at[0].shape), ranks)
+                columns += [np.zeros_like(end), end - at[1], at[1], end]
         template = f'{{"t":"step","b":{block.id},"i":%d,"s":[{",".join(["%d"] * len(columns))}]'
         if block.detailed:
             ready = self.stamps(track.ready, ranks)

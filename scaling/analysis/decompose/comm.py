@@ -53,7 +53,7 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
         free_speedup=rounds.ratio(
             lambda m: 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"] + earlier_transfer(m)))
         ),
-        hidden_share=rounds.measure(lambda m: 1 - (m["exposed_transfer"] + earlier_transfer(m)) / m["busy"]),
+        hidden_share=rounds.measure(lambda m: 1 - (m["bucket_transfer"] + earlier_transfer(m)) / m["busy"]),
         least_share=rounds.ratio(lambda m: m["least"] / m["span"]),
     )
 

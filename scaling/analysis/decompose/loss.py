@@ -24,19 +24,19 @@ def earlier_wait(m: Means) -> Floats:
 
 def earlier_transfer(m: Means) -> Floats:
     """Transfer part of the earlier micro-steps' waits, ns, in the last micro-step's proportion."""
-    result: Floats = earlier_wait(m) * _of_last(m, "exposed_transfer", 1.0)
+    result: Floats = earlier_wait(m) * _of_last(m, "bucket_transfer", 1.0)
     return result
 
 
 def earlier_skew(m: Means) -> Floats:
     """Time that typical ranks waited for late ones in earlier micro-steps, ns, beyond what every rank waits."""
-    result: Floats = m[f"typical.{EARLIER}"] - earlier_wait(m) * (1 - _of_last(m, "exposed_skew", 0.0))
+    result: Floats = m[f"typical.{EARLIER}"] - earlier_wait(m) * (1 - _of_last(m, "bucket_skew", 0.0))
     return np.maximum(result, 0.0)
 
 
 def _of_last(m: Means, part: str, otherwise: float) -> Floats:
     """A part of the last micro-step's wait as a fraction of that wait; `otherwise` where it did not wait."""
-    waited = m["exposed_all"]
+    waited = m["bucket_wait"]
     result: Floats = np.divide(m[part], waited, out=np.full_like(waited, otherwise), where=waited > 0)
     return result
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from scaling.analysis.network.channel import Barrier
+
 Floats = NDArray[np.float64]
 
 
@@ -34,6 +36,15 @@ class BlockStamps:
     launch: Floats
     done: Floats
     bytes: Floats  # K
+    buffer_wait: Floats  # S x R, durations: broadcasts of buffers, in forward
+    buffer_begin: Floats  # S x R, absolute: the last of them; 0 where there was none
+    buffer_end: Floats
+
+    def barrier(self) -> Barrier | None:
+        """The last broadcast of buffers in each step, in the ranks' time since the step before; None without one."""
+        if not (self.buffer_begin > 0).all():
+            return None
+        return Barrier.of(self.buffer_begin, self.buffer_end, self.begin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +69,8 @@ class Merged:
     """S x R: the link moves data and the rank has nothing left to compute."""
     exposed_skew: Floats
     """S x R: the rank waits and the link is idle, because another rank is late."""
+    buffer_skew: Floats
+    """S x R: the part of `buffer_wait` in which the rank waits for others to come; the rest moves data."""
 
 
 def merge(stamps: BlockStamps) -> Merged:
@@ -86,4 +99,15 @@ def merge(stamps: BlockStamps) -> Merged:
         least=(stamps.done - stamps.launch).min(axis=1),
         exposed_transfer=np.minimum(inside, window),
         exposed_skew=np.maximum(window - inside, 0.0),
+        buffer_skew=_buffer_skew(stamps),
     )
+
+
+def _buffer_skew(stamps: BlockStamps) -> Floats:
+    """Earlier broadcasts of a step, of which only the sum is known, are split as its last one."""
+    barrier, last = stamps.barrier(), stamps.buffer_end - stamps.buffer_begin
+    if barrier is None:
+        return np.zeros_like(last)
+    waited = barrier.waited(stamps.buffer_begin, stamps.buffer_end)
+    skew: Floats = np.divide(waited, last, out=np.zeros_like(last), where=last > 0) * stamps.buffer_wait
+    return skew

@@ -14,7 +14,7 @@ from scaling.analysis.decompose.loss import Link, loss
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.decompose.starvation import loader
 from scaling.analysis.decompose.stragglers import Late, describe, late_ranks
-from scaling.analysis.network.channel import period, period_of_mean
+from scaling.analysis.network.channel import Barrier, period, period_of_mean
 from scaling.analysis.quality import clocks
 from scaling.analysis.results import ArmTimes, Measured, Overhead, PeakMemory, Point, StepParts
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
@@ -147,12 +147,13 @@ def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats
     names = ("sim", "sim_typical", "link_exposed", "sim_free")
     simulated: dict[str, dict[tuple[int, int], float]] = {name: {} for name in names}
     for cycle in records.cycles:
-        whole = period(cycle.ready, cycle.compute_end, cycle.transfer, cycle.start)
-        mean, exposed = period_of_mean(mask, cycle.ready, cycle.compute_end, cycle.transfer)
+        own, barrier = (cycle.ready, cycle.compute_end), cycle.barrier
+        whole = period(*own, cycle.transfer, cycle.start, barrier)
+        mean, exposed = period_of_mean(mask, *own, cycle.transfer, barrier)
         simulated["sim"][cycle.key] = float(whole.mean())
         simulated["sim_typical"][cycle.key] = float(mean.mean())
         simulated["link_exposed"][cycle.key] = float(exposed.mean())
-        free = period(cycle.ready, cycle.compute_end, np.zeros_like(cycle.transfer), cycle.start)
+        free = period(*own, np.zeros_like(cycle.transfer), cycle.start, barrier and barrier.free())
         simulated["sim_free"][cycle.key] = float(free.mean())
     values |= {name: records.per_round(found) for name, found in simulated.items()}
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
@@ -178,7 +179,9 @@ def _closure(records: TrialRecords) -> dict[tuple[int, int], float]:
         stretch = both["compute"][:, i] / alone["compute"]
         ready = before[:, None] + np.maximum(backward, 0.0) * stretch[:, None]
         compute_end = before + both["compute"][:, i]
-        found[key] = float(period(ready[None], compute_end[None], transfer[None])[0])
+        buffers = records.merged.get("buffer_transfer", {}).get(key, 0.0)
+        barrier = Barrier.of_all((tail + alone["input"])[None], buffers) if buffers else None
+        found[key] = float(period(ready[None], compute_end[None], transfer[None], barrier=barrier)[0])
     return found
 
 

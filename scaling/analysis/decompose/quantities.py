@@ -12,21 +12,23 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
+from scaling.analysis.network.channel import Barrier
 from scaling.analysis.statistics.rounds import Floats
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.schedule import BARE_ONE
 
 PHASES = ("input", "forward", "compute", "optimizer", "host", "exposed")
-"""`compute` is backward without the wait for communication, `exposed` is that wait."""
+"""`compute`: backward without its wait for communication. `exposed`: that wait, and the one for buffers in forward."""
 EARLIER = "earlier_wait"
 """Part of `exposed` that earlier micro-steps of accumulation waited; 0 where they do not reduce."""
 
 _WAIT = pl.col("sync_end_ns") - pl.col("compute_end_ns") + pl.col("earlier_wait_ns")
+_BUFFERS = pl.col("buffer_wait_ns")
 
 DURATIONS = [
     (pl.col("end_ns") - pl.col("begin_ns")).alias("step"),
     pl.col("input_ns").alias("input"),
-    pl.col("forward_ns").alias("forward"),
+    (pl.col("forward_ns") - _BUFFERS).alias("forward"),
     (pl.col("backward_ns") - _WAIT).alias("compute"),
     pl.col("optimizer_ns").alias("optimizer"),
     (
@@ -37,7 +39,7 @@ DURATIONS = [
         - pl.col("backward_ns")
         - pl.col("optimizer_ns")
     ).alias("host"),
-    _WAIT.alias("exposed"),
+    (_WAIT + _BUFFERS).alias("exposed"),
     pl.col("earlier_wait_ns").alias(EARLIER),
 ]
 _COLUMNS = ("step", *PHASES, EARLIER)
@@ -67,6 +69,8 @@ class Cycle:
     transfer: Floats  # S x K
     start: Floats  # S x R
     input: Floats  # S x R, durations
+    barrier: Barrier | None = None
+    """The broadcast of buffers in forward. The ranks' own times (`ready`, `compute_end`) leave out the wait in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -73,8 +74,9 @@ def _fed_periods(records: TrialRecords, fed_ns: float) -> dict[tuple[int, int], 
     found = {}
     for cycle in records.cycles:
         waited = np.maximum(cycle.input - fed_ns, 0.0)
+        barrier = cycle.barrier and replace(cycle.barrier, at=cycle.barrier.at - waited)
         fed = period(
-            cycle.ready - waited[:, :, None], cycle.compute_end - waited, cycle.transfer, cycle.start
+            cycle.ready - waited[:, :, None], cycle.compute_end - waited, cycle.transfer, cycle.start, barrier
         )
         found[cycle.key] = float(fed.mean())
     return found

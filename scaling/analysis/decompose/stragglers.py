@@ -87,8 +87,10 @@ def _cost(records: TrialRecords, ranks: tuple[int, ...]) -> Floats:
     """Step minus the step without these ranks' lateness, by round, ns."""
     found = {}
     for cycle in records.cycles:
-        whole = period(cycle.ready, cycle.compute_end, cycle.transfer, cycle.start)
-        without = period_without(ranks, cycle.ready, cycle.compute_end, cycle.transfer, cycle.start)
+        whole = period(cycle.ready, cycle.compute_end, cycle.transfer, cycle.start, cycle.barrier)
+        without = period_without(
+            ranks, cycle.ready, cycle.compute_end, cycle.transfer, cycle.start, cycle.barrier
+        )
         found[cycle.key] = float((whole - without).mean())
     return records.per_round(found)
 

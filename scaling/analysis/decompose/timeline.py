@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from scaling.analysis.decompose.detailed import detailed_blocks
 from scaling.analysis.decompose.merge import BlockStamps, merge
-from scaling.analysis.decompose.trials import detailed_blocks
 from scaling.analysis.quality.launches import counted, of_launches
 from scaling.analysis.results import Span, Timeline
 from scaling.records.tables import Tables
@@ -69,7 +69,12 @@ def _spans(stamps: BlockStamps, step: int) -> tuple[Span, ...]:
         compute_end, sync_end = stamps.compute_end[step, rank], stamps.sync_end[step, rank]
         optimizer_end = sync_end + stamps.optimizer[step, rank]
         add("compute", "input", begin, forward)
-        add("compute", "forward", forward, backward)
+        held = stamps.buffer_begin[step, rank]
+        met, going = held + merged.buffer_skew[step, rank], stamps.buffer_end[step, rank]
+        add("compute", "forward", forward, held or backward)
+        add("compute", "exposed_skew", held, met)
+        add("compute", "exposed_transfer", met, going)
+        add("compute", "forward", going or backward, backward)
         add("compute", "backward", backward, compute_end)
         last = stamps.done[step, rank].max()
         at = compute_end

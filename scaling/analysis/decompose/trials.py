@@ -1,11 +1,11 @@
-"""Read a trial's records from the tables: means over blocks, and the detailed blocks of all ranks as arrays."""
+"""Read a trial's records from the tables: means over blocks, and what all ranks did together."""
 
 from __future__ import annotations
 
 import polars as pl
 
-from scaling.analysis.decompose.merge import BlockStamps, Merged, merge
-from scaling.analysis.decompose.quantities import DEVICE_COLUMNS, DURATIONS, PHASES, Cycle, TrialRecords
+from scaling.analysis.decompose.detailed import read_detailed
+from scaling.analysis.decompose.quantities import DEVICE_COLUMNS, DURATIONS, PHASES, TrialRecords
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.tables import Tables
 from scaling.spec.plan import Trial
@@ -33,7 +33,7 @@ def read_trial(tables: Tables, trial: Trial) -> TrialRecords:
     rounds = tables.steps.lazy().filter(together & counted).select("launch", "round").unique()
     index = rounds.sort("launch", "round").collect()
     buckets = tables.buckets.lazy().filter(first)
-    cycles, merged, sizes = _detailed(own, buckets, n)
+    cycles, merged, sizes = read_detailed(own, buckets, n)
     return TrialRecords(
         trial=trial,
         index=index,
@@ -58,106 +58,6 @@ def _devices(blocks: pl.DataFrame, trial: Trial) -> pl.DataFrame:
     own = (pl.col("world_size") == n) & (pl.col("arm") != BARE_ONE)
     bare = (pl.col("arm") == BARE_ONE) & (pl.col("batch") == trial.batch)
     return blocks.filter((own | bare) & (pl.col("rank") < n)).select(list(DEVICE_COLUMNS))
-
-
-def _detailed(
-    own: pl.DataFrame, buckets: pl.LazyFrame, n: int
-) -> tuple[tuple[Cycle, ...], dict[str, dict[tuple[int, int], float]], tuple[int, ...]]:
-    cycles: list[Cycle] = []
-    scalars: dict[str, dict[tuple[int, int], float]] = {}
-    sizes: tuple[int, ...] = ()
-    for key, stamps in detailed_blocks(own, buckets, n):
-        merged = merge(stamps)
-        sizes = tuple(int(b) for b in stamps.bytes)
-        for name, value in _scalars(stamps, merged).items():
-            scalars.setdefault(name, {})[key] = value
-        if len(stamps.begin) < 2:
-            continue
-        own_end = stamps.done.max(axis=2)[:-1]
-        cycles.append(
-            Cycle(
-                key=key,
-                ready=stamps.launch[1:] - own_end[:, :, None],
-                compute_end=stamps.compute_end[1:] - own_end,
-                transfer=merged.transfer[1:],
-                start=own_end - own_end.max(axis=1, keepdims=True),
-                input=stamps.input[1:],
-            )
-        )
-    return tuple(cycles), scalars, sizes
-
-
-def detailed_blocks(
-    own: pl.DataFrame, buckets: pl.LazyFrame, n: int
-) -> list[tuple[tuple[int, int], BlockStamps]]:
-    """Detailed probe blocks that all ranks have whole, as arrays. `own`, `buckets`: of world size `n`."""
-    found = []
-    place = ["launch", "block", "step", "rank"]
-    steps = own.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort(place)
-    rows = (
-        buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed"))
-        .select(*place, "seq", "bytes", "ready_ns", "launch_ns", "done_ns")
-        .sort(*place, "seq")
-        .collect()
-    )
-    row_parts = rows.partition_by("launch", "block", as_dict=True)
-    for block_key, part in steps.partition_by("launch", "block", as_dict=True, maintain_order=True).items():
-        block_rows = row_parts.get(block_key)
-        count = part["step"].n_unique()
-        if block_rows is None or part.height != count * n or part["rank"].n_unique() != n:
-            continue
-        width, rest = divmod(block_rows.height, count * n)
-        if rest or not width:
-            continue
-
-        def grid(name: str, frame: pl.DataFrame = part, shape: tuple[int, ...] = (count, n)) -> Floats:
-            return frame[name].to_numpy().astype(float).reshape(shape)
-
-        def cube(
-            name: str, frame: pl.DataFrame = block_rows, shape: tuple[int, ...] = (count, n, width)
-        ) -> Floats:
-            return frame[name].to_numpy().astype(float).reshape(shape)
-
-        key = (int(part["launch"][0]), int(part["round"][0]))
-        found.append(
-            (
-                key,
-                BlockStamps(
-                    begin=grid("begin_ns"),
-                    end=grid("end_ns"),
-                    input=grid("input_ns"),
-                    forward=grid("forward_ns"),
-                    backward=grid("backward_ns"),
-                    optimizer=grid("optimizer_ns"),
-                    compute_end=grid("compute_end_ns"),
-                    sync_end=grid("sync_end_ns"),
-                    ready=cube("ready_ns"),
-                    launch=cube("launch_ns"),
-                    done=cube("done_ns"),
-                    bytes=cube("bytes")[0, 0],
-                ),
-            )
-        )
-    return found
-
-
-def _scalars(stamps: BlockStamps, merged: Merged) -> dict[str, float]:
-    """Block means of quantities that need all ranks together, ns."""
-    begin = (stamps.sync_end - stamps.backward).max(axis=1, keepdims=True)
-    values = {
-        "busy": merged.busy.mean(),
-        "span": (merged.finished - merged.released).sum(axis=1).mean(),
-        "least": merged.least.sum(axis=1).mean(),
-        "exposed_transfer": merged.exposed_transfer.mean(),
-        "exposed_skew": merged.exposed_skew.mean(),
-        "exposed_all": (stamps.sync_end - stamps.compute_end).mean(),
-    }
-    for k in range(stamps.launch.shape[2]):
-        values[f"bucket.{k}.transfer"] = merged.transfer[:, k].mean()
-        values[f"bucket.{k}.skew"] = (merged.released[:, k] - stamps.launch[:, :, k].mean(axis=1)).mean()
-        if stamps.ready[:, :, k].min() > 0:
-            values[f"bucket.{k}.ready"] = (stamps.ready[:, :, k] - begin).mean()
-    return {name: float(value) for name, value in values.items()}
 
 
 def _solo(own: pl.DataFrame, buckets: pl.LazyFrame, n: int) -> dict[tuple[int, int], dict[str, Floats]]:

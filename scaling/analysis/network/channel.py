@@ -9,16 +9,74 @@ a backend interleaves buckets, the last one is done at
     max over b of ( R_b + sum of T_j for j >= b )
 
 and the step's period is that, or the latest end of compute where nothing is left to wait for.
+
+Where DDP broadcasts buffers at the begin of forward, ranks wait for each other there too (`Barrier`). A rank's own
+times then leave out that wait, and it goes on when the ranks that it waits for have come.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+
+
+CLOCKS_NS = 200_000.0
+"""Ranks' clocks may differ by this: a rank that goes on this long before another comes may have waited for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Barrier:
+    """A collective inside each step in which ranks wait for others."""
+
+    at: Floats
+    """S x R: when a rank comes to it, in its own time."""
+    waits_for: NDArray[np.bool_]
+    """S x R x R: whether the first rank may have waited for the second, which came before the first one left."""
+    transfer: Floats
+    """S x R: from when the last of these came until the rank goes on."""
+
+    @classmethod
+    def of(cls, begin: Floats, end: Floats, origin: Floats) -> Barrier:
+        """From stamps on one clock, S x R; `origin`: of the ranks' own times."""
+        waits_for = begin[:, None, :] <= end[:, :, None] + CLOCKS_NS
+        transfer = np.maximum(end - _latest(waits_for, begin), 0.0)
+        return cls(at=begin - origin, waits_for=waits_for, transfer=transfer)
+
+    @classmethod
+    def of_all(cls, at: Floats, transfer: float) -> Barrier:
+        """Every rank waits for all of them; `at` S x R, `transfer` in ns."""
+        steps, ranks = at.shape
+        waits_for = np.ones((steps, ranks, ranks), dtype=np.bool_)
+        return cls(at=at, waits_for=waits_for, transfer=np.full_like(at, transfer))
+
+    def passed(self, start: Floats) -> Floats:
+        """Where the ranks' own times begin behind it, S x R; `start`: where they begin before it."""
+        begin: Floats = _latest(self.waits_for, start + self.at) + self.transfer - self.at
+        return begin
+
+    def with_mean(self, ranks: Sequence[int], peers: NDArray[np.intp]) -> Barrier:
+        """Some ranks come when the others do, in the mean."""
+        at = self.at.copy()
+        at[:, ranks] = at[:, peers].mean(axis=1, keepdims=True)
+        return replace(self, at=at)
+
+    def free(self) -> Barrier:
+        """The data takes no time."""
+        return replace(self, transfer=np.zeros_like(self.transfer))
+
+    def waited(self, begin: Floats, end: Floats) -> Floats:
+        """S x R: how long of [begin, end] a rank waited for others to come; the rest of it is transfer."""
+        return np.clip(_latest(self.waits_for, begin) - begin, 0.0, np.maximum(end - begin, 0.0))
+
+
+def _latest(waits_for: NDArray[np.bool_], times: Floats) -> Floats:
+    latest: Floats = np.where(waits_for, times[:, None, :], -np.inf).max(axis=2)
+    return latest
 
 
 def last_done(released: Floats, transfer: Floats) -> Floats:
@@ -28,30 +86,47 @@ def last_done(released: Floats, transfer: Floats) -> Floats:
     return done
 
 
-def period(ready: Floats, compute_end: Floats, transfer: Floats, start: Floats | None = None) -> Floats:
+def period(
+    ready: Floats,
+    compute_end: Floats,
+    transfer: Floats,
+    start: Floats | None = None,
+    barrier: Barrier | None = None,
+) -> Floats:
     """Step period, S: `ready` S x R x K, `compute_end` and `start` S x R, `transfer` S x K."""
     begin = np.zeros_like(compute_end) if start is None else start
+    begin = begin if barrier is None else barrier.passed(begin)
     released = (begin[:, :, None] + ready).max(axis=1)
     result: Floats = np.maximum(last_done(released, transfer), (begin + compute_end).max(axis=1))
     return result
 
 
 def period_without(
-    late: Sequence[int], ready: Floats, compute_end: Floats, transfer: Floats, start: Floats | None = None
+    late: Sequence[int],
+    ready: Floats,
+    compute_end: Floats,
+    transfer: Floats,
+    start: Floats | None = None,
+    barrier: Barrier | None = None,
 ) -> Floats:
     """The period with some ranks' own times replaced by the others' mean, S: the step without their lateness."""
     peers = np.setdiff1d(np.arange(ready.shape[1]), late)
     ready, compute_end = ready.copy(), compute_end.copy()
     ready[:, late] = ready[:, peers].mean(axis=1, keepdims=True)
     compute_end[:, late] = compute_end[:, peers].mean(axis=1, keepdims=True)
-    return period(ready, compute_end, transfer, start)
+    return period(ready, compute_end, transfer, start, barrier and barrier.with_mean(late, peers))
 
 
 def period_of_mean(
-    ranks: NDArray[np.bool_], ready: Floats, compute_end: Floats, transfer: Floats
+    ranks: NDArray[np.bool_],
+    ready: Floats,
+    compute_end: Floats,
+    transfer: Floats,
+    barrier: Barrier | None = None,
 ) -> tuple[Floats, Floats]:
     """(period, exposed transfer), S each, with every rank's own times at the mean of the given (typical) ranks."""
     together = ready[:, ranks].mean(axis=1)
     compute = compute_end[:, ranks].mean(axis=1)
     last = last_done(together, transfer)
-    return np.maximum(last, compute), np.maximum(last - compute, 0.0)
+    held = 0.0 if barrier is None else barrier.transfer[:, ranks].mean(axis=1)
+    return np.maximum(last, compute) + held, np.maximum(last - compute, 0.0) + held

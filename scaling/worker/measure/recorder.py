@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from scaling.records.format import EndRecord, HeadRecord, Record, RecordedBlock, StepRecord, as_line
+from scaling.records.format import EndRecord, HeadRecord, Record, RecordedBlock, StepRecord, as_line, shortest
 from scaling.records.seal import Sealer
 from scaling.worker.accelerator.clock import now_ns
 
@@ -38,7 +38,7 @@ class Recorder:
         block, collectives = recorded.block, recorded.collectives
         for index, step in enumerate(recorded.steps):
             rows = collectives[index] if collectives else ()
-            self._line(StepRecord(b=block.id, i=index, s=step, c=rows))
+            self._line(StepRecord(b=block.id, i=index, s=shortest(step), c=rows))
         self._line(block)
         self.blocks += 1
         self.steps += len(recorded.steps)

@@ -19,9 +19,13 @@ from scaling.worker.accelerator.devices import Device
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
+from scaling.worker.parallel.buffers import BufferSync, sends_buffers
 from scaling.worker.session.beat import beat
 
 _ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is no other way to see the end of backward's compute
+
+STAMPS_A_MICRO_STEP = 7
+"""Begin of fetch, forward and backward, end of backward and of its compute, begin and end of its buffers' broadcast."""
 
 
 class Loop:
@@ -51,8 +55,9 @@ class Loop:
         self._autocast = precision.autocast
         self._scaler = precision.scaler()
         self._faults = faults
-        self.stamps = 5 * accumulation + 4
+        self.stamps = STAMPS_A_MICRO_STEP * accumulation + 4
         """Number of stamps of a stamped step."""
+        self._buffers = BufferSync(module) if sends_buffers(module) else None
         self.forward_end_ns = 0
         """Host time at which the last micro-step's forward returned. DDP's ready times count from there."""
 
@@ -72,27 +77,30 @@ class Loop:
     def stamped(self) -> list[int]:
         """Run a step with the stamps that `step_row` takes."""
         stamp = self._stamp
-        stamps = [stamp()]
         compute_end: list[int] = []
-        for last in self._micro_steps():
-            with self._sync(last):
-                stamps.append(stamp())
-                inputs, targets = self._fetch()
-                stamps.append(stamp())
-                loss = self._forward(inputs, targets)
-                compute_end.append(0)
-                if last or self._faults.wrong_no_sync:
-                    _at_end_of_backward(loss, stamp, compute_end)
-                stamps.append(stamp())
-                loss.backward()  # type: ignore[no-untyped-call]
-                stamps.append(stamp())
-        stamps.append(stamp())
-        self._optimize()
-        stamps.append(stamp())
-        self._faults.host()
-        stamps.append(stamp())
+        buffers: list[int] = []
+        with self._buffers.stamping(stamp, buffers) if self._buffers else contextlib.nullcontext():
+            stamps = [stamp()]
+            for last in self._micro_steps():
+                with self._sync(last):
+                    stamps.append(stamp())
+                    inputs, targets = self._fetch()
+                    stamps.append(stamp())
+                    loss = self._forward(inputs, targets)
+                    compute_end.append(0)
+                    if last or self._faults.wrong_no_sync:
+                        _at_end_of_backward(loss, stamp, compute_end)
+                    stamps.append(stamp())
+                    loss.backward()  # type: ignore[no-untyped-call]
+                    stamps.append(stamp())
+            stamps.append(stamp())
+            self._optimize()
+            stamps.append(stamp())
+            self._faults.host()
+            stamps.append(stamp())
         beat()
-        return [*stamps, *compute_end]
+        buffers += [0] * (2 * self.micro_steps - len(buffers))
+        return [*stamps, *compute_end, *buffers]
 
     def local(self) -> None:
         """Run a step that reduces nothing, whatever the module is, to see whether it fits into memory."""
@@ -148,13 +156,11 @@ def step_row(stamps: Sequence[int]) -> AnyStepRow:
     """The row of a step, from its stamps as host times, ns; a plain step has two."""
     if len(stamps) == 2:
         return PlainRow(*stamps)
-    count = (len(stamps) - 4) // 5
+    count = (len(stamps) - 4) // STAMPS_A_MICRO_STEP
     begin, *rest = stamps
-    micro_steps, (optimizer_begin, optimizer_end, end), compute_end = (
-        rest[: 4 * count],
-        rest[4 * count : -count],
-        rest[-count:],
-    )
+    micro_steps, rest = rest[: 4 * count], rest[4 * count :]
+    (optimizer_begin, optimizer_end, end), rest = rest[:3], rest[3:]
+    compute_end, buffers = rest[:count], [at for at in rest[count:] if at]
     fetch, forward, backward, backward_end = (micro_steps[phase::4] for phase in range(4))
     earlier = zip(compute_end[:-1], backward_end, strict=False)
     return StepRow(
@@ -167,6 +173,9 @@ def step_row(stamps: Sequence[int]) -> AnyStepRow:
         compute_end_ns=compute_end[-1],
         sync_end_ns=backward_end[-1],
         earlier_wait_ns=sum(done - computed for computed, done in earlier if computed),
+        buffer_wait_ns=sum(buffers[1::2]) - sum(buffers[::2]),
+        buffer_begin_ns=buffers[-2] if buffers else 0,
+        buffer_end_ns=buffers[-1] if buffers else 0,
     )
 
 

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.records import codec
 from scaling.records.format import ClockRecord, EndRecord, PauseRecord, RecordedBlock
 from scaling.worker.measure.recorder import Recorder
+from scaling.worker.parallel.buffers import sends_buffers
 from scaling.worker.parallel.ddp import bucket_bytes
 from scaling.worker.probe.agreement import Agreement
 from scaling.worker.probe.clocks import FIRST_SLOT, Clocks
@@ -100,7 +101,8 @@ class LoopFile:
             precision=self._phases.precision,
         )
         session = self._session
-        session.record_environment(plan.spec, self._ddp.module)
+        apart = {} if sends_buffers(self._ddp) else {"buffers_bytes": 0}
+        session.record_environment(plan.spec, self._ddp.module, **apart)
         groups = {session.world: range(session.world), 1: [session.rank]}
         head = session.head(
             groups, plan=codec.encode(plan), cores=cores_of_host(), buckets=bucket_bytes(self._ddp)

@@ -22,10 +22,11 @@ from torch.utils._pytree import tree_leaves
 
 from scaling.records.format import StepRow
 from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.parallel.buffers import sends_buffers, will_send_buffers
 
 _ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is no other way to see the end of backward's compute
 
-FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END = range(6)
+FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END, BUFFERS_END = range(7)
 
 Marks = list[tuple[int, int]]
 """(what begins or ends, clock token), in order."""
@@ -37,9 +38,12 @@ class Phases:
     def __init__(
         self, ddp: DistributedDataParallel, wrapped: torch.nn.Module, stamp: Callable[[], int]
     ) -> None:
-        self._ddp = ddp
+        self._ddp, self._wrapped = ddp, wrapped
         self._stamp = stamp
         self._marking = False
+        self._sends_buffers = sends_buffers(ddp)
+        self._sending = False
+        """Whether the forward that has begun broadcasts the buffers before it reaches the module."""
         self._in_backward = False
         self.inside = False
         """Whether a step has begun and not ended."""
@@ -96,12 +100,13 @@ class Phases:
         """Whether the step has only run micro-steps so far: nothing was reduced and no optimizer stepped."""
         return self.forwards > 0 and not self.synced and not self.stepped
 
-    def _before_forward(self, _module: Any, args: Any, kwargs: Any) -> None:
+    def _before_forward(self, module: Any, args: Any, kwargs: Any) -> None:
         if not self.inside:
             self.elsewhere += 1
             self.astray += torch.is_grad_enabled()
             return
         if self._marking:
+            self._sending = self._sends_buffers and module is self._wrapped and will_send_buffers(self._ddp)
             self.marks.append((FORWARD, self._stamp()))
         if torch.is_grad_enabled():
             self.forwards += 1
@@ -112,6 +117,9 @@ class Phases:
     def _before_inner(self, _module: Any, _args: Any) -> None:
         if not self.inside:
             self.elsewhere += 1
+        elif self._sending:
+            self._sending = False
+            self.marks.append((BUFFERS_END, self._stamp()))
 
     def _look(self, args: Any, kwargs: Any) -> None:
         """Note the batch size and the number format, which the model itself cannot tell."""
@@ -165,12 +173,15 @@ def step_row(begin: int, marks: Sequence[tuple[int, int]], end: int) -> StepRow 
     """
     spent = {"input": 0, "forward": 0, "backward": 0, "optimizer": 0, "host": 0}
     phase, since, stepped = "input", begin, False
-    backward_begin = compute_end = sync_end = waited = 0
+    backward_begin = compute_end = sync_end = waited = buffered = buffers_begin = buffers_end = 0
     for kind, at in marks:
         if kind == FORWARD:
             fetching = phase == "host" and not stepped
             spent["input" if fetching else phase] += at - since
             phase, since, stepped = "forward", at, False
+        elif kind == BUFFERS_END:
+            buffers_begin, buffers_end = since, at
+            buffered += at - since
         elif kind == BACKWARD:
             spent[phase] += at - since
             phase, since, backward_begin = "backward", at, at
@@ -198,4 +209,7 @@ def step_row(begin: int, marks: Sequence[tuple[int, int]], end: int) -> StepRow 
         compute_end_ns=compute_end,
         sync_end_ns=sync_end,
         earlier_wait_ns=waited,
+        buffer_wait_ns=buffered,
+        buffer_begin_ns=buffers_begin,
+        buffer_end_ns=buffers_end,
     )

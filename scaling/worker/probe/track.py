@@ -19,7 +19,7 @@ from scaling.worker.probe.phases import SYNC_END, Marks, Phases, step_row
 from scaling.worker.probe.schedule import ROUND_STEPS, Planned, round_of, slot_of
 from scaling.worker.probe.tap import Tap
 
-STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 4, 8
+STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 5, 8
 
 Sink = Callable[[RecordedBlock], None]
 """Takes whole blocks. It fills in the world size and the batch, which a track does not know."""

@@ -62,10 +62,10 @@ class Session:
         )
 
     def record_environment(
-        self, spec: Spec, module: torch.nn.Module, tokens_per_sample: int | None = None
+        self, spec: Spec, module: torch.nn.Module, tokens_per_sample: int | None = None, **known: Any
     ) -> None:
-        """Write env-<r>.json."""
-        found = describe(spec, self.rank, self.host, module, self.device, tokens_per_sample)
+        """Write env-<r>.json; `known` replaces what it would say."""
+        found = describe(spec, self.rank, self.host, module, self.device, tokens_per_sample) | known
         write_json(self.folder.env(self.rank), found)
 
 

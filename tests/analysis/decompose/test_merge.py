@@ -29,6 +29,9 @@ def merged(launch, done, compute_end=None):
             launch=launch,
             done=done,
             bytes=np.ones(launch.shape[2]),
+            buffer_wait=nothing,
+            buffer_begin=nothing,
+            buffer_end=nothing,
         )
     )
 

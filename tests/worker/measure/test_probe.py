@@ -97,3 +97,20 @@ def test_every_collective_runs_and_says_its_kind_and_bytes(two):
         _, rows = rank["collectives"]
         assert [(row[1], row[3]) for row in rows] == [(kind, 4096) for kind in range(4)]
         assert all(row[5] <= row[6] for row in rows)
+
+
+def test_ranks_wait_for_the_late_one_where_buffers_are_broadcast(two):
+    prompt, late = (rank["buffers"]["late"] for rank in two)
+    assert len(prompt) == len(late) == 2 * 2  # begin and end in each of two steps
+    assert prompt == sorted(prompt)
+    for at in (0, 2):
+        waited, own = prompt[at + 1] - prompt[at], late[at + 1] - late[at]
+        assert waited > 0.08e9  # rank 1 came 0.1 s later
+        assert own < waited / 2
+
+
+def test_only_a_wrapper_of_several_ranks_with_buffers_sends_them(two):
+    for rank in two:
+        assert rank["buffers"]["sends"] == [True, False, False]
+        assert rank["buffers"]["without"] == []  # no_sync: the forward before reduced nothing
+        assert rank["buffers"]["hooks_left"] == 0

@@ -67,7 +67,7 @@ def named(stamps):
 
 
 def test_durations_are_sums_over_micro_steps():
-    one = [100, 110, 130, 160, 210, 220, 230, 250, 205]
+    one = [100, 110, 130, 160, 210, 220, 230, 250, 205, 0, 0]
     assert named(one) == {
         "begin_ns": 100,
         "end_ns": 250,
@@ -78,16 +78,47 @@ def test_durations_are_sums_over_micro_steps():
         "compute_end_ns": 205,
         "sync_end_ns": 210,
         "earlier_wait_ns": 0,
+        "buffer_wait_ns": 0,
+        "buffer_begin_ns": 0,
+        "buffer_end_ns": 0,
     }
-    two = [100, 110, 130, 160, 210, 1110, 1131, 1162, 1213, 1220, 1230, 1250, 0, 1205]
+    two = [100, 110, 130, 160, 210, 1110, 1131, 1162, 1213, 1220, 1230, 1250, 0, 1205, 0, 0, 0, 0]
     fields = named(two)
     assert (fields["input_ns"], fields["forward_ns"], fields["backward_ns"]) == (20 + 21, 30 + 31, 50 + 51)
     assert (fields["compute_end_ns"], fields["sync_end_ns"]) == (1205, 1213)
 
 
 def test_a_wait_of_an_earlier_micro_step_is_told_apart_from_its_compute():
-    waited = [100, 110, 130, 160, 210, 1110, 1131, 1162, 1213, 1220, 1230, 1250, 190, 1205]
+    waited = [100, 110, 130, 160, 210, 1110, 1131, 1162, 1213, 1220, 1230, 1250, 190, 1205, 0, 0, 0, 0]
     assert named(waited)["earlier_wait_ns"] == 210 - 190
+
+
+def test_the_broadcasts_of_buffers_are_summed_and_the_last_one_keeps_its_stamps():
+    both = [
+        100,
+        110,
+        130,
+        160,
+        210,
+        1110,
+        1131,
+        1162,
+        1213,
+        1220,
+        1230,
+        1250,
+        190,
+        1205,
+        131,
+        136,
+        1132,
+        1142,
+    ]
+    fields = named(both)
+    assert fields["buffer_wait_ns"] == 5 + 10
+    assert (fields["buffer_begin_ns"], fields["buffer_end_ns"]) == (1132, 1142)
+    first = [*both[:-4], 131, 136, 0, 0]  # with no_sync, the second micro-step broadcasts nothing
+    assert named(first)["buffer_begin_ns"] == 131
 
 
 def test_a_plain_step_keeps_its_two():
@@ -99,8 +130,10 @@ def test_host_stamps_of_a_real_step_are_in_order(accumulation):
     loop = make_loop(torch.nn.Linear(2, 2), Device(), accumulation=accumulation)
     stamps = loop.stamped()
     assert len(stamps) == loop.stamps
-    assert stamps[:-accumulation] == sorted(stamps[:-accumulation])
-    assert stamps[-accumulation:-1] == [0] * (accumulation - 1)  # nothing waits under no_sync
+    count = 4 * accumulation + 4
+    assert stamps[:count] == sorted(stamps[:count])
+    assert stamps[count : count + accumulation - 1] == [0] * (accumulation - 1)  # nothing waits under no_sync
+    assert stamps[count + accumulation :] == [0] * (2 * accumulation)  # one rank broadcasts nothing
     fields = named(stamps)
     assert fields["begin_ns"] < fields["compute_end_ns"] < fields["sync_end_ns"] < fields["end_ns"]
     shares = [share_of_the_parts(named(loop.stamped())) for _ in range(20)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from datetime import timedelta
 
 import torch
@@ -14,10 +15,12 @@ from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.accelerator.devices import Device
 from scaling.worker.measure.exchange import Exchange
 from scaling.worker.measure.probe import BucketProbe, SoloProbe
+from scaling.worker.parallel.buffers import BufferSync, sends_buffers
 from scaling.worker.parallel.ddp import bucket_bytes
 from scaling.worker.parallel.groups import make_groups
 
 STEPS = 4
+LATE_S = 0.1
 
 
 class Hooked(Device):
@@ -47,6 +50,30 @@ def observe(wrapper, take, inputs):
         begin, forward_end, end = step(wrapper, inputs)
         found.append({"begin": begin, "forward_end": forward_end, "end": end, "rows": take(forward_end)})
     return found[-1]
+
+
+def buffered(rank, group, inputs):
+    """Stamps of the broadcasts of buffers, ns, in steps that rank 1 enters late, and in two that have none."""
+    plain = DistributedDataParallel(model(), process_group=group)
+    normed = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.BatchNorm1d(256))
+    ddp = DistributedDataParallel(normed, process_group=group)
+    step(ddp, inputs)
+    late: list[int] = []
+    for _ in range(2):
+        time.sleep(LATE_S * rank)
+        with BufferSync(ddp).stamping(now_ns, late):
+            step(ddp, inputs)
+    without: list[int] = []
+    with ddp.no_sync():
+        step(ddp, inputs)  # its forward still has the broadcast that the step before asked for
+        with BufferSync(ddp).stamping(now_ns, without):
+            step(ddp, inputs)
+    return {
+        "sends": [sends_buffers(ddp), sends_buffers(plain), sends_buffers(normed)],
+        "late": late,
+        "without": without,
+        "hooks_left": len(ddp._forward_pre_hooks) + len(normed._forward_pre_hooks),
+    }
 
 
 def main(rank: int, store: str) -> None:
@@ -96,6 +123,8 @@ def main(rank: int, store: str) -> None:
         for _ in range(STEPS):
             step(other, inputs)
         result["buckets_at"][cap] = bucket_bytes(other)
+
+    result["buffers"] = buffered(rank, groups[2].data, inputs)
 
     exchange = Exchange(Device())
     exchange.reserve(4096)

@@ -77,6 +77,9 @@ def test_the_parts_of_a_step():
         "compute_end_ns": 180,
         "sync_end_ns": 200,
         "earlier_wait_ns": 0,
+        "buffer_wait_ns": 0,
+        "buffer_begin_ns": 0,
+        "buffer_end_ns": 0,
     }
 
 
