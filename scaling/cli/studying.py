@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,16 +13,23 @@ from scaling.analysis.study.size import Size, read_size
 from scaling.analysis.study.study import study
 from scaling.cli.output import print_json
 from scaling.cli.pipeline import derive
-from scaling.errors import InputError
+from scaling.errors import InputError, ScalingError
 from scaling.reading import as_number
 from scaling.records.access import find_run, named
 from scaling.records.files import make_folder, write_json, write_text
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
+from scaling.records.started import read_started
+from scaling.records.status import TrialStatus
 from scaling.report.documents import run as report
 from scaling.report.html import draw as page
 from scaling.report.terminal import print_analysis
 from scaling.spec.plan import Plan
+
+COARSER = (
+    "measured without a line in the script (--no-probe): a step lasts from one optimizer step to the next, and what "
+    "runs after it (zero_grad, logging) counts as input"
+)
 
 
 def runs_at(path: Path | str) -> list[RunFolder]:
@@ -50,10 +58,40 @@ def make_study(folders: Sequence[RunFolder], said: Sequence[str] = ()) -> tuple[
         raise InputError(
             f"{alien.path}: made by `scaling run`, whose report has every world size; runs of a Probe are expected"
         )
-    return study([_size(folder) for folder in folders], said)
+    return study([read_run(folder) for folder in folders], said)
 
 
-def _size(folder: RunFolder) -> Size:
+def study_at(folder: RunFolder) -> tuple[Analysis, Plan]:
+    """The study of what `scaling launch` started below a folder, with what failed. Errors as make_study."""
+    started = read_started(folder)
+    found, said = [], []
+    for run in runs_at(folder.path):
+        try:
+            found.append(read_run(run))
+        except InputError:
+            raise
+        except ScalingError as error:
+            said.append(str(error))
+    if len(found) < 2:
+        raise ScalingError(said[0] if said else f"{folder.path}: fewer than two world sizes were measured")
+    if started is not None and not started.probe:
+        said.append(COARSER)
+    analysis, plan = study(found, said)
+    if started is None:
+        return analysis, plan
+    plan = dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, topology=started.topology))
+    failed = {one.world_size: one for one in started.launches if one.status != "done"}
+    trials = [t for t in analysis.trials if t.world_size not in failed]
+    trials += [
+        TrialStatus(world_size=n, status=f.status, error=f.error, rank=f.rank) for n, f in failed.items()
+    ]
+    info = dataclasses.replace(analysis.run, topology=started.topology.name, id=started.id)
+    ordered = tuple(sorted(trials, key=lambda t: t.world_size))
+    return dataclasses.replace(analysis, run=info, trials=ordered), plan
+
+
+def read_run(folder: RunFolder) -> Size:
+    """What one run brings to a study, from its records; writes nothing."""
     rebuilt, tables, _ = derive(folder)
     return read_size(str(folder.path), rebuilt.plan, rebuilt.analysis, tables)
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from scaling import resources
 from scaling.errors import InputError
@@ -43,7 +44,13 @@ class Emulated(Launcher):
             )
 
     def command(
-        self, plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str = MEASURE
+        self,
+        plan: Plan,
+        folder: RunFolder,
+        launch: LaunchFolder,
+        sizes: list[int],
+        what: str = MEASURE,
+        program: Sequence[str] = (),
     ) -> Command:
         """The script that makes the hosts, and each host's torchrun in `network`."""
         topology, inject = plan.spec.topology, plan.spec.inject
@@ -64,7 +71,9 @@ class Emulated(Launcher):
                     "name": f"host{host}",
                     "address": f"10.77.0.{host + 1}",
                     "rate_bit_s": inject.link_rate_bit_s if slowed else topology.link.rate_bit_s,
-                    "command": torchrun(plan.spec, ranks, folder, launch, sizes, *where, what=what),
+                    "command": torchrun(
+                        plan.spec, ranks, folder, launch, sizes, *where, what=what, program=program
+                    ),
                     "env": {**environment(interface="eth0"), **plan.spec.env},
                     "log": str(launch.agent_log(host).absolute()),
                 }

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 from scaling.launchers.failure import workers
 from scaling.launchers.failure.cause import LaunchOutcome, cause, last_error
 from scaling.launchers.failure.evidence import gather
 from scaling.launchers.launcher import Command, Progress
+from scaling.launchers.process import end, held_back, start
 from scaling.launchers.slurm.allocation import interruption
 from scaling.launchers.vigil import Vigil
 from scaling.reading import LOG_BYTES_MAX, RefusedError, read_text
@@ -25,8 +22,6 @@ from scaling.records.paths import LaunchFolder
 from scaling.spec.run import Measure
 
 POLL_S = 0.2
-END_S = 8
-"""How long a launch may take to end after SIGTERM, before SIGKILL."""
 MISSING_S = 40
 """How long a rank may be gone while others go on. torchrun ends the others within 30 s when it notices."""
 CALL_S = 1.0
@@ -41,8 +36,8 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
         write_json(launch.fabric, command.network)
     process = None
     try:
-        with _held_back():
-            process = _start(command, launch)
+        with held_back():
+            process = start(command, launch)
         vigil = Vigil(
             launch,
             time.monotonic(),
@@ -55,11 +50,11 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
         left = workers.end(launch) if alone is None else []
     except KeyboardInterrupt as stop:
         if process is not None:
-            _end(process)  # first, because asking Slurm for the reason can take a minute
+            end(process)  # first, because asking Slurm for the reason can take a minute
         return LaunchOutcome(status="interrupted", error=interruption(stop))
     finally:
         if process is not None:
-            _end(process)
+            end(process)
         shutil.rmtree(launch.torchrun, ignore_errors=True)
     if process.returncode == 0 and not left:
         return LaunchOutcome(status="done")
@@ -74,52 +69,6 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
     gone = frozenset(ranks.get(rank, rank) for rank in missing)
     seen = gather(launch, told=told, stopped=stopped, missing=gone, silent_s=silent_s, ranks=ranks)
     return cause(seen, launch) or LaunchOutcome(status="failed", error=last_error(launch, process.returncode))
-
-
-def _start(command: Command, launch: LaunchFolder) -> subprocess.Popen[bytes]:
-    with launch.launcher_log.open("ab") as log:
-        return subprocess.Popen(
-            command.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **command.env},
-            start_new_session=True,  # so that Ctrl-C at the terminal reaches only this process, which ends the launch
-            preexec_fn=_die_with_parent,  # noqa: PLW1509  # safe beside other threads: it only calls prctl
-        )
-
-
-@contextlib.contextmanager
-def _held_back() -> Iterator[None]:
-    """Defer SIGINT, SIGTERM and SIGHUP until the child has started."""
-    came: list[tuple[int, FrameType | None]] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    holding = True
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        handler = before[signal.Signals(number)]
-        if callable(handler):
-            handler(number, frame)
-        elif handler == signal.SIG_DFL:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    def take(number: int, frame: FrameType | None) -> None:
-        if holding:
-            came.append((number, frame))
-        else:  # the other signal's handler raised before this one was put back
-            pass_on(number, frame)
-
-    try:
-        for number in before:
-            signal.signal(number, take)
-        yield
-    finally:
-        holding = False
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    for one in came:
-        pass_on(*one)
 
 
 def _wait(
@@ -154,29 +103,6 @@ def _wait(
         if vigil.silent_s(now) > vigil.patience_s(now):
             return vigil.silent_s(now), missing
     return 0.0, frozenset()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM, then SIGKILL, to the process group of the launch. A second Ctrl-C skips the wait."""
-    try:
-        if process.poll() is None:
-            _signal(process, signal.SIGTERM)
-            process.wait(timeout=END_S)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        pass
-    finally:
-        _signal(process, signal.SIGKILL)
-        process.wait()
-
-
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
-
-
-def _die_with_parent() -> None:
-    """In the child: SIGTERM when the program that started it dies, even by SIGKILL (PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def _text(path: Path) -> str:

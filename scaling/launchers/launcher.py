@@ -49,11 +49,18 @@ class Launcher(ABC):
 
     @abstractmethod
     def command(
-        self, plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str = MEASURE
+        self,
+        plan: Plan,
+        folder: RunFolder,
+        launch: LaunchFolder,
+        sizes: list[int],
+        what: str = MEASURE,
+        program: Sequence[str] = (),
     ) -> Command:
         """The command of one launch, with as many ranks as the largest of `sizes` needs.
 
-        `what`: measure, or search or prove the largest batch.
+        `what`: measure, or search or prove the largest batch. `program`: what torchrun runs instead of our worker, such
+        as a script and its arguments.
         """
 
 

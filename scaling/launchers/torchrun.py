@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from scaling import resources
 from scaling.records.paths import LaunchFolder, RunFolder
@@ -18,6 +19,7 @@ def torchrun(
     sizes: list[int],
     *where: str,
     what: str = MEASURE,
+    program: Sequence[str] = (),
 ) -> list[str]:
     """`launch/torchrun.sh` with `ranks` workers on one host; `where` says how hosts find each other."""
     return [
@@ -25,14 +27,18 @@ def torchrun(
         spec.topology.backend,
         f"--nproc-per-node={ranks}",
         *where,
-        *worker_arguments(folder, launch, sizes, what),
+        *program_arguments(folder, launch, sizes, what, program),
     ]
 
 
-def worker_arguments(
-    folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str = MEASURE
+def program_arguments(
+    folder: RunFolder,
+    launch: LaunchFolder,
+    sizes: list[int],
+    what: str = MEASURE,
+    program: Sequence[str] = (),
 ) -> list[str]:
-    """The end of every torchrun line: its own last options, our worker, and what the worker is to measure.
+    """The end of every torchrun line: its own last options, and `program`, or our worker and what it is to measure.
 
     torchrun gets a log folder in the launch's folder. Without one it makes a temporary folder and leaves it behind;
     with /dev/null it does not end after a signal (torch 2.13: it never stops its threads that tail the logs).
@@ -40,6 +46,8 @@ def worker_arguments(
     run, these = str(folder.path.absolute()), ",".join(map(str, sizes))
     asked = [] if what == MEASURE else [what]
     own = ["--max-restarts=0", f"--log-dir={launch.torchrun.absolute()}"]
+    if program:
+        return [*own, *program]
     return [*own, "-m", "scaling.worker", run, str(launch.index), these, *asked]
 
 

@@ -20,10 +20,17 @@ def named(path: Path | str, root: Path = Path("runs")) -> Path:
     if str(path) != LATEST or path.exists():
         return path
     days = sorted(root.glob("[0-9]*-[0-9]*-[0-9]*"), reverse=True)
-    found = [path for day in days for path in sorted(day.iterdir(), reverse=True) if path.is_dir()]
+    found = [path for day in days for path in sorted(day.iterdir(), reverse=True) if _holds_run(path)]
     if not found:
         raise InputError(f"{root.absolute()}: no runs here; name the folder of a run")
     return found[0]
+
+
+def _holds_run(path: Path) -> bool:
+    """Whether a folder is a run, or holds those of a multirun or of `scaling launch`."""
+    folder = RunFolder(path)
+    own = (folder.plan, folder.started, path / "launches", path / "0" / "plan.json")
+    return path.is_dir() and any(one.exists() for one in own)
 
 
 def find_run(path: Path | str) -> RunFolder:
@@ -37,6 +44,12 @@ def find_run(path: Path | str) -> RunFolder:
     if runs and not folder.plan.is_file():
         listed = ", ".join(map(str, runs[:3])) + (", ..." if len(runs) > 3 else "")
         raise InputError(f"{folder.path}: holds several runs (a multirun); name one of {listed}")
+    if folder.started.is_file() and not folder.plan.is_file():
+        below = ", ".join(str(run) for run in sorted(folder.path.glob("ranks-*")))
+        raise InputError(
+            f"{folder.path}: holds the runs of `scaling launch`; `scaling study {folder.path}` shows them together, "
+            f"or name one of {below or 'them, of which none was measured'}"
+        )
     if not folder.plan.is_file() and not any(folder.path.glob("launches/*/rank-*.jsonl")):
         there = folder.path.exists()
         what = "not a run: it has no plan.json and no records" if there else "no such folder"

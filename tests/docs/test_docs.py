@@ -16,6 +16,7 @@ import pytest
 from scaling.cli.main import main
 from scaling.cli.verbs import VERBS
 from scaling.config import schema
+from scaling.config.script import cut
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -119,6 +120,9 @@ def test_the_program_takes_every_command(line, runs, monkeypatch, capsys):
     if verb.startswith("-"):
         return
     assert verb in VERBS
+    if verb == "launch":
+        words, script = cut(words)
+        assert script
     options = {word.partition("=")[0] for word in words if word.startswith("--")}
     known = {option.name for option in VERBS[verb].options}
     assert all(option in HYDRAS or option in known for option in options)

@@ -19,8 +19,8 @@ import pytest
 from support.commands import assert_refusal, command, environment
 from support.processes import NO_NAMESPACES, user_namespaces, wait_until
 
-from scaling.launchers import follow
 from scaling.launchers.failure import workers
+from scaling.launchers.process import END_S
 from scaling.records.paths import RunFolder
 
 SHORT_LOCAL = ("topology=local", "topology.device=cpu", "topology.ranks_per_host=2", "model=synthetic")
@@ -116,7 +116,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_rank_that_does_not_answer(driver, t
     time.sleep(1)
     assert workers_of(tmp_path)  # the first one waits, for END_S
     process.send_signal(signal.SIGINT)
-    wait_until(lambda: not workers_of(tmp_path), seconds=follow.END_S / 2)
+    wait_until(lambda: not workers_of(tmp_path), seconds=END_S / 2)
     out, err = process.communicate(timeout=STOPS_S)
     assert process.returncode == 3, (out, err)
     assert "Traceback" not in err

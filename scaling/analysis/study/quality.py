@@ -52,9 +52,9 @@ def quality(sizes: Sequence[Size], found: Study, points: Sequence[Point], first:
         )
     last = points[-1].efficiency
     if last is not None and last.half_width is not None:
-        reached.append(
-            f"efficiency at {points[-1].world_size} ranks is known to ±{100 * last.half_width:.2g} points"
-        )
+        half = 100 * last.half_width
+        digits = 0 if half >= 10 else 1
+        reached.append(f"efficiency at {points[-1].world_size} ranks is known to ±{half:.{digits}f} points")
     return Quality(
         contended_blocks=sum(one.contended_blocks for _, one in each),
         dropped_samples=sum(one.dropped_samples for _, one in each),
@@ -62,5 +62,8 @@ def quality(sizes: Sequence[Size], found: Study, points: Sequence[Point], first:
         clock_bound_us=max(bounds, default=None),
         device_clock_bound_us=max(device, default=None),
         reached=tuple(reached),
-        warnings=(*first, *(f"at {n} ranks: {line}" for n, one in each for line in one.warnings)),
+        warnings=(
+            *first,
+            *(f"at {n} rank{'s' * (n > 1)}: {line}" for n, one in each for line in one.warnings),
+        ),
     )

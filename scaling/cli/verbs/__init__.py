@@ -128,6 +128,21 @@ VERBS: dict[str, Verb] = {
             ),
         ),
     ),
+    "launch": Verb(
+        calls=(
+            (
+                "launch [overrides] --world-sizes 1,2,4 SCRIPT [args]",
+                "your own script (with a Probe) under torchrun at each world size, launches in turns; ends in a study",
+            ),
+            ("launch --no-probe ... SCRIPT", "the same without any line in the script, which is coarser"),
+        ),
+        options=(
+            Option("--world-sizes", "numbers of ranks, such as 1,2,4", value="LIST"),
+            Option("--no-probe", "open a Probe for a script that has none; DDP only"),
+            Option("--time-limit", "end a launch after so many seconds, by default 3600", value="S"),
+        ),
+        composed=True,
+    ),
     "predict": Verb(
         calls=(
             (

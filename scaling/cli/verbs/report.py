@@ -5,11 +5,13 @@ from __future__ import annotations
 import webbrowser
 from pathlib import Path
 
+from rich.console import Console
+
 from scaling.cli.output import say
 from scaling.cli.pipeline import read_analysis, rebuild
 from scaling.cli.reporting import print_report
 from scaling.cli.verbs.arguments import parse
-from scaling.records.access import find_run
+from scaling.records.access import find_run, named
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 
@@ -17,12 +19,25 @@ from scaling.records.run import read_plan
 def main(arguments: list[str]) -> int:
     """Print the report or draw its figures. The exit status is 0, since `scaling run` already gave the run's."""
     paths, given = parse("report", arguments)
+    launched = RunFolder(named(paths[0]))
+    if launched.study.is_file() and not launched.plan.is_file():
+        return _study(launched, open_page=given.open)
     folder = find_run(paths[0])
     if given.figures is not None:
         return _figures(folder, Path(given.figures))
     print_report(folder, read_analysis(folder), read_plan(folder))
     if given.open:
         webbrowser.open(folder.report_html.absolute().as_uri())
+    return 0
+
+
+def _study(folder: RunFolder, *, open_page: bool) -> int:
+    """Print the study of a folder that `scaling launch` made, from its records."""
+    from scaling.cli.studying import show_study, study_at  # noqa: PLC0415  polars and scipy are slow to import
+
+    show_study(*study_at(folder), Console(), as_json=False, into=folder)
+    if open_page:
+        webbrowser.open(folder.study_html.absolute().as_uri())
     return 0
 
 

@@ -6,7 +6,7 @@ from itertools import chain
 
 from rich.console import Console
 
-from scaling.cli.studying import make_study, runs_at, show_study
+from scaling.cli.studying import make_study, runs_at, show_study, study_at
 from scaling.cli.verbs.arguments import parse
 from scaling.errors import InputError
 from scaling.records.access import named
@@ -22,10 +22,9 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             f"{paths[0]}: one run; runs at two world sizes or more are expected, or a folder that `scaling launch` made"
         )
-    into = None if given.into is None else RunFolder(given.into)
-    if into is None and len(paths) == 1:
-        into = RunFolder(named(paths[0]))
+    launched = RunFolder(named(paths[0])) if len(paths) == 1 else None
+    into = launched if given.into is None else RunFolder(given.into)
     if into is not None:
         check_writable(into.path, f"--into {into.path}")
-    analysis, plan = make_study(folders)
+    analysis, plan = make_study(folders) if launched is None else study_at(launched)
     return show_study(analysis, plan, Console(), as_json=given.json, into=into)

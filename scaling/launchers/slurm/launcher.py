@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from scaling import resources
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.launcher import Command, Launcher
 from scaling.launchers.slurm.allocation import Allocation, allocated, allocation
-from scaling.launchers.torchrun import environment, nccl_log, worker_arguments
+from scaling.launchers.torchrun import environment, nccl_log, program_arguments
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.spec.batch_search import MEASURE
 from scaling.spec.cluster import Container
@@ -60,10 +61,16 @@ class Slurm(Launcher):
         return fit, f"{gone}: no room for world size {others}"
 
     def command(
-        self, plan: Plan, folder: RunFolder, launch: LaunchFolder, sizes: list[int], what: str = MEASURE
+        self,
+        plan: Plan,
+        folder: RunFolder,
+        launch: LaunchFolder,
+        sizes: list[int],
+        what: str = MEASURE,
+        program: Sequence[str] = (),
     ) -> Command:
         """The srun of one launch on the nodes that are up now."""
-        return srun(plan, folder, launch, sizes, allocation(plan), what)
+        return srun(plan, folder, launch, sizes, allocation(plan), what, program)
 
 
 def srun(
@@ -73,6 +80,7 @@ def srun(
     sizes: list[int],
     where: Allocation,
     what: str = MEASURE,
+    program: Sequence[str] = (),
 ) -> Command:
     """One launch over as many nodes as its largest world size needs."""
     spec, shares = plan.spec, plan.spec.topology.shares(max(sizes))
@@ -87,7 +95,7 @@ def srun(
         f"--nnodes={hosts}",
         f"--master-addr={where.address}",
         f"--master-port={port(where.job, launch.index)}",
-        *worker_arguments(folder, launch, sizes, what),
+        *program_arguments(folder, launch, sizes, what, program),
     ]
     started = [
         "srun",

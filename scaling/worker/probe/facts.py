@@ -40,13 +40,14 @@ def describe_loop(
     batch: int,
     accumulation: int,
     precision: str,
+    name: str | None = None,
 ) -> Plan:
     """One trial at the group's size. `batch`: samples a rank and step, 0 where unknown."""
     parameter = next(ddp.parameters())
     ranks_per_host = max(Counter(agreement.hosts).values())
     hosts = len(set(agreement.hosts))
     spec = Spec(
-        model=Model(name=_name(ddp.module), target="", args={}),
+        model=Model(name=name or _name(ddp.module), target="", args={}),
         topology=Topology(
             name=NAME,
             kind="local",

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import sys
 from collections import Counter
+from pathlib import Path
 
 from torch.nn.parallel import DistributedDataParallel
 
@@ -33,9 +34,15 @@ class LoopFile:
         agreement: Agreement,
         clocks: Clocks,
         phases: Phases,
+        *,
         batch: int | None,
+        name: str | None = None,
     ) -> None:
-        """`batch`: samples per rank and step; None: the most frequent number in the first steps (`sample`)."""
+        """`batch`: samples per rank and step; None: the most frequent number in the first steps (`sample`).
+
+        `name`: what reports call the model; None: its class.
+        """
+        self._name = name
         self._ddp, self._session, self._agreement = ddp, session, agreement
         self._clocks, self._phases, self._batch = clocks, phases, batch
         self._samples: Counter[int] = Counter()
@@ -82,6 +89,14 @@ class LoopFile:
         state, blocks = "done" if fine else "failed", self._recorder.blocks
         self._recorder.note(EndRecord(state=state, steps=steps, error=text, blocks=blocks))
 
+    def where(self, steps: int, folder: Path | None) -> str:
+        """Where the run is and how to read it, after the last step; or why there is none."""
+        if self._recorder is None:
+            return f"nothing was recorded: the loop ended after {steps} steps, before the first round of ten was whole"
+        here = Path.cwd()
+        place = folder.relative_to(here) if folder is not None and folder.is_relative_to(here) else folder
+        return f"the run is in {place}; `scaling analyze {place}` reports it"
+
     def close(self) -> None:
         """Flush what the disk has room for, and close."""
         if self._recorder is not None:
@@ -99,6 +114,7 @@ class LoopFile:
             batch=self._batch,
             accumulation=accumulation,
             precision=self._phases.precision,
+            name=self._name,
         )
         session = self._session
         apart = {} if sends_buffers(self._ddp) else {"buffers_bytes": 0}

@@ -45,6 +45,8 @@ from scaling.worker.session.control import Aborted, Control
 from scaling.worker.session.session import Session
 
 SWITCH = "SCALING_PROBE"
+RUN_DIR = "SCALING_RUN_DIR"
+"""Where the records go whatever the script says: `scaling launch` sets it."""
 ASTRAY = 8
 """The probe says so after this many forwards with gradients outside of any step."""
 PATIENCE_S = 300.0
@@ -59,9 +61,10 @@ class Probe:
 
     Every rank of the model's group opens one. `run_dir`: where the records go, by default
     `runs/<date>/<time>-<hash>` below rank 0's working directory; a folder that already holds records of such a loop
-    gets another launch. `batch`: samples per rank and step, if the first dimension of the first tensor is something
-    else. `live`: print one line about the last steps every ten seconds, on rank 0. `SCALING_PROBE=0` in the
-    environment turns the probe off.
+    gets another launch. `name`: what reports call the model, by default its class. `batch`: samples per rank and step,
+    if the first dimension of the first tensor is something else. `live`: print one line about the last steps every ten
+    seconds, on rank 0. The last line on standard error says where the run is. `SCALING_PROBE=0` in the environment
+    turns the probe off.
     """
 
     def __init__(
@@ -69,6 +72,7 @@ class Probe:
         model: torch.nn.Module,
         *,
         run_dir: str | os.PathLike[str] | None = None,
+        name: str | None = None,
         batch: int | None = None,
         live: bool = False,
     ) -> None:
@@ -87,7 +91,9 @@ class Probe:
             )
         self._wanted = True
         self._model, self._ddp = model, ddp
-        self._asked = None if run_dir is None else Path(run_dir)
+        given = os.environ.get(RUN_DIR) or run_dir
+        self._asked = None if given is None else Path(given)
+        self._name = name
         self._batch = batch
         self._live = Live() if live else None
         self._step = _Step(self)
@@ -138,7 +144,9 @@ class Probe:
         self.phases = Phases(self._ddp, self._model, device.clock.stamp)
         self._track = Track(self.phases, Tap(self._ddp, device), device, self._record)
         self._track.between = self._between
-        self._file = LoopFile(self._ddp, self._session, agreement, clocks, self.phases, self._batch)
+        self._file = LoopFile(
+            self._ddp, self._session, agreement, clocks, self.phases, batch=self._batch, name=self._name
+        )
         self._depth = 0
         self._left_ns = 0
         self._baseline: Baseline | None = None
@@ -161,7 +169,10 @@ class Probe:
             else:  # the device may have failed, or wait for peers that never come, so do not wait for it
                 self._track.abandon()
             self._file.end(error, self._track.steps)
+        on = self._on  # the guard may have stopped the probe, and said why
         self._stop()
+        if on and self._track.steps:
+            self._say(self._file.where(self._track.steps, self.run_dir))
 
     def step(self) -> contextlib.AbstractContextManager[Any]:
         """Put this around one training step, from the forward to the optimizer, or around each micro-step."""

@@ -77,6 +77,13 @@ def test_misuse_is_told_in_one_line_and_the_training_goes_on(two, case, said):
     assert case == "not_ddp" or case in two[1]["misuse"]["trained"]
 
 
+def test_the_last_line_says_where_the_run_is(two, folder):
+    ends = [line.split("`")[1].split()[-1] for line in two[0]["misuse"]["lines"]["last"]]
+    assert str(folder / "nested") in ends
+    assert str(folder / "unwritable") not in ends
+    assert "last" not in two[1]["misuse"]["lines"]  # rank 0 speaks for all
+
+
 def test_a_rank_that_stopped_recording_holds_up_no_baseline(two):
     (said,) = two[0]["misuse"]["lines"]["full"]
     assert "baseline() was not measured: rank 1 stopped (OSError: [Errno 28]" in said

@@ -1,0 +1,182 @@
+"""`scaling launch`: one's own script under torchrun at several world sizes, launches in turns, ending in a study."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from scaling.cli.measuring import end_in_order
+from scaling.cli.output import say, warn
+from scaling.cli.verbs.arguments import split
+from scaling.config.compose import requests
+from scaling.config.script import cut, overrides
+from scaling.errors import InputError
+from scaling.launchers.choose import launcher_of
+from scaling.launchers.jobs import check_folder, plan_request
+from scaling.launchers.launcher import describe
+from scaling.launchers.script import ScriptEnd, command_of, run_script
+from scaling.reading import read_text
+from scaling.records.files import make_folder, write_json, write_text
+from scaling.records.paths import RunFolder, default_folder
+from scaling.records.started import SCHEMA, ScriptLaunch, Started
+from scaling.spec.plan import Plan
+from scaling.units import format_duration
+
+TIME_LIMIT_S = 3600.0
+HOOKED = ("-m", "scaling.worker.probe.hooked")
+"""Runs a script that has no line of a Probe."""
+
+
+def main(arguments: list[str]) -> int:
+    """Launch the script at every world size, as often as `repeats` says, and make a study of what was measured."""
+    end_in_order()
+    ours, script = cut(arguments)
+    rest, given = split("launch", ours)
+    limit_s = _limit(given.time_limit)
+    asked = requests("launch", overrides(rest, given.world_sizes))
+    if not asked.items:
+        return 0
+    if asked.multirun:
+        raise InputError("scaling launch -m: there is no multirun of a script; call it for each")
+    if not script:
+        raise InputError("scaling launch: a script is expected after the options, such as train.py")
+    if not Path(script[0]).is_file():
+        raise InputError(
+            f"{script[0]}: no such file; the script is expected after the options, such as train.py"
+        )
+    request = asked.items[0]
+    plan = plan_request(request)
+    if len(set(plan.spec.world_sizes)) < 2:
+        raise InputError(
+            f"--world-sizes {plan.spec.world_sizes[0]}: two world sizes or more are expected, such as 1,2"
+        )
+    launcher_of(plan).require(plan)
+    folder = check_folder(request.run_dir or default_folder(plan.id))
+    make_folder(folder.path, f"run_dir={folder.path}")
+    started = Started(
+        schema=SCHEMA,
+        id=plan.id,
+        created=plan.created,
+        version=plan.version,
+        topology=plan.spec.topology,
+        script=tuple(script),
+        probe=not given.no_probe,
+        world_sizes=plan.spec.world_sizes,
+        repeats=plan.spec.repeats,
+    )
+    return _finish(folder, _launched(plan, folder, started, limit_s))
+
+
+def _limit(asked: str | None) -> float:
+    try:
+        limit_s = TIME_LIMIT_S if asked is None else float(asked)
+    except ValueError:
+        limit_s = 0.0
+    if not limit_s > 0:
+        raise InputError(f"--time-limit {asked}: seconds are expected, such as 600")
+    return limit_s
+
+
+def _launched(plan: Plan, folder: RunFolder, started: Started, limit_s: float) -> Started:
+    """All launches, in turns: 1, 2, 4, 1, 2, 4. A world size that failed is not launched again."""
+    program = (*(() if started.probe else HOOKED), *started.script)
+    turns = [n for _ in range(started.repeats) for n in started.world_sizes]
+    name = Path(started.script[0]).name
+    for index, n in enumerate(turns):
+        if any(one.world_size == n and one.status != "done" for one in started.launches):
+            continue
+        _progress(f"# launch {index + 1} of {len(turns)}: {name} at {n} rank{'s' * (n > 1)}")
+        begin = time.monotonic()
+        ended = _launch(plan, folder, index, n, program, limit_s)
+        took_s = time.monotonic() - begin
+        if ended.status == "done":
+            _progress(f"#   done in {format_duration(took_s)}")
+            if not any(folder.at_size(n).path.glob("launches/*/rank-*.jsonl")):
+                ended = dataclasses.replace(
+                    ended, status="failed", error=_recorded_nothing(folder, index, started)
+                )
+        one = ScriptLaunch(
+            index=index,
+            world_size=n,
+            duration_s=round(took_s, 1),
+            status=ended.status,
+            error=ended.error,
+            rank=ended.rank,
+        )
+        started = dataclasses.replace(started, launches=(*started.launches, one))
+        write_json(folder.started, started)
+        if ended.status == "interrupted":
+            break
+        if ended.status != "done":
+            _failed(folder, one, ended, name)
+    return started
+
+
+def _launch(
+    plan: Plan, folder: RunFolder, index: int, n: int, program: tuple[str, ...], limit_s: float
+) -> ScriptEnd:
+    logs = folder.log(index)
+    logs.path.mkdir(parents=True)
+    try:
+        command = command_of(plan, folder, logs, n, program)
+        earlier = read_text(folder.command, strict=False) if folder.command.exists() else ""
+        write_text(folder.command, earlier + describe(command))
+        return run_script(command, logs, limit_s)
+    except KeyboardInterrupt:
+        return ScriptEnd(status="interrupted", error="interrupted")
+
+
+def _recorded_nothing(folder: RunFolder, index: int, started: Started) -> str:
+    """Why a script that ended well left no records: what the probe said, or what is missing."""
+    logs = folder.log(index)
+    texts = [read_text(p, strict=False) for p in sorted(logs.path.glob("*.txt"))]
+    said = [line for text in texts for line in text.splitlines() if "scaling: Probe: " in line]
+    if said:
+        return said[-1].partition("scaling: Probe: ")[2]
+    if started.probe:
+        return (
+            "no Probe was opened, so nothing was recorded; put the two lines around the training "
+            "(docs/own-script.md), or use --no-probe"
+        )
+    return "no DistributedDataParallel was trained, so nothing was recorded"
+
+
+def _failed(folder: RunFolder, one: ScriptLaunch, ended: ScriptEnd, name: str) -> None:
+    """One line that says what failed, and the last lines of the rank that did."""
+    rank = f"rank {ended.rank}: " if ended.rank is not None else ""
+    logs = folder.log(one.index).path
+    warn(f"{name} at {one.world_size} rank{'s' * (one.world_size > 1)}: {rank}{ended.error} ({logs})")
+    if ended.lines:
+        say(*(f"  | {line}" for line in ended.lines), file=sys.stderr)
+
+
+def _finish(folder: RunFolder, started: Started) -> int:
+    """The study of what was measured; the exit status."""
+    from scaling.cli.studying import show_study, study_at  # noqa: PLC0415  polars and scipy are slow to import
+
+    complete = all(one.status == "done" for one in started.launches)
+    measured = sorted({run.world_size for run in started.launches if _has_records(folder, run.world_size)})
+    if not measured:
+        warn(f"{folder.path}: nothing was measured")
+        return 3 if any(one.status == "interrupted" for one in started.launches) else 1
+    if len(measured) < 2:
+        warn(
+            f"only world size {measured[0]} was measured, so there is no study; "
+            f"`scaling analyze {folder.at_size(measured[0]).path}` reports it"
+        )
+        return 3
+    analysis, plan = study_at(folder)
+    code = show_study(analysis, plan, Console(), as_json=False, into=folder)
+    return code if complete else 3
+
+
+def _has_records(folder: RunFolder, n: int) -> bool:
+    return any(folder.at_size(n).path.glob("launches/*/rank-*.jsonl"))
+
+
+def _progress(line: str) -> None:
+    say(line, file=sys.stderr)

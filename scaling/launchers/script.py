@@ -1,0 +1,160 @@
+"""Launch a script of the user's, follow it to its end, and say why it failed.
+
+A script writes no progress that we know, so it may take until a limit. All its processes carry the name of the launch
+in their environment, by which those that are left at the end are found: torchrun gives each rank a session of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scaling.launchers.choose import launcher_of
+from scaling.launchers.failure.cause import NO_CAUSE, SECONDHAND, last_error
+from scaling.launchers.failure.evidence import printed
+from scaling.launchers.launcher import Command
+from scaling.launchers.process import end, held_back, start
+from scaling.records.files import write_json
+from scaling.records.paths import LaunchFolder, RunFolder
+from scaling.spec.ended import Ended
+from scaling.spec.plan import Plan
+
+RUN_DIR = "SCALING_RUN_DIR"
+"""Where a Probe in the script writes, whatever the script says."""
+MARK = "SCALING_LAUNCH"
+"""Names the launch in the environment of each of its processes."""
+POLL_S = 0.1
+ANSWER_S = 3.0
+"""How long processes that are left may take to end after SIGTERM."""
+TAIL = 10
+"""Lines of a failed rank that are shown."""
+
+_OF_TORCHRUN = re.compile(r"^[WEI]\d{4} \d\d:\d\d:\d\d")
+_ROOT = re.compile(
+    r"Root Cause \(first observed failure\):.*?rank\s*: (\d+) .*?exitcode\s*: (-?\d+)", re.DOTALL
+)
+_OF_RANK = re.compile(r"^\[rank(\d+)\]:\s?(.*)$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptEnd(Ended):
+    """How a launch ended, with the last lines of the rank that failed."""
+
+    lines: tuple[str, ...] = ()
+
+
+def command_of(
+    plan: Plan, folder: RunFolder, logs: LaunchFolder, world_size: int, program: Sequence[str]
+) -> Command:
+    """The command of one launch of the script at a world size."""
+    made = launcher_of(plan).command(plan, folder, logs, [world_size], program=program)
+    own = {
+        RUN_DIR: str(folder.at_size(world_size).path.absolute()),
+        MARK: str(logs.path.absolute()),
+        "OMP_NUM_THREADS": str(plan.spec.threads),
+    }
+    return dataclasses.replace(made, env={**own, **made.env})
+
+
+def run_script(command: Command, logs: LaunchFolder, limit_s: float) -> ScriptEnd:
+    """Run one launch to its end, or to `limit_s`. Ctrl-C ends it in order; no process is left in any case."""
+    if command.network is not None:
+        write_json(logs.fabric, command.network)
+    process, late = None, False
+    try:
+        with held_back():
+            process = start(command, logs)
+        begin = time.monotonic()
+        while process.poll() is None and not late:
+            time.sleep(POLL_S)
+            late = time.monotonic() - begin > limit_s
+    except KeyboardInterrupt:
+        return ScriptEnd(status="interrupted", error="interrupted")
+    finally:
+        if process is not None:
+            end(process)
+        _end_left(str(logs.path.absolute()))
+        shutil.rmtree(logs.torchrun, ignore_errors=True)
+    if late:
+        return ScriptEnd(
+            status="timeout", error=f"still running after {limit_s:g} s (--time-limit); it was ended"
+        )
+    if process.returncode == 0:
+        return ScriptEnd(status="done")
+    return why(logs, process.returncode)
+
+
+def why(logs: LaunchFolder, code: int) -> ScriptEnd:
+    """What ended a script: the exception of the rank that failed first, which is not about a lost peer."""
+    texts = printed(logs)
+    by_rank: dict[int, list[str]] = {}
+    for line in (line for text in texts for line in text.splitlines()):
+        if found := _OF_RANK.match(line):
+            by_rank.setdefault(int(found[1]), []).append(found[2])
+    root = next((found for text in texts if (found := _ROOT.search(text))), None)
+    first = [int(root[1])] if root else []
+    ranks = [rank for rank in dict.fromkeys([*first, *sorted(by_rank)]) if by_rank.get(rank)]
+    own = [rank for rank in ranks if not SECONDHAND.search(by_rank[rank][-1])]
+    rank = next(iter(own or ranks), None)
+    if rank is not None:
+        lines = by_rank[rank]
+        return ScriptEnd(status="failed", error=lines[-1][:300], rank=rank, lines=tuple(lines[-TAIL:]))
+    said = [line for text in texts for line in _before_torchrun(text)]
+    if root and int(root[2]) < 0:
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(-int(root[2])).name
+            error = f"rank {root[1]} was ended by {name}"
+            return ScriptEnd(status="failed", error=error, rank=int(root[1]), lines=tuple(said[-TAIL:]))
+    if not said:
+        return ScriptEnd(status="failed", error=last_error(logs, code))
+    rank = int(root[1]) if root else None
+    return ScriptEnd(status="failed", error=said[-1][:300], rank=rank, lines=tuple(said[-TAIL:]))
+
+
+def _before_torchrun(text: str) -> list[str]:
+    """What the script printed: the lines before torchrun's own last words."""
+    found = []
+    for line in text.splitlines():
+        if _OF_TORCHRUN.match(line):
+            if "failed (exitcode" in line:
+                break
+            continue
+        if line.strip() and not NO_CAUSE.search(line):
+            found.append(line.rstrip())
+    return found
+
+
+def left_of(mark: str) -> list[int]:
+    """Processes of a launch that still run on this machine."""
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (path / "environ").read_bytes().split(b"\0"):
+                found.append(int(path.name))
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _end_left(mark: str) -> None:
+    """End what a launch left running: SIGTERM, and SIGKILL a little later."""
+    until = time.monotonic() + ANSWER_S
+    told: set[int] = set()
+    while (left := left_of(mark)) and time.monotonic() < until:
+        for pid in set(left) - told:
+            _signal(pid, signal.SIGTERM)
+        told.update(left)
+        time.sleep(POLL_S)
+    for pid in left:
+        _signal(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)

@@ -1,0 +1,129 @@
+"""`python -m scaling.worker.probe.hooked SCRIPT ARGS`: run a script, and open a Probe that it does not open itself.
+
+The probe is that of `scaling.Probe`; only where a step begins and ends has to be found. A step lasts from the end of
+one `Optimizer.step` to the end of the next, and is entered at the first forward with gradients, so that an evaluation
+in between is a pause as it is around `probe.step()`. What runs between an optimizer's step and the next forward
+(`zero_grad`, logging) counts as input, which is coarser than two lines in the script.
+
+Several models: the largest DistributedDataParallel and its optimizer are followed, chosen when an optimizer has stepped
+for the second time. Every rank sees the same models and steps, so all choose alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import runpy
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from scaling.worker.probe.probe import Probe
+
+
+class Hooked:
+    """Finds the model and its steps, and puts a Probe around them."""
+
+    def __init__(self) -> None:
+        self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self._stepped: dict[int, DistributedDataParallel] = {}
+        """The largest model of each optimizer that stepped, in order."""
+        self._chosen: DistributedDataParallel | None = None
+        self._optimizer = 0
+        self._probe: Probe | None = None
+        self._inside: contextlib.ExitStack | None = None
+        self._handle: Any = None
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Inside, every DistributedDataParallel that is made is seen."""
+        made = DistributedDataParallel.__init__
+
+        @functools.wraps(made)
+        def init(ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+            made(ddp, *args, **kwargs)
+            self._models.add(ddp)
+            ddp.register_forward_pre_hook(self._before_forward)
+
+        DistributedDataParallel.__init__ = init  # type: ignore[method-assign, assignment]
+        self._handle = register_optimizer_step_post_hook(self._after_step)
+        try:
+            yield
+        finally:
+            DistributedDataParallel.__init__ = made  # type: ignore[method-assign]
+            self._handle.remove()
+
+    def close(self, error: BaseException | None) -> None:
+        """End the probe; say so where there was nothing to follow."""
+        if self._probe is not None:
+            self._probe.close(error)
+        elif error is None and os.environ.get("RANK", "0") == "0":
+            print(
+                "scaling: Probe: no DistributedDataParallel was trained for two steps; nothing was recorded",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_rest: Any) -> None:
+        if self._chosen is None:
+            self._choose(optimizer)
+        elif self._inside is not None and id(optimizer) == self._optimizer:
+            self._inside.close()
+            self._inside = None
+
+    def _choose(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note an optimizer's model; choose once an optimizer steps again, since all have stepped by then."""
+        if id(optimizer) not in self._stepped:
+            own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            mine = [ddp for ddp in self._models if any(id(p) in own for p in ddp.parameters())]
+            if mine:
+                self._stepped[id(optimizer)] = max(mine, key=_size)
+            return
+        # Of several optimizers of one model the last one ends the step.
+        self._optimizer, self._chosen = max(reversed(self._stepped.items()), key=lambda item: _size(item[1]))
+
+    def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
+        if module is not self._chosen or not torch.is_grad_enabled():
+            return
+        if self._probe is None:
+            # The probe's own hooks act from the next forward on.
+            self._probe = Probe(module).open()
+            self._last()
+        elif self._inside is None:
+            self._inside = contextlib.ExitStack()
+            self._inside.enter_context(self._probe.step())
+
+    def _last(self) -> None:
+        """Let the hook that ends a step run behind the probe's own, which stamps the optimizer's end."""
+        self._handle.remove()
+        self._handle = register_optimizer_step_post_hook(self._after_step)
+
+
+def _size(ddp: DistributedDataParallel) -> int:
+    return sum(parameter.numel() for parameter in ddp.parameters())
+
+
+def main() -> None:
+    """Run the script that the command line names as if it had been started itself."""
+    sys.argv = sys.argv[1:]
+    script = sys.argv[0]
+    sys.path[0] = str(Path(script).absolute().parent)
+    hooked = Hooked()
+    with hooked.installed():
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except BaseException as error:
+            hooked.close(error)
+            raise
+        hooked.close(None)
+
+
+if __name__ == "__main__":
+    main()

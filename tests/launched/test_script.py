@@ -1,0 +1,102 @@
+"""One's own script under `scaling launch`: real torchrun, real Gloo."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.commands import start_scaling
+from support.processes import wait_until
+
+from scaling.launchers.script import left_of
+
+pytestmark = pytest.mark.slow
+
+SCRIPTS = Path(__file__).with_name("scripts")
+SIZES = ("--world-sizes", "1,2", "topology=local", "topology.device=cpu", "topology.ranks_per_host=2")
+
+
+def document(folder):
+    return json.loads((folder / "study.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def probed(scaling, tmp_path_factory):
+    cwd = tmp_path_factory.mktemp("probed")
+    return cwd, scaling("launch", *SIZES, "run_dir=run", str(SCRIPTS / "probed.py"), "--steps", "50", cwd=cwd)
+
+
+def test_a_script_is_launched_in_turns_and_ends_in_a_study(probed):
+    cwd, done = probed
+    assert done.returncode == 0, done.stderr
+    started = json.loads((cwd / "run/launch.json").read_text())
+    assert [one["world_size"] for one in started["launches"]] == [1, 2, 1, 2]
+    found = document(cwd / "run")
+    assert [p["world_size"] for p in found["points"]] == [1, 2]
+    assert found["points"][1]["efficiency"]["low"] is not None
+    assert found["study"]["covers"] == "launches"
+    assert [len(run["launch_ms"]) for run in found["study"]["runs"]] == [2, 2]
+    assert found["run"]["model"] == "two layers"
+    assert (cwd / "run/study.html").is_file()
+    assert "efficiency" in done.stdout
+
+
+def test_the_study_is_made_again_and_printed_by_report_and_compare(probed, scaling):
+    cwd, _ = probed
+    again = scaling("study", "run", "--json", cwd=cwd)
+    assert json.loads(again.stdout)["points"] == document(cwd / "run")["points"]
+    ranks = [f"run/ranks-{n}" for n in (1, 2)]
+    assert "this is their scaling study" in scaling("compare", *ranks, cwd=cwd).stdout
+    refused = scaling("analyze", "run", cwd=cwd)
+    assert refused.returncode == 2
+    assert "scaling study run" in refused.stderr
+
+
+def test_without_a_line_in_the_script_the_late_rank_is_found(scaling, tmp_path):
+    done = scaling(
+        "launch",
+        "--no-probe",
+        *SIZES,
+        "repeats=1",
+        "run_dir=run",
+        str(SCRIPTS / "unchanged.py"),
+        "90",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    found = document(tmp_path / "run")
+    late = found["points"][1]["straggler"]
+    assert (late["rank"], late["phase"]) == (1, "input")
+    assert 25 < late["cost_ms"]["value"] < 60
+    assert found["run"]["model"] == "Sequential"  # the larger one of two models
+    assert found["study"]["covers"] == "within"
+    assert any("--no-probe" in line for line in found["quality"]["warnings"])
+
+
+def test_a_script_that_fails_at_one_size_is_said_in_one_line_and_not_launched_again(scaling, tmp_path):
+    done = scaling(
+        "launch", *SIZES, "run_dir=run", str(SCRIPTS / "probed.py"), "--fails-at", "2", cwd=tmp_path
+    )
+    assert done.returncode == 3
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("scaling: probed.py at 2 ranks")]
+    assert "rank 1: ValueError: no such data set: imagenet" in line
+    assert done.stderr.count("at 2 ranks") == 2  # its start and its end
+    assert "only world size 1 was measured" in done.stderr
+
+
+def test_ctrl_c_ends_everything_and_keeps_what_was_measured(tmp_path):
+    run = start_scaling(
+        "launch", *SIZES, "run_dir=run", str(SCRIPTS / "probed.py"), "--steps", "100000", cwd=tmp_path
+    )
+    mark = str(tmp_path / "run/logs/0")
+    wait_until(lambda: any((tmp_path / "run").glob("ranks-1/launches/0/rank-0.jsonl")), run, seconds=120)
+    assert left_of(mark)
+    time.sleep(0.5)
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 3, err
+    assert not left_of(mark)
+    assert any((tmp_path / "run").glob("ranks-1/launches/0/rank-0.jsonl"))
