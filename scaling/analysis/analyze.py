@@ -29,7 +29,9 @@ from scaling.analysis.results import (
 )
 from scaling.analysis.statistics.fits import fits
 from scaling.analysis.statistics.rounds import Floats
-from scaling.analysis.verdicts.verdict import Gain, no_gain, verdicts
+from scaling.analysis.verdicts.by_measure import Host
+from scaling.analysis.verdicts.offered import Gain, no_gain
+from scaling.analysis.verdicts.verdict import verdicts
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan, Trial
 
@@ -157,6 +159,10 @@ def _verdicts(
             no_gain if source is None else lambda change: predict(source, change, other_launch=False)["gain"]
         )
 
+    host = Host(
+        cores=min((rank.cores for rank in tables.ranks), default=0),
+        numa_nodes=max((rank.numa_nodes for rank in tables.ranks), default=0),
+    )
     found = [
         v
         for p in points
@@ -167,6 +173,7 @@ def _verdicts(
                 by_size.get(p.world_size),
                 gain(p.world_size),
                 fabric.nccl_group(p.world_size),
+                host,
             ),
             p,
             plan,

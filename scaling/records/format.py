@@ -111,6 +111,8 @@ class HeadRecord:
     """Warm-up steps by world size."""
     cores: int = 0
     """Cores that the ranks of this host share; 0 if unknown."""
+    numa_nodes: int = 0
+    """NUMA nodes of this host; 0 if unknown."""
     fed_ns: dict[str, int] = field(default_factory=dict)
     """By world size: duration of a fetch whose batch is ready; -1 without a data loader."""
     plan: dict[str, Any] | None = None

@@ -108,6 +108,8 @@ class RankFile:
     warmup: dict[int, int]
     cores: int
     """Cores that the ranks of its host share; 0 if unknown."""
+    numa_nodes: int
+    """NUMA nodes of its host; 0 if unknown."""
     buckets: tuple[int, ...]
     """Own loops: bytes of DDP's buckets in the order of reduction; empty in older files and other runs."""
     fed_ns: dict[int, int]
@@ -172,6 +174,7 @@ def read_rank(path: Path, launch: int, rank: int) -> tuple[RankFile, dict[str, p
         groups={int(key): tuple(ranks) for key, ranks in head.groups.items()},
         warmup={int(n): count for n, count in head.warmup.items()},
         cores=head.cores,
+        numa_nodes=head.numa_nodes,
         buckets=tuple(head.buckets),
         fed_ns={int(n): ns for n, ns in head.fed_ns.items()},
         clock_bound_ns=shift.bound_ns([at for block in blocks for at in (block.begin_ns, block.end_ns)]),

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from scaling.analysis.results import Analysis, Measured, Point
+from scaling.analysis.results import NO_CAUSE, Analysis, Measured, Point
 from scaling.report import cases
 from scaling.report.findings import free_line
 from scaling.report.text import cause_name, percent, quantity, ranks, status_name, value_of
 from scaling.spec.ended import SETTLED
-
-OPEN_VERDICTS = ("undecided", "scales_well")
-"""Verdicts that name no cause."""
 
 
 def answer(analysis: Analysis) -> str:
@@ -44,7 +41,7 @@ def answer(analysis: Analysis) -> str:
 
 def _main_cause(analysis: Analysis, point: Point) -> str:
     here = [v for v in analysis.verdicts if v.world_size == point.world_size]
-    named = [v for v in here if v.cause not in OPEN_VERDICTS and v.share is not None]
+    named = [v for v in here if v.cause not in NO_CAUSE and v.share is not None]
     if named:
         main = next((v for v in named if v.cause != "slow_path"), named[0])  # verdicts are sorted by weight
         assert main.share is not None

@@ -119,8 +119,8 @@ def free_line(speedup: Measured) -> str:
     low, high = max(1.0, speedup.low or 1.0), speedup.high
     within = "" if speedup.low is None or high is None else f" ({number(low, 2)} to {number(high, 2)})"
     return (
-        f"at most x{number(max(1.0, speedup.value), 2)}{within} faster if communication were free and compute "
-        "as it is"
+        f"at most x{number(max(1.0, speedup.value), 2)}{within} faster if communication were free, with compute "
+        "and optimizer steps as they are"
     )
 
 
@@ -184,5 +184,10 @@ def trial_line(trial: TrialStatus) -> str:
 
 
 def gain(remedy: Remedy) -> str:
-    """`: +43 % throughput predicted`, or nothing where nothing was predicted."""
-    return f": {change(remedy.predicted_gain)} throughput predicted" if remedy.predicted_gain else ""
+    """`: +43 % throughput predicted (what that assumes)`, or what it changes where nothing was predicted."""
+    assumed = f" ({plain(remedy.assumes)})" if remedy.assumes else ""
+    return (
+        f": {change(remedy.predicted_gain)} throughput predicted{assumed}"
+        if remedy.predicted_gain
+        else assumed
+    )

@@ -10,18 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.network.channel import period
-from scaling.analysis.results import DataLoading, Measured, Point, Remedy, Verdict
+from scaling.analysis.results import DataLoading, Point, Remedy, Verdict
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
+from scaling.analysis.verdicts.by_measure import ALL_READY, HEADROOM, saved
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import PLAIN, PROBE
 
-HEADROOM = 1.25
-"""The advised workers are busy four fifths of the time, which leaves room for batches that take longer."""
+UNEVEN = 1.25
+"""A rank is named if its steps spend this many times the mean over ranks in input."""
 NOTABLE = 0.03
 """The same as in scaling.analysis.verdicts.verdict."""
 
@@ -66,7 +68,26 @@ def loader(
         workers_needed=max(1, math.ceil(HEADROOM * make.value * batches / fed_step_ns)),
         cores_needed=None if both is None else round(ranks_here * both.value / fed_step_ns, 2),
         cores=cores or None,
+        **_slowest(records, rounds),
     )
+
+
+def _slowest(records: TrialRecords, rounds: Rounds) -> dict[str, Any]:
+    """The rank that waits most, where the mean over ranks would hide it."""
+    each = records.by_rank(PROBE, detailed=False)["input"]
+    whole = each[np.isfinite(each).all(axis=1)]
+    if not len(whole) or whole.shape[1] < 2:
+        return {}
+    means = whole.mean(axis=0)
+    rank = int(means.argmax())
+    if means[rank] <= UNEVEN * means.mean():
+        return {}
+    rounds = rounds.extend({"slowest": each[:, rank], "others": np.delete(each, rank, axis=1).mean(axis=1)})
+    return {
+        "slowest_rank": rank,
+        "slowest_input_ms": rounds.ratio("slowest", scale=MS),
+        "others_input_ms": rounds.ratio("others", scale=MS),
+    }
 
 
 def _fed_periods(records: TrialRecords, fed_ns: float) -> dict[tuple[int, int], float]:
@@ -96,6 +117,16 @@ def with_input(verdicts: tuple[Verdict, ...], point: Point, plan: Plan) -> tuple
         evidence=_evidence(found, point),
         try_=_remedies(found, plan),
     )
+    late = point.straggler
+    if late is not None and late.phase == "input" and late.rank == found.slowest_rank:
+        # The same wait, of one rank: the straggler's verdict says what its input lacks.
+        return tuple(
+            replace(v, evidence=(*v.evidence, *verdict.evidence), try_=(*verdict.try_, *v.try_))
+            if v.cause == "straggler"
+            else v
+            for v in verdicts
+            if v.cause != "input"
+        )
     others = [v for v in verdicts if v.cause not in ("input", "undecided")]
     larger = [v for v in others if v.cause == "slow_path" or (v.share and v.share.value > share.value)]
     return (*larger, verdict, *(v for v in others if v not in larger))
@@ -110,6 +141,11 @@ def _evidence(found: DataLoading, point: Point) -> tuple[str, ...]:
     else:
         made = f"{made} in the training process, between steps"
     lines = [made]
+    if found.slowest_input_ms is not None and found.others_input_ms is not None:
+        lines.append(
+            f"rank {found.slowest_rank} spends {found.slowest_input_ms.value:.3g} ms of a step in input, the others "
+            f"{found.others_input_ms.value:.3g} ms, and then they wait for it"
+        )
     if point.step_ms is not None and found.wait_share is not None:
         without = point.step_ms.value * (1 - found.wait_share.value)
         lines.append(
@@ -136,28 +172,33 @@ def _too_few_cores(found: DataLoading) -> bool:
     return found.cores_needed is not None and found.cores is not None and found.cores_needed > found.cores
 
 
-def _gain(share: Measured | None) -> Measured | None:
-    """Throughput over the present one if a share of the step were saved."""
-    if share is None or share.interval is None:
-        return None
-    return share.mapped(lambda x: 1 / (1 - min(x, 0.99)))
-
-
 def _remedies(found: DataLoading, plan: Plan) -> tuple[Remedy, ...]:
-    if _too_few_cores(found) or found.workers_needed is None:
+    if found.workers_needed is None:
         return ()
-    if found.workers_needed > found.workers:
+    gain = None if found.wait_share is None else saved(found.wait_share)
+    if _too_few_cores(found):
         return (
             Remedy(
-                overrides=f"data.workers={found.workers_needed}",
-                code=f"DataLoader(dataset, num_workers={found.workers_needed})",
-                predicted_gain=_gain(found.wait_share),
+                overrides="",
+                code="decode, resize or cache the samples beforehand, so that a batch takes less processor time",
+                predicted_gain=gain,
+                assumes=ALL_READY,
             ),
         )
-    deeper = plan.spec.data.prefetch * 2  # the average rate suffices, but batches arrive in bursts
-    return (
-        Remedy(
+    if found.workers_needed > found.workers:
+        more = Remedy(
+            overrides=f"data.workers={found.workers_needed}",
+            code=f"DataLoader(dataset, num_workers={found.workers_needed})",
+            predicted_gain=gain,
+            assumes=ALL_READY,
+        )
+    else:
+        deeper = plan.spec.data.prefetch * 2  # the average rate suffices, but batches arrive in bursts
+        more = Remedy(
             overrides=f"data.prefetch={deeper}",
             code=f"DataLoader(dataset, num_workers={found.workers}, prefetch_factor={deeper})",
-        ),
-    )
+        )
+    if plan.spec.topology.device == "cpu" or plan.spec.data.pin_memory:
+        return (more,)
+    pinned = "DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)"
+    return (more, Remedy(overrides="data.pin_memory=true", code=pinned))

@@ -49,13 +49,14 @@ from scaling.analysis.results.size import AtSize, at
 from scaling.analysis.results.study import Study, StudyRun
 from scaling.analysis.results.sweep import Sweep, SweepBest, SweepRow
 from scaling.analysis.results.timeline import Span, StepHistory, Timeline
-from scaling.analysis.results.verdicts import Remedy, SelfTest, SelfTestCase, Verdict, Verification
+from scaling.analysis.results.verdicts import NO_CAUSE, Remedy, SelfTest, SelfTestCase, Verdict, Verification
 from scaling.records.status import TrialStatus
 
 SCHEMA = 2
 
 __all__ = [
     "LAUNCHES_MIN",
+    "NO_CAUSE",
     "SCHEMA",
     "Analysis",
     "ArmTimes",

@@ -135,6 +135,12 @@ class DataLoading:
     """Cores of a host to train without waiting and make batches at that rate."""
     cores: int | None
     """Cores that a host has."""
+    slowest_rank: int | None = None
+    """The rank whose steps spend most in input, where that is clearly more than the mean over ranks."""
+    slowest_input_ms: Measured | None = None
+    """What it spends."""
+    others_input_ms: Measured | None = None
+    """What the others spend on average."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.size import AtSize
 
+NO_CAUSE = ("undecided", "scales_well", "optimizer")
+"""Verdicts that name no cause of a loss. The optimizer is a part of every step, with one rank as with many."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
@@ -18,6 +21,8 @@ class Remedy:
     overrides: str
     code: str
     predicted_gain: Measured | None = None
+    assumes: str = ""
+    """What the gain takes for granted, or what else the remedy changes; empty where nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from scaling.analysis.results import Point, Study, Verdict
+from scaling.analysis.results import NO_CAUSE, Point, Study, Verdict
 from scaling.analysis.study.size import Size
 from scaling.analysis.verdicts.verdict import NOTABLE, SCALES_WELL, named, undecided
 
-OPEN = ("undecided", "scales_well")
-"""Verdicts that name no cause."""
 ONE_EACH = "one launch at each world size, and launches differ, so this is a hint, not a finding"
 
 
@@ -17,7 +15,7 @@ def causes(size: Size, point: Point, base: Size, found: Study) -> tuple[Verdict,
     """The causes that the run itself shows, and compute that has become slower; largest first."""
     if point.world_size == base.world_size or point.efficiency is None:
         return ()
-    there = [v for v in size.analysis.verdicts if v.cause not in OPEN]
+    there = [v for v in size.analysis.verdicts if v.cause not in NO_CAUSE]
     there += _slower(size, point, base, found)
     if there:
         return tuple(sorted(there, key=lambda v: -(v.share.value if v.share else 0.0)))

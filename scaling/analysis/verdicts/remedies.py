@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from scaling.analysis.predict.change import Change
 from scaling.analysis.results import Point
+from scaling.analysis.verdicts.by_measure import UNKNOWN, Host, Offer, fed, lighter_optimizer, own_cores
 from scaling.spec.plan import Plan
 from scaling.spec.run import Spec
 
 BUCKET_CAP_MB = 25.0
 """torch's default, MiB."""
+FEWER_UPDATES = "half as many optimizer steps for the same samples; check the loss"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """A remedy before its gain is predicted; `change` is None where the simulation cannot predict one."""
-
-    overrides: str
-    """Empty where the harness has no override key for it."""
-    code: str
-    change: Change | None = None
-
-
-def offers(cause: str, point: Point, plan: Plan) -> tuple[Offer, ...]:
+def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[Offer, ...]:
     """Remedies for a cause at one world size, the most promising first."""
     spec = plan.spec
+    if cause == "neighbours":
+        return own_cores(point, spec, host)
+    if cause == "input":
+        return fed(point, spec, host, own_loop=plan.own_loop)
+    if cause == "optimizer":
+        return (*lighter_optimizer(point), *_less_often(spec, point.world_size))
     if cause == "link_bandwidth":
         return _less_traffic(point, spec)
     if cause == "link_latency":
-        return (*_larger_buckets(spec), *_less_often(spec, point.world_size))
+        return (*(_without_sync(point, spec) or _larger_buckets(spec)), *_less_often(spec, point.world_size))
     if cause == "strategy_overhead":
         return _lighter_ddp(spec)
     if cause == "straggler" and point.straggler is not None:
@@ -41,16 +37,13 @@ def offers(cause: str, point: Point, plan: Plan) -> tuple[Offer, ...]:
                 overrides=f"global_batch={batch}",
                 code=f"DataLoader(dataset, batch_size={batch // point.world_size}, ...)",
                 change=Change(batch=batch // point.world_size, whole_batch=2.0),
+                assumes=FEWER_UPDATES,
             ),
         )
     return tuple(Offer(overrides="", code=code) for code in _BY_HAND.get(cause, ()))
 
 
 _BY_HAND: dict[str, tuple[str, ...]] = {
-    "neighbours": (
-        "give each rank cores and memory of its own: torch.set_num_threads(cores // ranks), "
-        "numactl --cpunodebind=... --membind=...",
-    ),
     "overlap": (
         "on NCCL, leave more of the device to compute: NCCL_MAX_CTAS=8 in the environment; on a CPU, "
         "leave a core to communication: torch.set_num_threads(threads - 1)",
@@ -70,16 +63,20 @@ _BY_HAND: dict[str, tuple[str, ...]] = {
 
 
 def _less_traffic(point: Point, spec: Spec) -> tuple[Offer, ...]:
-    comm = point.comm
-    if comm and (comm.reductions or 1) > 1:
-        return (
-            Offer(
-                overrides="inject.wrong_no_sync=false" if spec.inject.wrong_no_sync else "",
-                code="with ddp.no_sync(): around forward and backward of every micro-step but the last",
-                change=Change(reductions=1),
-            ),
-        )
-    return (*_less_often(spec, point.world_size), *_narrower_wire(spec))
+    return _without_sync(point, spec) or (*_less_often(spec, point.world_size), *_narrower_wire(spec))
+
+
+def _without_sync(point: Point, spec: Spec) -> tuple[Offer, ...]:
+    """no_sync, where gradients are reduced more than once a step."""
+    if point.comm is None or (point.comm.reductions or 1) == 1:
+        return ()
+    return (
+        Offer(
+            overrides="inject.wrong_no_sync=false" if spec.inject.wrong_no_sync else "",
+            code="with ddp.no_sync(): around forward and backward of every micro-step but the last",
+            change=Change(reductions=1),
+        ),
+    )
 
 
 def _narrower_wire(spec: Spec) -> tuple[Offer, ...]:
@@ -92,6 +89,7 @@ def _narrower_wire(spec: Spec) -> tuple[Offer, ...]:
             code="ddp.register_comm_hook(None, default_hooks.bf16_compress_hook), from "
             "torch.distributed.algorithms.ddp_comm_hooks; check the loss",
             change=Change(compression=2.0),
+            assumes="if casting to bf16 takes no time",
         ),
     )
 
@@ -111,6 +109,7 @@ def _less_often(spec: Spec, world_size: int) -> tuple[Offer, ...]:
             overrides=f"accumulation_steps={steps} {key}={value * 2}",
             code=f"reduce gradients once in {steps} batches: with ddp.no_sync(): around the others",
             change=change if batch else None,  # an own loop may not state its batch
+            assumes=FEWER_UPDATES,
         ),
     )
 
@@ -150,4 +149,5 @@ def _late_rank(rank: int, phase: str) -> Offer:
         overrides="",
         code=f"rank {rank} is late in {phase}: look at {where.get(phase, 'its host')}",
         change=Change(without_straggler=True),
+        assumes="if that rank becomes as fast as the others",
     )

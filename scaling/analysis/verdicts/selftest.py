@@ -19,13 +19,21 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from scaling.analysis.results import SCHEMA, Analysis, Measured, Point, SelfTest, SelfTestCase, Verdict
+from scaling.analysis.results import (
+    NO_CAUSE,
+    SCHEMA,
+    Analysis,
+    Measured,
+    Point,
+    SelfTest,
+    SelfTestCase,
+    Verdict,
+)
 from scaling.spec.plan import Plan
 from scaling.spec.topology import TCP_PAYLOAD_SHARE
 
 ATTRIBUTION_BAR = 0.10
 """Largest accepted median of |attributed / expected - 1|."""
-NOT_A_CAUSE = ("scales_well", "undecided")
 
 _BASE = (
     "world_sizes=[2]",
@@ -118,11 +126,11 @@ def _stall(phase: str, stall_ms: float) -> FaultCase:
 _LINK = ("link_bandwidth", "link_latency")
 _ONE_BUCKET = "ddp.bucket_cap_mb=64"
 CASES: tuple[FaultCase, ...] = (
-    FaultCase(name="control, two hosts", overrides=("model.compute_ms=70",), accepted=NOT_A_CAUSE),
+    FaultCase(name="control, two hosts", overrides=("model.compute_ms=70",), accepted=NO_CAUSE),
     FaultCase(
         name="control, longer steps",
         overrides=("model.compute_ms=90", "model.layers=16"),
-        accepted=NOT_A_CAUSE,
+        accepted=NO_CAUSE,
     ),
     _straggler(0, "compute", 25),
     _straggler(1, "compute", 25),
@@ -176,7 +184,7 @@ CASES: tuple[FaultCase, ...] = (
     FaultCase(
         name="busy processes",
         overrides=("inject.contention=2", "measure.rounds_min=3", "measure.budget_s=14"),
-        accepted=NOT_A_CAUSE,
+        accepted=NO_CAUSE,
         contended=True,
     ),
 )
@@ -216,7 +224,7 @@ def _said_so(analysis: Analysis) -> bool:
 
 def _named(said: Sequence[Verdict]) -> list[str]:
     """Causes with more than low confidence."""
-    return [v.cause for v in said if v.cause not in NOT_A_CAUSE and v.confidence != "low"]
+    return [v.cause for v in said if v.cause not in NO_CAUSE and v.confidence != "low"]
 
 
 def summary(cases: Sequence[SelfTestCase], planned: int) -> SelfTest:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from scaling.analysis.predict.change import Change
 from scaling.analysis.results import FabricLevel, Loss, Measured, NcclGroup, Point, Remedy, Verdict
+from scaling.analysis.verdicts.by_measure import UNKNOWN, Host
 from scaling.analysis.verdicts.evidence import evidence_of
-from scaling.analysis.verdicts.remedies import offers
+from scaling.analysis.verdicts.offered import Gain, each_remedy_once, no_gain, remedies
 from scaling.spec.plan import Plan
 
 NOTABLE = 0.03
 """A cause that costs a smaller share of the step gets no verdict."""
+OPTIMIZER_NOTABLE = 0.1
+"""An optimizer that surely takes a larger share of the step is worth changing."""
 SCALES_WELL = 0.90
 """An efficiency whose whole interval lies above this needs no remedy."""
 
@@ -38,37 +38,44 @@ _BETWEEN_ARMS = ("neighbours", "strategy_overhead", "overlap", "clocks")
 """Causes measured as the difference between two arms' blocks, not by stamps within a step."""
 
 
-_IT_WOULD_TAKE = {
-    "link_bandwidth": "a faster link, or more compute for each byte of gradients (a larger batch, fewer parameters)",
-    "link_latency": "a link of less latency, or fewer collectives a step",
-    "small_batch": "a much larger global batch, or fewer ranks",
-    "straggler": "a rank that is as fast as its peers",
-}
-"""What would remove a cause that no setting removes."""
-
-Gain = Callable[[Change], Measured | None]
-"""Predicts a change's gain: throughput over the present one, above 1 is faster; None where it cannot."""
-
-
-def no_gain(_change: Change) -> Measured | None:
-    """The gain where nothing can be simulated."""
-    return None
-
-
 def verdicts(
     point: Point,
     plan: Plan,
     level: FabricLevel | None = None,
     gain: Gain = no_gain,
     nccl: NcclGroup | None = None,
+    host: Host = UNKNOWN,
 ) -> tuple[Verdict, ...]:
     """The causes at one world size, largest first; `scales_well` or `undecided` where none stands out.
 
     A link that is clearly slower than the topology promises (`slow_path`) comes first, because all other findings about
     communication follow from it.
     """
-    slow = _slow_path(point, plan, level, nccl)
-    return (*slow, *_causes_of(point, plan, gain, level))
+    found = (
+        *_slow_path(point, plan, level, nccl),
+        *_causes_of(point, plan, gain, level, host),
+        *_optimizer(point, plan, gain),
+    )
+    return each_remedy_once(found)
+
+
+def _optimizer(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
+    """The optimizer's part of every step, where it is large: no loss of scaling, but time that a setting can save."""
+    spent, step = point.parts_ms.optimizer, point.step_ms
+    if point.world_size != plan.ranks or spent is None or step is None:
+        return ()
+    share = spent / step.value
+    if not share.surely_above(OPTIMIZER_NOTABLE):
+        return ()
+    return (
+        named(
+            "optimizer",
+            point,
+            share,
+            (f"the optimizer takes {spent.value:.3g} of {step.value:.3g} ms, with one rank as with many",),
+            remedies("optimizer", point, plan, gain)[0],
+        ),
+    )
 
 
 def named(
@@ -96,7 +103,9 @@ def undecided(point: Point, *evidence: str, confidence: str = "low") -> Verdict:
     )
 
 
-def _causes_of(point: Point, plan: Plan, gain: Gain, level: FabricLevel | None) -> tuple[Verdict, ...]:
+def _causes_of(
+    point: Point, plan: Plan, gain: Gain, level: FabricLevel | None, host: Host
+) -> tuple[Verdict, ...]:
     if point.world_size == 1 or (point.efficiency is None and point.loss is None):
         return ()  # an own loop without a baseline has causes without an efficiency
     if point.base_world_size > 1:
@@ -107,8 +116,8 @@ def _causes_of(point: Point, plan: Plan, gain: Gain, level: FabricLevel | None) 
     found = []
     for cause, share in _shares(point.loss):
         if _stands_out(cause, share, point) and (cause != "straggler" or point.straggler):
-            remedies, nothing = _remedies(cause, point, plan, gain)
-            found.append(named(cause, point, share, (*evidence_of(cause, point, level), *nothing), remedies))
+            tried, nothing = remedies(cause, point, plan, gain, host)
+            found.append(named(cause, point, share, (*evidence_of(cause, point, level), *nothing), tried))
     if found:
         return tuple(found)
     if point.efficiency is not None and point.efficiency.surely_above(SCALES_WELL):
@@ -150,7 +159,7 @@ def _slow_path(
                 "the traffic takes a slower path than the topology promises, or one host's link is slow",
                 *path,
             ),
-            try_=_remedies("slow_path", point, plan, no_gain)[0],
+            try_=remedies("slow_path", point, plan, no_gain)[0],
         ),
     )
 
@@ -196,26 +205,3 @@ def _undecided(point: Point, why: str) -> Verdict:
         f"the largest term, which is not certain, is {cause}: {share.value:.0%} of the step" if share else ""
     )
     return undecided(point, why, *([largest] if notable else []))
-
-
-def _remedies(cause: str, point: Point, plan: Plan, gain: Gain) -> tuple[tuple[Remedy, ...], tuple[str, ...]]:
-    """(remedies, why there is none): what the simulation predicts no sure gain from is not offered.
-
-    A remedy whose gain cannot be simulated is offered without one.
-    """
-    offered: list[Remedy] = []
-    useless: list[tuple[Measured, str]] = []
-    for offer in offers(cause, point, plan):
-        predicted = None if offer.change is None else gain(offer.change)
-        if predicted is None or predicted.surely_above(1):
-            offered.append(Remedy(overrides=offer.overrides, code=offer.code, predicted_gain=predicted))
-        else:
-            useless.append((predicted, offer.overrides or offer.code))
-    if offered or not useless:
-        return tuple(offered), ()
-    best, what = max(useless, key=lambda found: found[0].value)
-    within = "" if best.interval is None else f" ({best.least - 1:+.0%} to {best.most - 1:+.0%})"
-    return (), (
-        f"nothing here would help: the best that was simulated, {what}, is predicted to change the throughput by "
-        f"{best.value - 1:+.0%}{within}; it would take {_IT_WOULD_TAKE.get(cause, 'other hardware')}",
-    )

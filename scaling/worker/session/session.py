@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,6 +58,7 @@ class Session:
             hostname=os.uname().nodename,
             launch=self.folder.index,
             world=self.world,
+            numa_nodes=_numa_nodes(),
             groups={str(key): list(ranks) for key, ranks in groups.items()},
             **known,
         )
@@ -202,6 +204,11 @@ class LaunchSession(Session):
         self.stage = "end"
         self.control.meet("end", self.world)
         dist.destroy_process_group()
+
+
+def _numa_nodes() -> int:
+    """NUMA nodes of this host; 0 where the kernel does not tell."""
+    return len(list(Path("/sys/devices/system/node").glob("node[0-9]*")))
 
 
 def cores_of_host() -> int:

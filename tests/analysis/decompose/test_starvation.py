@@ -91,8 +91,22 @@ def test_a_rank_that_waits_less_than_another_is_not_counted_twice(starve, cluste
 def test_where_the_cores_do_not_bear_it_no_number_of_workers_is_advised(starve):
     run = starve(make_cpu_ns=70 * MS, cores=1)
     (found,) = [v for v in run.analysis.verdicts if (v.world_size, v.cause) == (2, "input")]
-    assert found.try_ == ()
+    (remedy,) = found.try_
+    assert (remedy.overrides, remedy.code[:30]) == ("", "decode, resize or cache the sa")
     assert "more workers do not help" in found.evidence[-1]
+
+
+def test_a_rank_that_waits_for_its_batches_alone_is_named_and_counted_once(starve, cluster):
+    """The mean over ranks is half of what the late one spends; removing the wait saves what that one spends."""
+    run = starve(stragglers=(cluster.Straggler(rank=1, extra_ns=60e6, phase="input"),))
+    point = run.point(2)
+    assert point.loader.slowest_rank == 1
+    assert point.loader.slowest_input_ms.value == pytest.approx(91, abs=3)
+    found = [v for v in run.analysis.verdicts if v.world_size == 2 and v.cause in ("input", "straggler")]
+    (late,) = found
+    assert late.cause == "straggler"
+    assert any(line.startswith("rank 1 spends 9") and "the others 3" in line for line in late.evidence)
+    assert late.try_[0].overrides.startswith("data.workers=")
 
 
 @pytest.mark.parametrize(("workers", "takes_ms"), [(1, 80 + 35), (0, 80)])
