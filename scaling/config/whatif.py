@@ -90,11 +90,14 @@ def _topology(config: Composed, own: Topology) -> Topology:
             f"topology={config.name}: how many ranks a host has depends on the machine; "
             "a number is expected, such as topology.ranks_per_host=8"
         )
+    # Links within a host are those of GPUs, where a topology does not say what its ranks run on.
+    elsewhere = bool(config.levels) and config.name != own.name
+    device, backend = ("cuda", "nccl") if elsewhere else (own.device, own.backend)
     return freeze_topology(
         config,
         ranks_per_host=own.ranks_per_host if ranks is None else ranks,
-        device=own.device if config.device == "auto" else config.device,
-        backend=own.backend if config.backend == "auto" else config.backend,
+        device=device if config.device == "auto" else config.device,
+        backend=backend if config.backend == "auto" else config.backend,
     )
 
 

@@ -74,6 +74,8 @@ def decimals_of(measured: Measured, scale: float = 1.0) -> int | None:
     A percentage that has no interval and would show as 0 with them gets PERCENT_DECIMALS as well.
     """
     decimals = measured.decimals(scale)
+    if decimals is not None and measured.surely_above(0) and (measured.half_width or 0.0) > measured.value:
+        decimals = max(decimals, -math.floor(math.log10(measured.least * scale)))  # it must not show as 0
     if scale != 100:
         return decimals
     if decimals is None:

@@ -8,7 +8,8 @@ from scaling.analysis.results import Loss, Measured, StepParts
 from scaling.report import text
 from scaling.report.model import Bar, Figure
 
-IDEAL, MEASURED = "ideal", "measured"
+IDEAL, MEASURED, PREDICTED = "ideal", "measured", "predicted"
+ENDS = (MEASURED, PREDICTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,7 @@ class Fall:
     """One row of a waterfall, in fractions of the step: it leads from `start` to `end`."""
 
     cause: str
-    """A loss cause, or IDEAL or MEASURED."""
+    """A loss cause, or IDEAL, MEASURED or PREDICTED."""
     value: Measured | None
     start: float
     end: float
@@ -24,11 +25,11 @@ class Fall:
     @property
     def name(self) -> str:
         """In words."""
-        return self.cause if self.cause in (IDEAL, MEASURED) else text.cause_name(self.cause)
+        return self.cause if self.cause in (IDEAL, *ENDS) else text.cause_name(self.cause)
 
 
-def waterfall(loss: Loss, efficiency: Measured | None) -> tuple[Fall, ...]:
-    """From the ideal down to what was measured: each cause begins where the last one ended."""
+def waterfall(loss: Loss, efficiency: Measured | None, end: str = MEASURED) -> tuple[Fall, ...]:
+    """From the ideal down to what was measured or predicted (`end`): each cause begins where the last one ended."""
     found = [Fall(cause=IDEAL, value=Measured(1.0), start=0.0, end=1.0)]
     level = 1.0
     for cause, value in text.losses_of(loss):
@@ -36,21 +37,21 @@ def waterfall(loss: Loss, efficiency: Measured | None) -> tuple[Fall, ...]:
         found.append(Fall(cause=cause, value=value, start=level, end=below))
         level = below
     if efficiency is not None:
-        found.append(Fall(cause=MEASURED, value=efficiency, start=0.0, end=efficiency.value))
+        found.append(Fall(cause=end, value=efficiency, start=0.0, end=efficiency.value))
     return tuple(found)
 
 
-def waterfall_bars(loss: Loss, efficiency: Measured | None) -> Figure:
+def waterfall_bars(loss: Loss, efficiency: Measured | None, end: str = MEASURED) -> Figure:
     """The waterfall as bars of characters."""
-    found = waterfall(loss, efficiency)
-    highest = max(max(row.start, row.end) for row in found if row.cause != MEASURED)
+    found = waterfall(loss, efficiency, end)
+    highest = max(max(row.start, row.end) for row in found if row.cause not in ENDS)
     bars = tuple(
         Bar(
             name=row.name,
             value=text.quantity(row.value, scale=100),
             start=max(0.0, row.start / highest),
             end=max(0.0, row.end / highest),
-            tone="ideal" if row.cause == IDEAL else "measured" if row.cause == MEASURED else "loss",
+            tone="ideal" if row.cause == IDEAL else "measured" if row.cause in ENDS else "loss",
         )
         for row in found
     )

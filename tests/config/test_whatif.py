@@ -129,7 +129,9 @@ def test_a_machine_of_ones_own(capsys, run, tmp_path):
     options = ("--config-dir", str(tmp_path))
     two, four = predicted(capsys, run, "topology=mine", "world_sizes=[2,4]", *options)["points"]
     assert two["loss"]["link_bandwidth"]["value"] < four["loss"]["link_bandwidth"]["value"]
-    assert "joins 4 ranks" in not_predicted(capsys, run, "topology=mine", "world_sizes=[8]", *options)
+    assert "8 ranks need 2 hosts of 4" in not_predicted(
+        capsys, run, "topology=mine", "world_sizes=[8]", *options
+    )
     assert "no such folder" in not_predicted(capsys, run, "--config-dir=nowhere")
 
 
@@ -196,7 +198,7 @@ def test_nonsense_is_refused_in_one_line(capsys, run, override, said):
 
 def test_ranks_that_nothing_joins_are_not_predicted(capsys, run):
     line = not_predicted(capsys, run, "topology=hgx_h100", "topology.link.rate=null", "world_sizes=[8,16]")
-    assert "joins 8 ranks" in line
+    assert "16 ranks need 2 hosts of 8" in line
 
 
 def test_a_run_that_is_none_is_not_predicted(capsys, tmp_path):
@@ -262,3 +264,33 @@ def test_in_the_terminal(capsys, run):
     ):
         assert words in " ".join(out.split())
     assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_predicted_row_says_that_it_is_and_stands_under_its_own_columns(capsys, run):
+    assert main(["predict", str(run), "world_sizes=[8]", "topology=dgx_a100"]) == 0
+    out = capsys.readouterr().out
+    assert "\n#ranks  hosts" in out
+    (head,) = (line for line in out.splitlines() if line.startswith("#ranks  hosts"))
+    assert head.split() == ["#ranks", "hosts", "step", "samples", "speedup", "efficiency"]
+    assert "8 ranks, predicted: a step of" in out
+    assert "\n  predicted  " in out
+    assert "\n  measured  " not in out
+    assert "x3: step +" in " ".join(out.split())
+
+
+def test_a_contended_run_is_not_predicted_from_unless_asked_to(capsys, simulate, cluster, tmp_path):
+    from dataclasses import replace
+
+    from scaling.cli.pipeline import rebuild
+    from scaling.records.files import write_json
+
+    path = tmp_path / "run"
+    simulate(cluster.Truth(world_sizes=(1, 2), rounds=4), path)
+    write_config(path, "world_sizes=[1,2]", "batch_per_rank=32")
+    analysis = rebuild(RunFolder(path)).analysis
+    quality = replace(analysis.quality, warnings=("contended: 9 of 16 compute blocks waited",))
+    write_json(RunFolder(path).analysis, replace(analysis, quality=quality))
+    said = not_predicted(capsys, path, "world_sizes=[4]")
+    assert "9 of 16 compute blocks waited" in said
+    assert "--anyway" in said
+    assert predicted(capsys, path, "world_sizes=[4]", "--anyway")["points"][0]["step_ms"]

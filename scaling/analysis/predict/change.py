@@ -14,6 +14,8 @@ from scaling.analysis.predict.buckets import Buckets, Gradients
 from scaling.analysis.statistics.rounds import Floats
 
 Phases = Mapping[str, Floats]
+LATENCY = 1.3
+"""The latency of another link or world size is known to this factor, where it was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,8 @@ class Change:
     """Levels from the innermost out; None: the measured link, whatever the world size."""
     fabric_doubt: float = 0.0
     """Relative uncertainty of the fabric's bandwidth (95 %)."""
+    latency_factor: float = LATENCY
+    """The latency is known to this factor (95 %)."""
     batch: int | None = None
     """Samples a rank and optimizer step, at the changed world size."""
     whole_batch: float = 1.0

@@ -20,8 +20,9 @@ NO_SOURCE = (
 
 
 NOTHING_INSIDE = (
-    "these ranks share one host, and the link between them is not known: the run measured no world size within one "
-    "host, and the topology has no levels"
+    "these ranks share one host, and the link between them is not known: the topology has no levels, and the run "
+    "measured no link within one host that stands for it; give topology.levels, or name a machine of conf/topology, "
+    "such as topology=hgx_h100"
 )
 
 

@@ -17,8 +17,6 @@ LAUNCH = 0.02
 """Relative difference of compute and link between launches."""
 LINK = 0.02
 """Relative error of alpha and beta for another rate or world size."""
-ALPHA = 1.3
-"""Latency of another link is known to this factor."""
 FIXED_SHARE = 0.2
 """Possible fixed share of forward and backward where only one batch was measured."""
 
@@ -34,7 +32,7 @@ def predict(
     on the run itself, from the back-test.
     """
     values = outcome(source, change)
-    moves = [] if _nothing(source, change) else _moves(source, change, other_launch=other_launch)
+    moves = [] if unchanged(source, change) else _moves(source, change, other_launch=other_launch)
     if moves and doubt:
         moves.append({name: doubt * (values[name][0] if name in _POSITIVE else 0.0) for name in values})
     found = {}
@@ -48,24 +46,34 @@ def predict(
 
 def leans(source: Source, change: Change, *, other_launch: bool) -> tuple[Lean, ...]:
     """The assumptions that this change relies on, each varied by itself."""
+    return tuple(lean for _, lean in named_leans(source, change, other_launch=other_launch))
+
+
+def named_leans(source: Source, change: Change, *, other_launch: bool) -> list[tuple[str, Lean]]:
+    """The same, each with its name in `assumptions`."""
     moved = change.world_size not in (None, source.world_size)
     elsewhere = moved or change.fabric is not None
     micro_batch = (change.batch or source.batch) / (change.accumulation or source.accumulation)
-    found = [Lean(residual_follows=False), Lean(overlap_turned=True)]
+    found = [("missed", Lean(residual_follows=False)), ("overlap", Lean(overlap_turned=True))]
     if other_launch:
-        found += [Lean(compute=1 + LAUNCH), Lean(transfer=1 + LAUNCH)]
+        found += [
+            ("launch_compute", Lean(compute=1 + LAUNCH)),
+            ("launch_link", Lean(transfer=1 + LAUNCH)),
+        ]
     if elsewhere:
-        found += [Lean(transfer=1 + max(LINK, change.fabric_doubt))]
+        found += [("bandwidth", Lean(transfer=1 + max(LINK, change.fabric_doubt)))]
     if elsewhere or change.bucket_cap_mb is not None:
-        found += [Lean(alpha=ALPHA)]
+        found += [("latency", Lean(alpha=change.latency_factor))]
     if moved:
-        found += [Lean(jitter=0.0)]
+        found += [("jitter", Lean(jitter=0.0))]
     if micro_batch != source.batch / source.accumulation:
-        found += [Lean(fixed_off=FIXED_SHARE if source.fixed_doubt is None else source.fixed_doubt)]
-    return tuple(found)
+        doubt = FIXED_SHARE if source.fixed_doubt is None else source.fixed_doubt
+        found += [("fixed", Lean(fixed_off=doubt))]
+    return found
 
 
-def _nothing(source: Source, change: Change) -> bool:
+def unchanged(source: Source, change: Change) -> bool:
+    """Whether nothing is asked that the run did not measure."""
     return change in (AS_IT_WAS, Change(world_size=source.world_size))
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scaling.analysis.network.ring import NoPathError
-from scaling.analysis.predict.change import Change, Source
-from scaling.analysis.predict.fabrics import Links, inside_fabric, measured_fabric, named_fabric
+from scaling.analysis.predict.assumptions import assumptions
+from scaling.analysis.predict.change import LATENCY, Change, Source
+from scaling.analysis.predict.fabrics import Links, carries, inside_fabric, measured_fabric, named_fabric
 from scaling.analysis.predict.limits import (
     NO_SOURCE,
     NOTHING_INSIDE,
@@ -15,9 +16,9 @@ from scaling.analysis.predict.limits import (
     joined_inside,
     nearest,
 )
-from scaling.analysis.predict.prediction import predict
+from scaling.analysis.predict.prediction import predict, unchanged
 from scaling.analysis.predict.whatif import outcome
-from scaling.analysis.results import SCHEMA, Analysis, Backtest, Loss, PredictedPoint, Prediction
+from scaling.analysis.results import SCHEMA, Analysis, Assumption, Backtest, Loss, PredictedPoint, Prediction
 from scaling.analysis.statistics.rounds import MS
 from scaling.spec.plan import Plan
 from scaling.spec.run import WORLD_SIZE_MAX, WhatIf
@@ -48,7 +49,8 @@ def predictions(
         looked_up_to=up_to,
         backtest=tests,
         backtest_missing=None if tests else _no_backtest(sources),
-        notes=_notes(plan, analysis, asked, from_),
+        assumptions=_assumptions(points, from_, plan, analysis, asked, doubt),
+        notes=_notes(plan, asked, from_),
     )
 
 
@@ -77,6 +79,32 @@ def _point(
     )
 
 
+def _assumptions(
+    points: Sequence[PredictedPoint],
+    sources: Sequence[Source],
+    plan: Plan,
+    analysis: Analysis,
+    asked: WhatIf,
+    doubt: float,
+) -> tuple[Assumption, ...]:
+    """Those of the largest world size that can be predicted; none where nothing changes."""
+    n = max((p.world_size for p in points if p.step_ms), default=0)
+    if not n:
+        return ()
+    source = nearest(sources, n, plan.spec.topology)
+    change = change_of(n, source, sources, plan, asked)
+    if unchanged(source, change):
+        return ()
+    return assumptions(
+        source,
+        change,
+        _fabric(n, source, sources, plan.spec.topology, asked),
+        device=analysis.run.device_name or analysis.run.device,
+        moved=asked.topology.name != plan.spec.topology.name,
+        doubt=doubt,
+    )
+
+
 def change_of(n: int, source: Source, sources: Sequence[Source], plan: Plan, asked: WhatIf) -> Change:
     """What differs at world size `n` from `source`."""
     own, mode = plan.spec.topology, plan.spec.mode
@@ -86,6 +114,7 @@ def change_of(n: int, source: Source, sources: Sequence[Source], plan: Plan, ask
         world_size=n,
         fabric=fabric.levels if fabric else None,
         fabric_doubt=fabric.doubt if fabric else 0.0,
+        latency_factor=fabric.latency_factor if fabric else LATENCY,
         batch=None if batch == source.batch else batch,
         whole_batch=asked.global_batch / plan.spec.global_batch,
         accumulation=asked.accumulation,
@@ -108,9 +137,10 @@ def _fabric(n: int, source: Source, sources: Sequence[Source], own: Topology, as
     fabric = named_fabric(asked.topology, own, source, n) if named else measured_fabric(own, sources)
     joined = max((n if level.ranks is None else level.ranks for level in fabric.levels), default=1)
     if n > joined:
+        where = asked.topology
         raise NoPathError(
-            f"topology={asked.topology.name} joins {joined} ranks of one host and has no link between hosts: "
-            "give its rate, such as topology.link.rate=100gbit"
+            f"{n} ranks need {where.hosts_of(n)} hosts of {where.ranks_per_host}, and topology={where.name} gives no "
+            "link between hosts: give its rate, such as topology.link.rate=100gbit"
         )
     same = not named and (own.hosts_of(n) > 1) == (own.hosts_of(source.world_size) > 1)
     return None if same else fabric
@@ -202,16 +232,12 @@ def _no_backtest(sources: Sequence[Source]) -> str:
     )
 
 
-def _notes(plan: Plan, analysis: Analysis, asked: WhatIf, sources: Sequence[Source]) -> tuple[str, ...]:
+def _notes(plan: Plan, asked: WhatIf, sources: Sequence[Source]) -> tuple[str, ...]:
     own, notes = plan.spec.topology, []
-    if asked.topology.name != own.name and asked.compute_scale == 1:
+    if asked.elsewhere and not carries(own, asked.topology):
         notes.append(
-            f"compute is assumed to be as fast as in the run, on {analysis.run.device}; "
-            "compute_scale=2 makes it twice as fast"
-        )
-    if asked.elsewhere and own.kind == "emulated" and asked.topology.kind != "emulated":
-        notes.append(
-            "the run's links are emulated and use Gloo, so only compute and the order of buckets are carried over"
+            f"the run used {own.backend} over {own.name}: its compute, ready times and overlap are carried over, its "
+            "latency and bandwidth are not"
         )
     if asked.topology.name != own.name and asked.topology.note:
         notes.append(asked.topology.note)

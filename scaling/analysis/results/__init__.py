@@ -42,7 +42,7 @@ from scaling.analysis.results.point import (
     Straggler,
     Throttled,
 )
-from scaling.analysis.results.prediction import Backtest, PredictedPoint, Prediction
+from scaling.analysis.results.prediction import Assumption, Backtest, PredictedPoint, Prediction
 from scaling.analysis.results.roofline import CeilingResult, OperatorResult, RooflineResult
 from scaling.analysis.results.run import Analysis, MemoryGrowth, Quality, RunInfo
 from scaling.analysis.results.size import AtSize, at
@@ -60,6 +60,7 @@ __all__ = [
     "SCHEMA",
     "Analysis",
     "ArmTimes",
+    "Assumption",
     "AtSize",
     "Backtest",
     "Bucket",

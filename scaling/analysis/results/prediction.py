@@ -34,6 +34,19 @@ class Backtest(AtSize):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """Something that a prediction takes to be so, and what the answer would be otherwise."""
+
+    what: str
+    varied: str
+    """What is put in its place."""
+    step_change: float
+    """The step then, over the predicted one, minus 1."""
+    efficiency_change: float | None
+    """The efficiency then, minus the predicted one; None where only the step's error is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction(RunResults):
     """How a run would do under other settings, and how well the same model predicts what the run measured."""
 
@@ -46,4 +59,7 @@ class Prediction(RunResults):
     backtest: tuple[Backtest, ...]
     backtest_missing: str | None
     """Why there is no back-test."""
+    assumptions: tuple[Assumption, ...]
+    """At the largest world size that is predicted, the one with the largest effect first."""
     notes: tuple[str, ...]
+    """What else limits the prediction, without a known effect."""

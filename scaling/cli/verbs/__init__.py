@@ -154,6 +154,7 @@ VERBS: dict[str, Verb] = {
         options=(
             _JSON,
             Option("--config-dir", "also read your own topologies from DIR/topology", value="DIR"),
+            Option("--anyway", "predict from a run although other programs ran beside it"),
         ),
     ),
     "verify": Verb(

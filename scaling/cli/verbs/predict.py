@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             "scaling predict: a run folder is expected first, then overrides such as world_sizes=[8,64]"
         )
-    found = predict(Run(words[0]), *words[1:], config_dir=given.config_dir)
+    found = predict(Run(words[0]), *words[1:], config_dir=given.config_dir, anyway=given.anyway)
     if given.json:
         print_json(found)
     else:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.results import Backtest, PredictedPoint, Prediction
+from scaling.analysis.results import Assumption, Backtest, PredictedPoint, Prediction
 from scaling.plain import plain
 from scaling.report.key_figures import COLUMNS
 from scaling.report.model import Document, Lines, Section, Table, heads, lines, named
 from scaling.report.text import cell, percent, quantity, ranks, sentence, value_of
-from scaling.report.waterfall import waterfall_bars
+from scaling.report.waterfall import PREDICTED, waterfall_bars
+
+PREDICTED_COLUMNS = ("ranks", "hosts", "step", "samples", "speedup", "efficiency")
 
 
 def document(prediction: Prediction) -> Document:
@@ -27,15 +29,31 @@ def _sections(prediction: Prediction) -> Iterator[Section]:
     yield Section(title="predicted", blocks=(_points(prediction.points),))
     last = prediction.points[-1]
     if last.loss is not None and last.world_size > 1:
-        title = f"{ranks(last.world_size)}: a step of {quantity(last.step_ms, 'ms')}"
-        yield Section(title=title, blocks=(waterfall_bars(last.loss, last.efficiency),))
+        title = f"{ranks(last.world_size)}, predicted: a step of {quantity(last.step_ms, 'ms')}"
+        yield Section(title=title, blocks=(waterfall_bars(last.loss, last.efficiency, PREDICTED),))
     why_none = lines(prediction.backtest_missing or "", look="prose", tone="warning")
     yield Section(
         title="back-test: each measured world size, predicted from the others",
         blocks=(_backtest(prediction.backtest), why_none),
         title_alone=True,
     )
-    yield Section(title="what this leans on", blocks=(lines(*prediction.notes, look="warnings"),))
+    leans = (*map(_leans, prediction.assumptions), *prediction.notes)
+    at = max((p.world_size for p in prediction.points if p.step_ms), default=0)
+    where = f", and what {ranks(at)} would be otherwise" if prediction.assumptions else ""
+    yield Section(title=f"what this leans on{where}", blocks=(lines(*leans, look="warnings"),))
+
+
+def _leans(one: Assumption) -> str:
+    """An assumption, what is put in its place, and what that does to the answer."""
+    step = f"step {_percent(one.step_change)} %"
+    if one.efficiency_change is None:
+        return f"{one.what}; {one.varied}: {step}"
+    return f"{one.what}; {one.varied}: {step}, efficiency {_percent(one.efficiency_change)} points"
+
+
+def _percent(change: float) -> str:
+    """A fraction as `+3.1`, in percent; 0 where it would not show."""
+    return "0" if abs(change) < 0.0005 else f"{change * 100:+.1f}"
 
 
 def _conditions(prediction: Prediction) -> Lines:
@@ -51,12 +69,12 @@ def _conditions(prediction: Prediction) -> Lines:
 
 
 def _points(points: Sequence[PredictedPoint]) -> Table:
-    columns = COLUMNS[:6]
+    columns = tuple(column for column in COLUMNS if column[0] in PREDICTED_COLUMNS)
     rows = tuple(
         (
             str(p.world_size),
             str(p.hosts),
-            cell(p.step_ms),
+            quantity(p.step_ms),
             value_of(p.samples_per_s),
             value_of(p.speedup),
             cell(p.efficiency, 100),
