@@ -25,8 +25,11 @@ def causes(size: Size, point: Point, base: Size, found: Study) -> tuple[Verdict,
                 cause="scales_well",
                 world_size=point.world_size,
                 share=None,
-                confidence="high" if found.covers == "launches" else "medium",
-                evidence=(f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}",),
+                confidence="low" if _doubts(size, base, found) else "high",
+                evidence=(
+                    f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}",
+                    *_doubts(size, base, found),
+                ),
             ),
         )
     return (undecided(point, "no cause stands clear of the noise; train more steps, or launch more often"),)
@@ -50,6 +53,16 @@ def _slower(size: Size, point: Point, base: Size, found: Study) -> list[Verdict]
         "probe.baseline(step) separates the two",
     )
     verdict = named("slower_compute", point, share, said, ())
-    if found.covers == "within":
-        verdict = dataclasses.replace(verdict, confidence="low", evidence=(*said, ONE_EACH))
+    if doubts := _doubts(size, base, found):
+        verdict = dataclasses.replace(verdict, confidence="low", evidence=(*said, *doubts))
     return [verdict]
+
+
+def _doubts(size: Size, base: Size, found: Study) -> tuple[str, ...]:
+    """Why a difference between launches is only a hint."""
+    contended = [one.world_size for one in (base, size) if one.analysis.quality.contended]
+    other = f"other programs ran beside the launches at world size {', '.join(map(str, contended))}"
+    return (
+        *((ONE_EACH,) if found.covers == "within" else ()),
+        *((f"{other}, so this is a hint, not a finding",) if contended else ()),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from scaling.analysis.results import Point, Quality, Study
+from scaling.analysis.results.run import CONTENDED
 from scaling.analysis.study.size import Size
 
 LAUNCHES_DIFFER = "another launch of the same script can be up to a fifth slower or faster"
@@ -64,6 +65,14 @@ def quality(sizes: Sequence[Size], found: Study, points: Sequence[Point], first:
         reached=tuple(reached),
         warnings=(
             *first,
-            *(f"at {n} rank{'s' * (n > 1)}: {line}" for n, one in each for line in one.warnings),
+            *(_at(n, line) for n, one in each for line in one.warnings),
         ),
     )
+
+
+def _at(n: int, line: str) -> str:
+    """A run's warning with its world size; one about contention still begins so."""
+    where = f"at {n} rank{'s' * (n > 1)}"
+    if line.startswith(CONTENDED):
+        return f"{CONTENDED}{where}, {line.removeprefix(CONTENDED)}"
+    return f"{where}: {line}"

@@ -14,7 +14,7 @@ from scaling.cli.output import say, warn
 from scaling.cli.verbs.arguments import split
 from scaling.config.compose import requests
 from scaling.config.script import cut, overrides
-from scaling.errors import InputError
+from scaling.errors import InputError, ScalingError
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.jobs import check_folder, plan_request
 from scaling.launchers.launcher import describe
@@ -128,6 +128,10 @@ def _launch(
         return run_script(command, logs, limit_s)
     except KeyboardInterrupt:
         return ScriptEnd(status="interrupted", error="interrupted")
+    except InputError:
+        raise
+    except ScalingError as error:  # Slurm no longer answers; what was measured so far is still put together
+        return ScriptEnd(status="failed", error=str(error))
 
 
 def _recorded_nothing(folder: RunFolder, index: int, started: Started) -> str:

@@ -95,7 +95,7 @@ class LoopFile:
             return f"nothing was recorded: the loop ended after {steps} steps, before the first round of ten was whole"
         here = Path.cwd()
         place = folder.relative_to(here) if folder is not None and folder.is_relative_to(here) else folder
-        return f"the run is in {place}; `scaling analyze {place}` reports it"
+        return f"`scaling analyze {place}` reports the run"
 
     def close(self) -> None:
         """Flush what the disk has room for, and close."""

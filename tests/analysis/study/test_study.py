@@ -96,6 +96,16 @@ def test_causes_are_named_by_size_and_slower_compute_is_a_hint_with_one_launch_e
     assert next(v for v in again if v.cause == "slower_compute").confidence != "low"
 
 
+def test_a_contended_run_makes_slower_compute_a_hint_and_is_said(sizes):
+    quality = dataclasses.replace(sizes[0].analysis.quality, warnings=("contended: 8 of 9 blocks waited",))
+    busy = dataclasses.replace(sizes[0], analysis=dataclasses.replace(sizes[0].analysis, quality=quality))
+    found, _ = study([launched(size, 1.0, 1.001) for size in (busy, sizes[1])])
+    slower = next(v for v in found.verdicts if v.cause == "slower_compute")
+    assert slower.confidence == "low"
+    assert "other programs ran beside the launches at world size 1" in slower.evidence[-1]
+    assert found.quality.contended == ("at 1 rank, 8 of 9 blocks waited",)
+
+
 def test_one_launch_each_claims_nothing_about_other_launches(sizes):
     analysis, _ = study(sizes)
     assert analysis.study.covers == "within"

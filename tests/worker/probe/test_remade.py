@@ -36,7 +36,7 @@ def test_each_group_that_is_made_again_agrees_anew(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "scaling: Probe:" in line]
-    assert all("the run is in" in line or "nothing was recorded" in line for line in said)
+    assert all("reports the run" in line or "nothing was recorded" in line for line in said)
     found = sorted(done.stdout.split("\n"))
     expected = [(0, 0), (0, 1), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2)]
     assert [line for line in found if line] == [f"{turn} {rank} {tmp_path}/{turn}" for turn, rank in expected]

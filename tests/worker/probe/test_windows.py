@@ -198,7 +198,9 @@ def test_a_baseline_in_a_round_has_the_clock_to_itself(ddp, tmp_path, monkeypatc
             with probe.step():
                 step(ddp)
     ended = clock_module.now_ns()
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err.splitlines() == [
+        f"scaling: Probe: `scaling analyze {tmp_path / 'run'}` reports the run"
+    ]
     lines = (tmp_path / "run/launches/0/rank-0.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     blocks = {record["id"]: record for record in records if record["t"] == "block"}

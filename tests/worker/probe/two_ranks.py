@@ -87,7 +87,7 @@ def said(into, name):
     text = io.StringIO()
     with contextlib.redirect_stderr(text):
         yield
-    into[name], last = [], "scaling: Probe: the run is in "
+    into[name], last = [], "scaling: Probe: `scaling analyze "
     for line in text.getvalue().splitlines():
         into.setdefault("last", []).append(line) if line.startswith(last) else into[name].append(line)
 
