@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
     finally:
         if process is not None:
             end(process)
-        shutil.rmtree(launch.torchrun, ignore_errors=True)
+        _remove_scratch(launch)
     if process.returncode == 0 and not left:
         return LaunchOutcome(status="done")
     if alone == -signal.SIGKILL:  # the ranks that it took along only report lost connections
@@ -69,6 +70,16 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
     gone = frozenset(ranks.get(rank, rank) for rank in missing)
     seen = gather(launch, told=told, stopped=stopped, missing=gone, silent_s=silent_s, ranks=ranks)
     return cause(seen, launch) or LaunchOutcome(status="failed", error=last_error(launch, process.returncode))
+
+
+def _remove_scratch(launch: LaunchFolder) -> None:
+    """Remove the launch's scratch folder, and what ranks that were killed left in the temporary folder of this host."""
+    for link in launch.torchrun.glob(launch.scratch("*").name):
+        with contextlib.suppress(OSError):
+            left = link.readlink()
+            if left.name.startswith("pymp-") and left.parent == Path(tempfile.gettempdir()):
+                shutil.rmtree(left, ignore_errors=True)
+    shutil.rmtree(launch.torchrun, ignore_errors=True)
 
 
 def _wait(

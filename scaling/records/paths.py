@@ -156,6 +156,8 @@ class LaunchFolder(_Folder):
 
     torchrun = _File("torchrun")
     """Scratch folder of the torchruns, removed when the launch is over."""
+    scratch = _FileOf("torchrun/scratch-{}")
+    """Link to the temporary folder of one rank and its data workers, removed with it."""
     launcher_log = _File("launcher.txt")
     """Standard output and error of the launcher: torchrun here, srun, or the emulated hosts' parent."""
     progress = _File("progress.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
 import os
 import sys
 import traceback
@@ -39,6 +40,11 @@ def main(arguments: list[str]) -> None:
     leave = watch(folder, rank, lambda: session.stage if session else "start")
     if not plan.spec.compiles:  # torch makes its cache's folder when it is imported, and leaves it behind
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder.torchrun.absolute() / "inductor"))
+    if (
+        plan.spec.data.workers
+    ):  # they inherit this folder; who ends the launch removes it if this rank is killed
+        with contextlib.suppress(OSError):
+            folder.scratch(rank).symlink_to(multiprocessing.util.get_temp_dir())
     share()
     first = os.environ["LOCAL_RANK"] == "0"
     with sampling(folder, plan.spec.topology.host_of(rank), first_on_host=first):

@@ -157,7 +157,7 @@ def test_a_torchrun_that_is_killed_is_named_and_takes_its_ranks_along(driver, tm
 @namespaces
 def test_a_torchrun_of_one_host_that_is_killed_is_named_and_no_rank(driver, tmp_path, left_behind):
     process = driver(
-        "topology=emulated_pcie", "topology.ranks_per_host=1", "measure.budget_s=10", "world_sizes=[2]"
+        "topology=emulated_pcie", "topology.ranks_per_host=1", "measure.budget_s=40", "world_sizes=[2]"
     )
     wait_until(lambda: rounds(tmp_path) >= 0.2, process, seconds=TAKES_S)
     (rank,) = [worker for worker in workers_of(tmp_path) if worker.rank == 1]
@@ -177,7 +177,7 @@ def test_a_torchrun_of_one_host_that_is_killed_is_named_and_no_rank(driver, tmp_
 @namespaces
 def test_a_link_that_is_cut_ends_the_launch_and_the_next_one_has_it_back(driver, tmp_path, left_behind):
     process = driver(
-        "topology=emulated_pcie", "topology.ranks_per_host=1", "measure.budget_s=10", "world_sizes=[2]"
+        "topology=emulated_pcie", "topology.ranks_per_host=1", "measure.budget_s=40", "world_sizes=[2]"
     )
     wait_until(lambda: rounds(tmp_path) >= 0.2, process)
     change_rate(tmp_path, 1, 4_000)

@@ -94,7 +94,7 @@ class Loader(Feed):
             collate_fn=Collate(getattr(dataset, "collate_fn", default_collate), self._gate),
             pin_memory=pin,
             drop_last=True,
-            timeout=timeout_s if data.workers else 0,
+            timeout=round(timeout_s, 1) if data.workers else 0,
             worker_init_fn=functools.partial(end_with_parent, os.getpid()),
         )
         self._batches: Any = None
