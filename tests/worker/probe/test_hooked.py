@@ -1,0 +1,69 @@
+"""A Probe that a script does not open itself: which model and optimizer it follows, and what it leaves."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.cli.pipeline import derive
+from scaling.records.paths import RunFolder
+from scaling.worker.probe.hooked import Hooked
+
+STEPS, EVALUATED = 45, 30
+OPTIMIZERS = importlib.import_module("torch.optim.optimizer")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCALING_RUN_DIR", str(tmp_path / "run"))
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield RunFolder(tmp_path / "run")
+    dist.destroy_process_group()
+
+
+def script(order=(0, 1)):
+    """Two models, the first the larger one, trained in an order; an evaluation; two micro-steps of the larger one."""
+    models = [DistributedDataParallel(torch.nn.Linear(8, width)) for width in (16, 2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
+    for index in range(STEPS):
+        for k in order:
+            if k == 0:
+                with models[k].no_sync():
+                    models[k](torch.ones(3, 8)).sum().backward()
+            models[k](torch.ones(3, 8)).sum().backward()
+            optimizers[k].step()
+            optimizers[k].zero_grad()
+        if index == EVALUATED:
+            with torch.no_grad():
+                models[0](torch.ones(3, 8))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0,)])
+def test_it_follows_the_largest_model_from_one_optimizer_step_to_the_next(folder, order):
+    made, before = DistributedDataParallel.__init__, len(OPTIMIZERS._global_optimizer_post_hooks)
+    hooked = Hooked()
+    with hooked.installed():
+        script(order)
+        hooked.close(None)
+    assert DistributedDataParallel.__init__ is made
+    assert len(OPTIMIZERS._global_optimizer_post_hooks) == before
+    rebuilt, tables, _ = derive(folder)
+    assert rebuilt.plan.spec.batch_per_rank == 6  # both micro-steps
+    assert rebuilt.plan.spec.accumulation_steps == 2
+    assert rebuilt.analysis.points[0].parts_ms.optimizer.value > 0
+    assert set(tables.blocks["arm"]) == {"plain", "probe"}
+    assert any("1 pause" in line for line in rebuilt.analysis.quality.warnings)  # the evaluation
+
+
+def test_without_a_model_it_says_so_and_leaves_nothing(folder, capsys):
+    hooked = Hooked()
+    with hooked.installed():
+        optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+        optimizer.step()
+        hooked.close(None)
+    assert "no DistributedDataParallel was trained" in capsys.readouterr().err
+    assert not folder.path.exists()
