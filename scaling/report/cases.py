@@ -71,18 +71,22 @@ def inference_table(found: Sequence[InferenceCase]) -> Table:
 
 
 def training_table(found: Sequence[TrainingCase]) -> Table:
-    """A row for each training setting."""
+    """A row for each training setting; checkpointing and micro-steps are columns where some row has them."""
+    held = any(r.checkpointing for r in found)
+    micro = any(r.accumulation_steps > 1 for r in found)
     rows = [
         (
-            "yes" if r.checkpointing else "no",
-            str(r.accumulation_steps),
+            *((("yes" if r.checkpointing else "no"),) if held else ()),
+            *((str(r.accumulation_steps),) if micro else ()),
             _batch(r),
             cell(r.step_ms),
             cell(r.exposed_ms),
         )
         for r in found
     ]
-    return _table(TRAINING, found, rows, "Training settings", TRAINING_NOTE)
+    shown = {"checkpointing": held, "micro-steps": micro}
+    columns = tuple(column for column in TRAINING if shown.get(column[0], True))
+    return _table(columns, found, rows, "Training settings", TRAINING_NOTE)
 
 
 def _table(

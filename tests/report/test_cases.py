@@ -129,6 +129,19 @@ def test_the_terminal_tells_training_settings_and_the_largest_batch(sample):
     assert "micro-steps" in words
 
 
+def test_the_answer_of_cases_says_where_ranks_are_slower_than_one(sample):
+    """Half of the ideal and more is faster than one rank alone, less is slower."""
+    rows = [
+        training(batch, rate, world_size=n, efficiency=None if n == 1 else about(rate / (100 * n), 0.01))
+        for batch, n, rate in ((4, 1, 100), (4, 2, 60), (16, 1, 100), (16, 2, 180))
+    ]
+    words = " ".join(printed(print_analysis, analysis(training=tuple(rows)), sample.plan()).split())
+    assert "2 ranks are slower than 1 with batch 4: 0.60 ±0.02 times its samples a second." in words
+    assert "efficiency" in words
+    assert "micro-steps batch" not in words
+    assert "slower than 1" not in printed(print_analysis, TRAINED, sample.plan())
+
+
 @pytest.mark.parametrize("found", [SERVED, TRAINED], ids=["inference", "training"])
 def test_the_page_has_the_tables_and_nothing_breaks_out(found, sample):
     text = page(found, sample.plan(), ())

@@ -273,3 +273,9 @@ def test_a_trial_of_which_something_was_measured_is_not_called_missing(sample):
     lost = (TrialStatus(world_size=2, status="interrupted"),)
     said = "The trial at 2 ranks was measured in part (stopped)."
     assert answer(replace(good, trials=lost)).endswith(said)
+
+
+def test_what_is_surely_above_zero_is_never_shown_as_zero():
+    found = Measured(0.4, 0.05, 4.4, 8)
+    assert text.quantity(found, "ms") == "0.40 ms [0.05, 4.40]"
+    assert text.quantity(Measured(0.4, -3.6, 4.4, 8), "ms") == "0 ms ±4"

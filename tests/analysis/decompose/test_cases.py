@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose.cases import _kneed, _throughput, whole_rounds
+from scaling.analysis.decompose.cases import _kneed, _throughput, _with_efficiency, whole_rounds
 from scaling.analysis.results import InferenceCase, Measured
 from scaling.analysis.statistics.percentiles import percentiles
 from scaling.analysis.statistics.rounds import resampling_weights
@@ -116,3 +116,11 @@ def test_a_round_can_be_whole_in_one_arm_and_cut_off_in_the_next():
     rows = stretches((0, 0, "latency"), (0, 1, "latency"), (0, 0, "throughput"))
     assert set(whole_rounds(rows, 2)["arm"]) == {"latency"}
     assert whole_rounds(rows.filter(pl.col("rank") == 0), 2).is_empty()
+
+
+def test_efficiency_is_against_one_rank_of_the_same_case_and_unknown_without_one():
+    rows = [row(4, 100.0, world_size=1), row(4, 150.0, world_size=2), row(8, 300.0, world_size=2)]
+    alone, two, lone = _with_efficiency(rows)
+    assert alone.efficiency.value == 1
+    assert two.efficiency.value == 0.75
+    assert lone.efficiency is None
