@@ -12,9 +12,17 @@ from scaling.report.terminal import print_analysis
 from scaling.spec.plan import Plan
 
 
-def print_report(folder: RunFolder, analysis: Analysis, plan: Plan, console: Console | None = None) -> None:
-    """Print the report of a run and the path of its page."""
-    print_analysis(console or Console(), analysis, plan, report_path=folder.report_html)
+def print_report(
+    folder: RunFolder, analysis: Analysis, plan: Plan, console: Console | None = None, *, verbose: bool
+) -> None:
+    """Print a run's answer in five lines, or its whole report, and the path of its page."""
+    print_analysis(
+        console or Console(),
+        analysis,
+        plan,
+        report_path=folder.report_html,
+        verbose=verbose or plan.spec.by_case,
+    )
 
 
 def log_to_wandb(

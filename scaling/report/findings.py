@@ -32,6 +32,15 @@ from scaling.report.text import (
 )
 from scaling.units import format_bytes
 
+IN_WORDS = {
+    "neighbours": "ranks sharing a host slow each other",
+    "straggler": "a late rank holds up the others",
+    "overlap": "compute slowed while gradients are reduced",
+    "small_batch": "a rank's part of the batch is too small",
+    "slow_path": "data take a slower path than the topology promises",
+}
+"""Causes whose names say too little to stand alone."""
+
 
 def straggler_line(straggler: Straggler) -> str:
     """Which rank is late in which phase, what that costs, and whether the rank is slow alone too."""
@@ -155,7 +164,7 @@ def level_figures(level: FabricLevel) -> str:
 def verdict_title(verdict: Verdict) -> str:
     """The finding as a headline: `link bandwidth, 33.1 % ±0.4 of the step at 2 ranks`."""
     share = f", {percent(verdict.share)} of the step" if verdict.share else ""
-    return f"{cause_name(verdict.cause)}{share} at {ranks(verdict.world_size)}"
+    return f"{IN_WORDS.get(verdict.cause, cause_name(verdict.cause))}{share} at {ranks(verdict.world_size)}"
 
 
 def quality_lines(quality: Quality) -> tuple[str, ...]:

@@ -22,16 +22,17 @@ COLUMNS: Columns = (
     ("transfer", "ms"),
     ("skew", "ms"),
     ("busbw", "Gbit/s"),
+    ("bytes", "GB/s"),
     ("status", ""),
 )
-COMPARED = ("ranks", "step", "samples", "efficiency", "transfer", "skew", "busbw")
+COMPARED = ("ranks", "step", "samples", "efficiency", "transfer", "skew", "busbw", "bytes")
 """Columns where the key figures of several runs stand below each other."""
 BRIEF = ("ranks", "hosts", "step", "samples", "efficiency", "status")
 NOTE = "transfer, skew: what a step waits for (exposed); ±: half of the 95 % interval"
 
 
 def key_table(points: Sequence[Point]) -> Table:
-    """The key figures of one run; the status is left out where every trial is done, tokens where they are not known."""
+    """The key figures of one run; status where a trial is not done, which takes the place of GB/s; tokens if known."""
     return _table(points, [name for name, _ in COLUMNS])
 
 
@@ -49,7 +50,7 @@ def compared_table(series: Sequence[tuple[str, Sequence[Point]]]) -> Table:
 
 def _table(points: Sequence[Point], names: Sequence[str]) -> Table:
     all_done = all(p.status == "done" for p in points)
-    known = {"status": not all_done, "tokens": any(p.tokens_per_s for p in points)}
+    known = {"status": not all_done, "bytes": all_done, "tokens": any(p.tokens_per_s for p in points)}
     shown = [name for name in names if known.get(name, True)]
     rows = tuple(_chosen(_row(p), shown) for p in points)
     return Table(columns=_chosen(COLUMNS, shown), rows=rows, label="Key figures", note=NOTE)
@@ -71,6 +72,7 @@ def _row(point: Point) -> tuple[str, ...]:
         cell(point.efficiency, 100),
         value_of(point.parts_ms.exposed_transfer),
         value_of(point.parts_ms.exposed_skew),
-        value_of(point.comm.busbw_gbit_s if point.comm else None),
+        value_of(busbw := point.comm.busbw_gbit_s if point.comm else None),
+        value_of(busbw, 1 / 8),
         status_name(point.status),
     )

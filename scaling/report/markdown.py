@@ -43,6 +43,9 @@ def _document(document: Document) -> Iterator[str]:
     if document.badge:
         yield from ("", f"**{_esc(document.badge)}**: {_esc(document.badge_means)}")
     yield from ("", f"**{_esc(document.answer)}**")
+    if rest := [line for line in document.lead if line.name not in ("answer", "page")]:
+        yield ""
+        yield from (f"- {line.name}: {_esc(line.text)}" for line in rest)
     for section, blocks in document.sections_on(MARKDOWN):
         folded = MARKDOWN in section.folded_on
         yield from _title(section, folded=folded)

@@ -178,7 +178,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """One report. A page and Markdown begin with the answer; a terminal ends with it, above the prompt."""
+    """One report. It begins with its lead, else with the answer, with which a terminal then ends."""
 
     title: str = ""
     answer: str = ""
@@ -191,6 +191,8 @@ class Document:
     badge_means: str = ""
     not_valid: bool = False
     """Whether the answer is that there is none."""
+    lead: tuple[Line, ...] = ()
+    """What a terminal and Markdown begin with in place of the answer alone; a terminal may show nothing else."""
     sureness: tuple[Line, ...] = ()
     """On a page: how well the answer is known."""
     closing: tuple[Line, ...] = ()

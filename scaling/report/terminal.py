@@ -41,14 +41,20 @@ _STYLES = {
     "caution": "bold yellow",
     "alarm": "bold red",
 }
+PAGE_LINE = "page"
 _BAR_STYLES = {"part": "cyan", "ideal": "green", "loss": "red", "measured": "bold"}
 
 
 def print_analysis(
-    console: Console, analysis: Analysis, plan: Plan, *, report_path: Path | str | None = None
+    console: Console,
+    analysis: Analysis,
+    plan: Plan,
+    *,
+    report_path: Path | str | None = None,
+    verbose: bool = True,
 ) -> None:
-    """Print a run: conditions, figures, where each step goes, verdicts, the answer."""
-    draw(console, run.document(analysis, plan, report_path=report_path))
+    """Print a run: five lines; if `verbose`, also conditions, figures, where each step goes, and verdicts."""
+    draw(console, run.document(analysis, plan, report_path=report_path), verbose=verbose)
 
 
 def print_comparison(console: Console, compared: Comparison, sweep: Sweep | None = None) -> None:
@@ -89,9 +95,9 @@ def print_verification(console: Console, found: Verification, folder: Path) -> N
     draw(console, proof.verification_document(found, folder))
 
 
-def draw(console: Console, document: Document) -> None:
-    """Print a document, in plain ASCII where the terminal has no more."""
-    for line in _document(document):
+def draw(console: Console, document: Document, *, verbose: bool = True) -> None:
+    """Print a document, or its lead only, in plain ASCII where the terminal has no more."""
+    for line in _document(document) if verbose else _lead(document):
         _print(console, line)
 
 
@@ -107,13 +113,28 @@ def _flat(value: str) -> str:
     return plain(value).replace("\n", " ")
 
 
+def _lead(document: Document) -> Iterator[Text]:
+    """The first lines, each with its name; a path is not broken."""
+    width = max((len(line.name) for line in document.lead), default=0)
+    for line in document.lead:
+        lead = f"{line.name:<{width}}  "
+        if line.name == PAGE_LINE:
+            yield Text(lead + _flat(line.text))
+        else:
+            style = "bold" if line.name == "answer" else ""
+            yield from _prose(line.text, lead=lead, hang=" " * len(lead), style=style)
+
+
 def _document(document: Document) -> Iterator[Text]:
+    if document.lead:
+        yield from _lead(document)
+        yield Text("#")
     for section, blocks in document.sections_on(TERMINAL):
         if section.title and TERMINAL in section.titled_on:
             yield _title(section)
         for block in blocks:
             yield from _draw(block)
-    if document.answer:
+    if document.answer and not document.lead:
         yield _head("answer")
         yield from _prose(document.answer, style="bold")
     width = max((len(line.name) for line in document.closing), default=0)

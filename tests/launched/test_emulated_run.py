@@ -29,6 +29,7 @@ def synthetic(scaling, tmp_path_factory):
         "run",
         *SYNTHETIC,
         "run_dir=run",
+        "--verbose",
         cwd=cwd,
     )
     assert done.returncode == 0, done.stderr

@@ -25,7 +25,7 @@ def test_half_precision_on_the_wire_with_checkpoints_and_a_fused_optimizer(measu
     run, done = measured(
         *LOCAL,
         "model=highmem_cnn batch_per_rank=4 accumulation_steps=2 channels_last=true",
-        "checkpointing=true fused_optimizer=true ddp.comm_hook=fp16",
+        "checkpointing=true fused_optimizer=true ddp.comm_hook=fp16 --verbose",
     )
     point = point_of(run, 2)
     assert point["comm"]["bytes_per_step"] == payload_of(run) // 2  # once a step, too

@@ -30,7 +30,9 @@ def bad(sample):
 
 
 def row(out, name):
-    return next(line for line in out.splitlines() if line.strip().startswith(name))
+    """The row of a name below the first five lines."""
+    below = out.partition("\n#")[2]
+    return next(line for line in below.splitlines() if line.strip().startswith(name))
 
 
 def test_nothing_is_wider_than_80_columns_or_coloured(good, bad, sample):
@@ -43,10 +45,30 @@ def test_nothing_is_wider_than_80_columns_or_coloured(good, bad, sample):
 def test_the_key_figures_stand_under_a_name_and_a_unit(good):
     lines = good.splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("#ranks"))
-    assert lines[at + 1].split() == ["#", "ms", "1/s", "%", "ms", "ms", "Gbit/s"]
+    assert lines[at + 1].split() == ["#", "ms", "1/s", "%", "ms", "ms", "Gbit/s", "GB/s"]
     assert lines[at + 4].split()[:3] == ["4", "4", "139.6"]
     assert "57.4 ±1.2" in lines[at + 4]
     assert "status" not in lines[at]
+
+
+def test_a_report_leads_with_five_lines_and_can_be_nothing_else(sample, good):
+    page = "runs/a/report.html"
+    short = printed(print_analysis, sample.good(), sample.plan(), report_path=page, verbose=False)
+    names = [line.split("  ")[0] for line in short.splitlines() if not line.startswith(" ")]
+    assert names == ["answer", "why", "how sure", "try", "page"]
+    assert good.startswith(short)
+    said = " ".join(short.split())
+    assert "answer highmem_cnn on emulated_pcie: At 4 ranks the run keeps 57.4 %" in said
+    assert "ddp.comm_hook=bf16" in said
+    assert short.splitlines()[-1] == f"page      {page}"
+
+
+def test_failures_injections_and_warnings_are_among_the_five_lines(sample):
+    short = printed(print_analysis, sample.bad(), sample.bad_plan(), verbose=False)
+    said = " ".join(short.split())
+    for word in ("SYNTHETIC", "INJECTED", "failed on rank 3: RuntimeError", "1 warning"):
+        assert word in said
+    assert "page" not in [line.split(" ")[0] for line in short.splitlines()]
 
 
 def test_the_waterfall_runs_from_ideal_to_measured(good):
@@ -82,7 +104,7 @@ def test_trouble_is_told(bad):
 
 def test_a_run_without_any_result_still_prints(sample):
     nothing = replace(sample.bad(), points=(), verdicts=(), fabric=Fabric())
-    assert "Nothing could be measured." in printed(print_analysis, nothing, sample.plan())
+    assert "Nothing could be measured." in " ".join(printed(print_analysis, nothing, sample.plan()).split())
 
 
 def test_a_console_of_plain_ascii_gets_plain_ascii(sample):

@@ -105,14 +105,12 @@ def saved(share: Measured) -> Measured | None:
     return None if share.interval is None else share.mapped(lambda x: 1 / (1 - min(x, 0.99)))
 
 
-def lighter_optimizer(point: Point) -> tuple[Offer, ...]:
+def lighter_optimizer(point: Point, spec: Spec) -> tuple[Offer, ...]:
     """One kernel for all parameters, and the update shared among the ranks where sending the result takes less."""
-    found = [
-        Offer(
-            overrides="",
-            code="fused=True, or foreach=True where that is missing: torch.optim.AdamW(params, ..., fused=True)",
-        )
-    ]
+    found = []
+    if not spec.fused_optimizer:
+        code = "fused=True, or foreach=True where that is missing: torch.optim.AdamW(params, ..., fused=True)"
+        found.append(Offer(overrides="fused_optimizer=true", code=code))
     comm, spent, step, n = point.comm, point.parts_ms.optimizer, point.step_ms, point.world_size
     if n == 1 or spent is None or step is None or comm is None:
         return tuple(found)

@@ -15,6 +15,11 @@ def evidence_of(cause: str, point: Point, level: FabricLevel | None = None) -> t
     if cause == "link_latency":
         lines += _latency_lines(point, level)
     if cause == "link_bandwidth" and comm is not None:
+        if comm.gradient_bytes and (comm.reductions or 1) > 1:
+            lines.append(
+                f"gradients of {comm.gradient_bytes / 2**20:.1f} MiB are reduced {comm.reductions} times a step: "
+                "no_sync is missing"
+            )
         if parts.exposed_transfer is not None and point.step_ms is not None:
             lines.append(
                 f"a step waits {parts.exposed_transfer.value:.1f} of {point.step_ms.value:.1f} ms for data on the link"
@@ -24,11 +29,6 @@ def evidence_of(cause: str, point: Point, level: FabricLevel | None = None) -> t
             of_link = f", {share.value:.0%} of what the link can carry" if share else ""
             lines.append(
                 f"{comm.bytes_per_step / 2**20:.1f} MiB a step at {comm.busbw_gbit_s.value:.3g} Gbit/s{of_link}"
-            )
-        if comm.gradient_bytes and (comm.reductions or 1) > 1:
-            lines.append(
-                f"gradients of {comm.gradient_bytes / 2**20:.1f} MiB are reduced {comm.reductions} times a step: "
-                "no_sync is missing"
             )
     if cause == "straggler" and point.straggler is not None:
         late = point.straggler

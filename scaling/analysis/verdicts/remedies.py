@@ -21,7 +21,7 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
     if cause == "input":
         return fed(point, spec, host, own_loop=plan.own_loop)
     if cause == "optimizer":
-        return (*lighter_optimizer(point), *_less_often(spec, point.world_size))
+        return (*lighter_optimizer(point, spec), *_less_often(spec, point.world_size))
     if cause == "link_bandwidth":
         return _less_traffic(point, spec)
     if cause == "link_latency":

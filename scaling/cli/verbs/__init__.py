@@ -29,6 +29,7 @@ class Verb(NamedTuple):
     composed: bool = False
 
 
+_VERBOSE = Option("--verbose", "print the whole report, not its five first lines (also -v)")
 _JSON = Option("--json", "print one JSON document and nothing else")
 VERBS: dict[str, Verb] = {
     "run": Verb(
@@ -39,6 +40,7 @@ VERBS: dict[str, Verb] = {
         ),
         options=(
             Option("--resume", "go on with the trials that are left of RUN; takes no overrides", value="RUN"),
+            _VERBOSE,
         ),
         composed=True,
     ),
@@ -75,7 +77,7 @@ VERBS: dict[str, Verb] = {
     ),
     "analyze": Verb(
         calls=(("analyze RUN [--json]", "rebuild everything derived from the raw records"),),
-        options=(_JSON,),
+        options=(_JSON, _VERBOSE),
     ),
     "compare": Verb(
         calls=(
@@ -206,6 +208,7 @@ VERBS: dict[str, Verb] = {
             Option("--batch", "samples a rank and step, for throughput", value="N"),
             Option("--name", "the model's name in the report", value="NAME"),
             Option("--wandb", "log it to W&B, offline"),
+            _VERBOSE,
         ),
     ),
     "import": Verb(
@@ -228,6 +231,7 @@ VERBS: dict[str, Verb] = {
         ),
         options=(
             Option("--open", "open the page in a browser"),
+            _VERBOSE,
             Option("--figures", "write every figure of the page as SVG and PNG instead", value="DIR"),
         ),
     ),

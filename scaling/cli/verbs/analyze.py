@@ -17,5 +17,5 @@ def main(arguments: list[str]) -> int:
     if given.json:
         print_json(rebuilt.analysis)
     else:
-        print_report(folder, rebuilt.analysis, rebuilt.plan)
+        print_report(folder, rebuilt.analysis, rebuilt.plan, verbose=given.verbose)
     return rebuilt.exit_code

@@ -40,7 +40,8 @@ def split(verb: str, arguments: list[str]) -> tuple[list[str], argparse.Namespac
     parser = _Parser(prog=verb, add_help=False, allow_abbrev=False)
     for option in VERBS[verb].options:
         action = "store" if option.value else "store_true"
-        parser.add_argument(option.name, action=action, dest=attribute(option.name))
+        names = (option.name, "-v") if option.name == "--verbose" else (option.name,)
+        parser.add_argument(*names, action=action, dest=attribute(option.name))
     given, others = parser.parse_known_args(arguments)
     for option in VERBS[verb].options:
         value = getattr(given, attribute(option.name))

@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     folder = find_run(paths[0])
     if given.figures is not None:
         return _figures(folder, Path(given.figures))
-    print_report(folder, read_analysis(folder), read_plan(folder))
+    print_report(folder, read_analysis(folder), read_plan(folder), verbose=given.verbose)
     if given.open:
         webbrowser.open(folder.report_html.absolute().as_uri())
     return 0

@@ -32,8 +32,8 @@ def main(arguments: list[str]) -> int:
         for plan, folder in runs:
             require_own(folder)
             launcher_of(plan).require(plan)
-        return _run(runs, multirun=runs[0][1].path.parent == path)
-    search = _Search()
+        return _run(runs, multirun=runs[0][1].path.parent == path, verbose=given.verbose)
+    search = _Search(verbose=given.verbose)
     asked = requests("run", rest, search.measure)
     if search.codes:
         return search.finish()
@@ -43,13 +43,14 @@ def main(arguments: list[str]) -> int:
     jobs = [check(job) for job in jobs]
     for job in jobs:
         create_run(job)
-    return _run([(job.plan, job.folder) for job in jobs], multirun=asked.multirun)
+    return _run([(job.plan, job.folder) for job in jobs], multirun=asked.multirun, verbose=given.verbose)
 
 
 class _Search:
     """Runs that a sweeper requests one by one; it knows the objectives of the earlier ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, verbose: bool) -> None:
+        self._verbose = verbose
         self.codes: list[int] = []
         self.done: list[RunFolder] = []
         self.parent: Path | None = None
@@ -63,7 +64,7 @@ class _Search:
         job = check(job)
         create_run(job)
         self.parent = job.folder.path.parent
-        code, stopped = _measured(job.plan, job.folder, Console())
+        code, stopped = _measured(job.plan, job.folder, Console(), verbose=self._verbose)
         self.codes.append(code)
         if stopped:
             raise KeyboardInterrupt
@@ -82,11 +83,11 @@ class _Search:
         return worst(self.codes)
 
 
-def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool) -> int:
+def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool, verbose: bool) -> int:
     """Measure and report the runs one after the other."""
     console, codes, ended = Console(), [], False
     for plan, folder in runs:
-        code, stopped = _measured(plan, folder, console)
+        code, stopped = _measured(plan, folder, console, verbose=verbose)
         codes.append(code)
         if stopped and (code or len(codes) < len(runs)):
             rest = folder.path.parent if multirun else folder.path
@@ -105,13 +106,13 @@ def _compare(done: list[RunFolder], console: Console) -> None:
         compare_folders(done, console, as_json=False, into=RunFolder(done[0].path.parent))
 
 
-def _measured(plan: Plan, folder: RunFolder, console: Console) -> tuple[int, bool]:
+def _measured(plan: Plan, folder: RunFolder, console: Console, *, verbose: bool) -> tuple[int, bool]:
     """Measure and report one run. Returns its exit status, and whether it was interrupted."""
     before = len(earlier_launches(folder))
     try:
         launches = watch(plan, folder).launches
         stopped = len(launches) > before and launches[-1].state == "interrupted"
-        return _finish(folder, console), stopped
+        return _finish(folder, console, verbose=verbose), stopped
     except KeyboardInterrupt:
         warn(
             f"{folder.path}: what was measured is kept: `scaling analyze {folder.path}` reports it, "
@@ -120,7 +121,7 @@ def _measured(plan: Plan, folder: RunFolder, console: Console) -> tuple[int, boo
         raise
 
 
-def _finish(folder: RunFolder, console: Console) -> int:
+def _finish(folder: RunFolder, console: Console, *, verbose: bool) -> int:
     """Analyse, report and log a run; returns its exit status. A failing stage does not hide what was measured."""
     from scaling.cli.pipeline import rebuild  # noqa: PLC0415
     from scaling.cli.reporting import log_to_wandb, print_report  # noqa: PLC0415
@@ -143,6 +144,6 @@ def _finish(folder: RunFolder, console: Console) -> int:
     except ScalingError as error:
         warn(error)
         return 1
-    print_report(folder, rebuilt.analysis, rebuilt.plan, console)
+    print_report(folder, rebuilt.analysis, rebuilt.plan, console, verbose=verbose)
     log_to_wandb(folder, rebuilt.plan, rebuilt.analysis, rebuilt.histories, rebuilt.environment)
     return rebuilt.exit_code

@@ -163,7 +163,7 @@ def _report(stands: Standing) -> int:
     except ScalingError as error:
         warn(error)
         return 1
-    print_report(stands.folder, analysis, stands.plan)
+    print_report(stands.folder, analysis, stands.plan, verbose=False)
     return 0 if analysis.whole and not left(stands.plan, stands.status.launches) else 3
 
 

@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
 
     folder = write_folder(analysis, plan, drawn, given.out)
     if not given.json:
-        print_report(folder, analysis, plan)
+        print_report(folder, analysis, plan, verbose=given.verbose)
     if given.wandb:
         log_to_wandb(folder, plan, analysis)
     return code

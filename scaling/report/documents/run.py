@@ -14,6 +14,7 @@ from scaling.report.documents import steps, sureness, traces
 from scaling.report.fabric import fabric_lines
 from scaling.report.hosts import host_blocks
 from scaling.report.key_figures import key_table
+from scaling.report.lead import lead
 from scaling.report.machines import machine_table
 from scaling.report.model import (
     MARKDOWN,
@@ -61,6 +62,7 @@ def document(
         badge="SYNTHETIC compute" if run.synthetic else "",
         badge_means="sleeps; parameters and traffic are real.",
         answer=answer(analysis),
+        lead=lead(analysis, plan, "" if report_path is None else str(report_path)),
         sureness=sureness.of_the_answer(analysis.quality),
         sections=tuple(_sections(analysis, plan, timelines, histories, machines)),
         closing=tuple(_closing(analysis, plan, report_path)),
