@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scaling.analysis.results import NO_CAUSE, Analysis, Quality, Verdict
+from scaling.analysis.results import NO_CAUSE, Analysis, Verdict
+from scaling.analysis.results.run import CONTENDED
 from scaling.plain import one_line
 from scaling.report import findings, text
 from scaling.report.answer import answer
@@ -53,7 +54,7 @@ def _how_sure(analysis: Analysis, plan: Plan, found: Verdict | None) -> Iterator
     yield from analysis.quality.reached[:1]
     failed = [findings.trial_line(t) for t in analysis.trials if t.status not in SETTLED]
     yield from (_short(line, TRIAL_MOST) for line in failed)
-    warnings = (*analysis.quality.contended, *_others(analysis.quality))
+    warnings = sorted(analysis.quality.warnings, key=lambda said: not said.startswith(CONTENDED))
     if warnings:
         yield f"{text.count(len(warnings), 'warning')}: {_short(warnings[0], WARNING_MOST)}"
 
@@ -61,10 +62,6 @@ def _how_sure(analysis: Analysis, plan: Plan, found: Verdict | None) -> Iterator
 def _short(said: str, most: int) -> str:
     line = one_line(said)
     return line if len(line) <= most else f"{line[:most].rstrip()}..."
-
-
-def _others(quality: Quality) -> list[str]:
-    return [warning for warning in quality.warnings if warning not in quality.contended]
 
 
 def _try(analysis: Analysis, found: Verdict | None) -> str:

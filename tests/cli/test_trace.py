@@ -50,7 +50,7 @@ def test_a_job_of_two_ranks(job, analysed):
 
 def test_the_folder_is_read_as_a_runs(job, tmp_path, capsys):
     out = tmp_path / "out"
-    assert main(["trace", str(job()), "--out", str(out), "--batch", "32", "--name", "mine"]) == 0
+    assert main(["trace", str(job()), "--out", str(out), "--batch", "32", "--name", "mine", "-v"]) == 0
     shown = capsys.readouterr().out
     assert "2 ranks from traces (device events)" in shown
     assert "rank 1 is late in forward" in shown
