@@ -31,6 +31,8 @@ RUN_DIR = "SCALING_RUN_DIR"
 """Where a Probe in the script writes, whatever the script says."""
 MARK = "SCALING_LAUNCH"
 """Names the launch in the environment of each of its processes."""
+PROBE = "SCALING_PROBE"
+"""0 would turn the Probe off."""
 POLL_S = 0.1
 ANSWER_S = 3.0
 """How long processes that are left may take to end after SIGTERM."""
@@ -59,6 +61,7 @@ def command_of(
     own = {
         RUN_DIR: str(folder.at_size(world_size).path.absolute()),
         MARK: str(logs.path.absolute()),
+        PROBE: "1",
         "OMP_NUM_THREADS": str(plan.spec.threads),
     }
     return dataclasses.replace(made, env={**own, **made.env})
@@ -143,16 +146,20 @@ def left_of(mark: str) -> list[int]:
 
 
 def _end_left(mark: str) -> None:
-    """End what a launch left running: SIGTERM, and SIGKILL a little later."""
+    """End what a launch left running: SIGTERM, and SIGKILL a little later. A second Ctrl-C skips the wait."""
     until = time.monotonic() + ANSWER_S
     told: set[int] = set()
-    while (left := left_of(mark)) and time.monotonic() < until:
-        for pid in set(left) - told:
-            _signal(pid, signal.SIGTERM)
-        told.update(left)
-        time.sleep(POLL_S)
-    for pid in left:
-        _signal(pid, signal.SIGKILL)
+    try:
+        while (left := left_of(mark)) and time.monotonic() < until:
+            for pid in set(left) - told:
+                _signal(pid, signal.SIGTERM)
+            told.update(left)
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for pid in left_of(mark):
+            _signal(pid, signal.SIGKILL)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 from support.results import about
 from support.simulated_cluster import Straggler, Truth, simulate
@@ -124,6 +125,17 @@ def test_repeated_launches_widen_the_interval_by_their_spread(sizes):
     assert not any("one launch at each" in line for line in analysis.quality.warnings)
 
 
+@pytest.mark.parametrize("launches", [2, 3])
+def test_intervals_over_launches_hold_the_truth(sizes, launches):
+    """Launches that differ by 5 % (standard deviation): the efficiency of the typical launch is inside."""
+    rng, held, draws = np.random.default_rng(0), 0, 200
+    truth = sizes[0].point.step_ms.value / sizes[1].point.step_ms.value
+    for _ in range(draws):
+        drawn = [_drawn(size, np.exp(0.05 * rng.standard_normal(launches))) for size in sizes]
+        held += study(drawn)[0].points[1].efficiency.holds(truth)
+    assert 0.91 <= held / draws <= 0.99
+
+
 def test_the_spread_is_that_of_the_launches_of_one_world_size():
     rng_like = [(1.0, 1.1), (3.0, 3.3)]  # world sizes differ by far more than launches
     assert launch_spread(rng_like)[0] == pytest.approx(math.log(1.1) / 2**0.5)
@@ -196,3 +208,13 @@ def _batch(size, batch):
 def _model(size):
     run = dataclasses.replace(size.analysis.run, model="Other")
     return dataclasses.replace(size, analysis=dataclasses.replace(size.analysis, run=run))
+
+
+def _drawn(size, factors):
+    """The size with as many launches, and their mean as its step."""
+    step = dataclasses.replace(size.point.step_ms, value=size.point.step_ms.value * float(factors.mean()))
+    point = dataclasses.replace(
+        size.point, step_ms=dataclasses.replace(step, low=step.value, high=step.value)
+    )
+    analysis = dataclasses.replace(size.analysis, points=(point,))
+    return dataclasses.replace(launched(size, *factors.tolist()), analysis=analysis)
