@@ -20,9 +20,9 @@ UNTIMED_S = 900.0
 """The longest that ranks may work without finishing anything, before a step is timed."""
 LATE = 4
 """Work that takes this many times longer than expected is late; the usual patience begins then."""
-LOADER, COLLECTIVE, LAUNCHER = 0.7, 0.8, 0.9
+LOADER, COLLECTIVE, LAUNCHER = 0.7, 0.75, 0.82
 """Shares of the patience after which a rank gives up its data workers, then its peers give up the rank that they wait
-for, then the launcher gives up the launch: what is nearest to the cause reports it first."""
+for, then the launcher gives up the launch: what is nearest to the cause reports it first. The rest is for ending it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

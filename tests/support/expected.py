@@ -32,7 +32,7 @@ def compared(point: Point, truth: Any) -> dict[str, tuple[Measured | None, float
             found[f"loss.{cause}"] = (getattr(point.loss, cause), share, SLACK)
     if truth.late:
         cost = point.straggler.cost_ms if point.straggler else None
-        found["straggler.cost"] = (cost, truth.cost_ns[truth.late[0]] / MS, SLACK * step)
+        found["straggler.cost"] = (cost, truth.late_cost_ns / MS, SLACK * step)
     return found
 
 

@@ -54,4 +54,5 @@ def random_truth(seed: int, *, most: int = 64) -> Truth:
         lead_in=1,
         fabric_repeats=2,
         seed=seed,
+        buffers_ns=rng.choice([0.0, 0.0, rng.uniform(50e3, 3e6)]),
     )

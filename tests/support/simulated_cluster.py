@@ -159,7 +159,9 @@ class ExpectedPoint:
     cost_ns: dict[int, float]
     """By rank with an extra: the plain step minus the plain step without it."""
     late: tuple[int, ...]
-    """Ranks whose cost is above 1 % of the step."""
+    """The latest ranks, each of which adds more than 1 % of the step to what those before it cost; the latest first."""
+    late_cost_ns: float
+    """The plain step minus the plain step without all of them: of two late ranks, neither costs that by itself."""
     loss: dict[str, float]
     """By cause over the plain step; they add up to 1 - efficiency."""
 
@@ -371,6 +373,21 @@ def parts_by_rank(track: Track) -> tuple[dict[str, np.ndarray], float]:
     return parts, sum(high - low for low, high in busy)
 
 
+def late_together(truth: Truth, trial: Trial, step_ns: float) -> tuple[tuple[int, ...], float]:
+    """The late ranks, and what they cost together, ns."""
+    extra: dict[int, float] = {}
+    for s in truth.stragglers:
+        if s.rank < trial.world_size > 1:
+            extra[s.rank] = extra.get(s.rank, 0.0) + s.extra_ns
+    latest = sorted(extra, key=lambda rank: -extra[rank])
+    late, cost = (), 0.0
+    for count in range(1, min(len(latest), trial.world_size // 2) + 1):
+        together = step_ns - float(steady(truth.without(*latest[:count]), trial).step_ns.mean())
+        if together - cost > 0.01 * step_ns:
+            late, cost = tuple(latest[:count]), together
+    return late, cost
+
+
 def expect(truth: Truth, trial: Trial) -> ExpectedPoint:
     """Run the physics without noise, with and without each cause."""
     n, everyone = trial.world_size, np.arange(trial.world_size)
@@ -379,7 +396,7 @@ def expect(truth: Truth, trial: Trial) -> ExpectedPoint:
     cost = {
         r: float((track.step_ns - steady(truth.without(r), trial).step_ns).mean()) for r in sorted(extras)
     }
-    late = tuple(r for r, ns in cost.items() if ns > 0.01 * track.step_ns.mean())
+    late, late_cost = late_together(truth, trial, float(track.step_ns.mean()))
     typical = np.setdiff1d(everyone, late)
     own = {arm: compute_ns(truth, alike(trial, arm), everyone)[:, typical].mean(axis=1) for arm in STEP_ARMS}
     step = {arm: float(own[arm].sum()) for arm in (BARE_ONE, BARE_ALL, DDP_SOLO)}
@@ -416,6 +433,7 @@ def expect(truth: Truth, trial: Trial) -> ExpectedPoint:
         hidden_share=1 - (means["exposed_transfer"] - truth.buffers_ns) / busy if busy else None,
         cost_ns=cost,
         late=late,
+        late_cost_ns=late_cost,
         loss=loss,
     )
 
