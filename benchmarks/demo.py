@@ -89,9 +89,8 @@ def without_reason(analysis: dict[str, Any]) -> Iterator[str]:
 
 
 def readme_lines(demo: Demo) -> str:
-    """The table and the answer over the slow link, and the answer of the comparison."""
-    table = _between(demo.report, "# key figures\n", "# transfer, skew")
-    return table + _answer(demo.report) + _answer(_comparison(demo))
+    """The first lines of the report over the slow link, and the answer of the comparison."""
+    return _lead(demo.report) + _answer(_comparison(demo))
 
 
 def tour_lines(demo: Demo) -> str:
@@ -100,7 +99,12 @@ def tour_lines(demo: Demo) -> str:
     ratios = "# throughput, other over base\n" + _between(
         _comparison(demo), "# throughput, other over base\n", "# settings that differ"
     )
-    return f"{steps}...\n{_answer(demo.report)}...\n{ratios}{_answer(_comparison(demo))}"
+    return f"{_lead(demo.report)}...\n{steps}...\n{ratios}{_answer(_comparison(demo))}"
+
+
+def _lead(report: str) -> str:
+    """The answer, why, how sure and what to try: all above the first line of conditions."""
+    return re.split(r"^#", report, flags=re.MULTILINE)[0]
 
 
 def _comparison(demo: Demo) -> str:
@@ -118,8 +122,8 @@ def _between(text: str, begin: str, end: str) -> str:
 
 def into_docs(demo: Demo, folder: Path) -> None:
     """Put a demo's output and figures in place of those that the docs show."""
-    _show(ROOT / "README.md", "#ranks", readme_lines(demo))
-    _show(ROOT / "docs/tour.md", "# key figures", tour_lines(demo))
+    _show(ROOT / "README.md", "answer", readme_lines(demo))
+    _show(ROOT / "docs/tour.md", "answer", tour_lines(demo))
     figures = folder / "figures"
     run([*harness.SCALING, "report", str(folder / "0"), "--figures", str(figures)], check=True)
     for drawn, kept in FIGURES.items():

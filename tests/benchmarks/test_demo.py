@@ -12,6 +12,9 @@ with pytest.MonkeyPatch.context() as patch:
     demo = importlib.import_module("demo")
 
 REPORT = """\
+answer    small on a link: At 2 ranks the run keeps 46 %.
+try       a faster link
+#
 # model      small
 #
 # key figures
@@ -24,9 +27,6 @@ REPORT = """\
 # 2 ranks on 2 hosts
   input 1
   memory           365 MiB
-#
-# answer
-  At 2 ranks the run keeps 46 %.
 # report  /somewhere
 """
 PRINTED = f"""{REPORT}# throughput, other over base
@@ -46,18 +46,18 @@ def one():
     return demo.Demo(took_s=1.0, printed=PRINTED, report=REPORT, analyses=(), ratio={})
 
 
-def test_the_readme_shows_the_table_and_both_answers(one):
+def test_the_readme_shows_the_first_lines_and_the_answer_of_the_comparison(one):
     assert demo.readme_lines(one) == (
-        "#ranks  step\n#         ms\n     1    50\n     2    90\n"
-        "# answer\n  At 2 ranks the run keeps 46 %.\n"
+        "answer    small on a link: At 2 ranks the run keeps 46 %.\ntry       a faster link\n"
         "# answer\n  At 2 ranks the fast link is faster.\n"
     )
 
 
 def test_the_tour_shows_the_step_and_the_ratios_too(one):
     shown = demo.tour_lines(one)
-    assert shown.startswith("# key figures\n#ranks  step\n")
-    assert "  input 1\n...\n# answer\n" in shown
+    assert shown.startswith("answer    small on a link")
+    assert "a faster link\n...\n# key figures\n#ranks  step\n" in shown
+    assert "  input 1\n...\n# throughput" in shown
     assert "memory" not in shown
     assert "settings" not in shown
     assert shown.endswith(
