@@ -146,7 +146,7 @@ def _recorded_nothing(folder: RunFolder, index: int, started: Started) -> str:
             "no Probe was opened, so nothing was recorded; put the two lines around the training "
             "(docs/own-script.md), or use --no-probe"
         )
-    return "no DistributedDataParallel was trained, so nothing was recorded"
+    return "no training of a DistributedDataParallel was seen, so nothing was recorded"
 
 
 def _failed(folder: RunFolder, one: ScriptLaunch, ended: ScriptEnd, name: str) -> None:

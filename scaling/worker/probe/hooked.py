@@ -32,7 +32,8 @@ class Hooked:
     """Finds the model and its steps, and puts a Probe around them."""
 
     def __init__(self) -> None:
-        self._models: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+        self._models: weakref.WeakKeyDictionary[DistributedDataParallel, Any] = weakref.WeakKeyDictionary()
+        """Models, with the handle of the hook on their forward."""
         self._stepped: dict[int, DistributedDataParallel] = {}
         """The largest model of each optimizer that stepped, in order."""
         self._chosen: DistributedDataParallel | None = None
@@ -49,15 +50,26 @@ class Hooked:
         @functools.wraps(made)
         def init(ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
             made(ddp, *args, **kwargs)
-            self._models.add(ddp)
-            ddp.register_forward_pre_hook(self._before_forward)
+            self._models[ddp] = ddp.register_forward_pre_hook(self._before_forward)
+
+        compile_: Any = torch.compile
+
+        @functools.wraps(compile_)
+        def compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+            outer = compile_(model, *args, **kwargs)
+            if isinstance(model, DistributedDataParallel) and model in self._models:
+                self._models[model].remove()  # it would be traced; the outer module's hooks are not
+                self._models[model] = outer.register_forward_pre_hook(self._before_forward)
+            return outer
 
         DistributedDataParallel.__init__ = init  # type: ignore[method-assign, assignment]
+        torch.compile = compiled
         self._handle = register_optimizer_step_post_hook(self._after_step)
         try:
             yield
         finally:
             DistributedDataParallel.__init__ = made  # type: ignore[method-assign]
+            torch.compile = compile_
             self._handle.remove()
 
     def close(self, error: BaseException | None) -> None:
@@ -66,7 +78,7 @@ class Hooked:
             self._probe.close(error)
         elif error is None and os.environ.get("RANK", "0") == "0":
             print(
-                "scaling: Probe: no DistributedDataParallel was trained for two steps; nothing was recorded",
+                "scaling: Probe: no training of a DistributedDataParallel was seen; nothing was recorded",
                 file=sys.stderr,
                 flush=True,
             )
@@ -90,7 +102,9 @@ class Hooked:
         self._optimizer, self._chosen = max(reversed(self._stepped.items()), key=lambda item: _size(item[1]))
 
     def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
-        if module is not self._chosen or not torch.is_grad_enabled():
+        if torch.compiler.is_compiling():  # ddp.compile() traces the hooks too; the training goes before
+            return
+        if getattr(module, "_orig_mod", module) is not self._chosen or not torch.is_grad_enabled():
             return
         if self._probe is None:
             # The probe's own hooks act from the next forward on.

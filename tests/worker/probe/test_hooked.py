@@ -59,11 +59,32 @@ def test_it_follows_the_largest_model_from_one_optimizer_step_to_the_next(folder
     assert any("1 pause" in line for line in rebuilt.analysis.quality.warnings)  # the evaluation
 
 
+@pytest.mark.slow  # torch.compile is slow to import
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_compiled_wrapper_is_followed_and_one_that_is_compiled_in_place_trains_on(folder, capsys, inside):
+    hooked = Hooked()
+    with hooked.installed():
+        ddp = DistributedDataParallel(torch.nn.Linear(8, 16))
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+        called = ddp if inside else torch.compile(ddp, backend="eager")
+        if inside:
+            ddp.compile(backend="eager")
+        for _ in range(STEPS):
+            called(torch.ones(3, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        hooked.close(None)
+    if inside:
+        assert "nothing was recorded" in capsys.readouterr().err
+    else:
+        assert derive(folder)[0].analysis.points[0].parts_ms.forward.value > 0
+
+
 def test_without_a_model_it_says_so_and_leaves_nothing(folder, capsys):
     hooked = Hooked()
     with hooked.installed():
         optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
         optimizer.step()
         hooked.close(None)
-    assert "no DistributedDataParallel was trained" in capsys.readouterr().err
+    assert "no training of a DistributedDataParallel was seen" in capsys.readouterr().err
     assert not folder.path.exists()
