@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scaling.analysis.results import FabricLevel, Point
+from scaling.units import format_bytes
 
 
 def evidence_of(cause: str, point: Point, level: FabricLevel | None = None) -> tuple[str, ...]:
@@ -17,7 +18,7 @@ def evidence_of(cause: str, point: Point, level: FabricLevel | None = None) -> t
     if cause == "link_bandwidth" and comm is not None:
         if comm.gradient_bytes and (comm.reductions or 1) > 1:
             lines.append(
-                f"gradients of {comm.gradient_bytes / 2**20:.1f} MiB are reduced {comm.reductions} times a step: "
+                f"gradients of {format_bytes(comm.gradient_bytes)} are reduced {comm.reductions} times a step: "
                 "no_sync is missing"
             )
         if parts.exposed_transfer is not None and point.step_ms is not None:
@@ -28,7 +29,7 @@ def evidence_of(cause: str, point: Point, level: FabricLevel | None = None) -> t
             share = comm.nominal_share
             of_link = f", {share.value:.0%} of what the link can carry" if share else ""
             lines.append(
-                f"{comm.bytes_per_step / 2**20:.1f} MiB a step at {comm.busbw_gbit_s.value:.3g} Gbit/s{of_link}"
+                f"{format_bytes(comm.bytes_per_step)} a step at {comm.busbw_gbit_s.value:.3g} Gbit/s{of_link}"
             )
     if cause == "straggler" and point.straggler is not None:
         late = point.straggler

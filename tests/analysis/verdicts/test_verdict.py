@@ -170,7 +170,7 @@ def test_evidence_has_numbers_and_units(plan):
     )
     said = {v.cause: "; ".join(v.evidence) for v in verdicts(full, plan)}
     assert "20.0 of 100.0 ms" in said["link_bandwidth"]
-    assert "9.0 MiB a step at 0.185 Gbit/s, 97% of what the link can carry" in said["link_bandwidth"]
+    assert "9 MiB a step at 0.185 Gbit/s, 97% of what the link can carry" in said["link_bandwidth"]
     assert "60.0 ms while the other ranks run, and 50.0 ms alone" in said["neighbours"]
     assert "65.0 ms" in said["strategy_overhead"]
     assert "50.0 ms" in said["small_batch"]
@@ -294,7 +294,7 @@ def reduced(times, size=2**20, sent=2**20):
 @pytest.mark.parametrize("sent", [2**21, 2**20], ids=["as they are", "as bf16"])
 def test_gradients_reduced_in_every_micro_step_lack_no_sync(plan, sent):
     (found,) = verdicts(point({"link_bandwidth": 0.3}, comm=reduced(2, sent=sent)), plan)
-    assert "gradients of 1.0 MiB are reduced 2 times a step: no_sync is missing" in found.evidence
+    assert "gradients of 1 MiB are reduced 2 times a step: no_sync is missing" in found.evidence
     assert [r.code.startswith("with ddp.no_sync():") for r in found.try_] == [True]
 
 
