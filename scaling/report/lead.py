@@ -16,6 +16,9 @@ from scaling.spec.plan import Plan
 WARNING_MOST, TRIAL_MOST = 110, 240
 """Characters of the first warning, and of a trial that failed, that are shown."""
 
+HINT = "so this is a hint, not a finding"
+"""How a doubt among the evidence ends; it is said under `how sure`."""
+
 
 def lead(analysis: Analysis, plan: Plan, page: str = "") -> tuple[Line, ...]:
     """`page`: path of the page; empty where there is none."""
@@ -41,7 +44,8 @@ def _main(analysis: Analysis) -> Verdict | None:
 def _why(found: Verdict | None) -> str:
     if found is None:
         return ""
-    return text.sentence("; ".join(one_line(line) for line in found.evidence[:2])) if found.evidence else ""
+    said = [one_line(line) for line in found.evidence if not line.endswith(HINT)]
+    return text.sentence("; ".join(said[:2])) if said else ""
 
 
 def _how_sure(analysis: Analysis, plan: Plan, found: Verdict | None) -> Iterator[str]:

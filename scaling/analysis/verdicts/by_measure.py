@@ -70,8 +70,6 @@ def fed(point: Point, spec: Spec, host: Host, *, own_loop: bool) -> tuple[Offer,
     workers = max(1, math.ceil(HEADROOM * waits.value / (step.value - waits.value)))
     ranks = max(spec.topology.shares(point.world_size))
     stall = "" if own_loop or not spec.inject.input_ms else "inject.input_ms=0"
-    if host.cores and ranks * (workers + 1) > host.cores:
-        return (_cheaper(host.cores, ranks, stall, gain),)
     found = [
         Offer(
             overrides=stall,
@@ -81,6 +79,14 @@ def fed(point: Point, spec: Spec, host: Host, *, own_loop: bool) -> tuple[Offer,
             assumes=ALL_READY,
         )
     ]
+    if host.cores and ranks * (workers + 1) > host.cores:
+        found.append(
+            Offer(
+                overrides="",
+                code="if making a batch takes processor time, make samples cheaper (decode, resize or cache them "
+                f"beforehand): a host has {host.cores} cores for {ranks} ranks and their data workers",
+            )
+        )
     if spec.topology.device != "cpu":
         found.append(
             Offer(
@@ -88,16 +94,6 @@ def fed(point: Point, spec: Spec, host: Host, *, own_loop: bool) -> tuple[Offer,
             )
         )
     return tuple(found)
-
-
-def _cheaper(cores: int, ranks: int, overrides: str, gain: Measured | None) -> Offer:
-    return Offer(
-        overrides=overrides,
-        code=f"make samples cheaper (decode, resize or cache them beforehand): {ranks} ranks and their data workers "
-        f"would need more than the {cores} cores of a host",
-        gain=gain,
-        assumes=ALL_READY,
-    )
 
 
 def saved(share: Measured) -> Measured | None:
