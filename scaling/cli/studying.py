@@ -23,7 +23,7 @@ from scaling.records.started import read_started
 from scaling.records.status import TrialStatus
 from scaling.report.documents import run as report
 from scaling.report.html import draw as page
-from scaling.report.terminal import print_analysis
+from scaling.report.terminal import print_study
 from scaling.spec.plan import Plan
 
 COARSER = (
@@ -97,7 +97,13 @@ def read_run(folder: RunFolder) -> Size:
 
 
 def show_study(
-    analysis: Analysis, plan: Plan, console: Console, *, as_json: bool, into: RunFolder | None = None
+    analysis: Analysis,
+    plan: Plan,
+    console: Console,
+    *,
+    as_json: bool,
+    verbose: bool,
+    into: RunFolder | None = None,
 ) -> int:
     """Print a study; write study.json and study.html to `into`, which is made if needed. Returns the exit status."""
     if into is not None:
@@ -107,5 +113,6 @@ def show_study(
     if as_json:
         print_json(analysis)
     else:
-        print_analysis(console, analysis, plan, report_path=into.study_html if into is not None else None)
+        path = None if into is None else into.study_html
+        print_study(console, analysis, plan, report_path=path, verbose=verbose)
     return 0 if analysis.whole else 3

@@ -27,6 +27,7 @@ from scaling.plain import plain
 from scaling.report import bars, text
 from scaling.report.bars import WIDTH
 from scaling.report.documents import checkup, comparison, prediction, proof, run, several
+from scaling.report.key_figures import key_table
 from scaling.report.model import TERMINAL, Block, Document, Figure, Finding, Line, Lines, Section, Table
 from scaling.spec.plan import Plan
 
@@ -55,6 +56,16 @@ def print_analysis(
 ) -> None:
     """Print a run: five lines; if `verbose`, also conditions, figures, where each step goes, and verdicts."""
     draw(console, run.document(analysis, plan, report_path=report_path), verbose=verbose)
+
+
+def print_study(
+    console: Console, analysis: Analysis, plan: Plan, *, report_path: Path | str | None, verbose: bool
+) -> None:
+    """Print a study: five lines and a row for each world size; if `verbose`, all that is printed of a run."""
+    print_analysis(console, analysis, plan, report_path=report_path, verbose=verbose)
+    if not verbose:
+        for line in _table(key_table(analysis.points)):
+            _print(console, line)
 
 
 def print_comparison(console: Console, compared: Comparison, sweep: Sweep | None = None) -> None:

@@ -30,6 +30,7 @@ def test_runs_are_put_together_and_written_where_it_was_asked(launched, tmp_path
     assert main(["study", *runs, "--into", str(tmp_path / "study")]) == 0
     out = capsys.readouterr().out
     assert "At 2 ranks the run keeps" in out
+    assert "slower compute" not in out  # with --verbose only
     found = json.loads((tmp_path / "study/study.json").read_text())
     assert [p["world_size"] for p in found["points"]] == [1, 2]
     assert found["study"]["base_world_size"] == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from scaling.analysis.results import NO_CAUSE, Point, Study, Verdict
+from scaling.analysis.results import NO_CAUSE, Loss, Point, Study, Verdict
 from scaling.analysis.study.size import Size
 from scaling.analysis.verdicts.verdict import NOTABLE, SCALES_WELL, named, undecided
 
@@ -15,11 +15,14 @@ def causes(size: Size, point: Point, base: Size, found: Study) -> tuple[Verdict,
     """The causes that the run itself shows, and compute that has become slower; largest first."""
     if point.world_size == base.world_size or point.efficiency is None:
         return ()
-    there = [v for v in size.analysis.verdicts if v.cause not in NO_CAUSE]
+    well = point.efficiency.surely_above(SCALES_WELL)
+    there = [
+        v for v in size.analysis.verdicts if v.cause not in NO_CAUSE and (well or not _as_at_base(v, point))
+    ]
     there += _slower(size, point, base, found)
     if there:
         return tuple(sorted(there, key=lambda v: -(v.share.value if v.share else 0.0)))
-    if point.efficiency.surely_above(SCALES_WELL):
+    if well:
         return (
             Verdict(
                 cause="scales_well",
@@ -32,7 +35,26 @@ def causes(size: Size, point: Point, base: Size, found: Study) -> tuple[Verdict,
                 ),
             ),
         )
-    return (undecided(point, "no cause stands clear of the noise; train more steps, or launch more often"),)
+    why = "no cause stands clear of the noise; train more steps, or launch more often"
+    return (undecided(point, why, *_largest(point)),)
+
+
+def _largest(point: Point) -> tuple[str, ...]:
+    """The largest term of the loss, where it would be notable."""
+    names = (field.name for field in dataclasses.fields(Loss) if field.name != "unexplained")
+    known = {name: share for name in names if point.loss and (share := getattr(point.loss, name)) is not None}
+    name = max(known, key=lambda cause: known[cause].value, default="")
+    if not name or known[name].value <= NOTABLE:
+        return ()
+    return (f"the largest term, which is not certain, is {name}: {known[name].value:.0%} of the step",)
+
+
+def _as_at_base(verdict: Verdict, point: Point) -> bool:
+    """Whether a phase takes much of the step, but is not shown to take more than at the base: no loss of scaling."""
+    if point.loss is None or verdict.cause not in ("input", "host"):
+        return False
+    grown = getattr(point.loss, verdict.cause)
+    return grown is not None and not (grown.surely_above(0) and grown.value > NOTABLE)
 
 
 def _slower(size: Size, point: Point, base: Size, found: Study) -> list[Verdict]:

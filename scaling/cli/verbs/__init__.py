@@ -123,6 +123,7 @@ VERBS: dict[str, Verb] = {
         ),
         options=(
             _JSON,
+            _VERBOSE,
             Option(
                 "--into",
                 "write study.json and study.html; by default into the folder that `scaling launch` made",
@@ -142,6 +143,7 @@ VERBS: dict[str, Verb] = {
             Option("--world-sizes", "numbers of ranks, such as 1,2,4", value="LIST"),
             Option("--no-probe", "open a Probe for a script that has none; DDP only"),
             Option("--time-limit", "end a launch after so many seconds, by default 3600", value="S"),
+            _VERBOSE,
         ),
         composed=True,
     ),

@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
     plans = [read_plan(folder) for folder in folders]
     if same_script(plans) and not (given.json or given.into or name or ratio is not None):
         say("# the runs have no world size in common, so this is their scaling study (scaling study)")
-        return show_study(*make_study(folders), Console(), as_json=False)
+        return show_study(*make_study(folders), Console(), as_json=False, verbose=False)
     into = None if given.into is None else RunFolder(given.into)
     if into is not None:
         check_writable(into.path, f"--into {into.path}")

@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> int:
         world_sizes=plan.spec.world_sizes,
         repeats=plan.spec.repeats,
     )
-    return _finish(folder, _launched(plan, folder, started, limit_s))
+    return _finish(folder, _launched(plan, folder, started, limit_s), verbose=given.verbose)
 
 
 def _limit(asked: str | None) -> float:
@@ -158,7 +158,7 @@ def _failed(folder: RunFolder, one: ScriptLaunch, ended: ScriptEnd, name: str) -
         say(*(f"  | {line}" for line in ended.lines), file=sys.stderr)
 
 
-def _finish(folder: RunFolder, started: Started) -> int:
+def _finish(folder: RunFolder, started: Started, *, verbose: bool) -> int:
     """The study of what was measured; the exit status."""
     from scaling.cli.studying import show_study, study_at  # noqa: PLC0415  polars and scipy are slow to import
 
@@ -174,7 +174,7 @@ def _finish(folder: RunFolder, started: Started) -> int:
         )
         return 3
     analysis, plan = study_at(folder)
-    code = show_study(analysis, plan, Console(), as_json=False, into=folder)
+    code = show_study(analysis, plan, Console(), as_json=False, verbose=verbose, into=folder)
     return code if complete else 3
 
 

@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     paths, given = parse("report", arguments)
     launched = RunFolder(named(paths[0]))
     if launched.study.is_file() and not launched.plan.is_file():
-        return _study(launched, open_page=given.open)
+        return _study(launched, open_page=given.open, verbose=given.verbose)
     folder = find_run(paths[0])
     if given.figures is not None:
         return _figures(folder, Path(given.figures))
@@ -31,11 +31,11 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _study(folder: RunFolder, *, open_page: bool) -> int:
+def _study(folder: RunFolder, *, open_page: bool, verbose: bool) -> int:
     """Print the study of a folder that `scaling launch` made, from its records."""
     from scaling.cli.studying import show_study, study_at  # noqa: PLC0415  polars and scipy are slow to import
 
-    show_study(*study_at(folder), Console(), as_json=False, into=folder)
+    show_study(*study_at(folder), Console(), as_json=False, verbose=verbose, into=folder)
     if open_page:
         webbrowser.open(folder.study_html.absolute().as_uri())
     return 0

@@ -27,4 +27,4 @@ def main(arguments: list[str]) -> int:
     if into is not None:
         check_writable(into.path, f"--into {into.path}")
     analysis, plan = make_study(folders) if launched is None else study_at(launched)
-    return show_study(analysis, plan, Console(), as_json=given.json, into=into)
+    return show_study(analysis, plan, Console(), as_json=given.json, verbose=given.verbose, into=into)

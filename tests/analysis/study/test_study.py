@@ -13,7 +13,7 @@ from support.simulated_cluster import Straggler, Truth, simulate
 from scaling.analysis.about import Ending
 from scaling.analysis.analyze import analyze
 from scaling.analysis.quality.endings import endings
-from scaling.analysis.results import Measured
+from scaling.analysis.results import Measured, Verdict
 from scaling.analysis.statistics.rounds import student
 from scaling.analysis.study.causes import ONE_EACH
 from scaling.analysis.study.size import read_size
@@ -95,6 +95,16 @@ def test_causes_are_named_by_size_and_slower_compute_is_a_hint_with_one_launch_e
     assert ONE_EACH in found["slower_compute"].evidence
     again = study([launched(size, 1.0, 1.001) for size in sizes])[0].verdicts
     assert next(v for v in again if v.cause == "slower_compute").confidence != "low"
+
+
+def test_an_input_that_is_as_long_at_the_base_is_no_loss_of_scaling(sizes):
+    slow = Verdict(cause="input", world_size=2, share=about(0.4, 0.01), confidence="high", evidence=("slow",))
+    analysis = dataclasses.replace(sizes[1].analysis, verdicts=(slow,))
+    two = dataclasses.replace(sizes[1], analysis=analysis)
+    assert "input" not in {v.cause for v in study([sizes[0], two])[0].verdicts}
+    shares = {**two.shares, "input": two.shares["input"] + 0.2, "compute": two.shares["compute"] - 0.2}
+    grown = dataclasses.replace(two, shares=shares)
+    assert "input" in {v.cause for v in study([sizes[0], grown])[0].verdicts}
 
 
 def test_a_contended_run_makes_slower_compute_a_hint_and_is_said(sizes):
