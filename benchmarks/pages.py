@@ -47,6 +47,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "plain_loop",
         "plain_step",
         "own_loop",
+        "zoo",
         "models",
     ),
     "performance.md": ("demo", "scale", "traces", "overhead", "startup", "ceilings", "resume", "promises"),

@@ -8,12 +8,12 @@ from itertools import accumulate
 from typing import Any
 
 from scaling.traces.profiler.signs import ANNOTATIONS, COPIES, KERNELS, RUNTIME
-from scaling.worker.measure.step import step_row
+from scaling.worker.measure.step import STAMPS_A_MICRO_STEP, step_row
 
 MARK = "scaling stamp"
 """Name of the profiler's range around a stamp."""
 ORDER = (0, 1, 2, 3, 8, 4, 5, 6, 7)
-"""Order in which the tokens of a stamped step are taken; the end of backward's compute comes last in the row."""
+"""Order in which the tokens of a stamped step are taken; the end of backward's compute comes behind them in the row."""
 PHASES = ("input", "forward", "backward", "optimizer")
 LOST_SHARE = 0.01
 """Limit on the device work without a launch in the trace. With more, phases cannot be separated."""
@@ -83,7 +83,7 @@ def steps_of(borders: Sequence[int]) -> list[list[int]]:
         raise ValueError(f"{len(borders)} marks, {len(ORDER)} a step are expected")
     rows = []
     for at in range(0, len(borders), len(ORDER)):
-        row = [0] * len(ORDER)
+        row = [0] * (STAMPS_A_MICRO_STEP + 4)  # one rank sends no buffers, so two of them are not taken
         for place, border in zip(ORDER, borders[at : at + len(ORDER)], strict=True):
             row[place] = border
         rows.append(row)
