@@ -97,6 +97,7 @@ OURS = {
     "hardware/host.py": "the kernel's files",
     "hardware/pulse.py": "the kernel's files",
     "launchers/failure/workers.py": "the kernel's files",
+    "launchers/script.py": "the kernel's files",
     "launchers/tryout.py": "the kernel's files",
     "launchers/slurm/submit.py": "templates that come with the program",
     "report/templates.py": "templates that come with the program",
