@@ -181,6 +181,8 @@ def test_editing_plan_and_config_afterwards_changes_no_measured_number(synthetic
     for document in (before, after):
         document["fabric"]["levels"][0].pop("nominal_gbit_s")
         document.pop("verdicts")  # the evidence quotes the share
+    said = [set(document["quality"].pop("warnings")) for document in (before, after)]
+    assert all("plan" in warning or "stated" in warning for warning in said[1] - said[0]), said
     assert before == after
 
 

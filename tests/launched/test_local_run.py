@@ -12,7 +12,7 @@ LOCAL = (
     "topology.ranks_per_host=2",
     "world_sizes=[1,2]",
     "measure=quick",
-    "measure.budget_s=6",
+    "measure.budget_s=40",
     "measure.rounds_max=3",
     "tracking=disabled",
 )
@@ -120,7 +120,7 @@ def test_a_multirun_ends_in_a_comparison(scaling, tmp_path):
 def test_several_launches_and_every_collective(measured, analysis_of):
     run, _ = measured(
         *LOCAL,
-        "model=mlp model.width=64 repeats=2 measure.budget_s=4",
+        "model=mlp model.width=64 repeats=2 measure.budget_s=30",
         "measure.collectives=[all_reduce,all_gather,reduce_scatter,broadcast]",
         "measure.fabric_max=64KiB",
     )

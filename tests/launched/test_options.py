@@ -10,7 +10,7 @@ LOCAL = (
     "topology.ranks_per_host=2",
     "world_sizes=[2]",
     "measure=quick",
-    "measure.budget_s=6",
+    "measure.budget_s=30",
     "measure.rounds_max=3",
     "tracking=disabled",
 )

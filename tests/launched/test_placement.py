@@ -26,7 +26,7 @@ FAULT = (f"inject.rank={SLOW}", "inject.compute_ms=20", "inject.link_rate=75mbit
 
 @pytest.mark.slow
 def test_emulated_ranks_that_are_spread_talk_over_the_network(measured, analysis_of, point_of):
-    two_by_two = ("topology.hosts=2", "topology.ranks_per_host=2", "measure.budget_s=8")
+    two_by_two = ("topology.hosts=2", "topology.ranks_per_host=2", "measure.budget_s=30")
     run, _ = measured(*SPREAD, *two_by_two)
     heads = [json.loads((run / f"launches/0/rank-{r}.jsonl").open().readline()) for r in range(4)]
     assert [head["host"] for head in heads] == [0, 1, 0, 1]

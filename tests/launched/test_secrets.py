@@ -64,7 +64,7 @@ def below(parent: int) -> list[int]:
 def test_a_run_writes_no_secret_opens_only_torchruns_port_and_cannot_be_changed_by_others(tmp_path):
     arguments = ["topology=local", "topology.device=cpu", "topology.ranks_per_host=2", "world_sizes=[2]"]
     arguments += ["model=synthetic", "model.param_mb=1", "model.compute_ms=2", "measure=quick", "run_dir=run"]
-    arguments += ["measure.budget_s=6", "+env.NCCL_DEBUG=WARN"]
+    arguments += ["measure.budget_s=30", "+env.NCCL_DEBUG=WARN"]
     process = subprocess.Popen(
         [sys.executable, "-m", "scaling.cli", "run", *arguments],
         cwd=tmp_path,

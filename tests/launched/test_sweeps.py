@@ -22,7 +22,7 @@ LOCAL = [
     "model=mlp",
     "model.width=64",
     "measure=quick",
-    "measure.budget_s=4",
+    "measure.budget_s=30",
     "measure.rounds_max=3",
     "measure.fabric_max=64KiB",
 ]

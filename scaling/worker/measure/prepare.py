@@ -51,8 +51,8 @@ def fits(arms: Arms) -> bool:
 
 WARMUP_CHUNK = 3
 """Steps that are timed together, if there is time for them."""
-REBUILT = 3
-"""Steps after which DDP has rebuilt its buckets; the first block begins with another one."""
+REBUILT = 4
+"""Steps after which DDP has rebuilt its buckets and says so: three, and a fourth with static_graph."""
 WARMUP_SETTLED = 0.10
 """Warm-up ends when a chunk of steps is not faster than the one before by more than this fraction."""
 

@@ -209,10 +209,13 @@ class SoloProbe:
         self._stamps[index] = self._stamp()
 
     def take(self, forward_end_ns: int) -> list[CollectiveRow]:
-        """The buckets of the step."""
+        """The buckets of the step that has just ended: none was ready later than now."""
+        over = now_ns()
         if self._ready:
             self._parameters.append(self._ready.of_parameters(forward_end_ns))
-        ready = self._ready.absolute_ns(forward_end_ns) if self._ready else self._stamps
+        ready = (
+            [min(at, over) for at in self._ready.absolute_ns(forward_end_ns)] if self._ready else self._stamps
+        )
         return [
             CollectiveRow(seq=seq, kind=_ALL_REDUCE, group=1, bytes=size, ready_ns=at, launch_ns=0, done_ns=0)
             for seq, (size, at) in enumerate(zip(self._bytes, ready, strict=False))
