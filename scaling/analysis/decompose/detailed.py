@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import polars as pl
 
 from scaling.analysis.decompose.merge import BlockStamps, Merged, merge
 from scaling.analysis.decompose.quantities import Cycle
-from scaling.analysis.network.channel import Barrier
 from scaling.analysis.statistics.rounds import Floats
 from scaling.spec.schedule import PROBE
 
@@ -32,11 +30,7 @@ def read_detailed(
 
 def _cycle(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Cycle:
     own_end = stamps.done.max(axis=2)[:-1]
-    barrier = stamps.barrier()
-    held = np.zeros_like(own_end)
-    if barrier is not None:
-        held = (stamps.buffer_end - stamps.buffer_begin)[1:]
-        barrier = Barrier.of(stamps.buffer_begin[1:], stamps.buffer_end[1:], own_end)
+    held = (stamps.buffer_end - stamps.buffer_begin)[1:]  # 0 without buffers
     return Cycle(
         key=key,
         ready=stamps.launch[1:] - (own_end + held)[:, :, None],
@@ -44,7 +38,7 @@ def _cycle(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Cycle:
         transfer=merged.transfer[1:],
         start=own_end - own_end.max(axis=1, keepdims=True),
         input=stamps.input[1:],
-        barrier=barrier,
+        barrier=stamps.barrier(own_end, first=1),
     )
 
 

@@ -40,11 +40,14 @@ class BlockStamps:
     buffer_begin: Floats  # S x R, absolute: the last of them; 0 where there was none
     buffer_end: Floats
 
-    def barrier(self) -> Barrier | None:
-        """The last broadcast of buffers in each step, in the ranks' time since the step before; None without one."""
+    def barrier(self, origin: Floats, first: int = 0) -> Barrier | None:
+        """The last broadcast of buffers in each step from `first` on; None without one.
+
+        `origin`: where the ranks' own times in these steps begin.
+        """
         if not (self.buffer_begin > 0).all():
             return None
-        return Barrier.of(self.buffer_begin, self.buffer_end, self.begin)
+        return Barrier.of(self.buffer_begin[first:], self.buffer_end[first:], origin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +108,7 @@ def merge(stamps: BlockStamps) -> Merged:
 
 def _buffer_skew(stamps: BlockStamps) -> Floats:
     """Earlier broadcasts of a step, of which only the sum is known, are split as its last one."""
-    barrier, last = stamps.barrier(), stamps.buffer_end - stamps.buffer_begin
+    barrier, last = stamps.barrier(stamps.begin), stamps.buffer_end - stamps.buffer_begin
     if barrier is None:
         return np.zeros_like(last)
     waited = barrier.waited(stamps.buffer_begin, stamps.buffer_end)
