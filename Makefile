@@ -57,7 +57,7 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)  ## every benchmark not measured yet, one after the other, onto the pages of docs/ (two hours and a half)
+bench: $(READY)  ## every benchmark not measured yet, one after the other, onto the pages of docs/ (over three hours)
 	@$(BIN)/python benchmarks/pages.py
 
 clean:  ## remove what was built
