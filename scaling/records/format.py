@@ -68,7 +68,8 @@ class CollectiveRow(NamedTuple):
     kind: int
     """Index into spec.schedule.COLLECTIVES."""
     group: int
-    """Key of HeadRecord.groups: the world size, or -k for the k-th pairing of the pairs arm."""
+    """The communicator, as a key of HeadRecord.groups: the world size, -k for the k-th pairing of the pairs arm, or
+    another number for a communicator of one mesh axis."""
     bytes: int
     """Payload of this rank."""
     ready_ns: int
@@ -77,12 +78,27 @@ class CollectiveRow(NamedTuple):
     """The collective was handed to the back end."""
     done_ns: int
     """It was complete on this rank."""
+    enqueue_ns: int = 0
+    """Host time at which the call that enqueues the collective began, also where the other stamps are a device's.
+
+    0: not taken. Older files lack this field and the next two. A row leaves out
+    those at its end that have their default.
+    """
+    phase: int = 0
+    """Index into spec.schedule.PHASES: the part of the step that it belongs to."""
+    unit: int = -1
+    """The bucket or the sharded unit that it belongs to, the same on every rank; -1: none is known."""
 
 
 STEP_FIELDS = StepRow._fields
 WITHOUT_BUFFERS = STEP_FIELDS.index("buffer_wait_ns")
 """Length of a step's row that leaves out its broadcast of buffers."""
 COLLECTIVE_FIELDS = CollectiveRow._fields
+COLLECTIVE_DEFAULTS = tuple(CollectiveRow._field_defaults.values())
+"""What a collective's row stands for where it ends early."""
+_LEAST_WIDTH = len(COLLECTIVE_FIELDS) - len(COLLECTIVE_DEFAULTS)
+COLLECTIVE_WIDTHS = frozenset(range(_LEAST_WIDTH, len(COLLECTIVE_FIELDS) + 1))
+"""Lengths that a collective's row may have."""
 
 AnyStepRow = PlainRow | StepRow
 
@@ -90,6 +106,14 @@ AnyStepRow = PlainRow | StepRow
 def shortest(row: AnyStepRow) -> Sequence[int]:
     """What is written of a step's row: a step that sent no buffers leaves out their times."""
     return row if len(row) <= WITHOUT_BUFFERS or row[WITHOUT_BUFFERS:] != (0, 0, 0) else row[:WITHOUT_BUFFERS]
+
+
+def shortened(row: CollectiveRow) -> tuple[int, ...]:
+    """What is written of a collective's row: without the fields at its end that have their default."""
+    width = len(row)
+    while width > _LEAST_WIDTH and row[width - 1] == COLLECTIVE_DEFAULTS[width - 1 - _LEAST_WIDTH]:
+        width -= 1
+    return row[:width]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +172,8 @@ class StepRecord:
     i: int
     s: Sequence[int]
     """A PlainRow or a StepRow."""
-    c: Sequence[tuple[int, int, int, int, int, int, int]] = ()
-    """CollectiveRows. They are decoded as plain tuples, which takes half the time."""
+    c: Sequence[tuple[int, ...]] = ()
+    """CollectiveRows. They are decoded as plain tuples, which takes half the time, and may end early (`shortened`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

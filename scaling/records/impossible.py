@@ -15,7 +15,18 @@ from scaling.records.tables import Tables
 from scaling.spec.cases import LATENCY, THROUGHPUT, TRAINING
 from scaling.spec.plan import Plan
 from scaling.spec.run import COLLECTIVES
-from scaling.spec.schedule import BARE_ONE, DDP_SOLO, FABRIC, PAIRS, PLAIN, PROBE, REPLAY, STEP_ARMS, VARIANT
+from scaling.spec.schedule import (
+    BARE_ONE,
+    DDP_SOLO,
+    FABRIC,
+    PAIRS,
+    PHASES,
+    PLAIN,
+    PROBE,
+    REPLAY,
+    STEP_ARMS,
+    VARIANT,
+)
 
 SLACK_NS = 50_000
 """Allowed on one rank's clock: rounding of a corrected clock, and a callback that is late."""
@@ -214,9 +225,13 @@ def _collectives(tables: Tables, plan: Plan, slack: int) -> Iterator[pl.DataFram
                 "a collective has no bytes, or is of no known kind": (pl.col("bytes") < 1)
                 | ~pl.col("kind").is_between(0, len(COLLECTIVES) - 1)
                 | (pl.col("seq") < 0),
+                "a collective was enqueued after it was complete": (pl.col("done_ns") > 0)
+                & (pl.col("enqueue_ns") > pl.col("done_ns") + slack),
+                "a collective is of no known phase or unit": (pl.col("unit") < -1)
+                | ~pl.col("phase").is_between(0, len(PHASES) - 1),
             },
         )
-        taken = (pl.when(pl.col(name) > 0).then(name) for name in ("ready_ns", "launch_ns"))
+        taken = (pl.when(pl.col(name) > 0).then(name) for name in ("ready_ns", "launch_ns", "enqueue_ns"))
         of_step = (
             rows.select(
                 *STEP,

@@ -14,6 +14,7 @@ import msgspec
 
 from scaling.reading import INT_MAX, RECORDS_BYTES_MAX, TEXT_BYTES_MAX, open_file
 from scaling.records.format import (
+    COLLECTIVE_WIDTHS,
     STEP_FIELDS,
     WITHOUT_BUFFERS,
     BlockRecord,
@@ -104,7 +105,7 @@ def decode_records(text: bytes) -> tuple[Sequence[Record], bool]:
         k
         for k, r in enumerate(found)
         if (
-            len(r.s) not in WIDTHS
+            len(r.s) not in WIDTHS or not COLLECTIVE_WIDTHS.issuperset(map(len, r.c))
             if isinstance(r, Step)
             else not _fits(msgspec.structs.astuple(cast("Any", r)))
         )

@@ -22,7 +22,9 @@ from scaling.reading import RECORDS_BYTES_MAX, read_bytes
 from scaling.records import seal
 from scaling.records.clock import Ints, Shift
 from scaling.records.format import (
+    COLLECTIVE_DEFAULTS,
     COLLECTIVE_FIELDS,
+    COLLECTIVE_WIDTHS,
     SCHEMA,
     STEP_FIELDS,
     BlockRecord,
@@ -90,7 +92,9 @@ _STEP_STAMPS = [
     STEP_FIELDS.index(name)
     for name in ("begin_ns", "end_ns", "compute_end_ns", "sync_end_ns", "buffer_begin_ns", "buffer_end_ns")
 ]
-_COLLECTIVE_STAMPS = [COLLECTIVE_FIELDS.index(name) for name in ("ready_ns", "launch_ns", "done_ns")]
+_COLLECTIVE_STAMPS = [
+    COLLECTIVE_FIELDS.index(name) for name in ("ready_ns", "launch_ns", "done_ns", "enqueue_ns")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,7 +232,7 @@ def _tables(
     found = _rows(keys[of_step], {"step": numbers, **_columns(STEP_FIELDS, stamps)}, "steps")
     unknown = pl.when(~plain).then(pl.col(STEP_FIELDS[PLAIN_WIDTH:]))
 
-    exchanged = _flat(chain.from_iterable(step.c for step in known), len(COLLECTIVE_FIELDS))
+    exchanged = _exchanged(list(chain.from_iterable(step.c for step in known)))
     exchanged[:, _COLLECTIVE_STAMPS] = shift.at(exchanged[:, _COLLECTIVE_STAMPS])
     owner = np.repeat(np.arange(len(known)), np.array([len(step.c) for step in known], dtype=np.int64))
     fields = {"step": numbers[owner], **_columns(COLLECTIVE_FIELDS, exchanged)}
@@ -262,6 +266,19 @@ def _stamps(steps: Sequence[StepRecord]) -> Ints:
         chosen = np.flatnonzero(widths == width)
         stamps[chosen, :width] = _flat((steps[k].s for k in chosen.tolist()), width)
     return stamps
+
+
+def _exchanged(rows: Sequence[tuple[int, ...]]) -> Ints:
+    """Array of collectives x COLLECTIVE_FIELDS; what a row leaves out has its default."""
+    values = np.zeros((len(rows), len(COLLECTIVE_FIELDS)), dtype=np.int64)
+    values[:, -len(COLLECTIVE_DEFAULTS) :] = COLLECTIVE_DEFAULTS
+    widths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    for width in COLLECTIVE_WIDTHS:
+        chosen = np.flatnonzero(widths == width)
+        if chosen.size:
+            of_width = rows if chosen.size == len(rows) else [rows[k] for k in chosen.tolist()]
+            values[chosen, :width] = _flat(of_width, width)
+    return values
 
 
 def _flat(rows: Any, width: int) -> Ints:

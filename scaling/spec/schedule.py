@@ -29,6 +29,9 @@ FABRIC = "fabric"
 PAIRS = "pairs"
 """The replay arm between ranks of two hosts, all pairs at once. It separates the hosts' links."""
 
+PHASES = ("backward", "forward", "optimizer", "other")
+"""Parts of a step that a collective can belong to, in the order in which records number them."""
+
 REPLAYED = 3
 """Exchanges of all buckets in a block of replay or pairs."""
 

@@ -138,6 +138,9 @@ def test_what_cannot_be_is_left_out_on_all_ranks_and_named(folder, why):
     [
         ("a collective was complete before it was launched", 6, lambda row: row[5] - MS),
         ("a collective lies outside of its step", 6, lambda row: row[6] + 900 * MS),
+        ("a collective was enqueued after it was complete", 7, lambda row: row[6] + MS),
+        ("a collective is of no known phase or unit", 8, lambda _row: 4),
+        ("a collective is of no known phase or unit", 9, lambda _row: -2),
         ("a collective has no bytes, or is of no known kind", 3, lambda _row: 0),
         ("a collective has no time", 5, lambda _row: 0),
         ("its collectives are not those of the launch's other blocks of its arm", 3, lambda row: row[3] * 2),
@@ -146,6 +149,7 @@ def test_what_cannot_be_is_left_out_on_all_ranks_and_named(folder, why):
 def test_so_are_collectives_that_cannot_be(folder, why, at, value):
     def change(steps, _block):
         row = steps[1]["c"][0]
+        row += [0, 0, -1][len(row) - 7 :]
         row[at] = value(row)
 
     number = changed(folder, "probe", change, detailed=True)

@@ -210,7 +210,7 @@ GARBAGE = {
     "a step without stamps": b'{"t":"step","b":1,"i":0,"s":[1]}\n',
     "a step of five stamps": b'{"t":"step","b":1,"i":0,"s":[1,2,3,4,5]}\n',
     "half a collective": b'{"t":"step","b":1,"i":0,"s":[1,2],"c":[[0,0,2]]}\n',
-    "too long a collective": b'{"t":"step","b":1,"i":0,"s":[1,2],"c":[[0,0,2,9,1,1,1,1,1]]}\n',
+    "too long a collective": b'{"t":"step","b":1,"i":0,"s":[1,2],"c":[[0,0,2,9,1,1,1,1,0,0,1]]}\n',
 }
 
 
@@ -332,6 +332,20 @@ def test_an_offset_within_its_bound_is_left_alone(folder):
     raw = stamped(folder)
     with_clocks(folder, (19_000, 20_000, 0), (-20_000, 20_000, 10**15))
     assert stamped(folder).equals(raw)
+
+
+@pytest.mark.parametrize(("more", "found"), [((), (0, 0, -1)), ((7,), (7, 0, -1)), ((7, 1, 3), (7, 1, 3))])
+def test_what_a_collective_leaves_out_has_its_default(folder, more, found):
+    content = lines(folder)
+    k = next(i for i in places(folder, "step") if json.loads(content[i]).get("c"))
+    step = json.loads(content[k])
+    step["c"][-1] += more
+    write(folder, [*content[:k], json.dumps(step).encode() + b"\n", *content[k + 1 :]])
+    tables = collected(folder)
+    row = pl.concat([tables.buckets, tables.fabric]).filter(
+        rank=1, block=step["b"], step=step["i"], seq=step["c"][-1][0]
+    )
+    assert row.select("enqueue_ns", "phase", "unit").rows() == [found]
 
 
 def test_a_stamp_that_was_not_taken_stays_so(folder):

@@ -19,7 +19,8 @@ from scaling.records.format import COLLECTIVE_FIELDS, CollectiveRow
 
 ANCHOR_TRIES = 5
 """Attempts at an anchor. The quickest one counts, as in the ping-pongs between hosts."""
-_FIRST_STAMP = COLLECTIVE_FIELDS.index("ready_ns")
+_STAMPS = slice(COLLECTIVE_FIELDS.index("ready_ns"), COLLECTIVE_FIELDS.index("enqueue_ns") + 1)
+"""Where the stamps of a collective's row are: next to each other."""
 
 
 def now_ns() -> int:
@@ -45,8 +46,10 @@ class Clock(Protocol):
 
 
 def resolve_collective(clock: Clock, row: CollectiveRow) -> CollectiveRow:
-    """The row with its stamps in host time, ns. Only stamps are resolved, since its group may be below 0."""
-    return CollectiveRow(*row[:_FIRST_STAMP], *clock.resolve(row[_FIRST_STAMP:]))
+    """The row with its stamps in host time, ns. Only stamps are resolved, since group and unit may be below 0."""
+    values = list(row)
+    values[_STAMPS] = clock.resolve(values[_STAMPS])
+    return CollectiveRow(*values)
 
 
 class HostClock:

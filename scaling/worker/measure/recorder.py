@@ -9,7 +9,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from scaling.records.format import EndRecord, HeadRecord, Record, RecordedBlock, StepRecord, as_line, shortest
+from scaling.records.format import (
+    EndRecord,
+    HeadRecord,
+    Record,
+    RecordedBlock,
+    StepRecord,
+    as_line,
+    shortened,
+    shortest,
+)
 from scaling.records.seal import Sealer
 from scaling.worker.accelerator.clock import now_ns
 
@@ -37,7 +46,7 @@ class Recorder:
         """Write the steps of one block, then the block itself."""
         block, collectives = recorded.block, recorded.collectives
         for index, step in enumerate(recorded.steps):
-            rows = collectives[index] if collectives else ()
+            rows = [shortened(row) for row in collectives[index]] if collectives else ()
             self._line(StepRecord(b=block.id, i=index, s=shortest(step), c=rows))
         self._line(block)
         self.blocks += 1

@@ -118,6 +118,7 @@ def test_of_a_collective_only_the_stamps_are_resolved(clock, group):
     assert -2 <= min(tokens) < 0  # of the same range as keys of pairings
     row = resolve_collective(clock, CollectiveRow(3, 0, group, 2**20, 0, *tokens))
     assert row == CollectiveRow(3, 0, group, 2**20, 0, *clock.resolve(tokens))
+    assert (row.enqueue_ns, row.unit) == (0, -1)
 
 
 def test_the_bound_says_when_anchors_are_slow(cuda, clock, monkeypatch):
