@@ -9,6 +9,7 @@ from typing import Any
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.launcher import describe as shell
 from scaling.launchers.promising import said_left_out
+from scaling.launchers.request import LaunchRequest
 from scaling.records import codec
 from scaling.records.paths import RunFolder
 from scaling.report.asked import case_batches, precisions
@@ -141,10 +142,15 @@ def _cases(plan: Plan) -> list[str]:
 
 
 def _commands(plan: Plan, folder: RunFolder) -> str:
-    sizes = [t.world_size for t in plan.trials]
+    sizes = tuple(t.world_size for t in plan.trials)
     launcher = launcher_of(plan)
     return "".join(
-        shell(launcher.command(plan, folder, folder.launch(k), sizes)) for k in range(plan.spec.repeats)
+        shell(
+            launcher.command(
+                LaunchRequest(plan=plan, folder=folder, launch=folder.launch(k), world_sizes=sizes)
+            )
+        )
+        for k in range(plan.spec.repeats)
     ).rstrip()
 
 

@@ -12,6 +12,7 @@ from scaling.launchers.failure.cause import LaunchOutcome
 from scaling.launchers.failure.evidence import printed
 from scaling.launchers.follow import follow
 from scaling.launchers.launcher import Progress, describe
+from scaling.launchers.request import LaunchRequest
 from scaling.reading import RefusedError, parse_json, read_bytes
 from scaling.records.files import read_json, write_json, write_text
 from scaling.records.paths import LaunchFolder, RunFolder
@@ -94,7 +95,9 @@ def _launch(
     launch = folder.search(index)
     launch.path.mkdir(parents=True)
     write_json(folder.largest, largest)
-    command = launcher_of(plan).command(plan, folder, launch, [plan.ranks], what)
+    command = launcher_of(plan).command(
+        LaunchRequest(plan=plan, folder=folder, launch=launch, world_sizes=(plan.ranks,), what=what)
+    )
     write_text(launch.path / "command.txt", describe(command))
     outcome = follow(
         command, launch, plan.spec.measure, lambda p: progress({**p, "launch": f"{what} {index}"})

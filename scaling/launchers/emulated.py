@@ -9,14 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 
 from scaling import resources
 from scaling.errors import InputError
 from scaling.launchers.launcher import Command, Launcher
+from scaling.launchers.request import LaunchRequest
 from scaling.launchers.torchrun import environment, torchrun
-from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.spec.batch_search import MEASURE
 from scaling.spec.plan import Plan
 
 GRACE_S = 5
@@ -43,18 +41,10 @@ class Emulated(Launcher):
                 f"({tried.stderr.strip()}); allow them (docs/troubleshooting.md), or use topology=local"
             )
 
-    def command(
-        self,
-        plan: Plan,
-        folder: RunFolder,
-        launch: LaunchFolder,
-        sizes: list[int],
-        what: str = MEASURE,
-        program: Sequence[str] = (),
-    ) -> Command:
+    def command(self, request: LaunchRequest) -> Command:
         """The script that makes the hosts, and each host's torchrun in `network`."""
-        topology, inject = plan.spec.topology, plan.spec.inject
-        shares = topology.shares(max(sizes))
+        topology, inject = request.spec.topology, request.spec.inject
+        shares = topology.shares(request.ranks)
         hosts = []
         for host, ranks in enumerate(shares):
             where = (
@@ -71,19 +61,17 @@ class Emulated(Launcher):
                     "name": f"host{host}",
                     "address": f"10.77.0.{host + 1}",
                     "rate_bit_s": inject.link_rate_bit_s if slowed else topology.link.rate_bit_s,
-                    "command": torchrun(
-                        plan.spec, ranks, folder, launch, sizes, *where, what=what, program=program
-                    ),
-                    "env": {**environment(interface="eth0"), **plan.spec.env},
-                    "log": str(launch.agent_log(host).absolute()),
+                    "command": torchrun(request, ranks, *where),
+                    "env": {**environment(interface="eth0"), **request.spec.env},
+                    "log": str(request.launch.agent_log(host).absolute()),
                 }
             )
         script = str(resources.folder("launch") / "emulated_hosts.py")
         return Command(
-            argv=(*_UNSHARE, sys.executable, script, str(launch.fabric.absolute())),
+            argv=(*_UNSHARE, sys.executable, script, str(request.launch.fabric.absolute())),
             env={},
             network={"hosts": hosts, "grace_s": GRACE_S, "caller_pid": os.getpid()},
-            ranks=topology.started(max(sizes)),
+            ranks=topology.started(request.ranks),
             blamed=blamed,
         )
 

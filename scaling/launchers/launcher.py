@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.spec.batch_search import MEASURE
+from scaling.launchers.request import LaunchRequest
 from scaling.spec.plan import Plan
 
 Progress = Callable[[dict[str, Any]], None]
@@ -48,20 +47,8 @@ class Launcher(ABC):
         return sizes, None
 
     @abstractmethod
-    def command(
-        self,
-        plan: Plan,
-        folder: RunFolder,
-        launch: LaunchFolder,
-        sizes: list[int],
-        what: str = MEASURE,
-        program: Sequence[str] = (),
-    ) -> Command:
-        """The command of one launch, with as many ranks as the largest of `sizes` needs.
-
-        `what`: measure, or search or prove the largest batch. `program`: what torchrun runs instead of our worker, such
-        as a script and its arguments.
-        """
+    def command(self, request: LaunchRequest) -> Command:
+        """The command of one launch."""
 
 
 def describe(command: Command) -> str:

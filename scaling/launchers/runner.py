@@ -13,6 +13,7 @@ from scaling.launchers.choose import launcher_of
 from scaling.launchers.follow import follow
 from scaling.launchers.launcher import Progress, describe
 from scaling.launchers.promising import said_left_out
+from scaling.launchers.request import LaunchRequest
 from scaling.launchers.settle import earlier_launches, end_between, next_index, settled
 from scaling.launchers.slurm.allocation import interruption
 from scaling.reading import read_text
@@ -118,7 +119,9 @@ def _launch(
     """One launch from its command to its end."""
     begin, launch = time.monotonic(), folder.launch(started.index)
     launch.path.mkdir(parents=True)
-    command = launcher_of(plan).command(plan, folder, launch, list(started.world_sizes))
+    command = launcher_of(plan).command(
+        LaunchRequest(plan=plan, folder=folder, launch=launch, world_sizes=started.world_sizes)
+    )
     earlier = read_text(folder.command, strict=False) if folder.command.exists() else ""
     write_text(folder.command, earlier + describe(command))
     checked = _checking(plan, launch, max(started.world_sizes), progress, preflight)

@@ -22,6 +22,7 @@ from scaling.launchers.failure.cause import NO_CAUSE, SECONDHAND, last_error
 from scaling.launchers.failure.evidence import printed
 from scaling.launchers.launcher import Command
 from scaling.launchers.process import end, held_back, start
+from scaling.launchers.request import LaunchRequest
 from scaling.records.files import write_json
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.spec.ended import Ended
@@ -57,7 +58,11 @@ def command_of(
     plan: Plan, folder: RunFolder, logs: LaunchFolder, world_size: int, program: Sequence[str]
 ) -> Command:
     """The command of one launch of the script at a world size."""
-    made = launcher_of(plan).command(plan, folder, logs, [world_size], program=program)
+    made = launcher_of(plan).command(
+        LaunchRequest(
+            plan=plan, folder=folder, launch=logs, world_sizes=(world_size,), program=tuple(program)
+        )
+    )
     own = {
         RUN_DIR: str(folder.at_size(world_size).path.absolute()),
         MARK: str(logs.path.absolute()),

@@ -3,52 +3,35 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 from scaling import resources
-from scaling.records.paths import LaunchFolder, RunFolder
+from scaling.launchers.request import LaunchRequest
 from scaling.spec.batch_search import MEASURE
-from scaling.spec.run import Spec
 
 
-def torchrun(
-    spec: Spec,
-    ranks: int,
-    folder: RunFolder,
-    launch: LaunchFolder,
-    sizes: list[int],
-    *where: str,
-    what: str = MEASURE,
-    program: Sequence[str] = (),
-) -> list[str]:
+def torchrun(request: LaunchRequest, ranks: int, *where: str) -> tuple[str, ...]:
     """`launch/torchrun.sh` with `ranks` workers on one host; `where` says how hosts find each other."""
-    return [
+    return (
         str(resources.folder("launch") / "torchrun.sh"),
-        spec.topology.backend,
+        request.spec.topology.backend,
         f"--nproc-per-node={ranks}",
         *where,
-        *program_arguments(folder, launch, sizes, what, program),
-    ]
+        *program_arguments(request),
+    )
 
 
-def program_arguments(
-    folder: RunFolder,
-    launch: LaunchFolder,
-    sizes: list[int],
-    what: str = MEASURE,
-    program: Sequence[str] = (),
-) -> list[str]:
+def program_arguments(request: LaunchRequest) -> tuple[str, ...]:
     """The end of every torchrun line: its own last options, and `program`, or our worker and what it is to measure.
 
     torchrun gets a log folder in the launch's folder. Without one it makes a temporary folder and leaves it behind;
     with /dev/null it does not end after a signal (torch 2.13: it never stops its threads that tail the logs).
     """
-    run, these = str(folder.path.absolute()), ",".join(map(str, sizes))
-    asked = [] if what == MEASURE else [what]
-    own = ["--max-restarts=0", f"--log-dir={launch.torchrun.absolute()}"]
-    if program:
-        return [*own, *program]
-    return [*own, "-m", "scaling.worker", run, str(launch.index), these, *asked]
+    own = ("--max-restarts=0", f"--log-dir={request.launch.torchrun.absolute()}")
+    if request.program:
+        return (*own, *request.program)
+    run, sizes = str(request.folder.path.absolute()), ",".join(map(str, request.world_sizes))
+    asked = () if request.what == MEASURE else (request.what,)
+    return (*own, "-m", "scaling.worker", run, str(request.launch.index), sizes, *asked)
 
 
 def environment(
@@ -63,8 +46,8 @@ def environment(
     return found if interface is None else found | {"GLOO_SOCKET_IFNAME": interface}
 
 
-def nccl_log(spec: Spec, launch: LaunchFolder) -> dict[str, str]:
+def nccl_log(request: LaunchRequest) -> dict[str, str]:
     """Where NCCL writes its log, a file a process; empty for other back ends."""
-    if spec.topology.backend != "nccl":
+    if request.spec.topology.backend != "nccl":
         return {}
-    return {"NCCL_DEBUG_FILE": str(launch.nccl_log("%h", "%p").absolute())}  # NCCL replaces %h and %p
+    return {"NCCL_DEBUG_FILE": str(request.launch.nccl_log("%h", "%p").absolute())}  # NCCL replaces %h and %p

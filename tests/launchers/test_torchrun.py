@@ -11,6 +11,7 @@ import pytest
 from scaling import resources
 from scaling.config.compose import requests
 from scaling.launchers.choose import launcher_of
+from scaling.launchers.request import LaunchRequest
 from scaling.records.paths import RunFolder
 from scaling.spec.plan import make_plan
 
@@ -53,7 +54,8 @@ def test_nccl_writes_into_the_launch_s_folder(tmp_path, backend, named):
         version="",
     )
     folder = RunFolder(tmp_path)
-    made = launcher_of(plan).command(plan, folder, folder.launch(0), [1, 2])
+    request = LaunchRequest(plan=plan, folder=folder, launch=folder.launch(0), world_sizes=(1, 2))
+    made = launcher_of(plan).command(request)
     assert made.env.get("NCCL_DEBUG_FILE") == (str(tmp_path / "launches/0/nccl-%h-%p.txt") if named else None)
 
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 from scaling import resources
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.launcher import Command, Launcher
+from scaling.launchers.request import LaunchRequest
 from scaling.launchers.slurm.allocation import Allocation, allocated, allocation
 from scaling.launchers.torchrun import environment, nccl_log, program_arguments
-from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.spec.batch_search import MEASURE
+from scaling.records.paths import RunFolder
 from scaling.spec.cluster import Container
 from scaling.spec.plan import Plan
 from scaling.spec.run import Spec
@@ -60,30 +59,15 @@ class Slurm(Launcher):
         others = ", ".join(str(n) for n in sizes if n not in fit)
         return fit, f"{gone}: no room for world size {others}"
 
-    def command(
-        self,
-        plan: Plan,
-        folder: RunFolder,
-        launch: LaunchFolder,
-        sizes: list[int],
-        what: str = MEASURE,
-        program: Sequence[str] = (),
-    ) -> Command:
+    def command(self, request: LaunchRequest) -> Command:
         """The srun of one launch on the nodes that are up now."""
-        return srun(plan, folder, launch, sizes, allocation(plan), what, program)
+        return srun(request, allocation(request.plan))
 
 
-def srun(
-    plan: Plan,
-    folder: RunFolder,
-    launch: LaunchFolder,
-    sizes: list[int],
-    where: Allocation,
-    what: str = MEASURE,
-    program: Sequence[str] = (),
-) -> Command:
+def srun(request: LaunchRequest, where: Allocation) -> Command:
     """One launch over as many nodes as its largest world size needs."""
-    spec, shares = plan.spec, plan.spec.topology.shares(max(sizes))
+    spec, launch = request.spec, request.launch
+    shares = spec.topology.shares(request.ranks)
     hosts = len(shares)
     container = spec.cluster.container
     inside = container.image is not None
@@ -95,7 +79,7 @@ def srun(
         f"--nnodes={hosts}",
         f"--master-addr={where.address}",
         f"--master-port={port(where.job, launch.index)}",
-        *program_arguments(folder, launch, sizes, what, program),
+        *program_arguments(request),
     ]
     started = [
         "srun",
@@ -110,13 +94,13 @@ def srun(
         f"--output={launch.path.absolute()}/torchrun-%n.txt",
     ]
     if inside:
-        mounts = [*_mounts(folder), *container.mounts]
+        mounts = [*_mounts(request.folder), *container.mounts]
         wrapped = _pyxis if container.runtime == "pyxis" else _apptainer
         started += wrapped(container, mounts, spec.topology.device)
     return Command(
         argv=(*started, *node),
-        env={**nccl_log(spec, launch), **_environment(spec)},
-        ranks=spec.topology.started(max(sizes)),
+        env={**nccl_log(request), **_environment(spec)},
+        ranks=spec.topology.started(request.ranks),
         start_s=spec.cluster.start_s,
         blamed=blamed,
     )

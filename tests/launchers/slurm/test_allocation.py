@@ -14,6 +14,7 @@ import pytest
 from scaling import resources
 from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError
+from scaling.launchers.request import LaunchRequest
 from scaling.launchers.slurm import ask
 from scaling.launchers.slurm.allocation import Allocation, down, hostnames
 from scaling.launchers.slurm.launcher import Slurm, blamed, port, srun
@@ -32,7 +33,8 @@ def plan_of(*overrides: str):
 
 def argv_of(plan, tmp_path, sizes):
     folder = RunFolder(tmp_path)
-    return srun(plan, folder, folder.launch(3), sizes, WHERE)
+    request = LaunchRequest(plan=plan, folder=folder, launch=folder.launch(3), world_sizes=tuple(sizes))
+    return srun(request, WHERE)
 
 
 def test_one_task_a_node_and_no_gpu_hidden(tmp_path):
