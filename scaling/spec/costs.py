@@ -76,8 +76,7 @@ def training_costs(plan: Plan, timing: Timing, machine: Machine) -> Costs:
         n = trial.world_size
         alone_s[n] = spec.accumulation_steps * timing.step_s(trial.batch / spec.accumulation_steps)
         exchange_s[n] = timing.parameters_bytes / _bytes_s(spec, n)
-        stalls = spec.inject if n > 1 else None
-        stall_s = (stalls.compute_ms + stalls.input_ms + stalls.host_ms) / 1e3 if stalls else 0.0
+        stall_s = spec.inject.stalls_s if n > 1 else 0.0
         step_s[n] = alone_s[n] * _slower(plan, n, machine) + exchange_s[n] + stall_s
         sweep_s[n] = _sweep_s(spec, n)
     return Costs(step_s=step_s, alone_s=alone_s, exchange_s=exchange_s, sweep_s=sweep_s)

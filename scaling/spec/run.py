@@ -114,6 +114,8 @@ class Inject:
     rank: int | None = None
     compute_ms: Milliseconds = 0.0
     input_ms: Milliseconds = 0.0
+    backward_ms: Milliseconds = 0.0
+    optimizer_ms: Milliseconds = 0.0
     host_ms: Milliseconds = 0.0
     link_rate_bit_s: Annotated[int | None, Text("link_rate", parse_rate_bit_s, format_rate)] = None
     wrong_no_sync: bool = False
@@ -122,6 +124,12 @@ class Inject:
     """Raise in that rank after this many blocks, as a failing training script would."""
     memory_limit_bytes: MemoryLimit = None
     """Memory limit of that rank, if it is lower than the others'."""
+
+    @property
+    def stalls_s(self) -> float:
+        """What the stalls add to a step with one micro-step, s."""
+        each = (self.compute_ms, self.input_ms, self.backward_ms, self.optimizer_ms, self.host_ms)
+        return sum(each) / 1e3
 
     @property
     def active(self) -> bool:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import time
 
+import torch
+
 from scaling.spec.run import Inject
 from scaling.spec.schedule import BARE_ONE, FABRIC, PAIRS, REPLAY, Block
 
@@ -59,6 +61,15 @@ class Faults:
         """Stall in the forward pass."""
         self._stall(self._inject.compute_ms)
 
+    def backward(self, loss: torch.Tensor) -> None:
+        """Stall in the backward pass of this loss, before its first gradient is computed."""
+        if self._stalls(self._inject.backward_ms):
+            loss.register_hook(lambda _gradient: self._stall(self._inject.backward_ms))  # type: ignore[no-untyped-call]
+
+    def optimizer(self) -> None:
+        """Stall in the optimizer's step."""
+        self._stall(self._inject.optimizer_ms)
+
     def host(self) -> None:
         """Stall after the optimizer."""
         self._stall(self._inject.host_ms)
@@ -68,8 +79,11 @@ class Faults:
         """Whether every micro-step of this block reduces gradients."""
         return self._on and self._inject.wrong_no_sync
 
+    def _stalls(self, milliseconds: float) -> bool:
+        return self._on and self._mine and milliseconds > 0
+
     def _stall(self, milliseconds: float) -> None:
-        if self._on and self._mine and milliseconds:
+        if self._stalls(milliseconds):
             time.sleep(milliseconds / 1e3)
 
     def _signal(self, number: int) -> None:

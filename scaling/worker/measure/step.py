@@ -144,9 +144,12 @@ class Loop:
             outputs = self.module(inputs)
             self.forward_end_ns = now_ns()
             loss = self._loss(outputs, targets)
-        return self._scaler.scale(loss)
+        loss = self._scaler.scale(loss)
+        self._faults.backward(loss)
+        return loss
 
     def _optimize(self) -> None:
+        self._faults.optimizer()
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 from support.processes import state, wait_until
 
 from scaling.spec.plan import Trial
@@ -24,13 +25,26 @@ def stalled(faults, what="compute"):
 
 
 @pytest.mark.parametrize("arm", [PLAIN, PROBE, BARE_ALL, DDP_SOLO])
-@pytest.mark.parametrize("what", ["input", "compute", "host"])
+@pytest.mark.parametrize("what", ["input", "compute", "optimizer", "host"])
 def test_a_stall_acts_in_its_phase(arm, what):
     faults = Faults(Inject(**{f"{what}_ms": 25}), rank=0, first_on_host=True)
     faults.begin(block(arm))
-    assert {w for w in ("input", "compute", "host") if stalled(faults, w)} == {what}
+    assert {w for w in ("input", "compute", "optimizer", "host") if stalled(faults, w)} == {what}
     faults.end()
     assert not stalled(faults, what)
+
+
+@pytest.mark.parametrize(("arm", "stalls"), [(PLAIN, True), (DDP_SOLO, True), (BARE_ONE, False)])
+def test_a_stall_in_backward_acts_before_the_first_gradient(arm, stalls):
+    faults = Faults(Inject(backward_ms=25), rank=0, first_on_host=True)
+    faults.begin(block(arm))
+    weight = torch.ones(2, requires_grad=True)
+    loss, seen = weight.sum(), []
+    weight.register_hook(lambda _gradient: seen.append(time.monotonic()))
+    faults.backward(loss)
+    begin = time.monotonic()
+    loss.backward()
+    assert (seen[0] - begin > 0.02) == stalls
 
 
 @pytest.mark.parametrize("arm", [BARE_ONE, REPLAY, FABRIC, PAIRS])

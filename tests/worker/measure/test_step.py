@@ -146,10 +146,17 @@ def share_of_the_parts(fields):
     return parts / (fields["end_ns"] - fields["begin_ns"])
 
 
-def test_an_input_stall_shows_in_the_input():
-    loop = make_loop(torch.nn.Linear(2, 2), Device(), inject=Inject(input_ms=20))
+@pytest.mark.parametrize(
+    ("stall", "phase"),
+    [("input", "input"), ("compute", "forward"), ("backward", "backward"), ("optimizer",) * 2],
+)
+def test_a_stall_shows_in_its_phase(stall, phase):
+    loop = make_loop(torch.nn.Linear(2, 2), Device(), inject=Inject(**{f"{stall}_ms": 20}))
     loop._faults._on = True
-    assert named(loop.stamped())["input_ns"] >= 20 * MS
+    fields = named(loop.stamped())
+    assert fields[f"{phase}_ns"] >= 20 * MS
+    waited = fields["sync_end_ns"] - fields["compute_end_ns"]
+    assert fields["backward_ns"] - waited >= (20 * MS if phase == "backward" else 0)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
