@@ -50,7 +50,17 @@ PAGES: dict[str, tuple[str, ...]] = {
         "zoo",
         "models",
     ),
-    "performance.md": ("demo", "scale", "traces", "overhead", "startup", "ceilings", "resume", "promises"),
+    "performance.md": (
+        "demo",
+        "scale",
+        "traces",
+        "overhead",
+        "tap",
+        "startup",
+        "ceilings",
+        "resume",
+        "promises",
+    ),
     "gpu-validation.md": ("gpu",),
 }
 """The benchmarks of each page, in its order."""

@@ -66,7 +66,7 @@ class CollectiveRow(NamedTuple):
     seq: int
     """Position within the step, the same on every rank."""
     kind: int
-    """Index into spec.schedule.COLLECTIVES."""
+    """Index into spec.run.KINDS."""
     group: int
     """The communicator, as a key of HeadRecord.groups: the world size, -k for the k-th pairing of the pairs arm, or
     another number for a communicator of one mesh axis."""

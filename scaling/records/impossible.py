@@ -14,7 +14,7 @@ import polars as pl
 from scaling.records.tables import Tables
 from scaling.spec.cases import LATENCY, THROUGHPUT, TRAINING
 from scaling.spec.plan import Plan
-from scaling.spec.run import COLLECTIVES
+from scaling.spec.run import COLLECTIVES, KINDS
 from scaling.spec.schedule import (
     BARE_ONE,
     DDP_SOLO,
@@ -223,7 +223,7 @@ def _collectives(tables: Tables, plan: Plan, slack: int) -> Iterator[pl.DataFram
                 "a collective has no time": pl.col("arm").is_in([PROBE, REPLAY, FABRIC, PAIRS])
                 & ((pl.col("launch_ns") <= 0) | (pl.col("done_ns") <= 0)),
                 "a collective has no bytes, or is of no known kind": (pl.col("bytes") < 1)
-                | ~pl.col("kind").is_between(0, len(COLLECTIVES) - 1)
+                | ~pl.col("kind").is_between(0, len(KINDS) - 1)
                 | (pl.col("seq") < 0),
                 "a collective was enqueued after it was complete": (pl.col("done_ns") > 0)
                 & (pl.col("enqueue_ns") > pl.col("done_ns") + slack),

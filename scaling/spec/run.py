@@ -24,6 +24,8 @@ DEFAULT_BUCKET_MB = 25
 """torch's default of `ddp.bucket_cap_mb`. With the default, DDP limits the first bucket to 1 MiB."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 """Collectives that the size sweep can run."""
+KINDS = (*COLLECTIVES, "all_to_all", "reduce", "gather", "scatter")
+"""Kinds of collectives in the order in which records number them."""
 FABRIC_BYTES_MIN = 2**10
 """The size sweep's smallest message."""
 SWEEP_SHARE = 0.01

@@ -77,3 +77,8 @@ def bucket_bytes(ddp: DistributedDataParallel) -> list[int]:
     data = logging_data(ddp)
     text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
     return [int(size) for size in str(text).split(",") if size.strip()]
+
+
+def has_own_hook(ddp: DistributedDataParallel) -> bool:
+    """Whether a communication hook was registered."""
+    return bool(getattr(ddp, "_comm_hooks", None))

@@ -12,9 +12,10 @@ from scaling.spec.run import Ddp, Measure, Model, Spec, Tracking
 from scaling.spec.topology import Topology
 from scaling.version import __version__
 from scaling.worker.accelerator.precision import matmul_tf32
+from scaling.worker.parallel.ddp import has_own_hook
+from scaling.worker.parallel.tap import backend_of
 from scaling.worker.probe.agreement import Agreement
 from scaling.worker.probe.schedule import ROUND_STEPS, WARMUP
-from scaling.worker.probe.tap import backend_of, has_own_hook
 
 NAME = "own loop"
 """What the topology and the measure are called in results."""

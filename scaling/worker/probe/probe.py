@@ -31,6 +31,8 @@ from scaling.errors import InputError, ScalingError
 from scaling.records.format import RecordedBlock
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.accelerator.devices import CudaDevice, Device
+from scaling.worker.parallel.buckets import Buckets
+from scaling.worker.parallel.tap import Tap
 from scaling.worker.probe.agreement import Agreement
 from scaling.worker.probe.baseline import Baseline, SharedStepError, Step
 from scaling.worker.probe.clocks import Clocks
@@ -39,7 +41,6 @@ from scaling.worker.probe.live import Live
 from scaling.worker.probe.loop_file import LoopFile
 from scaling.worker.probe.phases import Phases
 from scaling.worker.probe.state import State
-from scaling.worker.probe.tap import Tap
 from scaling.worker.probe.track import Track
 from scaling.worker.session.control import Aborted, Control
 from scaling.worker.session.session import Session
@@ -142,7 +143,7 @@ class Probe:
         )
         self._device = device
         self.phases = Phases(self._ddp, self._model, device.clock.stamp)
-        self._track = Track(self.phases, Tap(self._ddp, device), device, self._record)
+        self._track = Track(self.phases, Tap(device.clock), Buckets(self._ddp), device, self._record)
         self._track.between = self._between
         self._file = LoopFile(
             self._ddp, self._session, agreement, clocks, self.phases, batch=self._batch, name=self._name

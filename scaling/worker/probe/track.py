@@ -15,9 +15,10 @@ from scaling.records.format import AnyStepRow, BlockRecord, CollectiveRow, Plain
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.accelerator.devices import Device
 from scaling.worker.measure.recorder import Reading, Usage
+from scaling.worker.parallel.buckets import Buckets
+from scaling.worker.parallel.tap import Tap
 from scaling.worker.probe.phases import SYNC_END, Marks, Phases, step_row
 from scaling.worker.probe.schedule import ROUND_STEPS, Planned, round_of, slot_of
-from scaling.worker.probe.tap import Tap
 
 STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 5, 8
 
@@ -48,8 +49,8 @@ class _Open:
 class Track:
     """Follows the steps of one rank. Slow work happens between the last step of a block and the next block only."""
 
-    def __init__(self, phases: Phases, tap: Tap, device: Device, sink: Sink) -> None:
-        self._phases, self._tap, self._device, self._sink = phases, tap, device, sink
+    def __init__(self, phases: Phases, tap: Tap, buckets: Buckets, device: Device, sink: Sink) -> None:
+        self._phases, self._tap, self._buckets, self._device, self._sink = phases, tap, buckets, device, sink
         self._clock = device.clock
         self.steps = 0
         """Steps that have ended."""
@@ -95,7 +96,7 @@ class Track:
             self._since = self._clock.stamp()
             marks = self._phases.marks
             sync_end = next((token for kind, token in reversed(marks) if kind == SYNC_END), 0)
-            collectives = self._tap.take(sync_end) if block.planned.detailed else []
+            collectives = self._buckets.rows(self._tap.take(), sync_end) if block.planned.detailed else []
             block.rows.append(_Row(self._begin, self._since, marks, collectives))
             block.micro_steps = max(block.micro_steps, self._phases.forwards)
         over = self._close() if block is not None and len(block.rows) == block.planned.steps else None

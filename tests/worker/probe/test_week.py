@@ -40,14 +40,21 @@ class Tap:
     def close(self):
         self.is_open = False
 
-    def take(self, sync_end):
-        return [CollectiveRow(k, 0, 2, 2**23, sync_end - 2, sync_end - 1, sync_end) for k in range(BUCKETS)]
+    def take(self):
+        return range(BUCKETS)
+
+
+class Buckets:
+    """What the tap saw, as rows."""
+
+    def rows(self, seen, sync_end):
+        return [CollectiveRow(k, 0, 2, 2**23, sync_end - 2, sync_end - 1, sync_end) for k in seen]
 
 
 def tracked(path):
     """A track that records into a file, and its steps, so many at a time."""
     recorder = Recorder(path, HeadRecord(schema=SCHEMA, rank=0, host=0), flush_s=0.0)
-    track = Track(Phases(), Tap(), SimpleNamespace(clock=HostClock()), recorder.block)
+    track = Track(Phases(), Tap(), Buckets(), SimpleNamespace(clock=HostClock()), recorder.block)
     track.begin(paused=False)
 
     def steps(count):

@@ -41,7 +41,7 @@ def hooks(ddp):
         len(ddp.module._forward_pre_hooks),
         len(OPTIMIZER._global_optimizer_pre_hooks),
         len(OPTIMIZER._global_optimizer_post_hooks),
-        "AutogradCPU" in torch._C._dispatch_dump("c10d::allreduce_"),
+        "BackendSelect" in torch._C._dispatch_dump("c10d::allreduce_"),
     ]
 
 

@@ -1,0 +1,63 @@
+"""Find DDP's buckets among the collectives that a tap saw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.records.format import CollectiveRow
+from scaling.spec.run import KINDS
+from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
+from scaling.worker.parallel.tap import Seen
+
+_ALL_REDUCE = KINDS.index("all_reduce")
+
+
+class Buckets:
+    """The all-reduces of one wrapper's gradients.
+
+    DDP launches its buckets in their order, so the next one is the next all-reduce over its group that has the bucket's
+    size and type. A hook of the user may send something else instead; then every all-reduce over the group counts.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self._ddp = ddp
+        self._name = ddp.process_group.group_name
+        self._key = dist.get_world_size(ddp.process_group)
+        self._sizes: list[int] = []
+        """Bytes of the buckets, once a step was recorded: DDP has settled them by then."""
+        self._types = {parameter.dtype for parameter in ddp.parameters()}
+
+    def rows(self, seen: Sequence[Seen], over: int) -> list[CollectiveRow]:
+        """The step's buckets, with tokens as stamps; a bucket counts as ready when it is launched.
+
+        `over`: token of when all were done on this rank. It stands in for a `done` whose callback has not run yet,
+        since callbacks come from another thread that may still wait for the interpreter.
+        """
+        if self._key == 1:
+            return []
+        own = [one for one in seen if one.kind == _ALL_REDUCE and one.group.group_name == self._name]
+        if not has_own_hook(self._ddp):
+            own = self._in_order(own)
+        return [
+            CollectiveRow(
+                seq=seq,
+                kind=one.kind,
+                group=self._key,
+                bytes=one.bytes,
+                ready_ns=one.launch,
+                launch_ns=one.launch,
+                done_ns=one.done or over,
+            )
+            for seq, one in enumerate(own)
+        ]
+
+    def _in_order(self, seen: Sequence[Seen]) -> list[Seen]:
+        self._sizes = self._sizes or bucket_bytes(self._ddp)
+        found: list[Seen] = []
+        for one in seen:
+            if one.bytes == self._sizes[len(found) % len(self._sizes)] and one.dtype in self._types:
+                found.append(one)
+        return found

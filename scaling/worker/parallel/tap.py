@@ -1,0 +1,217 @@
+"""See every collective of this process, whoever starts it: DDP, FSDP, SyncBatchNorm, a user's own call.
+
+All of them pass torch's dispatcher as operators of `c10d`. While a tap is open it has a kernel for each of these under
+the key BackendSelect, which every call reaches, with gradients or without. The kernel notes the call, passes the same
+arguments on to the back end's kernel, and notes when the collective is done. The kernels are the process's, so a tap is
+open in probe blocks only and is removed after them; `benchmarks/tap.py` shows what a call costs with it and after it.
+
+A stamp is taken on the calling thread: on an accelerator it is an event on the stream that produces the data. The end
+is stamped in one of three ways:
+
+- A synchronous call on a back end of the host (Gloo) is waited for in the kernel; its caller would wait at once anyway.
+- A synchronous call on an accelerator runs on the current stream or makes that stream wait, so an event behind it does.
+- An asynchronous call has a future. On the host it calls back when the result is there. On an accelerator it calls back
+  at once, on a stream that waits for the collective, and an event there marks its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scaling.spec.run import KINDS
+from scaling.worker.accelerator.clock import Clock, now_ns
+
+HOST_BACKENDS = frozenset({"gloo", "mpi"})
+"""Back ends whose collectives end in host time, whatever the device of their tensors is."""
+
+_SELECT = torch._C.DispatchKey.BackendSelect  # noqa: SLF001
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """One collective that this rank took part in. Stamps are tokens of the clock; 0: not taken."""
+
+    kind: int
+    """Index into spec.run.KINDS."""
+    group: Any
+    """Its process group."""
+    bytes: int
+    """As nccl-tests counts them: the whole result of an all-gather, the whole input of a reduce-scatter."""
+    dtype: torch.dtype
+    phase: int
+    unit: int
+    enqueue_ns: int
+    """Host time at which the call began."""
+    launch: int
+    done: int = 0
+    wait: int = 0
+    """The rank, or its compute stream, began to wait for it; 0: nobody told."""
+    resume: int = 0
+    """It went on."""
+
+
+def _nbytes(value: Any) -> int:
+    """Bytes of a tensor, or of all tensors in lists."""
+    return value.nbytes if isinstance(value, torch.Tensor) else sum(map(_nbytes, value))
+
+
+def _first(value: Any) -> torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else _first(value[0])
+
+
+_SIZED_BY = {
+    "allreduce_": ("all_reduce", 0),
+    "allreduce_coalesced_": ("all_reduce", 0),
+    "allgather_": ("all_gather", 0),
+    "_allgather_base_": ("all_gather", 0),
+    "allgather_coalesced_": ("all_gather", 0),
+    "allgather_into_tensor_coalesced_": ("all_gather", 0),
+    "reduce_scatter_": ("reduce_scatter", 1),
+    "_reduce_scatter_base_": ("reduce_scatter", 1),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1),
+    "broadcast_": ("broadcast", 0),
+    "alltoall_": ("all_to_all", 1),
+    "alltoall_base_": ("all_to_all", 1),
+    "reduce_": ("reduce", 0),
+    "gather_": ("gather", 1),
+    "scatter_": ("scatter", 0),
+}
+"""Operator of c10d -> its kind, and the argument whose bytes count."""
+
+
+class Tap:
+    """Notes collectives while it is open. One is open at a time in a process."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._library: torch.library.Library | None = None
+        self._seen: list[Seen] = []
+        self._backends: dict[tuple[str, str], bool] = {}
+        """(name of the group, type of device) -> whether its ends are host times."""
+        self.phase = 0
+        """Index into spec.schedule.PHASES of collectives from here on."""
+        self.unit = -1
+        """Bucket or sharded unit of collectives from here on; -1: none."""
+        self.kind: int | None = None
+        """What collectives from here on count as; None: as what they are. `stands_for` sets it."""
+
+    @property
+    def opened(self) -> bool:
+        """Whether it notes collectives now."""
+        return self._library is not None
+
+    def open(self) -> None:
+        """Begin to note collectives."""
+        if self._library is not None:
+            return
+        self._seen, self.unit, self.kind = [], -1, None
+        self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
+        for name, (kind, sized_by) in _SIZED_BY.items():
+            packet = getattr(torch.ops.c10d, name, None)
+            if packet is not None:  # older torch lacks a few
+                kernel = self._kernel(packet.default, KINDS.index(kind), sized_by)
+                self._library.impl(name, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
+
+    def close(self) -> None:
+        """Stop, and leave nothing in the dispatcher."""
+        if self._library is not None:
+            self._library._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001
+            self._library = None
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[Tap]:
+        """Open inside."""
+        self.open()
+        try:
+            yield self
+        finally:
+            self.close()
+
+    @contextlib.contextmanager
+    def stands_for(self, kind: str) -> Iterator[None]:
+        """Collectives inside count as another kind, which they implement."""
+        before, self.kind = self.kind, KINDS.index(kind)
+        try:
+            yield
+        finally:
+            self.kind = before
+
+    def take(self) -> list[Seen]:
+        """What was noted since the last call, in the order of launch. A `done` may still be missing."""
+        seen, self._seen = self._seen, []
+        return seen
+
+    def last(self) -> Seen | None:
+        """The collective that was noted last, if it has not been taken."""
+        return self._seen[-1] if self._seen else None
+
+    def _kernel(self, operator: Any, kind: int, sized_by: int) -> Callable[..., Any]:
+        names = [argument.name for argument in operator._schema.arguments]  # noqa: SLF001
+        at = names.index("process_group")
+        flag = next((name for name in ("async_op", "asyncOp") if name in names), None)
+        place = names.index(flag) if flag else -1
+        stamp = self._clock.stamp
+
+        def kernel(keys: Any, *args: Any, **named: Any) -> Any:
+            tensor = _first(args[sized_by])
+            group = dist.ProcessGroup.unbox(args[at])
+            seen = Seen(
+                kind=kind if self.kind is None else self.kind,
+                group=group,
+                bytes=_nbytes(args[sized_by]),
+                dtype=tensor.dtype,
+                phase=self.phase,
+                unit=self.unit,
+                enqueue_ns=now_ns(),
+                launch=stamp(),
+            )
+            self._seen.append(seen)
+            result = operator.redispatch(keys.remove(_SELECT), *args, **named)
+            waits = flag is not None and not (args[place] if len(args) > place else named.get(flag, True))
+            self._stamp_end(seen, _work(result), waits=waits, device=tensor.device)
+            return result
+
+        return kernel
+
+    def _stamp_end(self, seen: Seen, work: Any, *, waits: bool, device: torch.device) -> None:
+        host = self._of_host(seen.group, device)
+        if waits and not host:
+            seen.done = self._clock.stamp()
+            return
+        if work is None:
+            return
+        if waits:
+            seen.wait = now_ns()
+            work.wait()
+            seen.done = seen.resume = now_ns()
+            return
+        stamp = now_ns if host else self._clock.stamp
+
+        def done(_future: Any) -> None:
+            seen.done = stamp()
+
+        with contextlib.suppress(RuntimeError):  # the work of some collectives has no future
+            work.get_future().add_done_callback(done)
+
+    def _of_host(self, group: Any, device: torch.device) -> bool:
+        key = (group.group_name, device.type)
+        if key not in self._backends:
+            self._backends[key] = backend_of(group, device.type) in HOST_BACKENDS
+        return self._backends[key]
+
+
+def _work(result: Any) -> Any:
+    """The work that an operator returned, alone or behind its tensors; None where there is none."""
+    boxed = result[-1] if isinstance(result, tuple) else result
+    return None if boxed is None else dist.Work.unbox(boxed)
+
+
+def backend_of(group: Any, device: str) -> str:
+    """The back end that reduces tensors of a device. The group's name may be `undefined` or `cpu:gloo,cuda:nccl`."""
+    return str(group._get_backend(torch.device(device)).name())  # noqa: SLF001
