@@ -63,6 +63,13 @@ def test_scaling_is_the_only_top_level_name(wheel):
     assert {name for name in names if not name.endswith(".dist-info")} == {"scaling"}
 
 
+def test_it_holds_the_sources_of_the_simulated_accelerator(wheel):
+    folder = ROOT / "scaling/worker/simulated/csrc"
+    sources = {str(path.relative_to(ROOT)) for path in folder.rglob("*") if path.is_file()}
+    assert sources
+    assert sources <= set(zipfile.ZipFile(wheel).namelist())
+
+
 def test_the_source_distribution_holds_what_a_checkout_does(unpacked):
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     kept = {name for name in listed.splitlines() if not name.startswith(".")}

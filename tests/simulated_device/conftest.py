@@ -2,7 +2,7 @@
 
 import pytest
 
-from simulated_device import build
+from scaling.worker.simulated import build
 
 
 @pytest.fixture(scope="session", autouse=True)

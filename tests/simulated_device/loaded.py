@@ -4,7 +4,7 @@ import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
 import torch.nn.parallel
 
-from .device import install
+from scaling.worker.simulated import load
 
 torch.set_num_threads(1)
-install()
+load()

@@ -108,9 +108,9 @@ def _rank(
     import torch
     import torch.distributed as dist
 
-    from .device import install
+    from scaling.worker.simulated import load
 
-    install()
+    load()
     torch.set_num_threads(1)
     torch.accelerator.set_device_index(rank)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
@@ -125,10 +125,10 @@ def _rank(
             dist.destroy_process_group()
     except BaseException:  # noqa: BLE001
         pipe.send((False, f"rank {rank}: {traceback.format_exc()}"))
-        install().shut_down()
+        load().shut_down()
         pipe.close()
         os._exit(1)
     pipe.send((True, value))
     pipe.close()
     sys.stdout.flush()
-    install().shut_down()
+    load().shut_down()

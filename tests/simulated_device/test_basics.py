@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from scaling.worker.simulated.device import configure, exactly, host_ms, set_cost, sleep_us
 from simulated_device import ranks
-from simulated_device.device import configure, exactly, host_ms, set_cost, sleep_us
 
 MS = 1_000_000
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from simulated_device import ranks, trace
-from simulated_device.device import configure, exactly, host_ms, line, link_ns, set_link
+from scaling.worker.simulated import trace
+from scaling.worker.simulated.device import configure, exactly, host_ms, line, link_ns, set_link
+from simulated_device import ranks
 
 pytestmark = pytest.mark.slow
 

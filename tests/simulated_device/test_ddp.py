@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from simulated_device import ranks, trace
-from simulated_device.device import (
+from scaling.worker.simulated import trace
+from scaling.worker.simulated.device import (
     configure,
     exactly,
     host_ms,
@@ -24,6 +24,7 @@ from simulated_device.device import (
     set_link,
     sleep_us,
 )
+from simulated_device import ranks
 
 pytestmark = pytest.mark.slow
 MS = 1_000_000

@@ -12,17 +12,17 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from simulated_device import ranks
-from simulated_device.device import (
+from scaling.worker.simulated.device import (
     configure,
     host_ms,
-    install,
     line,
+    load,
     lose_device,
     set_cost,
     set_link,
     sleep_us,
 )
+from simulated_device import ranks
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def dead_peer(rank, world):
     took = host_ms() - simulated
     with pytest.raises(dist.DistBackendError):  # it stays
         x.sum().item()
-    install().clear_error()
+    load().clear_error()
     return launched, took, time.monotonic() - began, str(failed.value)
 
 
@@ -65,7 +65,7 @@ def absent_peer(rank, world):
     dist.all_reduce(x, group=group)
     with pytest.raises(dist.DistBackendError, match="did not come within the timeout"):
         torch.accelerator.synchronize()
-    install().clear_error()
+    load().clear_error()
     return x.numel()
 
 
@@ -87,7 +87,7 @@ def lost_device(rank, world):
     try:
         torch.accelerator.synchronize()
     except RuntimeError as error:
-        install().clear_error()
+        load().clear_error()
         return type(error).__name__, str(error)
     return None
 
@@ -162,7 +162,7 @@ def threads(rank, world):
             sleep_us(10)
     dist.all_reduce(torch.ones(4, device="sim"))
     during = count()
-    install().shut_down()
+    load().shut_down()
     return before, during, count()
 
 

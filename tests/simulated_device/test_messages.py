@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from simulated_device import ranks, trace
-from simulated_device.device import configure, host_spend_us, line, link_ns, set_link
+from scaling.worker.simulated import trace
+from scaling.worker.simulated.device import configure, host_spend_us, line, link_ns, set_link
+from simulated_device import ranks
 
 pytestmark = pytest.mark.slow
 MS = 1_000_000

@@ -14,8 +14,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from simulated_device import ranks, trace
-from simulated_device.device import configure, exactly, host_ms, line, link_ns, set_cost, set_link
+from scaling.worker.simulated import trace
+from scaling.worker.simulated.device import configure, exactly, host_ms, line, link_ns, set_cost, set_link
+from simulated_device import ranks
 
 pytestmark = pytest.mark.slow
 MS = 1_000_000

@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from simulated_device import ranks, trace
-from simulated_device.device import line, link_ns, set_link, sleep_us
+from scaling.worker.simulated import trace
+from scaling.worker.simulated.device import line, link_ns, set_link, sleep_us
+from simulated_device import ranks
 
 pytestmark = pytest.mark.slow
 MS = 1_000_000

@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from simulated_device import ranks, trace
-from simulated_device.device import configure, host_spend_us, set_cost, set_link, set_wire, sleep_us
+from scaling.worker.simulated import trace
+from scaling.worker.simulated.device import configure, host_spend_us, set_cost, set_link, set_wire, sleep_us
+from simulated_device import ranks
 
 pytestmark = pytest.mark.slow
 MS = 1_000_000

@@ -8,28 +8,36 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from . import build
+from scaling.worker.simulated import build
 
 library: ModuleType | None = None
 
 
-def install() -> ModuleType:
-    """Register the device "sim" as `torch.sim` and the back end "simccl". Returns the library; once a process."""
+def load() -> ModuleType:
+    """Register the device "sim" as `torch.sim` and the back end "simccl", and return the library.
+
+    Does it once a process; later calls return the same library. Builds the library where it is not in the cache yet.
+
+    Raises:
+        BuildError: it cannot be built here; the message says what is missing.
+
+    """
     global library  # noqa: PLW0603
     if library is not None:
         return library
-    import torch
-    import torch.distributed as dist
+    import torch  # noqa: PLC0415  (`python -m scaling.worker.simulated` says what is missing without torch)
+    import torch.distributed as dist  # noqa: PLC0415
 
-    from . import norms
-    from .module import device_module
+    from scaling.worker.simulated import norms  # noqa: PLC0415
+    from scaling.worker.simulated.module import device_module  # noqa: PLC0415
 
-    torch.utils.rename_privateuse1_backend("sim")
-    library = build.load()
+    torch.utils.rename_privateuse1_backend("sim")  # type: ignore[attr-defined]
+    library = build.library()
     library.register_device()
-    torch._register_device_module("sim", device_module(library))
-    sys.modules["torch.sim"] = torch.sim
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    module = device_module(library)
+    torch._register_device_module("sim", module)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    sys.modules["torch.sim"] = module
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)  # type: ignore[attr-defined]
     norms.register()
     dist.Backend.register_backend("simccl", _create, extended_api=True, devices=["sim"])
     atexit.register(library.shut_down)
@@ -48,7 +56,7 @@ def configure(**settings: float) -> None:
     `devices`, `virtual_clock`, `math`, `null_work`, `launch_us`, `kernel_us`, `communicator_us`, `slip_us`, `flops`,
     `flops32`, `memory_bytes_s`, `host_bytes_s`, `slowdown`, `capacity_bytes`, `buffered_bytes`.
     """
-    install().configure(settings)
+    load().configure(settings)
 
 
 def line(latency_us: float, gb_s: float) -> list[tuple[float, float]]:
@@ -63,29 +71,29 @@ def set_link(points: list[tuple[float, float]], group: str = "*", kind: str = "*
     all that have no link of their own. `kind` is "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce",
     "scatter", "gather", "all_to_all", "barrier", "send_recv" or "*".
     """
-    install().set_link(group, kind, points)
+    load().set_link(group, kind, points)
 
 
 def set_wire(*groups: str, ranks_per_node: int = 1) -> None:
     """Let transfers of these groups share a wire at each node; csrc/wire.h says how. No groups: share none."""
-    install().set_wire(list(groups), ranks_per_node)
+    load().set_wire(list(groups), ranks_per_node)
 
 
 def set_cost(us: float, *operators: str) -> None:
     """What each kernel of these operators ("aten::mm") takes, whatever its size."""
     for operator in operators:
-        install().set_cost(operator, us)
+        load().set_cost(operator, us)
 
 
 def link_ns(kind: str, payload_bytes: int, ranks: int, group: str = "default_pg") -> int:
     """What a transfer of this payload takes alone."""
-    lib = install()
+    lib = load()
     return int(lib.link_ns(group, kind, lib.wire_bytes(kind, payload_bytes, ranks)))
 
 
 def host_ms() -> float:
     """What the host's clock shows, simulated or real."""
-    return install().host_ns() / 1e6
+    return int(load().host_ns()) / 1e6
 
 
 def exactly(ms: float) -> int:
@@ -95,14 +103,14 @@ def exactly(ms: float) -> int:
 
 def sleep_us(us: float) -> None:
     """A kernel on the current stream that takes this long: a rank that is late on its device."""
-    install().sleep_us(us)
+    load().sleep_us(us)
 
 
 def host_spend_us(us: float) -> None:
     """The host works for this long on the virtual clock: a rank that is late on its host."""
-    install().host_spend_us(us)
+    load().host_spend_us(us)
 
 
 def lose_device(index: int, after_us: float = 0.0) -> None:
     """From then on nothing runs on the device, and the next wait for it raises torch.AcceleratorError."""
-    install().lose_device(index, after_us)
+    load().lose_device(index, after_us)

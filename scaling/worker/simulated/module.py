@@ -1,5 +1,7 @@
 """`torch.sim`: what torch and training code ask of `torch.cuda` by the same names."""
 
+# ruff: noqa: SLF001  (torch.accelerator asks the device's module for its count: the hooks' own is private)
+
 from __future__ import annotations
 
 import contextlib
@@ -18,12 +20,16 @@ class Event(torch.Event):
 
     stamp_of: Callable[[int], int]
 
-    def __new__(  # noqa: PYI034
-        cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    def __new__(  # noqa: D102, PYI034
+        cls,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,  # noqa: ARG004  (callers may name it)
     ) -> Event:
         return super().__new__(cls, "sim", enable_timing=enable_timing, blocking=blocking)
 
-    def record(self, stream: torch.Stream | None = None) -> Event:
+    def record(self, stream: torch.Stream | None = None) -> Event:  # type: ignore[override]
+        """Record the event on a stream, the current one by default, and return it."""
         super().record(stream if stream is not None else torch.accelerator.current_stream())
         return self
 
@@ -73,7 +79,7 @@ def _devices() -> dict[str, Any]:
         "device_count": torch._C._accelerator_hooks_device_count,  # torch.accelerator's own asks this one
         "current_device": torch.accelerator.current_device_index,
         "set_device": torch.accelerator.set_device_index,
-        "get_device_name": lambda which=None: "Simulated accelerator",
+        "get_device_name": lambda which=None: "Simulated accelerator",  # noqa: ARG005
         "get_amp_supported_dtype": lambda: [torch.float16, torch.bfloat16],
         "is_bf16_supported": lambda: True,
         "_is_in_bad_fork": lambda: False,
@@ -114,7 +120,9 @@ def _memory() -> dict[str, Any]:
 def _random(library: ModuleType) -> dict[str, Any]:
     def generator(which: Any = None) -> torch.Generator:
         index = torch.accelerator.current_device_index() if which is None else which
-        return library.default_generator(index if isinstance(index, int) else torch.device(index).index or 0)
+        place = index if isinstance(index, int) else torch.device(index).index or 0
+        found: torch.Generator = library.default_generator(place)
+        return found
 
     def seed_all(seed: int) -> None:
         for index in range(torch._C._accelerator_hooks_device_count()):

@@ -1,5 +1,7 @@
 """Kernels of SyncBatchNorm, which torch has for GPUs alone, made of the device's other operators."""
 
+# ruff: noqa: ARG001, D103  (torch's own operators: their names and arguments are its)
+
 from __future__ import annotations
 
 import torch
@@ -10,7 +12,7 @@ KEPT: list[torch.library.Library] = []
 
 def register() -> None:
     """Once a process. The library lives as long as its kernels."""
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for kernel in (
         batch_norm_stats,
         batch_norm_gather_stats_with_counts,
@@ -18,7 +20,7 @@ def register() -> None:
         batch_norm_backward_reduce,
         batch_norm_backward_elemt,
     ):
-        library.impl(kernel.__name__, kernel, "PrivateUse1")
+        library.impl(kernel.__name__, kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
     KEPT.append(library)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from .device import install
+from scaling.worker.simulated.device import load
 
 
 class Task(NamedTuple):
@@ -27,21 +27,24 @@ class Task(NamedTuple):
 
     @property
     def kind(self) -> str:
+        """The operator or the kind of collective: "aten::mm", "all_reduce"."""
         return self.name.partition("/")[0]
 
     @property
     def transfer_ns(self) -> int:
+        """A collective's time once its last rank was there."""
         return self.end_ns - self.met_ns
 
     @property
     def wait_ns(self) -> int:
+        """A collective's wait for its last rank."""
         return self.met_ns - self.start_ns
 
 
 @contextmanager
 def recorded() -> Iterator[list[Task]]:
     """Collect the tasks of a block; the list is filled at its end, when the current device is done."""
-    library = install()
+    library = load()
     tasks: list[Task] = []
     torch.accelerator.synchronize()
     library.take_records()
@@ -62,6 +65,7 @@ def of(tasks: Iterable[Task], *kinds: str) -> list[Task]:
 
 
 def busy_ns(tasks: Iterable[Task]) -> int:
+    """The sum of the tasks' times; those that overlap count more than once."""
     return sum(task.end_ns - task.start_ns for task in tasks)
 
 
