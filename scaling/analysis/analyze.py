@@ -45,7 +45,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         tables = own.usable(tables, plan)
     counted = {t.world_size: launches.counted(tables, plan, t) for t in plan.trials}
     within = {n: launches.of_launches(tables, counts) for n, counts in counted.items()}
-    records = {t.world_size: read_trial(within[t.world_size], t) for t in plan.trials}
+    records = {t.world_size: read_trial(within[t.world_size], plan, t) for t in plan.trials}
     over = base_world_size(plan, records)
 
     def whole_batch(trial: Trial) -> TrialRecords | None:
@@ -55,7 +55,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
             return None
         if counted[trial.world_size] == counted[over]:
             return records[over]
-        return read_trial(within[trial.world_size], first)
+        return read_trial(within[trial.world_size], plan, first)
 
     status = {t.world_size: t.status for t in ending.trials}
     warmup = {n: steps for rank in tables.ranks for n, steps in rank.warmup.items()}

@@ -115,7 +115,7 @@ def test_two_equally_late_ranks_of_four_are_both_found(measure, cluster):
     late = tuple(cluster.Straggler(rank=r, extra_ns=25 * MS) for r in (1, 2))
     for seed in range(3):
         run = measure(cluster.Truth(world_sizes=(4,), stragglers=late, seed=seed))
-        records = read_trial(run.tables, run.plan.trials[0])
+        records = read_trial(run.tables, run.plan, run.plan.trials[0])
         plain = records.arm("plain")["step"]
         found = late_ranks(records, Rounds({"plain": plain}, records.launches), 0.0)
         assert set(found.ranks) == {1, 2}

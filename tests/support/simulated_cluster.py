@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,6 +45,7 @@ FABRIC_BYTES = tuple(1024 * 4**k for k in range(8))  # 1 KiB ... 16 MiB
 ORIGIN_NS = 10**14  # a host that has been up for a day; keeps stamps positive under any offset
 GAP_NS = 2e6  # between blocks
 WARMUP = 5  # steps, said in the head line
+ELSEWHERE = 10_000  # added to the world size: the key of a further communicator
 BURN_IN = 20  # steps until a noise-free step repeats itself
 
 
@@ -99,6 +101,7 @@ class Truth:
         0.0  # broadcast of buffers at the begin of forward, where ranks meet; 0: there are none
     )
     channels: int = 2  # 1: first in, first out, shown as nccl; 2: two collectives share the link, as gloo
+    communicators: tuple[int, ...] = ()  # of each bucket, 0 is the world's; all share the link; empty: one
     stragglers: tuple[Straggler, ...] = ()
     probe_light_ns: float = 30e3  # the probe's own cost a step, in backward
     probe_detailed_ns: float = 120e3
@@ -154,6 +157,8 @@ class ExpectedPoint:
     """The same over all ranks."""
     busbw_gbit_s: float | None
     """2(n-1)/n x bytes x 8 / busy time of the link: the union of [latest launch, latest done]."""
+    transfer_ns: tuple[float, ...]
+    """What each bucket takes alone."""
     hidden_share: float | None
     """1 - exposed transfer / busy time of the link."""
     cost_ns: dict[int, float]
@@ -235,16 +240,25 @@ def compute_ns(truth: Truth, block: Block, ranks: np.ndarray) -> np.ndarray:
     return own
 
 
-def transfers(launch: list[float], work: list[float], channels: int) -> list[float]:
-    """When each collective is done: begun in order, at most `channels` in flight, sharing the link evenly."""
+def transfers(
+    launch: list[float], work: list[float], channels: int, communicators: Sequence[int] = ()
+) -> list[float]:
+    """When each collective is done: begun in order, at most `channels` in flight on a communicator, on one link.
+
+    `communicators`: on which each runs; empty: all on one.
+    """
     done = [0.0] * len(launch)
+    on = list(communicators) or [0] * len(launch)
     left: dict[int, float] = {}
-    now, waiting = -math.inf, 0
-    while left or waiting < len(launch):
-        while waiting < len(launch) and len(left) < channels and launch[waiting] <= now:
-            left[waiting] = work[waiting]
-            waiting += 1
-        arrival = launch[waiting] if waiting < len(launch) and len(left) < channels else math.inf
+    queues = {name: [b for b, other in enumerate(on) if other == name] for name in on}
+    now = -math.inf
+    while left or any(queues.values()):
+        for name, queue in queues.items():
+            while queue and launch[queue[0]] <= now and sum(on[b] == name for b in left) < channels:
+                first = queue.pop(0)
+                left[first] = work[first]
+        free = [q[0] for name, q in queues.items() if q and sum(on[b] == name for b in left) < channels]
+        arrival = min((launch[b] for b in free), default=math.inf)
         if not left:
             now = arrival
             continue
@@ -302,7 +316,7 @@ def train(
         at[4, k] = at[3, k]
         if communicates(block):
             launch = np.maximum.accumulate(ready[:, k].max(axis=1))
-            done[:, k] = transfers(launch.tolist(), work[:, k].tolist(), truth.channels)
+            done[:, k] = transfers(launch.tolist(), work[:, k].tolist(), truth.channels, truth.communicators)
             at[4, k] = np.maximum(at[3, k], done[:, k].max())
         at[5:, k] = at[4, k] + np.cumsum(spent[3:], axis=0)
         now = at[6, k]
@@ -430,6 +444,7 @@ def expect(truth: Truth, trial: Trial) -> ExpectedPoint:
         parts_ns=means,
         parts_all_ns={name: float(by_rank.mean()) for name, by_rank in parts.items()},
         busbw_gbit_s=2 * (n - 1) / n * truth.payload * 8 / busy if busy else None,
+        transfer_ns=tuple(truth.reduce_ns(np.array([b.bytes for b in truth.buckets]), everyone).tolist()),
         hidden_share=1 - (means["exposed_transfer"] - truth.buffers_ns) / busy if busy else None,
         cost_ns=cost,
         late=late,
@@ -492,6 +507,8 @@ class RankFiles:
             parts |= {-k: pairs for k, pairs in enumerate(plan.pairings(), 1)}
             own = {str(key): list(g) for key, groups in parts.items() for g in groups if rank in g}
             head["groups"] = {str(n): list(range(n)) for n in truth.world_sizes} | own | {"1": [rank]}
+            more = {n + ELSEWHERE * c: n for n in truth.world_sizes for c in truth.communicators if c}
+            head["groups"] |= {str(key): list(range(n)) for key, n in more.items()}
             head["warmup"] = {str(n): WARMUP for n in truth.world_sizes}
             self.append(rank, line(head))
             what = {"device": plan.spec.topology.device, "backend": plan.spec.topology.backend}
@@ -537,7 +554,9 @@ class RankFiles:
             launched = ready if solo else self.stamps(track.launch, ranks)
             done = ready if solo else self.stamps(track.done[:, :, None], ranks)
             payload = np.broadcast_to(track.payload[:, :, None], ready.shape)
-            each = [f"[{b},0,{group},%d,%d,%d,%d]" for b in range(len(ready))]
+            on = self.truth.communicators if block.arm == PROBE else ()
+            keys = [group + ELSEWHERE * c for c in on or [0] * len(ready)]
+            each = [f"[{b},0,{key},%d,%d,%d,%d]" for b, key in enumerate(keys)]
             template += f',"c":[{",".join(each)}]'
             columns += [c[b] for b in range(len(ready)) for c in (payload, ready, launched, done)]
         number = np.broadcast_to(np.arange(at.shape[1])[:, None], at.shape[1:])

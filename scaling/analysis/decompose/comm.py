@@ -37,6 +37,7 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
             ready_ms=rounds.measure(partial(_ready, f"bucket.{k}.ready", micro_steps), scale=MS),
             transfer_ms=rounds.measure(f"bucket.{k}.transfer", scale=MS),
             skew_ms=rounds.measure(f"bucket.{k}.skew", scale=MS),
+            shared_ms=rounds.measure(f"bucket.{k}.shared", scale=MS),
         )
         for k, size in enumerate(records.bucket_bytes)
     )

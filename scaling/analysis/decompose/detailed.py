@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import polars as pl
 
 from scaling.analysis.decompose.merge import BlockStamps, Merged, merge
 from scaling.analysis.decompose.quantities import Cycle
+from scaling.analysis.network.channel import Channel
+from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Floats
+from scaling.records.tables import Tables
+from scaling.spec.plan import Plan
 from scaling.spec.schedule import PROBE
+
+ChannelOf = Callable[[Sequence[int]], Channel]
+"""From the communicator of each collective of a step, in order."""
+
+
+def channels(tables: Tables, plan: Plan) -> ChannelOf:
+    """The back end of a plan. Communicators between hosts share a wire, and so do those within hosts."""
+    backend = plan.spec.topology.backend
+    host = {(file.launch, file.rank): file.host for file in tables.ranks}
+    across: dict[int, int] = {}
+    for file in tables.ranks:
+        for key, members in file.groups.items():
+            if file.rank == members[0]:  # each group once
+                hosts = {host.get((file.launch, rank), file.host) for rank in members}
+                across[key] = max(across.get(key, 0), int(len(hosts) > 1))
+
+    def channel(communicators: Sequence[int]) -> Channel:
+        return Channel.of(backend, communicators, lambda key: across.get(key, 0))
+
+    return channel
 
 
 def read_detailed(
-    own: pl.DataFrame, buckets: pl.LazyFrame, n: int
+    own: pl.DataFrame, buckets: pl.LazyFrame, n: int, channel: ChannelOf
 ) -> tuple[tuple[Cycle, ...], dict[str, dict[tuple[int, int], float]], tuple[int, ...]]:
-    """Cycles, block means by name and (launch, round), and bytes of the buckets, all of world size `n`."""
+    """Cycles, block means by name and (launch, round), and bytes of the buckets, all of world size `n`.
+
+    `channel`: how the back end serves collectives on these communicators.
+    """
     cycles: list[Cycle] = []
     scalars: dict[str, dict[tuple[int, int], float]] = {}
     sizes: tuple[int, ...] = ()
-    for key, stamps in detailed_blocks(own, buckets, n):
+    for key, stamps in detailed_blocks(own, buckets, n, channel):
         merged = merge(stamps)
         sizes = tuple(int(b) for b in stamps.bytes)
         for name, value in _scalars(stamps, merged).items():
@@ -31,19 +60,19 @@ def read_detailed(
 def _cycle(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Cycle:
     own_end = stamps.done.max(axis=2)[:-1]
     held = (stamps.buffer_end - stamps.buffer_begin)[1:]  # 0 without buffers
-    return Cycle(
-        key=key,
+    replay = Replay(
         ready=stamps.launch[1:] - (own_end + held)[:, :, None],
         compute_end=stamps.compute_end[1:] - own_end - held,
         transfer=merged.transfer[1:],
         start=own_end - own_end.max(axis=1, keepdims=True),
-        input=stamps.input[1:],
         barrier=stamps.barrier(own_end, first=1),
+        channel=stamps.channel,
     )
+    return Cycle(key=key, replay=replay, input=stamps.input[1:])
 
 
 def detailed_blocks(
-    own: pl.DataFrame, buckets: pl.LazyFrame, n: int
+    own: pl.DataFrame, buckets: pl.LazyFrame, n: int, channel: ChannelOf
 ) -> list[tuple[tuple[int, int], BlockStamps]]:
     """Detailed probe blocks that all ranks have whole, as arrays. `own`, `buckets`: of world size `n`."""
     found = []
@@ -51,7 +80,7 @@ def detailed_blocks(
     steps = own.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort(place)
     rows = (
         buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed"))
-        .select(*place, "seq", "bytes", "ready_ns", "launch_ns", "done_ns")
+        .select(*place, "seq", "bytes", "group", "ready_ns", "launch_ns", "done_ns")
         .sort(*place, "seq")
         .collect()
     )
@@ -93,6 +122,7 @@ def detailed_blocks(
                     buffer_wait=grid("buffer_wait_ns"),
                     buffer_begin=grid("buffer_begin_ns"),
                     buffer_end=grid("buffer_end_ns"),
+                    channel=channel(block_rows["group"].head(width).to_list()),
                 ),
             )
         )
@@ -117,6 +147,7 @@ def _scalars(stamps: BlockStamps, merged: Merged) -> dict[str, float]:
     values["exposed_all"] = values["bucket_wait"] + stamps.buffer_wait.mean()
     for k in range(stamps.launch.shape[2]):
         values[f"bucket.{k}.transfer"] = merged.transfer[:, k].mean()
+        values[f"bucket.{k}.shared"] = merged.shared[:, k].mean()
         values[f"bucket.{k}.skew"] = (merged.released[:, k] - stamps.launch[:, :, k].mean(axis=1)).mean()
         if stamps.ready[:, :, k].min() > 0:
             values[f"bucket.{k}.ready"] = (stamps.ready[:, :, k] - begin).mean()

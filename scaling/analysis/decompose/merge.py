@@ -1,9 +1,9 @@
 """Merge the ranks' stamps of a step, which separates skew from transfer.
 
 A bucket's collective can move data only after its last rank has launched it, and it ends when the last rank is done:
-[R_b, D_b], R_b = latest launch, D_b = latest done. The link is busy on the union of these intervals. Where k of them
-overlap, each gets 1/k of the time, because backends run several collectives at once. Bytes are never divided by one
-rank's own duration, which is mostly waiting for the others.
+R_b = latest launch, D_b = latest done. From when on it does so depends on the back end (network.channel), which also
+divides the link among collectives that run at once. Bytes are never divided by one rank's own duration, which is mostly
+waiting for the others.
 
 Arrays: S steps of a block, R ranks, K buckets in the order of reduction; times in ns.
 """
@@ -13,11 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from scaling.analysis.network.channel import Barrier
-
-Floats = NDArray[np.float64]
+from scaling.analysis.network.barrier import Barrier
+from scaling.analysis.network.channel import ONE, Channel, Floats, union
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +37,7 @@ class BlockStamps:
     buffer_wait: Floats  # S x R, durations: broadcasts of buffers, in forward
     buffer_begin: Floats  # S x R, absolute: the last of them; 0 where there was none
     buffer_end: Floats
+    channel: Channel = ONE
 
     def barrier(self, origin: Floats, first: int = 0) -> Barrier | None:
         """The last broadcast of buffers in each step from `first` on; None without one.
@@ -58,10 +57,14 @@ class Merged:
     """R_b, S x K: the latest launch."""
     finished: Floats
     """D_b, S x K: the latest done."""
+    begun: Floats
+    """S x K: when it begins to move data; after R_b where others are before it on its communicator."""
     busy: Floats
-    """S: length of the union of [R_b, D_b]."""
+    """S: how long the link moves data."""
     transfer: Floats
-    """S x K: a bucket's share of the busy link; sums to `busy`."""
+    """S x K: a bucket's share of the busy link; sums to `busy` over one link."""
+    shared: Floats
+    """S x K: for how long others moved data over the same link."""
     least: Floats
     """S x K: the shortest duration of a bucket's collective on any one rank's own clock.
 
@@ -80,25 +83,19 @@ def merge(stamps: BlockStamps) -> Merged:
     """Merge one block's ranks."""
     released = stamps.launch.max(axis=1)
     finished = np.maximum(stamps.done.max(axis=1), released)
-    bounds = np.sort(np.concatenate([released, finished], axis=1), axis=1)
-    low, high = bounds[:, :-1], bounds[:, 1:]
-    active = (released[:, None, :] <= low[:, :, None]) & (finished[:, None, :] >= high[:, :, None])
-    count = active.sum(axis=2)
-    length = high - low
-    share = np.where(count > 0, length / np.maximum(count, 1), 0.0)
-    transfer = (active * share[:, :, None]).sum(axis=1)
-    busy = np.where(count > 0, length, 0.0)
-
-    window_low = stamps.compute_end[:, :, None]
-    window_high = stamps.done.max(axis=2)[:, :, None]
-    overlap = np.minimum(high[:, None, :], window_high) - np.maximum(low[:, None, :], window_low)
-    inside = np.where(count[:, None, :] > 0, np.maximum(overlap, 0.0), 0.0).sum(axis=2)
-    window = np.maximum(window_high[:, :, 0] - window_low[:, :, 0], 0.0)
+    begun = stamps.channel.begun(released, finished)
+    shares = stamps.channel.shares(begun, finished)
+    low, high = stamps.compute_end, np.maximum(stamps.done.max(axis=2), stamps.compute_end)
+    moving, moved = (np.broadcast_to(each[:, None, :], stamps.done.shape) for each in (begun, finished))
+    inside = union(moving, moved, low, high)
+    window = high - low
     return Merged(
         released=released,
         finished=finished,
-        busy=busy.sum(axis=1),
-        transfer=transfer,
+        begun=begun,
+        busy=shares.busy,
+        transfer=shares.transfer,
+        shared=shares.shared,
         least=(stamps.done - stamps.launch).min(axis=1),
         exposed_transfer=np.minimum(inside, window),
         exposed_skew=np.maximum(window - inside, 0.0),

@@ -14,7 +14,8 @@ from scaling.analysis.decompose.loss import Link, loss
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.decompose.starvation import loader
 from scaling.analysis.decompose.stragglers import Late, describe, late_ranks
-from scaling.analysis.network.channel import Barrier, period, period_of_mean
+from scaling.analysis.network.barrier import Barrier
+from scaling.analysis.network.replay import Replay
 from scaling.analysis.quality import clocks
 from scaling.analysis.results import ArmTimes, Measured, Overhead, PeakMemory, Point, StepParts
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
@@ -147,14 +148,11 @@ def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats
     names = ("sim", "sim_typical", "link_exposed", "sim_free")
     simulated: dict[str, dict[tuple[int, int], float]] = {name: {} for name in names}
     for cycle in records.cycles:
-        own, barrier = (cycle.ready, cycle.compute_end), cycle.barrier
-        whole = period(*own, cycle.transfer, cycle.start, barrier)
-        mean, exposed = period_of_mean(mask, *own, cycle.transfer, barrier)
-        simulated["sim"][cycle.key] = float(whole.mean())
+        mean, exposed = cycle.replay.of_mean(mask)
+        simulated["sim"][cycle.key] = float(cycle.replay.period().mean())
         simulated["sim_typical"][cycle.key] = float(mean.mean())
         simulated["link_exposed"][cycle.key] = float(exposed.mean())
-        free = period(*own, np.zeros_like(cycle.transfer), cycle.start, barrier and barrier.free())
-        simulated["sim_free"][cycle.key] = float(free.mean())
+        simulated["sim_free"][cycle.key] = float(cycle.replay.free().period().mean())
     values |= {name: records.per_round(found) for name, found in simulated.items()}
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
     values["closure"] = records.per_round(_closure(records))
@@ -181,7 +179,10 @@ def _closure(records: TrialRecords) -> dict[tuple[int, int], float]:
         compute_end = before + both["compute"][:, i]
         buffers = records.merged.get("buffer_transfer", {}).get(key, 0.0)
         barrier = Barrier.of_all((tail + alone["input"])[None], buffers) if buffers else None
-        found[key] = float(period(ready[None], compute_end[None], transfer[None], barrier=barrier)[0])
+        replay = Replay(
+            ready=ready[None], compute_end=compute_end[None], transfer=transfer[None], barrier=barrier
+        )
+        found[key] = float(replay.period()[0])
     return found
 
 

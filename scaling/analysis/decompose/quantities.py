@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from scaling.analysis.network.channel import Barrier
+from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Floats
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.schedule import BARE_ONE
@@ -60,17 +60,13 @@ DEVICE_COLUMNS = {"launch": pl.Int64, "round": pl.Int64, "arm": pl.String, "rank
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """A detailed block's steps as periods, ns; times are defined as in scaling.analysis.network.channel."""
+    """A detailed block's steps as periods, ns."""
 
     key: tuple[int, int]
     """(launch, round)"""
-    ready: Floats  # S x R x K, launches
-    compute_end: Floats  # S x R
-    transfer: Floats  # S x K
-    start: Floats  # S x R
+    replay: Replay
+    """Ready times are launches. They and the end of compute leave out the wait for buffers in forward."""
     input: Floats  # S x R, durations
-    barrier: Barrier | None = None
-    """The broadcast of buffers in forward. The ranks' own times (`ready`, `compute_end`) leave out the wait in it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from scaling.analysis.decompose.quantities import TrialRecords
-from scaling.analysis.network.channel import period
 from scaling.analysis.results import DataLoading, Point, Remedy, Verdict
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
 from scaling.analysis.verdicts.by_measure import ALL_READY, HEADROOM, saved
@@ -95,11 +94,7 @@ def _fed_periods(records: TrialRecords, fed_ns: float) -> dict[tuple[int, int], 
     found = {}
     for cycle in records.cycles:
         waited = np.maximum(cycle.input - fed_ns, 0.0)
-        barrier = cycle.barrier and replace(cycle.barrier, at=cycle.barrier.at - waited)
-        fed = period(
-            cycle.ready - waited[:, :, None], cycle.compute_end - waited, cycle.transfer, cycle.start, barrier
-        )
-        found[cycle.key] = float(fed.mean())
+        found[cycle.key] = float(cycle.replay.earlier(waited).period().mean())
     return found
 
 

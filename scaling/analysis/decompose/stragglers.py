@@ -13,7 +13,6 @@ import numpy as np
 
 from scaling.analysis.decompose.loss import earlier_skew
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
-from scaling.analysis.network.channel import period, period_without
 from scaling.analysis.results import Measured, Straggler
 from scaling.analysis.statistics.rounds import MS, Floats, Rounds
 
@@ -46,7 +45,7 @@ def late_ranks(records: TrialRecords, rounds: Rounds, floor: float, hosts: Seque
     step = rounds.measure("plain")
     if n < 2 or not records.cycles or step is None:
         return None
-    lateness = np.mean([c.compute_end.mean(axis=0) for c in records.cycles], axis=0)
+    lateness = np.mean([c.replay.compute_end.mean(axis=0) for c in records.cycles], axis=0)
     order = [int(rank) for rank in np.argsort(-lateness)]
     late: Late | None = None
     tried: set[tuple[int, ...]] = {()}
@@ -87,11 +86,8 @@ def _cost(records: TrialRecords, ranks: tuple[int, ...]) -> Floats:
     """Step minus the step without these ranks' lateness, by round, ns."""
     found = {}
     for cycle in records.cycles:
-        whole = period(cycle.ready, cycle.compute_end, cycle.transfer, cycle.start, cycle.barrier)
-        without = period_without(
-            ranks, cycle.ready, cycle.compute_end, cycle.transfer, cycle.start, cycle.barrier
-        )
-        found[cycle.key] = float((whole - without).mean())
+        saved = cycle.replay.period() - cycle.replay.without(ranks).period()
+        found[cycle.key] = float(saved.mean())
     return records.per_round(found)
 
 
@@ -100,7 +96,7 @@ def _skew(records: TrialRecords, rank: int, late: tuple[int, ...]) -> Floats:
     peers = np.setdiff1d(np.arange(records.trial.world_size), late)
     return records.per_round(
         {
-            c.key: float((c.ready[:, rank, 0] - c.ready[:, peers, 0].mean(axis=1)).mean())
+            c.key: float((c.replay.ready[:, rank, 0] - c.replay.ready[:, peers, 0].mean(axis=1)).mean())
             for c in records.cycles
         }
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from scaling.analysis.decompose.detailed import detailed_blocks
+from scaling.analysis.decompose.detailed import channels, detailed_blocks
 from scaling.analysis.decompose.merge import BlockStamps, merge
 from scaling.analysis.quality.launches import counted, of_launches
 from scaling.analysis.results import Span, Timeline
@@ -27,7 +27,7 @@ def timelines(tables: Tables, plan: Plan) -> tuple[Timeline, ...]:
         within = of_launches(tables, counted(tables, plan, trial))
         here = (pl.col("world_size") == n) & (pl.col("rank") < n)
         own = within.steps.filter(here & (pl.col("arm") == PROBE))
-        blocks = detailed_blocks(own, within.buckets.lazy().filter(here), n)
+        blocks = detailed_blocks(own, within.buckets.lazy().filter(here), n, channels(within, plan))
         if blocks:
             found.append(Timeline(world_size=n, spans=_typical([stamps for _, stamps in blocks])))
     return tuple(found)
@@ -44,7 +44,7 @@ def _typical(blocks: list[BlockStamps]) -> tuple[Span, ...]:
 def _spans(stamps: BlockStamps, step: int) -> tuple[Span, ...]:
     origin = stamps.begin[step].min()
     merged = merge(stamps)
-    busy = _union(list(zip(merged.released[step], merged.finished[step], strict=True)))
+    busy = _union(list(zip(merged.begun[step], merged.finished[step], strict=True)))
     spans: list[Span] = []
     for rank in range(min(stamps.begin.shape[1], RANKS_MAX)):
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import polars as pl
 
-from scaling.analysis.decompose.detailed import read_detailed
+from scaling.analysis.decompose.detailed import channels, read_detailed
 from scaling.analysis.decompose.quantities import DEVICE_COLUMNS, DURATIONS, PHASES, TrialRecords
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.tables import Tables
-from scaling.spec.plan import Trial
+from scaling.spec.plan import Plan, Trial
 from scaling.spec.schedule import BARE_ONE, DDP_SOLO, PLAIN, PROBE, REPLAY, STEP_ARMS
 
 
-def read_trial(tables: Tables, trial: Trial) -> TrialRecords:
+def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     """All records of one trial, from its first sub-group; bare_one blocks are shared by trials of equal batch."""
     n = trial.world_size
     first = (pl.col("world_size") == n) & (pl.col("rank") < n)
@@ -33,7 +33,7 @@ def read_trial(tables: Tables, trial: Trial) -> TrialRecords:
     rounds = tables.steps.lazy().filter(together & counted).select("launch", "round").unique()
     index = rounds.sort("launch", "round").collect()
     buckets = tables.buckets.lazy().filter(first)
-    cycles, merged, sizes = read_detailed(own, buckets, n)
+    cycles, merged, sizes = read_detailed(own, buckets, n, channels(tables, plan))
     return TrialRecords(
         trial=trial,
         index=index,

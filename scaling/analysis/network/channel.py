@@ -1,141 +1,135 @@
-"""Simulate a data-parallel step: bucket ready times through one shared link.
+"""How a back end serves the collectives of a step: one model by which stamps are merged and steps replayed.
 
-Times count from the end of the step before, when the last rank had its last bucket. A rank's own
-times (`ready`, `compute_end`) count from its own last bucket; `start`, zero or less, is by how much it
-had that before the last rank: in a ring the ranks end up to one chunk apart. A bucket is released when
-its last rank is ready with it. The link serves released buckets without idling, so for any order in which
-a backend interleaves buckets, the last one is done at
+A collective b is released at R_b, when its last rank has come to it, and done at D_b. When it moves data depends on the
+back end:
 
-    max over b of ( R_b + sum of T_j for j >= b )
+    gloo     from R_b to D_b: a few run at once, in whatever order its workers take them
+    others   from max(R_b, D_{b-1}) to D_b: NCCL and its like run one after the other on a communicator; b - 1 is the
+             one before b on the same communicator. R_b is then the device's time of an event on the producing stream
 
-and the step's period is that, or the latest end of compute where nothing is left to wait for.
+Where k of them move data over one wire at once, each has 1/k of it. `transfer` is what a collective has of the wire:
+the time that it takes alone. While anything is released the wire never idles, so the last one is done at
 
-Where DDP broadcasts buffers at the begin of forward, ranks wait for each other there too (`Barrier`). A rank's own
-times then leave out that wait, and it goes on when the ranks that it waits for have come.
+    max over b of ( R_b + sum of T_j for j from b on )
+
+in the order of release, whatever the order in which the back end interleaves them. Wires do not wait for each other.
+
+Arrays: S steps, K collectives of a step in the order in which they are enqueued; times in ns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-
-CLOCKS_NS = 200_000.0
-"""Ranks' clocks may differ by this: a rank that goes on this long before another comes may have waited for it."""
+_CONCURRENT = "gloo"
+"""The back end that runs several collectives of a communicator at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Barrier:
-    """A collective inside each step in which ranks wait for others."""
+class Shares:
+    """What each collective has of its wire."""
 
-    at: Floats
-    """S x R: when a rank comes to it, in its own time."""
-    order: NDArray[np.intp]
-    """S x R: the ranks in the order in which they came."""
-    awaited: NDArray[np.intp]
-    """S x R: how many of the first in `order` a rank may have waited for: those that came before it left."""
     transfer: Floats
-    """S x R: from when the last of these came until the rank goes on."""
+    """S x K: its part of the busy wire."""
+    shared: Floats
+    """S x K: for how long others moved data over its wire at the same time."""
+    busy: Floats
+    """S: length of the time in which any collective moves data."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """The collectives of a step as their back end serves them."""
+
+    fifo: bool = False
+    """Whether a communicator runs one collective after the other."""
+    communicator: tuple[int, ...] = ()
+    """K: on which communicator each runs; empty: all on one."""
+    wire: tuple[int, ...] = ()
+    """K: over which wire each goes; empty: all over one."""
 
     @classmethod
-    def of(cls, begin: Floats, end: Floats, origin: Floats) -> Barrier:
-        """From stamps on one clock, S x R; `origin`: of the ranks' own times."""
-        order = np.argsort(begin, axis=1)
-        came = np.take_along_axis(begin, order, axis=1)
-        left = end + CLOCKS_NS
-        counts = [np.searchsorted(a, b, side="right") for a, b in zip(came, left, strict=True)]
-        awaited = np.maximum(np.reshape(counts, begin.shape), 1)
-        transfer = np.maximum(end - _latest(order, awaited, begin), 0.0)
-        return cls(at=begin - origin, order=order, awaited=awaited, transfer=transfer)
+    def of(
+        cls, backend: str, communicator: Sequence[int] = (), wire_of: Callable[[int], int] | None = None
+    ) -> Channel:
+        """A back end's, by its name in torch.distributed. `wire_of`: the wire of a communicator."""
+        wire = () if wire_of is None else tuple(map(wire_of, communicator))
+        return cls(fifo=is_fifo(backend), communicator=tuple(communicator), wire=wire)
 
-    @classmethod
-    def of_all(cls, at: Floats, transfer: float) -> Barrier:
-        """Every rank waits for all of them; `at` S x R, `transfer` in ns."""
-        order = np.argsort(at, axis=1)
-        awaited = np.full_like(order, at.shape[1])
-        return cls(at=at, order=order, awaited=awaited, transfer=np.full_like(at, transfer))
+    def begun(self, released: Floats, finished: Floats) -> Floats:
+        """S x K: when each begins to move data."""
+        if not self.fifo:
+            return released
+        begun = released.copy()
+        for places in _places(self.communicator, released.shape[-1]):
+            behind = np.maximum.accumulate(finished[..., places], axis=-1)
+            begun[..., places[1:]] = np.maximum(begun[..., places[1:]], behind[..., :-1])
+        earliest: Floats = np.minimum(begun, finished)
+        return earliest
 
-    def passed(self, start: Floats) -> Floats:
-        """Where the ranks' own times begin behind it, S x R; `start`: where they begin before it."""
-        begin: Floats = _latest(self.order, self.awaited, start + self.at) + self.transfer - self.at
-        return begin
+    def shares(self, begun: Floats, finished: Floats) -> Shares:
+        """Divide the wires' time among the collectives; `begun` and `finished` are S x K."""
+        bounds = np.sort(np.concatenate([begun, finished], axis=1), axis=1)
+        low, high = bounds[:, :-1, None], bounds[:, 1:, None]
+        active = (begun[:, None, :] <= low) & (finished[:, None, :] >= high)
+        count = np.empty(active.shape, dtype=np.int64)
+        for places in _places(self.wire, begun.shape[1]):
+            count[:, :, places] = active[:, :, places].sum(axis=2, keepdims=True)
+        length = np.where(active, high - low, 0.0)
+        return Shares(
+            transfer=(length / np.maximum(count, 1)).sum(axis=1),
+            shared=np.where(count > 1, length, 0.0).sum(axis=1),
+            busy=length.max(axis=2).sum(axis=1),
+        )
 
-    def with_mean(self, ranks: Sequence[int], peers: NDArray[np.intp]) -> Barrier:
-        """Some ranks come when the others do, in the mean."""
-        at = self.at.copy()
-        at[:, ranks] = at[:, peers].mean(axis=1, keepdims=True)
-        return replace(self, at=at)
-
-    def free(self) -> Barrier:
-        """The data takes no time."""
-        return replace(self, transfer=np.zeros_like(self.transfer))
-
-    def waited(self, begin: Floats, end: Floats) -> Floats:
-        """S x R: how long of [begin, end] a rank waited for others to come; the rest of it is transfer."""
-        latest = _latest(self.order, self.awaited, begin)
-        return np.clip(latest - begin, 0.0, np.maximum(end - begin, 0.0))
-
-
-def _latest(order: NDArray[np.intp], awaited: NDArray[np.intp], times: Floats) -> Floats:
-    """S x R: the latest of `times` over the ranks that each one waits for."""
-    so_far = np.maximum.accumulate(np.take_along_axis(times, order, axis=1), axis=1)
-    latest: Floats = np.take_along_axis(so_far, awaited - 1, axis=1)
-    return latest
-
-
-def last_done(released: Floats, transfer: Floats) -> Floats:
-    """When the last bucket is done, S: `released` and `transfer` are S x K in the order of reduction."""
-    left = np.flip(np.cumsum(np.flip(transfer, axis=-1), axis=-1), axis=-1)
-    done: Floats = (released + left).max(axis=-1)
-    return done
+    def last_done(self, released: Floats, transfer: Floats) -> Floats:
+        """S: when the last one is done; `released` and `transfer` are S x K."""
+        found = np.full(released.shape[:-1], -np.inf)
+        in_order = released.copy()
+        for places in _places(self.communicator, released.shape[-1]):
+            in_order[..., places] = np.maximum.accumulate(released[..., places], axis=-1)
+        for places in _places(self.wire, released.shape[-1]):
+            at, left = in_order[..., places], transfer[..., places]
+            if self.communicator:  # those of one communicator are in order
+                order = np.argsort(at, axis=-1, kind="stable")
+                at, left = (np.take_along_axis(each, order, axis=-1) for each in (at, left))
+            left = np.flip(np.cumsum(np.flip(left, axis=-1), axis=-1), axis=-1)
+            found = np.maximum(found, (at + left).max(axis=-1))
+        return found
 
 
-def period(
-    ready: Floats,
-    compute_end: Floats,
-    transfer: Floats,
-    start: Floats | None = None,
-    barrier: Barrier | None = None,
-) -> Floats:
-    """Step period, S: `ready` S x R x K, `compute_end` and `start` S x R, `transfer` S x K."""
-    begin = np.zeros_like(compute_end) if start is None else start
-    begin = begin if barrier is None else barrier.passed(begin)
-    released = (begin[:, :, None] + ready).max(axis=1)
-    result: Floats = np.maximum(last_done(released, transfer), (begin + compute_end).max(axis=1))
-    return result
+ONE = Channel()
+"""All on one communicator. When its last collective is done does not depend on the back end."""
 
 
-def period_without(
-    late: Sequence[int],
-    ready: Floats,
-    compute_end: Floats,
-    transfer: Floats,
-    start: Floats | None = None,
-    barrier: Barrier | None = None,
-) -> Floats:
-    """The period with some ranks' own times replaced by the others' mean, S: the step without their lateness."""
-    peers = np.setdiff1d(np.arange(ready.shape[1]), late)
-    ready, compute_end = ready.copy(), compute_end.copy()
-    ready[:, late] = ready[:, peers].mean(axis=1, keepdims=True)
-    compute_end[:, late] = compute_end[:, peers].mean(axis=1, keepdims=True)
-    return period(ready, compute_end, transfer, start, barrier and barrier.with_mean(late, peers))
+def is_fifo(backend: str) -> bool:
+    """Whether a back end runs the collectives of a communicator one after the other."""
+    return backend != _CONCURRENT
 
 
-def period_of_mean(
-    ranks: NDArray[np.bool_],
-    ready: Floats,
-    compute_end: Floats,
-    transfer: Floats,
-    barrier: Barrier | None = None,
-) -> tuple[Floats, Floats]:
-    """(period, exposed transfer), S each, with every rank's own times at the mean of the given (typical) ranks."""
-    together = ready[:, ranks].mean(axis=1)
-    compute = compute_end[:, ranks].mean(axis=1)
-    last = last_done(together, transfer)
-    held = 0.0 if barrier is None else barrier.transfer[:, ranks].mean(axis=1)
-    return np.maximum(last, compute) + held, np.maximum(last - compute, 0.0) + held
+def union(begin: Floats, end: Floats, low: Floats, high: Floats) -> Floats:
+    """Length of the union of intervals within a window: `begin`, `end` are ... x K, `low`, `high` of one axis less."""
+    order = np.argsort(begin, axis=-1, kind="stable")
+    begin, end = (np.take_along_axis(each, order, axis=-1) for each in (begin, end))
+    begin, end = (np.clip(each, low[..., None], high[..., None]) for each in (begin, end))
+    reached = np.maximum.accumulate(end, axis=-1)
+    covered = np.concatenate([begin[..., :1], reached[..., :-1]], axis=-1)
+    length: Floats = np.maximum(end - np.maximum(begin, covered), 0.0).sum(axis=-1)
+    return length
+
+
+def _places(names: Sequence[int], count: int) -> Iterator[list[int]]:
+    """The places of each name in a list; of all, where the list is empty."""
+    if not names:
+        yield list(range(count))
+        return
+    ordered = sorted(range(count), key=lambda k: (names[k], k))
+    for _, places in groupby(ordered, key=lambda k: names[k]):
+        yield list(places)

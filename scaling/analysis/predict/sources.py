@@ -12,6 +12,7 @@ from scaling.analysis.decompose.quantities import DURATIONS, TrialRecords
 from scaling.analysis.decompose.stragglers import late_ranks
 from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.network import curve
+from scaling.analysis.network.channel import is_fifo
 from scaling.analysis.network.ring import Hops, PerHop
 from scaling.analysis.predict.change import Source
 from scaling.analysis.predict.ready import OWN_PHASES, per_bucket, per_parameter, ready
@@ -39,7 +40,7 @@ def read_sources(
         if trial.world_size == 1:
             continue
         within = of_launches(tables, counted(tables, plan, trial))
-        own = records[trial.world_size] if records else read_trial(within, trial)
+        own = records[trial.world_size] if records else read_trial(within, plan, trial)
         try:
             found.append(_source(within, plan, trial, own))
         except UnknownQuantityError:
@@ -87,7 +88,7 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
         batch=trial.batch,
         accumulation=spec.accumulation_steps,
         reductions=reductions,
-        kernels=spec.topology.backend == "nccl",
+        kernels=is_fifo(spec.topology.backend),
         units=units,
         groups=groups,
         plain=means[PLAIN],
@@ -122,11 +123,11 @@ def _values(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floa
         whole = next((t for t in plan.trials if t.world_size == 1), None)
         if whole is None:
             raise UnknownQuantityError("whole")
-        alone = read_trial(tables, whole).arm(BARE_ONE, rounds=records.index)
+        alone = read_trial(tables, plan, whole).arm(BARE_ONE, rounds=records.index)
         values |= {f"whole.{p}": alone[p] for p in OWN_PHASES}
     values |= _halved(tables, plan, records)
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
-    values["jitter"] = records.per_round({c.key: _jitter(c.compute_end) for c in records.cycles})
+    values["jitter"] = records.per_round({c.key: _jitter(c.replay.compute_end) for c in records.cycles})
     values |= per_parameter(tables, records) | per_bucket(records)
     times = curve.sweep_times(tables.fabric, n)
     for (size,), part in times.partition_by("bytes", as_dict=True).items():

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtri
 
-from scaling.analysis.network.channel import last_done, period, period_of_mean, period_without
+from scaling.analysis.network.channel import ONE
+from scaling.analysis.network.replay import Replay
 from scaling.analysis.network.ring import ring_times
 from scaling.analysis.predict.buckets import bucketed
 from scaling.analysis.predict.change import AS_IT_WAS, UPRIGHT, Change, Lean, Phases, Source
@@ -184,22 +185,20 @@ class _Ran:
 
 def _run(source: Source, target: _Target, hidden_before: Floats | None = None) -> _Ran:
     slowed = np.ones_like(source.plain)
-    ready, compute_end, again = _stamps(source, target, slowed)
+    replay, again = _stamps(source, target, slowed)
     typical = np.array(target.typical)
-    _, exposed = period_of_mean(typical, ready, compute_end, target.transfer)
+    _, exposed = replay.of_mean(typical)
     hidden = target.transfer.sum(axis=1) - exposed
     if hidden_before is not None:
         slowed = np.clip(hidden / np.maximum(hidden_before, 1.0), 0.0, OVERLAP_MAX)
         slowed = np.where(hidden_before > 1.0, slowed, 1.0)
-        ready, compute_end, again = _stamps(source, target, slowed)
-        _, exposed = period_of_mean(typical, ready, compute_end, target.transfer)
-    whole = period(ready, compute_end, target.transfer)
+        replay, again = _stamps(source, target, slowed)
+        _, exposed = replay.of_mean(typical)
+    whole = replay.period()
     late = np.flatnonzero(~typical)
     return _Ran(
         period=whole,
-        period_typical=period_without(late.tolist(), ready, compute_end, target.transfer)
-        if len(late)
-        else whole,
+        period_typical=replay.without(late.tolist()).period() if len(late) else whole,
         exposed=exposed + again,
         latency_share=target.latency_share,
         hidden=hidden,
@@ -207,8 +206,8 @@ def _run(source: Source, target: _Target, hidden_before: Floats | None = None) -
     )
 
 
-def _stamps(source: Source, target: _Target, slowed: Floats) -> tuple[Floats, Floats, Floats]:
-    """(ready S x R x K, compute_end S x R, exposed transfer of earlier micro-steps S); as simulate has them."""
+def _stamps(source: Source, target: _Target, slowed: Floats) -> tuple[Replay, Floats]:
+    """The steps, and exposed transfer of their earlier micro-steps, S."""
 
     def of_ranks(phases: Phases, phase: str) -> Floats:
         values = phases[phase]
@@ -223,9 +222,9 @@ def _stamps(source: Source, target: _Target, slowed: Floats) -> tuple[Floats, Fl
 
     backward = slow("compute") / target.micro_steps
     earlier = target.ready * backward.mean(axis=1, keepdims=True)
-    again = np.maximum(last_done(earlier, target.transfer) - backward.mean(axis=1), 0.0)
+    again = np.maximum(ONE.last_done(earlier, target.transfer) - backward.mean(axis=1), 0.0)
     again = again * (target.reductions - 1)
     tail = of_ranks(source.own, "optimizer") + of_ranks(source.own, "host") + of_ranks(source.own, "input")
     before = tail + slow("forward") + backward * (target.micro_steps - 1) + (target.waits + again)[:, None]
     ready = before[:, :, None] + target.ready[:, None, :] * backward[:, :, None]
-    return ready, before + backward, again
+    return Replay(ready=ready, compute_end=before + backward, transfer=target.transfer), again

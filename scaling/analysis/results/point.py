@@ -81,12 +81,14 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """One bucket of gradients. Ready times count from the start of backward; transfer is its share of the busy link."""
+    """One bucket of gradients. Ready times count from the start of backward; transfer is what it takes alone."""
 
     bytes: int
     ready_ms: Measured | None
     transfer_ms: Measured | None
     skew_ms: Measured | None
+    shared_ms: Measured | None = None
+    """For how long other communicators' collectives went over the same link at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

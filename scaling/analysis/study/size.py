@@ -56,7 +56,7 @@ def read_size(path: str, plan: Plan, analysis: Analysis, tables: Tables) -> Size
     tables = own.usable(tables, plan)
     trial = plan.trials[0]
     tables = launches.of_launches(tables, launches.counted(tables, plan, trial))
-    records = read_trial(tables, trial)
+    records = read_trial(tables, plan, trial)
     if records.index.is_empty():
         return Size(path=path, plan=plan, analysis=analysis, launch_ns=(), shares={})
     rounds, _, _ = arms(records, plan)

@@ -20,7 +20,7 @@ INTERLEAVED, ALTERNATING = "interleaved blocks of one launch", "alternating laun
 def interleaved(tables: Tables, plan: Plan, trial: Trial) -> tuple[Measured | None, Measured | None]:
     """(gain, A/A ratio) of a launch that ran `plain` and `variant` in turns."""
     assert plan.variant is not None
-    records = read_trial(tables, trial)
+    records = read_trial(tables, plan, trial)
     samples = plan.variant.batch_at(trial.world_size) / plan.spec.batch_at(trial.world_size)
     rounds = Rounds(
         {

@@ -128,6 +128,6 @@ def _alternating(jobs: list[Job]) -> Gains:
 
 def _plain_ns(tables: Tables, plan: Plan) -> float:
     """Mean plain step over both arms of a launch that ran the same settings, ns."""
-    records = read_trial(tables, plan.trials[0])
+    records = read_trial(tables, plan, plan.trials[0])
     arms = [records.arm(arm)["step"] for arm in (PLAIN, VARIANT)]
     return float(np.nanmean(arms))

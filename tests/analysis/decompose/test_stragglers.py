@@ -8,6 +8,7 @@ import pytest
 
 from scaling.analysis.decompose.quantities import Cycle, TrialRecords
 from scaling.analysis.decompose.stragglers import late_ranks
+from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Rounds
 from scaling.spec.plan import Trial
 
@@ -32,10 +33,12 @@ def find(extra_ms, *, rounds=8, noise_ms=0.0, early_ms=0.0, floor=0.0, seed=0, h
         cycles.append(
             Cycle(
                 key=(0, number),
-                ready=ready,
-                compute_end=COMPUTE + extra,
-                transfer=np.tile(transfer, (steps, 1)),
-                start=np.zeros((steps, n)),
+                replay=Replay(
+                    ready=ready,
+                    compute_end=COMPUTE + extra,
+                    transfer=np.tile(transfer, (steps, 1)),
+                    start=np.zeros((steps, n)),
+                ),
                 input=np.zeros((steps, n)),
             )
         )

@@ -1,4 +1,4 @@
-"""The work-conserving link, against a link that is served instant by instant."""
+"""What back ends make of released collectives, against a wire that is served instant by instant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling.analysis.network.channel import last_done, period, period_of_mean, period_without
+from scaling.analysis.network.channel import ONE, Channel
 
 buckets = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), min_size=1, max_size=6)
 
@@ -29,7 +29,7 @@ def served(released, transfer, choose):
 @given(buckets, st.integers(0, 2**16))
 def test_the_last_bucket_is_done_when_a_link_that_never_idles_is_through(jobs, seed):
     released, transfer = ([x] for x in zip(*jobs, strict=True))
-    found = last_done(np.array(released, dtype=float), np.array(transfer, dtype=float))
+    found = ONE.last_done(np.array(released, dtype=float), np.array(transfer, dtype=float))
     assert found[0] == served(released[0], transfer[0], random.Random(seed).choice)
 
 
@@ -37,50 +37,60 @@ def test_the_last_bucket_is_done_when_a_link_that_never_idles_is_through(jobs, s
 def test_channels_and_their_sharing_make_no_difference(cluster, jobs):
     released, transfer = zip(*jobs, strict=True)
     launch = np.maximum.accumulate(released).astype(float)
-    found = last_done(launch[None], np.array([transfer], dtype=float))[0]
+    found = ONE.last_done(launch[None], np.array([transfer], dtype=float))[0]
     for channels in (1, 2, 3):
         assert found == pytest.approx(max(cluster.transfers(launch.tolist(), list(transfer), channels)))
 
 
-def test_a_step_lasts_until_its_last_bucket_or_the_last_compute():
-    ready = np.array([[[2.0], [5.0]]])  # one bucket on two ranks
-    assert period(ready, np.array([[6.0, 6.0]]), np.array([[10.0]])) == 15
-    assert period(ready, np.array([[6.0, 40.0]]), np.array([[10.0]])) == 40
+FIFO = Channel.of("nccl", communicator=(5, 5, 5))
 
 
-def test_without_its_late_rank_the_step_is_as_its_peers_are():
-    ready = np.array([[[2.0], [4.0], [50.0]]])
-    ends = np.array([[2.0, 4.0, 50.0]])
-    assert period(ready, ends, np.array([[10.0]])) == 60
-    assert period_without([2], ready, ends, np.array([[10.0]])) == 4 + 10
+def one(values):
+    return np.array([values], dtype=float)
 
 
-def test_without_one_of_two_late_ranks_the_other_is_still_late():
-    ready = np.array([[[0.0], [0.0], [30.0], [30.0]]])
-    transfer = np.array([[10.0]])
-    assert period_without([2], ready, ready[..., 0], transfer) == 40
-    assert period_without([2, 3], ready, ready[..., 0], transfer) == 10
+def test_a_fifo_back_end_begins_a_collective_when_the_one_before_it_is_done():
+    begun = FIFO.begun(one([0, 2, 30]), one([10, 24, 36]))
+    assert begun.tolist() == [[0, 10, 30]]
+    shares = FIFO.shares(begun, one([10, 24, 36]))
+    assert (shares.transfer.tolist(), shares.shared.tolist()) == ([[10, 14, 6]], [[0, 0, 0]])
+    assert shares.busy.tolist() == [30]
 
 
-def test_with_every_rank_at_the_mean_what_outlasts_compute_is_the_links():
-    ready, ends = np.array([[[2.0], [4.0], [50.0]]]), np.array([[5.0, 7.0, 60.0]])
-    typical = np.array([True, True, False])
-    step, exposed = period_of_mean(typical, ready, ends, np.array([[10.0]]))
-    assert (step, exposed) == (3 + 10, 13 - 6)
+def test_gloo_runs_them_at_once_and_divides_the_link():
+    gloo = Channel.of("gloo")
+    begun = gloo.begun(one([0, 2]), one([10, 24]))
+    shares = gloo.shares(begun, one([10, 24]))
+    assert begun.tolist() == [[0, 2]]
+    assert (shares.transfer.tolist(), shares.shared.tolist()) == ([[2 + 4, 4 + 14]], [[8, 8]])
 
 
-def test_replaying_leaves_the_stamps_as_they_are():
-    ready, ends = np.array([[[2.0], [50.0]]]), np.array([[2.0, 50.0]])
-    period_without([1], ready, ends, np.array([[10.0]]))
-    assert ready[0, 1, 0] == ends[0, 1] == 50
+def test_two_communicators_share_a_wire_and_both_say_so():
+    both = Channel.of("nccl", communicator=(1, 2, 1))
+    finished = one([15, 20, 25])
+    begun = both.begun(one([0, 5, 1]), finished)
+    assert begun.tolist() == [[0, 5, 15]]
+    shares = both.shares(begun, finished)
+    assert shares.transfer.tolist() == [[5 + 5, 5 + 2.5, 2.5 + 5]]
+    assert shares.shared.tolist() == [[10, 15, 5]]
+    assert shares.busy.tolist() == [25]
 
 
-def test_a_rank_that_has_its_last_bucket_later_than_others_is_not_late_by_that():
-    """In a ring the ranks end up to one chunk apart; only a rank's own work is replaced by its peers'."""
-    start = np.array([[-20.0, 0.0]])
-    ready, compute_end, transfer = np.array([[[40.0], [40.0]]]), np.array([[40.0, 40.0]]), np.array([[100.0]])
-    assert period(ready, compute_end, transfer, start)[0] == 140
-    assert period_without([1], ready, compute_end, transfer, start)[0] == 140
-    late = ready + np.array([0.0, 30.0])[None, :, None]
-    assert period(late, compute_end, transfer, start)[0] == 170
-    assert period_without([1], late, compute_end, transfer, start)[0] == 140
+def test_over_wires_of_their_own_they_do_not():
+    apart = Channel.of("nccl", communicator=(1, 2), wire_of=lambda key: key)
+    shares = apart.shares(one([0, 5]), one([15, 20]))
+    assert (shares.transfer.tolist(), shares.shared.tolist()) == ([[15, 15]], [[0, 0]])
+    assert apart.last_done(one([0, 5]), one([15, 15])).tolist() == [20]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12), st.integers(0, 2)), min_size=1, max_size=6),
+)
+def test_what_is_merged_is_what_each_takes_alone_and_replaying_it_ends_when_it_ended(cluster, jobs):
+    released, work, communicator = zip(*jobs, strict=True)
+    launch = np.maximum.accumulate(released).astype(float)
+    done = one(cluster.transfers(launch.tolist(), list(work), 1, communicator))
+    channel = Channel.of("nccl", communicator)
+    shares = channel.shares(channel.begun(launch[None], done), done)
+    assert shares.transfer == pytest.approx(one(work))
+    assert channel.last_done(launch[None], shares.transfer)[0] == pytest.approx(done.max())
