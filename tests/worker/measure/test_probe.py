@@ -9,6 +9,7 @@ import pytest
 from support.gloo_ranks import run_ranks
 
 from scaling.analysis.predict.buckets import Gradients, bucketed
+from scaling.records.format import CollectiveRow
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
 
@@ -33,18 +34,22 @@ def test_every_bucket_has_a_row_in_order(two, kind):
         assert {row[2] for row in rows} == {2}
 
 
+def collective(row):
+    return CollectiveRow(*row)
+
+
 def test_ready_launch_done(two):
     for rank in two:
         step = rank["host"]
-        for *_, ready, launch, done in step["rows"]:
-            assert step["forward_end"] <= ready <= launch < done <= step["end"]
+        for row in map(collective, step["rows"]):
+            assert step["forward_end"] <= row.ready_ns <= row.launch_ns < row.done_ns <= step["end"]
 
 
 def test_on_a_device_a_bucket_is_ready_when_launched(two):
     for rank in two:
         step = rank["device"]
-        for *_, ready, launch, done in step["rows"]:
-            assert step["forward_end"] <= ready == launch < done <= step["end"]
+        for row in map(collective, step["rows"]):
+            assert step["forward_end"] <= row.ready_ns == row.launch_ns < row.done_ns <= step["end"]
 
 
 @pytest.mark.parametrize("kind", ["solo_host", "solo_device"])
@@ -56,7 +61,8 @@ def test_alone_there_are_ready_times_only(two, kind):
         assert ready == sorted(ready)
         assert step["forward_end"] <= ready[0]
         assert ready[-1] <= step["end"]
-        assert {(row[2], *row[5:]) for row in step["rows"]} == {(1, 0, 0)}
+        rows = map(collective, step["rows"])
+        assert {(row.group, row.launch_ns, row.done_ns) for row in rows} == {(1, 0, 0)}
 
 
 def test_alone_every_parameter_has_its_bytes_and_when_it_was_ready(two):
