@@ -16,11 +16,12 @@ half-width (of the long one).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -80,6 +81,7 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     from scaling.worker.data.workload import build
     from scaling.worker.measure.arms import Arms
     from scaling.worker.measure.inject import Faults
+    from scaling.worker.measure.step import Loop
     from scaling.worker.parallel.groups import make_groups
 
     torch.set_num_threads(1)
@@ -97,11 +99,14 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     settings = asked.items[0].spec
     workload = build(settings.model.target, settings.model.args)
     device = open_device(settings, rank=rank, local_rank=rank)
+    precision, faults = Precision("fp32", "cpu"), Faults(spec.Inject(), rank=rank, first_on_host=False)
+    optimizer = workload.optimizer(workload.module.parameters())
     arms = Arms(
         spec=settings,
         variant=None,
         trial=Trial(world_size=world, hosts=1, batch=case.batch),
         workload=workload,
+        optimizer=optimizer,
         groups=make_groups(
             {world: [tuple(range(world))]},
             rank=rank,
@@ -110,11 +115,11 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
             timeout=timedelta(seconds=120),
         ),
         device=device,
-        precision=Precision("fp32", "cpu"),
-        faults=Faults(spec.Inject(), rank=rank, first_on_host=False),
+        precision=precision,
+        faults=faults,
         feed=lambda batch: open_feed(settings, workload, batch, rank=rank, device=device),
-        meet=dist.barrier,
     )
+    dist.barrier()
     stamps: list[int] = []
 
     def hook(_state: Any, bucket: Any) -> Any:
@@ -127,67 +132,68 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
         return dist.all_reduce(tensor, async_op=True).get_future().then(done)
 
     del hook.__annotations__["return"], hook.__annotations__["_state"], hook.__annotations__["bucket"]
-    by_hand = DistributedDataParallel(
-        workload.module, bucket_cap_mb=case.bucket_mb, gradient_as_bucket_view=True
-    )
-    by_hand.register_comm_hook(None, hook)
-    hooked = _loop_like(arms, by_hand)
 
-    def plain(steps: int) -> None:
-        for _ in range(steps):
-            arms.plain.plain()
-
-    def light(steps: int) -> None:
-        for _ in range(steps):
-            arms.plain.stamped()
-
-    def detailed(steps: int) -> None:
-        assert arms.detailed is not None
-        with arms.taking("probe", detailed=True) as take:
-            assert take is not None
-            for _ in range(steps):
-                arms.detailed.stamped()
-                take(arms.detailed.forward_end_ns)
-
-    def python_hook(steps: int) -> None:
-        for _ in range(steps):
-            hooked.plain()
+    @contextlib.contextmanager
+    def by_hand() -> Iterator[Loop]:
+        """The same loop around a wrapper with a hook of one's own."""
+        module = DistributedDataParallel(
+            workload.module, bucket_cap_mb=case.bucket_mb, gradient_as_bucket_view=True
+        )
+        module.register_comm_hook(None, hook)
+        loop = Loop(
+            workload=workload,
+            module=module,
+            optimizer=optimizer,
+            fetch=arms.feed("plain").fetch,
+            accumulation=1,
+            device=device,
+            precision=precision,
+            faults=faults,
+        )
+        del module
+        yield loop
+        loop.release()
         stamps.clear()
 
-    def profiler(steps: int) -> None:
-        with profile(activities=[ProfilerActivity.CPU]):
-            for _ in range(steps):
-                arms.plain.plain()
+    @contextlib.contextmanager
+    def running(name: str) -> Iterator[Callable[[], object]]:
+        """Inside, the yielded function runs a step of an arm."""
+        if name == "python hook":
+            with by_hand() as loop:
+                yield loop.plain
+        elif name == "detailed":
+            with arms.open("probe", detailed=True) as opened:
+                taken, loop = opened.detailed, opened.loop
+                assert taken is not None
+                yield lambda: (loop.stamped(), taken.take(loop.forward_end_ns))
+        else:
+            with (
+                arms.open("plain") as opened,
+                profile(activities=[ProfilerActivity.CPU])
+                if name == "profiler"
+                else contextlib.nullcontext(),
+            ):
+                yield opened.loop.stamped if name == "light" else opened.loop.plain
 
-    run: dict[str, Callable[[int], None]] = dict(
-        zip(ARMS, (plain, plain, light, detailed, python_hook, profiler), strict=True)
-    )
-    for body in run.values():
-        body(LEAD_IN)
     wall: dict[str, list[float]] = {name: [] for name in ARMS}
     cpu: dict[str, list[float]] = {name: [] for name in ARMS}
     rng = random.Random(0)
-    for _ in range(rounds):
+    for number in range(rounds + 1):  # the first one warms up
         order = list(ARMS)
         rng.shuffle(order)
         for name in order:
-            run[name](LEAD_IN)
-            dist.barrier()
-            with device.clock.window(case.steps * 64):
-                begin, used = time.perf_counter(), time.process_time()
-                run[name](case.steps)
-                wall[name].append((time.perf_counter() - begin) / case.steps)
-                cpu[name].append((time.process_time() - used) / case.steps)
+            with running(name) as step:
+                for _ in range(LEAD_IN):
+                    step()
+                dist.barrier()
+                with device.clock.window(case.steps * 64):
+                    begin, used = time.perf_counter(), time.process_time()
+                    for _ in range(case.steps):
+                        step()
+                    if number:
+                        wall[name].append((time.perf_counter() - begin) / case.steps)
+                        cpu[name].append((time.process_time() - used) / case.steps)
     return {"wall": wall, "cpu": cpu, "buckets": len(arms.buckets())}
-
-
-def _loop_like(arms: Any, module: Any) -> Any:
-    """The plain arm's loop around another wrapper."""
-    import copy
-
-    loop = copy.copy(arms.plain)
-    loop.module = module
-    return loop
 
 
 def table(name: str, times: dict[str, Any], count: int) -> dict[str, tuple[Any, Any]]:

@@ -14,7 +14,16 @@ from scaling.spec.cases import Case, arms, stages
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.promise import CONTROLS, DETAILS, REPLAYS, SWEEP, WHOLE, Content, Fitted
 from scaling.spec.run import LEAST_ROUNDS, WARMUP_SHARE, Measure
-from scaling.spec.schedule import BARE_ONE, FABRIC, PAIRS, REPLAYED, STEP_ARMS, round_blocks
+from scaling.spec.schedule import (
+    BARE_ONE,
+    FABRIC,
+    PAIRS,
+    REPLAYED,
+    STEP_ARMS,
+    dropped_steps,
+    round_blocks,
+    settling_steps,
+)
 
 BLOCK_S = 0.04
 """What beginning and ending a block takes, without its steps."""
@@ -71,7 +80,7 @@ def fit_training(
     within = allowance_s(measure) if within_s is None else within_s
 
     def least_s(content: Content) -> float:
-        rounds = _least_rounds(measure) * _round_s(plan, trials, content, costs, 2)
+        rounds = _least_rounds(measure) * _round_s(plan, trials, content, costs, 1, 1)
         return rounds if warm else rounds + _warmup_s(plan, trials, content, costs, 1)
 
     content, fits = _first_that_fits(_contents(plan, trials, least_s), least_s, within)
@@ -81,8 +90,8 @@ def fit_training(
         by_chunk = [_warmup_s(plan, trials, content, costs, chunk) for chunk in (CHUNK, 2, 1)]
         warmup = next((s for s in by_chunk if s <= shared), by_chunk[-1])
     longest = max(1e-4, *costs.step_s.values())
-    steps = max(measure.steps, int(SMALL_STEPS_S / longest)) + measure.lead_in
-    rounds_s = measure.rounds_max * _round_s(plan, trials, content, costs, steps)
+    steps = max(measure.steps, int(SMALL_STEPS_S / longest))
+    rounds_s = measure.rounds_max * _round_s(plan, trials, content, costs, steps, measure.lead_in)
     return _fitted(measure, content, least_s, warmup, rounds_s, within, fits=fits, warm=warm)
 
 
@@ -199,8 +208,10 @@ def _fewer(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield (alone,)
 
 
-def _round_s(plan: Plan, trials: tuple[Trial, ...], content: Content, costs: Costs, steps: int) -> float:
-    """One round whose blocks have `steps` steps, lead-in included."""
+def _round_s(
+    plan: Plan, trials: tuple[Trial, ...], content: Content, costs: Costs, steps: int, lead_in: int
+) -> float:
+    """One round whose blocks have `steps` timed steps."""
     held = tuple(t for t in trials if content.holds(t.world_size))
     planned = dataclasses.replace(plan, content=content)
     total = 0.0
@@ -208,7 +219,7 @@ def _round_s(plan: Plan, trials: tuple[Trial, ...], content: Content, costs: Cos
         n = block.trial.world_size
         if block.arm in STEP_ARMS:
             one = costs.alone_s if block.arm == BARE_ONE else costs.step_s
-            total += steps * one.get(n, 0.0)
+            total += (steps + dropped_steps(plan.spec, block.arm, lead_in)) * one.get(n, 0.0)
         elif block.arm in (FABRIC, PAIRS):
             total += costs.sweep_s.get(n, 0.0) if block.arm == FABRIC else costs.exchange_s.get(n, 0.0)
         else:
@@ -224,14 +235,12 @@ def _warmup_s(plan: Plan, trials: tuple[Trial, ...], content: Content, costs: Co
     for trial in (*held, *plan.baseline(held)):
         n, details = trial.world_size, content.has(DETAILS)
         step, alone = costs.step_s[n], costs.alone_s[n]
-        rebuilt = max(chunk, 3)
-        total += (1 + chunk) * alone + (
-            rebuilt + chunk
-        ) * step  # it fits; the bare loop; DDP's, and again timed
+        new = settling_steps(plan.spec) + chunk
+        total += (2 + chunk) * alone + (new + chunk) * step  # it fits; the bare loop; plain, and again timed
         if plan.variant is not None:
-            total += rebuilt * step
+            total += 2 * alone + new * step
         elif n > 1 and details:  # DDP alone, the probe's loop, its messages; half a batch
-            total += (2 * rebuilt + 1) * step + rebuilt * alone / 2
+            total += (2 * new + 1) * step + chunk * alone / 2
         if n > 1 and content.has(SWEEP):
             total += costs.sweep_s.get(n, 0.0)
     if content.has(DETAILS) and plan.variant is None:

@@ -37,6 +37,8 @@ REPLAYED = 3
 
 STEP_ARMS = (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE, VARIANT)
 """Arms whose records are training steps."""
+WRAPPED = (DDP_SOLO, PLAIN, PROBE, VARIANT)
+"""Those of them that train with DDP. Each of their blocks makes its own wrapper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,20 @@ class Block:
     def runs_on(self, rank: int) -> bool:
         """Whether this rank takes part."""
         return any(rank in group for group in self.groups)
+
+
+def settling_steps(spec: Spec) -> int:
+    """Steps of a new wrapper that are unlike all later ones.
+
+    DDP reduces a single bucket in its first step and makes the right buckets after it. With `static_graph` it does so a
+    step later, and PowerSGD compresses from the third step on.
+    """
+    return 2 if spec.ddp.static_graph or spec.ddp.comm_hook == "powersgd" else 1
+
+
+def dropped_steps(spec: Spec, arm: str, lead_in: int) -> int:
+    """Steps of a block that are not timed: its lead-in, or what a new wrapper needs and one more, if that is more."""
+    return max(lead_in, settling_steps(spec) + 1) if arm in WRAPPED else lead_in
 
 
 def half_batch(spec: Spec) -> int | None:

@@ -60,9 +60,9 @@ def test_short_steps_leave_nothing_out(plan_of):
 def test_parts_go_in_the_order_that_is_said(plan_of):
     plan, sizes = plan_of(world_sizes=(1, 2, 4)), (1, 2, 4)
     seen = [
-        fit_training(plan, plan.trials, costs(0.02 * 1.1**k, sizes, exchange_s=step, sweep_s=step)).content
-        for k in range(60)
-        for step in (0.02 * 1.1**k,)
+        fit_training(plan, plan.trials, costs(0.02 * 1.02**k, sizes, exchange_s=step, sweep_s=step)).content
+        for k in range(290)
+        for step in (0.02 * 1.02**k,)
     ]
     order = (DETAILS, SWEEP, REPLAYS, CONTROLS)
     assert list(dict.fromkeys(content.without for content in seen)) == [order[:k] for k in range(5)]
@@ -77,9 +77,9 @@ def test_what_costs_nothing_is_not_left_out(plan_of):
 
 
 def test_a_slow_step_of_which_three_rounds_fit_is_measured(plan_of):
-    """A step of 0.9 s in a budget of half a minute."""
+    """A step of 0.8 s in a budget of half a minute."""
     plan = plan_of()
-    fitted = fit_training(plan, plan.trials, costs(0.9))
+    fitted = fit_training(plan, plan.trials, costs(0.8))
     assert fitted.fits
     assert fitted.content.holds(1)
     assert fitted.warmup_s + fitted.rounds_s <= allowance_s(plan.spec.measure)

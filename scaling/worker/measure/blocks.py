@@ -7,12 +7,20 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from scaling.records.format import BlockRecord, CollectiveRow, MemoryRecord, PlainRow, RecordedBlock
+from scaling.records.format import (
+    AnyStepRow,
+    BlockRecord,
+    CollectiveRow,
+    MemoryRecord,
+    PlainRow,
+    RecordedBlock,
+)
 from scaling.spec.run import COLLECTIVES
 from scaling.spec.schedule import BARE_ONE, FABRIC, PAIRS, PLAIN, REPLAY, REPLAYED, STEP_ARMS, Block
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.accelerator.devices import Device
-from scaling.worker.measure.arms import Arms
+from scaling.worker.data.feed import UNKNOWN
+from scaling.worker.measure.arms import Arms, Opened
 from scaling.worker.measure.exchange import ALL_REDUCE, Exchange, Message, stamps_of
 from scaling.worker.measure.recorder import Recorder, Usage, resident_bytes
 from scaling.worker.measure.step import step_row
@@ -47,25 +55,53 @@ class BlockRunner:
         self._kinds = [COLLECTIVES.index(name) for name in collectives]
 
     def run(self, block: Block, arms: Arms, sweep: Sequence[int], *, steps: int, lead_in: int) -> float:
-        """Run and record one block; `sweep`: sizes of the fabric arm, bytes. Returns the mean step, ns."""
-        making = (-1, -1)
+        """Run and record one block; `sweep`: sizes of the fabric arm, bytes. Returns the mean step, ns.
+
+        `lead_in`: steps that are dropped, with those that settle a new wrapper.
+        """
         if block.arm in STEP_ARMS:
-            arm, feed = (block.trial.world_size, block.arm, block.detailed), arms.feed(block.arm)
-            feed.prepare(arm, block.trial.world_size)
+            step_ns = self._training(block, arms, steps, lead_in)
+        else:
+            step_ns = self._exchanged(block, arms, sweep)
+        device_bytes = self._device.held_bytes()
+        self._recorder.note(MemoryRecord(b=block.id, host_bytes=resident_bytes(), device_bytes=device_bytes))
+        return step_ns
+
+    def _training(self, block: Block, arms: Arms, steps: int, lead_in: int) -> float:
+        arm, feed = (block.trial.world_size, block.arm, block.detailed), arms.feed(block.arm)
+        feed.prepare(arm, block.trial.world_size)
+        self._together(block)
+        feed.resume()
+        half = block.trial.batch == arms.half_batch
+        with arms.open(block.arm, detailed=block.detailed, half=half) as opened:
             try:
-                rows, collectives, usage = self._steps(block, arms, steps, lead_in)
+                rows, collectives, usage = self._steps(block, arms, opened, steps, lead_in - opened.settled)
             finally:
                 feed.pause(arm)
-            making = feed.cost()
-        else:
-            lead_in = 0
-            rows, collectives, usage = self._exchanges(
-                block,
-                _messages(block, arms, sweep, self._kinds),
-                torch.float32 if block.arm == FABRIC else arms.wire_dtype,
-            )
-        clock = self._device.clock
-        steps_done = [step_row(clock.resolve(row)) for row in rows]
+            done = [step_row(self._device.clock.resolve(row)) for row in rows]
+            parameters = opened.parameters([step.begin_ns for step in done])
+        return self._record(block, arms, done, collectives, usage, feed.cost(), parameters, lead_in)
+
+    def _exchanged(self, block: Block, arms: Arms, sweep: Sequence[int]) -> float:
+        exchanges = _messages(block, arms, sweep, self._kinds)
+        dtype = torch.float32 if block.arm == FABRIC else arms.wire_dtype
+        largest = max(size for messages in exchanges for _, size in messages)
+        with self._exchange.reserved(max(largest, LEAD_IN_BYTES)):
+            rows, collectives, usage = self._exchanges(block, exchanges, dtype)
+        done = [step_row(self._device.clock.resolve(row)) for row in rows]
+        return self._record(block, arms, done, collectives, usage)
+
+    def _record(
+        self,
+        block: Block,
+        arms: Arms,
+        done: Sequence[AnyStepRow],
+        collectives: Sequence[Sequence[CollectiveRow]],
+        usage: Usage,
+        making: tuple[int, int] = UNKNOWN,
+        parameters: list[tuple[int, int]] | None = None,
+        lead_in: int = 0,
+    ) -> float:
         record = BlockRecord(
             id=block.id,
             round=block.round,
@@ -76,32 +112,25 @@ class BlockRunner:
             batch=block.trial.batch,
             accumulation=arms.micro_steps(block.arm),
             lead_in=lead_in,
-            steps=len(rows),
-            parameters=arms.parameters(block.arm, [step.begin_ns for step in steps_done]),
+            steps=len(done),
+            parameters=parameters or [],
             make_ns=making[0],
             make_cpu_ns=making[1],
             **usage.fields(),
         )
-        done = [[resolve_collective(clock, row) for row in step] for step in collectives]
-        self._recorder.block(RecordedBlock(block=record, steps=steps_done, collectives=done))
-        device_bytes = self._device.held_bytes()
-        self._recorder.note(MemoryRecord(b=block.id, host_bytes=resident_bytes(), device_bytes=device_bytes))
-        return (steps_done[-1].end_ns - steps_done[0].begin_ns) / len(steps_done)
+        resolved = [[resolve_collective(self._device.clock, row) for row in step] for step in collectives]
+        self._recorder.block(RecordedBlock(block=record, steps=done, collectives=resolved))
+        return (done[-1].end_ns - done[0].begin_ns) / len(done)
 
     def _steps(
-        self, block: Block, arms: Arms, steps: int, lead_in: int
+        self, block: Block, arms: Arms, opened: Opened, steps: int, lead_in: int
     ) -> tuple[Stamps, list[list[CollectiveRow]], Usage]:
         rows: list[list[int]] = []
         collectives: list[list[CollectiveRow]] = []
-        loop = arms.loop(block.arm, detailed=block.detailed, batch=block.trial.batch)
+        loop = opened.loop
         step = loop.plain if block.arm == PLAIN else loop.stamped
-        stamps = (lead_in + steps) * arms.stamps(block.arm, detailed=block.detailed)
-        with (
-            arms.taking(block.arm, detailed=block.detailed) as take,
-            self._device.clock.window(stamps),
-        ):
+        with opened.taking() as take, self._device.clock.window((lead_in + steps) * arms.stamps(opened)):
             self._together(block)
-            arms.feed(block.arm).resume()
             with Usage() as usage:
                 for index in range(-lead_in, steps):
                     row = step()
@@ -111,6 +140,8 @@ class BlockRunner:
                         if taken is not None:
                             collectives.append(taken)
                 self._device.synchronize()
+        if opened.detailed is not None:
+            arms.messages(opened.detailed.wire)
         return rows, collectives, usage
 
     def _exchanges(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -33,11 +34,20 @@ class Exchange:
         self._buffer = torch.zeros(0)
         self._part = torch.zeros(0)
 
+    @contextlib.contextmanager
+    def reserved(self, size: int) -> Iterator[None]:
+        """Inside, there is room for messages of up to `size` bytes; afterwards the training has the memory again."""
+        self.reserve(size)
+        try:
+            yield
+        finally:
+            self._buffer = self._part = torch.zeros(0)
+
     def reserve(self, size: int) -> None:
-        """Make room for messages of up to `size` bytes."""
+        """Make room for messages of up to `size` bytes. Its pages are touched, so that no message is the first to."""
         if self._buffer.numel() * _ITEM_BYTES < size:
-            self._buffer = torch.zeros(size // _ITEM_BYTES + 1, device=self._device.torch_device)
-            self._part = torch.zeros_like(self._buffer)
+            self._buffer = torch.empty(size // _ITEM_BYTES + 1, device=self._device.torch_device).zero_()
+            self._part = torch.empty_like(self._buffer).zero_()
 
     def run(
         self, group: Group, messages: Sequence[Message], dtype: torch.dtype = torch.float32

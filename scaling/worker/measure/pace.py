@@ -88,25 +88,37 @@ class Pace:
 
 
 def block_steps(
-    measure: Measure, step_ns: Sequence[int], *, bunch: int = 1, budget_s: float | None = None
+    measure: Measure,
+    step_ns: Sequence[int],
+    *,
+    dropped: Sequence[int] | None = None,
+    bunch: int = 1,
+    budget_s: float | None = None,
 ) -> tuple[int, int]:
     """(timed, lead-in) steps of every block of a launch, so that rounds_min rounds fit into the budget.
 
-    `step_ns`: about what one step of each block of a round takes. Blocks have a multiple of `bunch` steps. `budget_s`:
-    for all rounds; None for the measure's.
+    `step_ns`: about what one step of each block of a round takes. `dropped`: steps that each block drops at least,
+    where the lead-in is less. Blocks have a multiple of `bunch` steps. `budget_s`: for all rounds; None for the
+    measure's.
     """
     budget_s = measure.budget_s if budget_s is None else budget_s
+    least = dropped or [0] * len(step_ns)
 
     def whole(steps: int) -> int:
         return -(-steps // bunch) * bunch
 
     longest_ns, round_ns = max(1, *step_ns), max(1, sum(step_ns))
+
+    def affordable(lead_in: int) -> float:
+        """Timed steps of a block, with so many dropped before them."""
+        drops_ns = sum(ns * max(lead_in, few) for ns, few in zip(step_ns, least, strict=True))
+        return (budget_s * 1e9 * (1 - EXCHANGE_SHARE) / measure.rounds_min - drops_ns) / round_ns
+
     steps = min(BLOCK_STEPS_MAX, max(measure.steps, -(-BLOCK_NS_MIN // longest_ns)))
-    affordable = budget_s * 1e9 * (1 - EXCHANGE_SHARE) / measure.rounds_min / round_ns
-    if steps + measure.lead_in <= affordable:
+    if steps <= affordable(measure.lead_in):
         return whole(steps), measure.lead_in
-    lead_in = 1 if affordable < SHORT_STEPS else min(measure.lead_in, 2)
-    return whole(max(STEPS_MIN, int(affordable) - lead_in)), lead_in
+    lead_in = 1 if affordable(0) < SHORT_STEPS else min(measure.lead_in, 2)
+    return whole(max(STEPS_MIN, int(affordable(lead_in)))), lead_in
 
 
 def case_steps(measure: Measure, step_ns: int, *, budget_s: float, blocks: int) -> tuple[int, int]:

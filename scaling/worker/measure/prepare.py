@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from scaling.records.format import CollectiveRow
 from scaling.spec.plan import Trial
 from scaling.spec.promise import SWEEP, WHOLE, Content
-from scaling.spec.schedule import PLAIN, PROBE
+from scaling.spec.schedule import PLAIN
 from scaling.worker.accelerator.clock import Clock
 from scaling.worker.accelerator.memory import is_out_of_memory
-from scaling.worker.measure.arms import Arms
+from scaling.worker.measure.arms import Arms, Opened
 from scaling.worker.measure.exchange import Exchange
 from scaling.worker.measure.pace import fabric_sizes
+from scaling.worker.measure.probe import BucketProbe
 from scaling.worker.measure.step import Loop
 from scaling.worker.session.progress import COMPILE_S
 from scaling.worker.session.session import LaunchSession
@@ -39,9 +40,9 @@ class Ready:
 
 
 def fits(arms: Arms) -> bool:
-    """Whether one local step fits into this rank's memory. Nothing is reduced, so no peer waits for it."""
+    """Whether whole steps fit into this rank's memory, with the optimizer's state. No peer waits for it."""
     try:
-        arms.bare.local()
+        arms.tried()
     except Exception as error:
         if is_out_of_memory(error):
             return False
@@ -51,8 +52,6 @@ def fits(arms: Arms) -> bool:
 
 WARMUP_CHUNK = 3
 """Steps that are timed together, if there is time for them."""
-REBUILT = 4
-"""Steps after which DDP has rebuilt its buckets and says so: three, and a fourth with static_graph."""
 WARMUP_SETTLED = 0.10
 """Warm-up ends when a chunk of steps is not faster than the one before by more than this fraction."""
 
@@ -67,61 +66,50 @@ def warm_up(
     content: Content = WHOLE,
     limit_s: float = math.inf,
 ) -> Ready:
-    """Run each loop for a few steps (DDP rebuilds its buckets in the second), then plain steps until they settle.
+    """Run each use of the module for a few steps, then plain steps until they settle.
 
     `participants`: ranks of all sub-groups, which do the same; rank 0 decides for all of them. `limit_s`: time for it,
-    compiling apart. Where steps are long, each loop takes fewer of them: DDP's at least REBUILT.
+    compiling apart. Where steps are long, each use takes fewer of them.
     """
     n, clock, lead = trial.world_size, session.device.clock, session.lead
     control, measure, group = session.control, session.spec.measure, session.groups[trial.world_size]
     for feed in arms.feeds():
         feed.prepare("warm-up", n)
         feed.resume()
-    loops = arms.loops()
-    for index, loop in enumerate(loops if arms.compiles else ()):
+    uses = arms.warmed()
+    for index, (arm, detailed, half) in enumerate(uses if arms.compiles else ()):
         # Compiling takes minutes, and not equally long on every rank, so no rank waits for it in a collective.
-        session.say(f"compiling {index + 1} of {len(loops)}", COMPILE_S)
-        loop.local()
+        session.say(f"compiling {index + 1} of {len(uses)}", COMPILE_S)
+        arms.compile(arm, detailed=detailed, half=half)
         control.meet(f"compiled/{n}/{index}", participants)
     begin, chunk, alone_ns = time.monotonic(), WARMUP_CHUNK, 0
-    for index, loop in enumerate(loops):
-        session.say(f"loop {index + 1} of {len(loops)}")
-        if index == 0:
-            alone_ns = _chunk(loop, clock, 1)
-            chunk = control.agree(f"chunk/{n}", _chunk_of(alone_ns, len(loops), limit_s), lead=lead)
-        took = _chunk(loop, clock, chunk - 1 if index == 0 else max(chunk, REBUILT))
-        alone_ns = min(alone_ns, took // (chunk - 1)) if index == 0 and chunk > 1 else alone_ns
-    if arms.detailed is not None:
-        with arms.taking(PROBE, detailed=True) as take:
-            assert take is not None
-            take(arms.detailed.forward_end_ns)  # discard what the hook has collected so far
-            with clock.window(arms.stamps(PROBE, detailed=True)):
-                arms.detailed.plain()
-            take(arms.detailed.forward_end_ns)  # the messages of one step
-    steps, before, settled = chunk, float("inf"), False
-    while not settled and steps < measure.warmup_max:
-        session.say(f"{steps} steps")
-        took = _chunk(arms.plain, clock, chunk)
-        steps += chunk
-        over = time.monotonic() - begin + took / 1e9 > limit_s
-        settled = control.agree(f"warm/{n}/{steps}", over or took > before * (1 - WARMUP_SETTLED), lead=lead)
-        before = took
+    for index, (arm, detailed, half) in enumerate(uses):
+        session.say(f"loop {index + 1} of {len(uses)}")
+        with arms.open(arm, detailed=detailed, half=half) as opened:
+            if index == 0:
+                alone_ns = _chunk(opened.loop, clock, 1)
+                chunk = control.agree(f"chunk/{n}", _chunk_of(alone_ns, len(uses), limit_s), lead=lead)
+            took = _chunk(opened.loop, clock, chunk - 1 if index == 0 else chunk)
+            alone_ns = min(alone_ns, took // (chunk - 1)) if index == 0 and chunk > 1 else alone_ns
+            if opened.detailed is not None:
+                _note_messages(arms, opened, opened.detailed, clock)
+            if arm == PLAIN:
+                steps, before = _settled(opened.loop, trial, session, chunk, took, begin + limit_s)
     session.say("messages")
     for feed in arms.feeds():
         feed.pause("warm-up")
     fed_ns = arms.feed(PLAIN).fed_ns(clock, arms.load)
     sweep: list[int] = []
     sent: list[CollectiveRow] = []
-    if n > 1 and arms.variant is None:
-        exchange.reserve(max(measure.fabric_bytes_max, *arms.wire()))
-        if content.has(SWEEP):
+    if n > 1 and not arms.varies and content.has(SWEEP):
+        with exchange.reserved(measure.fabric_bytes_max):
             sweep = fabric_sizes(
                 measure.fabric_bytes_max,
                 measure.budget_s,
                 lambda size: _kept(sent, exchange.once(group, size)),
                 lambda key, value: control.agree(f"fabric/{n}/{key}", value, lead=lead),
             )
-    step_ns = int(before) // chunk
+    step_ns = before // chunk
     if participants > n:  # a block takes as long as its slowest sub-group
         step_ns = control.judge(f"step/{n}", step_ns, session.rank, participants, max)
     return Ready(
@@ -135,10 +123,38 @@ def warm_up(
     )
 
 
-def _chunk_of(step_ns: int, loops: int, limit_s: float) -> int:
-    """Steps that each loop takes, given what one took: as many as fit, with as many again that are timed."""
-    fit = limit_s * 1e9 / max(1, step_ns) - 3  # the probe's messages take a step or two
-    return max(1, min(WARMUP_CHUNK, int(min(fit, 1e6) // (loops + 1))))
+def _note_messages(arms: Arms, opened: Opened, probe: BucketProbe, clock: Clock) -> None:
+    """Look at the messages of one step alone."""
+    probe.discard()
+    with clock.window(arms.stamps(opened)):
+        opened.loop.plain()
+    probe.take(opened.loop.forward_end_ns)
+    arms.messages(probe.wire)
+
+
+def _settled(
+    loop: Loop, trial: Trial, session: LaunchSession, chunk: int, took: int, until_s: float
+) -> tuple[int, int]:
+    """Run chunks of plain steps until one is not faster than the one before; the first took `took` ns.
+
+    Returns the number of steps and the duration of the last chunk.
+    """
+    n, steps, settled = trial.world_size, chunk, False
+    while not settled and steps < session.spec.measure.warmup_max:
+        session.say(f"{steps} steps")
+        before, took = took, _chunk(loop, session.device.clock, chunk)
+        steps += chunk
+        over = time.monotonic() + took / 1e9 > until_s
+        steady = over or took > before * (1 - WARMUP_SETTLED)
+        settled = session.control.agree(f"warm/{n}/{steps}", steady, lead=session.lead)
+    return steps, took
+
+
+def _chunk_of(step_ns: int, uses: int, limit_s: float) -> int:
+    """Steps that each use takes, given what one took: as many as fit, with as many again that are timed."""
+    # The probe's messages take a step, and new wrappers two or three until they are settled.
+    fit = limit_s * 1e9 / max(1, step_ns) - 1 - 3 * uses
+    return max(1, min(WARMUP_CHUNK, int(min(fit, 1e6) // (uses + 1))))
 
 
 def _kept(rows: list[CollectiveRow], row: CollectiveRow) -> CollectiveRow:

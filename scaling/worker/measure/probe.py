@@ -4,6 +4,7 @@
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -59,6 +60,10 @@ class BucketProbe:
         self._ready = ReadyTimes(ddp) if device.type == "cpu" else None
         self._rows: list[list[int]] = []
         ddp.register_comm_hook(None, self._hook)
+
+    def discard(self) -> None:
+        """Forget the collectives so far."""
+        self._rows = []
 
     def _hook(
         self,
@@ -162,19 +167,26 @@ class ReadyTimes:
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._ddp = ddp
+        # Weak: the wrapper holds its hook, the hook its probe. No collector sees that circle, which lies partly in C++.
+        self._ddp = weakref.ref(ddp)
         self._parameters: list[list[int]] = []
 
     def absolute_ns(self, forward_end_ns: int) -> list[int]:
         """Ready times of the buckets in the order of reduction; empty before DDP's second step."""
         if not self._parameters:  # the buckets do not change once they are rebuilt
-            self._parameters = bucket_parameters(self._ddp)
+            self._parameters = bucket_parameters(_alive(self._ddp))
         each = self.of_parameters(forward_end_ns)
         return [max(each[i] for i in indices) for indices in self._parameters]
 
     def of_parameters(self, forward_end_ns: int) -> list[int]:
         """Ready time of every parameter, in the order of registration. DDP counts from the end of forward."""
-        return [forward_end_ns + since for since in self._ddp.reducer.get_backward_stats()]
+        return [forward_end_ns + since for since in _alive(self._ddp).reducer.get_backward_stats()]
+
+
+def _alive(ddp: "weakref.ref[DistributedDataParallel]") -> DistributedDataParallel:
+    found = ddp()
+    assert found is not None, "the wrapper is gone"
+    return found
 
 
 class SoloProbe:
@@ -185,7 +197,7 @@ class SoloProbe:
     """
 
     def __init__(self, ddp: DistributedDataParallel, device: Device) -> None:
-        self._ddp = ddp
+        self._ddp = weakref.ref(ddp)
         self._bytes = bucket_bytes(ddp)
         self._ready = ReadyTimes(ddp) if device.type == "cpu" else None
         self._stamp = device.clock.stamp
@@ -198,8 +210,8 @@ class SoloProbe:
         self._parameters = []
         with contextlib.ExitStack() as hooks:
             if self._ready is None:
-                parameters = [p for p in self._ddp.module.parameters() if p.requires_grad]
-                for index, members in enumerate(bucket_parameters(self._ddp)):
+                parameters = [p for p in _alive(self._ddp).module.parameters() if p.requires_grad]
+                for index, members in enumerate(bucket_parameters(_alive(self._ddp))):
                     # DDP rebuilds buckets in the order of the gradients, so the last parameter is ready last.
                     hook = functools.partial(self._note, index)
                     hooks.callback(parameters[members[-1]].register_post_accumulate_grad_hook(hook).remove)
@@ -230,7 +242,7 @@ class SoloProbe:
         if not taken:
             return []
         begun = sum(begin_ns)
-        held = [p for p in self._ddp.module.parameters() if p.requires_grad]
+        held = [p for p in _alive(self._ddp).module.parameters() if p.requires_grad]
         return [
             (p.numel() * p.element_size(), (sum(stamps) - begun) // len(taken))
             for p, stamps in zip(held, zip(*taken, strict=True), strict=True)

@@ -43,8 +43,12 @@ class Loop:
         precision: Precision,
         faults: Faults,
         load: Callable[[Any], Any] | None = None,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        """`fetch` returns the next batch, on the host; `load` converts it for the module (None: as the device does)."""
+        """`fetch` returns the next batch, on the host; `load` converts it for the module (None: as the device does).
+
+        `scaler`: that of the precision, where it outlives this loop.
+        """
         self.module = module
         self._loss = workload.loss
         self._optimizer = optimizer
@@ -53,13 +57,17 @@ class Loop:
         self._stamp = device.clock.stamp
         self._load = load or device.load
         self._autocast = precision.autocast
-        self._scaler = precision.scaler()
+        self._scaler = scaler or precision.scaler()
         self._faults = faults
         self.stamps = STAMPS_A_MICRO_STEP * accumulation + 4
         """Number of stamps of a stamped step."""
         self._buffers = BufferSync(module) if sends_buffers(module) else None
         self.forward_end_ns = 0
         """Host time at which the last micro-step's forward returned. DDP's ready times count from there."""
+
+    def release(self) -> None:
+        """Let go of the module, which may be the only one to keep a wrapper and its buckets."""
+        self.module, self._buffers = torch.nn.Identity(), None
 
     def plain(self) -> list[int]:
         """Run a step with two stamps: begin and end."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -13,43 +12,50 @@ from scaling.spec.run import DEFAULT_BUCKET_MB, Ddp
 from scaling.worker.models.options import compiled
 from scaling.worker.parallel.compression import WIRE, register
 
+_SAMPLED_FIRST = 10
+"""DDP takes statistics in so many first forwards, and waits for the device there (reducer.cpp)."""
+_NEVER = 2**31 - 1
+
 
 class Wrapping:
     """Wraps one module over any of a launch's groups.
 
-    Wrappers share the module, unless DDP counts gradients from backward to backward (`static_graph`) or parameters
-    that had one (`find_unused_parameters`). DDP would then also count the gradients of other wrappers and of bare
-    steps, and skip or misplace reductions, so each wrapper gets a copy of the module.
+    Only one wrapper exists at a time. DDP's hooks sit on the parameters, so a second one would run in the first one's
+    backward, and would count its gradients.
     """
 
     def __init__(self, module: torch.nn.Module, settings: Ddp, *, compiles: bool) -> None:
         self._module, self._settings, self._compiles = module, settings, compiles
-        self.copies = settings.static_graph or settings.find_unused_parameters
-        """Whether each wrapper has its own copy of the module."""
+        self._compiled: dict[str, torch.nn.Module] = {}
         self.wire_dtype = WIRE.get(settings.comm_hook, torch.float32)
         """Type of the elements that are reduced."""
 
-    def bare(self) -> torch.nn.Module:
-        """The module for steps without DDP."""
-        return self._compiled(self._module)
+    def module(self, use: str) -> torch.nn.Module:
+        """The module without DDP; it is compiled once for each `use`, since each has graphs of its own."""
+        if not self._compiles:
+            return self._module
+        if use not in self._compiled:
+            self._compiled[use] = compiled(self._module)
+        return self._compiled[use]
 
-    def without_hook(self, group: dist.ProcessGroup) -> DistributedDataParallel:
-        """The module over a group, without a communication hook."""
-        module = copy.deepcopy(self._module) if self.copies else self._module
-        return wrap(self._compiled(module), self._settings, group)
+    def over(
+        self, group: dist.ProcessGroup, use: str, *, hooked: bool = True, sync: bool = True
+    ) -> DistributedDataParallel:
+        """A new wrapper over a group.
 
-    def trained(self, group: dist.ProcessGroup) -> DistributedDataParallel:
-        """The module over a group as the user trains it."""
-        wrapper = self.without_hook(group)
-        register(wrapper, self._settings.comm_hook, group)
+        `hooked`: with the communication hook of the settings. `sync`: compare and send the parameters, which takes all
+        ranks of the group; without it no rank waits for another.
+        """
+        wrapper = wrap(self.module(use), self._settings, group, sync=sync)
+        if hooked:
+            register(wrapper, self._settings.comm_hook, group)
         return wrapper
 
-    def _compiled(self, module: torch.nn.Module) -> torch.nn.Module:
-        return compiled(module) if self._compiles else module
 
-
-def wrap(module: torch.nn.Module, settings: Ddp, group: dist.ProcessGroup) -> DistributedDataParallel:
-    """The module as DDP over a group, without a communication hook."""
+def wrap(
+    module: torch.nn.Module, settings: Ddp, group: dist.ProcessGroup, *, sync: bool = True
+) -> DistributedDataParallel:
+    """The module as DDP over a group, without a communication hook; see `Wrapping.over`."""
     return DistributedDataParallel(
         module,
         process_group=group,
@@ -58,7 +64,25 @@ def wrap(module: torch.nn.Module, settings: Ddp, group: dist.ProcessGroup) -> Di
         gradient_as_bucket_view=settings.gradient_as_bucket_view,
         static_graph=settings.static_graph,
         find_unused_parameters=settings.find_unused_parameters,
+        init_sync=sync,
     )
+
+
+def settle(ddp: DistributedDataParallel) -> None:
+    """After a new wrapper's first steps (spec.schedule.settling_steps): make it like one that has trained for long.
+
+    It makes its buckets in the order of the gradients now, as all ranks do, where it would do so at the next forward.
+    It says what they are, and takes no statistics again. DDP takes them in its first ten forwards and in every
+    hundredth, and waits for the device there, which a measured step must not. A forward is counted where it is
+    prepared.
+    """
+    assert ddp.logger is not None
+    if ddp.reducer._rebuild_buckets():  # noqa: SLF001
+        ddp._has_rebuilt_buckets = True  # noqa: SLF001  # as its forward notes
+    ddp.logger.set_runtime_stats_and_log()
+    ddp._set_ddp_runtime_logging_sample_rate(_NEVER)  # type: ignore[no-untyped-call]  # noqa: SLF001
+    for _ in range(_SAMPLED_FIRST):
+        ddp.reducer.prepare_for_forward()
 
 
 def logging_data(ddp: DistributedDataParallel) -> dict[str, Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import torch
+
 from scaling.records.files import write_json
 from scaling.spec.plan import Trial
 from scaling.spec.promise import DETAILS
-from scaling.spec.schedule import PLAIN, STEP_ARMS, Block, round_blocks
+from scaling.spec.schedule import PLAIN, STEP_ARMS, Block, dropped_steps, round_blocks
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.roofline import note_roofline
 from scaling.worker.data.feed import Feed, open_feed
@@ -35,6 +37,7 @@ class Launch:
         self._session, self._spec, self._content = session, session.spec, session.plan.content
         self._exchange = Exchange(session.device)
         self._precision = Precision(session.spec.precision, session.device.type)
+        self._optimizer: torch.optim.Optimizer | None = None
         self._faults = Faults(session.spec.inject, rank=session.rank, first_on_host=session.first_on_host)
         self._feeds: dict[int, Feed] = {}
         self._ready: dict[int, Ready] = {}
@@ -94,19 +97,22 @@ class Launch:
         session, control, n = self._session, self._session.control, trial.world_size
         participants = sum(map(len, session.parts[n]))
         if session.rank < participants:
+            if self._optimizer is None:
+                self._optimizer = workload.optimizer(workload.module.parameters())
             arms = Arms(
                 spec=self._spec,
                 variant=session.plan.variant,
                 trial=trial,
                 workload=workload,
+                optimizer=self._optimizer,
                 groups=session.groups,
                 device=session.device,
                 precision=self._precision,
                 faults=self._faults,
                 feed=functools.partial(self._feed, workload),
-                meet=functools.partial(self._built, n, participants),
                 content=self._content,
             )
+            session.say("first step", COMPILE_S if self._spec.compile else None)
             if control.all_true(f"fits/{n}", participants, fits(arms)):
                 self._ready[n] = warm_up(
                     trial,
@@ -120,7 +126,7 @@ class Launch:
                 if n == session.world:
                     self._connect_pairs()
             else:
-                del arms  # its buckets and batches, before the cache is emptied
+                self._optimizer.state.clear()  # it may have run out of memory half way
                 session.device.release_memory()
                 free(session.groups, n)
         fits_all = bool(control.agree(f"ready/{n}", n in self._ready, lead=session.lead))
@@ -128,16 +134,12 @@ class Launch:
             write_json(session.folder.out_of_memory(n), {"world_size": n})
         return fits_all
 
-    def _built(self, n: int, participants: int) -> None:
-        """Wait until every rank has its batches: wrapping is a collective, which would time out sooner."""
-        self._session.control.meet(f"built/{n}", participants)
-        self._session.say("first step", COMPILE_S if self._spec.compile else None)
-
     def _connect_pairs(self) -> None:
         """Send a first message in each pairing, since that connects the group: not in a block that is timed."""
         groups = self._session.groups
-        for key in sorted((key for key in groups if key < 0), reverse=True):
-            self._exchange.once(groups[key], LEAD_IN_BYTES)
+        with self._exchange.reserved(LEAD_IN_BYTES):
+            for key in sorted((key for key in groups if key < 0), reverse=True):
+                self._exchange.once(groups[key], LEAD_IN_BYTES)
 
     def _feed(self, workload: Workload, batch: int) -> Feed:
         """The feed of a batch size. World sizes with the same batch share it and its workers."""
@@ -163,8 +165,10 @@ class Launch:
         pace, own, took = None, None, [0]
         if session.lead:
             pace = Pace(measure, self._known, budget_s=budget.rounds_s, limit_s=budget.limit_s)
-            took = [self._ready[b.trial.world_size].step_ns for b in blocks(0) if b.arm in STEP_ARMS]
-            own = block_steps(measure, took, bunch=bunch(self._spec), budget_s=budget.rounds_s)
+            arms = [block for block in blocks(0) if block.arm in STEP_ARMS]
+            took = [self._ready[block.trial.world_size].step_ns for block in arms]
+            least = [dropped_steps(self._spec, block.arm, 0) for block in arms]
+            own = block_steps(measure, took, dropped=least, bunch=bunch(self._spec), budget_s=budget.rounds_s)
         most, lead_in = session.control.agree("steps", own, lead=session.lead)
         session.timed("rounds", max(took) / 1e9 if session.lead else 0.0)
 
@@ -177,7 +181,7 @@ class Launch:
                     mine=block.runs_on(session.rank),
                     stage=f"{block.arm} at world size {block.trial.world_size}, round {block.round}",
                     run=functools.partial(self._block, block, steps, lead_in),
-                    expected_s=self._expected_s(block, steps + lead_in) if session.lead else 0.0,
+                    expected_s=self._expected_s(block, steps, lead_in) if session.lead else 0.0,
                 )
                 for block in blocks(number)
             ]
@@ -187,6 +191,7 @@ class Launch:
     def _block(self, block: Block, steps: int, lead_in: int) -> None:
         session, n = self._session, block.trial.world_size
         ready = self._ready[n]
+        lead_in = dropped_steps(self._spec, block.arm, lead_in) if block.arm in STEP_ARMS else 0
         self._faults.begin(block)
         session.device.reset_peak()
         try:
@@ -198,8 +203,9 @@ class Launch:
         if session.lead:
             self._known.note(block, step_ns)
 
-    def _expected_s(self, block: Block, steps: int) -> float:
+    def _expected_s(self, block: Block, steps: int, lead_in: int) -> float:
         """About what a block takes, s; a lower bound where it sends messages of many sizes."""
         if block.arm in STEP_ARMS:
+            steps += dropped_steps(self._spec, block.arm, lead_in)
             return steps * self._ready[block.trial.world_size].step_ns / 1e9
         return self._spec.measure.budget_s * EXCHANGE_SHARE

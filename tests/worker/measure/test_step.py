@@ -200,25 +200,3 @@ def test_steps_train():
     loop.stamped()
     assert not torch.equal(before, module.weight)
     assert module.weight.grad is None
-
-
-@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
-def test_a_step_that_does_not_fit_leaves_no_gradients(error):
-    from scaling.worker.measure.prepare import fits
-
-    module = torch.nn.Linear(2, 2)
-
-    def full(_parameter):
-        raise error("full")
-
-    module.bias.register_post_accumulate_grad_hook(full)
-    loop = make_loop(module, Device())
-    arms = type("Arms", (), {"bare": loop})
-    assert not fits(arms)
-    assert all(p.grad is None for p in module.parameters())
-
-
-def test_a_local_step_that_fits():
-    from scaling.worker.measure.prepare import fits
-
-    assert fits(type("Arms", (), {"bare": make_loop(torch.nn.Linear(2, 2), Device())}))
