@@ -14,7 +14,7 @@ from scaling.analysis.decompose.point import point
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.decompose.starvation import with_input
 from scaling.analysis.decompose.trials import read_trial
-from scaling.analysis.network import curve, transports
+from scaling.analysis.network import cliffs, curve, transports
 from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.quality import contention, crosscheck, launches, unseen
@@ -110,6 +110,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
                 *no_single_rank(over),
                 *crosscheck.warnings(points, spec),
                 *transports.warnings(fabric, spec),
+                *cliffs.warnings(fabric, spec),
                 *unseen.warnings(used, plan, ending.buffers_bytes),
             ),
         ),

@@ -11,11 +11,12 @@ Communication Operations in MPICH", IJHPCA 19(1), 2005.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
+from scaling.analysis.network import cliffs
 from scaling.analysis.results import CurvePoint, FabricLevel, Measured
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds, UnknownQuantityError
 from scaling.spec.plan import Plan
@@ -117,7 +118,7 @@ def level(swept: Mapping[str, Sweep], plan: Plan, world_size: int, clock_bound_n
     rounds, sizes = swept.get("all_reduce", next(iter(swept.values())))
     fitted = "all_reduce" in swept
     alpha = rounds.measure(lambda m: fit(m, sizes, world_size).alpha_ns / 1e3) if fitted else None
-    return FabricLevel(
+    found = FabricLevel(
         name="network" if across else "host",
         world_size=world_size,
         alpha_us=alpha and alpha.widened(clock_bound_ns / 1e3 / (2 * (world_size - 1))).not_below(0.0),
@@ -128,7 +129,19 @@ def level(swept: Mapping[str, Sweep], plan: Plan, world_size: int, clock_bound_n
             for collective, (found, of) in swept.items()
             for size in of
         ),
+        fit_error=_fit_error(rounds.means(), sizes, world_size) if fitted else None,
     )
+    # A shaper lets its burst through without delay, so the emulated links have a step that no library makes.
+    return found if plan.spec.topology.kind == "emulated" else replace(found, cliffs=cliffs.of_level(found))
+
+
+def _fit_error(means: Means, sizes: tuple[int, ...], world_size: int) -> float | None:
+    """Median of |T - fitted| / T over the sizes."""
+    if len(sizes) < 3:
+        return None
+    line = fit(means, sizes, world_size)
+    off = [abs(float(line.time_ns(size)[0] / means[str(size)][0]) - 1) for size in sizes]
+    return float(np.median(off))
 
 
 def _curve_point(

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from scaling.analysis.network.points import Points
 from scaling.analysis.network.ring import Hops
 from scaling.analysis.predict.buckets import Buckets, Gradients
 from scaling.analysis.statistics.rounds import Floats
@@ -47,6 +48,8 @@ class Source:
     gradients: Gradients
     """For other bucket sizes."""
     link: Hops
+    curve: Points
+    """The measured time of a message by size, ns, as the model's own messages take it one after the other."""
     wire: float = 1.0
     """Bytes sent over bytes of gradients; differs from 1 under a communication hook."""
     late: tuple[int, ...]
@@ -84,6 +87,7 @@ class Source:
             buckets=dataclasses.replace(self.buckets, ready=self.buckets.ready[:1]),
             gradients=dataclasses.replace(self.gradients, ready=self.gradients.ready[:1]),
             link=self.link.estimate(),
+            curve=dataclasses.replace(self.curve, times=self.curve.times[:1]),
             jitter=self.jitter[:1],
         )
 

@@ -13,6 +13,7 @@ from scaling.analysis.decompose.stragglers import late_ranks
 from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.network import curve
 from scaling.analysis.network.channel import is_fifo
+from scaling.analysis.network.points import Points
 from scaling.analysis.network.ring import Hops, PerHop
 from scaling.analysis.predict.change import Source
 from scaling.analysis.predict.ready import OWN_PHASES, per_bucket, per_parameter, ready
@@ -102,6 +103,7 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
         gradients=gradients,
         wire=sum(records.bucket_bytes) / reductions / records.gradient_bytes,
         link=_link(means, plan, n, swept[1], records.replayed),
+        curve=_curve(means, swept[1], records.replayed),
         late=late_set,
         jitter=means["jitter"],
         fixed_share=None if fixed is None else float(fixed[0]),
@@ -170,6 +172,18 @@ def _link(means: Means, plan: Plan, n: int, swept: Sequence[int], replayed: Sequ
     name = "network" if topology.hosts_of(n) > 1 else "host"
     values = np.stack(list(alpha.values()), axis=-1)
     return Hops(name=name, ranks=None, alpha=PerHop(sizes=tuple(alpha), values=values), beta_ns=beta)
+
+
+def _curve(means: Means, swept: Sequence[int], replayed: Sequence[int]) -> Points:
+    """The size sweep, scaled so that the model's own messages take what they took one after the other.
+
+    A single message may be faster than many (a shaper's refilled burst) or slower (a link that was idle).
+    """
+    points = Points(sizes=tuple(swept), times=np.stack([means[str(size)] for size in swept], axis=-1))
+    if not replayed:
+        return points
+    alone = sum((points.at(size) for size in replayed), np.zeros(1))
+    return Points(sizes=points.sizes, times=points.times * (means["replay"] / alone)[:, None])
 
 
 def _jitter(compute_end: Floats) -> float:

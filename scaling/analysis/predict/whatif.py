@@ -113,6 +113,12 @@ def _settle(source: Source, change: Change, lean: Lean) -> _Target:
     buckets = source.buckets if cap is None else bucketed(source.gradients, cap)
     sizes = [size * source.wire / change.compression for size in buckets.sizes]
     fixed, moved = ring_times(change.fabric or (source.link,), n, sizes)
+    if (
+        change.fabric is None and n == source.world_size
+    ):  # the measured curve itself; alpha and beta only divide it
+        times = np.stack([source.curve.at(size) for size in sizes], axis=-1)
+        fixed = np.clip(fixed, 0.0, times)
+        moved = times - fixed
     fixed, moved = (times[: len(source.plain)] for times in (fixed * lean.alpha, moved * lean.transfer))
     ranks = [r if r < source.world_size else source.peers[r % len(source.peers)] for r in range(n)]
     typical = [change.without_straggler or r in source.peers for r in ranks]

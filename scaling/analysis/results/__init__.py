@@ -15,6 +15,7 @@ from scaling.analysis.results.comparison import (
     Split,
 )
 from scaling.analysis.results.fabric import (
+    Cliff,
     CurvePoint,
     Fabric,
     FabricLevel,
@@ -66,6 +67,7 @@ __all__ = [
     "Bucket",
     "CaseComparison",
     "CeilingResult",
+    "Cliff",
     "Comm",
     "Comparison",
     "CostComparison",

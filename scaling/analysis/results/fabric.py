@@ -20,6 +20,19 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cliff:
+    """Two sizes between which the time of a collective does what its bytes do not explain."""
+
+    collective: str
+    kind: str
+    """falls: the larger message takes less time; jumps: it takes far more than its bytes; unsteady: both, in turns."""
+    from_bytes: int
+    to_bytes: int
+    factor: float
+    """Time at `to_bytes` over time at `from_bytes`; in an unsteady range the largest such factor between neighbours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FabricLevel(AtSize):
     """A group's own curve: time = 2(n-1) (alpha + m beta / n) for an all-reduce of m bytes."""
 
@@ -29,6 +42,9 @@ class FabricLevel(AtSize):
     """1/beta: the bandwidth that large messages approach."""
     nominal_gbit_s: float | None
     curve: tuple[CurvePoint, ...]
+    fit_error: float | None = None
+    """Median of |T - fitted| / T over the sizes of the all-reduce: how far the line with one alpha and beta is off."""
+    cliffs: tuple[Cliff, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
