@@ -202,9 +202,21 @@ VERBS: dict[str, Verb] = {
                 "trace PATH... [--json] [--hta] [--out DIR] [--batch N] [--name NAME] [--wandb]",
                 "the same decomposition from existing profiler traces; N samples a rank and step",
             ),
+            (
+                "trace PATH... [--json] [--beside LOG]",
+                "who waits for whom, from dumps of PyTorch's flight recorder; bandwidth, skew and the slow rank, "
+                "from NCCL Inspector's records, beside a log of nccl-tests",
+            ),
+            ("trace --how", "how to get such files from a job that runs without this program"),
         ),
         options=(
             _JSON,
+            Option(
+                "--beside",
+                "a log of nccl-tests of this machine, to compare NCCL Inspector's with",
+                value="LOG",
+            ),
+            Option("--how", "print how to get such files: one line each"),
             Option("--hta", "also print HolisticTraceAnalysis' quantities, by its own definitions"),
             Option("--out", "the folder to write", value="DIR"),
             Option("--batch", "samples a rank and step, for throughput", value="N"),

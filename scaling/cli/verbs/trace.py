@@ -1,14 +1,18 @@
-"""`scaling trace`: decompose a training from existing profiler traces."""
+"""`scaling trace`: what profilers and recorders beside a training wrote."""
 
 from __future__ import annotations
 
 import importlib
+from argparse import Namespace
+from pathlib import Path
 
-from scaling.cli.output import print_json
-from scaling.cli.verbs.arguments import parse
+from scaling.cli.output import print_json, say
+from scaling.cli.verbs.arguments import count, split
 from scaling.errors import InputError, ScalingError
 from scaling.reading import as_number
-from scaling.traces.profiler.files import find, read_all
+from scaling.traces import kinds
+from scaling.traces.how import HOW
+from scaling.traces.profiler.files import read_all
 
 _ANALYSIS = "scaling.traces.profiler.summary"
 _PAGES = ("scaling.cli.reporting", "scaling.cli.trace_folder")
@@ -16,9 +20,47 @@ _PAGES = ("scaling.cli.reporting", "scaling.cli.trace_folder")
 
 def main(arguments: list[str]) -> int:
     """Exit status 3 when ranks are missing, 1 when no file could be read. `--json` alone writes no folder."""
-    paths, given = parse("trace", arguments, least=1, most=100_000, of="profiler traces or folders")
+    paths, given = split("trace", arguments)
+    if given.how:
+        say(*HOW)
+        return 0
+    count("trace", paths, least=1, most=100_000, of="traces or folders (--how says how to get them)")
+    kind, files = kinds.find(paths)
+    if kind == kinds.PROFILER:
+        if given.beside:
+            raise InputError(
+                "--beside: records of NCCL Inspector are expected with it; these are profiler traces"
+            )
+        return _profiled(files, given)
+    unused = next(
+        (f"--{name}" for name in ("hta", "out", "batch", "name", "wandb") if getattr(given, name)), None
+    )
+    if unused:
+        raise InputError(f"{unused}: is for traces of the profiler; these are {kinds.NAMES[kind]}")
+    return _recorded(kind, files, given)
+
+
+def _recorded(kind: str, files: list[Path], given: Namespace) -> int:
+    """What a recorder wrote; prints and writes no folder."""
+    if kind == kinds.FLIGHT:
+        from scaling.traces.recorders.hang import flight_recorder  # noqa: PLC0415  scipy is slow to import
+
+        if given.beside:
+            raise InputError("--beside: records of NCCL Inspector are expected with it; these are dumps")
+        found = flight_recorder(files)
+    else:
+        from scaling.traces.recorders.inspected import inspector  # noqa: PLC0415
+
+        found = inspector(files, Path(given.beside) if given.beside else None)
+    if given.json:
+        print_json(found.document)
+    else:
+        say(*found.lines)
+    return 0 if found.complete else 3
+
+
+def _profiled(files: list[Path], given: Namespace) -> int:
     batch = _batch(given.batch)
-    files = find(paths)
     pages = not given.json or given.out is not None
     found, problems = read_all(files, with_hta=given.hta, meanwhile=lambda: _load(pages=pages))
     if not found:

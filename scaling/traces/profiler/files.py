@@ -1,4 +1,4 @@
-"""Find the trace files and read them: a process a core, one file at a time in each."""
+"""Read the trace files: a process a core, one file at a time in each."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import multiprocessing
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from scaling.analysis.results.traces import HtaKernel, HtaRank
-from scaling.errors import InputError
 from scaling.reading import as_number
 from scaling.spec.plan import RANKS_MAX
 from scaling.traces.profiler import hta
@@ -20,7 +19,6 @@ from scaling.traces.profiler.decompose import Parts, decompose
 from scaling.traces.profiler.read import read_trace
 from scaling.traces.profiler.stream import DamagedError
 
-SUFFIXES = (".json", ".json.gz")
 SMALL_BYTES = 4 << 20
 """Smaller sets of files are read in this process, since starting others would take longer."""
 _RANK = re.compile(r"rank[-_ ]?(\d+)|^worker[-_ ]?(\d+)\.", re.IGNORECASE)
@@ -55,27 +53,6 @@ class UnreadFile:
     path: Path
     why: str
     rank: int | None
-
-
-def find(paths: Iterable[str]) -> list[Path]:
-    """The files of `paths`, and in folders all that end in .json or .json.gz, at any depth. InputError without any."""
-    found: list[Path] = []
-    for text in paths:
-        path = Path(text)
-        if path.is_dir():
-            inside = sorted(p for p in path.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file())
-            if not inside:
-                raise InputError(
-                    f"{path}: no trace in this folder; files that end in .json or .json.gz are expected"
-                )
-            found += inside
-        elif path.exists():
-            found.append(path)
-        else:
-            raise InputError(
-                f"{path}: no such file or folder; a PyTorch profiler trace or a folder of them is expected"
-            )
-    return list(dict.fromkeys(found))
 
 
 def read_all(
