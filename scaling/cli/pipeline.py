@@ -49,7 +49,7 @@ from scaling.records.status import Status, TrialStatus
 from scaling.records.tables import Tables, collect, write_tables
 from scaling.report.publish import publish
 from scaling.spec.batch_search import Largest
-from scaling.spec.plan import TRACE, Plan
+from scaling.spec.plan import PUBLISHED, TRACE, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,10 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches]:
     plan = read_plan(folder)
     if plan.source == TRACE:
         raise InputError(f"{folder.path}: made from profiler traces; run `scaling trace` on them again")
+    if plan.source == PUBLISHED:
+        raise InputError(
+            f"{folder.path}: made from published logs; run `scaling import mlperf` on them again"
+        )
     status, launches = read_status(folder), Launches(folder, plan)
     plan = dataclasses.replace(plan, content=launches.content or plan.content)
     found = preflight.inspect(launches)

@@ -23,8 +23,9 @@ SCHEMA = 1
 RANKS_MAX = 2**14
 """Ranks of a launch, and of a job whose traces are read: every one of them is looked for."""
 
-HARNESS, OWN_LOOP, TRACE = SOURCES = ("harness", "own_loop", "trace")
-"""Where the records of a plan come from: `scaling run`, a Probe in another training loop, or profiler traces."""
+HARNESS, OWN_LOOP, TRACE, PUBLISHED = SOURCES = ("harness", "own_loop", "trace", "published")
+"""Where the records of a plan come from: `scaling run`, a Probe in another training loop, profiler traces, or logs that
+others have published."""
 _SOURCE_OF_LAUNCHER = {"own loop": OWN_LOOP, "trace": TRACE}
 """Source by the launcher's name, for old plans that have no `source`."""
 

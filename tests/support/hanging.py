@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-STEPS, WAIT_S = 6, 0.5
+STEPS, WAIT_S = 6, 1.0
 """A rank dumps WAIT_S after it began the step of the hang. The odd rank deviates once the others have dumped, since
 Gloo ends a process whose peer sends another size."""
 
 
-def wait_for(dumps, at_most_s=30):
+def wait_for(dumps, at_most_s=60):
     end = time.monotonic() + at_most_s
     while time.monotonic() < end and not all(path.exists() for path in dumps):
         time.sleep(0.05)

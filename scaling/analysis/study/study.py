@@ -100,6 +100,18 @@ def launch_spread(launches: Sequence[Sequence[float]]) -> tuple[float | None, in
     return (None, 0) if not degrees else ((squares / degrees) ** 0.5, degrees)
 
 
+def over_launches(number: Measured, spread: float | None, degrees: int, *counts: int) -> Measured:
+    """A number with the interval that launches give it, never shorter than its own.
+
+    `counts`: launches at each world size that it was made of; `spread` and `degrees` as of `launch_spread`.
+    """
+    if spread is None:
+        return number
+    half = student(degrees) * spread * sum(1 / count for count in counts) ** 0.5
+    longest = max(half, number.log_half_width or 0.0)
+    return Measured.around_log(number.value, longest, min(counts))
+
+
 def _checked(sizes: Sequence[Size]) -> str:
     """The mode of scaling; InputError where the runs are no study."""
     first = sizes[0]
@@ -152,25 +164,18 @@ def _point(size: Size, base: Size, spread: float | None, degrees: int) -> Point:
     if step is None or least is None:
         return dataclasses.replace(own, base_world_size=m, efficiency=None, speedup=None, loss=None)
 
-    def over_launches(number: Measured, *counts: int) -> Measured:
-        if spread is None:
-            return number
-        half = student(degrees) * spread * sum(1 / count for count in counts) ** 0.5
-        longest = max(half, number.log_half_width or 0.0)
-        return Measured.around_log(number.value, longest, min(counts))
-
     share = size.batch / base.batch if size.batch and base.batch else 1.0
     ratio = least.value * share / step.value
     within = [x.log_half_width for x in (step, least)]
     half = math.hypot(*(x for x in within if x is not None)) if None not in within else None
     counts = (len(base.launch_ns), len(size.launch_ns))
     found = Measured.around_log(ratio, half, min(step.n, least.n))
-    efficiency = Measured(1.0, 1.0, 1.0, step.n) if n == m else over_launches(found, *counts)
+    efficiency = Measured(1.0, 1.0, 1.0, step.n) if n == m else over_launches(found, spread, degrees, *counts)
     rate = own.samples_per_s
     return dataclasses.replace(
         own,
-        step_ms=over_launches(step, counts[1]),
-        samples_per_s=rate and over_launches(rate, counts[1]),
+        step_ms=over_launches(step, spread, degrees, counts[1]),
+        samples_per_s=rate and over_launches(rate, spread, degrees, counts[1]),
         speedup=efficiency * (n / m),
         efficiency=efficiency,
         base_world_size=m,

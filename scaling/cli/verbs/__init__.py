@@ -231,11 +231,19 @@ VERBS: dict[str, Verb] = {
                 "import KIND FILE [--json] [--name NAME] [--into DIR]",
                 "make conf/topology/NAME.yaml from a tool's file; KIND is nccl-tests, topo or nccl-xml",
             ),
+            (
+                "import mlperf LOG...|FOLDER [--json] [--into DIR]",
+                "result logs of MLPerf Training as scaling results: a folder like a run's for each system and batch",
+            ),
         ),
         options=(
             _JSON,
             Option("--name", "name of the topology; by default the file's name", value="NAME"),
-            Option("--into", "write DIR/topology/NAME.yaml; by default in conf", value="DIR"),
+            Option(
+                "--into",
+                "write DIR/topology/NAME.yaml, by default in conf; of mlperf DIR/SERIES, by default in runs",
+                value="DIR",
+            ),
         ),
     ),
     "report": Verb(
