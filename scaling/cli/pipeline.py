@@ -50,6 +50,7 @@ from scaling.records.tables import Tables, collect, write_tables
 from scaling.report.publish import publish
 from scaling.spec.batch_search import Largest
 from scaling.spec.plan import PUBLISHED, TRACE, Plan
+from scaling.traces.published.reference import others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +125,8 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches]:
     analysis = dataclasses.replace(analysis, memory=grown)
     if analysis.points:
         analysis = _with_roofline(analysis, launches, plan)
+    if plan.spec.topology.device == "cuda" and not analysis.run.synthetic:
+        analysis = dataclasses.replace(analysis, reference=others(analysis))
     analysis = within(analysis)
     rebuilt = Rebuilt(
         plan=plan,

@@ -44,6 +44,7 @@ from scaling.analysis.results.point import (
     Throttled,
 )
 from scaling.analysis.results.prediction import Assumption, Backtest, PredictedPoint, Prediction
+from scaling.analysis.results.reference import OthersKept, OtherTraining
 from scaling.analysis.results.roofline import CeilingResult, OperatorResult, RooflineResult
 from scaling.analysis.results.run import Analysis, MemoryGrowth, Quality, RunInfo
 from scaling.analysis.results.size import AtSize, at
@@ -89,6 +90,8 @@ __all__ = [
     "NcclGroup",
     "NcclLog",
     "OperatorResult",
+    "OtherTraining",
+    "OthersKept",
     "Overhead",
     "PeakMemory",
     "Point",

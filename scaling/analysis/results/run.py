@@ -9,6 +9,7 @@ from scaling.analysis.results.fabric import Fabric, Fits
 from scaling.analysis.results.hosts import HostSpeed
 from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.point import Point
+from scaling.analysis.results.reference import OthersKept
 from scaling.analysis.results.roofline import RooflineResult
 from scaling.analysis.results.study import Study
 from scaling.analysis.results.traces import Traced
@@ -108,6 +109,8 @@ class Analysis(RunResults):
     """Hosts compared with each other; empty unless ranks were spread over them."""
     study: Study | None = None
     """In study.json: the separate launches that the results were made from."""
+    reference: tuple[OthersKept, ...] = ()
+    """What others' trainings on GPUs kept at these world sizes; empty for other devices and where nothing is known."""
 
     @property
     def whole(self) -> bool:

@@ -53,6 +53,27 @@ class TracedCollective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedKind:
+    """All collectives of one kind in one process group, a step; means over the ranks that have them.
+
+    `group` is torch's description of it (`mesh_shard`) where ranks have several groups for the same, else its name.
+    """
+
+    collective: str
+    group: str
+    group_size: int | None
+    calls: Measured
+    """A step and rank."""
+    bytes: int | None
+    """nccl-tests' size of all of them, a step and rank; None where the trace does not state it."""
+    busy_ms: Measured
+    """Time on which at least one of them runs: the union of their spans."""
+    exposed_ms: Measured
+    """Of that, without concurrent compute."""
+    hidden_ms: Measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dilation:
     """Duration of compute kernels during communication, relative to the same kernels (name and grid) alone."""
 
@@ -126,4 +147,6 @@ class Traced(AtSize):
     dilation: Dilation | None
     end_spread_us: Measured | None
     """How far apart a collective's ends lie on its ranks' own clocks."""
+    kinds: tuple[TracedKind, ...] = ()
+    """Longest first."""
     hta: Hta | None = None

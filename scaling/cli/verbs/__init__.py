@@ -89,6 +89,10 @@ VERBS: dict[str, Verb] = {
                 "compare RUN --baseline NAME [--keep]",
                 "against the baseline of this machine and model; --keep makes it the baseline",
             ),
+            (
+                "compare RUN --reference [--json]",
+                "beside what others' trainings kept, from published figures",
+            ),
         ),
         options=(
             _JSON,
@@ -105,6 +109,7 @@ VERBS: dict[str, Verb] = {
             Option(
                 "--baseline", "the base is the run kept under NAME for this machine and model", value="NAME"
             ),
+            Option("--reference", "the run's efficiency beside published trainings at its world sizes"),
             Option("--keep", "keep the one run as --baseline NAME, unless the gate is not met"),
             Option("--anyway", "with --keep: keep it although other programs ran beside it"),
             Option(

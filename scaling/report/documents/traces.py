@@ -20,7 +20,8 @@ def section(traced: Traced) -> Section:
     """The tables of one job's traces."""
     hta = tuple(_hta_tables(traced.hta)) if traced.hta else ()
     said = lines(*_lines(traced))
-    on_page = (_rank_table(traced), _collective_table(traced), *hta, said)
+    kinds = (_kind_table(traced),) if len(traced.kinds) > 1 else ()
+    on_page = (_rank_table(traced), *kinds, _collective_table(traced), *hta, said)
     return Section(title=_title(traced), blocks=on_page, on=TERMINAL | PAGE)
 
 
@@ -42,6 +43,26 @@ def _rank_table(traced: Traced) -> Table:
         for r in traced.ranks[:RANKS_SHOWN]
     )
     return Table(columns=columns, rows=rows, label="Ranks")
+
+
+def _kind_table(traced: Traced) -> Table:
+    """Communication by kind and process group, a step."""
+    columns = heads(
+        "collective", "group", "ranks", "calls", "size", ("busy", "ms"), ("exposed", "ms"), ("hidden", "ms")
+    )
+    rows = tuple(
+        (
+            k.collective,
+            k.group,
+            NONE if k.group_size is None else str(k.group_size),
+            number(k.calls.value),
+            NONE if k.bytes is None else format_bytes(k.bytes),
+            *map(value_of, (k.busy_ms, k.exposed_ms, k.hidden_ms)),
+        )
+        for k in traced.kinds[:COLLECTIVES_SHOWN]
+    )
+    title = "Communication by kind and process group, a step and rank"
+    return Table(columns=columns, rows=rows, title=title, label=title)
 
 
 def _collective_table(traced: Traced) -> Table:

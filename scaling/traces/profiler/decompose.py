@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scaling.traces.profiler import signs
+from scaling.traces.profiler.by_kind import Kinds, by_kind
 from scaling.traces.profiler.columns import Call, DeviceEvents, HostEvents, Sent, Trace
 from scaling.traces.profiler.signs import FAR, communication, count, launched
 from scaling.traces.profiler.spans import EMPTY, Ints, Spans, common, merged, minus, union
@@ -56,6 +57,7 @@ class Parts:
     """window, compute, forward, backward, optimizer, exposed, hidden, copies, input, host, launch, idle."""
     compute: Spans
     exposed: Spans
+    kinds: Kinds
     collectives: Collectives
     stretched: dict[tuple[str, int], tuple[int, int, int, int]]
     """Compute kernels by (name, shape): count and ns without communication, count and ns beside it."""
@@ -77,7 +79,7 @@ def decompose(trace: Trace) -> Parts:
 def _device(trace: Trace) -> Parts:
     gpu = trace.gpu
     launch, thread = launched(trace)
-    kind, sent, guessed = communication(trace, launch, thread)
+    kind, sent, unit, guessed = communication(trace, launch, thread)
     work = kind != signs.OTHER
     step = _steps_of(launch, trace.steps)
     borders, labels = _windows(gpu, step, work, trace.steps)
@@ -102,6 +104,7 @@ def _device(trace: Trace) -> Parts:
         "idle": minus(gaps, union(late, waiting)).within(borders),
     }
     chosen = np.flatnonzero(kind == signs.COMMUNICATION)
+    begin, end, told = gpu.begin[chosen], gpu.end[chosen], [sent[i] for i in chosen]
     return Parts(
         device="gpu",
         labels=labels,
@@ -109,12 +112,8 @@ def _device(trace: Trace) -> Parts:
         columns=columns,
         compute=compute,
         exposed=exposed,
-        collectives=Collectives(
-            begin=gpu.begin[chosen],
-            end=gpu.end[chosen],
-            step=np.searchsorted(borders, gpu.begin[chosen], side="right") - 1,
-            sent=tuple(sent[i] for i in chosen),
-        ),
+        kinds=by_kind(begin, end, told, unit[chosen], compute, borders),
+        collectives=_collectives(begin, end, told, unit[chosen], borders),
         stretched=_stretched(trace, kind, sending),
         guessed=guessed,
         unknown=count(trace.names[gpu.name[i]] for i in chosen if sent[i].collective == signs.UNKNOWN),
@@ -168,15 +167,24 @@ def _cpu(trace: Trace) -> Parts:
         columns=columns,
         compute=compute,
         exposed=exposed,
-        collectives=Collectives(
-            begin=begin,
-            end=end,
-            step=np.searchsorted(borders, begin, side="right") - 1,
-            sent=tuple(c.sent for c in calls),
-        ),
+        kinds=by_kind(begin, end, [c.sent for c in calls], np.arange(len(calls)), compute, borders),
+        collectives=_collectives(begin, end, [c.sent for c in calls], np.arange(len(calls)), borders),
         stretched={},
         guessed={},
         unknown=count("a call" for c in calls if c.sent.collective == signs.UNKNOWN),
+    )
+
+
+def _collectives(begin: Ints, end: Ints, sent: list[Sent], unit: Ints, borders: Ints) -> Collectives:
+    """Events with an equal `unit` are one collective, from the first begin to the last end."""
+    first, which = np.unique(unit, return_index=True, return_inverse=True)[1:]
+    if len(first) < len(unit):
+        last = np.zeros(len(first), dtype=np.int64)
+        np.maximum.at(last, which, end)
+        order = np.argsort(first, kind="stable")  # events are in order of their begin
+        begin, end, sent = begin[first][order], last[order], [sent[k] for k in first[order]]
+    return Collectives(
+        begin=begin, end=end, step=np.searchsorted(borders, begin, side="right") - 1, sent=tuple(sent)
     )
 
 

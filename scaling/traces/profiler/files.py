@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from scaling.analysis.results.traces import HtaKernel, HtaRank
 from scaling.reading import as_number
@@ -36,6 +37,8 @@ class RankTrace:
     host: str | None
     device_name: str | None
     groups: dict[str, tuple[int, ...]]
+    described: dict[str, str]
+    """What a process group is for, as torch describes it: `default_pg`, `mesh_shard`."""
     started_us: float
     base_ns: int
     """The file's own time base; added to `started_us` to compare clocks."""
@@ -101,6 +104,7 @@ def _read(job: tuple[Path, bool]) -> RankTrace | UnreadFile:
         host=meta.host_name,
         device_name=str(devices[0].get("name")) if devices else None,
         groups=_groups(trace),
+        described=_described(trace),
         started_us=trace.base_us,
         base_ns=int(meta.base_ns or 0),
         events=trace.events,
@@ -120,12 +124,22 @@ def _require_ranks(trace: Trace, named: int | None) -> None:
             raise DamagedError(f"its {what} is {value}; {least} to {RANKS_MAX} is expected")
 
 
+def _listed(trace: Trace) -> list[dict[str, Any]]:
+    who = trace.meta.distributed
+    return who.pg_config if who is not None and isinstance(who.pg_config, list) else []
+
+
+def _described(trace: Trace) -> dict[str, str]:
+    found = {str(group.get("pg_name", "")): group.get("pg_desc") for group in _listed(trace)}
+    return {
+        name: said for name, said in found.items() if isinstance(said, str) and said not in ("", "undefined")
+    }
+
+
 def _groups(trace: Trace) -> dict[str, tuple[int, ...]]:
     """Members of the process groups that the trace lists."""
-    who = trace.meta.distributed
-    listed = who.pg_config if who is not None and isinstance(who.pg_config, list) else []
     found = {}
-    for group in listed:
+    for group in _listed(trace):
         members = group.get("ranks")
         if isinstance(members, list) and members and all(isinstance(r, int) for r in members):
             found[str(group.get("pg_name", ""))] = tuple(members)

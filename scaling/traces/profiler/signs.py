@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scaling.traces.profiler.columns import Call, DeviceEvents, Sent, Trace
 from scaling.traces.profiler.events import Args
@@ -58,6 +59,7 @@ _LIBRARY = re.compile(
 )
 _OF_TORCH = re.compile(r"\bat::|\bc10::|at_cuda_detail|\bcub::|\bthrust::|cutlass|cublas|cudnn|gemm|triton_")
 _COPY = re.compile(r"^(Memcpy|Memset|Copy(HostEvents|Device)|Fill)")
+_BETWEEN = re.compile(r"^(Memcpy (PtoP|P2P|DtoD)|CopyDeviceToDevice)")
 _ON_HOST = ("gloo:", "mpi:", "ucc:")
 _BACKENDS = (*_ON_HOST, "nccl:", "xccl:", "rccl:")
 _HANDING = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "record_param_comms")
@@ -182,8 +184,11 @@ def launched(trace: Trace) -> tuple[Ints, Ints]:
     return np.where(there, trace.launches["begin"][at], -1), np.where(there, trace.launches["thread"][at], -1)
 
 
-def communication(trace: Trace, launch: Ints, thread: Ints) -> tuple[Ints, list[Sent], dict[str, int]]:
-    """Kinds after the weaker signs of communication, the arguments of each collective, and guessed names."""
+def communication(trace: Trace, launch: Ints, thread: Ints) -> tuple[Ints, list[Sent], Ints, dict[str, int]]:
+    """Kinds after the weaker signs, the arguments of each collective, which events are one, and guessed names.
+
+    Events with equal numbers in the third are one collective: the copies between devices that carry it.
+    """
     gpu, names = trace.gpu, trace.names
     kind = gpu.kind.copy()
     call = _enclosing(trace.calls, launch, thread)
@@ -198,7 +203,10 @@ def communication(trace: Trace, launch: Ints, thread: Ints) -> tuple[Ints, list[
         elsewhere[gpu.name[(kind == COMPUTE) & ~np.isin(gpu.stream, lanes)]] = True
         only &= ~elsewhere[gpu.name]
     kind[under | only] = COMMUNICATION
-    guessed = count(names[i] for i in gpu.name[under | only])
+    carries, loose = _carrying(gpu, names, kind, call, lanes)
+    kind[carries] = COMMUNICATION
+    unit = _units(gpu, carries, call)
+    guessed = count(names[i] for i in gpu.name[under | only | loose])
     sent: list[Sent] = [_NOTHING] * len(kind)
     for i in np.flatnonzero(kind == COMMUNICATION):
         told = trace.sent[gpu.sent[i]] if gpu.sent[i] >= 0 else None
@@ -207,7 +215,38 @@ def communication(trace: Trace, launch: Ints, thread: Ints) -> tuple[Ints, list[
         # Point-to-point kernels also carry all_to_all, so the host's annotation is preferred.
         found = told or above or by_name
         sent[i] = by_name if found.collective == UNKNOWN and found.bytes is None else found
-    return kind, sent, guessed
+    return kind, sent, unit, guessed
+
+
+def _carrying(
+    gpu: DeviceEvents, names: tuple[str, ...], kind: Ints, call: Ints, lanes: Ints
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Copies between devices that carry a collective (NCCL's copy engines), and those of them without a known call.
+
+    They lie on a communicator's stream, or were launched under a collective's call on a stream that computes nothing.
+    """
+    between = np.array([_BETWEEN.match(n) is not None for n in names], dtype=bool)
+    copies = (kind == COPY) & (between[gpu.name] if len(names) else False)
+    if not copies.any():
+        return copies, copies
+    computing = np.unique(gpu.stream[kind == COMPUTE])
+    on_lane = np.isin(gpu.stream, lanes)
+    carries = copies & (on_lane | ((call >= 0) & ~np.isin(gpu.stream, computing)))
+    return carries, carries & (call < 0)
+
+
+def _units(gpu: DeviceEvents, carries: NDArray[np.bool_], call: Ints) -> Ints:
+    """Copies under one call are one collective, else those of one launch; any other event is one by itself."""
+    unit = np.arange(len(carries))
+    if carries.any():
+        rows = np.flatnonzero(carries)
+        keys = np.where(
+            call[rows] >= 0, -2 - call[rows], np.where(gpu.correlation[rows] > 0, gpu.correlation[rows], -1)
+        )
+        known = keys != -1
+        _, first, which = np.unique(keys[known], return_index=True, return_inverse=True)
+        unit[rows[known]] = rows[known][first][which]
+    return unit
 
 
 def _enclosing(calls: tuple[Call, ...], launch: Ints, thread: Ints) -> Ints:

@@ -30,7 +30,7 @@ from scaling.traces.profiler.late import straggler
 from scaling.traces.profiler.match import Matched, RankClock, match
 from scaling.traces.profiler.planned import trace_plan
 from scaling.traces.profiler.table import Table, measured, table
-from scaling.traces.profiler.traffic import collectives, dilation, traffic
+from scaling.traces.profiler.traffic import collectives, dilation, kinds, traffic
 from scaling.traces.profiler.verdicts import verdicts
 
 PROFILED = (
@@ -161,6 +161,7 @@ def _traced(job: TracedRanks, matched: Matched, table: Table, *, with_hta: bool)
         missing_ranks=job.missing,
         ranks=ranks,
         collectives=collectives(matched),
+        kinds=kinds(job),
         dilation=dilation(job),
         end_spread_us=Measured(float(np.median(spread)), n=len(spread)) if spread else None,
         hta=found if with_hta and shown else None,

@@ -9,10 +9,11 @@ import numpy as np
 
 from scaling.analysis.results import Bucket, Comm
 from scaling.analysis.results.measured import Measured
-from scaling.analysis.results.traces import Dilation, TracedCollective
+from scaling.analysis.results.traces import Dilation, TracedCollective, TracedKind
+from scaling.traces.profiler.by_kind import KindColumns
 from scaling.traces.profiler.jobs import TracedRanks
 from scaling.traces.profiler.match import Instance, Matched
-from scaling.traces.profiler.spans import merged
+from scaling.traces.profiler.spans import Ints, merged
 from scaling.traces.profiler.table import Table, measured
 
 FACTORS = {
@@ -58,6 +59,45 @@ def collectives(matched: Matched) -> tuple[TracedCollective, ...]:
             )
         )
     return tuple(sorted(rows, key=lambda r: -r.time_us.value * r.count))
+
+
+def kinds(job: TracedRanks) -> tuple[TracedKind, ...]:
+    """All ranks together, over the windows that all have."""
+    windows = min(len(file.parts.labels) for file in job.ranks.values())
+    found: dict[tuple[str, str, int | None], list[KindColumns]] = defaultdict(list)
+    for file in job.ranks.values():
+        described = list(file.described.values())
+        for (collective, group), columns in file.parts.kinds.items():
+            members = file.groups.get(group)
+            size = columns.group_size or (len(members) if members else None)
+            said = file.described.get(group, "")
+            name = said if described.count(said) == 1 and said else group
+            found[collective, name, size].append(columns)
+    made = [_kind(*key, rows, windows) for key, rows in found.items()]
+    return tuple(sorted(made, key=lambda k: -k.busy_ms.value))
+
+
+def _kind(collective: str, group: str, size: int | None, rows: list[KindColumns], windows: int) -> TracedKind:
+    def mean(columns: Sequence[Ints], scale: float) -> Measured:
+        found = measured(np.mean([c[:windows] for c in columns], axis=0) / scale)
+        assert found is not None
+        return found
+
+    busy, exposed = [r.busy for r in rows], [r.exposed for r in rows]
+    calls, spent, bare = mean([r.calls for r in rows], 1.0), mean(busy, 1e6), mean(exposed, 1e6)
+    hidden = mean([b - e for b, e in zip(busy, exposed, strict=True)], 1e6)
+    sizes = [r.bytes for r in rows]
+    known = [s[:windows] for s in sizes if s is not None]
+    return TracedKind(
+        collective=collective,
+        group=group,
+        group_size=size,
+        calls=calls,
+        bytes=round(float(np.mean(known))) if len(known) == len(sizes) else None,
+        busy_ms=spent,
+        exposed_ms=bare,
+        hidden_ms=hidden,
+    )
 
 
 def _rate(transfer: Measured, nbytes: int | None, factor: float) -> Measured | None:

@@ -201,7 +201,8 @@ def summary(found: Published) -> tuple[str, ...]:
     batch = f"global batch {first.global_batch}" if series.mode == "strong" else f"batch {share} a device"
     lines = [
         f"# {analysis.run.model} on {analysis.run.topology}: {series.mode} scaling, {batch}",
-        f"#{'devices':>8} {'nodes':>6} {'runs':>5} {'samples/s':>16} {'a device':>8} {'step ms':>15} {'efficiency':>15}",
+        f"#{'devices':>8} {'nodes':>6} {'runs':>5} {'samples/s':>16} {'a device':>9} "
+        f"{'step ms':>15} {'efficiency':>16}",
     ]
     for point, size in zip(analysis.points, series.sizes, strict=True):
         rate = point.samples_per_s
@@ -210,7 +211,7 @@ def summary(found: Published) -> tuple[str, ...]:
             "-" if point.efficiency is None or len(series.sizes) < 2 else str(point.efficiency * 100) + " %"
         )
         lines.append(
-            f" {point.world_size:>8} {point.hosts:>6} {len(size.runs):>5} {rate!s:>16} {each:>8} {point.step_ms!s:>15} "
-            f"{kept:>15}"
+            f" {point.world_size:>8} {point.hosts:>6} {len(size.runs):>5} {rate!s:>16} {each:>9} {point.step_ms!s:>15} "
+            f"{kept:>16}"
         )
     return (*lines, *(f"# note     {line}" for line in analysis.quality.warnings))
