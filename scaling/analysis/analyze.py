@@ -131,7 +131,7 @@ def _sweep(
     known = {name: sweep for name, sweep in swept.items() if sweep is not None}
     if not known:
         return {}, None, None
-    level = curve.level(known, plan, n, clock_bound_ns)
+    level = curve.level(known, plan, n, clock_bound_ns, curve.host_latency(tables.fabric, n))
     if "all_reduce" not in known:
         return {}, None, level
     rounds, sizes = known["all_reduce"]

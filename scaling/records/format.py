@@ -81,13 +81,15 @@ class CollectiveRow(NamedTuple):
     enqueue_ns: int = 0
     """Host time at which the call that enqueues the collective began, also where the other stamps are a device's.
 
-    0: not taken. Older files lack this field and the next two. A row leaves out
+    0: not taken. Older files lack this field and the next ones. A row leaves out
     those at its end that have their default.
     """
     phase: int = 0
     """Index into spec.schedule.PHASES: the part of the step that it belongs to."""
     unit: int = -1
     """The bucket or the sharded unit that it belongs to, the same on every rank; -1: none is known."""
+    calls: int = 1
+    """Collectives of the size sweep, enqueued one behind the other, whose time the stamps enclose."""
 
 
 STEP_FIELDS = StepRow._fields

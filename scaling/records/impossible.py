@@ -228,6 +228,7 @@ def _collectives(tables: Tables, plan: Plan, slack: int) -> Iterator[pl.DataFram
                 "a collective was enqueued after it was complete": (pl.col("done_ns") > 0)
                 & (pl.col("enqueue_ns") > pl.col("done_ns") + slack),
                 "a collective is of no known phase or unit": (pl.col("unit") < -1)
+                | (pl.col("calls") < 1)
                 | ~pl.col("phase").is_between(0, len(PHASES) - 1),
             },
         )

@@ -183,7 +183,8 @@ def level_figures(level: FabricLevel) -> str:
     rate = "unknown" if level.nominal_gbit_s is None else f"{number(level.nominal_gbit_s)} Gbit/s"
     alpha, busbw = quantity(level.alpha_us, "us"), quantity(level.busbw_gbit_s, "Gbit/s")
     off = "" if level.fit_error is None else f" (a line with these is {level.fit_error:.0%} off its points)"
-    return f"alpha {alpha} a hop, busbw {busbw}{off}, nominal {rate}"
+    host = f", host latency {quantity(level.host_latency_us, 'us')}" if level.host_latency_us else ""
+    return f"alpha {alpha} a hop, busbw {busbw}{off}, nominal {rate}{host}"
 
 
 def verdict_title(verdict: Verdict) -> str:

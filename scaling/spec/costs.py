@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from scaling.spec import sweep
 from scaling.spec.batch_search import LAUNCHES_MAX
 from scaling.spec.budget import CaseCosts, Costs, fit_cases, fit_training
 from scaling.spec.cases import Case, batches, cases, ladder, variants
 from scaling.spec.plan import Plan
 from scaling.spec.promise import DETAILS, Fitted, Promise, Sample, Timing
-from scaling.spec.run import FABRIC_BYTES_MIN, SWEEP_SHARE, Spec
+from scaling.spec.run import Spec
 
 SIDE_BY_SIDE = 1.1
 """Ranks on the same cores slow one another down by about this much, through caches and memory."""
@@ -177,14 +178,15 @@ def _bytes_s(spec: Spec, world_size: int) -> float:
 
 
 def _sweep_s(spec: Spec, world_size: int) -> float:
-    """One size sweep: powers of four, as far as one message stays affordable."""
+    """One size sweep, as far as one measurement stays affordable."""
     if world_size == 1:
         return 0.0
-    total, size = 0.0, FABRIC_BYTES_MIN
-    while size <= spec.measure.fabric_bytes_max:
-        one = size / _bytes_s(spec, world_size) + MESSAGE_S
-        total += one
-        if one * 4 > spec.measure.budget_s * SWEEP_SHARE:
+    backend, took = spec.topology.backend, dict[int, float]()
+    for size in sweep.sizes(sweep.largest(spec.measure, backend), backend):
+        took[size] = size / _bytes_s(spec, world_size) + MESSAGE_S
+        if not sweep.affordable(took[size], size, spec.measure, backend):
             break
-        size *= 4
-    return total * len(spec.measure.collectives)
+    if not sweep.streamed(backend):  # MESSAGE_S is enough for the repeats of a small message
+        return sum(took.values()) * len(spec.measure.collectives)
+    sent = sweep.messages([0], list(took), backend)
+    return sum(took[message.bytes] * message.sent for message in sent) * len(spec.measure.collectives)

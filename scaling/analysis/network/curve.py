@@ -57,18 +57,42 @@ def bus_factor(world_size: int, collective: str = "all_reduce") -> float:
 def sweep_times(fabric: pl.DataFrame, world_size: int, collective: str = "all_reduce") -> pl.DataFrame:
     """(launch, round, bytes, time_ns): each message from the latest launch to the latest done, mean of a round.
 
-    Of the first sub-group.
+    Of the first sub-group. Where many were enqueued at once, their time over their number.
     """
+    each = _each(fabric, world_size, collective)
+    return _by_round(each.filter(pl.col("calls") == pl.col("calls").max().over("bytes")))
+
+
+def host_latency(fabric: pl.DataFrame, world_size: int, collective: str = "all_reduce") -> pl.DataFrame:
+    """(launch, round, time_ns): what one message from an idle device takes longer than one of many, mean over sizes.
+
+    Empty where many were never enqueued at once.
+    """
+    each = _each(fabric, world_size, collective)
+    one, many = (_by_round(each.filter(chosen)) for chosen in (pl.col("calls") == 1, pl.col("calls") > 1))
+    both = one.join(many, on=["launch", "round", "bytes"], suffix="_many")
+    longer = (pl.col("time_ns") - pl.col("time_ns_many")).mean()
+    return both.group_by("launch", "round").agg(time_ns=longer).sort("launch", "round")
+
+
+def _each(fabric: pl.DataFrame, world_size: int, collective: str) -> pl.DataFrame:
+    """A row for each measurement, `time_ns` of one of its `calls`."""
     return (
         fabric.filter(
             (pl.col("world_size") == world_size)
             & (pl.col("rank") < world_size)
             & (pl.col("kind") == COLLECTIVES.index(collective))
         )
-        .group_by("launch", "round", "block", "step", "seq", "bytes")
+        .group_by("launch", "round", "block", "step", "seq", "bytes", "calls")
         .agg(time_ns=pl.col("done_ns").max() - pl.col("launch_ns").max(), ranks=pl.len())
         .filter(pl.col("ranks") == world_size)
-        .group_by("launch", "round", "bytes")
+        .with_columns(time_ns=pl.col("time_ns") / pl.col("calls"))
+    )
+
+
+def _by_round(each: pl.DataFrame) -> pl.DataFrame:
+    return (
+        each.group_by("launch", "round", "bytes")
         .agg(pl.col("time_ns").mean())
         .sort("launch", "round", "bytes")
     )
@@ -107,11 +131,18 @@ def fit(means: Means, sizes: tuple[int, ...], world_size: int) -> AlphaBeta:
     return AlphaBeta(n, np.maximum(rest, 0.0) / (2 * (n - 1)), slope * n / (2 * (n - 1)))
 
 
-def level(swept: Mapping[str, Sweep], plan: Plan, world_size: int, clock_bound_ns: int = 0) -> FabricLevel:
+def level(
+    swept: Mapping[str, Sweep],
+    plan: Plan,
+    world_size: int,
+    clock_bound_ns: int = 0,
+    host: pl.DataFrame | None = None,
+) -> FabricLevel:
     """One group's curves by collective, and the fit of its all-reduce.
 
     `clock_bound_ns`: error of corrected clocks. It is the same in every round, so resampling does not show it, and the
-    same for every message, so it affects the latency but not the bandwidth that large messages approach.
+    same for every message, so it affects the latency but not the bandwidth that large messages approach. `host`: what
+    `host_latency` gives.
     """
     across = plan.spec.topology.hosts_of(world_size) > 1
     nominal = plan.nominal_bit_s(world_size)
@@ -129,10 +160,19 @@ def level(swept: Mapping[str, Sweep], plan: Plan, world_size: int, clock_bound_n
             for collective, (found, of) in swept.items()
             for size in of
         ),
+        host_latency_us=None if host is None else _host_latency(host, plan, clock_bound_ns),
         fit_error=_fit_error(rounds.means(), sizes, world_size) if fitted else None,
     )
     # A shaper lets its burst through without delay, so the emulated links have a step that no library makes.
     return found if plan.spec.topology.kind == "emulated" else replace(found, cliffs=cliffs.of_level(found))
+
+
+def _host_latency(found: pl.DataFrame, plan: Plan, clock_bound_ns: int) -> Measured | None:
+    if found.is_empty():
+        return None
+    rounds = Rounds({"host": found["time_ns"].to_numpy()}, found["launch"].to_numpy(), seed=plan.spec.seed)
+    longer = rounds.measure("host", scale=1e-3)
+    return longer and longer.widened(clock_bound_ns / 1e3)
 
 
 def _fit_error(means: Means, sizes: tuple[int, ...], world_size: int) -> float | None:

@@ -42,6 +42,8 @@ class FabricLevel(AtSize):
     """1/beta: the bandwidth that large messages approach."""
     nominal_gbit_s: float | None
     curve: tuple[CurvePoint, ...]
+    host_latency_us: Measured | None = None
+    """What the host adds to a small all-reduce that it starts on an idle device; None where that was not measured."""
     fit_error: float | None = None
     """Median of |T - fitted| / T over the sizes of the all-reduce: how far the line with one alpha and beta is off."""
     cliffs: tuple[Cliff, ...] = ()

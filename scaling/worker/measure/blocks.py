@@ -15,19 +15,19 @@ from scaling.records.format import (
     PlainRow,
     RecordedBlock,
 )
+from scaling.spec import sweep as sweeping
 from scaling.spec.run import COLLECTIVES
 from scaling.spec.schedule import BARE_ONE, FABRIC, PAIRS, PLAIN, REPLAY, REPLAYED, STEP_ARMS, Block
+from scaling.spec.sweep import Message
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.accelerator.devices import Device
 from scaling.worker.data.feed import UNKNOWN
 from scaling.worker.measure.arms import Arms, Opened
-from scaling.worker.measure.exchange import ALL_REDUCE, Exchange, Message, stamps_of
+from scaling.worker.measure.exchange import ALL_REDUCE, Exchange, stamps_of
 from scaling.worker.measure.recorder import Recorder, Usage, resident_bytes
 from scaling.worker.measure.step import step_row
 from scaling.worker.parallel.groups import Group
 
-SMALL_BYTES, SMALL_REPEATS = 2**16, 12
-"""Messages up to this size are repeated in the sweep, since each is short and noisy."""
 LEAD_IN_BYTES = 2**16
 """A message of this size runs unrecorded before a sweep or pairs: the first one after a pause is slow."""
 
@@ -46,8 +46,10 @@ class BlockRunner:
         exchange: Exchange,
         recorder: Recorder,
         collectives: Sequence[str],
+        backend: str = "gloo",
     ) -> None:
-        """`collectives`: names of the collectives that the size sweep runs."""
+        """`collectives`: names of the collectives that the size sweep runs, over this back end."""
+        self._backend = backend
         self._device = device
         self._groups = groups
         self._exchange = exchange
@@ -83,9 +85,9 @@ class BlockRunner:
         return self._record(block, arms, done, collectives, usage, feed.cost(), parameters, lead_in)
 
     def _exchanged(self, block: Block, arms: Arms, sweep: Sequence[int]) -> float:
-        exchanges = _messages(block, arms, sweep, self._kinds)
+        exchanges = self._messages(block, arms, sweep)
         dtype = torch.float32 if block.arm == FABRIC else arms.wire_dtype
-        largest = max(size for messages in exchanges for _, size in messages)
+        largest = max(message.bytes for messages in exchanges for message in messages)
         with self._exchange.reserved(max(largest, LEAD_IN_BYTES)):
             rows, collectives, usage = self._exchanges(block, exchanges, dtype)
         done = [step_row(self._device.clock.resolve(row)) for row in rows]
@@ -151,7 +153,8 @@ class BlockRunner:
         collectives: list[list[CollectiveRow]] = []
         group = self._groups[block.key]
         if block.arm in (FABRIC, PAIRS):
-            self._exchange.once(group, LEAD_IN_BYTES)
+            for kind in dict.fromkeys(message.kind for messages in exchanges for message in messages):
+                self._exchange.once(group, LEAD_IN_BYTES, kind)
         with self._device.clock.window(stamps_of(exchanges)):
             self._together(block)
             with Usage() as usage:
@@ -162,14 +165,12 @@ class BlockRunner:
                 self._device.synchronize()
         return rows, collectives, usage
 
+    def _messages(self, block: Block, arms: Arms, sweep: Sequence[int]) -> list[list[Message]]:
+        """One list per repetition: the model's buckets in a row, or a single message of the sweep."""
+        if block.arm in (REPLAY, PAIRS):
+            return [[Message(ALL_REDUCE, size) for size in arms.wire()]] * REPLAYED
+        return [[message] for message in sweeping.messages(self._kinds, sweep, self._backend)]
+
     def _together(self, block: Block) -> None:
         if block.arm != BARE_ONE and block.trial.world_size > 1:
             dist.barrier(self._groups[block.key].control)
-
-
-def _messages(block: Block, arms: Arms, sweep: Sequence[int], kinds: Sequence[int]) -> list[list[Message]]:
-    """One list per repetition: the model's buckets in a row, or a single message of the sweep."""
-    if block.arm in (REPLAY, PAIRS):
-        return [[(ALL_REDUCE, size) for size in arms.wire()]] * REPLAYED
-    repeats = [(size, SMALL_REPEATS if size <= SMALL_BYTES else 1) for size in sweep]
-    return [[(kind, size)] for kind in kinds for size, count in repeats for _ in range(count)]

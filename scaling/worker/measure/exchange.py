@@ -10,8 +10,10 @@ import torch.distributed as dist
 
 from scaling.records.format import CollectiveRow, PlainRow
 from scaling.spec.run import COLLECTIVES
-from scaling.worker.accelerator.clock import resolve_collective
+from scaling.spec.sweep import Message
+from scaling.worker.accelerator.clock import now_ns, resolve_collective
 from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.memory import is_out_of_memory
 from scaling.worker.parallel.groups import Group
 from scaling.worker.session.beat import beat
 
@@ -20,10 +22,6 @@ ALL_REDUCE = COLLECTIVES.index("all_reduce")
 # torch 2.13 renamed them; the older names still exist there and warn.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-Message = tuple[int, int]
-"""(index into COLLECTIVES, bytes). Bytes as nccl-tests counts them: the whole result of an all-gather, the whole input
-of a reduce-scatter."""
 
 
 class Exchange:
@@ -43,6 +41,19 @@ class Exchange:
         finally:
             self._buffer = self._part = torch.zeros(0)
 
+    def room(self, size: int, *, least: int) -> int:
+        """The largest size for whose messages there is memory: `size` bytes, or a half of it, and so on to `least`."""
+        while size > least:
+            try:
+                with self.reserved(size):
+                    return size
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            self._device.release_memory()
+            size = max(least, size // 2)
+        return size
+
     def reserve(self, size: int) -> None:
         """Make room for messages of up to `size` bytes. Its pages are touched, so that no message is the first to."""
         if self._buffer.numel() * _ITEM_BYTES < size:
@@ -60,36 +71,43 @@ class Exchange:
         self._device.synchronize()
         dist.barrier(group.control)
         begin = stamp()
-        rows = [self._one(group, kind, size, seq, dtype) for seq, (kind, size) in enumerate(messages)]
+        rows = [self._one(group, message, seq, dtype) for seq, message in enumerate(messages)]
         end = stamp()
         beat()
         return PlainRow(begin, end), rows
 
-    def once(self, group: Group, size: int) -> CollectiveRow:
-        """Run one all-reduce in its own window; its stamps are in ns."""
+    def once(self, group: Group, size: int, kind: int = ALL_REDUCE) -> CollectiveRow:
+        """Run one collective in its own window; its stamps are in ns."""
         clock = self._device.clock
         with clock.window(4):
-            _, (row,) = self.run(group, [(ALL_REDUCE, size)])
+            _, (row,) = self.run(group, [Message(kind, size)])
         return resolve_collective(clock, row)
 
-    def _one(self, group: Group, kind: int, size: int, seq: int, dtype: torch.dtype) -> CollectiveRow:
-        """Run and stamp one message. On CUDA the current stream waits for it, the host does not."""
-        stamp, n, over = self._device.clock.stamp, len(group.ranks), group.data
-        items = size // dtype.itemsize
+    def _one(self, group: Group, message: Message, seq: int, dtype: torch.dtype) -> CollectiveRow:
+        """Run and stamp one message. On a device the current stream waits for it, the host does not."""
+        stamp, n, over, kind = self._device.clock.stamp, len(group.ranks), group.data, message.kind
+        items = message.bytes // dtype.itemsize
         each = max(1, items // n)
         split = COLLECTIVES[kind] in ("all_gather", "reduce_scatter")
         whole = self._buffer.view(dtype)[: each * n if split else max(1, items)]
         part = self._part.view(dtype)[:each]
-        launch = stamp()
-        match COLLECTIVES[kind]:
-            case "all_gather":
-                _all_gather(whole, part, group=over)
-            case "reduce_scatter":
-                _reduce_scatter(part, whole, group=over)
-            case "broadcast":
-                dist.broadcast(whole, group.ranks[0], group=over)
-            case _:
-                dist.all_reduce(whole, group=over)
+
+        def send() -> None:
+            match COLLECTIVES[kind]:
+                case "all_gather":
+                    _all_gather(whole, part, group=over)
+                case "reduce_scatter":
+                    _reduce_scatter(part, whole, group=over)
+                case "broadcast":
+                    dist.broadcast(whole, group.ranks[0], group=over)
+                case _:
+                    dist.all_reduce(whole, group=over)
+
+        if message.calls > 1:
+            send()  # all ranks are there when it ends, and the host is ahead of the device
+        enqueue, launch = now_ns(), stamp()
+        for _ in range(message.calls):
+            send()
         return CollectiveRow(
             seq=seq,
             kind=kind,
@@ -98,6 +116,8 @@ class Exchange:
             ready_ns=launch,
             launch_ns=launch,
             done_ns=stamp(),
+            enqueue_ns=enqueue,
+            calls=message.calls,
         )
 
 

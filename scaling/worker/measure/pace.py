@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from scaling.records.format import CollectiveRow
-from scaling.spec.run import FABRIC_BYTES_MIN, SWEEP_SHARE, Measure, Spec
+from scaling.spec import sweep
+from scaling.spec.run import Measure, Spec
 
 BLOCK_NS_MIN = 300_000_000
 """Very short steps get longer blocks: a block has to outlast a hiccup of the scheduler."""
@@ -157,20 +158,20 @@ def bunch(spec: Spec) -> int:
 
 def fabric_sizes(
     ceiling: int,
-    budget_s: float,
+    measure: Measure,
+    backend: str,
     exchange: Callable[[int], CollectiveRow],
     agree: Callable[[int, Any], Any],
 ) -> list[int]:
-    """Powers of four from 1 KiB up to `ceiling`, bytes, as long as one message stays affordable.
+    """Sizes of the sweep up to `ceiling`, bytes, as long as one measurement stays affordable.
 
     Runs each size once, which also warms the connection up. All ranks get the same list.
     """
     sizes: list[int] = []
-    size = FABRIC_BYTES_MIN
-    while size <= ceiling:
+    for size in sweep.sizes(ceiling, backend):
         row = exchange(size)
         sizes.append(size)
-        if not agree(size, (row.done_ns - row.launch_ns) * 4 <= budget_s * SWEEP_SHARE * 1e9):
+        took_s = (row.done_ns - row.launch_ns) / 1e9
+        if not agree(size, sweep.affordable(took_s, size, measure, backend)):
             break
-        size *= 4
     return sizes

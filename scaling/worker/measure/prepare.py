@@ -10,6 +10,7 @@ from scaling.records.format import CollectiveRow
 from scaling.spec.plan import Trial
 from scaling.spec.promise import SWEEP, WHOLE, Content
 from scaling.spec.schedule import PLAIN
+from scaling.spec.sweep import largest
 from scaling.worker.accelerator.clock import Clock
 from scaling.worker.accelerator.memory import is_out_of_memory
 from scaling.worker.measure.arms import Arms, Opened
@@ -102,10 +103,14 @@ def warm_up(
     sweep: list[int] = []
     sent: list[CollectiveRow] = []
     if n > 1 and not arms.varies and content.has(SWEEP):
-        with exchange.reserved(measure.fabric_bytes_max):
+        backend = session.spec.topology.backend
+        room = exchange.room(largest(measure, backend), least=measure.fabric_bytes_max)
+        room = control.judge(f"fabric/{n}/room", room, session.rank, participants, min)
+        with exchange.reserved(room):
             sweep = fabric_sizes(
-                measure.fabric_bytes_max,
-                measure.budget_s,
+                room,
+                measure,
+                backend,
                 lambda size: _kept(sent, exchange.once(group, size)),
                 lambda key, value: control.agree(f"fabric/{n}/{key}", value, lead=lead),
             )

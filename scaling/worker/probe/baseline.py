@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.records.format import AnyStepRow, BlockRecord, CollectiveRow, PlainRow, RecordedBlock
 from scaling.spec.run import Ddp
 from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, REPLAY, bare_ranks
+from scaling.spec.sweep import Message, messages
 from scaling.worker.accelerator.clock import resolve_collective
-from scaling.worker.measure.exchange import ALL_REDUCE, Exchange, Message, stamps_of
+from scaling.worker.measure.exchange import ALL_REDUCE, Exchange, stamps_of
 from scaling.worker.measure.probe import SoloProbe
 from scaling.worker.measure.recorder import Usage
 from scaling.worker.parallel.ddp import bucket_bytes, wrap
@@ -35,7 +36,7 @@ WARMUP, LEAD_IN = 4, 1
 REPLAYS = 3
 SWEEP = tuple(1024 * 4**k for k in range(7))
 """Bytes; 1 KiB to 4 MiB."""
-SMALL_BYTES, SMALL_REPEATS = 2**16, 4
+SMALL_REPEATS = 4
 
 
 class SharedStepError(RuntimeError):
@@ -100,10 +101,9 @@ class Baseline:
         buckets = bucket_bytes(self._ddp)
         sizes = sorted({*SWEEP, max(buckets, default=0) // 4 * 4})
         self._exchange.reserve(max(sizes))
-        sweep: list[list[Message]] = [
-            [(ALL_REDUCE, size)] for size in sizes for _ in range(SMALL_REPEATS if size <= SMALL_BYTES else 1)
-        ]
-        replay: list[list[Message]] = [[(ALL_REDUCE, size) for size in buckets]] * REPLAYS
+        backend = dist.get_backend(self._ddp.process_group)
+        sweep = [[message] for message in messages([ALL_REDUCE], sizes, backend, repeats=SMALL_REPEATS)]
+        replay = [[Message(ALL_REDUCE, size) for size in buckets]] * REPLAYS
         try:
             for _ in range(rounds):
                 self._rounds += 1

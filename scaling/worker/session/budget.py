@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from scaling.records.codec import decode, encode
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder
+from scaling.spec import sweep
 from scaling.spec.budget import CaseCosts, Costs, allowance_s, fit_cases, fit_training
 from scaling.spec.cases import Case
 from scaling.spec.plan import Trial
 from scaling.spec.promise import Content, Promise
 from scaling.spec.run import WARMUP_SHARE
-from scaling.worker.measure.blocks import SMALL_BYTES, SMALL_REPEATS
 from scaling.worker.session.session import LaunchSession
 
 if TYPE_CHECKING:
@@ -69,7 +69,9 @@ class Budget:
         found = None
         if self._session.lead:
             plan, within_s = self._session.plan, self.limit_s
-            found = fit_training(plan, trials, _costs(ready), warm=True, within_s=within_s).content
+            found = fit_training(
+                plan, trials, _costs(ready, plan.spec.topology.backend), warm=True, within_s=within_s
+            ).content
         return self._agreed("content", found)
 
     def fitted_cases(
@@ -93,14 +95,14 @@ class Budget:
         return content
 
 
-def _costs(ready: Mapping[int, Ready]) -> Costs:
+def _costs(ready: Mapping[int, Ready], backend: str) -> Costs:
     step_s = {n: warm.step_ns / 1e9 for n, warm in ready.items()}
     alone_s = {n: warm.alone_ns / 1e9 for n, warm in ready.items()}
     exchange_s, sweep_s = {}, {}
     for n, warm in ready.items():
         took = {row.bytes: (row.done_ns - row.launch_ns) / 1e9 for row in warm.sent}
-        repeats = {size: SMALL_REPEATS if size <= SMALL_BYTES else 1 for size in took}
-        sweep_s[n] = sum(took[size] * repeats[size] for size in took)
+        sent = sweep.messages([0], list(took), backend)
+        sweep_s[n] = sum(took[message.bytes] * message.sent for message in sent)
         largest = max(took, default=0)
         exchange_s[n] = sum(warm.arms.wire()) / largest * took[largest] if largest else 0.0
     return Costs(step_s=step_s, alone_s=alone_s, exchange_s=exchange_s, sweep_s=sweep_s)

@@ -71,6 +71,7 @@ class Launch:
             exchange=self._exchange,
             recorder=recorder,
             collectives=self._spec.measure.collectives,
+            backend=self._spec.topology.backend,
         )
         recorder.note(session.compare_clocks("begin"))
         trials, baseline = (

@@ -8,7 +8,15 @@ import numpy as np
 import polars as pl
 import pytest
 
-from scaling.analysis.network.curve import AlphaBeta, bus_factor, fit, level, sweep_rounds, sweep_times
+from scaling.analysis.network.curve import (
+    AlphaBeta,
+    bus_factor,
+    fit,
+    host_latency,
+    level,
+    sweep_rounds,
+    sweep_times,
+)
 from scaling.analysis.statistics.rounds import Means, Rounds, UnknownQuantityError
 from scaling.spec.plan import make_plan
 
@@ -88,7 +96,7 @@ def test_bus_factor_is_that_of_nccl_tests():
 # Sweep
 
 
-def row(rank, size, launch, done, *, number=0, step=0, seq=0, n=2):
+def row(rank, size, launch, done, *, number=0, step=0, seq=0, n=2, calls=1):
     return {
         "launch": 0,
         "round": number,
@@ -101,6 +109,7 @@ def row(rank, size, launch, done, *, number=0, step=0, seq=0, n=2):
         "bytes": size,
         "launch_ns": launch,
         "done_ns": done,
+        "calls": calls,
     }
 
 
@@ -118,6 +127,23 @@ def test_repetitions_are_averaged_within_a_round():
 def test_a_message_that_a_rank_did_not_record_is_left_out():
     rows = [row(0, KIB, 0, 10), row(0, 4 * KIB, 0, 20, seq=1), row(1, 4 * KIB, 0, 20, seq=1)]
     assert sweep_times(pl.DataFrame(rows), 2)["bytes"].to_list() == [4 * KIB]
+
+
+def test_of_many_enqueued_at_once_one_takes_its_share_and_the_rest_of_a_single_one_is_the_hosts():
+    rows = [
+        row(rank, size, 0, took, step=step, calls=calls)
+        for rank in (0, 1)
+        for step, (size, took, calls) in enumerate(
+            [(KIB, 50, 1), (KIB, 200, 20), (4 * KIB, 80, 1), (4 * KIB, 400, 20)]
+        )
+    ]
+    times = sweep_times(pl.DataFrame(rows), 2)
+    assert times.select("bytes", "time_ns").rows() == [(KIB, 10), (4 * KIB, 20)]
+    assert host_latency(pl.DataFrame(rows), 2)["time_ns"].to_list() == [(40 + 60) / 2]
+
+
+def test_without_many_at_once_the_hosts_latency_is_not_known():
+    assert host_latency(pl.DataFrame([row(rank, KIB, 0, 10) for rank in (0, 1)]), 2).is_empty()
 
 
 def test_other_world_sizes_are_other_curves():

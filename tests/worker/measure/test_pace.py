@@ -111,18 +111,20 @@ def row(size, took_ns):
 
 
 def test_the_sweep_goes_up_to_its_ceiling():
-    sizes = fabric_sizes(2**20, 100.0, lambda size: row(size, 1000), lambda _key, value: value)
+    sizes = fabric_sizes(2**20, measure(), "gloo", lambda size: row(size, 1000), lambda _key, value: value)
     assert sizes == [2**k for k in range(10, 21, 2)]
 
 
 def test_the_sweep_ends_with_the_first_size_whose_next_is_too_dear():
-    sizes = fabric_sizes(2**30, 100.0, lambda size: row(size, size * 100), lambda _key, value: value)
+    sizes = fabric_sizes(
+        2**30, measure(), "gloo", lambda size: row(size, size * 100), lambda _key, value: value
+    )
     assert sizes[-1] == 2**22  # 0.4 s; four times as much would be more than 1 % of 100 s
 
 
 @pytest.mark.parametrize("said", [True, False])
 def test_rank_0_decides_for_all(said):
-    sizes = fabric_sizes(2**14, 100.0, lambda size: row(size, 10**12), lambda _key, _value: said)
+    sizes = fabric_sizes(2**14, measure(), "gloo", lambda size: row(size, 10**12), lambda _key, _value: said)
     assert len(sizes) == (3 if said else 1)
 
 

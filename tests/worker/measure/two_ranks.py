@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from scaling.spec.sweep import Message
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.accelerator.devices import Device
 from scaling.worker.measure.exchange import Exchange
@@ -128,8 +129,8 @@ def main(rank: int, store: str) -> None:
 
     exchange = Exchange(Device())
     exchange.reserve(4096)
-    result["exchange"] = exchange.run(groups[2], [(0, 1024), (0, 4096)])
-    result["collectives"] = exchange.run(groups[2], [(kind, 4096) for kind in range(4)])
+    result["exchange"] = exchange.run(groups[2], [Message(0, 1024), Message(0, 4096)])
+    result["collectives"] = exchange.run(groups[2], [Message(kind, 4096) for kind in range(4)])
     dist.barrier()
     dist.destroy_process_group()
     print(json.dumps(result))
