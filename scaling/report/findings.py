@@ -40,6 +40,7 @@ IN_WORDS = {
     "straggler": "a late rank holds up the others",
     "overlap": "compute slowed while gradients are reduced",
     "small_batch": "a rank's part of the batch is too small",
+    "launch_bound": "the device waits for the host to launch its kernels",
     "slow_path": "data take a slower path than the topology promises",
 }
 """Causes whose names say too little to stand alone."""

@@ -25,6 +25,7 @@ PARTS = {
     "backward": "backward",
     "exposed_transfer": "exposed transfer",
     "exposed_skew": "exposed skew",
+    "exposed_enqueue": "waiting for a launch",
     "optimizer": "optimizer",
     "host": "host",
 }

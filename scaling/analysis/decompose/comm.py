@@ -55,6 +55,8 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
             lambda m: 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"] + earlier_transfer(m)))
         ),
         hidden_share=rounds.measure(lambda m: 1 - (m["bucket_transfer"] + earlier_transfer(m)) / m["busy"]),
+        host_lead_ms=rounds.measure("lead", scale=MS),
+        starved_share=rounds.measure("starved"),
         least_share=rounds.ratio(lambda m: m["least"] / m["span"]),
     )
 

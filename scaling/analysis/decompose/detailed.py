@@ -15,6 +15,11 @@ from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import PROBE
 
+STARVED_NS = 50_000.0
+"""A device that comes to a collective this soon after the host began to enqueue it has nothing else to do by then.
+
+An idle device takes 5 to 10 us from a launch to its start; the stamps' own errors are some 10 us.
+"""
 ChannelOf = Callable[[Sequence[int]], Channel]
 """From the communicator of each collective of a step, in order."""
 
@@ -37,16 +42,17 @@ def channels(tables: Tables, plan: Plan) -> ChannelOf:
 
 
 def read_detailed(
-    own: pl.DataFrame, buckets: pl.LazyFrame, n: int, channel: ChannelOf
+    own: pl.DataFrame, buckets: pl.LazyFrame, n: int, channel: ChannelOf, host_ns: float = 0.0
 ) -> tuple[tuple[Cycle, ...], dict[str, dict[tuple[int, int], float]], tuple[int, ...]]:
     """Cycles, block means by name and (launch, round), and bytes of the buckets, all of world size `n`.
 
-    `channel`: how the back end serves collectives on these communicators.
+    `channel`: how the back end serves collectives on these communicators. `host_ns`: how long the host takes to bring
+    one to an idle device.
     """
     cycles: list[Cycle] = []
     scalars: dict[str, dict[tuple[int, int], float]] = {}
     sizes: tuple[int, ...] = ()
-    for key, stamps in detailed_blocks(own, buckets, n, channel):
+    for key, stamps in detailed_blocks(own, buckets, n, channel, host_ns):
         merged = merge(stamps)
         sizes = tuple(int(b) for b in stamps.bytes)
         for name, value in _scalars(stamps, merged).items():
@@ -61,7 +67,7 @@ def _cycle(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Cycle:
     own_end = stamps.done.max(axis=2)[:-1]
     held = (stamps.buffer_end - stamps.buffer_begin)[1:]  # 0 without buffers
     replay = Replay(
-        ready=stamps.launch[1:] - (own_end + held)[:, :, None],
+        ready=stamps.handed[1:] - (own_end + held)[:, :, None],
         compute_end=stamps.compute_end[1:] - own_end - held,
         transfer=merged.transfer[1:],
         start=own_end - own_end.max(axis=1, keepdims=True),
@@ -72,7 +78,7 @@ def _cycle(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Cycle:
 
 
 def detailed_blocks(
-    own: pl.DataFrame, buckets: pl.LazyFrame, n: int, channel: ChannelOf
+    own: pl.DataFrame, buckets: pl.LazyFrame, n: int, channel: ChannelOf, host_ns: float = 0.0
 ) -> list[tuple[tuple[int, int], BlockStamps]]:
     """Detailed probe blocks that all ranks have whole, as arrays. `own`, `buckets`: of world size `n`."""
     found = []
@@ -80,7 +86,7 @@ def detailed_blocks(
     steps = own.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort(place)
     rows = (
         buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed"))
-        .select(*place, "seq", "bytes", "group", "ready_ns", "launch_ns", "done_ns")
+        .select(*place, "seq", "bytes", "group", "ready_ns", "launch_ns", "done_ns", "enqueue_ns")
         .sort(*place, "seq")
         .collect()
     )
@@ -122,7 +128,9 @@ def detailed_blocks(
                     buffer_wait=grid("buffer_wait_ns"),
                     buffer_begin=grid("buffer_begin_ns"),
                     buffer_end=grid("buffer_end_ns"),
-                    channel=channel(block_rows["group"].head(width).to_list()),
+                    channel=(served := channel(block_rows["group"].head(width).to_list())),
+                    enqueue=cube("enqueue_ns") if served.fifo and block_rows["enqueue_ns"].min() else None,
+                    host_ns=host_ns if served.fifo else 0.0,
                 ),
             )
         )
@@ -138,10 +146,14 @@ def _scalars(stamps: BlockStamps, merged: Merged) -> dict[str, float]:
         "least": merged.least.sum(axis=1).mean(),
         "bucket_transfer": merged.exposed_transfer.mean(),
         "bucket_skew": merged.exposed_skew.mean(),
+        "bucket_enqueue": merged.exposed_enqueue.mean(),
         "bucket_wait": (stamps.sync_end - stamps.compute_end).mean(),
         "buffer_transfer": (stamps.buffer_wait - merged.buffer_skew).mean(),
         "buffer_skew": merged.buffer_skew.mean(),
     }
+    if stamps.enqueue is not None:
+        lead = stamps.launch - stamps.enqueue
+        values |= {"lead": lead.mean(), "starved": (lead < STARVED_NS).mean()}
     values["exposed_transfer"] = values["bucket_transfer"] + values["buffer_transfer"]
     values["exposed_skew"] = values["bucket_skew"] + values["buffer_skew"]
     values["exposed_all"] = values["bucket_wait"] + stamps.buffer_wait.mean()

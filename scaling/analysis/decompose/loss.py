@@ -89,6 +89,10 @@ def loss(
         result: Floats = fixed / (fixed + moved)
         return result
 
+    def enqueuing(m: Means) -> Floats:
+        """Collectives that wait for the host."""
+        return share_of_wait(m, m["bucket_enqueue"]) if "bucket_enqueue" in rounds else np.zeros(1)
+
     terms: dict[str, Callable[[Means], Floats]] = {
         "neighbours": lambda m: (m[BARE_ALL] - m[BARE_ONE] - grown(m, BARE_ALL, BARE_ONE, *side)) / m[PLAIN],
         "strategy_overhead": lambda m: (
@@ -99,7 +103,7 @@ def loss(
         ),
         "overlap": lambda m: grown(m, "typical.probe", DDP_SOLO, "forward", "compute") * probe(m),
         "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input") * probe(m),
-        "host": lambda m: grown(m, "typical.probe", BARE_ONE, "host") * probe(m),
+        "host": lambda m: grown(m, "typical.probe", BARE_ONE, "host") * probe(m) + enqueuing(m),
     }
     if link is not None:
         terms["link_latency"] = lambda m: linked(m) * latency_share(m)

@@ -38,6 +38,18 @@ class BlockStamps:
     buffer_begin: Floats  # S x R, absolute: the last of them; 0 where there was none
     buffer_end: Floats
     channel: Channel = ONE
+    enqueue: Floats | None = None
+    """S x R x K, absolute: the host began to enqueue; None where that is not known, or no host enqueues."""
+    host_ns: float = 0.0
+    """How long the host takes to bring a collective to an idle device."""
+
+    @property
+    def handed(self) -> Floats:
+        """S x R x K: when each rank's collective is on its communicator's stream; at once where the host is ahead."""
+        if self.enqueue is None or not self.host_ns:
+            return self.launch
+        found: Floats = np.minimum(np.maximum(self.launch, self.enqueue + self.host_ns), self.done)
+        return np.maximum(found, self.launch)
 
     def barrier(self, origin: Floats, first: int = 0) -> Barrier | None:
         """The last broadcast of buffers in each step from `first` on; None without one.
@@ -54,7 +66,7 @@ class Merged:
     """What the ranks did together, step by step."""
 
     released: Floats
-    """R_b, S x K: the latest launch."""
+    """R_b, S x K: the latest launch, on the communicator's stream."""
     finished: Floats
     """D_b, S x K: the latest done."""
     begun: Floats
@@ -75,13 +87,16 @@ class Merged:
     """S x R: the link moves data and the rank has nothing left to compute."""
     exposed_skew: Floats
     """S x R: the rank waits and the link is idle, because another rank is late."""
+    exposed_enqueue: Floats
+    """S x R: the rank waits and the link is idle, because a collective that all are ready for is not enqueued yet."""
     buffer_skew: Floats
     """S x R: the part of `buffer_wait` in which the rank waits for others to come; the rest moves data."""
 
 
 def merge(stamps: BlockStamps) -> Merged:
     """Merge one block's ranks."""
-    released = stamps.launch.max(axis=1)
+    ready = stamps.launch.max(axis=1)
+    released = stamps.handed.max(axis=1)
     finished = np.maximum(stamps.done.max(axis=1), released)
     begun = stamps.channel.begun(released, finished)
     shares = stamps.channel.shares(begun, finished)
@@ -89,6 +104,10 @@ def merge(stamps: BlockStamps) -> Merged:
     moving, moved = (np.broadcast_to(each[:, None, :], stamps.done.shape) for each in (begun, finished))
     inside = union(moving, moved, low, high)
     window = high - low
+    enqueuing = np.zeros_like(window)
+    if stamps.host_ns:
+        since = np.broadcast_to(np.minimum(ready, begun)[:, None, :], stamps.done.shape)
+        enqueuing = union(since, moved, low, high) - inside
     return Merged(
         released=released,
         finished=finished,
@@ -98,7 +117,8 @@ def merge(stamps: BlockStamps) -> Merged:
         shared=shares.shared,
         least=(stamps.done - stamps.launch).min(axis=1),
         exposed_transfer=np.minimum(inside, window),
-        exposed_skew=np.maximum(window - inside, 0.0),
+        exposed_skew=np.maximum(window - inside - enqueuing, 0.0),
+        exposed_enqueue=enqueuing,
         buffer_skew=_buffer_skew(stamps),
     )
 

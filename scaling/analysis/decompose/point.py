@@ -212,9 +212,12 @@ def _parts(rounds: Rounds, n: int, clock_bound_ms: float) -> StepParts:
     def ms(formula: Callable[[Means], Floats] | str) -> Measured | None:
         return rounds.measure(formula, scale=MS)
 
+    names = ("exposed_transfer", "exposed_skew", "bucket_enqueue")
+    enqueue = waits("bucket_enqueue")
+
     def backward(m: Means) -> Floats:
         """Compute, and the rest of backward after its last bucket."""
-        waited = split("exposed_transfer")(m) + split("exposed_skew")(m) if n > 1 else 0.0
+        waited = sum((split(name)(m) for name in names), np.zeros(1)) if n > 1 else 0.0
         result: Floats = m[f"{PROBE}.compute"] + m[f"{PROBE}.exposed"] - waited
         return result
 
@@ -224,6 +227,7 @@ def _parts(rounds: Rounds, n: int, clock_bound_ms: float) -> StepParts:
         backward=ms(backward),
         exposed_transfer=waits("exposed_transfer"),
         exposed_skew=waits("exposed_skew"),
+        exposed_enqueue=enqueue if enqueue and enqueue.value > 0 else None,
         optimizer=ms(f"{PROBE}.optimizer"),
         host=ms(f"{PROBE}.host"),
     )

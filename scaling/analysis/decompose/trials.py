@@ -6,6 +6,7 @@ import polars as pl
 
 from scaling.analysis.decompose.detailed import channels, read_detailed
 from scaling.analysis.decompose.quantities import DEVICE_COLUMNS, DURATIONS, PHASES, TrialRecords
+from scaling.analysis.network.curve import host_latency
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan, Trial
@@ -33,7 +34,7 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     rounds = tables.steps.lazy().filter(together & counted).select("launch", "round").unique()
     index = rounds.sort("launch", "round").collect()
     buckets = tables.buckets.lazy().filter(first)
-    cycles, merged, sizes = read_detailed(own, buckets, n, channels(tables, plan))
+    cycles, merged, sizes = read_detailed(own, buckets, n, channels(tables, plan), _host_ns(tables, n))
     return TrialRecords(
         trial=trial,
         index=index,
@@ -48,6 +49,12 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         replayed=_messages(buckets, REPLAY),
         devices=_devices(tables.blocks, trial),
     )
+
+
+def _host_ns(tables: Tables, n: int) -> float:
+    """How long the host takes to bring a collective to an idle device; 0 where the sweep does not tell."""
+    found = host_latency(tables.fabric, n)["time_ns"].mean()
+    return max(0.0, float(found)) if isinstance(found, float) else 0.0
 
 
 def _devices(blocks: pl.DataFrame, trial: Trial) -> pl.DataFrame:

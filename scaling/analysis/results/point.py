@@ -28,6 +28,8 @@ class StepParts:
     backward: Measured | None = None
     exposed_transfer: Measured | None = None
     exposed_skew: Measured | None = None
+    exposed_enqueue: Measured | None = None
+    """Waiting for the host to enqueue a collective that all ranks are ready for; None where it cost nothing."""
     optimizer: Measured | None = None
     host: Measured | None = None
 
@@ -108,6 +110,10 @@ class Comm:
     """How often a step reduces each gradient: 1, unless no_sync is missing in accumulation. None: not known."""
     free_speedup: Measured | None = None
     """Upper bound of the speedup if communication took no time and compute stayed the same."""
+    host_lead_ms: Measured | None = None
+    """How far the host is ahead of the device where it enqueues a bucket; None where no host enqueues."""
+    starved_share: Measured | None = None
+    """Fraction of the buckets at which the device had caught up with the host, and so waited for it."""
     least_share: Measured | None = None
     """Shortest duration of the collectives on any one rank's clock, over their duration by all clocks together."""
 

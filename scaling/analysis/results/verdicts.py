@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.size import AtSize
 
-NO_CAUSE = ("undecided", "scales_well", "optimizer")
-"""Verdicts that name no cause of a loss. The optimizer is a part of every step, with one rank as with many."""
+NO_CAUSE = ("undecided", "scales_well", "optimizer", "launch_bound")
+"""Verdicts that name no cause of a loss: the optimizer and launches are in every step, with one rank as with many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,8 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
         return own_cores(point, spec, host)
     if cause == "input":
         return fed(point, spec, host, own_loop=plan.own_loop)
+    if cause == "launch_bound":
+        return _fewer_launches(spec, point.world_size)
     if cause == "optimizer":
         return (*lighter_optimizer(point, spec), *_less_often(spec, point.world_size))
     if cause == "link_bandwidth":
@@ -124,6 +126,25 @@ def _larger_buckets(spec: Spec) -> tuple[Offer, ...]:
             change=Change(bucket_cap_mb=larger),
         ),
     )
+
+
+def _fewer_launches(spec: Spec, world_size: int) -> tuple[Offer, ...]:
+    """More work for each launch, or fewer launches for the same work."""
+    strong, batch = spec.mode == "strong", spec.batch_at(world_size)
+    key, value = ("global_batch", spec.global_batch) if strong else ("batch_per_rank", spec.batch_per_rank)
+    change = Change(batch=batch * 2, whole_batch=2.0 if strong else 1.0) if batch else None
+    larger = Offer(
+        overrides=f"{key}={value * 2}",
+        code="DataLoader(dataset, batch_size=...) with twice the batch",
+        change=change,
+        assumes=FEWER_UPDATES,
+    )
+    compiled = Offer(overrides="compile=true", code="torch.compile(model): fewer and larger kernels")
+    graphs = Offer(
+        overrides="",
+        code='CUDA graphs: torch.compile(model, mode="reduce-overhead"), or torch.cuda.make_graphed_callables',
+    )
+    return (larger, graphs) if spec.compile else (larger, compiled, graphs)
 
 
 def _lighter_ddp(spec: Spec) -> tuple[Offer, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from scaling.analysis.results import FabricLevel, Loss, Measured, NcclGroup, Point, Remedy, Verdict
 from scaling.analysis.verdicts.by_measure import UNKNOWN, Host
 from scaling.analysis.verdicts.evidence import evidence_of
+from scaling.analysis.verdicts.launch_bound import launch_bound
 from scaling.analysis.verdicts.offered import Gain, each_remedy_once, no_gain, remedies
 from scaling.spec.plan import Plan
 
@@ -54,6 +55,7 @@ def verdicts(
     found = (
         *_slow_path(point, plan, level, nccl),
         *_causes_of(point, plan, gain, level, host),
+        *launch_bound(point, plan, gain),
         *_optimizer(point, plan, gain),
     )
     return each_remedy_once(found)

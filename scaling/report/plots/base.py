@@ -27,6 +27,7 @@ PATTERNS = {
     "compute": "",
     "exposed_transfer": "/",
     "exposed_skew": "x",
+    "exposed_enqueue": "+",
     "optimizer": "-",
     "host": "|",
     "bucket": "",

@@ -86,7 +86,8 @@ class BucketProbe:
 
     def _begin(self, bucket: int, tensor: torch.Tensor) -> list[int]:
         """Note an all-reduce that is about to be launched; `bucket` is -1 if it is not the first of its bucket."""
-        row = [bucket, tensor.numel() * tensor.element_size(), self._stamp(), 0]
+        row = [bucket, tensor.numel() * tensor.element_size(), 0, 0, now_ns()]
+        row[2] = self._stamp()
         self._rows.append(row)
         return row
 
@@ -114,8 +115,10 @@ class BucketProbe:
                 ready_ns=known(bucket, launch),
                 launch_ns=launch,
                 done_ns=done,
+                enqueue_ns=enqueue,
+                unit=bucket,
             )
-            for seq, (bucket, size, launch, done) in enumerate(rows)
+            for seq, (bucket, size, launch, done, enqueue) in enumerate(rows)
         ]
 
 

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scaling.analysis.decompose.merge import BlockStamps, merge
+from scaling.analysis.network.channel import Channel
 
 
-def merged(launch, done, compute_end=None):
+def merged(launch, done, compute_end=None, **more):
     """One step: `launch` and `done` by rank and bucket, `compute_end` by rank."""
     launch, done = (np.array([x], dtype=float) for x in (launch, done))
     ends = np.zeros(launch.shape[:2]) if compute_end is None else np.array([compute_end], dtype=float)
@@ -32,8 +33,12 @@ def merged(launch, done, compute_end=None):
             buffer_wait=nothing,
             buffer_begin=nothing,
             buffer_end=nothing,
+            **more,
         )
     )
+
+
+FIFO = Channel.of("nccl")
 
 
 def test_a_collective_runs_from_the_latest_launch_to_the_latest_done():
@@ -90,6 +95,40 @@ def test_a_ranks_window_ends_with_its_own_last_bucket():
 def test_stamps_in_the_wrong_order_by_clock_error_move_nothing_back():
     found = merged(launch=[[5], [7]], done=[[6], [6]], compute_end=[5, 6])
     assert found.transfer[0, 0] == found.busy[0] == 0
+
+
+def test_on_a_first_in_first_out_communicator_the_bucket_that_waits_for_another_moves_nothing():
+    found = merged(launch=[[0, 2], [1, 3]], done=[[11, 17], [11, 17]], compute_end=[4, 9], channel=FIFO)
+    assert found.transfer[0].tolist() == [10, 6]
+    assert found.busy[0] == 16
+    assert found.exposed_transfer[0].tolist() == [13, 8]
+    assert found.exposed_skew[0].tolist() == [0, 0]
+
+
+def enqueued(enqueue, **more):
+    return merged(
+        launch=[[20], [22]],
+        done=[[40], [40]],
+        compute_end=[20, 22],
+        channel=FIFO,
+        enqueue=np.array([enqueue], dtype=float),
+        host_ns=6.0,
+        **more,
+    )
+
+
+def test_a_host_that_is_ahead_costs_nothing():
+    found = enqueued([[2], [3]])
+    assert (found.transfer[0, 0], found.exposed_enqueue[0].tolist()) == (18, [0, 0])
+    assert found.exposed_skew[0].tolist() == [2, 0]
+
+
+def test_a_collective_that_is_not_enqueued_yet_waits_for_the_host_and_not_for_the_link():
+    found = enqueued([[19], [21]])
+    assert (found.released[0, 0], found.transfer[0, 0]) == (27, 13)
+    assert found.exposed_enqueue[0].tolist() == [5, 5]
+    assert found.exposed_skew[0].tolist() == [2, 0]
+    assert found.exposed_transfer[0].tolist() == [13, 13]
 
 
 @st.composite

@@ -1,0 +1,53 @@
+"""A device that waits for its host's launches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from scaling.analysis.results import Comm, Measured, Point, StepParts
+from scaling.analysis.verdicts.launch_bound import launch_bound
+from scaling.analysis.verdicts.offered import no_gain
+from scaling.spec.plan import make_plan
+
+
+@pytest.fixture
+def plan(cluster):
+    return make_plan(cluster.spec_of(cluster.Truth(channels=1)), run_id="", created="", version="")
+
+
+def found(plan, starved, half=0.05, enqueue=None):
+    comm = Comm(
+        bytes_per_step=1,
+        buckets=(),
+        busbw_gbit_s=None,
+        curve_share=None,
+        nominal_share=None,
+        hidden_share=None,
+        host_lead_ms=Measured(0.012),
+        starved_share=None if starved is None else Measured(starved, starved - half, starved + half, 8),
+    )
+    parts = StepParts(exposed_enqueue=enqueue and Measured(enqueue))
+    return launch_bound(Point(world_size=4, hosts=1, status="done", comm=comm, parts_ms=parts), plan, no_gain)
+
+
+def test_it_is_named_with_what_fits(plan):
+    (verdict,) = found(plan, 0.97, enqueue=0.3)
+    assert (verdict.cause, verdict.share, verdict.confidence) == ("launch_bound", None, "high")
+    assert "12 us ahead" in verdict.evidence[0]
+    assert "0.3 ms" in verdict.evidence[1]
+    assert [r.overrides for r in verdict.try_] == ["batch_per_rank=64", "compile=true", ""]
+    assert "CUDA graphs" in verdict.try_[-1].code
+
+
+def test_a_compiled_model_is_not_told_to_compile(plan):
+    compiled = replace(plan, spec=replace(plan.spec, compile=True))
+    (verdict,) = found(compiled, 0.8)
+    assert verdict.confidence == "medium"
+    assert [r.overrides for r in verdict.try_] == ["batch_per_rank=64", ""]
+
+
+@pytest.mark.parametrize("starved", [None, 0.0, 0.4, 0.52])
+def test_a_host_that_is_ahead_at_half_of_the_buckets_is_not(plan, starved):
+    assert found(plan, starved) == ()
