@@ -21,7 +21,6 @@ from harness import parser, result, skipped
 
 from scaling.analysis.network.cliffs import Timed, cliffs
 from scaling.analysis.network.points import Points
-from scaling.traces.machines.nccl_section import Section
 from scaling.traces.machines.nccl_tests import parse_log
 from scaling.units import format_bytes
 
@@ -56,15 +55,6 @@ LABELS: dict[str, tuple[tuple[str, int, int], ...]] = {
 NEAR = 0.1
 
 
-def timed(section: Section) -> list[Timed]:
-    """Each size of a table once."""
-    each: dict[int, list[float]] = {}
-    for row in section.rows:
-        if row.bytes > 0:
-            each.setdefault(row.bytes, []).append(row.time_us)
-    return [Timed(bytes=m, low=min(t), time=sum(t) / len(t), high=max(t)) for m, t in sorted(each.items())]
-
-
 def line_error(points: list[Timed]) -> float:
     """Median relative error of the straight line."""
     m, t = (np.array(each, dtype=float) for each in zip(*((p.bytes, p.time) for p in points), strict=True))
@@ -88,7 +78,7 @@ def main() -> int:
     errors, lines, missed, invented, named = [], [], 0, 0, 0
     for name, labels in LABELS.items():
         (section,) = parse_log((DATA / name).read_text(encoding="utf-8", errors="replace"), name)
-        points = timed(section)
+        points = section.timed()
         curve = Points(
             sizes=tuple(p.bytes for p in points), times=np.array([[p.time for p in points]], dtype=float)
         )

@@ -76,13 +76,14 @@ def of_level(level: FabricLevel) -> tuple[Cliff, ...]:
 def warnings(fabric: Fabric, spec: Spec) -> tuple[str, ...]:
     """A line for each cliff, with what to try."""
     return tuple(
-        f"at {level.world_size} ranks {_said(cliff)}: {_advice(cliff, spec)}"
+        f"at {level.world_size} ranks {said(cliff)}: {_advice(cliff, spec)}"
         for level in fabric.levels
         for cliff in level.cliffs
     )
 
 
-def _said(cliff: Cliff) -> str:
+def said(cliff: Cliff) -> str:
+    """A cliff in words."""
     low, high = format_bytes(cliff.from_bytes), format_bytes(cliff.to_bytes)
     name = cliff.collective.replace("_", "-")
     if cliff.kind == "falls":

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scaling.analysis.network.cliffs import said
 from scaling.records import codec
 from scaling.spec.topology import Level
 from scaling.traces.machines import layout, nccl_xml, topo_matrix
@@ -84,6 +85,8 @@ def import_log(text: str, source: str, name: str) -> Imported:
                 "average_of_rows_gb_s": section.own_average_gb_s,
                 "elided": section.elided,
                 "corrupt": bool(section.wrong),
+                "cliffs": codec.encode(section.cliffs),
+                "contradicting_rows": len(section.contradicting),
             }
         )
     corrupt = any(s.wrong for s in sections)
@@ -119,6 +122,13 @@ def _section_lines(section: Section) -> list[str]:
             lines.append(f"# fit         {_fit_line(found)}")
         elif section.of(mode):
             lines.append(f"# fit         {mode}: none ({_why_no_fit(section, mode)})")
+    lines += [f"# cliff       {said(cliff)}" for cliff in section.cliffs]
+    odd = section.contradicting
+    if odd:
+        lines.append(
+            f"# note        {len(odd)} of {len(section.rows)} rows contradict themselves, the first at "
+            f"{format_bytes(odd[0].bytes)}: their bandwidths are not what their size, time and ranks give"
+        )
     own, told = section.own_average_gb_s, section.average_gb_s
     if own is not None and told is not None:
         agree = abs(own - told) <= 0.005 * max(told, 0.01)
@@ -132,6 +142,8 @@ def _section_lines(section: Section) -> list[str]:
         lines.append(f"# average     busbw {told * 8:.5g} Gbit/s as printed, {own * 8:.5g} of the rows{rest}")
     elif section.elided:
         lines.append("# note        rows are left out in the log")
+    elif section.titled and told is None:
+        lines.append("# note        the average that ends a log is missing: it may be cut off")
     lines += [
         f"# CORRUPT     {r.wrong} wrong values at {format_bytes(r.bytes)} {r.mode}: "
         "what a broken transfer takes is no bandwidth"

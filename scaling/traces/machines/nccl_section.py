@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from scaling.analysis.network.cliffs import Timed, cliffs
 from scaling.analysis.network.curve import LARGE_BYTES, SMALL_BYTES
+from scaling.analysis.results import Cliff
 
 MODES = ("out-of-place", "in-place")
 FACTORS = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0}
 """busbw / algbw over (n-1)/n (nccl-tests, doc/PERFORMANCE.md)."""
+ROUNDED_GB_S, ROUNDED = 0.006, 0.006
+"""nccl-tests prints bandwidths to 0.01 GB/s, and times with three digits or more."""
 FALLEN = 0.9
 """A log whose largest message reaches less than this share of its best bandwidth is said to fall."""
 
@@ -74,6 +78,8 @@ class Section:
     rows: list[Row] = field(default_factory=list)
     average_gb_s: float | None = None
     elided: bool = False
+    titled: bool = False
+    """It has the title of its columns as a comment, so the average that ends a log is expected too."""
 
     def of(self, mode: str) -> list[Row]:
         """Rows of one mode with bytes in them."""
@@ -83,6 +89,40 @@ class Section:
     def wrong(self) -> list[Row]:
         """Rows with wrong values."""
         return [r for r in self.rows if r.wrong]
+
+    @property
+    def contradicting(self) -> list[Row]:
+        """Rows whose algbw is not their size over their time, or whose busbw is not the table's factor times that."""
+        large = [r for r in self.rows if r.algbw_gb_s >= 1]
+        factor = float(np.median([r.busbw_gb_s / r.algbw_gb_s for r in large])) if large else None
+        found = []
+        for r in self.rows:
+            if r.bytes <= 0 or r.time_us <= 0:
+                continue
+            alg = r.bytes / r.time_us / 1e3
+            off = abs(alg - r.algbw_gb_s) > ROUNDED_GB_S + ROUNDED * alg
+            if factor is not None:
+                bus = factor * r.algbw_gb_s
+                off |= abs(bus - r.busbw_gb_s) > (1 + factor) * ROUNDED_GB_S + ROUNDED * bus
+            if off:
+                found.append(r)
+        return found
+
+    def timed(self) -> list[Timed]:
+        """Each size once, in order: the mean of all its times in microseconds, and the range that they lie in."""
+        times: dict[int, list[float]] = {}
+        for r in self.rows:
+            if r.bytes > 0 and r.time_us > 0:
+                times.setdefault(r.bytes, []).append(r.time_us)
+        return [
+            Timed(bytes=size, low=min(each), time=sum(each) / len(each), high=max(each))
+            for size, each in sorted(times.items())
+        ]
+
+    @property
+    def cliffs(self) -> tuple[Cliff, ...]:
+        """Sizes at which the time falls or jumps, as of one's own curve; none where the values are wrong."""
+        return () if self.wrong else cliffs(self.timed(), self.collective or "collective")
 
     @property
     def own_average_gb_s(self) -> float | None:

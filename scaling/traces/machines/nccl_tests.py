@@ -10,7 +10,8 @@ from scaling.traces.machines.nccl_deduced import complete
 from scaling.traces.machines.nccl_section import MODES, LoggedDevice, Row, Section
 
 EXPECTED = "a log of nccl-tests is expected, with rows of size, count, type, ... time, algbw, busbw"
-_PREFIX = re.compile(r"^\s*(?:\[\d+,\d+\]<std\w+>:?|\d+:(?=\s))?")
+_ROW = re.compile(r"(?:^|[\s:>|\]])(\d{1,18}\s+\d{1,18}\s+[A-Za-z]\w*\s.*)$")
+"""A row behind whatever a launcher, a pod's log or a person has put before it."""
 _DEVICE = re.compile(
     r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)\s+\[([0-9a-fA-Fx:.]+)\]\s+(.*\S)"
 )
@@ -25,13 +26,15 @@ def parse_log(text: str, where: str) -> tuple[Section, ...]:
     sections: list[Section] = [Section()]
     announced: str | None = None
     for raw in text.splitlines():
-        line = _PREFIX.sub("", raw, count=1).strip()
-        command = _COMMAND.search(line)
+        mark, row = raw.find("#"), _ROW.search(raw.rstrip(" \t|"))
+        line = raw[mark:].strip() if mark >= 0 else ""
+        command = _COMMAND.search(raw)
         if command:
             announced = _NAMES.get(command[1], command[1])
         if (command or _starts(line)) and sections[-1].rows:
             sections.append(Section())
         now = sections[-1]
+        now.titled |= "out-of-place" in line
         if command:
             now.collective, now.how = announced, "its command"
         device = _DEVICE.match(line)
@@ -47,10 +50,10 @@ def parse_log(text: str, where: str) -> tuple[Section, ...]:
             )
         elif line.startswith("# Avg bus bandwidth"):
             now.average_gb_s = _number(line.partition(":")[2].strip())
-        elif line in ("...", "…"):
+        elif raw.split()[-1:] in (["..."], ["…"]):
             now.elided = True
-        else:
-            now.rows += _rows(line)
+        elif row:
+            now.rows += _rows(row[1])
     found = [s for s in sections if s.rows]
     if not found:
         raise InputError(f"{where}: no row of a bandwidth table in it; {EXPECTED}")

@@ -100,7 +100,7 @@ def read_log(path: Path) -> RunLog:
         marked += 1
         try:
             one = _DECODER.decode(line)
-        except (msgspec.DecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             odd += 1
             continue
         if not 0 <= one.time_ms < COUNT_MAX:

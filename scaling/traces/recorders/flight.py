@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,8 @@ class Dump:
     """Ranks of each group, where the dump lists them. Gloo's dumps do not."""
     odd: int
     """Entries that cannot be read; left out."""
+    irregular: int
+    """Places at which the ring's counter, or that of a group, does not go on by one."""
 
 
 def read_dump(path: Path) -> Dump:
@@ -115,16 +119,27 @@ def read_dump(path: Path) -> Dump:
     listed = found.get("entries", [])
     if not isinstance(listed, list) or len(listed) > ENTRIES_MAX:
         raise RefusedError(f"its `entries` are no list of at most {ENTRIES_MAX}")
-    entries = [e for e in map(_entry, listed) if e is not None]
+    entries = sorted((e for e in map(_entry, listed) if e is not None), key=lambda e: e.record)
     by_name = _RANK.findall(path.name)
     rank = as_number(by_name[-1]) if by_name else as_number(path.name.rpartition("_")[2])
     return Dump(
         path=path,
         rank=rank if rank is not None and rank < RANKS_MAX else None,
-        entries=tuple(sorted(entries, key=lambda e: e.record)),
+        entries=tuple(entries),
         members=_members(found.get("pg_config")),
         odd=len(listed) - len(entries),
+        irregular=_irregular(entries),
     )
+
+
+def _irregular(entries: Sequence[Entry]) -> int:
+    last: dict[tuple[str, bool], int] = {}
+    found = sum(b.record != a.record + 1 for a, b in pairwise(entries))
+    for e in entries:
+        before = last.get((e.group, e.p2p))
+        found += before is not None and e.seq not in (before, before + 1)
+        last[e.group, e.p2p] = e.seq
+    return found
 
 
 def _entry(value: Any) -> Entry | None:

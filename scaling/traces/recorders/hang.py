@@ -83,6 +83,11 @@ def _dumps(paths: Sequence[Path]) -> tuple[dict[int, Dump], list[str]]:
             continue
         if dump.odd:
             said.append(f"{path}: {dump.odd} entries cannot be read and are left out")
+        if dump.irregular:
+            said.append(
+                f"{path}: its counters jump at {dump.irregular} places: entries are missing or damaged, so what is "
+                "said of this rank is doubtful"
+            )
         if dump.rank is None:
             nameless.append(dump)
         elif dump.rank in found:

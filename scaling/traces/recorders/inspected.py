@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from scaling.analysis.network.points import Points
 from scaling.errors import ScalingError
 from scaling.reading import RefusedError, read_text
 from scaling.records import codec
-from scaling.traces.machines.nccl_section import MODES
 from scaling.traces.machines.nccl_tests import parse_log
 from scaling.traces.recorders.by_size import SizeRow, rows
 from scaling.traces.recorders.inspector import Communicator, read_inspector
@@ -92,12 +92,11 @@ class _Curve:
     def share(self, row: SizeRow) -> float | None:
         """Its busbw as a share of the log's at that size, between the sizes of the log; None where it has none."""
         for section in self._sections:
-            known = {r.bytes: r.busbw_gb_s for r in section.of(MODES[0]) if r.busbw_gb_s > 0}
-            alike = (section.collective, section.world_size) == (row.collective, row.group_size)
-            if alike and known and row.busbw_gbit_s and row.bytes and min(known) <= row.bytes <= max(known):
-                sizes = np.log(sorted(known))
-                there = float(
-                    np.exp(np.interp(np.log(row.bytes), sizes, np.log([known[m] for m in sorted(known)])))
-                )
-                return row.busbw_gbit_s.value / 8 / there
+            if (section.collective, section.world_size) != (row.collective, row.group_size):
+                continue
+            known = section.timed()
+            if row.bytes and known and known[0].bytes <= row.bytes <= known[-1].bytes:
+                times = np.array([[k.time for k in known]])
+                there = float(Points(sizes=tuple(k.bytes for k in known), times=times).at(row.bytes)[0])
+                return there / row.transfer_us.value
         return None

@@ -144,7 +144,7 @@ def _decoded(found: bytes) -> tuple[_Record | None, str]:
     """A record whose numbers can be; else None and what is wrong with it."""
     try:
         record = _DECODER.decode(found)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None, "cannot be read"
     who = record.header
     if not (0 <= who.rank < who.n_ranks <= RANKS_MAX):
