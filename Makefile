@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo slurm-demo test test-all coverage lint bench clean
+.PHONY: help demo demo-simulated slurm-demo test test-all coverage lint bench clean
 
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -20,6 +20,10 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)  ## one real training over a slow and a fast emulated interconnect, compared
 	$(BIN)/scaling run -m experiment=demo topology=emulated_pcie,emulated_nvlink
+
+demo-simulated: $(READY)  ## a PCIe and an NVLink node of 8 H100s under a 1.3 B model, both simulated
+	$(BIN)/scaling run topology=simulated_h100_pcie,simulated_hgx_h100 model=gpt3_xl model.sequence=1024 precision=bf16 \
+		batch_per_rank=4 world_sizes=[8] parallel=fsdp
 
 slurm-demo: $(READY)  ## two partitions of a Slurm cluster on this machine (root, slurm-wlm, munge), compared by one command
 	@$(BIN)/python tests/slurm/demo.py

@@ -121,6 +121,16 @@ class Run:
             raise InputError(f"{self.path}: no table {name}, and no rank files to make it from")
         return getattr(self._tables, name)  # type: ignore[no-any-return]
 
+    @property
+    def tables(self) -> Tables:
+        """All records of the run, as checked as the analysis has them."""
+        return self._tables
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What predictions start from: one for each measured world size above 1."""
+        return self._sources
+
     @cached_property
     def _sources(self) -> tuple[Source, ...]:
         return _read_sources(self, 0)

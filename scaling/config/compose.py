@@ -106,6 +106,15 @@ def _composed(overrides: list[str]) -> DictConfig:
         raise InputError(_one_line(error)) from error
 
 
+def composed(overrides: list[str]) -> Composed:
+    """Overrides of one run as a config that is not checked yet. InputError with one line where they cannot be read."""
+    ConfigStore.instance().store(name="schema", node=Config)
+    try:
+        return OmegaConf.to_object(_composed(overrides))
+    except OmegaConfBaseException as error:
+        raise InputError(_one_line(error)) from error
+
+
 def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
     """A run's config.yaml unchanged, and with a command line's overrides; nothing in it is executed.
 

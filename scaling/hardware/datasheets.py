@@ -1,7 +1,8 @@
 """Peak rates of known accelerators, from their makers' data sheets: dense, with matrix units where a format has them.
 
 Sources: NVIDIA's data sheets of V100, T4, A10, A30, A40, A100, L4, L40, L40S, H100, H200, GH200 and HGX B200; AMD's of
-MI300X. What a sheet gives with sparsity is halved. A slice of a device (MIG) has another name and is not known.
+MI300X; of the GeForce RTX 4090 NVIDIA's Ada GPU architecture paper (fp16 with fp32 accumulation). What a sheet gives
+with sparsity is halved. A slice of a device (MIG) has another name and is not known.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _KNOWN: tuple[tuple[str, Mapping[str, float]], ...] = (
     (r"H200 NVL", _HOPPER_NVL),
     (r"GH200 (480GB|144G HBM3e)", _HOPPER),
     (r"B200", _peaks(37, 75, 1125, 2250)),
+    (r"GeForce RTX 4090", _peaks(None, 82.6, 82.6, 165.2)),
     (r"Instinct MI300X.*", _peaks(163.4, 163.4, 653.7, 1307.4)),
 )
 _MAKERS = r"(?:NVIDIA |Tesla |AMD )?"
@@ -51,4 +53,34 @@ def peak_flop_s(device_name: str, precision: str) -> float | None:
     for name, peaks in _KNOWN:
         if re.fullmatch(f"{_MAKERS}(?:{name})", device_name):
             return peaks.get(precision)
+    return None
+
+
+_GB = 10**9
+_MEMORY: tuple[tuple[str, int, float], ...] = (
+    (r"V100-SXM\d-16GB", 16 * _GB, 900e9),
+    (r"V100-SXM\d-32GB", 32 * _GB, 900e9),
+    (r"A100-SXM4-40GB", 40 * _GB, 1555e9),
+    (r"A100-SXM4-80GB", 80 * _GB, 2039e9),
+    (r"A100-PCI[Ee]-40GB", 40 * _GB, 1555e9),
+    (r"A100 80GB PCIe", 80 * _GB, 1935e9),
+    (r"L4", 24 * _GB, 300e9),
+    (r"L40", 48 * _GB, 864e9),
+    (r"L40S", 48 * _GB, 864e9),
+    (r"H100 80GB HBM3", 80 * _GB, 3350e9),
+    (r"H100 PCIe", 80 * _GB, 2000e9),
+    (r"H100 NVL", 94 * _GB, 3900e9),
+    (r"H200", 141 * _GB, 4800e9),
+    (r"B200", 180 * _GB, 7700e9),
+    (r"GeForce RTX 4090", 24 * _GB, 1008e9),
+    (r"Instinct MI300X.*", 192 * _GB, 5300e9),
+)
+"""Bytes of a device's memory, and bytes/s that it moves at the most, from the same sheets."""
+
+
+def memory_of(device_name: str) -> tuple[int, float] | None:
+    """(bytes, bytes/s) of a device's memory by its data sheet; None where the device is not known."""
+    for name, size, rate in _MEMORY:
+        if re.fullmatch(f"{_MAKERS}(?:{name})", device_name):
+            return size, rate
     return None

@@ -207,6 +207,39 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One operator on the same shapes and types, in a step."""
+
+    key: str
+    """As the simulated device's table has it: "aten::mm|Float 8,4;Float 4,2"."""
+    operator: str
+    calls: float
+    """A step."""
+    time_ns: int
+    """Of one call, the median."""
+    flops: int
+    bytes: int
+    """Read and written by one call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTable:
+    """kernels-0.json of a run: what each operator of a step takes on rank 0."""
+
+    schema: int
+    batch: int
+    precision: str
+    step_ns: int
+    """Of a step without timed operators."""
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def sum_ns(self) -> float:
+        """All operators of a step together; near `step_ns` where the host keeps the device busy."""
+        return sum(kernel.calls * kernel.time_ns for kernel in self.kernels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
     """One rank: its host, how far it came, and its facts."""
 

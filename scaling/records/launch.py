@@ -19,7 +19,7 @@ from scaling.hardware.telemetry import HostRecord
 from scaling.reading import as_number
 from scaling.reading import read_json as read_json_value
 from scaling.records import checkup
-from scaling.records.checkup import RankCheck, Roofline
+from scaling.records.checkup import KernelTable, RankCheck, Roofline
 from scaling.records.files import read_json
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.spec.ended import SCHEMA as CASES_SCHEMA
@@ -103,6 +103,13 @@ class Launch:
             with contextlib.suppress(ScalingError):
                 found.append(read_json(self.folder.check(rank), RankCheck, checkup.SCHEMA))
         return tuple(found)
+
+    @cached_property
+    def kernels(self) -> KernelTable | None:
+        """What each operator of rank 0's step takes; None where it was not measured."""
+        with contextlib.suppress(ScalingError):
+            return read_json(self.folder.kernels(0), KernelTable, checkup.SCHEMA)
+        return None
 
     @cached_property
     def roofline(self) -> Roofline | None:

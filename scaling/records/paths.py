@@ -143,6 +143,7 @@ class LaunchFolder(_Folder):
     check = _FileOf("check-{}.json")
     """What one rank found in a checkup (`scaling doctor`)."""
     roofline = _FileOf("roofline-{}.json")
+    kernels = _FileOf("kernels-{}.json")
     """What one rank's device can do, and what the step asks of it."""
 
     telemetry = _FileOf("telemetry-{}.jsonl")

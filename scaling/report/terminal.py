@@ -23,10 +23,11 @@ from scaling.analysis.results import (
     Verification,
 )
 from scaling.analysis.results.doctor import Diagnosis
+from scaling.analysis.results.simulation import SimulationResults
 from scaling.plain import plain
 from scaling.report import bars, text
 from scaling.report.bars import WIDTH
-from scaling.report.documents import checkup, comparison, prediction, proof, run, several
+from scaling.report.documents import checkup, comparison, prediction, proof, run, several, simulation
 from scaling.report.key_figures import key_table
 from scaling.report.model import TERMINAL, Block, Document, Figure, Finding, Line, Lines, Section, Table
 from scaling.spec.plan import Plan
@@ -83,6 +84,16 @@ def print_sweep(
 def print_prediction(console: Console, predicted: Prediction) -> None:
     """Print a run under other settings, and how well the model predicts what the run itself measured."""
     draw(console, prediction.document(predicted))
+
+
+def print_simulation(console: Console, found: SimulationResults) -> None:
+    """Print what a real program would do on a simulated machine."""
+    draw(console, simulation.document(found))
+
+
+def print_simulations(console: Console, found: Sequence[SimulationResults]) -> None:
+    """Print several simulations side by side, at their largest world size."""
+    draw(console, simulation.side_by_side(found))
 
 
 def print_checkup(console: Console, found: Diagnosis, *, folder: Path | str) -> None:

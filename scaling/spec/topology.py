@@ -84,6 +84,8 @@ class Topology:
     nics: tuple[Nic, ...] = ()
     placement: Annotated[str, OneOf(PLACEMENTS)] = "packed"
     """`packed`: ranks fill one host before the next; `spread`: they go round the hosts, one each at a time."""
+    accelerator: str = ""
+    """Name of its devices, as their driver has it; only simulations read it."""
     note: str = ""
     """Note that every report shows, for instance that an emulated link is scaled down."""
 

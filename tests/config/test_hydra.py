@@ -25,7 +25,7 @@ def test_cfg_job_prints_the_composed_config(capsys):
 def test_help_lists_groups_and_keys(capsys):
     assert main(["run", "--help"]) == 0
     out = capsys.readouterr().out
-    assert "emulated_nvlink, emulated_pcie, hgx_b200" in out
+    assert "emulated_nvlink, emulated_pcie, h100_pcie, hgx_b200" in out
     assert "batch_per_rank" in out
 
 

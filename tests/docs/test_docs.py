@@ -17,6 +17,7 @@ from scaling.cli.main import main
 from scaling.cli.verbs import VERBS
 from scaling.config import schema
 from scaling.config.script import cut
+from scaling.config.simulation import is_simulated, to_simulation
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -133,6 +134,8 @@ def test_the_program_takes_every_command(line, runs, monkeypatch, capsys):
         names = iter((first, second, first))
         words = [next(names) if word == "RUN" else word for word in words if word != "--open"]
         assert main([verb, *words]) == 0, capsys.readouterr().err
+    elif verb == "run" and is_simulated(words):
+        to_simulation(words)
     elif verb in MEASURING | {"plan"}:
         asked = [word for word in words if word not in {"--dry-run", "--wait"}]
         room = [] if "topology=" in line else ["topology.ranks_per_host=8"]  # as on the reader's machine

@@ -159,11 +159,16 @@ VERBS: dict[str, Verb] = {
                 "a run under other settings: fabric, world sizes, buckets, batch, compute_scale, "
                 "gradient_compression, without_straggler",
             ),
+            (
+                "predict RUN --simulate [overrides]",
+                "the real program on a simulated machine: strategies, meshes, memory, machines that are not there",
+            ),
         ),
         options=(
             _JSON,
             Option("--config-dir", "also read your own topologies from DIR/topology", value="DIR"),
             Option("--anyway", "predict from a run although other programs ran beside it"),
+            Option("--simulate", "run the program itself on a simulated machine (docs/simulate.md)"),
         ),
     ),
     "verify": Verb(

@@ -6,6 +6,8 @@ from rich.console import Console
 
 from scaling.cli.api import Run, predict
 from scaling.cli.output import print_json
+from scaling.cli.simulated_run import print_outcomes
+from scaling.cli.simulating import from_run
 from scaling.cli.verbs.arguments import split
 from scaling.errors import InputError
 from scaling.report.terminal import print_prediction
@@ -18,6 +20,8 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             "scaling predict: a run folder is expected first, then overrides such as world_sizes=[8,64]"
         )
+    if given.simulate:
+        return print_outcomes(from_run(words[0], words[1:]), as_json=given.json, into=None)
     found = predict(Run(words[0]), *words[1:], config_dir=given.config_dir, anyway=given.anyway)
     if given.json:
         print_json(found)

@@ -8,6 +8,7 @@ from rich.console import Console
 
 from scaling.cli.measuring import check, create_run, end_in_order, require_alone, watch, worst
 from scaling.cli.output import say, warn
+from scaling.cli.simulated_run import is_simulated, simulate_run
 from scaling.cli.verbs.arguments import split
 from scaling.cli.verbs.compare import compare_folders
 from scaling.config.compose import requests
@@ -33,6 +34,8 @@ def main(arguments: list[str]) -> int:
             require_own(folder)
             launcher_of(plan).require(plan)
         return _run(runs, multirun=runs[0][1].path.parent == path, verbose=given.verbose)
+    if is_simulated(rest):
+        return simulate_run(rest)
     search = _Search(verbose=given.verbose)
     asked = requests("run", rest, search.measure)
     if search.codes:

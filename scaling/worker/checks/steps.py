@@ -68,6 +68,10 @@ class Bench:
             memory=memory,
         )
 
+    def loop(self, batch: int) -> Loop:
+        """The loop at a batch, with batches and an optimizer of its own."""
+        return self._loop(batch)[0]
+
     def _loop(self, batch: int) -> tuple[Loop, list[Any]]:
         generator = torch.Generator().manual_seed(self._plan.spec.seed * 1_000_003 + self._rank)
         micro_batch = self._micro(batch)

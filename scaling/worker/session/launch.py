@@ -12,6 +12,7 @@ from scaling.spec.plan import Trial
 from scaling.spec.promise import DETAILS
 from scaling.spec.schedule import PLAIN, STEP_ARMS, Block, dropped_steps, round_blocks
 from scaling.worker.accelerator.precision import Precision
+from scaling.worker.checks.kernels import note_kernels
 from scaling.worker.checks.roofline import note_roofline
 from scaling.worker.data.feed import Feed, open_feed
 from scaling.worker.data.workload import Workload
@@ -50,6 +51,7 @@ class Launch:
         workload = session.open_workload()
         if self._content.has(DETAILS):
             note_roofline(session, workload, self._precision)
+            note_kernels(session, workload, self._precision)
         self._budget = Budget(session)
         asked = (*session.baseline, *session.trials)
         fitting = []

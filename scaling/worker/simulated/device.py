@@ -53,8 +53,9 @@ def _create(options: Any, _: Any = None) -> Any:
 def configure(**settings: float) -> None:
     """Change settings, while nothing runs: the fields of `Config` in csrc/core.h.
 
-    `devices`, `virtual_clock`, `math`, `null_work`, `launch_us`, `kernel_us`, `communicator_us`, `slip_us`, `flops`,
-    `flops32`, `memory_bytes_s`, `host_bytes_s`, `slowdown`, `capacity_bytes`, `buffered_bytes`.
+    `devices`, `virtual_clock`, `math`, `alike`, `null_work`, `launch_us`, `kernel_us`, `communicator_us`, `slip_us`,
+    `flops`, `flops32`, `memory_bytes_s`, `host_bytes_s`, `slowdown`, `stretch`, `spread`, `noise`, `capacity_bytes`,
+    `buffered_bytes`.
     """
     load().configure(settings)
 
@@ -72,6 +73,11 @@ def set_link(points: list[tuple[float, float]], group: str = "*", kind: str = "*
     "scatter", "gather", "all_to_all", "barrier", "send_recv" or "*".
     """
     load().set_link(group, kind, points)
+
+
+def unlink() -> None:
+    """Forget all links; transfers take what they do where nothing was said (csrc/links.cpp)."""
+    load().clear_links()
 
 
 def set_wire(*groups: str, ranks_per_node: int = 1) -> None:

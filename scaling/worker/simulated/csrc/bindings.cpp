@@ -35,6 +35,10 @@ void configure(const py::dict& settings) {
       {"devices", [&](auto& v) { c.devices = v.template cast<int>(); }},
       {"virtual_clock", [&](auto& v) { c.virtual_clock = v.template cast<bool>(); }},
       {"math", [&](auto& v) { c.math = v.template cast<bool>(); }},
+      {"alike", [&](auto& v) { c.alike = v.template cast<bool>(); }},
+      {"stretch", [&](auto& v) { c.stretch = v.template cast<double>(); }},
+      {"spread", [&](auto& v) { c.spread = v.template cast<double>(); }},
+      {"noise", [&](auto& v) { c.noise = v.template cast<double>(); }},
       {"null_work", [&](auto& v) { c.null_work = v.template cast<bool>(); }},
       {"launch_us", [&](auto& v) { c.launch_ns = ns(v.template cast<double>()); }},
       {"kernel_us", [&](auto& v) { c.kernel_ns = ns(v.template cast<double>()); }},
@@ -55,6 +59,13 @@ void configure(const py::dict& settings) {
     it->second(value);
   }
 }
+void measured_times(const std::unordered_map<std::string, double>& us,
+                    std::unordered_map<std::string, double> by_operator, double kernel_us, double flops,
+                    double flops32, double memory_bytes_s) {
+  std::unordered_map<std::string, ns_t> times;
+  for (auto& [key, value] : us) times[key] = ns(value);
+  set_times(std::move(times), std::move(by_operator), Roof{ns(kernel_us), flops, flops32, memory_bytes_s});
+}
 py::list taken() {
   py::list all;
   for (auto& r : take_records())
@@ -62,8 +73,8 @@ py::list taken() {
   return all;
 }
 void sleep_on_stream(double us) {
-  state_of(current_stream()).push("sleep", 0, [d = ns(us), device = current_device()](ns_t start, Notes&) {
-    return run_kernel(device, start, d, [] {});
+  state_of(current_stream()).push("sleep", 0, [d = ns(us), device = current_device()](ns_t start, Notes& notes) {
+    return run_kernel(device, start, d, notes, [] {});
   });
 }
 ns_t event_ns(uintptr_t event) {
@@ -99,6 +110,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("configure", &configure);
   m.def("set_cost", [](const std::string& op, double us) { set_cost(op, ns(us)); });
   m.def("set_link", &link_by_points);
+  m.def("clear_links", &clear_links);
   m.def("link_ns", &link_ns);
   m.def("wire_bytes", &wire_bytes);
   m.def("set_wire", &set_wire);
@@ -111,6 +123,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("recording", &recording);
   m.def("take_records", &taken);
   m.def("take_flops", &take_flops);
+  m.def("set_times", &measured_times);
+  m.def("take_tally", [] {
+    auto t = take_tally();
+    return py::make_tuple(t.measured, t.scaled, t.assumed, t.missing);
+  });
   m.def("take_lag", [] {
     auto l = take_lag();
     return py::make_tuple(l.slips, double(l.worst) / 1e3);

@@ -112,6 +112,11 @@ WorkPtr SimCCL::alltoall_base(Tensor& out, Tensor& in, std::vector<int64_t>& out
     for (auto& r : rows) r *= row;
     return rows;
   };
+  auto uneven = [](const std::vector<int64_t>& rows) {
+    return std::adjacent_find(rows.begin(), rows.end(), std::not_equal_to<>()) != rows.end();
+  };
+  TORCH_CHECK(!config().alike || !(uneven(out_rows) || uneven(in_rows)),
+              "simccl: one process cannot be one rank of many in an uneven all-to-all, as experts (MoE) have it");
   auto a = host_view(in), b = host_view(out);
   return run({OpType::ALLTOALL_BASE,
               "all_to_all",

@@ -68,13 +68,17 @@ SimCCL::SimCCL(StorePtr store, int rank, int size, std::chrono::milliseconds tim
       ranks_(std::move(ranks)) {
   if (ranks_.empty())  // the default group
     for (int r = 0; r < size; ++r) ranks_.push_back(r);
-  if (size > 1)
+  if (size > 1 && !config().alike)
     join(store_, rank, size);
 }
 
 // As NCCL's: made at the first operation, by all its ranks at once; the hosts wait for each other.
 SimCCL::MeetingPtr SimCCL::rendezvous(const std::string& name, int rank, int size) {
   std::shared_ptr<Meeting> m;
+  if (config().alike) {
+    host_spend(config().communicator_ns);
+    return Meeting::alone(rank, size);
+  }
   if (rank == 0) {
     m = Meeting::create(rank, size);
     store_->set(name, as_value(m->path()));
@@ -84,8 +88,7 @@ SimCCL::MeetingPtr SimCCL::rendezvous(const std::string& name, int rank, int siz
   all_in(store_, name, size);
   if (rank == 0)
     m->unlink();
-  auto hosts = m->meet(host_ns(), timeout_);
-  host_reach(*std::max_element(hosts.begin(), hosts.end()));
+  host_reach(m->meet(host_ns(), timeout_).last());
   host_spend(config().communicator_ns);
   return m;
 }
@@ -149,10 +152,10 @@ WorkPtr SimCCL::with_copies(WorkPtr work, bool async, int device, std::vector<Te
 
 // When this rank's part of an operation begins. Who broadcasts few bytes leaves them in buffers and goes on;
 // the receivers wait for it and for nobody else. Everything else begins for all ranks with the last one.
-static ns_t begins(const Collective& c, const std::vector<ns_t>& arrivals, int rank) {
+static ns_t begins(const Collective& c, const Arrivals& arrivals, int rank) {
   if (c.root < 0 || c.bytes > config().buffered_bytes)
-    return *std::max_element(arrivals.begin(), arrivals.end());
-  return std::max(arrivals[size_t(rank)], arrivals[size_t(c.root)]);
+    return arrivals.last();
+  return std::max(arrivals.of(rank), arrivals.of(c.root));
 }
 
 TaskFn SimCCL::task_of(std::vector<Collective> all, int64_t bytes) {
@@ -164,8 +167,12 @@ TaskFn SimCCL::task_of(std::vector<Collective> all, int64_t bytes) {
   return [all = std::move(all), alone, compute, shared, meeting = communicator(), timeout = timeout_,
           ranks = ranks_, group = pg_desc_, number = number_](ns_t start, Notes& notes) mutable {
     auto arrivals = meeting->meet(start, timeout);
-    ns_t met = shared ? *std::max_element(arrivals.begin(), arrivals.end())
-                      : begins(all[0], arrivals, meeting->rank);
+    ns_t met = shared ? arrivals.last() : begins(all[0], arrivals, meeting->rank);
+    if (meeting->alike && meeting->size > 1) {  // the latest of the peers, which are alike but for their noise
+      met = std::max(met, notes.place.latest());
+      notes.place = {met, met, 0};
+      notes.placed = true;
+    }
     if (!config().virtual_clock)
       sleep_until(met + alone);  // who reads before the end reads what was there before
     at::NoGradGuard no_grad;
@@ -173,7 +180,8 @@ TaskFn SimCCL::task_of(std::vector<Collective> all, int64_t bytes) {
       if (c.move && compute)
         c.move(*meeting, timeout);
     all.clear();
-    notes = {met, alone};
+    notes.met = met;
+    notes.alone = alone;
     if (shared && meeting->size > 1)
       return settle_transfer({meeting->id(), number, group, ranks, met, alone, timeout});
     return met + alone;

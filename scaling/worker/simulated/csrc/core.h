@@ -16,22 +16,31 @@
 namespace sim {
 using ns_t = int64_t;
 
+// What a device can do at the most.
+struct Roof {
+  ns_t kernel_ns = 2000;      // a kernel's fixed time
+  double flops = 0;           // FLOP/s of matrix products, 0: they cost no time by their size
+  double flops32 = 0;         // FLOP/s of float32 matrix products, 0: as `flops`
+  double memory_bytes_s = 0;  // the device's memory, 0: moving bytes costs nothing
+};
+
 // One setting for the whole process, changed from Python while nothing runs.
-struct Config {
+struct Config : Roof {
   int devices = 8;
   bool virtual_clock =
       true;          // stamps are computed and nothing sleeps; false: streams sleep, the wall clock is true
   bool math = true;  // false: a kernel that touches more than 64 KiB takes its time and computes nothing
+  bool alike = false;  // no peers: this process is one rank of any world, and the others do as it does
   bool null_work = true;     // synchronous collectives return no Work, as NCCL's do since torch 2.8
   ns_t launch_ns = 0;        // the host's cost of a launch (virtual clock only)
-  ns_t kernel_ns = 2000;     // a kernel's fixed time
   ns_t communicator_ns = 0;  // the host's cost of a communicator, at its first operation (virtual clock only)
-  double flops = 0;          // FLOP/s of matrix products, 0: they cost no time by their size
-  double flops32 = 0;        // FLOP/s of float32 matrix products, 0: as `flops`
-  double memory_bytes_s = 0;  // the device's memory, 0: moving bytes costs nothing
   double host_bytes_s = 0;    // between host and device, 0: free
   double slowdown =
       0;  // a kernel takes 1 + slowdown times as long while its device transfers (virtual clock only)
+  // The latest peer is spread * sqrt(t) ns behind a rank whose kernels took t ns since both last met. With
+  // `alike` only; `noise` is the same of one rank's own kernels, drawn for each.
+  double spread = 0, noise = 0;
+  double stretch = 1;  // factor on every kernel
   int64_t capacity_bytes = int64_t(80) << 30;
   int64_t buffered_bytes =
       4 << 20;  // up to this size, who sends or broadcasts does not wait for who receives
@@ -48,6 +57,17 @@ ns_t host_ns();           // what the host's clock shows: simulated or real
 void host_spend(ns_t d);  // virtual clock: the host works for d
 void host_reach(ns_t t);  // virtual clock: the host waited until t
 
+// ---- how far a stream is ----
+// Its own time; and the time of the latest peer's stream: `base` and what peers differ by after `since` ns of
+// kernels (Config::spread).
+struct Place {
+  ns_t own = 0, base = 0, since = 0;
+  ns_t latest() const;
+  void reach(ns_t t);           // wait until the host's time, the same for all
+  void reach(const Place& p);   // wait for something else
+  void run(ns_t end, ns_t kernel);  // own time is now `end`, of which a kernel took so long
+};
+
 // ---- events ----
 // One recording of an event: resolved once, with the device's time.
 struct Mark {
@@ -55,8 +75,10 @@ struct Mark {
   std::condition_variable cv;
   bool done = false;
   ns_t ts = 0;
+  Place place;
   int streams = 0, hosts = 0;  // threads that wait
-  void finish(ns_t t);
+  void finish(ns_t t) { finish(Place{t, t, 0}); }
+  void finish(const Place& p);
   ns_t wait();   // blocks the calling thread; returns the stamp
   bool ready();  // as the host's clock sees it
 };
@@ -69,6 +91,9 @@ struct Event {
 // What a task did besides ending: a collective says when its last peer came and what it takes alone.
 struct Notes {
   ns_t met = 0, alone = 0;
+  ns_t kernel = 0;      // time of a kernel: what ranks differ by
+  Place place;          // where its stream is when it starts
+  bool placed = false;  // `place` is where the stream is then
 };
 // Runs in the stream's thread: from the earliest start to the end.
 using TaskFn = std::function<ns_t(ns_t start, Notes&)>;
@@ -95,7 +120,7 @@ class Stream {
   std::condition_variable cv_;
   std::deque<Task> tasks_;
   bool working_ = false, stopped_ = false;
-  ns_t tail_ = 0;  // end of the last task, the thread's own
+  Place at_;  // end of the last task, the thread's own
   std::thread thread_;
   void loop();
   void run(Task& task);
@@ -106,7 +131,7 @@ void shut_down();  // ends every stream's thread
 bool closing();
 bool on_stream_thread();
 // A kernel: computes, then holds its stream until start + duration.
-ns_t run_kernel(int device, ns_t start, ns_t duration, const std::function<void()>& compute);
+ns_t run_kernel(int device, ns_t start, ns_t duration, Notes& notes, const std::function<void()>& compute);
 void sleep_until(ns_t t);
 
 // ---- records and errors ----

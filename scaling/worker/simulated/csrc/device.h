@@ -5,6 +5,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Stream.h>
+#include <unordered_map>
 
 namespace sim {
 constexpr auto kSim = c10::DeviceType::PrivateUse1;
@@ -44,8 +45,17 @@ at::Generator cpu_generator(
 using Tensors = at::ArrayRef<at::Tensor>;
 void set_cost(const std::string& op, ns_t ns);
 ns_t cost_of(const std::string& op, Tensors in, Tensors out, bool causal);
+// Times by operator, shapes and types; and for other shapes, by operator, the factor over what the device that was
+// measured could do at the most ("*": of all others).
+void set_times(std::unordered_map<std::string, ns_t> measured, std::unordered_map<std::string, double> by_operator,
+               const Roof& on);
 double take_flops();  // counted since the last call
-ns_t copy_cost(int64_t bytes, bool on_device);
+struct Tally {        // kernel time since the last call: from a measured time, from its operator's factor, from neither
+  ns_t measured = 0, scaled = 0, assumed = 0;
+  std::unordered_map<std::string, ns_t> missing;  // the last, by operator
+};
+Tally take_tally();
+ns_t copy_cost(const at::Tensor& to, const at::Tensor& from, bool on_device);
 
 void register_device();
 }  // namespace sim

@@ -14,6 +14,8 @@ inline char* data(const Tensor& t) { return static_cast<char*>(t.data_ptr()); }
 // `in`: what this rank puts out, or none; `get` reads the slots once all have.
 inline void pieces(Meeting& m, ns_t timeout, const char* in, size_t length,
                    const std::function<void(size_t at, size_t n)>& get) {
+  if (m.alike && !in)
+    return;  // from a peer that has what this rank has
   for (size_t at = 0; at < length; at += kSlotBytes) {
     size_t n = std::min(kSlotBytes, length - at);
     if (in)
@@ -49,6 +51,10 @@ inline Tensor over_slots(Meeting& m, const ReduceOp& op, at::ScalarType type, si
   auto sum = at::from_blob(m.slot(0), {n}, options).clone();
   if (factor != 1)
     sum.mul_(factor);
+  if (m.alike && op.op_ != ReduceOp::PRODUCT) {
+    bool adds = op.op_ == ReduceOp::SUM || op.op_ == ReduceOp::PREMUL_SUM;
+    return adds ? sum.mul_(m.size) : sum;
+  }
   for (int r = 1; r < m.size; ++r) {
     auto more = at::from_blob(m.slot(r), {n}, options);
     sum = reduced(op, sum, factor != 1 ? more.mul(factor) : more);
@@ -65,6 +71,13 @@ inline std::vector<int64_t> offsets(const std::vector<int64_t>& lengths) {
 // Everyone's part for each rank in turn; parts may differ in length.
 inline void exchange(Meeting& m, ns_t timeout, const Tensor& in, const std::vector<int64_t>& in_bytes,
                      const Tensor& out, const std::vector<int64_t>& out_bytes) {
+  if (m.alike) {  // every peer sends what this rank has for itself
+    auto own = size_t(m.rank);
+    for (auto at : offsets(out_bytes))
+      if (at < int64_t(out.nbytes()))
+        memcpy(data(out) + at, data(in) + offsets(in_bytes)[own], size_t(in_bytes[own]));
+    return;
+  }
   std::copy(in_bytes.begin(), in_bytes.end(), m.splits(m.rank));
   m.meet(0, timeout);
   auto from = offsets(in_bytes), to = offsets(out_bytes);

@@ -178,8 +178,8 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   }
   state_of(current_stream(device))
       .push(info.name, bytes,
-            [kernel = std::move(kernel), device, duration, compute](ns_t start, Notes&) mutable {
-              return run_kernel(device, start, duration, [&] {
+            [kernel = std::move(kernel), device, duration, compute](ns_t start, Notes& notes) mutable {
+              return run_kernel(device, start, duration, notes, [&] {
                 if (compute)
                   kernel();
                 kernel.operands.clear();  // the bytes are free when the kernel is done, not when its task is

@@ -40,13 +40,13 @@ Tensor& copy_(Tensor& self, const Tensor& from, bool non_blocking) {
   bool to_device = on_sim(self), from_device = on_sim(source), within = to_device && from_device;
   int device = (to_device ? self : source).device().index();
   auto bytes = int64_t(self.nbytes());
-  auto duration = copy_cost(bytes, within);
+  auto duration = copy_cost(self, source, within);
   Tensor to = to_device ? host_view(self) : self.detach(),
          what = from_device ? host_view(source) : source.detach();
   auto* name = within ? "copy_d2d" : to_device ? "copy_h2d" : "copy_d2h";
   state_of(current_stream(device))
-      .push(name, bytes, [to, what, duration, device, bytes](ns_t start, Notes&) mutable {
-        return run_kernel(device, start, duration, [&] {
+      .push(name, bytes, [to, what, duration, device, bytes](ns_t start, Notes& notes) mutable {
+        return run_kernel(device, start, duration, notes, [&] {
           at::AutoDispatchBelowADInplaceOrView g;
           if (computes(bytes))
             to.copy_(what);

@@ -20,6 +20,10 @@ const std::vector<Point>& curve(const std::string& group, const std::string& kin
 }
 }  // namespace
 
+void clear_links() {
+  std::lock_guard<std::mutex> l(links_mutex);
+  links.clear();
+}
 void set_link(const std::string& group, const std::string& kind, std::vector<Point> points) {
   if (points.empty())
     throw Failure("a link has one point at least");

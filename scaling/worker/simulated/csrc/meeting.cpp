@@ -9,10 +9,15 @@ static size_t head_bytes(size_t fixed, int size) {
 Meeting::Meeting(SharedMemory memory, int rank, int size)
     : rank(rank),
       size(size),
+      alike(false),
       memory_(std::move(memory)),
-      shared_(reinterpret_cast<Shared*>(memory_.data())),
-      slots_(memory_.data() + head_bytes(sizeof(Shared), size)) {
-  memory_.sign_in(rank);
+      shared_(reinterpret_cast<Shared*>(memory_->data())),
+      slots_(memory_->data() + head_bytes(sizeof(Shared), size)) {
+  memory_->sign_in(rank);
+}
+Meeting::Meeting(int rank, int size) : rank(rank), size(size), alike(true), own_(kSlotBytes) {}
+std::unique_ptr<Meeting> Meeting::alone(int rank, int size) {
+  return std::unique_ptr<Meeting>(new Meeting(rank, size));
 }
 static size_t all_bytes(size_t fixed, int size) {
   if (size > kMaxRanks)
@@ -30,12 +35,16 @@ std::unique_ptr<Meeting> Meeting::open(const std::string& path, int rank, int si
 }
 int64_t* Meeting::splits(int r) { return shared_->splits[r]; }
 void Meeting::abort() {
+  if (alike)
+    return;
   SharedGuard guard(shared_->lock);
   shared_->aborted = true;
   shared_->lock.notify();
 }
 
-std::vector<ns_t> Meeting::meet(ns_t t, ns_t timeout) {
+Arrivals Meeting::meet(ns_t t, ns_t timeout) {
+  if (alike)
+    return {{t}};
   SharedGuard guard(shared_->lock);
   if (shared_->aborted)
     throw PeerFailure("the communicator was aborted", 0);
@@ -52,6 +61,6 @@ std::vector<ns_t> Meeting::meet(ns_t t, ns_t timeout) {
   } else {
     wait(timeout, "a peer", 0, size - 1, [&] { return shared_->round != round; });
   }
-  return {arrivals, arrivals + size};
+  return {{arrivals, arrivals + size}};
 }
 }  // namespace sim

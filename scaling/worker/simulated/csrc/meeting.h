@@ -3,7 +3,9 @@
 #pragma once
 #include "shared_memory.h"
 
+#include <algorithm>
 #include <optional>
+#include <vector>
 
 namespace sim {
 constexpr size_t kSlotBytes = 1 << 20;
@@ -17,18 +19,27 @@ struct Channel {
   int64_t bytes[kLetters];
 };
 
+// When each rank came; where all are alike, when this one did.
+struct Arrivals {
+  std::vector<ns_t> each;
+  ns_t of(int rank) const { return each.size() == 1 ? each[0] : each[size_t(rank)]; }
+  ns_t last() const { return *std::max_element(each.begin(), each.end()); }
+};
+
 class Meeting {
  public:
   const int rank, size;
+  const bool alike;  // nobody else is there: the others do as this rank does
   static std::unique_ptr<Meeting> create(int rank, int size);
   static std::unique_ptr<Meeting> open(const std::string& path, int rank, int size);
-  const std::string& path() const { return memory_.path(); }
-  uint64_t id() const { return std::hash<std::string>()(path()); }
-  void unlink() const { memory_.unlink(); }
+  static std::unique_ptr<Meeting> alone(int rank, int size);
+  const std::string& path() const { return memory_->path(); }
+  uint64_t id() const { return alike ? uint64_t(reinterpret_cast<uintptr_t>(this)) : std::hash<std::string>()(path()); }
+  void unlink() const { memory_->unlink(); }
 
   // Blocks until all ranks are here. Returns when each came.
-  std::vector<ns_t> meet(ns_t t, ns_t timeout);
-  char* slot(int r) { return slots_ + kSlotBytes * size_t(r); }
+  Arrivals meet(ns_t t, ns_t timeout);
+  char* slot(int r) { return alike ? own_.data() : slots_ + kSlotBytes * size_t(r); }
   int64_t* splits(int r);  // for uneven all-to-all: one number for each rank
   void abort();
 
@@ -41,12 +52,14 @@ class Meeting {
  private:
   struct Shared;
   Meeting(SharedMemory memory, int rank, int size);
+  Meeting(int rank, int size);
   Channel& channel(int from, int to);
   std::string letter(int from, int to, uint64_t number) const;
   template <class Ready>
   void wait(ns_t timeout, const char* what, int first, int last, Ready ready);
-  SharedMemory memory_;
-  Shared* shared_;
-  char* slots_;
+  std::optional<SharedMemory> memory_;
+  Shared* shared_ = nullptr;
+  char* slots_ = nullptr;
+  std::vector<char> own_;
 };
 }  // namespace sim

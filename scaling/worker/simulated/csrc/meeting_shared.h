@@ -34,7 +34,7 @@ void Meeting::wait(ns_t timeout, const char* what, int first, int last, Ready re
     if (config().virtual_clock && why.empty() && now - looked > kLook) {
       looked = now;
       for (int r = first; r <= last; ++r)
-        if (r != rank && !shared_->came[r] && !memory_.signed_in(r))
+        if (r != rank && !shared_->came[r] && !memory_->signed_in(r))
           why = "rank " + std::to_string(r) + " is gone";
     }
     if (!why.empty() && !ready()) {

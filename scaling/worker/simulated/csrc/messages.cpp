@@ -36,6 +36,8 @@ ns_t deliver(Meeting& m, std::vector<Letter>& letters, ns_t start, ns_t timeout)
 WorkPtr SimCCL::launch_messages(std::vector<Message> all, bool batched) {
   int device = all[0].tensor.device().index();
   c10::DeviceGuard guard(c10::Device(kSim, c10::DeviceIndex(device)));
+  TORCH_CHECK(!config().alike,
+              "simccl: one process cannot be one rank of many where ranks send messages to each other");
   auto meeting = batched ? communicator() : pair(all[0].peer);
   auto lane_name = batched ? std::string() : std::to_string(all[0].peer);
   std::vector<Letter> letters;
@@ -58,7 +60,8 @@ WorkPtr SimCCL::launch_messages(std::vector<Message> all, bool batched) {
                                                                                  Notes& notes) mutable {
     ns_t met = deliver(*meeting, letters, start, timeout);
     letters.clear();
-    notes = {met, alone};
+    notes.met = met;
+    notes.alone = alone;
     if (!config().virtual_clock)
       sleep_until(met + alone);
     return met + alone;

@@ -6,7 +6,9 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <random>
 
 namespace sim {
 namespace {
@@ -23,12 +25,36 @@ std::map<std::pair<int, int64_t>, Stream*>& streams() {
 bool on_stream_thread() { return is_stream_thread; }
 bool closing() { return is_closing; }
 
-void Mark::finish(ns_t t) {
+ns_t Place::latest() const {
+  return base + ns_t(config().spread * std::sqrt(double(since)));
+}
+void Place::reach(ns_t t) {
+  own = std::max(own, t);
+  if (t > latest()) {
+    base = t;
+    since = 0;
+  }
+}
+void Place::reach(const Place& p) {
+  own = std::max(own, p.own);
+  if (p.latest() > latest()) {
+    base = p.base;
+    since = p.since;
+  }
+}
+void Place::run(ns_t end, ns_t kernel) {
+  base = std::max(base, own) + (end - own);
+  since += kernel;
+  own = end;
+}
+
+void Mark::finish(const Place& p) {
   {
     std::lock_guard<std::mutex> l(m);
     if (done)
       return;
-    ts = t;
+    ts = p.own;
+    place = p;
     done = true;
     if (streams)
       at_work(streams);
@@ -100,29 +126,32 @@ void Stream::loop() {
 }
 
 void Stream::run(Task& task) {
-  ns_t start = std::max(tail_, task.queued);
+  at_.reach(task.queued);
+  ns_t start = at_.own;
   Notes notes;
+  notes.place = at_;
   bool kernel = !task.name.empty();
   if (kernel && lost(device, start)) {  // its marks still get their stamps, so nobody waits for ever
     fail_async(ErrorKind::device, "device " + std::to_string(device) + " was lost");
-    tail_ = start;
     return;
   }
   try {
-    tail_ = std::max(start, task.fn(start, notes));
+    ns_t end = std::max(start, task.fn(start, notes));
+    if (notes.placed)
+      at_ = notes.place;
+    at_.run(end, notes.kernel);
   } catch (const PeerFailure& e) {
     fail_async(ErrorKind::peer, task.name + ": " + e.what());
-    tail_ = start + (config().virtual_clock ? e.after : 0);
+    at_.run(start + (config().virtual_clock ? e.after : 0), 0);
   } catch (const std::exception& e) {
     fail_async(ErrorKind::kernel, task.name + ": " + e.what());
-    tail_ = start;
   }
   if (!kernel)
     return;
-  if (lost(device, tail_))
+  if (lost(device, at_.own))
     fail_async(ErrorKind::device, "device " + std::to_string(device) + " was lost");
   add_record(
-      {device, id, std::move(task.name), task.queued, start, tail_, notes.met, notes.alone, task.bytes});
+      {device, id, std::move(task.name), task.queued, start, at_.own, notes.met, notes.alone, task.bytes});
 }
 
 // A task that is dropped never runs; who waits for its mark must not wait for ever.
@@ -132,14 +161,19 @@ struct Promise {
 };
 MarkPtr Stream::record() {
   auto promise = std::make_shared<Promise>();
-  push("", 0, [promise](ns_t start, Notes&) {
-    promise->mark->finish(start);
+  push("", 0, [promise](ns_t start, Notes& notes) {
+    promise->mark->finish(notes.place);
     return start;
   });
   return promise->mark;
 }
 void Stream::wait_for(MarkPtr mark) {
-  push("", 0, [mark](ns_t start, Notes&) { return std::max(start, mark->wait()); });
+  push("", 0, [mark](ns_t, Notes& notes) {
+    mark->wait();
+    notes.place.reach(mark->place);
+    notes.placed = true;
+    return notes.place.own;
+  });
 }
 
 void Stream::stop() {
@@ -185,7 +219,20 @@ void shut_down() {
   for (auto* stream : all) stream->join();
 }
 
-ns_t run_kernel(int device, ns_t start, ns_t duration, const std::function<void()>& compute) {
+// A rank's own pace: its kernels' times are a random walk.
+static ns_t noisy(ns_t duration) {
+  if (config().noise <= 0)
+    return duration;
+  static std::mutex m;
+  static std::mt19937_64 generator{uint64_t(getpid())};
+  static std::normal_distribution<double> normal;
+  std::lock_guard<std::mutex> l(m);
+  double more = config().noise * std::sqrt(double(duration)) * normal(generator);
+  return std::max<ns_t>(0, duration + ns_t(more));
+}
+ns_t run_kernel(int device, ns_t start, ns_t duration, Notes& notes, const std::function<void()>& compute) {
+  duration = noisy(duration);
+  notes.kernel = duration;
   ns_t cpu = thread_cpu_ns();
   compute();
   cpu = thread_cpu_ns() - cpu;

@@ -172,7 +172,13 @@ ns_t settle_transfer(const Transfer& t) {
   f.used = true;
   auto wire = wires.find(t.group);
   f.wire = wire == wires.end() ? 0 : wire->second;
+  if (config().alike) {  // one rank, at one node
+    f.ranks = uint64_t(1) << own_rank;
+    f.nodes = 1;
+  }
   for (auto r : t.ranks) {
+    if (config().alike)
+      break;
     if (r >= kMaxRanks)
       throw Failure("wires are shared by the first 64 ranks alone");
     f.ranks |= uint64_t(1) << r;

@@ -1,0 +1,146 @@
+"""The mesh of a world size, and the simulation that a worker is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scipy.special import ndtri
+
+from scaling.analysis.simulate import links
+from scaling.analysis.simulate.inputs import Inputs, Range
+from scaling.errors import InputError
+from scaling.spec.run import Spec
+from scaling.spec.simulation import LinkCurve, Mesh, Physics, Simulation
+from scaling.spec.topology import Topology
+
+EXPECTED, FAVOURABLE, UNFAVOURABLE = "expected", "favourable", "unfavourable"
+ALIKE, UNDISTURBED, UNDELAYED = "ranks alike", "undisturbed", "undelayed"
+"""Physics of the waterfall. Each has one cause less than the one before: spread of ranks, slowdown, latency."""
+
+
+def mesh_of(strategy: str, world_size: int, per_host: int, **asked: int | None) -> Mesh:
+    """The mesh of a strategy at a world size; `asked`: degrees that were given. InputError where they do not fit."""
+    if world_size == 1:
+        return Mesh(strategy="single")
+    tensor = shard = 1
+    if "tp" in strategy:
+        whole = world_size if strategy == "tp" else min(per_host, world_size)
+        tensor = asked.get("tensor") or whole
+    if "hsdp" in strategy:
+        shard = asked.get("shard") or max(
+            1, min(per_host, world_size) // (tensor if tensor < per_host else 1)
+        )
+    elif "fsdp" in strategy:
+        shard = asked.get("shard") or max(1, world_size // tensor)
+    replicate = world_size // (shard * tensor) or 1
+    several = strategy == "ddp" or "hsdp" in strategy
+    if replicate * shard * tensor != world_size or (replicate > 1 and not several):
+        raise InputError(
+            f"parallel={strategy}: replicate {replicate} x shard {shard} x tensor {tensor} are not {world_size} ranks; "
+            "use degrees whose product is the world size, such as parallel=hsdp parallel.shard=8"
+        )
+    return Mesh(strategy=strategy, replicate=replicate, shard=shard, tensor=tensor)
+
+
+def simulation(
+    spec: Spec,
+    mesh: Mesh,
+    inputs: Inputs,
+    batch: int,
+    *,
+    rank: int = 0,
+    own_links: tuple[LinkCurve, ...] | None = None,
+    whole: bool = True,
+) -> Simulation:
+    """What a worker is asked for. `own_links`: curves that a run measured, in place of the topology's.
+
+    `whole`: with intervals and the causes of the loss, else the expected step alone.
+    """
+    return Simulation(
+        spec=spec,
+        rank=rank,
+        batch=batch,
+        mesh=mesh,
+        chip=inputs.chip,
+        capacity_bytes=inputs.capacity_bytes,
+        host_bytes_s=inputs.host_bytes_s,
+        launch_us=inputs.launch_us,
+        kernels=inputs.kernels,
+        physics=_physics(spec.topology, mesh, inputs, own_links, whole=whole and mesh.world_size > 1),
+        timeline=whole and mesh.world_size > 1,
+    )
+
+
+def latest(ranks: int) -> float:
+    """Expected lateness of the latest of n ranks, in standard deviations (Blom's approximation, 1958)."""
+    return float(ndtri((ranks - 0.375) / (ranks + 0.25))) if ranks > 1 else 0.0
+
+
+def _physics(
+    topology: Topology, mesh: Mesh, inputs: Inputs, own: tuple[LinkCurve, ...] | None, *, whole: bool
+) -> tuple[Physics, ...]:
+    axes = mesh.axes
+    doubt, factor = (0.0, 1.0) if own is not None or not axes else links.doubts(topology, axes)
+    last = latest(mesh.world_size)
+
+    def setting(
+        name: str, *, slow: float, lasting: float, walk: float, bandwidth: float, latency: float
+    ) -> Physics:
+        curves = (
+            own if own is not None else links.curves(topology, axes, bandwidth=bandwidth, latency=latency)
+        )
+        return Physics(
+            name=name,
+            links=curves,
+            wires=() if own is not None or not axes else links.shared(topology, axes),
+            slowdown=slow,
+            stretch=1 + last * lasting,
+            spread=last * walk,
+        )
+
+    def of(one: Range | None, end: str = "value") -> float:
+        return 0.0 if one is None else max(0.0, getattr(one, end))
+
+    slow, lasting, walk = of(inputs.slowdown), of(inputs.persistent), of(inputs.walk)
+    expected = setting(EXPECTED, slow=slow, lasting=lasting, walk=walk, bandwidth=1, latency=1)
+    if not whole:
+        return (expected,)
+    best = {
+        "slow": of(inputs.slowdown, "low"),
+        "lasting": of(inputs.persistent, "low"),
+        "walk": of(inputs.walk, "low"),
+    }
+    worst = {
+        "slow": of(inputs.slowdown, "high"),
+        "lasting": of(inputs.persistent, "high"),
+        "walk": of(inputs.walk, "high"),
+    }
+    found = [
+        expected,
+        setting(FAVOURABLE, **best, bandwidth=1 + doubt, latency=1 / factor),
+        setting(UNFAVOURABLE, **worst, bandwidth=1 - doubt, latency=factor),
+    ]
+    if lasting or walk:
+        found.append(setting(ALIKE, slow=slow, lasting=0, walk=0, bandwidth=1, latency=1))
+    if slow:
+        found.append(setting(UNDISTURBED, slow=0, lasting=0, walk=0, bandwidth=1, latency=1))
+    if own is None:
+        found.append(setting(UNDELAYED, slow=0, lasting=0, walk=0, bandwidth=1, latency=0))
+    else:
+        found.append(
+            replace(
+                setting(UNDELAYED, slow=0, lasting=0, walk=0, bandwidth=1, latency=1), links=undelayed(own)
+            )
+        )
+    return tuple(found)
+
+
+def undelayed(curves: tuple[LinkCurve, ...]) -> tuple[LinkCurve, ...]:
+    """Measured curves without what the smallest message takes."""
+    return tuple(
+        replace(
+            curve,
+            points=tuple((size, max(0.0, us - curve.points[0][1])) for size, us in curve.points),
+        )
+        for curve in curves
+    )

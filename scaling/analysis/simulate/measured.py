@@ -1,0 +1,255 @@
+"""What a run measured, as inputs of a simulation: kernel times, slowdown under communication, spread of ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+from scipy.special import gammaincinv
+
+from scaling.analysis.decompose.quantities import DURATIONS
+from scaling.analysis.network.ring import Hops, ring_times
+from scaling.analysis.predict.change import Source
+from scaling.analysis.predict.fabrics import measured_fabric, named_fabric
+from scaling.analysis.results import Analysis, Point
+from scaling.analysis.simulate.inputs import (
+    HOST_BYTES_S,
+    LAUNCH_US,
+    RESERVED,
+    Inputs,
+    Range,
+    sheet,
+)
+from scaling.analysis.simulate.links import SIZES
+from scaling.errors import InputError
+from scaling.records.checkup import COPY, LAUNCH, MATMUL, KernelTable, Roofline
+from scaling.records.tables import Tables
+from scaling.spec.schedule import BARE_ALL, DDP_SOLO
+from scaling.spec.simulation import Axis, Chip, KernelTimes, LinkCurve
+from scaling.spec.topology import Topology
+
+HOST_CAPACITY_BYTES = 2**40
+"""A CPU's ranks share the host's memory, which a simulation does not limit."""
+SUM_OFF = 0.1
+"""How far the sum of kernel times may lie from the step before it is warned of."""
+
+
+def inputs(
+    table: KernelTable | None,
+    roofline: Roofline | None,
+    analysis: Analysis,
+    tables: Tables,
+    own: Topology,
+    asked: Topology,
+    device_name: str | None,
+) -> Inputs:
+    """Everything that a run gives for a simulation on `asked`; `own` is its topology. InputError without kernels."""
+    if table is None or roofline is None:
+        raise InputError(
+            f"{analysis.run.id}: has no kernel times (kernels-0.json); measure it again with this version, or simulate "
+            "without a run: scaling run topology=simulated_hgx_h100"
+        )
+    source = _measured_chip(roofline, table.precision)
+    elsewhere = bool(asked.accelerator) and asked.accelerator != (device_name or own.accelerator)
+    target, capacity = (
+        sheet(asked, table.precision) if elsewhere else (source, _capacity(asked, table.precision))
+    )
+    on_cpu = own.device == "cpu"
+    times, said = _times(table, source, on_cpu=on_cpu)
+    if not elsewhere:
+        target = source
+    slowdown, persistent = _slowdown(analysis.points), _spread(tables)
+    launch_us = _launch_us(roofline, measured_cpu=on_cpu, elsewhere=elsewhere)
+    missing = [
+        *([] if slowdown else ["how much communication slows kernels down"]),
+        *([] if persistent else ["how much ranks differ (the slowest of n holds up the others)"]),
+        *([] if asked.name == own.name else ["congestion of the network"]),
+    ]
+    where = (
+        f"scaled from {device_name or 'this CPU'} to {target.name} by a roofline of both"
+        if elsewhere
+        else "as measured"
+    )
+    return Inputs(
+        chip=target,
+        capacity_bytes=capacity,
+        kernels=times,
+        launch_us=launch_us,
+        host_bytes_s=1e15 if on_cpu and not elsewhere else HOST_BYTES_S,
+        slowdown=slowdown,
+        persistent=persistent,
+        said=(
+            f"kernels: {len(table.kernels)} operators and shapes of the run's step, {where}",
+            *said,
+            f"host: {launch_us:g} us a launch",
+            *(_said("kernels are slower while communication runs", slowdown)),
+            *(
+                _said(
+                    "compute of ranks differs in a step by (standard deviation, taken to last a step)",
+                    persistent,
+                )
+            ),
+        ),
+        missing=tuple(missing),
+    )
+
+
+def _said(what: str, found: Range | None) -> list[str]:
+    return (
+        []
+        if found is None
+        else [f"{what}: {found.value:.1%} [{found.low:.1%}, {found.high:.1%}], from the run"]
+    )
+
+
+def _measured_chip(roofline: Roofline, precision: str) -> Chip:
+    """The ceilings that the run measured on its device."""
+    best = {ceiling.name: ceiling.best for ceiling in roofline.ceilings}
+    product = best.get(MATMUL + precision) or max(
+        (v for k, v in best.items() if k.startswith(MATMUL)), default=0.0
+    )
+    if not product or COPY not in best:
+        raise InputError(
+            "the run has no ceilings of its device (roofline-0.json), so its kernels cannot be scaled"
+        )
+    return Chip(
+        name="the run's device",
+        flop_s=product,
+        flop_s_fp32=best.get(MATMUL + "fp32", product),
+        memory_bytes_s=best[COPY],
+        kernel_us=0.0,
+    )
+
+
+def _capacity(topology: Topology, precision: str) -> int:
+    return int(sheet(topology, precision)[1] * RESERVED) if topology.accelerator else HOST_CAPACITY_BYTES
+
+
+def _launch_us(roofline: Roofline, *, measured_cpu: bool, elsewhere: bool) -> float:
+    if measured_cpu:
+        return LAUNCH_US if elsewhere else 0.0
+    best = {ceiling.name: ceiling.best for ceiling in roofline.ceilings}
+    return 1e6 / best[LAUNCH] if LAUNCH in best else LAUNCH_US
+
+
+def _times(table: KernelTable, chip: Chip, *, on_cpu: bool) -> tuple[KernelTimes, list[str]]:
+    """The table for the simulated device, and what is said of it. On a CPU the operators' sum is made the step's.
+
+    There the host runs them itself: what a step takes beyond them is shared by all. On a device it is the host's.
+    """
+    calls = sum(kernel.calls for kernel in table.kernels)
+    off = table.sum_ns / table.step_ns - 1
+    beyond = (table.step_ns - table.sum_ns) / calls if on_cpu and off < 0 else 0.0
+    scale = table.step_ns / table.sum_ns if off > 0 else 1.0
+    said = [f"their sum is {1 + off:.1%} of the step without timed operators ({table.step_ns / 1e6:.4g} ms)"]
+    if abs(off) > SUM_OFF:
+        said[0] += "; it was made to fit, which is an assumption"
+    us = {kernel.key: (kernel.time_ns * scale + beyond) / 1e3 for kernel in table.kernels}
+    spent: dict[str, float] = {}
+    least: dict[str, float] = {}
+    for kernel in table.kernels:
+        ideal = (
+            max(kernel.flops / chip.flop_s, kernel.bytes / chip.memory_bytes_s) * 1e9 + chip.kernel_us * 1e3
+        )
+        for name in (kernel.operator, "*"):
+            spent[name] = spent.get(name, 0.0) + kernel.calls * us[kernel.key] * 1e3
+            least[name] = least.get(name, 0.0) + kernel.calls * ideal
+    factors = {name: spent[name] / least[name] for name in spent if least[name] > 0}
+    return KernelTimes(chip=chip, us=us, factors=factors), said
+
+
+def _slowdown(points: Sequence[Point]) -> Range | None:
+    """s, where kernels take 1 + s times as long under communication: h of hidden transfer then costs h s / (1 + s)."""
+    for point in reversed(points):
+        if (
+            point.loss is None
+            or point.loss.overlap is None
+            or point.arms_ms is None
+            or point.arms_ms.plain is None
+        ):
+            continue
+        comm = point.comm
+        if comm is None or comm.hidden_share is None or not comm.buckets:
+            continue
+        busy = sum(b.transfer_ms.value for b in comm.buckets if b.transfer_ms is not None)
+        hidden = comm.hidden_share.value * busy
+        if hidden <= 0:
+            continue
+        overlap, plain = point.loss.overlap, point.arms_ms.plain.value
+
+        def of(share: float | None, default: float, hidden: float = hidden, plain: float = plain) -> float:
+            extra = max(0.0, (default if share is None else share) * plain)
+            return extra / max(hidden - extra, 0.2 * hidden)
+
+        value = of(overlap.value, overlap.value)
+        return Range(value=value, low=of(overlap.low, overlap.value), high=of(overlap.high, overlap.value))
+    return None
+
+
+def _spread(tables: Tables) -> Range | None:
+    """Standard deviation over ranks of a step's compute, relative, in arms without communication.
+
+    The variance over ranks is taken in each step, so what slows all ranks at once is not in it; the median step counts.
+    The interval is a variance's with as many degrees of freedom as ranks beyond the first, times blocks.
+    """
+    solo = tables.steps.filter(pl.col("arm").is_in([DDP_SOLO, BARE_ALL]) & (pl.col("world_size") > 1))
+    if solo.is_empty():
+        return None
+    solo = solo.filter(pl.col("world_size") == solo["world_size"].max())
+    computing = [e for e in DURATIONS if e.meta.output_name() in ("forward", "compute")]
+    own = solo.with_columns(own=pl.sum_horizontal(computing))
+    place = ["launch", "round", "block", "step"]
+    each = own.group_by(*place).agg(
+        mean=pl.col("own").mean(), var=pl.col("own").var(), ranks=pl.col("rank").n_unique()
+    )
+    each = each.filter((pl.col("ranks") > 1) & (pl.col("mean") > 0)).with_columns(
+        relative=pl.col("var") / pl.col("mean") ** 2
+    )
+    if each.is_empty():
+        return None
+    variance = float(np.median(each["relative"].to_numpy()))
+    ranks = int(np.max(each["ranks"].to_numpy()))
+    blocks = each.select("launch", "round", "block").n_unique()
+    freedom = (ranks - 1) * blocks
+    # The median of a chi-squared variable over its freedom, so that single disturbed steps do not count.
+    value = math.sqrt(variance * (ranks - 1) / _chi2(0.5, ranks - 1))
+    low, high = (value * math.sqrt(freedom / _chi2(q, freedom)) for q in (0.975, 0.025))
+    return Range(value=value, low=low, high=high)
+
+
+def _chi2(share: float, freedom: int) -> float:
+    """Quantile of a chi-squared variable."""
+    return 2 * float(gammaincinv(freedom / 2, share))
+
+
+def curves(
+    asked: Topology, own: Topology, sources: Sequence[Source], axes: tuple[Axis, ...], world_size: int
+) -> tuple[LinkCurve, ...]:
+    """Curves of a host's back end, from what the run measured: a ring over all ranks, the same for every axis."""
+    if world_size == 1 or not sources:
+        return ()
+    same = asked == own and any(s.world_size > 1 for s in sources)
+    fabric = measured_fabric(asked, sources) if same else named_fabric(asked, own, sources[-1], world_size)
+    levels: list[Hops] = [level.estimate() for level in fabric.levels]
+    found = []
+    for group, n in (
+        ("*", world_size),
+        ("default_pg", world_size),
+        *((f"mesh_{a.name}", a.size) for a in axes),
+    ):
+        for kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
+            share = (2 if kind == "all_reduce" else 1) * (n - 1) / n
+            sizes = [max(1.0, wire / share) for wire in SIZES]
+            fixed, moved = ring_times(levels, n, sizes)
+            half = 1.0 if kind == "all_reduce" else 0.5
+            us = (fixed + moved)[0] * half / 1e3
+            found.append(
+                LinkCurve(
+                    group=group,
+                    kind=kind,
+                    points=tuple((wire, float(t)) for wire, t in zip(SIZES, us, strict=True)),
+                )
+            )
+    return tuple(found)

@@ -1,0 +1,62 @@
+"""`scaling run topology=simulated_...`: a simulation in place of a measurement. Torch runs in workers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from scaling.cli.output import print_json, say
+from scaling.config.simulation import is_simulated
+from scaling.errors import InputError
+
+__all__ = ["is_simulated", "print_outcomes", "simulate_run"]
+
+NAME, TIMELINE = "simulation.json", "timeline.json"
+
+
+def simulate_run(words: Sequence[str]) -> int:
+    """Simulate what a command line asks for, print it, and write it into `run_dir` where that is given."""
+    from scaling.cli.simulating import simulations  # noqa: PLC0415  (--help stays fast)
+
+    flags = [word for word in words if word.startswith("-") and word not in {"-m", "--multirun", "--json"}]
+    if flags:
+        raise InputError(f"{flags[0]}: a simulated topology takes overrides, -m and --json")
+    as_json = "--json" in words
+    rest = [word for word in words if not word.startswith("-")]
+    into = next((word.removeprefix("run_dir=") for word in rest if word.startswith("run_dir=")), None)
+    if into is not None and Path(into).exists():
+        raise InputError(f"run_dir={into}: is there already; name a new folder")
+    return print_outcomes(simulations(rest), as_json=as_json, into=None if into is None else Path(into))
+
+
+def print_outcomes(outcomes: Sequence[object], *, as_json: bool, into: Path | None) -> int:
+    """Print simulations, one after the other, then side by side; exit status 1 where none gave a step."""
+    from scaling.cli.simulating import Outcome  # noqa: PLC0415
+    from scaling.records.codec import encode  # noqa: PLC0415
+    from scaling.records.files import write_json  # noqa: PLC0415
+    from scaling.report.perfetto import simulated_chrome  # noqa: PLC0415
+    from scaling.report.terminal import print_simulation, print_simulations  # noqa: PLC0415
+
+    found = [one for one in outcomes if isinstance(one, Outcome)]
+    results = [one.results for one in found]
+    if as_json:
+        print_json(results[0] if len(results) == 1 else {"simulated": True, "simulations": results})
+    else:
+        console = Console()
+        for one in results:
+            print_simulation(console, one)
+        if len(results) > 1:
+            print_simulations(console, results)
+    for index, outcome in enumerate(found if into is not None else ()):
+        assert into is not None
+        folder = into if len(found) == 1 else into / str(index)
+        folder.mkdir(parents=True)
+        write_json(folder / NAME, encode(outcome.results))
+        if outcome.timeline:
+            text = simulated_chrome(outcome.timeline, outcome.results.topology, outcome.timeline_ranks)
+            (folder / TIMELINE).write_text(text, encoding="utf-8")
+        if not as_json:
+            say(f"# written to {folder}: {NAME}{f', {TIMELINE} (Perfetto)' if outcome.timeline else ''}")
+    return 0 if any(p.step_ms or p.fits is False for one in results for p in one.points) else 1

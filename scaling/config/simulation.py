@@ -1,0 +1,133 @@
+"""What a simulation is asked for: overrides of a run's settings, on a machine that need not be here."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scaling.config.compose import changed, composed
+from scaling.config.run import to_spec
+from scaling.config.schema import Composed
+from scaling.errors import InputError
+from scaling.hardware.devices import Machine, find_machine
+from scaling.spec.plan import RANKS_MAX
+from scaling.spec.run import Spec
+from scaling.spec.simulation import STRATEGIES
+
+PREFIX = "simulated_"
+"""A topology with this before its name is simulated."""
+REFUSED = {
+    "cp": "context parallel",
+    "ep": "expert parallel (MoE)",
+    "pp": "pipeline parallel",
+}
+DEGREES = ("replicate", "shard", "tensor")
+HOSTS_MAX = RANKS_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A checked request: strategies to compare, each over the world sizes of `spec`."""
+
+    spec: Spec
+    strategies: tuple[str, ...]
+    degrees: dict[str, int | None]
+    usd_per_gpu_hour: float | None
+    changes: tuple[str, ...]
+
+
+def is_simulated(words: Sequence[str]) -> bool:
+    """Whether a command line asks for a simulated topology."""
+    return any(word.startswith(f"topology={PREFIX}") for word in words)
+
+
+def to_simulation(words: Sequence[str], measured: str | None = None) -> Asked:
+    """Check the words of a command line; `measured` is the config.yaml of a run that they change.
+
+    `parallel` and its degrees are read here; everything else goes to Hydra. InputError says what would be accepted.
+    """
+    strategies: tuple[str, ...] = ("ddp",)
+    degrees: dict[str, int | None] = dict.fromkeys(DEGREES)
+    rest = []
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "parallel":
+            strategies = _strategies(value)
+        elif key.startswith("parallel."):
+            degrees[_degree(key)] = _count(word, value)
+        elif key == "topology":
+            rest.append(f"topology={value.removeprefix(PREFIX)}")
+        else:
+            rest.append(word)
+    config = composed(rest) if measured is None else changed(measured, rest)[1]
+    spec = _spec(config)
+    if spec.task != "train":
+        raise InputError(f"task={spec.task}: only training is simulated")
+    if spec.data.target is not None:
+        spec = dataclasses.replace(spec, data=dataclasses.replace(spec.data, target=None))
+    return Asked(
+        spec=spec,
+        strategies=strategies,
+        degrees=degrees,
+        usd_per_gpu_hour=config.cost.usd_per_gpu_hour,
+        changes=tuple(words),
+    )
+
+
+def _strategies(value: str) -> tuple[str, ...]:
+    found = tuple(word.strip() for word in value.strip("[]").split(",") if word.strip())
+    for name in found or ("",):
+        if name in REFUSED:
+            raise InputError(
+                f"parallel={name}: {REFUSED[name]} is not simulated, since its ranks do not do alike; "
+                f"there is {', '.join(STRATEGIES[1:])}"
+            )
+        if name not in STRATEGIES[1:]:
+            raise InputError(f"parallel={name}: one or more of {', '.join(STRATEGIES[1:])} is expected")
+    return found
+
+
+def _degree(key: str) -> str:
+    name = key.removeprefix("parallel.")
+    if name not in DEGREES:
+        known = ", ".join(f"parallel.{d}" for d in DEGREES)
+        raise InputError(f"{key}: is not simulated; there is {known}")
+    return name
+
+
+def _count(word: str, value: str) -> int | None:
+    if value == "-1":
+        return None
+    if not value.isdigit() or not 1 <= int(value) <= RANKS_MAX:
+        raise InputError(
+            f"{word}: a number of ranks from 1 to {RANKS_MAX} is expected, or -1 for what is left"
+        )
+    return int(value)
+
+
+def _spec(config: Composed) -> Spec:
+    """The spec, with as many hosts as its largest world size needs; the devices need not be on this machine."""
+    config = copy.deepcopy(config)
+    topology = config.topology
+    if not isinstance(topology.ranks_per_host, int):
+        raise InputError(
+            f"topology={topology.name}: how many ranks a host has is not known; a number is expected, such as "
+            "topology.ranks_per_host=8"
+        )
+    largest = max(config.world_sizes or [topology.hosts * topology.ranks_per_host])
+    topology.hosts = max(topology.hosts, min(HOSTS_MAX, -(-largest // topology.ranks_per_host)))
+    topology.device = topology.device if topology.device != "auto" else "cuda"
+    kind, launcher = topology.kind, config.launcher.name
+    # On Slurm a run's devices are those of other machines, which is what a simulated one's are too.
+    topology.kind = config.launcher.name = "slurm"
+    spec = to_spec(config, _elsewhere())
+    named = dataclasses.replace(spec.topology, kind=kind)
+    return dataclasses.replace(
+        spec, topology=named, launcher="local" if launcher == "auto" else spec.launcher
+    )
+
+
+def _elsewhere() -> Machine:
+    return dataclasses.replace(find_machine(), gpus=())

@@ -1,0 +1,212 @@
+"""What a real program would do on a simulated machine. Every figure is simulated, and each part says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from scaling.analysis.results.simulation import SimulatedPoint, SimulationResults
+from scaling.plain import plain
+from scaling.report.model import Document, Lines, Section, Table, heads, lines, named
+from scaling.report.text import cell, percent, quantity, ranks, sentence, value_of
+from scaling.report.waterfall import PREDICTED, waterfall_bars
+
+GB = 1e9
+
+
+def document(found: SimulationResults) -> Document:
+    """What to expect, what it leans on, and how far it may be off."""
+    return Document(
+        title=f"{found.model} on {found.topology}, SIMULATED",
+        answer=_answer(found),
+        sections=tuple(_sections(found)),
+    )
+
+
+def _sections(found: SimulationResults) -> Iterator[Section]:
+    yield Section(title="", blocks=(_conditions(found),))
+    yield Section(title="simulated", blocks=(_points(found),))
+    shown = [p for p in found.points if p.step_ms is not None]
+    if shown:
+        last = shown[-1]
+        at = f"{ranks(last.world_size)}, simulated"
+        if last.loss is not None and last.world_size > 1:
+            title = f"{at}: a step of {quantity(last.step_ms, 'ms')}"
+            yield Section(title=title, blocks=(waterfall_bars(last.loss, last.efficiency, PREDICTED),))
+        if last.transfers:
+            yield Section(title=f"transfers of a step, {at}", blocks=(_transfers(last),))
+        yield Section(title="memory of a rank at its peak, simulated", blocks=(_memory(found),))
+    tests = Table(
+        columns=heads("ranks", ("simulated", "ms"), ("measured", "ms"), ("error", "%")),
+        rows=tuple(
+            (str(t.world_size), f"{t.predicted_ms:.4g}", cell(t.measured_ms), f"{t.error * 100:+.1f}")
+            for t in found.backtest
+        ),
+        label="Back-test",
+    )
+    why_none = lines(found.backtest_missing or "", look="prose", tone="warning")
+    yield Section(
+        title="back-test: measured world sizes, simulated on the run's own machine",
+        blocks=(tests, why_none),
+        title_alone=True,
+    )
+    yield Section(title="what this leans on", blocks=(lines(*found.inputs, look="warnings"),))
+    left_out = [f"not measured and left out: {what}" for what in found.missing]
+    notes = (*left_out, *found.warnings)
+    if notes:
+        yield Section(title="what it does not know", blocks=(lines(*notes, look="warnings"),))
+
+
+def _conditions(found: SimulationResults) -> Lines:
+    source = "none: the data sheet's rates" if found.run is None else found.run
+    return named(
+        (
+            "model",
+            f"{found.model}, {found.parameters / 1e9:.3g} B parameters, {found.precision}, {found.mode} scaling",
+        ),
+        ("machine", f"{found.topology}, {found.accelerator}: SIMULATED, nothing was measured on it"),
+        ("run", source),
+        look="conditions",
+    )
+
+
+def _points(found: SimulationResults) -> Table:
+    priced = any(p.usd_per_million_samples is not None for p in found.points)
+    rows = tuple(_row(p, priced=priced) for p in found.points)
+    bound = "; efficiency is an upper bound" if found.upper_bound else ""
+    base = f", against {ranks(found.base_world_size)}" if found.base_world_size else ""
+    return Table(
+        columns=heads(
+            "ranks",
+            "hosts",
+            "mesh",
+            ("step", "ms"),
+            "samples/s",
+            ("efficiency", "%"),
+            ("exposed", "ms"),
+            ("peak", "GB"),
+            "fits",
+            *([("a million samples", "USD")] if priced else []),
+        ),
+        rows=rows,
+        label="Simulated",
+        note=f"±: what the links and inputs leave open{base}{bound}",
+    )
+
+
+def _row(p: SimulatedPoint, *, priced: bool) -> tuple[str, ...]:
+    fits = {True: "yes", False: "NO", None: "?"}[p.fits]
+    cost = "-" if p.usd_per_million_samples is None else f"{p.usd_per_million_samples:.4g}"
+    return (
+        str(p.world_size),
+        str(p.hosts),
+        _mesh(p),
+        quantity(p.step_ms),
+        value_of(p.samples_per_s),
+        cell(p.efficiency, 100),
+        "-" if p.exposed_ms is None else f"{p.exposed_ms:.4g}",
+        "-" if p.memory is None else f"{p.memory.peak_bytes / GB:.1f}",
+        fits,
+        *([cost] if priced else []),
+    )
+
+
+def _mesh(p: SimulatedPoint) -> str:
+    parts = {"replicate": p.replicate, "shard": p.shard, "tensor": p.tensor}
+    several = [f"{name} {size}" for name, size in parts.items() if size > 1]
+    return f"{p.strategy} ({', '.join(several)})" if len(several) > 1 else p.strategy
+
+
+def _transfers(p: SimulatedPoint) -> Table:
+    rows = tuple(
+        (
+            t.kind.replace("_", "-"),
+            t.axis,
+            str(t.calls),
+            f"{t.bytes / GB:.4g}",
+            f"{t.busy_ms:.4g}",
+            f"{t.exposed_ms:.4g}",
+        )
+        for t in p.transfers
+    )
+    columns = heads("kind", "axis", "calls", ("bytes", "GB"), ("busy", "ms"), ("exposed", "ms"))
+    return Table(columns=columns, rows=rows, label="Transfers")
+
+
+def _memory(found: SimulationResults) -> Table:
+    rows = []
+    for p in found.points:
+        if p.memory is not None:
+            m = p.memory
+            parts = (
+                m.parameters_bytes,
+                m.gradients_bytes,
+                m.optimizer_bytes,
+                m.activations_bytes,
+                m.peak_bytes,
+            )
+            of = "-" if p.capacity_bytes is None else f"{p.capacity_bytes / GB:.1f}"
+            rows.append((str(p.world_size), *(f"{part / GB:.2f}" for part in parts), of))
+        elif p.fits is False:
+            rows.append(
+                (str(p.world_size), "-", "-", "-", "-", "does not fit", f"{(p.capacity_bytes or 0) / GB:.1f}")
+            )
+    columns = heads(
+        "ranks",
+        ("parameters", "GB"),
+        ("gradients", "GB"),
+        ("optimizer", "GB"),
+        ("activations and the rest", "GB"),
+        ("peak", "GB"),
+        ("of", "GB"),
+    )
+    return Table(columns=columns, rows=tuple(rows), label="Memory")
+
+
+def _answer(found: SimulationResults) -> str:
+    last = found.points[-1]
+    if last.fits is False:
+        return sentence(f"simulated: {ranks(last.world_size)} with {last.strategy} do not fit into memory")
+    if last.step_ms is None:
+        return sentence(f"cannot say: {plain(last.why or 'the program failed')}")
+    bound = "at most " if found.upper_bound else ""
+    said = (
+        f"simulated: {ranks(last.world_size)} with {last.strategy} take a step of {quantity(last.step_ms, 'ms')}, "
+        f"efficiency {bound}{percent(last.efficiency)}"
+    )
+    if found.backtest:
+        worst = max(found.backtest, key=lambda test: abs(test.error))
+        said += f"; the same simulation of what the run measured is {worst.error:+.1%} off at the worst"
+    return sentence(said)
+
+
+def side_by_side(found: Sequence[SimulationResults]) -> Document:
+    """The largest world size of each simulation in a row, against the first."""
+    last = [one.points[-1] for one in found]
+    first = last[0].samples_per_s
+    rows = tuple(
+        (
+            one.topology,
+            p.strategy,
+            str(p.world_size),
+            quantity(p.step_ms),
+            cell(p.efficiency, 100),
+            "-" if first is None or p.samples_per_s is None else f"{p.samples_per_s.value / first.value:.3f}",
+            "-" if p.memory is None else f"{p.memory.peak_bytes / GB:.1f}",
+            "-" if p.usd_per_million_samples is None else f"{p.usd_per_million_samples:.4g}",
+        )
+        for one, p in zip(found, last, strict=True)
+    )
+    columns = heads(
+        "machine",
+        "parallel",
+        "ranks",
+        ("step", "ms"),
+        ("efficiency", "%"),
+        "samples/s over the first",
+        ("peak", "GB"),
+        ("a million samples", "USD"),
+    )
+    table = Table(columns=columns, rows=rows, label="Simulated", note="every figure is simulated")
+    return Document(
+        title="side by side, SIMULATED", answer="", sections=(Section(title="simulated", blocks=(table,)),)
+    )
