@@ -34,7 +34,8 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     rounds = tables.steps.lazy().filter(together & counted).select("launch", "round").unique()
     index = rounds.sort("launch", "round").collect()
     buckets = tables.buckets.lazy().filter(first)
-    cycles, merged, sizes = read_detailed(own, buckets, n, channels(tables, plan), _host_ns(tables, n))
+    channel, host_ns = channels(tables, plan), _host_ns(tables, n)
+    cycles, merged, sizes = read_detailed(own, buckets, tables.blocks, n, channel, host_ns)
     return TrialRecords(
         trial=trial,
         index=index,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from scaling.records.format import CollectiveRow
 from scaling.spec.plan import Trial
 from scaling.spec.promise import DETAILS, WHOLE, Content
 from scaling.spec.run import Spec
@@ -33,8 +34,9 @@ from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.probe import BucketProbe, SoloProbe, Take
-from scaling.worker.measure.step import Loop
+from scaling.worker.measure.step import Loop, broadcasts
 from scaling.worker.models.options import loading
+from scaling.worker.parallel.buffers import broadcast_rows
 from scaling.worker.parallel.ddp import Wrapping, bucket_bytes, settle
 from scaling.worker.parallel.groups import Group
 
@@ -102,6 +104,13 @@ class Opened:
         if self.solo is not None:
             return self.solo.taking()
         return contextlib.nullcontext(None if self.detailed is None else self.detailed.take)
+
+    def broadcasts(self, stamps: Sequence[int], first: int) -> list[CollectiveRow]:
+        """The broadcasts of buffers of a detailed step over the group, with tokens; `first`: position of the first."""
+        ddp = self.loop.module
+        if self.detailed is None or not isinstance(ddp, DistributedDataParallel):
+            return []
+        return broadcast_rows(ddp, broadcasts(stamps), first)
 
     def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:
         """BlockRecord.parameters of a ddp_solo block; empty for other arms."""

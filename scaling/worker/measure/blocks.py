@@ -140,7 +140,7 @@ class BlockRunner:
                     if index >= 0:
                         rows.append(row)
                         if taken is not None:
-                            collectives.append(taken)
+                            collectives.append(taken + opened.broadcasts(row, len(taken)))
                 self._device.synchronize()
         if opened.detailed is not None:
             arms.messages(opened.detailed.wire)
