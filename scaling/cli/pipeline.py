@@ -61,7 +61,6 @@ class Rebuilt:
     analysis: Analysis
     timelines: tuple[Timeline, ...]
     histories: tuple[StepHistory, ...]
-    ending: Ending
     environment: Environment | None
     """Environment that represents the run's machine; None where no rank recorded one."""
 
@@ -134,7 +133,6 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches]:
         analysis=analysis,
         timelines=timelines(tables, plan),
         histories=histories(tables, plan, found.states),
-        ending=ending,
         environment=launches.environment,
     )
     return rebuilt, tables, launches

@@ -7,6 +7,7 @@ import dataclasses
 from scaling.config.cases import batches, check_cases
 from scaling.config.cluster import to_cluster, to_env
 from scaling.config.model import to_data, to_model
+from scaling.config.parallel import check_parallel, to_parallel
 from scaling.config.schema import Composed
 from scaling.config.topology import check_emulated, to_topology
 from scaling.config.values import check_batches, freeze
@@ -47,12 +48,14 @@ def to_spec(config: Composed, machine: Machine) -> Spec:
         threads=_threads(config, topology, launcher, machine),
         launcher=launcher,
         cluster=to_cluster(config.cluster),
+        parallel=to_parallel(config.parallel, topology),
         data=to_data(config.data),
         env=env,
         batches=listed,
         batch_max=largest,
     )
     _check_training(spec)
+    check_parallel(spec)
     check_cases(spec)
     for precision in (spec.precision, *spec.vary.precision):
         _check_precision(precision, topology, machine)

@@ -58,6 +58,13 @@ class StepRow(NamedTuple):
     """Stamp: the step's last such broadcast begins."""
     buffer_end_ns: int = 0
     """Stamp: it is complete on this rank, and the model's own forward begins."""
+    forward_wait_ns: int = 0
+    """Duration: the part of forward in which a sharded module waits for its units' parameters.
+
+    This and the next one are left out of a step of another strategy.
+    """
+    backward_wait_ns: int = 0
+    """Duration: the part of backward in which it waits for parameters or for the reduction of gradients."""
 
 
 class CollectiveRow(NamedTuple):
@@ -90,11 +97,17 @@ class CollectiveRow(NamedTuple):
     """The bucket or the sharded unit that it belongs to, the same on every rank; -1: none is known."""
     calls: int = 1
     """Collectives of the size sweep, enqueued one behind the other, whose time the stamps enclose."""
+    wait_ns: int = 0
+    """The rank, or its compute stream, began to wait for it; 0: not taken, or it waited for several at once."""
+    resume_ns: int = 0
+    """It went on."""
 
 
 STEP_FIELDS = StepRow._fields
 WITHOUT_BUFFERS = STEP_FIELDS.index("buffer_wait_ns")
 """Length of a step's row that leaves out its broadcast of buffers."""
+WITHOUT_WAITS = STEP_FIELDS.index("forward_wait_ns")
+"""Length of a step's row of a strategy that is not sharded."""
 COLLECTIVE_FIELDS = CollectiveRow._fields
 COLLECTIVE_DEFAULTS = tuple(CollectiveRow._field_defaults.values())
 """What a collective's row stands for where it ends early."""
@@ -106,8 +119,12 @@ AnyStepRow = PlainRow | StepRow
 
 
 def shortest(row: AnyStepRow) -> Sequence[int]:
-    """What is written of a step's row: a step that sent no buffers leaves out their times."""
-    return row if len(row) <= WITHOUT_BUFFERS or row[WITHOUT_BUFFERS:] != (0, 0, 0) else row[:WITHOUT_BUFFERS]
+    """What is written of a step's row, without the waits of a sharded module and the buffers where there were none."""
+    found: Sequence[int] = row
+    for width in (WITHOUT_WAITS, WITHOUT_BUFFERS):
+        if len(found) > width and not any(found[width:]):
+            found = found[:width]
+    return found
 
 
 def shortened(row: CollectiveRow) -> tuple[int, ...]:

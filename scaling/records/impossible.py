@@ -152,7 +152,14 @@ def _steps(tables: Tables, plan: Plan, slack: int) -> Iterator[pl.DataFrame]:
         "a step begins before the one before it ends": pl.col("begin_ns")
         < pl.col("end_ns").shift(1).over(BLOCK) - slack,
         "a part of a step is negative": pl.min_horizontal(
-            "input_ns", "forward_ns", "backward_ns", "optimizer_ns", "earlier_wait_ns", "buffer_wait_ns"
+            "input_ns",
+            "forward_ns",
+            "backward_ns",
+            "optimizer_ns",
+            "earlier_wait_ns",
+            "buffer_wait_ns",
+            "forward_wait_ns",
+            "backward_wait_ns",
         )
         < -slack,
         "the parts of a step are longer than the step": stamped & (phases > length + slack),
@@ -163,7 +170,9 @@ def _steps(tables: Tables, plan: Plan, slack: int) -> Iterator[pl.DataFrame]:
             | (pl.col("sync_end_ns") > pl.col("end_ns") + slack)
         ),
         "backward waits for longer than it lasts": stamped
-        & (wait + pl.col("earlier_wait_ns") > pl.col("backward_ns") + slack),
+        & (wait + pl.col("earlier_wait_ns") + pl.col("backward_wait_ns") > pl.col("backward_ns") + slack),
+        "forward waits for parameters for longer than it lasts": stamped
+        & (pl.col("buffer_wait_ns") + pl.col("forward_wait_ns") > pl.col("forward_ns") + slack),
         "forward waits for its buffers for longer than it lasts, or before or after its step": stamped
         & (pl.col("buffer_wait_ns") > 0)
         & (
@@ -227,6 +236,7 @@ def _collectives(tables: Tables, plan: Plan, slack: int) -> Iterator[pl.DataFram
                 | (pl.col("seq") < 0),
                 "a collective was enqueued after it was complete": (pl.col("done_ns") > 0)
                 & (pl.col("enqueue_ns") > pl.col("done_ns") + slack),
+                "a rank goes on before it began to wait": pl.col("resume_ns") < pl.col("wait_ns"),
                 "a collective is of no known phase or unit": (pl.col("unit") < -1)
                 | (pl.col("calls") < 1)
                 | ~pl.col("phase").is_between(0, len(PHASES) - 1),
@@ -263,6 +273,7 @@ def _collectives(tables: Tables, plan: Plan, slack: int) -> Iterator[pl.DataFram
         shared = rows.filter(
             (pl.col("kind") == ALL_REDUCE)
             & (pl.col("world_size") > 1)
+            & (pl.col("group") == pl.col("world_size"))  # those of one axis of a mesh have other ranks each
             & pl.col("arm").is_in([PROBE, REPLAY, FABRIC])
         )
         yield from _apart(tables, shared, ["launch", "block", "step", "seq"], "launch_ns", "done_ns")

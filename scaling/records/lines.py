@@ -17,6 +17,7 @@ from scaling.records.format import (
     COLLECTIVE_WIDTHS,
     STEP_FIELDS,
     WITHOUT_BUFFERS,
+    WITHOUT_WAITS,
     BlockRecord,
     ClockRecord,
     EndRecord,
@@ -31,8 +32,9 @@ from scaling.records.format import (
 T = TypeVar("T", bound=Record)
 
 PLAIN_WIDTH = len(PlainRow._fields)
-WIDTHS = (PLAIN_WIDTH, WITHOUT_BUFFERS - 1, WITHOUT_BUFFERS, len(STEP_FIELDS))
-"""Lengths of a step's row: a plain step, one of an older file without earlier_wait_ns, one without buffers, a step."""
+WIDTHS = (PLAIN_WIDTH, WITHOUT_BUFFERS - 1, WITHOUT_BUFFERS, WITHOUT_WAITS, len(STEP_FIELDS))
+"""Lengths of a step's row: a plain step, one of an older file without earlier_wait_ns, one without buffers, one of a
+module that is not sharded, a step of one that is."""
 
 
 def _decoded(kind: type[T], **options: Any) -> type[T]:

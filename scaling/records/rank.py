@@ -93,7 +93,8 @@ _STEP_STAMPS = [
     for name in ("begin_ns", "end_ns", "compute_end_ns", "sync_end_ns", "buffer_begin_ns", "buffer_end_ns")
 ]
 _COLLECTIVE_STAMPS = [
-    COLLECTIVE_FIELDS.index(name) for name in ("ready_ns", "launch_ns", "done_ns", "enqueue_ns")
+    COLLECTIVE_FIELDS.index(name)
+    for name in ("ready_ns", "launch_ns", "done_ns", "enqueue_ns", "wait_ns", "resume_ns")
 ]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from scaling.spec.cluster import Cluster
+from scaling.spec.parallel import Fsdp, Parallel
 from scaling.spec.settings import AtLeast, NotEmpty, Nullable, OneOf, Positive, Text
 from scaling.spec.topology import Topology
 from scaling.units import format_bytes, format_rate, parse_bytes, parse_rate_bit_s
@@ -194,7 +195,9 @@ class Spec:
     checkpointing: bool = False
     """Recompute activations in backward to save memory."""
     fused_optimizer: bool = False
+    parallel: Parallel = field(default_factory=Parallel)
     ddp: Ddp = field(default_factory=Ddp)
+    fsdp: Fsdp = field(default_factory=Fsdp)
     task: Annotated[str, OneOf(TASKS)] = "train"
     repeats: AtLeastOne = 1
     seed: int = 0

@@ -75,9 +75,9 @@ def settling_steps(spec: Spec) -> int:
     """Steps of a new wrapper that are unlike all later ones.
 
     DDP reduces a single bucket in its first step and makes the right buckets after it. With `static_graph` it does so a
-    step later, and PowerSGD compresses from the third step on.
+    step later, and PowerSGD compresses from the third step on. A sharded module makes its optimizer's state anew.
     """
-    return 2 if spec.ddp.static_graph or spec.ddp.comm_hook == "powersgd" else 1
+    return 2 if spec.parallel.sharded or spec.ddp.static_graph or spec.ddp.comm_hook == "powersgd" else 1
 
 
 def dropped_steps(spec: Spec, arm: str, lead_in: int) -> int:

@@ -28,11 +28,14 @@ class Message(NamedTuple):
     """One measurement of the sweep, or one message of a replay."""
 
     kind: int
-    """Index into spec.run.COLLECTIVES."""
+    """Index into spec.run.KINDS."""
     bytes: int
     """As nccl-tests counts them: the whole result of an all-gather, the whole input of a reduce-scatter."""
     calls: int = 1
     """Collectives that are enqueued behind one that is not timed; 1: a single one, and none before it."""
+
+    group: int = 0
+    """Key of its communicator; 0: that of the block."""
 
     @property
     def sent(self) -> int:

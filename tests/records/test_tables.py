@@ -210,7 +210,6 @@ GARBAGE = {
     "a step without stamps": b'{"t":"step","b":1,"i":0,"s":[1]}\n',
     "a step of five stamps": b'{"t":"step","b":1,"i":0,"s":[1,2,3,4,5]}\n',
     "half a collective": b'{"t":"step","b":1,"i":0,"s":[1,2],"c":[[0,0,2]]}\n',
-    "too long a collective": b'{"t":"step","b":1,"i":0,"s":[1,2],"c":[[0,0,2,9,1,1,1,1,0,0,1,1,1,1]]}\n',
 }
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from scaling.analysis.decompose.loss import share_of_wait
-from scaling.analysis.decompose.quantities import EARLIER, TrialRecords
-from scaling.analysis.network.curve import bus_factor
-from scaling.analysis.results import Bucket, Comm, Measured
+from scaling.analysis.decompose.loss import earlier_transfer, earlier_wait, share_of_wait
+from scaling.analysis.decompose.quantities import TrialRecords
+from scaling.analysis.decompose.sent import by_kind
+from scaling.analysis.results import Bucket, Collective, Comm, Measured
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
 from scaling.spec.plan import Plan
 
@@ -19,7 +19,6 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
     `clock_bound_ns`: error of corrected clocks; `floor`: A/A floor, the fraction to which bandwidth can be known.
     """
     n, total = records.trial.world_size, sum(records.bucket_bytes)
-    factor = bus_factor(n)
     nominal, micro_steps = plan.nominal_bit_s(n), plan.spec.accumulation_steps
     busy = rounds.measure("busy")
     # The baseline of an own loop replays each bucket once, however often and in whatever size the loop sends it.
@@ -39,20 +38,40 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
             skew_ms=rounds.measure(f"bucket.{k}.skew", scale=MS),
             shared_ms=rounds.measure(f"bucket.{k}.shared", scale=MS),
         )
-        for k, size in enumerate(records.bucket_bytes)
+        for k, size in enumerate(() if records.programs else records.bucket_bytes)
     )
+
+    def collective(index: int, places: Sequence[int]) -> Collective:
+        some = [records.sent[place] for place in places]
+        moved, name = sum(one.moved for one in some), f"kind.{index}"
+        return Collective(
+            kind=some[0].kind,
+            phase=some[0].phase,
+            communicator=some[0].axis,
+            ranks=some[0].ranks,
+            calls=len(some),
+            bytes=sum(one.bytes for one in some),
+            transfer_ms=rounds.measure(f"{name}.transfer", scale=MS),
+            exposed_transfer_ms=rounds.measure(f"{name}.exposed_transfer", scale=MS),
+            exposed_skew_ms=rounds.measure(f"{name}.exposed_skew", scale=MS),
+            busbw_gbit_s=rate(lambda m: moved * 8 / m[f"{name}.transfer"]),
+        )
+
     return Comm(
         bytes_per_step=total,
         gradient_bytes=records.gradient_bytes or None,
         reductions=records.reductions(plan),
         buckets=buckets,
-        busbw_gbit_s=rate(lambda m: factor * total * 8 / m["busy"]),
+        collectives=tuple(collective(k, places) for k, places in enumerate(by_kind(records.sent))),
+        busbw_gbit_s=rate(lambda m: records.moved_bytes * 8 / m["busy"]),
         curve_share=rounds.ratio(lambda m: again * m["replay"] / m["busy"]),
         nominal_share=None
         if nominal is None
-        else rate(lambda m: factor * total * 8 / m["busy"] * 1e9 / nominal),
-        free_speedup=rounds.ratio(lambda m: 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"]))),
-        hidden_share=rounds.measure(lambda m: 1 - m["bucket_transfer"] / m["busy"]),
+        else rate(lambda m: records.moved_bytes * 8 / m["busy"] * 1e9 / nominal),
+        free_speedup=rounds.ratio(
+            lambda m: 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"] + earlier_transfer(m)))
+        ),
+        hidden_share=rounds.measure(lambda m: 1 - (m["bucket_transfer"] + earlier_transfer(m)) / m["busy"]),
         host_lead_ms=rounds.measure("lead", scale=MS),
         starved_share=rounds.measure("starved"),
         least_share=rounds.ratio(lambda m: m["least"] / m["span"]),
@@ -61,6 +80,6 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
 
 def _ready(name: str, micro_steps: int, m: Means) -> Floats:
     """Ready time since the last micro-step's backward began, ns; `name` counts from its end minus all backwards."""
-    before = (micro_steps - 1) / micro_steps * m["detailed.compute"] + m[EARLIER]
+    before = (micro_steps - 1) / micro_steps * m["detailed.compute"] + earlier_wait(m)
     result: Floats = m[name] - (before if micro_steps > 1 else 0.0)
     return result

@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from scaling.analysis.decompose.quantities import EARLIER
+from scaling.analysis.decompose.sent import Sent, by_kind
 from scaling.analysis.network.curve import AlphaBeta
 from scaling.analysis.quality import clocks
-from scaling.analysis.results import Loss
+from scaling.analysis.results import Loss, LossOfKind
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds
 from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
 
 Link = Callable[[Means], AlphaBeta]
 """The fitted link of this world size, resampled with the same rounds."""
+
+
+def earlier_wait(m: Means) -> Floats:
+    """Time that earlier micro-steps of accumulation waited, ns; includes transfer where no_sync is missing, else 0."""
+    return m[EARLIER]
+
+
+def earlier_transfer(m: Means) -> Floats:
+    """Transfer part of the earlier micro-steps' waits, ns, in the last micro-step's proportion."""
+    result: Floats = earlier_wait(m) * _of_last(m, "bucket_transfer", 1.0)
+    return result
+
+
+def earlier_skew(m: Means) -> Floats:
+    """Time that typical ranks waited for late ones in earlier micro-steps, ns, beyond what every rank waits."""
+    result: Floats = m[f"typical.{EARLIER}"] - earlier_wait(m) * (1 - _of_last(m, "bucket_skew", 0.0))
+    return np.maximum(result, 0.0)
+
+
+def _of_last(m: Means, part: str, otherwise: float) -> Floats:
+    """A part of the last micro-step's wait as a fraction of that wait; `otherwise` where it did not wait."""
+    waited = m["bucket_wait"]
+    result: Floats = np.divide(m[part], waited, out=np.full_like(waited, otherwise), where=waited > 0)
+    return result
 
 
 def share_of_wait(m: Means, exposed: Floats) -> Floats:
@@ -26,6 +52,62 @@ def share_of_wait(m: Means, exposed: Floats) -> Floats:
     return result
 
 
+Term = Callable[[Means], Floats]
+
+
+def split_by_kind(
+    sent: Sequence[Sent], link: Link | None, linked: Callable[[Means], Floats]
+) -> list[tuple[Term, Term]]:
+    """Latency and bandwidth of each kind of collective (decompose.sent.by_kind), as shares of the step.
+
+    `linked`: what all of them cost. A kind has as much of it as a rank waits for its data; alpha x its steps of rings
+    against its bytes x beta divides that.
+    """
+    places = by_kind(sent)
+
+    def share(index: int, m: Means) -> Floats:
+        exposed = [m[f"kind.{k}.exposed_transfer"] for k in range(len(places))]
+        whole = sum(exposed, np.zeros(1))
+        return np.divide(exposed[index], whole, out=np.full_like(whole, 1 / len(places)), where=whole > 0)
+
+    def latency_share(index: int, m: Means) -> Floats:
+        if link is None:
+            return np.zeros(1)
+        fitted, own = link(m), [sent[place] for place in places[index]]
+        fixed = fitted.alpha_ns * sum(one.hops for one in own)
+        moved = fitted.beta_ns * sum(one.moved for one in own)
+        result: Floats = fixed / (fixed + moved)
+        return result
+
+    def terms(index: int) -> tuple[Term, Term]:
+        return (
+            lambda m: linked(m) * share(index, m) * latency_share(index, m),
+            lambda m: linked(m) * share(index, m) * (1 - latency_share(index, m)),
+        )
+
+    return [terms(index) for index in range(len(places))]
+
+
+def linked_share(m: Means) -> Floats:
+    """What the link costs, as a share of the step: exposed transfer of the step without late ranks."""
+    return share_of_wait(m, m["link_exposed"] + earlier_transfer(m))
+
+
+def by_kinds(rounds: Rounds, sent: Sequence[Sent], link: Link | None) -> tuple[LossOfKind, ...]:
+    """`link_latency` and `link_bandwidth` by kind and phase; without a fitted link all of it is bandwidth."""
+    found: dict[tuple[str, str], LossOfKind] = {}
+    for places, (latency, rest) in zip(by_kind(sent), split_by_kind(sent, link, linked_share), strict=True):
+        one = sent[places[0]]
+        measured = LossOfKind(
+            kind=one.kind,
+            phase=one.phase,
+            latency=None if link is None else rounds.measure(latency),
+            bandwidth=rounds.measure(rest),
+        )
+        found.setdefault((one.kind, one.phase), measured)
+    return tuple(found.values())
+
+
 def loss(
     rounds: Rounds,
     n: int,
@@ -33,7 +115,7 @@ def loss(
     link: Link | None,
     *,
     strong: bool,
-    size: tuple[int, ...],
+    sent: tuple[Sent, ...],
     partly: bool,
 ) -> Loss | None:
     """1 - E by cause, as section "The loss waterfall" of docs/method.md derives it.
@@ -53,16 +135,7 @@ def loss(
         """Factor from the light probe's ns to shares of the plain step, without the probe's own cost."""
         return 1 / m[PROBE]
 
-    def linked(m: Means) -> Floats:
-        return share_of_wait(m, m["link_exposed"])
-
-    def latency_share(m: Means) -> Floats:
-        assert link is not None
-        fitted = link(m)
-        fixed = 2 * (n - 1) * fitted.alpha_ns * len(size)
-        moved = 2 * (n - 1) / n * fitted.beta_ns * sum(size)
-        result: Floats = fixed / (fixed + moved)
-        return result
+    kinds = split_by_kind(sent, link, linked_share)
 
     def enqueuing(m: Means) -> Floats:
         """Collectives that wait for the host."""
@@ -73,16 +146,18 @@ def loss(
         "strategy_overhead": lambda m: (
             (m[DDP_SOLO] - m[BARE_ALL] - grown(m, DDP_SOLO, BARE_ALL, *side)) / m[PLAIN]
         ),
-        "straggler": lambda m: (m["sim"] - m["sim_typical"]) / m["detailed"],
+        "straggler": lambda m: (
+            (m["sim"] - m["sim_typical"]) / m["detailed"] + share_of_wait(m, earlier_skew(m))
+        ),
         "overlap": lambda m: grown(m, "typical.probe", DDP_SOLO, "forward", "compute") * probe(m),
         "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input") * probe(m),
         "host": lambda m: grown(m, "typical.probe", BARE_ONE, "host") * probe(m) + enqueuing(m),
     }
     if link is not None:
-        terms["link_latency"] = lambda m: linked(m) * latency_share(m)
-        terms["link_bandwidth"] = lambda m: linked(m) * (1 - latency_share(m))
+        terms["link_latency"] = lambda m: sum((latency(m) for latency, _ in kinds), np.zeros(1))
+        terms["link_bandwidth"] = lambda m: sum((rest(m) for _, rest in kinds), np.zeros(1))
     else:
-        terms["link_bandwidth"] = linked
+        terms["link_bandwidth"] = linked_share
     if strong:
         terms["small_batch"] = lambda m: (m[BARE_ONE] - m["whole_batch"] / n) / m[PLAIN]
     if partly and BARE_ONE not in rounds:

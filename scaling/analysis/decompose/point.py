@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -10,14 +11,15 @@ from scaling.analysis.decompose import own
 from scaling.analysis.decompose.comm import comm
 from scaling.analysis.decompose.cost import cost
 from scaling.analysis.decompose.efficiency import efficiency
-from scaling.analysis.decompose.loss import Link, loss
+from scaling.analysis.decompose.loss import Link, by_kinds, loss
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
+from scaling.analysis.decompose.sharded import simulated
 from scaling.analysis.decompose.starvation import loader
 from scaling.analysis.decompose.stragglers import Late, describe, late_ranks
 from scaling.analysis.network.barrier import Barrier
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.quality import clocks
-from scaling.analysis.results import ArmTimes, Measured, Overhead, PeakMemory, Point, StepParts
+from scaling.analysis.results import ArmTimes, Degrees, Measured, Overhead, PeakMemory, Point, StepParts
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
@@ -83,11 +85,13 @@ def point(
             ratio,
             link,
             strong=strong,
-            size=records.bucket_bytes,
+            sent=records.sent,
             partly=plan.own_loop,
         )
         if base_world_size == 1
         else None,
+        loss_by_kind=by_kinds(rounds, records.sent, link) if base_world_size == 1 and n > 1 else (),
+        parallel=_degrees(plan, n),
         straggler=describe(late, records, typical, rounds) if late else None,
         overhead=overhead,
         comm=comm(rounds, records, plan, clock_bound_ns, overhead.floor)
@@ -106,6 +110,12 @@ def point(
     )
 
 
+def _degrees(plan: Plan, n: int) -> Degrees:
+    """The mesh at one world size."""
+    parallel = plan.spec.parallel
+    return Degrees(strategy=parallel.name, **dataclasses.asdict(parallel.mesh(n)))
+
+
 def arms(records: TrialRecords, plan: Plan) -> tuple[Rounds, Late | None, set[int]]:
     """The arms' steps and phases in rounds, the late ranks, and the typical ones, whose phases are `typical.<arm>`."""
     n = records.trial.world_size
@@ -114,19 +124,7 @@ def arms(records: TrialRecords, plan: Plan) -> tuple[Rounds, Late | None, set[in
     hosts = [plan.spec.topology.host_of(rank) for rank in range(n)]
     late = late_ranks(records, rounds, _overhead(rounds).floor, hosts)
     typical = everybody - set(late.ranks) if late else everybody
-    rounds = rounds.extend(_arm_values(records, typical, typical_only=True))
-    return (rounds if records.cycles else rounds.extend(_of_the_least(records))), late, typical
-
-
-def _of_the_least(records: TrialRecords) -> dict[str, Floats]:
-    """Input and host of the rank with the least of each. Where no rank can be found late, the rest may be one's."""
-    each = records.by_rank(PROBE, detailed=False)
-    found = {}
-    for phase in ("input", "host"):
-        whole = np.isfinite(each[phase]).all(axis=1)
-        if whole.any():
-            found[f"typical.{PROBE}.{phase}"] = each[phase][:, int(each[phase][whole].mean(axis=0).argmin())]
-    return found
+    return rounds.extend(_arm_values(records, typical, typical_only=True)), late, typical
 
 
 def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = False) -> dict[str, Floats]:
@@ -154,12 +152,18 @@ def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = 
 def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats]:
     """Quantities of all ranks together: merged blocks, their replays, and the step simulated for closure."""
     values = {name: records.per_round(found) for name, found in records.merged.items()}
-    values[EARLIER] = records.arm(PROBE, detailed=True)[EARLIER]
+    for name, ranks in ((EARLIER, None), (f"typical.{EARLIER}", typical)):
+        values[name] = records.arm(PROBE, detailed=True, ranks=ranks)[EARLIER]
     mask = np.array([r in typical for r in range(records.trial.world_size)])
-    values["sim"] = records.of_cycles(lambda c: float(c.replay.period().mean()))
-    values["sim_typical"] = records.of_cycles(lambda c: float(c.replay.of_mean(mask)[0].mean()))
-    values["link_exposed"] = records.of_cycles(lambda c: float(c.replay.of_mean(mask)[1].mean()))
-    values["sim_free"] = records.of_cycles(lambda c: float(c.replay.free().period().mean()))
+    names = ("sim", "sim_typical", "link_exposed", "sim_free")
+    simulated: dict[str, dict[tuple[int, int], float]] = {name: {} for name in names}
+    for cycle in records.cycles:
+        mean, exposed = cycle.replay.of_mean(mask)
+        simulated["sim"][cycle.key] = float(cycle.replay.period().mean())
+        simulated["sim_typical"][cycle.key] = float(mean.mean())
+        simulated["link_exposed"][cycle.key] = float(exposed.mean())
+        simulated["sim_free"][cycle.key] = float(cycle.replay.free().period().mean())
+    values |= {name: records.per_round(found) for name, found in simulated.items()}
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
     values["closure"] = records.per_round(_closure(records))
     return values
@@ -167,6 +171,8 @@ def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats
 
 def _closure(records: TrialRecords) -> dict[tuple[int, int], float]:
     """The step from ddp_solo's ready times, stretched by each rank's overlap, and replay's bucket times."""
+    if records.programs:
+        return _closure_of_units(records)
     sent = sum(records.bucket_bytes)
     if abs(sum(records.replayed) - sent) > REPLAYED_OFF * sent:  # other traffic than the step's
         return {}
@@ -184,11 +190,27 @@ def _closure(records: TrialRecords) -> dict[tuple[int, int], float]:
         ready = before[:, None] + np.maximum(backward, 0.0) * stretch[:, None]
         compute_end = before + both["compute"][:, i]
         buffers = records.merged.get("buffer_transfer", {}).get(key, 0.0)
-        barriers = (Barrier.of_all((tail + alone["input"])[None], buffers),) if buffers else ()
+        barrier = Barrier.of_all((tail + alone["input"])[None], buffers) if buffers else None
         replay = Replay(
-            ready=ready[None], compute_end=compute_end[None], transfer=transfer[None], barriers=barriers
+            ready=ready[None], compute_end=compute_end[None], transfer=transfer[None], barrier=barrier
         )
         found[key] = float(replay.period()[0])
+    return found
+
+
+def _closure_of_units(records: TrialRecords) -> dict[tuple[int, int], float]:
+    """The same of a sharded step: from its units' turns over one rank."""
+    light = records.by_rank(PROBE, detailed=False)
+    both = {name: np.stack([_filled(own) for own in light[name].T]) for name in ("forward", "compute")}
+    found = {}
+    for i, key in enumerate(records.keys()):
+        program, alone = records.programs.get(key), records.turns.get(key)
+        transfer = records.replay.get(key)
+        if program is None or alone is None or transfer is None or len(transfer) != len(records.sent):
+            continue
+        forward, backward = (both[name][:, i] / alone.phases[name] for name in ("forward", "compute"))
+        stretch = {"forward": forward, "backward": backward}
+        found[key] = simulated(program, records.sent, alone, stretch, transfer)
     return found
 
 

@@ -6,12 +6,15 @@ the detailed one `detailed`. All in ns, means over the steps of the round's bloc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import polars as pl
 
+from scaling.analysis.decompose.sent import Sent
+from scaling.analysis.network.program import Program
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Floats
 from scaling.spec.plan import Plan, Trial
@@ -22,8 +25,10 @@ PHASES = ("input", "forward", "compute", "optimizer", "host", "exposed")
 EARLIER = "earlier_wait"
 """Part of `exposed` that earlier micro-steps of accumulation waited; 0 where they do not reduce."""
 
-_WAIT = pl.col("sync_end_ns") - pl.col("compute_end_ns") + pl.col("earlier_wait_ns")
-_BUFFERS = pl.col("buffer_wait_ns")
+_WAIT = (
+    pl.col("sync_end_ns") - pl.col("compute_end_ns") + pl.col("earlier_wait_ns") + pl.col("backward_wait_ns")
+)
+_BUFFERS = pl.col("buffer_wait_ns") + pl.col("forward_wait_ns")
 
 DURATIONS = [
     (pl.col("end_ns") - pl.col("begin_ns")).alias("step"),
@@ -60,15 +65,13 @@ DEVICE_COLUMNS = {"launch": pl.Int64, "round": pl.Int64, "arm": pl.String, "rank
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """A detailed block's steps as periods, ns; where earlier micro-steps reduce too, one micro-step of them."""
+    """A detailed block's steps as periods, ns."""
 
     key: tuple[int, int]
     """(launch, round)"""
-    replay: Replay
+    replay: Replay | Program
     """Ready times are launches. They and the end of compute leave out the wait for buffers in forward."""
-    input: Floats  # S x R, durations; of several micro-steps an equal part each
-    of: int = 1
-    """Cycles of a step."""
+    input: Floats  # S x R, durations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +100,24 @@ class TrialRecords:
     """Bytes of each bucket, of ddp_solo or of an own loop's wrapper; a communication hook may send fewer."""
     replayed: tuple[int, ...] = ()
     """Bytes of each message of a replay."""
+    sent: tuple[Sent, ...] = ()
+    """The collectives of a step, in the order of launch."""
+    programs: Mapping[tuple[int, int], Program] = field(default_factory=dict)
+    """Sharded: the steps of each round's detailed block."""
+    turns: Mapping[tuple[int, int], Any] = field(default_factory=dict)
+    """Sharded: the units' turns over a mesh of one rank, by round (decompose.sharded.Turns)."""
     devices: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=DEVICE_COLUMNS))
     """Blocks with the telemetry of their devices; empty without telemetry."""
+
+    @property
+    def moved_bytes(self) -> float:
+        """What a rank's link carries in a step: bytes x the bus factor of each collective."""
+        return sum(one.moved for one in self.sent)
+
+    @property
+    def hops(self) -> int:
+        """Steps of rings in a step."""
+        return sum(one.hops for one in self.sent)
 
     @property
     def gradient_bytes(self) -> int:
@@ -135,13 +154,6 @@ class TrialRecords:
     def keys(self) -> list[tuple[int, int]]:
         """(launch, round) in order."""
         return [(int(a), int(b)) for a, b in self.index.iter_rows()]
-
-    def of_cycles(self, value: Callable[[Cycle], float]) -> Floats:
-        """A value of every cycle, summed over a block's micro-steps; one a round."""
-        found: dict[tuple[int, int], float] = {}
-        for cycle in self.cycles:
-            found[cycle.key] = found.get(cycle.key, 0.0) + value(cycle)
-        return self.per_round(found)
 
     def per_round(self, values: dict[tuple[int, int], float]) -> Floats:
         """Align scalars to the rounds; NaN where a round has none."""

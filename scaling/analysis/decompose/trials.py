@@ -6,6 +6,8 @@ import polars as pl
 
 from scaling.analysis.decompose.detailed import channels, read_detailed
 from scaling.analysis.decompose.quantities import DEVICE_COLUMNS, DURATIONS, PHASES, TrialRecords
+from scaling.analysis.decompose.sent import Sent
+from scaling.analysis.decompose.sharded import groups_of, has_units, read_sharded, turns
 from scaling.analysis.network.curve import host_latency
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.tables import Tables
@@ -34,8 +36,18 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     rounds = tables.steps.lazy().filter(together & counted).select("launch", "round").unique()
     index = rounds.sort("launch", "round").collect()
     buckets = tables.buckets.lazy().filter(first)
-    channel, host_ns = channels(tables, plan), _host_ns(tables, n)
-    cycles, merged, sizes = read_detailed(own, buckets, tables.blocks, n, channel, host_ns)
+    channel = channels(tables, plan)
+    shards = None
+    if has_units(buckets):
+        shards = read_sharded(own, buckets, n, channel, groups_of(tables))
+        cycles, merged, sizes = shards.cycles, shards.merged, tuple(one.bytes for one in shards.sent)
+        sent = shards.sent
+    else:
+        cycles, merged, sizes = read_detailed(own, buckets, n, channel, _host_ns(tables, n))
+        sent = tuple(
+            Sent(kind="all_reduce", phase="backward", unit=k, bytes=size, ranks=n, axis="replicate")
+            for k, size in enumerate(sizes)
+        )
     return TrialRecords(
         trial=trial,
         index=index,
@@ -43,10 +55,13 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         cycles=cycles,
         merged=merged,
         bucket_bytes=sizes,
-        solo=_solo(own, buckets, n),
+        sent=sent,
+        programs=shards.programs if shards else {},
+        turns=turns(own, buckets, n, DDP_SOLO) if shards else {},
+        solo={} if shards else _solo(own, buckets, n),
         making=_making(tables.blocks.filter(first)),
         replay=_replay(buckets, n),
-        gradients=_messages(buckets, DDP_SOLO) or _of_wrapper(tables),
+        gradients=() if shards else _messages(buckets, DDP_SOLO) or _of_wrapper(tables),
         replayed=_messages(buckets, REPLAY),
         devices=_devices(tables.blocks, trial),
     )

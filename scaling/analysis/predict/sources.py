@@ -129,7 +129,7 @@ def _values(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floa
         values |= {f"whole.{p}": alone[p] for p in OWN_PHASES}
     values |= _halved(tables, plan, records)
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
-    values["jitter"] = records.per_round({c.key: _jitter(c.replay.compute_end) for c in records.cycles})
+    values["jitter"] = records.per_round({c.key: _jitter(c.replay.computed()) for c in records.cycles})
     values |= per_parameter(tables, records) | per_bucket(records)
     times = curve.sweep_times(tables.fabric, n)
     for (size,), part in times.partition_by("bytes", as_dict=True).items():

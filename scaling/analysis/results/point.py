@@ -94,8 +94,52 @@ class Bucket:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """The collectives of a step that have kind, phase and communicator in common."""
+
+    kind: str
+    phase: str
+    """Part of the step in which they are launched."""
+    communicator: str
+    """Its mesh axis: `shard` or `replicate`."""
+    ranks: int
+    """Of the communicator."""
+    calls: int
+    bytes: int
+    """Of all calls, as nccl-tests counts them."""
+    transfer_ms: Measured | None = None
+    """What they have of their wire; sharing it counts half."""
+    exposed_transfer_ms: Measured | None = None
+    """Part of the step in which a rank waits for them while data moves."""
+    exposed_skew_ms: Measured | None = None
+    """Part in which it waits for other ranks."""
+    busbw_gbit_s: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossOfKind:
+    """The link's part of the loss that collectives of one kind and phase have."""
+
+    kind: str
+    phase: str
+    latency: Measured | None = None
+    bandwidth: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Degrees:
+    """The mesh of one world size."""
+
+    strategy: str
+    replicate: int = 1
+    shard: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Comm:
-    """Gradient traffic of one step."""
+    """Traffic of one step."""
 
     bytes_per_step: int
     """Payload that each rank reduces in a step."""
@@ -116,6 +160,8 @@ class Comm:
     """Fraction of the buckets at which the device had caught up with the host, and so waited for it."""
     least_share: Measured | None = None
     """Shortest duration of the collectives on any one rank's clock, over their duration by all clocks together."""
+    collectives: tuple[Collective, ...] = ()
+    """By kind, phase and communicator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,3 +276,6 @@ class Point(KeyFigures):
     clocks: DeviceClocks | None = None
     """None where no device reported its clock."""
     cost: SampleCost = field(default_factory=SampleCost)
+    parallel: Degrees | None = None
+    loss_by_kind: tuple[LossOfKind, ...] = ()
+    """`link_latency` and `link_bandwidth` of `loss`, by kind and phase of the collective that is waited for."""

@@ -19,8 +19,8 @@ from scaling.records.format import COLLECTIVE_FIELDS, CollectiveRow
 
 ANCHOR_TRIES = 5
 """Attempts at an anchor. The quickest one counts, as in the ping-pongs between hosts."""
-_STAMPS = slice(COLLECTIVE_FIELDS.index("ready_ns"), COLLECTIVE_FIELDS.index("enqueue_ns") + 1)
-"""Where the stamps of a collective's row are: next to each other."""
+_STAMPS = tuple(place for place, name in enumerate(COLLECTIVE_FIELDS) if name.endswith("_ns"))
+"""Where the stamps of a collective's row are."""
 
 
 def now_ns() -> int:
@@ -48,7 +48,8 @@ class Clock(Protocol):
 def resolve_collective(clock: Clock, row: CollectiveRow) -> CollectiveRow:
     """The row with its stamps in host time, ns. Only stamps are resolved, since group and unit may be below 0."""
     values = list(row)
-    values[_STAMPS] = clock.resolve(values[_STAMPS])
+    for place, at in zip(_STAMPS, clock.resolve([values[place] for place in _STAMPS]), strict=True):
+        values[place] = at
     return CollectiveRow(*values)
 
 

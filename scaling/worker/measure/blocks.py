@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,16 +18,17 @@ from scaling.records.format import (
 )
 from scaling.spec import sweep as sweeping
 from scaling.spec.run import COLLECTIVES
-from scaling.spec.schedule import BARE_ONE, FABRIC, PAIRS, PLAIN, REPLAY, REPLAYED, STEP_ARMS, Block
+from scaling.spec.schedule import BARE_ONE, FABRIC, PAIRS, PLAIN, PROBE, REPLAY, REPLAYED, STEP_ARMS, Block
 from scaling.spec.sweep import Message
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.accelerator.devices import Device
 from scaling.worker.data.feed import UNKNOWN
 from scaling.worker.measure.arms import Arms, Opened
-from scaling.worker.measure.exchange import ALL_REDUCE, Exchange, stamps_of
+from scaling.worker.measure.exchange import Exchange, stamps_of
 from scaling.worker.measure.recorder import Recorder, Usage, resident_bytes
 from scaling.worker.measure.step import step_row
 from scaling.worker.parallel.groups import Group
+from scaling.worker.parallel.strategy import Taken, Wait
 
 LEAD_IN_BYTES = 2**16
 """A message of this size runs unrecorded before a sweep or pairs: the first one after a pause is slow."""
@@ -77,10 +79,15 @@ class BlockRunner:
         half = block.trial.batch == arms.half_batch
         with arms.open(block.arm, detailed=block.detailed, half=half) as opened:
             try:
-                rows, collectives, usage = self._steps(block, arms, opened, steps, lead_in - opened.settled)
+                rows, taken, usage = self._steps(block, arms, opened, steps, lead_in - opened.settled)
             finally:
                 feed.pause(arm)
-            done = [step_row(self._device.clock.resolve(row)) for row in rows]
+            resolve = self._device.clock.resolve
+            done = [
+                step_row(resolve(row), _resolved(resolve, one.waits))
+                for row, one in zip(rows, taken, strict=True)
+            ]
+            collectives = [one.collectives for one in taken if one.collectives is not None]
             parameters = opened.parameters([step.begin_ns for step in done])
         return self._record(block, arms, done, collectives, usage, feed.cost(), parameters, lead_in)
 
@@ -126,25 +133,25 @@ class BlockRunner:
 
     def _steps(
         self, block: Block, arms: Arms, opened: Opened, steps: int, lead_in: int
-    ) -> tuple[Stamps, list[list[CollectiveRow]], Usage]:
+    ) -> tuple[Stamps, list[Taken], Usage]:
         rows: list[list[int]] = []
-        collectives: list[list[CollectiveRow]] = []
-        loop = opened.loop
-        step = loop.plain if block.arm == PLAIN else loop.stamped
-        with opened.taking() as take, self._device.clock.window((lead_in + steps) * arms.stamps(opened)):
+        found: list[Taken] = []
+        loop, stamped = opened.loop, block.arm != PLAIN
+        step = loop.stamped if stamped else loop.plain
+        taking = opened.taking() if stamped else contextlib.nullcontext(_nothing)
+        with taking as take, self._device.clock.window((lead_in + steps) * arms.stamps(opened)):
             self._together(block)
             with Usage() as usage:
                 for index in range(-lead_in, steps):
                     row = step()
-                    taken = take(loop.forward_end_ns) if take else None
+                    taken = take(loop.forward_end_ns)
                     if index >= 0:
                         rows.append(row)
-                        if taken is not None:
-                            collectives.append(taken + opened.broadcasts(row, len(taken)))
+                        found.append(taken)
                 self._device.synchronize()
-        if opened.detailed is not None:
-            arms.messages(opened.detailed.wire)
-        return rows, collectives, usage
+        if block.arm == PROBE and block.detailed and opened.detail is not None:
+            arms.messages(opened.detail.wire)
+        return rows, found, usage
 
     def _exchanges(
         self, block: Block, exchanges: list[list[Message]], dtype: torch.dtype
@@ -167,10 +174,23 @@ class BlockRunner:
 
     def _messages(self, block: Block, arms: Arms, sweep: Sequence[int]) -> list[list[Message]]:
         """One list per repetition: the model's buckets in a row, or a single message of the sweep."""
-        if block.arm in (REPLAY, PAIRS):
-            return [[Message(ALL_REDUCE, size) for size in arms.wire()]] * REPLAYED
+        if block.arm == REPLAY:
+            return [arms.wire()] * REPLAYED
+        if block.arm == PAIRS:
+            return [[message._replace(group=0) for message in arms.wire()]] * REPLAYED
         return [[message] for message in sweeping.messages(self._kinds, sweep, self._backend)]
 
     def _together(self, block: Block) -> None:
         if block.arm != BARE_ONE and block.trial.world_size > 1:
             dist.barrier(self._groups[block.key].control)
+
+
+def _nothing(_forward_end_ns: int) -> Taken:
+    """A plain step leaves nothing."""
+    return Taken(None, None)
+
+
+def _resolved(
+    resolve: Callable[[Sequence[int]], list[int]], waits: Sequence[Wait] | None
+) -> list[Wait] | None:
+    return None if waits is None else [Wait(w.phase, *resolve([w.begin, w.end])) for w in waits]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -14,21 +14,20 @@ from scaling.spec.sweep import Message
 from scaling.worker.accelerator.clock import now_ns, resolve_collective
 from scaling.worker.accelerator.devices import Device
 from scaling.worker.accelerator.memory import is_out_of_memory
+from scaling.worker.parallel.collectives import all_gather, reduce_scatter
 from scaling.worker.parallel.groups import Group
 from scaling.worker.session.beat import beat
 
 _ITEM_BYTES = 4
 ALL_REDUCE = COLLECTIVES.index("all_reduce")
-# torch 2.13 renamed them; the older names still exist there and warn.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Exchange:
     """Runs collectives over one fp32 buffer on the device."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, groups: Mapping[int, Group] | None = None) -> None:
+        """`groups`: by key, where messages are for other groups than the one that is aligned."""
+        self._device, self._groups = device, groups or {}
         self._buffer = torch.zeros(0)
         self._part = torch.zeros(0)
 
@@ -71,7 +70,10 @@ class Exchange:
         self._device.synchronize()
         dist.barrier(group.control)
         begin = stamp()
-        rows = [self._one(group, message, seq, dtype) for seq, message in enumerate(messages)]
+        rows = [
+            self._one(self._groups.get(message.group or group.key, group), message, seq, dtype)
+            for seq, message in enumerate(messages)
+        ]
         end = stamp()
         beat()
         return PlainRow(begin, end), rows
@@ -95,9 +97,9 @@ class Exchange:
         def send() -> None:
             match COLLECTIVES[kind]:
                 case "all_gather":
-                    _all_gather(whole, part, group=over)
+                    all_gather(whole, part, group=over)
                 case "reduce_scatter":
-                    _reduce_scatter(part, whole, group=over)
+                    reduce_scatter(part, whole, over)
                 case "broadcast":
                     dist.broadcast(whole, group.ranks[0], group=over)
                 case _:

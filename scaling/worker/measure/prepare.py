@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from scaling.records.format import CollectiveRow
 from scaling.spec.plan import Trial
 from scaling.spec.promise import SWEEP, WHOLE, Content
-from scaling.spec.schedule import PLAIN
+from scaling.spec.schedule import PLAIN, PROBE
 from scaling.spec.sweep import largest
 from scaling.worker.accelerator.clock import Clock
 from scaling.worker.accelerator.memory import is_out_of_memory
 from scaling.worker.measure.arms import Arms, Opened
 from scaling.worker.measure.exchange import Exchange
 from scaling.worker.measure.pace import fabric_sizes
-from scaling.worker.measure.probe import BucketProbe
 from scaling.worker.measure.step import Loop
+from scaling.worker.parallel.strategy import Detail
 from scaling.worker.session.progress import COMPILE_S
 from scaling.worker.session.session import LaunchSession
 
@@ -92,8 +92,8 @@ def warm_up(
                 chunk = control.agree(f"chunk/{n}", _chunk_of(alone_ns, len(uses), limit_s), lead=lead)
             took = _chunk(opened.loop, clock, chunk - 1 if index == 0 else chunk)
             alone_ns = min(alone_ns, took // (chunk - 1)) if index == 0 and chunk > 1 else alone_ns
-            if opened.detailed is not None:
-                _note_messages(arms, opened, opened.detailed, clock)
+            if arm == PROBE and opened.detail is not None:
+                _note_messages(arms, opened, opened.detail, clock)
             if arm == PLAIN:
                 steps, before = _settled(opened.loop, trial, session, chunk, took, begin + limit_s)
     session.say("messages")
@@ -128,13 +128,13 @@ def warm_up(
     )
 
 
-def _note_messages(arms: Arms, opened: Opened, probe: BucketProbe, clock: Clock) -> None:
+def _note_messages(arms: Arms, opened: Opened, detail: Detail, clock: Clock) -> None:
     """Look at the messages of one step alone."""
-    probe.discard()
-    with clock.window(arms.stamps(opened)):
+    detail.discard()
+    with detail.taking() as take, clock.window(arms.stamps(opened)):
         opened.loop.plain()
-    probe.take(opened.loop.forward_end_ns)
-    arms.messages(probe.wire)
+        take(opened.loop.forward_end_ns)
+    arms.messages(detail.wire)
 
 
 def _settled(

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.autograd import Variable
-from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import AnyStepRow, PlainRow, StepRow
 from scaling.worker.accelerator.clock import now_ns
@@ -20,6 +19,8 @@ from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
 from scaling.worker.parallel.buffers import BufferSync, sends_buffers
+from scaling.worker.parallel.ddp import accumulating
+from scaling.worker.parallel.strategy import FORWARD, Wait
 from scaling.worker.session.beat import beat
 
 _ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is no other way to see the end of backward's compute
@@ -44,12 +45,15 @@ class Loop:
         faults: Faults,
         load: Callable[[Any], Any] | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        accumulate: Callable[[bool], contextlib.AbstractContextManager[Any]] | None = None,
     ) -> None:
         """`fetch` returns the next batch, on the host; `load` converts it for the module (None: as the device does).
 
-        `scaler`: that of the precision, where it outlives this loop.
+        `scaler`: that of the precision, where it outlives this loop. `accumulate`: around a micro-step, given whether
+        it is the last and so reduces gradients; None: as DDP does, if the module is DDP's.
         """
         self.module = module
+        self._accumulate = accumulate or accumulating(module)
         self._loss = workload.loss
         self._optimizer = optimizer
         self._next = fetch
@@ -68,6 +72,7 @@ class Loop:
     def release(self) -> None:
         """Let go of the module, which may be the only one to keep a wrapper and its buckets."""
         self.module, self._buffers = torch.nn.Identity(), None
+        self._accumulate = accumulating(self.module)
 
     def plain(self) -> list[int]:
         """Run a step with two stamps: begin and end."""
@@ -138,9 +143,7 @@ class Loop:
         return [i == self.micro_steps - 1 for i in range(self.micro_steps)]
 
     def _sync(self, last: bool) -> contextlib.AbstractContextManager[Any]:
-        if last or self._faults.wrong_no_sync or not isinstance(self.module, DistributedDataParallel):
-            return contextlib.nullcontext()
-        return self.module.no_sync()
+        return self._accumulate(last or self._faults.wrong_no_sync)
 
     def _fetch(self) -> Any:
         self._faults.input()
@@ -163,8 +166,11 @@ class Loop:
         self._optimizer.zero_grad(set_to_none=True)
 
 
-def step_row(stamps: Sequence[int]) -> AnyStepRow:
-    """The row of a step, from its stamps as host times, ns; a plain step has two."""
+def step_row(stamps: Sequence[int], waits: Sequence[Wait] | None = None) -> AnyStepRow:
+    """The row of a step, from its stamps as host times, ns; a plain step has two.
+
+    `waits`: where the rank waited for communication, if the strategy tells; else it does after backward's compute.
+    """
     if len(stamps) == 2:
         return PlainRow(*stamps)
     count = (len(stamps) - 4) // STAMPS_A_MICRO_STEP
@@ -181,20 +187,17 @@ def step_row(stamps: Sequence[int]) -> AnyStepRow:
         forward_ns=sum(backward) - sum(forward),
         backward_ns=sum(backward_end) - sum(backward),
         optimizer_ns=optimizer_end - optimizer_begin,
-        compute_end_ns=compute_end[-1],
+        compute_end_ns=compute_end[-1] if waits is None else backward_end[-1],
         sync_end_ns=backward_end[-1],
-        earlier_wait_ns=sum(done - computed for computed, done in earlier if computed),
+        earlier_wait_ns=sum(done - computed for computed, done in earlier if computed)
+        if waits is None
+        else 0,
         buffer_wait_ns=sum(buffers[1::2]) - sum(buffers[::2]),
         buffer_begin_ns=buffers[-2] if buffers else 0,
         buffer_end_ns=buffers[-1] if buffers else 0,
+        forward_wait_ns=sum(w.end - w.begin for w in waits or () if w.phase == FORWARD),
+        backward_wait_ns=sum(w.end - w.begin for w in waits or () if w.phase != FORWARD),
     )
-
-
-def broadcasts(stamps: Sequence[int]) -> list[tuple[int, int]]:
-    """Begin and end of each broadcast of buffers in a stamped step."""
-    count = (len(stamps) - 4) // STAMPS_A_MICRO_STEP
-    taken = [at for at in stamps[len(stamps) - 2 * count :] if at]
-    return list(zip(taken[::2], taken[1::2], strict=True))
 
 
 def _at_end_of_backward(loss: torch.Tensor, stamp: Callable[[], int], cell: list[int]) -> None:

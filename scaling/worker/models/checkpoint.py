@@ -65,15 +65,17 @@ def _recomputed(module: nn.Module, blocks: Sequence[nn.Module]) -> list[tuple[nn
         return [(block, functools.partial(_again, block.forward)) for block in blocks]
     if isinstance(module, nn.Sequential) and len(module) > 1:
         stretches = max(2, math.isqrt(len(module)))
-        # checkpoint_sequential does not compute the last stretch again, since backward begins with it.
-        again = functools.partial(
-            checkpoint_sequential, nn.Sequential(*module), stretches, use_reentrant=False
-        )
-        return [(module, lambda inputs: again(input=inputs))]
+        # A partial and not a closure: a copy of the module then runs its own children.
+        return [(module, functools.partial(_stretched, nn.Sequential(*module), stretches))]
     raise InputError(
         "checkpointing=true: the model has nothing to checkpoint: it repeats no block, is no Sequential, and its "
         "Workload names no blocks"
     )
+
+
+def _stretched(children: nn.Sequential, stretches: int, inputs: Any) -> Any:
+    """checkpoint_sequential does not compute the last stretch again, since backward begins with it."""
+    return checkpoint_sequential(children, stretches, inputs, use_reentrant=False)  # type: ignore[no-untyped-call]
 
 
 def _again(forward: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,8 @@
-"""Three wide 7x7 convolutions and a large linear layer, with or without batch normalisation."""
+"""Three wide 7x7 convolutions and a large linear layer."""
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch import nn
@@ -8,22 +10,20 @@ from torch import nn
 from scaling.worker.data.workload import Workload, sgd
 
 
-def build(image: int, channels: int, hidden: int, classes: int, batch_norm: bool = False) -> Workload:
+def build(image: int, channels: int, hidden: int, classes: int) -> Workload:
     """Batches are (n, 3, image, image) with n class labels.
 
-    Parameters: 147 C + 2 (49 C^2) in the convolutions, C (image/2)^2 hidden in the linear layer. `batch_norm` puts a
-    BatchNorm behind each convolution.
+    Parameters: 147 C + 2 (49 C^2) in the convolutions, C (image/2)^2 hidden in the linear layer.
     """
-
-    def wide(before: int) -> list[nn.Module]:
-        norm = [nn.BatchNorm2d(channels)] if batch_norm else []
-        return [nn.Conv2d(before, channels, kernel_size=7, padding=3), *norm, nn.ReLU()]
-
+    wide = functools.partial(nn.Conv2d, kernel_size=7, padding=3)
     module = nn.Sequential(
-        *wide(3),
-        *wide(channels),
+        wide(3, channels),
+        nn.ReLU(),
+        wide(channels, channels),
+        nn.ReLU(),
         nn.MaxPool2d(2),
-        *wide(channels),
+        wide(channels, channels),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(channels * (image // 2) ** 2, hidden),
         nn.ReLU(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -106,3 +108,10 @@ def bucket_bytes(ddp: DistributedDataParallel) -> list[int]:
 def has_own_hook(ddp: DistributedDataParallel) -> bool:
     """Whether a communication hook was registered."""
     return bool(getattr(ddp, "_comm_hooks", None))
+
+
+def accumulating(module: torch.nn.Module) -> Callable[[bool], contextlib.AbstractContextManager[Any]]:
+    """Around a micro-step, given whether it is the last: DDP reduces nothing before that. Other modules never do."""
+    if not isinstance(module, DistributedDataParallel):
+        return lambda _last: contextlib.nullcontext()
+    return lambda last: contextlib.nullcontext() if last else module.no_sync()

@@ -147,9 +147,14 @@ class Tap:
         seen, self._seen = self._seen, []
         return seen
 
-    def last(self) -> Seen | None:
-        """The collective that was noted last, if it has not been taken."""
-        return self._seen[-1] if self._seen else None
+    @property
+    def count(self) -> int:
+        """How many were noted and not taken."""
+        return len(self._seen)
+
+    def since(self, place: int) -> list[Seen]:
+        """Those noted since `count` was `place`."""
+        return self._seen[place:]
 
     def _kernel(self, operator: Any, kind: int, sized_by: int) -> Callable[..., Any]:
         names = [argument.name for argument in operator._schema.arguments]  # noqa: SLF001

@@ -104,7 +104,9 @@ def _costs(ready: Mapping[int, Ready], backend: str) -> Costs:
         sent = sweep.messages([0], list(took), backend)
         sweep_s[n] = sum(took[message.bytes] * message.sent for message in sent)
         largest = max(took, default=0)
-        exchange_s[n] = sum(warm.arms.wire()) / largest * took[largest] if largest else 0.0
+        exchange_s[n] = (
+            sum(message.bytes for message in warm.arms.wire()) / largest * took[largest] if largest else 0.0
+        )
     return Costs(step_s=step_s, alone_s=alone_s, exchange_s=exchange_s, sweep_s=sweep_s)
 
 

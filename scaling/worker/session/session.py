@@ -103,8 +103,14 @@ class LaunchSession(Session):
         self.parts = {t.world_size: plan.sub_groups(t.world_size, world) for t in (*trials, *self.baseline)}
         """Sub-groups of each world size, which run at the same time."""
         pairings = {-k: pairs for k, pairs in enumerate(plan.pairings(world), 1)}
+        axes = {
+            key: mesh.axes()[axis]
+            for mesh in (self.spec.parallel.mesh(n) for n in self.parts if self.spec.parallel.sharded)
+            for axis, key in mesh.keys().items()
+            if key not in self.parts
+        }
         self.groups = make_groups(
-            self.parts | pairings,
+            self.parts | pairings | axes,
             rank=rank,
             world=world,
             backend=self.spec.topology.backend,
@@ -171,6 +177,9 @@ class LaunchSession(Session):
         """The first line of this rank's file; `warmup` and `fed_ns` are by world size."""
         groups: dict[int, Sequence[int]] = {t.world_size: range(t.world_size) for t in self.trials}
         groups |= {group.key: group.ranks for group in self.groups.values()}
+        for n in self.parts if self.spec.parallel.sharded else ():
+            if self.rank < n:
+                groups |= self.spec.parallel.mesh(n).made_by_torch(self.rank, self.spec.fsdp)
         return self.head(
             groups,
             warmup={str(n): steps for n, steps in warmup.items()},

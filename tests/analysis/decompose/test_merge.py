@@ -30,10 +30,9 @@ def merged(launch, done, compute_end=None, **more):
             launch=launch,
             done=done,
             bytes=np.ones(launch.shape[2]),
-            earlier_wait=nothing,
             buffer_wait=nothing,
-            buffer_begin=np.zeros((*nothing.shape, 0)),
-            buffer_end=np.zeros((*nothing.shape, 0)),
+            buffer_begin=nothing,
+            buffer_end=nothing,
             **more,
         )
     )

@@ -107,8 +107,8 @@ def opened(arms, arm, finds_unused, **how):
     """(loop's module, steps of its wrapper) after one more step."""
     with arms.open(arm, **how) as one, one.taking() as take:
         one.loop.stamped()
-        if take is not None:
-            taken = take(one.loop.forward_end_ns)
+        taken = take(one.loop.forward_end_ns).collectives
+        if taken is not None:
             assert {row.group for row in taken} <= {1 if arm == "ddp_solo" else 2}
             assert taken or finds_unused  # DDP tells no buckets' parameters then
         return one.loop.module, one.settled

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from scaling.spec.plan import Trial
 from scaling.spec.schedule import FABRIC, PAIRS, REPLAY, Block
+from scaling.spec.sweep import Message
 from scaling.worker.measure.blocks import BlockRunner
 from scaling.worker.measure.exchange import Exchange
 from scaling.worker.parallel.groups import Group
@@ -42,7 +43,7 @@ class Recorder:
 def recorded(groups, cuda, fake_device):
     """Runs one block of an arm over the group of a key, and tells what was recorded of it."""
     arms = SimpleNamespace(
-        wire=lambda: [2**12, 2**14],
+        wire=lambda: [Message(0, 2**12), Message(0, 2**14)],
         wire_dtype=torch.float32,
         micro_steps=lambda _arm: 1,
         parameters=lambda _arm, _begins: [],

@@ -1,0 +1,118 @@
+"""Replay steps in which ranks wait at many places: a program of launches and waits, the same on every rank.
+
+A sharded step gathers each unit's parameters before its forward and its backward and reduces its gradients after it.
+A rank's own time before each launch and each wait counts from where it last went on after a wait. A collective is
+released when the last rank of its communicator has launched it, and begins when the one before it on the same wire is
+done; a rank goes on when the collective that it waits for is done, or at once.
+
+    at(launch) = resumed + own            released_k = max over members of at(launch_k)
+    done_k = max(released_k, the wire is free) + T_k
+    resumed = max(at(wait_k), done_k) + lag_k
+
+`lag` is what was measured beyond that: a rank has its part of a ring up to one chunk before the last one (below 0), or
+is woken late (above 0). Times count from where the last rank went on after the last wait of the step before.
+
+Arrays: S steps, R ranks, K collectives in the order of launch, M marks; times in ns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling.analysis.network.channel import Floats
+
+Members = tuple[tuple[int, ...], ...]
+"""Groups of ranks that take part in a collective together; each rank is in one of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A launch of a collective, or a wait for it."""
+
+    waits: bool
+    collective: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Steps as their ranks' own times and their collectives' transfers."""
+
+    marks: tuple[Mark, ...]
+    """In the order in which a rank comes to them."""
+    own: Floats
+    """S x R x M: from where the rank last went on to the mark."""
+    transfer: Floats
+    """S x R x K: what each collective takes alone; equal for the ranks of one communicator."""
+    lag: Floats
+    """S x R x K."""
+    members: tuple[Members, ...]
+    """K."""
+    wire: tuple[int, ...]
+    """K: collectives of one wire run one after the other."""
+    start: Floats
+    """S x R, zero or less: by how much a rank went on before the last one."""
+
+    def run(self) -> tuple[Floats, Floats]:
+        """S x R each: when each rank went on for the last time, and how long it waited for data to move."""
+        steps, ranks, _ = self.own.shape
+        resumed, exposed = self.start.copy(), np.zeros((steps, ranks))
+        free: dict[int, Floats] = {wire: np.full((steps, ranks), -np.inf) for wire in set(self.wire)}
+        begun, done = np.zeros_like(self.transfer), np.zeros_like(self.transfer)
+        for place, mark in enumerate(self.marks):
+            k, at = mark.collective, resumed + self.own[:, :, place]
+            if not mark.waits:
+                busy = free[self.wire[k]]
+                for group in self.members[k]:
+                    members = list(group)
+                    release = np.maximum(at[:, members], busy[:, members]).max(axis=1, keepdims=True)
+                    begun[:, members, k] = release
+                    done[:, members, k] = release + self.transfer[:, members, k]
+                    busy[:, members] = done[:, members, k]
+                continue
+            over = np.maximum(at, done[:, :, k])
+            exposed += np.maximum(done[:, :, k] - np.maximum(at, begun[:, :, k]), 0.0)
+            resumed = np.maximum(over + self.lag[:, :, k], at)
+        return resumed, exposed
+
+    def period(self) -> Floats:
+        """How long each step takes, S."""
+        result: Floats = self.run()[0].max(axis=1)
+        return result
+
+    def of_mean(self, ranks: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        """(period, exposed transfer), S each, with every rank's own times at the mean of the given (typical) ranks."""
+        own = np.broadcast_to(self.own[:, ranks].mean(axis=1, keepdims=True), self.own.shape)
+        resumed, exposed = dataclasses.replace(self, own=own).run()
+        return resumed.max(axis=1), exposed[:, ranks].mean(axis=1)
+
+    def without(self, late: Sequence[int]) -> Program:
+        """Some ranks' own times replaced by the others' mean: the steps without their lateness."""
+        own, peers = self.own.copy(), np.setdiff1d(np.arange(self.own.shape[1]), late)
+        own[:, late] = own[:, peers].mean(axis=1, keepdims=True)
+        return dataclasses.replace(self, own=own)
+
+    def earlier(self, by: Floats) -> Program:
+        """Every rank's own times sooner by that much, S x R, as if it had not waited for its input."""
+        own, first = self.own.copy(), next((i for i, mark in enumerate(self.marks) if mark.waits), None)
+        own[:, :, : None if first is None else first + 1] -= by[:, :, None]
+        return dataclasses.replace(self, own=own)
+
+    def free(self) -> Program:
+        """The same if communication took no time."""
+        return dataclasses.replace(self, transfer=np.zeros_like(self.transfer), lag=np.zeros_like(self.lag))
+
+    def computed(self) -> Floats:
+        """S x R: a rank's own time of a step, all of it."""
+        waits = [place for place, mark in enumerate(self.marks) if mark.waits]
+        result: Floats = self.own[:, :, waits].sum(axis=2)
+        return result
+
+    def behind(self, rank: int, peers: Sequence[int] | NDArray[np.intp]) -> float:
+        """How much more own time a rank has than others, mean over steps."""
+        own = self.computed()
+        return float((own[:, rank] - own[:, peers].mean(axis=1)).mean())

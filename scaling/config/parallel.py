@@ -1,0 +1,90 @@
+"""The strategy and its mesh as they were asked for, checked and frozen. InputError says what would be accepted."""
+
+from __future__ import annotations
+
+from scaling.config.schema import Composed
+from scaling.config.values import freeze
+from scaling.errors import InputError
+from scaling.spec.parallel import Fsdp, MeshError, Parallel
+from scaling.spec.run import Ddp, Spec
+from scaling.spec.topology import Topology
+
+
+def to_parallel(config: Composed, topology: Topology) -> Parallel:
+    """The strategy; where HSDP is not told its shard degree, it is the ranks of a host."""
+    shard = topology.ranks_per_host if config.shard is None else config.shard
+    return freeze(Parallel, config, "parallel", shard=shard)
+
+
+def check_parallel(spec: Spec) -> None:
+    """InputError for a mesh that does not fit, or settings that another strategy has."""
+    parallel = spec.parallel
+    for name in ("replicate", "shard", "tensor", "pipeline"):
+        if getattr(parallel, name) == 0:
+            raise InputError(
+                f"parallel.{name}=0: a degree of at least 1, or -1 for what is left, is expected"
+            )
+    for name in ("tensor", "pipeline"):
+        if getattr(parallel, name) != 1:
+            raise InputError(
+                f"parallel.{name}={getattr(parallel, name)}: 1 is expected; ranks are replicas and shards only"
+            )
+    if not parallel.sharded and parallel.shard != 1:
+        raise InputError(
+            f"parallel.shard={parallel.shard}: parallel={parallel.name} keeps the whole model on every rank; "
+            "use parallel=fsdp or parallel=hsdp"
+        )
+    if parallel.name == "fsdp" and parallel.replicate != 1:
+        raise InputError(
+            f"parallel.replicate={parallel.replicate}: parallel=fsdp has one copy; use parallel=hsdp for several"
+        )
+    for size in spec.world_sizes:
+        try:
+            mesh = parallel.mesh(size)
+        except MeshError as error:
+            raise InputError(f"parallel={parallel.name}: {error}") from error
+        if spec.fsdp.reshard > 1 and size > 1 and parallel.sharded and mesh.shard % spec.fsdp.reshard:
+            raise InputError(
+                f"fsdp.reshard_after_forward={spec.fsdp.reshard}: does not divide the {mesh.shard} ranks that share "
+                f"the parameters at world size {size}; true, false or a divisor is expected"
+            )
+    _check_settings(spec)
+
+
+def _check_settings(spec: Spec) -> None:
+    """InputError for settings of a strategy that the run does not use."""
+    if spec.parallel.sharded:
+        changed = [n for n in Ddp.__dataclass_fields__ if getattr(spec.ddp, n) != getattr(Ddp(), n)]
+        if changed:
+            raise InputError(
+                f"ddp.{changed[0]}: belongs to parallel=ddp; parallel={spec.parallel.name} has fsdp.units, "
+                "fsdp.prefetch, fsdp.reshard_after_forward, fsdp.reduce_dtype"
+            )
+        if spec.by_case:
+            raise InputError(
+                f"parallel={spec.parallel.name}: batch, vary and task=inference are measured with parallel=ddp; leave "
+                "them out"
+            )
+        if spec.precision == "fp16":
+            raise InputError(
+                f"precision=fp16: its gradients need a loss scaler that is sharded too; parallel={spec.parallel.name} "
+                "is measured in fp32, tf32 or bf16"
+            )
+        part, largest = spec.fsdp.reshard > 1, max(spec.world_sizes)
+        if part and any(1 < n < largest for n in spec.world_sizes):
+            raise InputError(
+                f"fsdp.reshard_after_forward={spec.fsdp.reshard}: all ranks of a launch take part when torch makes its "
+                f"communicators; use world_sizes=[1,{largest}], or true or false"
+            )
+        if spec.topology.spread:
+            raise InputError(
+                f"topology.placement=spread: parallel={spec.parallel.name} is measured with packed ranks; use "
+                "topology.placement=packed"
+            )
+    else:
+        changed = [n for n in Fsdp.__dataclass_fields__ if getattr(spec.fsdp, n) != getattr(Fsdp(), n)]
+        if changed:
+            key = "reshard_after_forward" if changed[0] == "reshard" else changed[0]
+            raise InputError(
+                f"fsdp.{key}: belongs to parallel=fsdp and hsdp; parallel={spec.parallel.name} has none"
+            )

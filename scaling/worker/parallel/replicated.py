@@ -1,0 +1,144 @@
+"""Train a module of which every rank holds a copy: DistributedDataParallel, behind the seam of strategies."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.records.format import CollectiveRow
+from scaling.spec.run import Spec
+from scaling.spec.sweep import Message
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.measure.probe import BucketProbe, SoloProbe
+from scaling.worker.parallel.ddp import Wrapping, accumulating, bucket_bytes, settle
+from scaling.worker.parallel.groups import Group
+from scaling.worker.parallel.strategy import Detail, Take, Taken
+
+
+class Replicas:
+    """DDP over a trial's group, or over a group of one rank. It trains the workload's own parameters."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        group: Group,
+        solo: Group,
+        device: Device,
+    ) -> None:
+        self._wrapping = Wrapping(module, spec.ddp, compiles=spec.compile)
+        self._optimizer, self._group, self._solo, self._device = optimizer, group, solo, device
+        self._comm_hook = spec.ddp.comm_hook
+        self.wire_dtype = self._wrapping.wire_dtype
+        self.module = self._wrapping.module
+
+    def apply(self, use: str, *, alone: bool, detailed: bool = False, sync: bool = True) -> Replicated:
+        """A new wrapper. Its detailed blocks have a hook of their own in place of the settings'."""
+        hooked = not detailed or alone
+        group = self._solo if alone else self._group
+        ddp = self._wrapping.over(group.data, use, hooked=hooked, sync=sync)
+        probe = None
+        if detailed and not alone:
+            probe = BucketProbe(ddp, group.data, group.key, self._device, self._comm_hook)
+        return Replicated(ddp, self._optimizer, group, self._device, probe)
+
+
+class Replicated:
+    """A wrapper as the loop trains it."""
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        optimizer: torch.optim.Optimizer,
+        group: Group,
+        device: Device,
+        probe: BucketProbe | None,
+    ) -> None:
+        """`probe`: the hook of its detailed blocks over several ranks."""
+        self.module: torch.nn.Module = ddp
+        self.optimizer, self._group, self._device = optimizer, group, device
+        self.accumulate: Callable[[bool], contextlib.AbstractContextManager[Any]] = accumulating(ddp)
+        self._probe = probe
+
+    @property
+    def _ddp(self) -> DistributedDataParallel:
+        assert isinstance(self.module, DistributedDataParallel)
+        return self.module
+
+    @property
+    def buckets(self) -> list[int]:
+        """Bytes of the buckets in the order of reduction."""
+        return bucket_bytes(self._ddp)
+
+    @property
+    def units(self) -> list[str]:
+        """Buckets have no names."""
+        return [f"bucket {k}" for k in range(len(self.buckets))]
+
+    def settle(self) -> None:
+        """Make the buckets in the order of the gradients."""
+        settle(self._ddp)
+
+    def detail(self, *, detailed: bool) -> Detail | None:
+        """The buckets of detailed blocks."""
+        if not detailed:
+            return None
+        return _Buckets(self._probe or SoloProbe(self._ddp, self._device), self._group.key)
+
+    def bytes(self) -> dict[str, int]:
+        """Every rank holds everything."""
+        return held_bytes(self.module, self.optimizer)
+
+
+class _Buckets:
+    """The buckets of a detailed block, from its probe."""
+
+    def __init__(self, probe: BucketProbe | SoloProbe, key: int) -> None:
+        self._probe, self._key = probe, key
+        self.wire: list[Message] = []
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[Take]:
+        if isinstance(self._probe, SoloProbe):
+            with self._probe.taking() as take:
+                yield lambda forward_end_ns: Taken(take(forward_end_ns), None)
+        else:
+            yield self._take
+
+    def _take(self, forward_end_ns: int) -> Taken:
+        rows: list[CollectiveRow] = self._probe.take(forward_end_ns)
+        self.wire = [Message(row.kind, row.bytes) for row in rows]
+        return Taken(rows, None)
+
+    def discard(self) -> None:
+        if isinstance(self._probe, BucketProbe):
+            self._probe.discard()
+
+    def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:
+        return self._probe.parameters(begin_ns) if isinstance(self._probe, SoloProbe) else []
+
+    @property
+    def stamps(self) -> int:
+        return 2 * max(len(self.wire), 1)
+
+
+def held_bytes(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes that this rank holds of parameters, of gradients, and of the optimizer's states."""
+
+    def local(tensor: torch.Tensor) -> int:
+        inner = getattr(tensor, "_local_tensor", tensor)
+        return inner.numel() * inner.element_size()
+
+    parameters = list(module.parameters())
+    states = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    return {
+        "parameters": sum(map(local, parameters)),
+        "gradients": sum(local(p) for p in parameters if p.requires_grad),
+        "optimizer": sum(map(local, states)),
+    }

@@ -1,0 +1,108 @@
+"""The seam between how a model is spread over ranks and all that measures it.
+
+A strategy makes the module that is trained over ranks, for one use and for as long as its blocks need it. It says how
+gradients are accumulated, what a detailed block records, and where the rank waits for communication. Nothing outside
+this folder asks which strategy it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from scaling.records.format import CollectiveRow
+from scaling.spec.schedule import PHASES
+from scaling.spec.sweep import Message
+
+FORWARD, BACKWARD = PHASES.index("forward"), PHASES.index("backward")
+
+
+class Wait(NamedTuple):
+    """A window in which a rank waits for communication; stamps are tokens, then ns."""
+
+    phase: int
+    """FORWARD or BACKWARD."""
+    begin: int
+    end: int
+
+
+class Taken(NamedTuple):
+    """What one step left beside its own stamps, all of them tokens."""
+
+    collectives: list[CollectiveRow] | None
+    """None where the block records none."""
+    waits: list[Wait] | None
+    """None where the strategy waits only behind backward's compute."""
+
+
+Take = Callable[[int], Taken]
+"""Given the host time at which the step's last forward ended, returns what the step left."""
+
+
+class Detail(Protocol):
+    """What the stamped blocks of an arm record of communication."""
+
+    wire: list[Message]
+    """The collectives of the step taken last, in the order of launch."""
+
+    def taking(self) -> contextlib.AbstractContextManager[Take]:
+        """Inside, `take` can be called after each step."""
+
+    def discard(self) -> None:
+        """Forget what was seen so far."""
+
+    def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:
+        """BlockRecord.parameters, given when the steps taken last began; empty where ready times are not known."""
+
+    @property
+    def stamps(self) -> int:
+        """Largest number of stamps that it takes in a step."""
+
+
+class Parallelized(Protocol):
+    """A module that is trained over ranks."""
+
+    module: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+
+    @property
+    def units(self) -> list[str]:
+        """Names of what is sent together: buckets or sharded units."""
+
+    @property
+    def buckets(self) -> list[int]:
+        """Bytes of these, in the order of reduction, once the first steps have settled them."""
+
+    @property
+    def accumulate(self) -> Callable[[bool], contextlib.AbstractContextManager[Any]]:
+        """Around a micro-step, given whether it is the last."""
+
+    def settle(self) -> None:
+        """After the first steps: make it like one that has trained for long."""
+
+    def detail(self, *, detailed: bool) -> Detail | None:
+        """What a stamped block records; None: nothing beside the step's own stamps."""
+
+    def bytes(self) -> dict[str, int]:
+        """What this rank holds, by `parameters`, `gradients`, `optimizer`."""
+
+
+class Strategy(Protocol):
+    """How a model is spread over ranks."""
+
+    wire_dtype: torch.dtype
+    """Type of the elements that are reduced."""
+
+    @property
+    def module(self) -> Callable[[str], torch.nn.Module]:
+        """Given a use, the module without any strategy; it is compiled for each use, which has graphs of its own."""
+
+    def apply(self, use: str, *, alone: bool, detailed: bool = False, sync: bool = True) -> Parallelized:
+        """The module over its ranks, or over a mesh of one rank (`alone`).
+
+        `detailed`: a detailed block will run. `sync`: compare and send the parameters, which takes all ranks; without
+        it no rank waits for another.
+        """

@@ -1,0 +1,180 @@
+"""Stamp where a rank waits for the collectives of fully_shard, in probe blocks.
+
+A rank waits before a unit's forward and before its backward for the unit's all-gather; where a reduce-scatter's buffer
+is to be used again; and at the end of backward for what is left. On an accelerator the compute stream waits, and the
+stamps are events on it; on the host's back end (Gloo) the host itself does. torch has no hooks there. So while a watch
+is on, four methods of each parameter group are replaced by ones that take stamps and wait first; torch's own wait that
+follows finds nothing left to wait for. Nothing else changes, and they are put back after the block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
+
+from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Wait
+from scaling.worker.parallel.tap import Seen, Tap
+
+_REPLACED = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
+
+
+class Mark(NamedTuple):
+    """A unit's turn in a step, whether or not anything is sent; stamps are tokens."""
+
+    reduced: bool
+    """Whether its gradients are reduced here, rather than its parameters gathered."""
+    phase: int
+    unit: int
+    launch: int
+    wait: int
+
+
+class Watch:
+    """The stamps of one sharded module."""
+
+    def __init__(self, groups: Sequence[Any], stamp: Callable[[], int], *, host: bool) -> None:
+        """`groups`: the units' FSDPParamGroups, in the order of units. `host`: the host itself waits."""
+        self._groups, self._stamp, self._host = groups, stamp, host
+        self._tap: Tap | None = None
+        self._gathered: dict[int, Seen] = {}
+        self._reduced: list[Seen] = []
+        """Reductions that nobody has waited for yet, on an accelerator."""
+        self._launched: dict[int, int] = {}
+        self.on_now = False
+        self.waits: list[Wait] = []
+        self.marks: list[Mark] = []
+
+    def take(self) -> tuple[list[Wait], list[Mark]]:
+        """The windows and the marks since the last call."""
+        found, self.waits, self.marks = (self.waits, self.marks), [], []
+        return found
+
+    @contextlib.contextmanager
+    def on(self, tap: Tap | None = None) -> Iterator[None]:
+        """Stamp inside; `tap`: also tell it each collective's unit and phase, and where it is waited for."""
+        self._tap, self.on_now = tap, True
+        self._gathered, self._reduced, self._launched = {}, [], {}
+        self.waits, self.marks = [], []
+        for unit, group in enumerate(self._groups):
+            for name in _REPLACED:
+                setattr(
+                    group,
+                    name,
+                    functools.partial(getattr(self, f"_{name}"), getattr(group, name), group, unit),
+                )
+            if self._host and group._is_hsdp:  # noqa: SLF001
+                group._all_reduce_hook = self._all_reduced  # noqa: SLF001
+        try:
+            yield
+        finally:
+            self._tap, self.on_now = None, False
+            for group in self._groups:
+                for name in _REPLACED:
+                    delattr(group, name)
+                if group._all_reduce_hook == self._all_reduced:  # noqa: SLF001
+                    group._all_reduce_hook = None  # noqa: SLF001
+
+    @contextlib.contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Around the blocking exchange of a reduce-scatter on the host's back end."""
+        tap, begin = self._tap, self._stamp()
+        with tap.stands_for("reduce_scatter") if tap else contextlib.nullcontext():
+            yield
+        self._since = self._stamp()
+        if self.on_now:
+            self.waits.append(Wait(BACKWARD, begin, self._since))
+
+    def _all_reduced(self, _gradients: Any) -> None:
+        """Behind HSDP's all-reduce, which blocked the host since the reduce-scatter before it."""
+        self.waits.append(Wait(BACKWARD, self._since, self._stamp()))
+
+    @contextlib.contextmanager
+    def _of(self, unit: int, phase: int) -> Iterator[list[Seen]]:
+        """Collectives inside belong to a unit; they are in the list once it ends."""
+        tap = self._tap
+        found: list[Seen] = []
+        if tap is None:
+            yield found
+            return
+        before, place = (tap.unit, tap.phase), tap.count
+        tap.unit, tap.phase = unit, phase
+        try:
+            yield found
+        finally:
+            tap.unit, tap.phase = before
+            found += tap.since(place)
+
+    def _unshard(self, inner: Any, group: Any, unit: int, async_op: bool = False) -> None:
+        if group._all_gather_result is not None or group.is_unsharded:  # noqa: SLF001
+            inner(async_op)
+            return
+        at = self._stamp()
+        with self._of(unit, _phase(group)) as seen:
+            inner(async_op)
+        if group._all_gather_result is not None:  # noqa: SLF001
+            self._launched[unit] = at
+            if seen:
+                self._gathered[unit] = seen[-1]
+
+    def _wait_for_unshard(self, inner: Any, group: Any, unit: int) -> None:
+        result = group._all_gather_result  # noqa: SLF001
+        if result is None:
+            inner()
+            return
+        begin, phase, seen = self._stamp(), _phase(group), self._gathered.pop(unit, None)
+        self.marks.append(Mark(False, phase, unit, self._launched.pop(unit, begin), begin))
+        sends = bool(result.all_gather_input_split_sizes)  # over one rank nothing is gathered
+        if isinstance(result.all_gather_work, dist.Work):
+            result.all_gather_work.wait()
+        elif sends and not self._host and result.all_gather_event is not None:
+            group.device_handle.current_stream().wait_event(result.all_gather_event)
+        if sends:
+            self._waited(phase, begin, [seen] if seen else [])
+        inner()
+
+    def _post_backward(self, inner: Any, group: Any, unit: int, *unused: Any) -> None:
+        if not self._host and group.reduce_grads:
+            self._wait_for_buffer(group)
+        at = self._stamp()
+        with self._of(unit, BACKWARD) as seen:
+            inner(*unused)
+        if group.reduce_grads:
+            self.marks.append(Mark(True, BACKWARD, unit, at, at))
+        if not self._host:
+            self._reduced += seen
+
+    def _wait_for_buffer(self, group: Any) -> None:
+        """On an accelerator: the compute stream waits until the oldest reduce-scatter has left its input buffer."""
+        states = getattr(group.comm_ctx, "reduce_scatter_states", [])
+        most = getattr(group.comm_ctx, "reduce_scatter_max_input_buffers", 1)
+        last = group._param_group_index == group._num_param_groups - 1  # noqa: SLF001
+        if last and len(states) >= most and states[0].event is not None:
+            begin = self._stamp()
+            group.device_handle.current_stream().wait_event(states[0].event)
+            scattered = next((one for one in self._reduced if one.group.size() and one.wait == 0), None)
+            self._waited(BACKWARD, begin, [scattered] if scattered else [])
+
+    def _finalize_backward(self, inner: Any, group: Any, _unit: int) -> None:
+        events = list(getattr(group.comm_ctx, "_last_post_reduce_events", {}).values())
+        if events and not self._host:
+            begin = self._stamp()
+            for event in events:
+                group.device_handle.current_stream().wait_event(event)
+            self._waited(BACKWARD, begin, [one for one in self._reduced if one.wait == 0])
+            self._reduced = []
+        inner()
+
+    def _waited(self, phase: int, begin: int, seen: Sequence[Seen]) -> None:
+        end = self._stamp()
+        self.waits.append(Wait(phase, begin, end))
+        for one in seen:
+            one.wait, one.resume = begin, end
+
+
+def _phase(group: Any) -> int:
+    return FORWARD if group._training_state == TrainingState.FORWARD else BACKWARD  # noqa: SLF001

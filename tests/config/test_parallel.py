@@ -1,0 +1,74 @@
+"""The strategy and its mesh: presets, what does not fit, and settings of another strategy."""
+
+from __future__ import annotations
+
+import pytest
+
+from scaling.config.compose import requests
+from scaling.errors import InputError
+from scaling.spec.parallel import Mesh, MeshError, Parallel
+
+HOSTS = ("topology=emulated_pcie", "topology.hosts=2", "topology.ranks_per_host=2")
+
+
+def parallel(*overrides):
+    (request,) = requests("run", [*HOSTS, *overrides]).items
+    return request.spec.parallel
+
+
+def test_ddp_is_the_default_and_every_rank_is_a_copy():
+    assert parallel().mesh(4) == Mesh(replicate=4)
+
+
+def test_fsdp_shards_over_all_ranks():
+    assert [parallel("parallel=fsdp").mesh(n) for n in (1, 2, 4)] == [Mesh(), Mesh(shard=2), Mesh(shard=4)]
+
+
+def test_hsdp_shards_over_the_ranks_of_a_host():
+    mesh = parallel("parallel=hsdp").mesh(4)
+    assert mesh == Mesh(replicate=2, shard=2)
+    assert mesh.axes() == {"shard": ((0, 1), (2, 3)), "replicate": ((0, 2), (1, 3))}
+    assert parallel("parallel=hsdp").mesh(2) == Mesh(shard=2)  # one host
+
+
+def test_communicators_have_keys_of_their_own_and_the_one_of_all_ranks_is_the_world_size():
+    assert Mesh(shard=4).keys() == {"shard": 4}
+    assert Mesh(replicate=4).keys() == {"replicate": 4}
+    keys = {
+        key
+        for mesh in (Mesh(replicate=2, shard=4), Mesh(replicate=4, shard=2))
+        for key in mesh.keys().values()
+    }
+    assert len(keys) == 4
+    assert max(keys) < -100
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["parallel=fsdp", "parallel.shard=3", "world_sizes=[4]"], "parallel.shard=1|2|4 would"),
+        (["parallel=hsdp", "parallel.shard=3", "world_sizes=[4]"], "shard 3 does not fit world size 4"),
+        (["parallel=single", "world_sizes=[2]"], "parallel=single trains on one rank"),
+        (["parallel=ddp", "parallel.shard=2"], "use parallel=fsdp or parallel=hsdp"),
+        (["parallel=fsdp", "parallel.replicate=2"], "use parallel=hsdp for several"),
+        (["parallel.tensor=2"], "1 is expected"),
+        (["parallel.shard=0"], "at least 1, or -1"),
+        (["parallel=fsdp", "ddp.static_graph=true"], "belongs to parallel=ddp"),
+        (["fsdp.prefetch=2"], "belongs to parallel=fsdp and hsdp"),
+        (["parallel=fsdp", "fsdp.reshard_after_forward=some"], "a number of ranks is expected"),
+        (["parallel=fsdp", "fsdp.reshard_after_forward=3", "world_sizes=[4]"], "does not divide the 4 ranks"),
+        (["parallel=fsdp", "fsdp.reshard_after_forward=2", "world_sizes=[2,4]"], "use world_sizes=[1,4]"),
+        (["parallel=fsdp", "batch=[4,8]"], "measured with parallel=ddp"),
+        (["parallel=fsdp", "topology.placement=spread"], "packed"),
+        (["parallel=zero3"], "available: ddp, fsdp, hsdp, single"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_what_would(overrides, said):
+    with pytest.raises(InputError, match=r"^[^\n]+$") as refused:
+        parallel(*overrides)
+    assert said in str(refused.value)
+
+
+def test_a_mesh_without_a_free_degree_names_what_could_be_free():
+    with pytest.raises(MeshError, match=r"parallel\.replicate=-1"):
+        Parallel(name="hsdp", replicate=2, shard=2).mesh(8)

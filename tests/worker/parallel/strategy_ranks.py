@@ -1,0 +1,198 @@
+"""`strategy_ranks.py RANK STORE`: one of four Gloo ranks; trains with each strategy and by hand, told as JSON."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from scaling.config.compose import requests
+from scaling.spec.run import KINDS
+from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.devices import Device
+from scaling.worker.data.workload import Workload
+from scaling.worker.models.checkpoint import checkpoint_activations
+from scaling.worker.parallel.choose import strategy_of
+from scaling.worker.parallel.groups import make_groups
+
+WORLD, STEPS, MICRO, SAMPLES = 4, 3, 2, 8
+CASES = {
+    "ddp": ["parallel=ddp"],
+    "fsdp": ["parallel=fsdp"],
+    "hsdp": ["parallel=hsdp", "parallel.shard=2"],
+    "fsdp keeps": ["parallel=fsdp", "fsdp.reshard_after_forward=false"],
+    "fsdp of two": ["parallel=fsdp", "fsdp.reshard_after_forward=2"],
+    "fsdp ahead": ["parallel=fsdp", "fsdp.prefetch=2", "fsdp.separate_reduce_scatter_group=true"],
+    "fsdp by itself": ["parallel=fsdp", "fsdp.prefetch=0"],
+    "fsdp in one": ["parallel=fsdp", "fsdp.units=Tail"],
+    "fsdp again": ["parallel=fsdp", "checkpointing=true"],
+    "hsdp again": ["parallel=hsdp", "parallel.shard=2", "checkpointing=true"],
+    "bf16": ["parallel=fsdp", "fsdp.reduce_dtype=bf16"],
+}
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.norm = nn.Linear(24, 24), nn.LayerNorm(24)
+
+    def forward(self, rows):
+        return rows + torch.tanh(self.norm(self.inner(rows)))
+
+
+class Tail(nn.Linear):
+    pass
+
+
+class Model(nn.Module):
+    """An uneven first layer, which no rank shares evenly, repeated blocks, and a tail that is in none of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.blocks = nn.Linear(6, 24), nn.ModuleList(Block() for _ in range(3))
+        self.tail = Tail(24, 3)
+
+    def forward(self, rows):
+        rows = self.first(rows)
+        for block in self.blocks:
+            rows = block(rows)
+        return self.tail(rows)
+
+
+def workload():
+    torch.manual_seed(0)
+    return Workload(
+        module=Model(),
+        make_batch=lambda n, generator: (torch.randn(n, 6, generator=generator), None),
+        loss=lambda outputs, _targets: outputs.square().mean(),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    )
+
+
+def batches(rank):
+    generator = torch.Generator().manual_seed(100 + rank)
+    return [[torch.randn(SAMPLES, 6, generator=generator) for _ in range(MICRO)] for _ in range(STEPS)]
+
+
+def by_hand():
+    """Losses of every rank and step, gradients and weights, of the whole batch on one rank."""
+    module = workload().module
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+    every, losses, gradients = [batches(rank) for rank in range(WORLD)], [], []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        row = []
+        for rank in range(WORLD):
+            found = [module(rows).square().mean() for rows in every[rank][step]]
+            (sum(found) / WORLD).backward()
+            row.append([loss.item() for loss in found])
+        gradients = [p.grad.clone() for p in module.parameters()]
+        optimizer.step()
+        losses.append(row)
+    return losses, gradients, [p.detach().clone() for p in module.parameters()]
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def trained(made, rank, work):
+    losses, gradients = [], []
+    for step in batches(rank):
+        made.optimizer.zero_grad()
+        row = []
+        for micro, rows in enumerate(step):
+            with made.accumulate(micro == MICRO - 1):
+                loss = work.loss(made.module(rows), None)
+                loss.backward()
+            row.append(loss.item())
+        gradients = [whole(p.grad).clone() for p in made.module.parameters()]
+        made.optimizer.step()
+        losses.append(row)
+    return losses, gradients, [whole(p.detach()).clone() for p in made.module.parameters()]
+
+
+def largest(ours, theirs):
+    return max(float((a - b).abs().max()) for a, b in zip(ours, theirs, strict=True))
+
+
+def compare(overrides, rank, groups, truth):
+    asked = [
+        "model=mlp",
+        "topology=local",
+        f"topology.ranks_per_host={WORLD}",
+        "topology.device=cpu",
+        *overrides,
+    ]
+    (request,) = requests("run", [*asked, "world_sizes=[4]", "accumulation_steps=2"]).items
+    work = workload()
+    if request.spec.checkpointing:
+        checkpoint_activations(work)
+    optimizer = work.optimizer(work.module.parameters())
+    device = Device()
+
+    def make(**asked):
+        return strategy_of(
+            request.spec, copy.copy(work), optimizer, groups=groups, world_size=WORLD, device=device
+        ).apply("plain", **asked)
+
+    losses, gradients, weights = trained(make(alone=False), rank, work)
+    theirs = [[step[rank] for step in truth[0]], truth[1], truth[2]]
+    found = {
+        "loss": max(
+            abs(a - b) for x, y in zip(losses, theirs[0], strict=True) for a, b in zip(x, y, strict=True)
+        ),
+        "gradients": largest(gradients, theirs[1]),
+        "weights": largest(weights, theirs[2]),
+    }
+    if request.spec.parallel.sharded:
+        work.module.load_state_dict(workload().module.state_dict())
+        made = make(alone=False, detailed=True)
+        detail = made.detail(detailed=True)
+        made.accumulate(True).__enter__()
+        work.loss(made.module(batches(rank)[0][0]), None).backward()
+        with detail.taking() as take:
+            begin = now_ns()
+            work.loss(made.module(batches(rank)[0][0]), None).backward()
+            rows, waits = take(0)
+            end = now_ns()
+        made_by_torch = request.spec.parallel.mesh(WORLD).made_by_torch(rank, request.spec.fsdp)
+        ranks = {key: group.ranks for key, group in groups.items()} | made_by_torch
+        found["rows"] = [
+            [KINDS[r.kind], ("backward", "forward")[r.phase], r.unit, r.bytes, list(ranks[r.group])]
+            for r in rows
+        ]
+        found["stamps"] = all(begin <= r.launch_ns < r.done_ns <= end for r in rows)
+        found["waited"] = all(r.launch_ns <= r.resume_ns and 0 < r.wait_ns <= r.resume_ns for r in rows)
+        found["waits"] = [sum(w.end - w.begin for w in waits if w.phase == p) / (end - begin) for p in (0, 1)]
+        found["units"], found["whole"] = made.units, made.buckets
+        found["left"] = sorted(k for u in made.module.modules() for k in vars(u) if k == "post_backward")
+        found["held"] = made.bytes()
+    return found
+
+
+def main(rank: int, store: str) -> None:
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=60)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timeout
+    )
+    (request,) = requests("run", ["topology=local", "topology.ranks_per_host=4", *CASES["hsdp"]]).items
+    mesh = request.spec.parallel.mesh(WORLD)
+    parts = {WORLD: [tuple(range(WORLD))]} | {mesh.keys()[axis]: of for axis, of in mesh.axes().items()}
+    groups = make_groups(parts, rank=rank, world=WORLD, backend="gloo", timeout=timeout)
+    truth = by_hand()
+    found = {name: compare(overrides, rank, groups, truth) for name, overrides in CASES.items()}
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
