@@ -242,7 +242,8 @@ def _collectives(tables: Tables, plan: Plan, slack: int) -> Iterator[pl.DataFram
                 | ~pl.col("phase").is_between(0, len(PHASES) - 1),
             },
         )
-        taken = (pl.when(pl.col(name) > 0).then(name) for name in ("ready_ns", "launch_ns", "enqueue_ns"))
+        # A host may enqueue a collective while its device is in an earlier step.
+        taken = (pl.when(pl.col(name) > 0).then(name) for name in ("ready_ns", "launch_ns"))
         of_step = (
             rows.select(
                 *STEP,

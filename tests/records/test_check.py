@@ -158,6 +158,16 @@ def test_so_are_collectives_that_cannot_be(folder, why, at, value):
     assert any(why in str(gap) for gap in tables.gaps)
 
 
+def test_a_host_may_enqueue_a_collective_while_its_device_is_in_an_earlier_step(folder):
+    def change(steps, _block):
+        row = steps[1]["c"][0]
+        row += [0, 0, -1][len(row) - 7 :]
+        row[7] = steps[0]["s"][0] - MS
+
+    number = changed(folder, "probe", change, detailed=True)
+    assert number in set(read(folder).buckets["block"])
+
+
 def test_ranks_that_worked_together_did_so_at_the_same_time(folder):
     def later(steps, block):
         for step in steps:

@@ -18,6 +18,7 @@ from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.accelerator.devices import Device
 from scaling.worker.parallel.compression import reduction
 from scaling.worker.parallel.ddp import bucket_bytes, bucket_parameters
+from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 
 _ALL_REDUCE = COLLECTIVES.index("all_reduce")
 
@@ -55,7 +56,7 @@ class BucketProbe:
         self._group_key = group_key
         self._size = dist.get_world_size(group)
         self._stamp = device.clock.stamp
-        self._stamp_done = device.clock.stamp if dist.get_backend(group) == "nccl" else now_ns
+        self._stamp_done = now_ns if backend_of(group, device.type) in HOST_BACKENDS else device.clock.stamp
         # DDP keeps its ready times in host time, when a device's kernels are only queued.
         self._ready = ReadyTimes(ddp) if device.type == "cpu" else None
         self._rows: list[list[int]] = []
