@@ -182,6 +182,7 @@ def _verdicts(
     ]
     if plan.own_loop:
         found = [own.in_code(v) for v in found]
+    found = list(unseen.bounded(tuple(found), tables))
     doubts = (
         *contention.doubts(contention.judged(tables, plan), plan, ending.stolen),
         *unseen.doubts(tables, plan, ending.buffers_bytes),

@@ -61,6 +61,7 @@ class Rebuilt:
     analysis: Analysis
     timelines: tuple[Timeline, ...]
     histories: tuple[StepHistory, ...]
+    ending: Ending
     environment: Environment | None
     """Environment that represents the run's machine; None where no rank recorded one."""
 
@@ -133,6 +134,7 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches]:
         analysis=analysis,
         timelines=timelines(tables, plan),
         histories=histories(tables, plan, found.states),
+        ending=ending,
         environment=launches.environment,
     )
     return rebuilt, tables, launches

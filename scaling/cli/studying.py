@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from scaling.analysis.analyze import analyze
+from scaling.analysis.invariants import within
 from scaling.analysis.results import Analysis
 from scaling.analysis.study.size import Size, read_size
 from scaling.analysis.study.study import study
@@ -21,6 +23,7 @@ from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 from scaling.records.started import read_started
 from scaling.records.status import TrialStatus
+from scaling.records.tables import joined
 from scaling.report.documents import run as report
 from scaling.report.html import draw as page
 from scaling.report.terminal import print_study
@@ -58,7 +61,10 @@ def make_study(folders: Sequence[RunFolder], said: Sequence[str] = ()) -> tuple[
         raise InputError(
             f"{alien.path}: made by `scaling run`, whose report has every world size; runs of a Probe are expected"
         )
-    return study([read_run(folder) for folder in folders], said)
+    same: dict[int, list[RunFolder]] = {}
+    for folder, plan in zip(folders, plans, strict=True):
+        same.setdefault(plan.ranks, []).append(folder)
+    return study([read_runs(each) for each in same.values()], said)
 
 
 def study_at(folder: RunFolder) -> tuple[Analysis, Plan]:
@@ -92,8 +98,34 @@ def study_at(folder: RunFolder) -> tuple[Analysis, Plan]:
 
 def read_run(folder: RunFolder) -> Size:
     """What one run brings to a study, from its records; writes nothing."""
-    rebuilt, tables, _ = derive(folder)
-    return read_size(str(folder.path), rebuilt.plan, rebuilt.analysis, tables)
+    return read_runs([folder])
+
+
+def read_runs(folders: Sequence[RunFolder]) -> Size:
+    """What runs at one world size bring to a study: those of several folders are launches of one; writes nothing.
+
+    InputError where they trained with other batches.
+    """
+    found = [derive(folder)[:2] for folder in folders]
+    last, tables = found[-1]
+    path = ", ".join(str(folder.path) for folder in folders)
+    if len(found) == 1:
+        return read_size(path, last.plan, last.analysis, tables)
+    batches = {rebuilt.plan.trials[0].batch for rebuilt, _ in found}
+    if len(batches) > 1:
+        seen = " and ".join(map(str, sorted(batches)))
+        raise InputError(
+            f"{path}: all at world size {last.plan.ranks}, with {seen} samples a rank and step; one batch is expected"
+        )
+    ending = dataclasses.replace(
+        last.ending,
+        duration_s=sum(rebuilt.ending.duration_s for rebuilt, _ in found),
+        launches=sum(rebuilt.ending.launches for rebuilt, _ in found),
+        warnings=tuple(dict.fromkeys(said for rebuilt, _ in found for said in rebuilt.ending.warnings)),
+        stolen=tuple(taken for rebuilt, _ in found for taken in rebuilt.ending.stolen),
+    )
+    whole = joined([rows for _, rows in found])
+    return read_size(path, last.plan, within(analyze(whole, last.plan, ending)), whole)
 
 
 def show_study(

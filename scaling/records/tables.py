@@ -5,6 +5,7 @@ Absolute stamps come out on rank 0's clock (scaling.records.rank).
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import shutil
@@ -87,6 +88,25 @@ def collect(folder: RunFolder, plan: Plan) -> Tables:
         gaps=tuple(gaps),
         dropped_samples=sum(file.dropped_samples for file in ranks),
         dropped_blocks=0,
+    )
+
+
+def joined(runs: Sequence[Tables]) -> Tables:
+    """The records of several runs as those of one, whose launches are numbered on."""
+    first = 0
+    frames: dict[str, list[pl.DataFrame]] = {name: [] for name in SCHEMAS}
+    ranks: list[RankFile] = []
+    for run in runs:
+        for name, held in frames.items():
+            held.append(getattr(run, name).with_columns(pl.col("launch") + first))
+        ranks += [dataclasses.replace(rank, launch=rank.launch + first) for rank in run.ranks]
+        first = max((rank.launch for rank in ranks), default=-1) + 1
+    return Tables(
+        **{name: pl.concat(held, how="diagonal") for name, held in frames.items()},
+        ranks=tuple(ranks),
+        gaps=tuple(gap for run in runs for gap in run.gaps),
+        dropped_samples=sum(run.dropped_samples for run in runs),
+        dropped_blocks=sum(run.dropped_blocks for run in runs),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import fields
 from scaling.analysis.results import NO_CAUSE, Analysis, Measured, Point
 from scaling.report import cases
 from scaling.report.findings import free_line
+from scaling.report.slower import slower_lines
 from scaling.report.text import cause_name, percent, quantity, ranks, status_name, value_of
 from scaling.spec.ended import SETTLED
 
@@ -36,7 +37,9 @@ def answer(analysis: Analysis) -> str:
     base = point.base_world_size
     of = "ideal" if base == 1 else f"the throughput a rank at {ranks(base)}"
     kept = f"At {ranks(point.world_size)} the run keeps {percent(point.efficiency)} of {of}"
-    return f"{kept}{_main_cause(analysis, point)} {missing}".strip()
+    slower = slower_lines([(p.world_size, "", p.speedup) for p in measured if base == 1])
+    said = " ".join(f"{line}." for line in slower)
+    return " ".join(part for part in (f"{kept}{_main_cause(analysis, point)}", said, missing) if part)
 
 
 def _main_cause(analysis: Analysis, point: Point) -> str:

@@ -56,6 +56,20 @@ def test_compare_of_two_world_sizes_is_their_study(launched, capsys):
     assert "`scaling study` makes a scaling study" in json.loads(capsys.readouterr().out)["reasons"][-1]
 
 
+def test_runs_of_one_size_in_several_folders_are_its_launches(launched, tmp_path, capsys):
+    for n in (1, 2):
+        own_loop(replace(TRUTH, world_sizes=(n,), seed=5), tmp_path / f"again-{n}")
+    runs = [str(folder) for n in (1, 2) for folder in (launched / f"ranks-{n}", tmp_path / f"again-{n}")]
+    assert main(["study", *runs, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [p["world_size"] for p in found["points"]] == [1, 2]
+    assert found["study"]["covers"] == "launches"
+    assert [len(run["launch_ms"]) for run in found["study"]["runs"]] == [2, 2]
+    each = [ms for run in found["study"]["runs"] for ms in run["launch_ms"]]
+    assert found["points"][1]["step_ms"]["value"] == pytest.approx(sum(each[2:]) / 2, rel=0.02)
+    assert found["run"]["launches"] == 4
+
+
 def test_one_run_is_no_study(launched, capsys):
     refused(capsys, ["study", str(launched / "ranks-1")], "two world sizes or more are expected")
 

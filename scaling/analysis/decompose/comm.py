@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from scaling.analysis.decompose.loss import earlier_transfer, earlier_wait, share_of_wait
-from scaling.analysis.decompose.quantities import TrialRecords
+from scaling.analysis.decompose.loss import share_of_wait
+from scaling.analysis.decompose.quantities import EARLIER, TrialRecords
 from scaling.analysis.decompose.sent import by_kind
 from scaling.analysis.results import Bucket, Collective, Comm, Measured
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
@@ -68,10 +68,8 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
         nominal_share=None
         if nominal is None
         else rate(lambda m: records.moved_bytes * 8 / m["busy"] * 1e9 / nominal),
-        free_speedup=rounds.ratio(
-            lambda m: 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"] + earlier_transfer(m)))
-        ),
-        hidden_share=rounds.measure(lambda m: 1 - (m["bucket_transfer"] + earlier_transfer(m)) / m["busy"]),
+        free_speedup=rounds.ratio(lambda m: 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"]))),
+        hidden_share=rounds.measure(lambda m: 1 - m["bucket_transfer"] / m["busy"]),
         host_lead_ms=rounds.measure("lead", scale=MS),
         starved_share=rounds.measure("starved"),
         least_share=rounds.ratio(lambda m: m["least"] / m["span"]),
@@ -80,6 +78,6 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
 
 def _ready(name: str, micro_steps: int, m: Means) -> Floats:
     """Ready time since the last micro-step's backward began, ns; `name` counts from its end minus all backwards."""
-    before = (micro_steps - 1) / micro_steps * m["detailed.compute"] + earlier_wait(m)
+    before = (micro_steps - 1) / micro_steps * m["detailed.compute"] + m[EARLIER]
     result: Floats = m[name] - (before if micro_steps > 1 else 0.0)
     return result

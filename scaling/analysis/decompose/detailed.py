@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import polars as pl
 
 from scaling.analysis.decompose.merge import BlockStamps, Merged, merge
 from scaling.analysis.decompose.quantities import Cycle
+from scaling.analysis.network.barrier import Barrier
 from scaling.analysis.network.channel import Channel
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
-from scaling.spec.schedule import PROBE
+from scaling.spec.run import COLLECTIVES
+from scaling.spec.schedule import PHASES, PROBE
+
+ALL_REDUCE, BROADCAST = COLLECTIVES.index("all_reduce"), COLLECTIVES.index("broadcast")
 
 STARVED_NS = 50_000.0
 """A device that comes to a collective this soon after the host began to enqueue it has nothing else to do by then.
@@ -42,7 +47,12 @@ def channels(tables: Tables, plan: Plan) -> ChannelOf:
 
 
 def read_detailed(
-    own: pl.DataFrame, buckets: pl.LazyFrame, n: int, channel: ChannelOf, host_ns: float = 0.0
+    own: pl.DataFrame,
+    buckets: pl.LazyFrame,
+    blocks: pl.DataFrame,
+    n: int,
+    channel: ChannelOf,
+    host_ns: float = 0.0,
 ) -> tuple[tuple[Cycle, ...], dict[str, dict[tuple[int, int], float]], tuple[int, ...]]:
     """Cycles, block means by name and (launch, round), and bytes of the buckets, all of world size `n`.
 
@@ -52,45 +62,83 @@ def read_detailed(
     cycles: list[Cycle] = []
     scalars: dict[str, dict[tuple[int, int], float]] = {}
     sizes: tuple[int, ...] = ()
-    for key, stamps in detailed_blocks(own, buckets, n, channel, host_ns):
+    for key, stamps in detailed_blocks(own, buckets, blocks, n, channel, host_ns):
         merged = merge(stamps)
         sizes = tuple(int(b) for b in stamps.bytes)
         for name, value in _scalars(stamps, merged).items():
             scalars.setdefault(name, {})[key] = value
         if len(stamps.begin) < 2:
             continue
-        cycles.append(_cycle(key, stamps, merged))
+        cycles += cycles_of(key, stamps, merged)
     return tuple(cycles), scalars, sizes
 
 
-def _cycle(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Cycle:
-    own_end = stamps.done.max(axis=2)[:-1]
-    held = (stamps.buffer_end - stamps.buffer_begin)[1:]  # 0 without buffers
-    replay = Replay(
-        ready=stamps.handed[1:] - (own_end + held)[:, :, None],
-        compute_end=stamps.compute_end[1:] - own_end - held,
-        transfer=merged.transfer[1:],
-        start=own_end - own_end.max(axis=1, keepdims=True),
-        barrier=stamps.barrier(own_end, first=1),
-        channel=stamps.channel,
-    )
-    return Cycle(key=key, replay=replay, input=stamps.input[1:])
+def cycles_of(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Iterator[Cycle]:
+    """A cycle for each micro-step that reduces, of all steps but the first, which has none before it."""
+    count, each = stamps.micro_steps, stamps.launch.shape[2] // stamps.micro_steps
+    ends, compute_ends = stamps.own_ends, stamps.compute_ends
+    in_which = _micro_step_of_broadcasts(stamps)
+    for index in range(count):
+        before = ends[:-1, :, -1] if index == 0 else ends[1:, :, index - 1]
+        held, barriers = np.zeros_like(before), []
+        for k in np.flatnonzero(in_which == index):
+            begin, end = stamps.buffer_begin[1:, :, k], stamps.buffer_end[1:, :, k]
+            barriers.append(Barrier.of(begin, end, before + held))
+            held = held + (end - begin)
+        own = slice(index * each, (index + 1) * each)
+        replay = Replay(
+            ready=stamps.handed[1:, :, own] - (before + held)[:, :, None],
+            compute_end=compute_ends[1:, :, index] - before - held,
+            transfer=merged.transfer[1:, own],
+            start=before - before.max(axis=1, keepdims=True),
+            barriers=tuple(barriers),
+            channel=stamps.channel.among(own),
+        )
+        yield Cycle(key=key, replay=replay, input=stamps.input[1:] / count, of=count)
+
+
+def _micro_step_of_broadcasts(stamps: BlockStamps) -> Floats:
+    """B: the micro-step in whose forward each broadcast of a step lies, as most ranks see it in most steps.
+
+    It begins behind the backward before it. That is held against the end of that backward's compute, since a bucket's
+    end is stamped by another thread, which may be late.
+    """
+    after = (stamps.buffer_begin[:, :, :, None] >= stamps.compute_ends[:, :, None, :]).sum(axis=3)
+    found: Floats = np.median(after, axis=(0, 1)) if after.size else np.zeros(0)
+    return found
 
 
 def detailed_blocks(
-    own: pl.DataFrame, buckets: pl.LazyFrame, n: int, channel: ChannelOf, host_ns: float = 0.0
+    own: pl.DataFrame,
+    buckets: pl.LazyFrame,
+    blocks: pl.DataFrame,
+    n: int,
+    channel: ChannelOf,
+    host_ns: float = 0.0,
 ) -> list[tuple[tuple[int, int], BlockStamps]]:
     """Detailed probe blocks that all ranks have whole, as arrays. `own`, `buckets`: of world size `n`."""
     found = []
+    of_others = pl.col("phase") == PHASES.index("other")
+    probed = blocks.filter((pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("rank") == 0))
+    accumulation = {
+        tuple(key): many for *key, many in probed.select("launch", "block", "accumulation").rows()
+    }
     place = ["launch", "block", "step", "rank"]
     steps = own.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort(place)
     rows = (
         buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed"))
-        .select(*place, "seq", "bytes", "group", "ready_ns", "launch_ns", "done_ns", "enqueue_ns")
+        .select(
+            *place, "seq", "kind", "phase", "bytes", "group", "ready_ns", "launch_ns", "done_ns", "enqueue_ns"
+        )
         .sort(*place, "seq")
         .collect()
     )
-    row_parts = rows.partition_by("launch", "block", as_dict=True)
+    row_parts = rows.filter((pl.col("kind") == ALL_REDUCE) & ~of_others).partition_by(
+        "launch", "block", as_dict=True
+    )
+    broadcasts = rows.filter((pl.col("kind") == BROADCAST) & ~of_others).partition_by(
+        "launch", "block", as_dict=True
+    )
     for block_key, part in steps.partition_by("launch", "block", as_dict=True, maintain_order=True).items():
         block_rows = row_parts.get(block_key)
         count = part["step"].n_unique()
@@ -109,6 +157,7 @@ def detailed_blocks(
             return frame[name].to_numpy().astype(float).reshape(shape)
 
         key = (int(part["launch"][0]), int(part["round"][0]))
+        buffer_begin, buffer_end = _broadcasts(part, broadcasts.get(block_key), count, n)
         found.append(
             (
                 key,
@@ -125,9 +174,11 @@ def detailed_blocks(
                     launch=cube("launch_ns"),
                     done=cube("done_ns"),
                     bytes=cube("bytes")[0, 0],
+                    earlier_wait=grid("earlier_wait_ns"),
                     buffer_wait=grid("buffer_wait_ns"),
-                    buffer_begin=grid("buffer_begin_ns"),
-                    buffer_end=grid("buffer_end_ns"),
+                    buffer_begin=buffer_begin,
+                    buffer_end=buffer_end,
+                    micro_steps=_micro_steps(part, width, accumulation.get(block_key, 1)),
                     channel=(served := channel(block_rows["group"].head(width).to_list())),
                     enqueue=cube("enqueue_ns") if served.fifo and block_rows["enqueue_ns"].min() else None,
                     host_ns=host_ns if served.fifo else 0.0,
@@ -137,9 +188,29 @@ def detailed_blocks(
     return found
 
 
+def _micro_steps(steps: pl.DataFrame, buckets: int, count: int) -> int:
+    """How many of `count` micro-steps reduced: all of them where one before the last waited, else the last alone."""
+    waited = count > 1 and bool((steps["earlier_wait_ns"] > 0).any())
+    return count if waited and buckets % count == 0 else 1
+
+
+def _broadcasts(steps: pl.DataFrame, rows: pl.DataFrame | None, count: int, n: int) -> tuple[Floats, Floats]:
+    """Begin and end of each broadcast of buffers, `count` x n x B. Older files have a step's last one alone."""
+    begin, end = (steps[f"buffer_{name}_ns"].to_numpy().astype(float) for name in ("begin", "end"))
+    if rows is not None and rows.height % (count * n) == 0:
+        begin, end = (rows[f"{name}_ns"].to_numpy().astype(float) for name in ("launch", "done"))
+    elif not (begin > 0).all():
+        begin = end = np.zeros(0)
+    return begin.reshape(count, n, -1), end.reshape(count, n, -1)
+
+
 def _scalars(stamps: BlockStamps, merged: Merged) -> dict[str, float]:
     """Block means of quantities that need all ranks together, ns."""
     begin = (stamps.sync_end - stamps.backward).max(axis=1, keepdims=True)
+    buffer_skew = merged.buffer_skew.sum(axis=2)
+    known = (stamps.buffer_end - stamps.buffer_begin).sum(axis=2)
+    if known.mean() < stamps.buffer_wait.mean():  # an older file: split the others as the last one
+        buffer_skew = buffer_skew * stamps.buffer_wait.mean() / max(1.0, known.mean())
     values = {
         "busy": merged.busy.mean(),
         "span": (merged.finished - merged.released).sum(axis=1).mean(),
@@ -147,9 +218,9 @@ def _scalars(stamps: BlockStamps, merged: Merged) -> dict[str, float]:
         "bucket_transfer": merged.exposed_transfer.mean(),
         "bucket_skew": merged.exposed_skew.mean(),
         "bucket_enqueue": merged.exposed_enqueue.mean(),
-        "bucket_wait": (stamps.sync_end - stamps.compute_end).mean(),
-        "buffer_transfer": (stamps.buffer_wait - merged.buffer_skew).mean(),
-        "buffer_skew": merged.buffer_skew.mean(),
+        "bucket_wait": (stamps.sync_end - stamps.compute_end + stamps.earlier_wait).mean(),
+        "buffer_transfer": (stamps.buffer_wait - buffer_skew).mean(),
+        "buffer_skew": buffer_skew.mean(),
     }
     if stamps.enqueue is not None:
         lead = stamps.launch - stamps.enqueue

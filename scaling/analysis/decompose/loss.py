@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from scaling.analysis.decompose.quantities import EARLIER
 from scaling.analysis.decompose.sent import Sent, by_kind
 from scaling.analysis.network.curve import AlphaBeta
 from scaling.analysis.quality import clocks
@@ -16,30 +15,6 @@ from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
 
 Link = Callable[[Means], AlphaBeta]
 """The fitted link of this world size, resampled with the same rounds."""
-
-
-def earlier_wait(m: Means) -> Floats:
-    """Time that earlier micro-steps of accumulation waited, ns; includes transfer where no_sync is missing, else 0."""
-    return m[EARLIER]
-
-
-def earlier_transfer(m: Means) -> Floats:
-    """Transfer part of the earlier micro-steps' waits, ns, in the last micro-step's proportion."""
-    result: Floats = earlier_wait(m) * _of_last(m, "bucket_transfer", 1.0)
-    return result
-
-
-def earlier_skew(m: Means) -> Floats:
-    """Time that typical ranks waited for late ones in earlier micro-steps, ns, beyond what every rank waits."""
-    result: Floats = m[f"typical.{EARLIER}"] - earlier_wait(m) * (1 - _of_last(m, "bucket_skew", 0.0))
-    return np.maximum(result, 0.0)
-
-
-def _of_last(m: Means, part: str, otherwise: float) -> Floats:
-    """A part of the last micro-step's wait as a fraction of that wait; `otherwise` where it did not wait."""
-    waited = m["bucket_wait"]
-    result: Floats = np.divide(m[part], waited, out=np.full_like(waited, otherwise), where=waited > 0)
-    return result
 
 
 def share_of_wait(m: Means, exposed: Floats) -> Floats:
@@ -90,7 +65,7 @@ def split_by_kind(
 
 def linked_share(m: Means) -> Floats:
     """What the link costs, as a share of the step: exposed transfer of the step without late ranks."""
-    return share_of_wait(m, m["link_exposed"] + earlier_transfer(m))
+    return share_of_wait(m, m["link_exposed"])
 
 
 def by_kinds(rounds: Rounds, sent: Sequence[Sent], link: Link | None) -> tuple[LossOfKind, ...]:
@@ -146,9 +121,7 @@ def loss(
         "strategy_overhead": lambda m: (
             (m[DDP_SOLO] - m[BARE_ALL] - grown(m, DDP_SOLO, BARE_ALL, *side)) / m[PLAIN]
         ),
-        "straggler": lambda m: (
-            (m["sim"] - m["sim_typical"]) / m["detailed"] + share_of_wait(m, earlier_skew(m))
-        ),
+        "straggler": lambda m: (m["sim"] - m["sim_typical"]) / m["detailed"],
         "overlap": lambda m: grown(m, "typical.probe", DDP_SOLO, "forward", "compute") * probe(m),
         "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input") * probe(m),
         "host": lambda m: grown(m, "typical.probe", BARE_ONE, "host") * probe(m) + enqueuing(m),

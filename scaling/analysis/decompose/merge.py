@@ -5,11 +5,13 @@ R_b = latest launch, D_b = latest done. From when on it does so depends on the b
 divides the link among collectives that run at once. Bytes are never divided by one rank's own duration, which is mostly
 waiting for the others.
 
-Arrays: S steps of a block, R ranks, K buckets in the order of reduction; times in ns.
+Arrays: S steps of a block, R ranks, K buckets in the order of reduction, M micro-steps that reduce, B broadcasts of
+buffers; times in ns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,9 +36,12 @@ class BlockStamps:
     launch: Floats
     done: Floats
     bytes: Floats  # K
+    earlier_wait: Floats  # S x R, durations: waits for communication at the end of earlier micro-steps
     buffer_wait: Floats  # S x R, durations: broadcasts of buffers, in forward
-    buffer_begin: Floats  # S x R, absolute: the last of them; 0 where there was none
+    buffer_begin: Floats  # S x R x B, absolute: those that are known one by one
     buffer_end: Floats
+    micro_steps: int = 1
+    """M: 1, unless no_sync was left out."""
     channel: Channel = ONE
     enqueue: Floats | None = None
     """S x R x K, absolute: the host began to enqueue; None where that is not known, or no host enqueues."""
@@ -51,14 +56,20 @@ class BlockStamps:
         found: Floats = np.minimum(np.maximum(self.launch, self.enqueue + self.host_ns), self.done)
         return np.maximum(found, self.launch)
 
-    def barrier(self, origin: Floats, first: int = 0) -> Barrier | None:
-        """The last broadcast of buffers in each step from `first` on; None without one.
+    @property
+    def own_ends(self) -> Floats:
+        """S x R x M: when a rank has the last bucket of a micro-step."""
+        steps, ranks, buckets = self.done.shape
+        each = self.done.reshape(steps, ranks, self.micro_steps, buckets // self.micro_steps)
+        ends: Floats = each.max(axis=3)
+        return ends
 
-        `origin`: where the ranks' own times in these steps begin.
-        """
-        if not (self.buffer_begin > 0).all():
-            return None
-        return Barrier.of(self.buffer_begin[first:], self.buffer_end[first:], origin)
+    @property
+    def compute_ends(self) -> Floats:
+        """S x R x M: when backward's compute ended. An earlier micro-step's ends where its last bucket is launched."""
+        steps, ranks, buckets = self.launch.shape
+        each = self.launch.reshape(steps, ranks, self.micro_steps, buckets // self.micro_steps)
+        return np.concatenate([each.max(axis=3)[:, :, :-1], self.compute_end[:, :, None]], axis=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +101,7 @@ class Merged:
     exposed_enqueue: Floats
     """S x R: the rank waits and the link is idle, because a collective that all are ready for is not enqueued yet."""
     buffer_skew: Floats
-    """S x R: the part of `buffer_wait` in which the rank waits for others to come; the rest moves data."""
+    """S x R x B: the part of each broadcast in which the rank waits for others to come; the rest moves data."""
 
 
 def merge(stamps: BlockStamps) -> Merged:
@@ -100,14 +111,15 @@ def merge(stamps: BlockStamps) -> Merged:
     finished = np.maximum(stamps.done.max(axis=1), released)
     begun = stamps.channel.begun(released, finished)
     shares = stamps.channel.shares(begun, finished)
-    low, high = stamps.compute_end, np.maximum(stamps.done.max(axis=2), stamps.compute_end)
     moving, moved = (np.broadcast_to(each[:, None, :], stamps.done.shape) for each in (begun, finished))
-    inside = union(moving, moved, low, high)
-    window = high - low
-    enqueuing = np.zeros_like(window)
-    if stamps.host_ns:
-        since = np.broadcast_to(np.minimum(ready, begun)[:, None, :], stamps.done.shape)
-        enqueuing = union(since, moved, low, high) - inside
+    since = np.broadcast_to(np.minimum(ready, begun)[:, None, :], stamps.done.shape)
+    exposed = [np.zeros_like(stamps.compute_end) for _ in range(3)]
+    for low, end in zip(_last_axis(stamps.compute_ends), _last_axis(stamps.own_ends), strict=True):
+        high = np.maximum(end, low)
+        inside = np.minimum(union(moving, moved, low, high), high - low)
+        enqueuing = union(since, moved, low, high) - inside if stamps.host_ns else np.zeros_like(inside)
+        each = (inside, np.maximum(high - low - inside - enqueuing, 0.0), enqueuing)
+        exposed = [so_far + more for so_far, more in zip(exposed, each, strict=True)]
     return Merged(
         released=released,
         finished=finished,
@@ -116,18 +128,23 @@ def merge(stamps: BlockStamps) -> Merged:
         transfer=shares.transfer,
         shared=shares.shared,
         least=(stamps.done - stamps.launch).min(axis=1),
-        exposed_transfer=np.minimum(inside, window),
-        exposed_skew=np.maximum(window - inside - enqueuing, 0.0),
-        exposed_enqueue=enqueuing,
+        exposed_transfer=exposed[0],
+        exposed_skew=exposed[1],
+        exposed_enqueue=exposed[2],
         buffer_skew=_buffer_skew(stamps),
     )
 
 
 def _buffer_skew(stamps: BlockStamps) -> Floats:
-    """Earlier broadcasts of a step, of which only the sum is known, are split as its last one."""
-    barrier, last = stamps.barrier(stamps.begin), stamps.buffer_end - stamps.buffer_begin
-    if barrier is None:
-        return np.zeros_like(last)
-    waited = barrier.waited(stamps.buffer_begin, stamps.buffer_end)
-    skew: Floats = np.divide(waited, last, out=np.zeros_like(last), where=last > 0) * stamps.buffer_wait
+    skew = np.zeros_like(stamps.buffer_begin)
+    for k, (begin, end) in enumerate(
+        zip(_last_axis(stamps.buffer_begin), _last_axis(stamps.buffer_end), strict=True)
+    ):
+        skew[:, :, k] = Barrier.of(begin, end, stamps.begin).waited(begin, end)
     return skew
+
+
+def _last_axis(values: Floats) -> Iterator[Floats]:
+    """The slices of S x R x N along its last axis, S x R each."""
+    for k in range(values.shape[2]):
+        yield values[:, :, k]

@@ -124,7 +124,19 @@ def arms(records: TrialRecords, plan: Plan) -> tuple[Rounds, Late | None, set[in
     hosts = [plan.spec.topology.host_of(rank) for rank in range(n)]
     late = late_ranks(records, rounds, _overhead(rounds).floor, hosts)
     typical = everybody - set(late.ranks) if late else everybody
-    return rounds.extend(_arm_values(records, typical, typical_only=True)), late, typical
+    rounds = rounds.extend(_arm_values(records, typical, typical_only=True))
+    return (rounds if records.cycles else rounds.extend(_of_the_least(records))), late, typical
+
+
+def _of_the_least(records: TrialRecords) -> dict[str, Floats]:
+    """Input and host of the rank with the least of each. Where no rank can be found late, the rest may be one's."""
+    each = records.by_rank(PROBE, detailed=False)
+    found = {}
+    for phase in ("input", "host"):
+        whole = np.isfinite(each[phase]).all(axis=1)
+        if whole.any():
+            found[f"typical.{PROBE}.{phase}"] = each[phase][:, int(each[phase][whole].mean(axis=0).argmin())]
+    return found
 
 
 def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = False) -> dict[str, Floats]:
@@ -152,18 +164,12 @@ def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = 
 def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats]:
     """Quantities of all ranks together: merged blocks, their replays, and the step simulated for closure."""
     values = {name: records.per_round(found) for name, found in records.merged.items()}
-    for name, ranks in ((EARLIER, None), (f"typical.{EARLIER}", typical)):
-        values[name] = records.arm(PROBE, detailed=True, ranks=ranks)[EARLIER]
+    values[EARLIER] = records.arm(PROBE, detailed=True)[EARLIER]
     mask = np.array([r in typical for r in range(records.trial.world_size)])
-    names = ("sim", "sim_typical", "link_exposed", "sim_free")
-    simulated: dict[str, dict[tuple[int, int], float]] = {name: {} for name in names}
-    for cycle in records.cycles:
-        mean, exposed = cycle.replay.of_mean(mask)
-        simulated["sim"][cycle.key] = float(cycle.replay.period().mean())
-        simulated["sim_typical"][cycle.key] = float(mean.mean())
-        simulated["link_exposed"][cycle.key] = float(exposed.mean())
-        simulated["sim_free"][cycle.key] = float(cycle.replay.free().period().mean())
-    values |= {name: records.per_round(found) for name, found in simulated.items()}
+    values["sim"] = records.of_cycles(lambda c: float(c.replay.period().mean()))
+    values["sim_typical"] = records.of_cycles(lambda c: float(c.replay.of_mean(mask)[0].mean()))
+    values["link_exposed"] = records.of_cycles(lambda c: float(c.replay.of_mean(mask)[1].mean()))
+    values["sim_free"] = records.of_cycles(lambda c: float(c.replay.free().period().mean()))
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
     values["closure"] = records.per_round(_closure(records))
     return values
@@ -190,9 +196,9 @@ def _closure(records: TrialRecords) -> dict[tuple[int, int], float]:
         ready = before[:, None] + np.maximum(backward, 0.0) * stretch[:, None]
         compute_end = before + both["compute"][:, i]
         buffers = records.merged.get("buffer_transfer", {}).get(key, 0.0)
-        barrier = Barrier.of_all((tail + alone["input"])[None], buffers) if buffers else None
+        barriers = (Barrier.of_all((tail + alone["input"])[None], buffers),) if buffers else ()
         replay = Replay(
-            ready=ready[None], compute_end=compute_end[None], transfer=transfer[None], barrier=barrier
+            ready=ready[None], compute_end=compute_end[None], transfer=transfer[None], barriers=barriers
         )
         found[key] = float(replay.period()[0])
     return found

@@ -6,7 +6,7 @@ the detailed one `detailed`. All in ns, means over the steps of the round's bloc
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,13 +65,15 @@ DEVICE_COLUMNS = {"launch": pl.Int64, "round": pl.Int64, "arm": pl.String, "rank
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cycle:
-    """A detailed block's steps as periods, ns."""
+    """A detailed block's steps as periods, ns; where earlier micro-steps reduce too, one micro-step of them."""
 
     key: tuple[int, int]
     """(launch, round)"""
     replay: Replay | Program
     """Ready times are launches. They and the end of compute leave out the wait for buffers in forward."""
-    input: Floats  # S x R, durations
+    input: Floats  # S x R, durations; of several micro-steps an equal part each
+    of: int = 1
+    """Cycles of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +156,13 @@ class TrialRecords:
     def keys(self) -> list[tuple[int, int]]:
         """(launch, round) in order."""
         return [(int(a), int(b)) for a, b in self.index.iter_rows()]
+
+    def of_cycles(self, value: Callable[[Cycle], float]) -> Floats:
+        """A value of every cycle, summed over a block's micro-steps; one a round."""
+        found: dict[tuple[int, int], float] = {}
+        for cycle in self.cycles:
+            found[cycle.key] = found.get(cycle.key, 0.0) + value(cycle)
+        return self.per_round(found)
 
     def per_round(self, values: dict[tuple[int, int], float]) -> Floats:
         """Align scalars to the rounds; NaN where a round has none."""

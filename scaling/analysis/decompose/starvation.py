@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from scaling.analysis.decompose.quantities import TrialRecords
+from scaling.analysis.decompose.quantities import Cycle, TrialRecords
 from scaling.analysis.results import DataLoading, Point, Remedy, Verdict
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
 from scaling.analysis.verdicts.by_measure import ALL_READY, HEADROOM, saved
@@ -40,7 +40,7 @@ def loader(
         return None
     fed = max(0, fed_ns) * spec.accumulation_steps
     rounds = rounds.extend({name: records.per_round(found) for name, found in records.making.items()})
-    rounds = rounds.extend({"sim_fed": records.per_round(_fed_periods(records, fed))})
+    rounds = rounds.extend({"sim_fed": _fed_periods(records, fed)})
     share: Callable[[Means], Floats] = (
         (lambda m: (m["sim"] - m["sim_fed"]) / m["detailed"])
         if n > 1
@@ -89,13 +89,14 @@ def _slowest(records: TrialRecords, rounds: Rounds) -> dict[str, Any]:
     }
 
 
-def _fed_periods(records: TrialRecords, fed_ns: float) -> dict[tuple[int, int], float]:
-    """Mean period of each round's steps if every batch had been ready."""
-    found = {}
-    for cycle in records.cycles:
-        waited = np.maximum(cycle.input - fed_ns, 0.0)
-        found[cycle.key] = float(cycle.replay.earlier(waited).period().mean())
-    return found
+def _fed_periods(records: TrialRecords, fed_ns: float) -> Floats:
+    """Mean period of each round's steps if every batch had been ready; `fed_ns`: fetches of a step that do not wait."""
+
+    def fed(cycle: Cycle) -> float:
+        waited = np.maximum(cycle.input - fed_ns / cycle.of, 0.0)
+        return float(cycle.replay.earlier(waited).period().mean())
+
+    return records.of_cycles(fed)
 
 
 def with_input(verdicts: tuple[Verdict, ...], point: Point, plan: Plan) -> tuple[Verdict, ...]:

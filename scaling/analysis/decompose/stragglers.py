@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling.analysis.decompose.loss import earlier_skew
-from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
+from scaling.analysis.decompose.quantities import PHASES, TrialRecords
 from scaling.analysis.results import Measured, Straggler
 from scaling.analysis.statistics.rounds import MS, Floats, Rounds
 
 FLOOR = 0.01
 """A rank that costs less than this share of the step is not called late."""
+CLEARLY = 1.5
+"""Width of the interval, over that of 95 %, by which a rank has to be behind in every noise."""
 CANDIDATES = 4
 """How many of the latest ranks are tried, and how many of the latest hosts with all their ranks."""
 
@@ -37,6 +38,9 @@ class Late:
 def late_ranks(records: TrialRecords, rounds: Rounds, floor: float, hosts: Sequence[int] = ()) -> Late | None:
     """Ranks whose cost's interval lies above the greater of `floor` (a share of the step) and FLOOR.
 
+    Ranks that are slow by turns cost a step something too, which is why the cost has to exceed the A/A floor. A rank
+    that is surely behind the others in the mean is no such noise; its cost has to exceed FLOOR alone.
+
     Candidates are tried from the latest on, each together with those before it: if two ranks are equally late, neither
     alone costs anything while the other stays late. For the same reason, whole hosts are tried after single ranks.
     At most half of all ranks are called late. `hosts`: of each rank; empty if not known.
@@ -45,7 +49,7 @@ def late_ranks(records: TrialRecords, rounds: Rounds, floor: float, hosts: Seque
     step = rounds.measure("plain")
     if n < 2 or not records.cycles or step is None:
         return None
-    lateness = np.mean([c.replay.computed().mean(axis=0) for c in records.cycles], axis=0)
+    lateness = np.mean([c.replay.computed().mean(axis=0) * c.of for c in records.cycles], axis=0)
     order = [int(rank) for rank in np.argsort(-lateness)]
     late: Late | None = None
     tried: set[tuple[int, ...]] = {()}
@@ -56,14 +60,22 @@ def late_ranks(records: TrialRecords, rounds: Rounds, floor: float, hosts: Seque
             continue
         tried.add(ranks)
         values = {"cost": _cost(records, ranks), "skew": _skew(records, order[0], ranks)}
+        values["behind"] = _behind(records, [rank for rank in ranks if rank not in before], ranks)
         values["more"] = values["cost"] - (_cost(records, before) if before else 0.0)
         grown = rounds.extend(values)
         cost, more, skew = (grown.measure(name) for name in ("cost", "more", "skew"))
         if cost is None or more is None or skew is None:
             continue
-        if more.surely_above(max(floor, FLOOR) * step.value):
+        lag = grown.measure("behind")
+        systematic = lag is not None and _clearly_above(lag, FLOOR * step.value)
+        if more.surely_above((FLOOR if systematic else max(floor, FLOOR)) * step.value):
             late = Late(ranks, cost, skew, _whole_host(ranks, hosts))
     return late
+
+
+def _clearly_above(found: Measured, bar: float) -> bool:
+    """Whether the interval, made CLEARLY times as wide, lies above a bar."""
+    return found.half_width is not None and found.value - CLEARLY * found.half_width > bar
 
 
 def _candidates(order: list[int], lateness: Floats, hosts: Sequence[int]) -> Iterator[set[int]]:
@@ -84,17 +96,28 @@ def _whole_host(ranks: tuple[int, ...], hosts: Sequence[int]) -> int | None:
 
 def _cost(records: TrialRecords, ranks: tuple[int, ...]) -> Floats:
     """Step minus the step without these ranks' lateness, by round, ns."""
-    found = {}
-    for cycle in records.cycles:
-        saved = cycle.replay.period() - cycle.replay.without(ranks).period()
-        found[cycle.key] = float(saved.mean())
-    return records.per_round(found)
+    return records.of_cycles(lambda c: float((c.replay.period() - c.replay.without(ranks).period()).mean()))
+
+
+def _behind(records: TrialRecords, ranks: list[int], late: tuple[int, ...]) -> Floats:
+    """How much longer these ranks' own time in a step is than that of all that are not late, per round, ns."""
+    peers = np.setdiff1d(np.arange(records.trial.world_size), late)
+    return records.of_cycles(
+        lambda c: float(c.replay.computed()[:, ranks].mean() - c.replay.computed()[:, peers].mean())
+    )
 
 
 def _skew(records: TrialRecords, rank: int, late: tuple[int, ...]) -> Floats:
-    """How much later than the others a rank is with its first bucket or, sharded, over a step; per round."""
+    """How much later than the others a rank is with its first bucket, per round; of several micro-steps the most.
+
+    A sharded rank: over a whole step.
+    """
     peers = np.setdiff1d(np.arange(records.trial.world_size), late)
-    return records.per_round({c.key: c.replay.behind(rank, peers) for c in records.cycles})
+    found: dict[tuple[int, int], float] = {}
+    for cycle in records.cycles:
+        skew = cycle.replay.behind(rank, peers)
+        found[cycle.key] = max(skew, found.get(cycle.key, skew))
+    return records.per_round(found)
 
 
 def describe(late: Late, records: TrialRecords, typical: set[int], rounds: Rounds) -> Straggler:
@@ -105,16 +128,12 @@ def describe(late: Late, records: TrialRecords, typical: set[int], rounds: Round
         difference = mine[phase] - others[phase]
         excess[phase] = float(np.nanmean(difference))
     phase = max(excess, key=lambda name: excess[name])
-    cost = late.cost_ns
-    if np.nanmax(rounds.values[EARLIER], initial=0.0) > 0:  # the replay covers only the last micro-step
-        grown = rounds.extend({"cost": _cost(records, late.ranks)})
-        cost = grown.measure(lambda m: m["cost"] + earlier_skew(m)) or cost
     return Straggler(
         rank=late.ranks[0],
         phase="backward" if phase == "compute" else phase,
         by_itself=_slow_alone(late, records, typical, rounds),
         host=late.host,
-        cost_ms=cost * MS,
+        cost_ms=late.cost_ns * MS,
         skew_ms=late.skew_ns * MS,
     )
 

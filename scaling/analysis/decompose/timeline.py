@@ -27,7 +27,9 @@ def timelines(tables: Tables, plan: Plan) -> tuple[Timeline, ...]:
         within = of_launches(tables, counted(tables, plan, trial))
         here = (pl.col("world_size") == n) & (pl.col("rank") < n)
         own = within.steps.filter(here & (pl.col("arm") == PROBE))
-        blocks = detailed_blocks(own, within.buckets.lazy().filter(here), n, channels(within, plan))
+        blocks = detailed_blocks(
+            own, within.buckets.lazy().filter(here), within.blocks, n, channels(within, plan)
+        )
         if blocks:
             found.append(Timeline(world_size=n, spans=_typical([stamps for _, stamps in blocks])))
     return tuple(found)
@@ -45,6 +47,7 @@ def _spans(stamps: BlockStamps, step: int) -> tuple[Span, ...]:
     origin = stamps.begin[step].min()
     merged = merge(stamps)
     busy = _union(list(zip(merged.begun[step], merged.finished[step], strict=True)))
+    broadcasts = (stamps.buffer_begin, merged.buffer_skew, stamps.buffer_end)
     spans: list[Span] = []
     for rank in range(min(stamps.begin.shape[1], RANKS_MAX)):
 
@@ -69,12 +72,16 @@ def _spans(stamps: BlockStamps, step: int) -> tuple[Span, ...]:
         compute_end, sync_end = stamps.compute_end[step, rank], stamps.sync_end[step, rank]
         optimizer_end = sync_end + stamps.optimizer[step, rank]
         add("compute", "input", begin, forward)
-        held = stamps.buffer_begin[step, rank]
-        met, going = held + merged.buffer_skew[step, rank], stamps.buffer_end[step, rank]
-        add("compute", "forward", forward, held or backward)
-        add("compute", "exposed_skew", held, met)
-        add("compute", "exposed_transfer", met, going)
-        add("compute", "forward", going or backward, backward)
+        going = forward
+        for held, skew, gone in zip(*(b[step, rank] for b in broadcasts), strict=True):
+            if (
+                held >= forward and gone <= backward
+            ):  # those of earlier micro-steps lie where no phase is drawn
+                add("compute", "forward", going, held)
+                add("compute", "exposed_skew", held, held + skew)
+                add("compute", "exposed_transfer", held + skew, gone)
+                going = gone
+        add("compute", "forward", going, backward)
         add("compute", "backward", backward, compute_end)
         last = stamps.done[step, rank].max()
         at = compute_end

@@ -36,14 +36,14 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     rounds = tables.steps.lazy().filter(together & counted).select("launch", "round").unique()
     index = rounds.sort("launch", "round").collect()
     buckets = tables.buckets.lazy().filter(first)
-    channel = channels(tables, plan)
+    channel, host_ns = channels(tables, plan), _host_ns(tables, n)
     shards = None
     if has_units(buckets):
         shards = read_sharded(own, buckets, n, channel, groups_of(tables))
         cycles, merged, sizes = shards.cycles, shards.merged, tuple(one.bytes for one in shards.sent)
         sent = shards.sent
     else:
-        cycles, merged, sizes = read_detailed(own, buckets, n, channel, _host_ns(tables, n))
+        cycles, merged, sizes = read_detailed(own, buckets, tables.blocks, n, channel, host_ns)
         sent = tuple(
             Sent(kind="all_reduce", phase="backward", unit=k, bytes=size, ranks=n, axis="replicate")
             for k, size in enumerate(sizes)

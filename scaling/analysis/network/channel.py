@@ -19,6 +19,7 @@ Arrays: S steps, K collectives of a step in the order in which they are enqueued
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -62,6 +63,10 @@ class Channel:
         """A back end's, by its name in torch.distributed. `wire_of`: the wire of a communicator."""
         wire = () if wire_of is None else tuple(map(wire_of, communicator))
         return cls(fifo=is_fifo(backend), communicator=tuple(communicator), wire=wire)
+
+    def among(self, places: slice) -> Channel:
+        """The same for some of the collectives."""
+        return dataclasses.replace(self, communicator=self.communicator[places], wire=self.wire[places])
 
     def begun(self, released: Floats, finished: Floats) -> Floats:
         """S x K: when each begins to move data."""

@@ -6,6 +6,9 @@ in a ring the ranks end up to one chunk apart. A bucket is released when its las
 period ends with the last bucket, or with the latest end of compute where nothing is left to wait for.
 
 Where DDP broadcasts buffers at the begin of forward, ranks wait for each other there too (network.barrier).
+
+Where accumulation goes on without no_sync, each micro-step ends in its own reductions and is such a step. Their periods
+add up.
 """
 
 from __future__ import annotations
@@ -33,13 +36,15 @@ class Replay:
     """S x K: what each bucket takes alone."""
     start: Floats | None = None
     """S x R; None: all ranks begin together."""
-    barrier: Barrier | None = None
+    barriers: tuple[Barrier, ...] = ()
+    """In the order in which ranks come to them. The ranks' own times leave out the waits in all of them."""
     channel: Channel = ONE
 
     def period(self) -> Floats:
         """How long each step takes, S."""
         begin = np.zeros_like(self.compute_end) if self.start is None else self.start
-        begin = begin if self.barrier is None else self.barrier.passed(begin)
+        for barrier in self.barriers:
+            begin = barrier.passed(begin)
         released = (begin[:, :, None] + self.ready).max(axis=1)
         last = self.channel.last_done(released, self.transfer)
         result: Floats = np.maximum(last, (begin + self.compute_end).max(axis=1))
@@ -51,28 +56,29 @@ class Replay:
         ready, compute_end = self.ready.copy(), self.compute_end.copy()
         ready[:, late] = ready[:, peers].mean(axis=1, keepdims=True)
         compute_end[:, late] = compute_end[:, peers].mean(axis=1, keepdims=True)
-        barrier = self.barrier and self.barrier.with_mean(late, peers)
-        return dataclasses.replace(self, ready=ready, compute_end=compute_end, barrier=barrier)
+        barriers = tuple(barrier.with_mean(late, peers) for barrier in self.barriers)
+        return dataclasses.replace(self, ready=ready, compute_end=compute_end, barriers=barriers)
 
     def earlier(self, by: Floats) -> Replay:
         """Every rank's own times sooner by that much, S x R, as if it had not waited for its input."""
-        barrier = self.barrier and dataclasses.replace(self.barrier, at=self.barrier.at - by)
         return dataclasses.replace(
-            self, ready=self.ready - by[:, :, None], compute_end=self.compute_end - by, barrier=barrier
+            self,
+            ready=self.ready - by[:, :, None],
+            compute_end=self.compute_end - by,
+            barriers=tuple(dataclasses.replace(barrier, at=barrier.at - by) for barrier in self.barriers),
         )
 
     def free(self) -> Replay:
         """The same if communication took no time."""
-        return dataclasses.replace(
-            self, transfer=np.zeros_like(self.transfer), barrier=self.barrier and self.barrier.free()
-        )
+        barriers = tuple(barrier.free() for barrier in self.barriers)
+        return dataclasses.replace(self, transfer=np.zeros_like(self.transfer), barriers=barriers)
 
     def of_mean(self, ranks: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """(period, exposed transfer), S each, with every rank's own times at the mean of the given (typical) ranks."""
         together = self.ready[:, ranks].mean(axis=1)
         compute = self.compute_end[:, ranks].mean(axis=1)
         last = self.channel.last_done(together, self.transfer)
-        held = 0.0 if self.barrier is None else self.barrier.transfer[:, ranks].mean(axis=1)
+        held = sum((b.transfer[:, ranks].mean(axis=1) for b in self.barriers), np.zeros(len(compute)))
         return np.maximum(last, compute) + held, np.maximum(last - compute, 0.0) + held
 
     def computed(self) -> Floats:

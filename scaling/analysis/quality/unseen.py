@@ -1,18 +1,27 @@
-"""Traffic of DDP beside the gradients' buckets: what was seen of it, and what a verdict may lack without it. Pure."""
+"""Traffic beside the gradients' buckets: what was seen of it, and what a verdict may lack without it. Pure."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import polars as pl
 
+from scaling.analysis.results import Verdict
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
-from scaling.spec.schedule import PROBE
+from scaling.spec.schedule import PHASES, PROBE
 from scaling.units import format_bytes
+
+NOTABLE = 0.03
+"""The same as in scaling.analysis.verdicts.verdict."""
+_STEP = ["launch", "block", "step", "rank"]
+_OF_PHASES = ("input", "host", "overlap")
+"""Causes that are differences of phases, which hold the waits in collectives beside DDP's."""
 
 
 def warnings(tables: Tables, plan: Plan, buffers_bytes: int) -> tuple[str, ...]:
-    """What is known of the buffers' broadcasts and of the bitmap of used parameters."""
-    said = []
+    """What is known of the buffers' broadcasts, of the bitmap of used parameters, and of collectives beside DDP's."""
+    said = [text for text in (_beside(others(tables)),) if text]
     if _unseen(tables, plan, buffers_bytes):
         said.append(
             f"the module has {format_bytes(buffers_bytes)} of buffers, which DDP broadcasts before forward; the waits "
@@ -28,6 +37,74 @@ def warnings(tables: Tables, plan: Plan, buffers_bytes: int) -> tuple[str, ...]:
             "find_unused_parameters: its extra all-reduce is in the step time and not in the gradients' traffic"
         )
     return tuple(said)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Others:
+    """Collectives of a step that are neither the gradients' nor the buffers' (another model's, SyncBatchNorm's)."""
+
+    calls: int = 0
+    bytes: int = 0
+    share: float = 0.0
+    """Of the step that some rank spent in them at most: from launch to done, their sum, without the wait for DDP's last
+    bucket, which is known."""
+
+
+def others(tables: Tables) -> Others:
+    """What a tap saw of them in detailed steps; nothing where there are none."""
+    rows = tables.buckets.filter(
+        (pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("phase") == PHASES.index("other"))
+    )
+    if rows.is_empty():
+        return Others()
+    steps = _stamped(tables).filter(pl.col("detailed"))
+    known = steps.select(*_STEP, "compute_end_ns", "sync_end_ns")
+    inside = pl.min_horizontal("done_ns", "sync_end_ns") - pl.max_horizontal("launch_ns", "compute_end_ns")
+    alone = pl.col("done_ns") - pl.col("launch_ns") - pl.max_horizontal(inside, 0)
+    each = rows.join(known, on=_STEP).group_by("rank").agg(time=alone.sum())
+    lengths = steps.group_by("rank").agg(length=(pl.col("end_ns") - pl.col("begin_ns")).sum())
+    share = each.join(lengths, on="rank").select((pl.col("time") / pl.col("length")).max()).item()
+    return Others(
+        calls=round(rows.height / steps.height),
+        bytes=round(rows["bytes"].sum() / steps.height),
+        share=min(1.0, float(share or 0.0)),
+    )
+
+
+def _beside(found: Others) -> str:
+    if not found.calls:
+        return ""
+    calls = "1 collective" if found.calls == 1 else f"{found.calls} collectives"
+    return (
+        f"a step has {calls} beside DDP's ({format_bytes(found.bytes)}; another model's, SyncBatchNorm's or the loop's "
+        f"own): up to {found.share:.1%} of the step on a rank, counted in the phase where they lie"
+    )
+
+
+def bounded(verdicts: tuple[Verdict, ...], tables: Tables) -> tuple[Verdict, ...]:
+    """The verdicts without causes that rest on phases in which ranks may have waited in other collectives."""
+    found = others(tables)
+    if found.share <= NOTABLE:
+        return verdicts
+    kept = [v for v in verdicts if v.cause not in _OF_PHASES]
+    lost = [v for v in verdicts if v.cause in _OF_PHASES]
+    if not lost:
+        return verdicts
+    named = ", ".join(dict.fromkeys(v.cause for v in lost))
+    why = (
+        f"{named}: cannot be told from waiting for other ranks in collectives beside DDP's, which take up to "
+        f"{found.share:.0%} of a step"
+    )
+    return (
+        Verdict(
+            cause="undecided",
+            world_size=lost[0].world_size,
+            share=None,
+            confidence="low",
+            evidence=(why,),
+        ),
+        *kept,
+    )
 
 
 def doubts(tables: Tables, plan: Plan, buffers_bytes: int) -> tuple[str, ...]:

@@ -48,13 +48,17 @@ class SelfTestCase:
     """The first verdict's cause."""
     hit: bool
     false_alarms: tuple[str, ...]
-    """Named causes that the arithmetic excludes."""
+    """Named causes that the arithmetic excludes, with more than low confidence."""
     expected_ms: float | None
     """What the fault adds to a step by arithmetic."""
     attributed_ms: float | None
     error: float | None
     """attributed / expected - 1."""
     step_ms: Measured
+    sure_alarms: tuple[str, ...] = ()
+    """Those of `false_alarms` that have high confidence. Each counts double."""
+    contended: bool = False
+    """Other programs ran beside the case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,7 @@ class SelfTest:
     hit_rate: float
     """A fraction of 1."""
     false_alarms: int
+    """Of all cases; one at high confidence counts double."""
     attribution_error: float | None
     """Median of |error|."""
     passed: bool

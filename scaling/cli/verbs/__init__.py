@@ -183,7 +183,7 @@ VERBS: dict[str, Verb] = {
         options=(
             Option(
                 "--full",
-                "all faults: also late input on either rank, and one host's link at a tenth of its rate",
+                "also one host's link at a tenth of its rate, and eight cases with real models, drawn by seed=",
             ),
             _JSON,
         ),

@@ -2,50 +2,45 @@
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Sequence
+
 from rich.console import Console
 
 from scaling.analysis.results import SelfTestCase
-from scaling.analysis.verdicts import selftest
-from scaling.cli.measuring import end_in_order, watch
-from scaling.cli.output import print_json, warn
-from scaling.cli.pipeline import rebuild
+from scaling.analysis.selftest import grade, synthetic, zoo
+from scaling.cli.measuring import end_in_order
+from scaling.cli.output import print_json, say
+from scaling.cli.selftesting import CaseRun, planned, run_case
 from scaling.cli.verbs.arguments import split
-from scaling.config.compose import requests
-from scaling.errors import ScalingError
-from scaling.launchers.jobs import check_folder, create, plan_request
+from scaling.launchers.jobs import check_folder
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder, default_folder
 from scaling.report.terminal import print_case, print_selftest
-from scaling.spec.plan import Plan
+from scaling.units import format_duration
+
+DRAWN = 8
+"""Cases of real models in `--full`: a control and seven of the ten faults. With them it stays below ten minutes."""
 
 
 def main(arguments: list[str]) -> int:
     """Exit status 0 when every fault is found, with its share and no other cause; 3 when interrupted; else 1."""
     end_in_order()
     overrides, given = split("selftest", arguments)
-    cases = [c for c in selftest.CASES if given.full or not c.full]
-    asked = []
-    for case in cases:
-        asked.append(requests("selftest", [*selftest.overrides(case), *overrides]))
-        if not asked[-1].items:
-            return 0  # help was asked for
-    plans = [plan_request(a.items[0]) for a in asked]
-    parent = RunFolder(asked[0].items[0].run_dir or default_folder(plans[0].id))
-    folders = [check_folder(parent.path / f"{k:02}") for k in range(len(cases))]
+    first = planned(synthetic.CASES[0], overrides)
+    if first is None:
+        return 0  # help was asked for
+    others = [*synthetic.CASES[1:]]
+    if given.full:
+        others += [*synthetic.MORE, *zoo.drawn(DRAWN, first.plan.spec.seed)]
+    runs = [first, *(run for case in others if (run := planned(case, overrides)) is not None)]
+    parent = RunFolder(first.request.run_dir or default_folder(first.plan.id))
+    folders = [check_folder(parent.path / f"{k:02}") for k in range(len(runs))]
     check_folder(parent.path)
     console = Console(stderr=given.json)
-    graded: list[SelfTestCase] = []
-    interrupted = False
-    for case, request, plan, folder in zip(cases, asked, plans, folders, strict=True):
-        create(request.items[0], plan, folder)
-        interrupted = watch(plan, folder).state == "interrupted"
-        if interrupted:
-            break
-        found = _graded(case, folder, plan)
-        if found is not None:
-            graded.append(found)
-            print_case(console, found)
-    whole = selftest.summary(graded, len(cases))
+    graded, interrupted = _graded(runs, folders, console)
+    whole = grade.summary(graded, len(runs))
     write_json(parent.path / "selftest.json", whole)
     if given.json:
         print_json(whole)
@@ -53,10 +48,20 @@ def main(arguments: list[str]) -> int:
     return 3 if interrupted else int(not whole.passed)
 
 
-def _graded(case: selftest.FaultCase, folder: RunFolder, plan: Plan) -> SelfTestCase | None:
-    """Grade a case. If it measured nothing, print a line and return None."""
-    try:
-        return selftest.grade(case, rebuild(folder).analysis, plan)
-    except ScalingError as error:
-        warn(f"{case.name}: {error}")
-        return None
+def _graded(
+    runs: Sequence[CaseRun], folders: Sequence[RunFolder], console: Console
+) -> tuple[list[SelfTestCase], bool]:
+    """Run one case after the other and print each as it ends; also whether the user interrupted."""
+    graded: list[SelfTestCase] = []
+    begin = time.monotonic()
+    for index, (run, folder) in enumerate(zip(runs, folders, strict=True)):
+        each_s = (time.monotonic() - begin) / index if index else 0.0
+        left = f"; about {format_duration(each_s * (len(runs) - index))} left" if index else ""
+        say(f"# case {index + 1} of {len(runs)}: {run.case.name}{left}", file=sys.stderr)
+        found, interrupted = run_case(run, folder)
+        if interrupted:
+            return graded, True
+        if found is not None:
+            graded.append(found)
+            print_case(console, found)
+    return graded, False

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from scaling.records.format import CollectiveRow
 from scaling.spec.plan import Trial
 from scaling.spec.promise import DETAILS, WHOLE, Content
 from scaling.spec.run import KINDS, Spec
@@ -32,7 +33,7 @@ from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
-from scaling.worker.measure.step import Loop
+from scaling.worker.measure.step import Loop, broadcasts
 from scaling.worker.models.options import loading
 from scaling.worker.parallel.choose import strategy_of
 from scaling.worker.parallel.groups import Group
@@ -116,6 +117,12 @@ class Opened:
         if self.detail is None:
             return contextlib.nullcontext(lambda _forward_end_ns: Taken(None, None))
         return self.detail.taking()
+
+    def all_of(self, taken: list[CollectiveRow], stamps: Sequence[int]) -> list[CollectiveRow]:
+        """The collectives of a detailed step, with those that the step's own stamps show; all as tokens."""
+        return (
+            taken if self.detail is None else [*taken, *self.detail.stamped(broadcasts(stamps), len(taken))]
+        )
 
     def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:
         """BlockRecord.parameters of the block."""

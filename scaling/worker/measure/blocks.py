@@ -147,7 +147,11 @@ class BlockRunner:
                     taken = take(loop.forward_end_ns)
                     if index >= 0:
                         rows.append(row)
-                        found.append(taken)
+                        found.append(
+                            taken
+                            if taken.collectives is None
+                            else taken._replace(collectives=opened.all_of(taken.collectives, row))
+                        )
                 self._device.synchronize()
         if block.arm == PROBE and block.detailed and opened.detail is not None:
             arms.messages(opened.detail.wire)

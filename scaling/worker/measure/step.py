@@ -200,6 +200,13 @@ def step_row(stamps: Sequence[int], waits: Sequence[Wait] | None = None) -> AnyS
     )
 
 
+def broadcasts(stamps: Sequence[int]) -> list[tuple[int, int]]:
+    """Begin and end of each broadcast of buffers in a stamped step."""
+    count = (len(stamps) - 4) // STAMPS_A_MICRO_STEP
+    taken = [at for at in stamps[len(stamps) - 2 * count :] if at]
+    return list(zip(taken[::2], taken[1::2], strict=True))
+
+
 def _at_end_of_backward(loss: torch.Tensor, stamp: Callable[[], int], cell: list[int]) -> None:
     """Put a stamp into the last item of `cell` when backward's compute is done, before DDP waits for its last bucket.
 

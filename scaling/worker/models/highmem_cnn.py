@@ -1,8 +1,6 @@
-"""Three wide 7x7 convolutions and a large linear layer."""
+"""Three wide 7x7 convolutions and a large linear layer, with or without batch normalisation."""
 
 from __future__ import annotations
-
-import functools
 
 import torch
 from torch import nn
@@ -10,20 +8,22 @@ from torch import nn
 from scaling.worker.data.workload import Workload, sgd
 
 
-def build(image: int, channels: int, hidden: int, classes: int) -> Workload:
+def build(image: int, channels: int, hidden: int, classes: int, batch_norm: bool = False) -> Workload:
     """Batches are (n, 3, image, image) with n class labels.
 
-    Parameters: 147 C + 2 (49 C^2) in the convolutions, C (image/2)^2 hidden in the linear layer.
+    Parameters: 147 C + 2 (49 C^2) in the convolutions, C (image/2)^2 hidden in the linear layer. `batch_norm` puts a
+    BatchNorm behind each convolution.
     """
-    wide = functools.partial(nn.Conv2d, kernel_size=7, padding=3)
+
+    def wide(before: int) -> list[nn.Module]:
+        norm = [nn.BatchNorm2d(channels)] if batch_norm else []
+        return [nn.Conv2d(before, channels, kernel_size=7, padding=3), *norm, nn.ReLU()]
+
     module = nn.Sequential(
-        wide(3, channels),
-        nn.ReLU(),
-        wide(channels, channels),
-        nn.ReLU(),
+        *wide(3),
+        *wide(channels),
         nn.MaxPool2d(2),
-        wide(channels, channels),
-        nn.ReLU(),
+        *wide(channels),
         nn.Flatten(),
         nn.Linear(channels * (image // 2) ** 2, hidden),
         nn.ReLU(),

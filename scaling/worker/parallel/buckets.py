@@ -9,10 +9,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import CollectiveRow
 from scaling.spec.run import KINDS
+from scaling.spec.schedule import PHASES
 from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
 from scaling.worker.parallel.tap import Seen
 
-_ALL_REDUCE = KINDS.index("all_reduce")
+_ALL_REDUCE, _BROADCAST = KINDS.index("all_reduce"), KINDS.index("broadcast")
 
 
 class Buckets:
@@ -23,7 +24,7 @@ class Buckets:
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        self._ddp = ddp
+        self.ddp = ddp
         self._name = ddp.process_group.group_name
         self._key = dist.get_world_size(ddp.process_group)
         self._sizes: list[int] = []
@@ -31,16 +32,23 @@ class Buckets:
         self._types = {parameter.dtype for parameter in ddp.parameters()}
 
     def rows(self, seen: Sequence[Seen], over: int) -> list[CollectiveRow]:
-        """The step's buckets, with tokens as stamps; a bucket counts as ready when it is launched.
+        """The step's buckets, with tokens as stamps, and then the collectives that are not DDP's.
 
-        `over`: token of when all were done on this rank. It stands in for a `done` whose callback has not run yet,
-        since callbacks come from another thread that may still wait for the interpreter.
+        A bucket counts as ready when it is launched. `over`: token of when all were done on this rank. It stands in
+        for a `done` whose callback has not run yet, since callbacks come from another thread that may still wait for
+        the interpreter. DDP's broadcasts of buffers are left out: they are stamped where they are waited for.
         """
         if self._key == 1:
             return []
-        own = [one for one in seen if one.kind == _ALL_REDUCE and one.group.group_name == self._name]
-        if not has_own_hook(self._ddp):
+        ours = [one for one in seen if one.group.group_name == self._name]
+        own = [one for one in ours if one.kind == _ALL_REDUCE]
+        if not has_own_hook(self.ddp):
             own = self._in_order(own)
+        known = {id(one) for one in (*own, *(one for one in ours if one.kind == _BROADCAST))}
+        others = [one for one in seen if id(one) not in known]
+        return [*self._buckets(own, over), *self._others(others, len(own))]
+
+    def _buckets(self, own: Sequence[Seen], over: int) -> list[CollectiveRow]:
         return [
             CollectiveRow(
                 seq=seq,
@@ -54,8 +62,23 @@ class Buckets:
             for seq, one in enumerate(own)
         ]
 
+    def _others(self, others: Sequence[Seen], first: int) -> list[CollectiveRow]:
+        return [
+            CollectiveRow(
+                seq=first + index,
+                kind=one.kind,
+                group=self._key,
+                bytes=max(1, one.bytes),
+                ready_ns=0,
+                launch_ns=one.launch,
+                done_ns=one.done or one.launch,
+                phase=PHASES.index("other"),
+            )
+            for index, one in enumerate(others)
+        ]
+
     def _in_order(self, seen: Sequence[Seen]) -> list[Seen]:
-        self._sizes = self._sizes or bucket_bytes(self._ddp)
+        self._sizes = self._sizes or bucket_bytes(self.ddp)
         found: list[Seen] = []
         for one in seen:
             if one.bytes == self._sizes[len(found) % len(self._sizes)] and one.dtype in self._types:

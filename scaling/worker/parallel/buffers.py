@@ -9,12 +9,16 @@ hooks find it without a change to DDP.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+from scaling.records.format import CollectiveRow
+from scaling.spec.run import KINDS
+from scaling.spec.schedule import PHASES
 
 
 def sends_buffers(module: torch.nn.Module) -> bool:
@@ -25,6 +29,26 @@ def sends_buffers(module: torch.nn.Module) -> bool:
         and bool(module.broadcast_buffers)
         and any(True for _ in module.buffers())
     )
+
+
+def broadcast_rows(
+    ddp: DistributedDataParallel, times: Sequence[tuple[int, int]], first: int
+) -> list[CollectiveRow]:
+    """A step's broadcasts of a wrapper's buffers, from begin and end of each; `first`: position of the first."""
+    size = sum(buffer.nbytes for buffer in ddp.module.buffers())
+    return [
+        CollectiveRow(
+            seq=first + index,
+            kind=KINDS.index("broadcast"),
+            group=dist.get_world_size(ddp.process_group),
+            bytes=size,
+            ready_ns=0,
+            launch_ns=begin,
+            done_ns=end,
+            phase=PHASES.index("forward"),
+        )
+        for index, (begin, end) in enumerate(times)
+    ]
 
 
 def will_send_buffers(ddp: DistributedDataParallel) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from scaling.spec.run import Spec
 from scaling.spec.sweep import Message
 from scaling.worker.accelerator.devices import Device
 from scaling.worker.measure.probe import BucketProbe, SoloProbe
+from scaling.worker.parallel.buffers import broadcast_rows
 from scaling.worker.parallel.ddp import Wrapping, accumulating, bucket_bytes, settle
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.strategy import Detail, Take, Taken
@@ -89,7 +91,7 @@ class Replicated:
         """The buckets of detailed blocks."""
         if not detailed:
             return None
-        return _Buckets(self._probe or SoloProbe(self._ddp, self._device), self._group.key)
+        return _Buckets(self._probe or SoloProbe(self._ddp, self._device), self._ddp)
 
     def bytes(self) -> dict[str, int]:
         """Every rank holds everything."""
@@ -99,8 +101,8 @@ class Replicated:
 class _Buckets:
     """The buckets of a detailed block, from its probe."""
 
-    def __init__(self, probe: BucketProbe | SoloProbe, key: int) -> None:
-        self._probe, self._key = probe, key
+    def __init__(self, probe: BucketProbe | SoloProbe, ddp: DistributedDataParallel) -> None:
+        self._probe, self._ddp = probe, weakref.ref(ddp)  # the loop alone keeps the wrapper
         self.wire: list[Message] = []
 
     @contextlib.contextmanager
@@ -115,6 +117,12 @@ class _Buckets:
         rows: list[CollectiveRow] = self._probe.take(forward_end_ns)
         self.wire = [Message(row.kind, row.bytes) for row in rows]
         return Taken(rows, None)
+
+    def stamped(self, broadcasts: Sequence[tuple[int, int]], first: int) -> list[CollectiveRow]:
+        ddp = self._ddp()
+        if ddp is None or isinstance(self._probe, SoloProbe):
+            return []
+        return broadcast_rows(ddp, broadcasts, first)
 
     def discard(self) -> None:
         if isinstance(self._probe, BucketProbe):

@@ -51,6 +51,9 @@ class Detail(Protocol):
     def taking(self) -> contextlib.AbstractContextManager[Take]:
         """Inside, `take` can be called after each step."""
 
+    def stamped(self, broadcasts: Sequence[tuple[int, int]], first: int) -> list[CollectiveRow]:
+        """Rows of a step's broadcasts of buffers, from begin and end of each; `first`: position of the first."""
+
     def discard(self) -> None:
         """Forget what was seen so far."""
 

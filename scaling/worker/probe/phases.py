@@ -10,6 +10,7 @@ that. Nothing is patched and no value is changed.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -163,6 +164,11 @@ class Phases:
     def _after_optimizer(self, *_arguments: Any) -> None:
         if self.inside and self._marking:
             self.marks.append((OPTIMIZER_END, self._stamp()))
+
+
+def broadcasts(marks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Begin and end of each broadcast of buffers, from a step's marks."""
+    return [(begin, end) for (_, begin), (kind, end) in itertools.pairwise(marks) if kind == BUFFERS_END]
 
 
 def step_row(begin: int, marks: Sequence[tuple[int, int]], end: int) -> StepRow | None:

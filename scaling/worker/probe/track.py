@@ -11,13 +11,15 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from scaling.records.format import AnyStepRow, BlockRecord, CollectiveRow, PlainRow, RecordedBlock
+from scaling.records.format import AnyStepRow, BlockRecord, CollectiveRow, PlainRow, RecordedBlock, StepRow
+from scaling.spec.schedule import PHASES
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.accelerator.devices import Device
 from scaling.worker.measure.recorder import Reading, Usage
 from scaling.worker.parallel.buckets import Buckets
+from scaling.worker.parallel.buffers import broadcast_rows
 from scaling.worker.parallel.tap import Tap
-from scaling.worker.probe.phases import SYNC_END, Marks, Phases, step_row
+from scaling.worker.probe.phases import SYNC_END, Marks, Phases, broadcasts, step_row
 from scaling.worker.probe.schedule import ROUND_STEPS, Planned, round_of, slot_of
 
 STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 5, 8
@@ -193,7 +195,10 @@ class Track:
             steps.append(step)
             if planned.detailed:
                 done = [resolve_collective(self._clock, one) for one in row.collectives]
-                collectives.append([one._replace(done_ns=min(one.done_ns, step.sync_end_ns)) for one in done])
+                known = [one._replace(done_ns=min(one.done_ns, _latest(one, step))) for one in done]
+                if met := broadcasts(marks):
+                    known += broadcast_rows(self._buckets.ddp, met, len(known))
+                collectives.append(known)
         record = BlockRecord(
             id=planned.id,
             round=planned.round,
@@ -208,3 +213,8 @@ class Track:
             **block.usage.fields(),
         )
         return RecordedBlock(block=record, steps=steps, collectives=collectives)
+
+
+def _latest(row: CollectiveRow, step: StepRow) -> int:
+    """When a collective can have ended at the latest: DDP's with its backward, others with the step."""
+    return step.end_ns if PHASES[row.phase] == "other" else step.sync_end_ns

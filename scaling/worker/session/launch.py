@@ -10,7 +10,7 @@ import torch
 from scaling.records.files import write_json
 from scaling.spec.plan import Trial
 from scaling.spec.promise import DETAILS
-from scaling.spec.schedule import PLAIN, STEP_ARMS, Block, dropped_steps, round_blocks
+from scaling.spec.schedule import PLAIN, PROBE, STEP_ARMS, Block, dropped_steps, round_blocks
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.kernels import note_kernels
 from scaling.worker.checks.roofline import note_roofline
@@ -177,14 +177,19 @@ class Launch:
 
         def turns(number: int, share: float) -> list[Turn]:
             steps = max(1, int(most * share))
+
+            def of(block: Block) -> int:
+                """A detailed step is replayed from the end of the one before it, so it takes two."""
+                return max(2, steps) if block.arm == PROBE and block.detailed else steps
+
             return [
                 Turn(
                     id=block.id,
                     participants=block.participants,
                     mine=block.runs_on(session.rank),
                     stage=f"{block.arm} at world size {block.trial.world_size}, round {block.round}",
-                    run=functools.partial(self._block, block, steps, lead_in),
-                    expected_s=self._expected_s(block, steps, lead_in) if session.lead else 0.0,
+                    run=functools.partial(self._block, block, of(block), lead_in),
+                    expected_s=self._expected_s(block, of(block), lead_in) if session.lead else 0.0,
                 )
                 for block in blocks(number)
             ]

@@ -30,9 +30,10 @@ def merged(launch, done, compute_end=None, **more):
             launch=launch,
             done=done,
             bytes=np.ones(launch.shape[2]),
+            earlier_wait=nothing,
             buffer_wait=nothing,
-            buffer_begin=nothing,
-            buffer_end=nothing,
+            buffer_begin=np.zeros((*nothing.shape, 0)),
+            buffer_end=np.zeros((*nothing.shape, 0)),
             **more,
         )
     )

@@ -326,56 +326,6 @@ def test_the_report_has_how_often_gradients_are_reduced(busy):
 # Accumulation
 
 
-@pytest.mark.parametrize("late_ns", [0, 50_000_000])
-def test_what_earlier_micro_steps_waited_for_the_link_is_not_hidden(measure, cluster, late_ns):
-    """What they waited for a late rank is no transfer, hidden or not."""
-    late = cluster.Straggler(rank=1, extra_ns=late_ns)
-    run = measure(cluster.Truth(world_sizes=(1, 4), stragglers=(late,) if late_ns else ()))
-    probed = (pl.col("arm") == "probe") & pl.col("detailed")
-    waited = run.tables.steps.with_columns(earlier_wait_ns=pl.when(probed).then(5_000_000).otherwise(0))
-    before, after = (
-        found.points[1].comm for found in (run.analysis, run.analyze(replace(run.tables, steps=waited)))
-    )
-    busy_ns = 2 * 3 / 4 * before.bytes_per_step * 8 / before.busbw_gbit_s.value
-    parts = run.analysis.points[1].parts_ms
-    of_link = parts.exposed_transfer.value / (parts.exposed_transfer.value + parts.exposed_skew.value)
-    assert before.hidden_share.value - after.hidden_share.value == pytest.approx(
-        5e6 * of_link / busy_ns, rel=1e-3
-    )
-
-
-def test_what_earlier_micro_steps_waited_for_a_late_rank_is_its_loss_and_not_the_links(measure, cluster):
-    """Three of the ranks wait 30 ms more: 20 for the late one, and 10 with it for the link. Each is in one term."""
-    late = cluster.Straggler(rank=1, extra_ns=50_000_000)
-    run = measure(cluster.Truth(world_sizes=(1, 4), stragglers=(late,)))
-    before = run.point(4)
-    parts = before.parts_ms
-    skew, transfer = parts.exposed_skew.value, parts.exposed_transfer.value
-    every = 10 * (skew + transfer) / transfer  # of which the link's part, as in the last micro-step, is 10
-    probed, mine = pl.col("arm") == "probe", pl.col("rank") == 1
-    of_late, of_typical = 10.0, (4 * every - 10.0) / 3
-    waited = run.tables.steps.with_columns(
-        earlier_wait_ns=pl.when(probed & mine)
-        .then(int(of_late * 1e6))
-        .when(probed)
-        .then(int(of_typical * 1e6))
-        .otherwise(0)
-    )
-    after = run.analyze(replace(run.tables, steps=waited)).points[1]
-
-    def link(point):
-        return point.loss.link_bandwidth.value + point.loss.link_latency.value
-
-    step = after.arms_ms.probe.value
-    assert link(after) - link(before) == pytest.approx(10 / step, rel=0.03)
-    more = (of_typical - 10) / step
-    assert after.loss.straggler.value - before.loss.straggler.value == pytest.approx(more, rel=0.03)
-    cost = after.straggler.cost_ms.value - before.straggler.cost_ms.value
-    assert cost == pytest.approx(of_typical - 10, rel=0.03)
-    free = [1 - 1 / point.comm.free_speedup.value for point in (before, after)]
-    assert free[1] - free[0] == pytest.approx(10 / step, rel=0.03)
-
-
 def test_a_replay_of_other_bytes_is_scaled_to_the_steps_and_closes_nothing(measure, cluster):
     """An own loop's baseline replays each bucket once; the loop left no_sync out and reduces twice."""
     run = measure(cluster.Truth(world_sizes=(1, 4)))

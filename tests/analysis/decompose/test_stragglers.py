@@ -102,9 +102,17 @@ def test_lateness_under_a_link_that_is_busy_anyway_costs_nothing():
     assert find([0, 0, 40, 0], early_ms=60.0).cost_ns.value == pytest.approx(10 * MS)  # 80 against 70
 
 
-@pytest.mark.parametrize(("floor", "named"), [(0.0, True), (0.05, True), (0.15, False)])
-def test_a_cost_within_the_noise_floor_names_no_rank(floor, named):
-    assert (find([0, 4, 0, 0], floor=floor) is not None) is named  # 4 of 44 ms
+@pytest.mark.parametrize(("floor", "named"), [(0.0, True), (0.15, False)])
+def test_ranks_that_are_slow_by_turns_are_not_late_within_the_noise_floor(floor, named):
+    """Without either's noise the step would be shorter, so each costs something."""
+    assert (find([0, 0], noise_ms=4, rounds=4, floor=floor) is not None) is named
+
+
+@pytest.mark.parametrize("floor", [0.05, 0.15])
+def test_a_rank_that_is_surely_behind_is_late_in_every_noise_floor(floor):
+    assert find([0, 4, 0, 0], floor=floor).ranks == (1,)  # 4 of 44 ms
+    assert find([0, 4, 0, 0], floor=floor, noise_ms=8, rounds=4) is None
+    assert find([0, 0.3, 0, 0], floor=floor) is None  # less than FLOOR
 
 
 def test_two_rounds_are_too_few_to_name_anyone():

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import polars as pl
 import pytest
 
 from scaling.analysis.quality import unseen
+from scaling.analysis.results import Verdict
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +37,61 @@ def test_buffers_that_were_not_seen_make_every_finding_a_hint(run):
 
 def test_a_module_without_buffers_says_nothing(run):
     assert unseen.warnings(run.tables, run.plan, 0) == unseen.doubts(run.tables, run.plan, 0) == ()
+
+
+# Collectives beside DDP's
+
+
+def with_others(run, took_ns, at="begin_ns"):
+    """Every detailed step has one more all-reduce on each rank, which begins at a stamp of the step."""
+    steps = run.tables.steps.filter((pl.col("arm") == "probe") & pl.col("detailed"))
+    rows = run.tables.buckets
+    more = steps.select(
+        *(name for name in rows.columns if name in steps.columns),
+        seq=pl.lit(9, pl.Int64),
+        kind=pl.lit(0, pl.Int64),
+        group=pl.lit(2, pl.Int64),
+        bytes=pl.lit(4096, pl.Int64),
+        ready_ns=pl.lit(0, pl.Int64),
+        launch_ns=pl.col(at),
+        done_ns=pl.col(at) + int(took_ns),
+        phase=pl.lit(3, pl.Int64),
+    )
+    more = more.with_columns(
+        pl.lit(0, rows.schema[name]).alias(name) for name in {*rows.columns} - {*more.columns}
+    )
+    return replace(run.tables, buckets=pl.concat([rows, more.select(rows.columns)]))
+
+
+def test_other_collectives_are_said_with_what_they_take_at_most(run):
+    step_ns = run.expected.points[2].step_ns["probe"]
+    tables = with_others(run, 0.1 * step_ns)
+    found = unseen.others(tables)
+    assert (found.calls, found.bytes) == (1, 4096)
+    assert found.share == pytest.approx(0.1, rel=0.1)
+    said = unseen.warnings(tables, run.plan, 0)[0]
+    assert said.startswith("a step has 1 collective beside DDP's (4 KiB")
+    assert unseen.others(run.tables) == unseen.Others()
+
+
+def test_they_are_no_buckets_and_change_no_figure(run):
+    found = run.analyze(with_others(run, 1e6)).points[0]
+    assert found.comm == run.point(2).comm
+    assert found.parts_ms == run.point(2).parts_ms
+
+
+def test_what_lies_in_the_wait_for_the_last_bucket_is_known(run):
+    assert unseen.others(with_others(run, 1e5, at="compute_end_ns")).share < 0.001
+
+
+@pytest.mark.parametrize(("share", "first"), [(0.01, "input"), (0.2, "undecided")])
+def test_a_cause_that_would_rest_on_them_is_undecided(run, share, first):
+    tables = with_others(run, share * run.expected.points[2].step_ns["probe"])
+    given = tuple(
+        Verdict(cause=cause, world_size=2, share=None, confidence="high", evidence=())
+        for cause in ("input", "link_bandwidth")
+    )
+    found = unseen.bounded(given, tables)
+    assert [v.cause for v in found] == [first, "link_bandwidth"]
+    if first == "undecided":
+        assert found[0].evidence[0].startswith("input: cannot be told from waiting")

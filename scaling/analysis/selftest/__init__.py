@@ -1,0 +1,7 @@
+"""The self-test: faults that are injected on purpose, and whether the verdicts find them.
+
+In: the analysis of a run that was made with a case's overrides, and its plan.
+Out: `SelfTestCase`s and their `SelfTest`.
+
+`synthetic` has cases whose costs follow from arithmetic, `zoo` every fault in small models of every family.
+"""
