@@ -104,9 +104,9 @@ class _Group:
     name: str
     by_rank: dict[int, dict[int, list[Entry]]]
 
-    def known(self, seq: int) -> list[int]:
-        """Ranks that have issued this number, or have not got so far; not those whose ring has lost it."""
-        return [r for r, by_seq in self.by_rank.items() if not by_seq or min(by_seq) <= seq]
+    def firsts(self) -> dict[int, int]:
+        """The first number that each rank's ring still has; 0 for a rank that has issued none."""
+        return {rank: min(by_seq, default=0) for rank, by_seq in self.by_rank.items()}
 
 
 def _groups(dumps: Mapping[int, Dump]) -> list[_Group]:
@@ -145,8 +145,9 @@ def _faults(group: _Group, end_ns: int) -> list[Fault]:
         return []
     numbers = sorted({seq for by_seq in group.by_rank.values() for seq in by_seq})
     before: list[tuple[Signature, ...]] = []
+    firsts = group.firsts()
     for seq in numbers:
-        known = group.known(seq)
+        known = [rank for rank, first in firsts.items() if first <= seq]  # others' rings have lost it
         issued = {r: group.by_rank[r][seq] for r in known if seq in group.by_rank[r]}
         kinds = {r: _signature(entries) for r, entries in issued.items()}
         if len(set(kinds.values())) > 1:
