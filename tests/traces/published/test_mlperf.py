@@ -188,3 +188,19 @@ def test_damaged_lines_are_counted_and_the_rest_is_used(tmp_path):
     )
     (one,) = import_mlperf([str(mllogs.write(tmp_path, text))])
     assert any("1 lines of MLPerf's log cannot be read" in w for w in one.analysis.quality.warnings)
+
+
+def test_a_submission_as_it_lies_in_its_repository(tmp_path):
+    """SUBMITTER/results/SYSTEM/BENCHMARK/result_N.txt, and SUBMITTER/systems/SYSTEM.json."""
+    system = {
+        "submitter": "Somebody",
+        "system_name": "2xMachine",
+        "number_of_nodes": "2",
+        "accelerators_per_node": "4",
+    }
+    (tmp_path / "systems").mkdir()
+    (tmp_path / "systems" / "2xMachine.json").write_text(json.dumps(system))
+    mllogs.write(tmp_path / "results" / "2xMachine" / "retinanet", mllogs.log())
+    (one,) = import_mlperf([str(tmp_path)])
+    (point,) = one.analysis.points
+    assert (one.analysis.run.topology, point.world_size, point.hosts) == ("Somebody Machine", 8, 2)
