@@ -23,7 +23,7 @@ demo: $(READY)  ## one real training over a slow and a fast emulated interconnec
 
 demo-simulated: $(READY)  ## a PCIe and an NVLink node of 8 H100s under a 1.3 B model, both simulated
 	$(BIN)/scaling run topology=simulated_h100_pcie,simulated_hgx_h100 model=gpt3_xl model.sequence=1024 precision=bf16 \
-		batch_per_rank=4 world_sizes=[8] parallel=fsdp
+		batch_per_rank=4 world_sizes=[8] parallel=fsdp fused_optimizer=true
 
 slurm-demo: $(READY)  ## two partitions of a Slurm cluster on this machine (root, slurm-wlm, munge), compared by one command
 	@$(BIN)/python tests/slurm/demo.py

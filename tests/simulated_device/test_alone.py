@@ -48,6 +48,7 @@ def asked(
     model="scaling.worker.models.language.llama",
     capacity_bytes=8 << 30,
     args=LLAMA,
+    batch=4,
     **changes,
 ):
     spec = Spec(
@@ -75,7 +76,7 @@ def asked(
     return Simulation(
         spec=spec,
         rank=rank,
-        batch=4,
+        batch=batch,
         mesh=mesh,
         chip=Chip(name="some", flop_s=2e12, flop_s_fp32=2e12, memory_bytes_s=2e11),
         capacity_bytes=capacity_bytes,

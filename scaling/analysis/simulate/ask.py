@@ -42,6 +42,16 @@ def mesh_of(strategy: str, world_size: int, per_host: int, **asked: int | None) 
     return Mesh(strategy=strategy, replicate=replicate, shard=shard, tensor=tensor)
 
 
+def batch_of(spec: Spec, mesh: Mesh) -> int:
+    """Samples a rank and step; the ranks that share a layer see the same ones. InputError where they do not divide."""
+    if spec.mode == "weak":
+        return spec.batch_per_rank
+    whole, ranks = spec.global_batch or 0, mesh.data_parallel
+    if whole % ranks:
+        raise InputError(f"global_batch={whole}: does not divide by {ranks} ranks with different samples")
+    return whole // ranks
+
+
 def simulation(
     spec: Spec,
     mesh: Mesh,

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from scaling.errors import InputError
 from scaling.spec.run import Inject, Spec
-from scaling.spec.simulation import Memory, Mesh, Simulated, Simulation, Step
+from scaling.spec.simulation import Memory, Simulated, Simulation, Step
 from scaling.spec.simulation import Task as Drawn
 from scaling.worker.accelerator.clock import HostClock
 from scaling.worker.accelerator.devices import Device
@@ -29,8 +29,6 @@ from scaling.worker.simulated.module import Event
 
 SETTLE, SETTLE_DDP = 1, 3
 """Steps after the first, in which the optimizer makes its state: DDP rebuilds its buckets in the second or third."""
-AGAIN = 1
-"""Steps that settle once more when only links and ranks change."""
 TIMELINE_MAX = 100_000
 """Tasks of a timeline; a longer step is cut off there."""
 
@@ -90,7 +88,7 @@ class Program:
             fetch=Feed([batch]).fetch,
             accumulation=spec.accumulation_steps,
             device=device,
-            precision=Precision(_autocast(spec, mesh), "sim"),
+            precision=Precision(spec.precision, "sim"),
             faults=Faults(Inject(), rank=asked.rank, first_on_host=False),
         )
         self._warnings = _differences(spec, workload)
@@ -110,7 +108,6 @@ class Program:
         steps = [first]
         for physics in self._asked.physics[1:]:
             alone.use(physics)
-            self._settle(AGAIN)
             steps.append(self._step(physics.name)[0])
         measured, scaled, assumed, missing = tally
         total = max(1, measured + scaled + assumed)
@@ -159,11 +156,6 @@ class Program:
                 held[what] += tensor.numel() * tensor.element_size()
         self._optimizer.zero_grad(set_to_none=True)
         return held
-
-
-def _autocast(spec: Spec, mesh: Mesh) -> str:
-    """FSDP casts by its own policy, so autocast would cast a second time."""
-    return spec.precision if mesh.strategy in ("single", "ddp") else "fp32"
 
 
 def _differences(spec: Spec, workload: Workload) -> tuple[str, ...]:
