@@ -65,6 +65,10 @@ def _check_settings(spec: Spec) -> None:
                 f"parallel={spec.parallel.name}: batch, vary and task=inference are measured with parallel=ddp; leave "
                 "them out"
             )
+        if spec.compile:
+            raise InputError(
+                f"compile=true: parallel={spec.parallel.name} runs eager; leave one of them out, or use parallel=ddp"
+            )
         if spec.precision == "fp16":
             raise InputError(
                 f"precision=fp16: its gradients need a loss scaler that is sharded too; parallel={spec.parallel.name} "

@@ -112,7 +112,9 @@ def cost_line(cost: SampleCost) -> str:
 
 def comm_line(comm: Comm, rate_source: str) -> str:
     """What a step sends, at which bandwidth, and how that compares."""
-    parts = [f"{format_bytes(comm.bytes_per_step)} a rank and step in {count(len(comm.buckets), 'bucket')}"]
+    calls = sum(one.calls for one in comm.collectives)
+    pieces = count(len(comm.buckets), "bucket") if comm.buckets else count(calls, "collective")
+    parts = [f"{format_bytes(comm.bytes_per_step)} a rank and step in {pieces}"]
     if comm.busbw_gbit_s:
         parts.append(f"busbw {quantity(comm.busbw_gbit_s, 'Gbit/s')}")
     if comm.curve_share:

@@ -16,8 +16,9 @@ def chrome(timelines: Sequence[Timeline]) -> str:
     for timeline in timelines:
         pid = timeline.world_size
         events.append({"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"world size {pid}"}})
+        lanes = list(dict.fromkeys(span.lane for span in timeline.spans))
         for span in timeline.spans:
-            thread = span.rank * 2 + (span.lane == "link")
+            thread = span.rank * max(2, len(lanes)) + lanes.index(span.lane)
             label = {"name": f"rank {span.rank} {span.lane}"}
             events.append({"ph": "M", "pid": pid, "tid": thread, "name": "thread_name", "args": label})
             event = {

@@ -60,6 +60,8 @@ def test_communicators_have_keys_of_their_own_and_the_one_of_all_ranks_is_the_wo
         (["parallel=fsdp", "fsdp.reshard_after_forward=2", "world_sizes=[2,4]"], "use world_sizes=[1,4]"),
         (["parallel=fsdp", "batch=[4,8]"], "measured with parallel=ddp"),
         (["parallel=fsdp", "topology.placement=spread"], "packed"),
+        (["parallel=fsdp", "compile=true"], "runs eager"),
+        (["parallel=fsdp", "precision=fp16"], "loss scaler"),
         (["parallel=zero3"], "available: ddp, fsdp, hsdp, single"),
     ],
 )

@@ -30,6 +30,7 @@ Key = tuple[int, int]
 Groups = Callable[[int, int], tuple[int, ...]]
 """The ranks of a communicator: (rank, its key in the records)."""
 PLACE = ["launch", "block", "step", "rank"]
+_OF_STEPS = ("begin_ns", "end_ns", "input_ns", "backward_ns", "optimizer_ns", "sync_end_ns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,8 @@ class UnitStamps:
     """What each has of its wire."""
     waited: Floats
     """S x R: all windows together, by the steps' own stamps."""
+    steps: dict[str, Floats]
+    """S x R: the fields of the steps' rows, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +197,7 @@ def _stamps(
         begun=begun,
         transfer=transfer,
         waited=waited.to_numpy().astype(float).reshape(count, n),
+        steps={name: _grid(steps, name, (count, n)) for name in _OF_STEPS},
     )
 
 
@@ -226,6 +230,8 @@ def _scalars(stamps: UnitStamps) -> dict[str, float]:
         "bucket_wait": stamps.waited.mean(),
         "buffer_transfer": 0.0,
         "buffer_skew": 0.0,
+        "bucket_enqueue": 0.0,
+        "exposed_enqueue": 0.0,
     }
     values["exposed_transfer"], values["exposed_skew"] = values["bucket_transfer"], values["bucket_skew"]
     values["exposed_all"] = values["bucket_wait"]

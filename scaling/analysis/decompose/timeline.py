@@ -7,6 +7,8 @@ import polars as pl
 
 from scaling.analysis.decompose.detailed import channels, detailed_blocks
 from scaling.analysis.decompose.merge import BlockStamps, merge
+from scaling.analysis.decompose.sharded import groups_of, has_units, unit_blocks
+from scaling.analysis.decompose.unit_timeline import typical_step
 from scaling.analysis.quality.launches import counted, of_launches
 from scaling.analysis.results import Span, Timeline
 from scaling.records.tables import Tables
@@ -27,9 +29,13 @@ def timelines(tables: Tables, plan: Plan) -> tuple[Timeline, ...]:
         within = of_launches(tables, counted(tables, plan, trial))
         here = (pl.col("world_size") == n) & (pl.col("rank") < n)
         own = within.steps.filter(here & (pl.col("arm") == PROBE))
-        blocks = detailed_blocks(
-            own, within.buckets.lazy().filter(here), within.blocks, n, channels(within, plan)
-        )
+        buckets = within.buckets.lazy().filter(here)
+        if has_units(buckets):
+            units = unit_blocks(own, buckets, n, channels(within, plan), groups_of(within))
+            spans = typical_step([stamps for _, stamps, _ in units], RANKS_MAX) if units else ()
+            found += [Timeline(world_size=n, spans=spans)] if spans else []
+            continue
+        blocks = detailed_blocks(own, buckets, within.blocks, n, channels(within, plan))
         if blocks:
             found.append(Timeline(world_size=n, spans=_typical([stamps for _, stamps in blocks])))
     return tuple(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.results import Analysis, PeakMemory, Point, Timeline
+from scaling.analysis.results import Analysis, Comm, PeakMemory, Point, Timeline
 from scaling.report import findings, text
 from scaling.report.fabric import nccl_lines
 from scaling.report.model import MARKDOWN, PAGE, TERMINAL, Block, Figure, Line, Lines, Section, Table, lines
@@ -13,6 +13,7 @@ from scaling.report.plots.steps import parts, timeline
 from scaling.report.plots.waterfall import waterfall
 from scaling.report.waterfall import part_bars, waterfall_bars
 from scaling.spec.plan import Plan
+from scaling.units import format_bytes
 
 EFFICIENCY = "where the efficiency goes"
 
@@ -44,6 +45,8 @@ def points(analysis: Analysis, plan: Plan) -> Iterator[Section]:
             blocks: list[Block] = [part_bars(point.parts_ms)]
             if point.loss is not None:
                 blocks.append(waterfall_bars(point.loss, point.efficiency))
+            if point.comm is not None:
+                blocks += _by_kind(point.comm, point.world_size)
             blocks.append(Lines(items=tuple(_facts(point, source, analysis)), look="facts"))
             title = f"{at}: a step of {text.quantity(point.step_ms, 'ms')}"
             yield Section(title=title, blocks=tuple(blocks), on=TERMINAL)
@@ -104,4 +107,35 @@ def _communication(analysis: Analysis, plan: Plan) -> tuple[Block, ...]:
         sizes = [bucket.bytes for bucket in comm.buckets] if comm else []
         title = f"{level.name}, {text.ranks(level.world_size)}"
         curves.append(Figure(plot=fabric(level, sizes), title=title, beside=True))
-    return (lines(*said, *nccl_lines(analysis.fabric.nccl)), *curves)
+    kinds = [table for n, comm in with_comm.items() for table in _by_kind(comm, n)]
+    return (lines(*said, *nccl_lines(analysis.fabric.nccl)), *kinds, *curves)
+
+
+def _by_kind(comm: Comm, world_size: int) -> list[Table]:
+    """The collectives of a step by kind, phase and communicator, where there is more than one of these."""
+    if len(comm.collectives) < 2:
+        return []
+    columns = (
+        ("collective", ""),
+        ("phase", ""),
+        ("ranks", ""),
+        ("calls", ""),
+        ("bytes", ""),
+        ("transfer", "ms"),
+        ("waited for data", "ms"),
+        ("waited for ranks", "ms"),
+        ("busbw", "Gbit/s"),
+    )
+    rows = tuple(
+        (
+            one.kind,
+            one.phase,
+            f"{one.ranks} ({one.communicator})",
+            str(one.calls),
+            format_bytes(one.bytes),
+            *(text.cell(v) for v in (one.transfer_ms, one.exposed_transfer_ms, one.exposed_skew_ms)),
+            text.cell(one.busbw_gbit_s),
+        )
+        for one in comm.collectives
+    )
+    return [Table(columns=columns, rows=rows, label=f"Collectives of a step at {text.ranks(world_size)}")]

@@ -98,7 +98,7 @@ def timeline(step: Timeline) -> Plot | None:
     more = f" The first {shown} ranks of {step.world_size}." if shown < step.world_size else ""
     return Plot(
         name=slug("timeline", step.world_size),
-        label=f"Timeline of one typical step of {text.ranks(step.world_size)}: its phases and buckets",
+        label=f"Timeline of one typical step of {text.ranks(step.world_size)}: its phases, and its buckets or units",
         caption=f"The step whose length is nearest to the mean. Buckets in two rows overlap in time.{more}",
         height_px=60 + 40 * len(lanes),
         data=data,

@@ -61,18 +61,6 @@ def compiled(module: nn.Module) -> nn.Module:
     return torch.compile(module, backend=backend, dynamic=False)  # type: ignore[return-value]
 
 
-def compile_in_place(module: nn.Module) -> None:
-    """torch.compile for one unit of a module that is then sharded, as `compiled` does for a whole one."""
-    from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415
-
-    torch._dynamo.config.recompile_limit = GRAPHS_MAX  # noqa: SLF001
-
-    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
-        return compile_fx(graph, inputs)
-
-    module.compile(backend=backend, dynamic=False)
-
-
 GRAPHS_MAX = 256
 """Limit on graphs of one function: a few for each wrapper of each world size."""
 

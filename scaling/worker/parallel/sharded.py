@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,6 @@ from scaling.spec.parallel import Fsdp, Mesh
 from scaling.spec.run import Spec
 from scaling.worker.accelerator.devices import Device
 from scaling.worker.data.workload import MakeOptimizer, Workload
-from scaling.worker.models.options import compile_in_place
 from scaling.worker.parallel.collectives import reduce_scatter
 from scaling.worker.parallel.ddp import Wrapping
 from scaling.worker.parallel.groups import Group
@@ -133,33 +133,29 @@ class Shards:
         self.wire_dtype = TYPES[spec.fsdp.reduce_dtype]
         self._names = unit_names(workload.module, spec.fsdp.units, workload.blocks)
         self._bare = Wrapping(workload.module, spec.ddp, compiles=spec.compile)
-        self._kept: dict[str, Sharded] = {}
 
     def module(self, use: str) -> nn.Module:
         """The workload's own module."""
         return self._bare.module(use)
 
     def apply(self, use: str, *, alone: bool, detailed: bool = False, sync: bool = True) -> Sharded:  # noqa: ARG002
-        """A sharded copy with an optimizer of its own. Compiled ones are kept, since compiling takes minutes."""
-        if use in self._kept:
-            return self._kept[use]
+        """A sharded copy with an optimizer of its own.
+
+        The one before it goes first: modules and their sharded states refer to each other, so only a collection finds
+        them.
+        """
+        gc.collect()
         mesh, keys = self._mesh(alone=alone)
         backend = backend_of(self._groups[1].data, self._device.type)
         module = copy.deepcopy(self._workload.module)
-        if self._spec.compile:
-            for name in self._names or [""]:
-                compile_in_place(module.get_submodule(name))
         host = backend in HOST_BACKENDS
         units, labels = shard(
             module, self._spec.fsdp, mesh, names=self._names, precision=self._spec.precision, host=host
         )
         others = {} if alone else self._others()
-        made = Sharded(
+        return Sharded(
             module, self._workload.optimizer, units, labels, keys, self._device, others=others, host=host
         )
-        if self._spec.compile:
-            self._kept[use] = made
-        return made
 
     def _others(self) -> dict[tuple[int, ...], int]:
         """Keys of the communicators that torch makes by itself, by their ranks."""

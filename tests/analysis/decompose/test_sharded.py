@@ -1,0 +1,152 @@
+"""Detailed steps of a sharded module with known times: what is transfer, what is skew, and what a late rank costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from scaling.analysis.decompose.sent import by_kind
+from scaling.analysis.decompose.sharded import exposed, has_units, read_sharded, unit_blocks
+from scaling.analysis.network.channel import Channel
+from scaling.spec.run import KINDS
+from scaling.spec.schedule import PHASES
+
+MS, RANKS, STEPS, UNITS = 1_000_000, 2, 5, 3
+GATHER_MS, REDUCE_MS = 10.0, 20.0
+FORWARD_MS, BACKWARD_MS = 4.0, 6.0
+SIZE = 3_000_000
+GATHER, REDUCE = KINDS.index("all_gather"), KINDS.index("reduce_scatter")
+FORWARD, BACKWARD = PHASES.index("forward"), PHASES.index("backward")
+
+
+class Cluster:
+    """Steps of ranks that gather each unit, compute, and reduce it, waiting for each collective at once."""
+
+    def __init__(self, late_ms=0.0):
+        self.late_ms, self.now = late_ms, [0.0, 0.5]
+        self.rows, self.steps = [], []
+        for step in range(STEPS):
+            self.step(step)
+
+    def send(self, step, seq, kind, phase, unit, took):
+        over = max(self.now) + took
+        for rank, at in enumerate(self.now):
+            row = {"launch_ns": at, "done_ns": over, "wait_ns": at, "resume_ns": over}
+            stamps = {name: round((value + 1000) * MS) for name, value in row.items()}
+            self.rows.append(
+                {
+                    "launch": 0,
+                    "block": 1,
+                    "round": 0,
+                    "step": step,
+                    "rank": rank,
+                    "seq": seq,
+                    "kind": kind,
+                    "phase": phase,
+                    "unit": unit,
+                    "bytes": SIZE,
+                    "group": RANKS,
+                    "arm": "probe",
+                    "detailed": True,
+                    "ready_ns": stamps["launch_ns"],
+                    **stamps,
+                }
+            )
+        waited = [over - at for at in self.now]
+        self.now = [over] * RANKS
+        return waited
+
+    def step(self, step):
+        begin, waits, seq = list(self.now), [[0.0] * RANKS, [0.0] * RANKS], 0
+        self.now[1] += self.late_ms
+        for phase, compute, units in (
+            (FORWARD, FORWARD_MS, range(UNITS)),
+            (BACKWARD, BACKWARD_MS, range(UNITS)),
+        ):
+            for unit in units:
+                sent = [(GATHER, GATHER_MS)] + ([(REDUCE, REDUCE_MS)] if phase == BACKWARD else [])
+                for kind, took in sent:
+                    waited = self.send(step, seq, kind, phase, unit, took)
+                    waits[phase == FORWARD] = [
+                        a + b for a, b in zip(waits[phase == FORWARD], waited, strict=True)
+                    ]
+                    seq += 1
+                    if kind == GATHER:
+                        self.now = [at + compute for at in self.now]
+        for rank in range(RANKS):
+            at = {"begin_ns": begin[rank], "end_ns": self.now[rank], "sync_end_ns": self.now[rank]}
+            durations = {"input_ns": 0.0, "optimizer_ns": 0.0, "backward_ns": 0.0}
+            durations |= {"forward_wait_ns": waits[1][rank], "backward_wait_ns": waits[0][rank]}
+            values = {name: (value + 1000) * MS for name, value in at.items()}
+            values |= {name: value * MS for name, value in durations.items()}
+            place = {"launch": 0, "block": 1, "round": 0, "step": step, "rank": rank}
+            self.steps.append({**place, "arm": "probe", "detailed": True, **values})
+
+    def read(self):
+        arguments = (
+            pl.DataFrame(self.steps),
+            pl.DataFrame(self.rows).lazy(),
+            RANKS,
+            lambda keys: Channel.of("gloo", keys, lambda _key: 0),
+            lambda _rank, _key: tuple(range(RANKS)),
+        )
+        return read_sharded(*arguments), unit_blocks(*arguments)[0][1]
+
+
+@pytest.fixture
+def clean():
+    return Cluster().read()
+
+
+def test_such_steps_are_known_by_their_waits():
+    assert has_units(pl.DataFrame(Cluster().rows).lazy())
+
+
+def test_collectives_by_kind_and_phase(clean):
+    sent = clean[0].sent
+    kinds = [(sent[p[0]].kind, sent[p[0]].phase, len(p)) for p in by_kind(sent)]
+    assert kinds == [
+        ("all_gather", "forward", UNITS),
+        ("all_gather", "backward", UNITS),
+        ("reduce_scatter", "backward", UNITS),
+    ]
+    assert sum(one.moved for one in sent) == 9 * SIZE / 2
+
+
+def test_transfer_by_kind_is_what_each_takes(clean):
+    merged = {name: values[0, 0] / MS for name, values in clean[0].merged.items()}
+    assert merged["kind.0.transfer"] == pytest.approx(UNITS * GATHER_MS)
+    assert merged["kind.1.transfer"] == pytest.approx(UNITS * GATHER_MS)
+    assert merged["kind.2.transfer"] == pytest.approx(UNITS * REDUCE_MS)
+    assert merged["busy"] == pytest.approx(UNITS * (2 * GATHER_MS + REDUCE_MS))
+
+
+def test_all_of_it_is_waited_for_here_and_nothing_of_it_is_skew_in_later_steps(clean):
+    transfer, skew = exposed(clean[1])
+    assert transfer[1:].sum(axis=2) / MS == pytest.approx(UNITS * (2 * GATHER_MS + REDUCE_MS))
+    assert skew[1:].sum() == pytest.approx(0)
+    assert skew[0].sum() / MS == pytest.approx(0.5)  # one rank begins half a millisecond later
+
+
+@pytest.mark.parametrize("late_ms", [20.0, 50.0])
+def test_a_late_rank_is_skew_for_the_others_and_costs_what_it_is_late(late_ms):
+    found, stamps = Cluster(late_ms).read()
+    transfer, skew = exposed(stamps)
+    assert skew[1:, 0].sum(axis=1) / MS == pytest.approx(late_ms)
+    assert skew[1:, 1].sum() == pytest.approx(0)
+    assert transfer[1:].sum(axis=2) / MS == pytest.approx(UNITS * (2 * GATHER_MS + REDUCE_MS))
+    (cycle,) = found.cycles
+    cost = (cycle.replay.period() - cycle.replay.without([1]).period()) / MS
+    assert cost == pytest.approx(late_ms)
+    assert cycle.replay.behind(1, [0]) / MS == pytest.approx(late_ms)
+
+
+def test_the_replay_of_the_steps_as_they_were_takes_as_long_as_they_did(clean):
+    (cycle,) = clean[0].cycles
+    step_ms = UNITS * (2 * GATHER_MS + REDUCE_MS + FORWARD_MS + BACKWARD_MS)
+    assert cycle.replay.period() / MS == pytest.approx(step_ms)
+    typical, linked = cycle.replay.of_mean(np.array([True, True]))
+    assert typical / MS == pytest.approx(step_ms)
+    assert linked / MS == pytest.approx(UNITS * (2 * GATHER_MS + REDUCE_MS))
+    assert cycle.replay.free().period() / MS == pytest.approx(UNITS * (FORWARD_MS + BACKWARD_MS))

@@ -1,0 +1,83 @@
+"""Steps of a sharded module replayed: launches and waits at many places, with times that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scaling.analysis.network.program import Mark, Program
+
+GATHER, REDUCE = 0, 1
+MARKS = tuple(Mark(waits=waits, collective=k) for k in (GATHER, REDUCE) for waits in (False, True))
+
+
+def program(own, transfer=(10.0, 20.0), *, ranks=2, members=None, wire=(0, 0), marks=MARKS):
+    """One step; `own`: per rank, its own time before each mark."""
+    shape = (1, ranks, len(transfer))
+    return Program(
+        marks=marks,
+        own=np.array([own], dtype=float),
+        transfer=np.broadcast_to(np.array(transfer, dtype=float), shape).copy(),
+        lag=np.zeros(shape),
+        members=members or tuple((tuple(range(ranks)),) for _ in transfer),
+        wire=wire,
+        start=np.zeros((1, ranks)),
+    )
+
+
+def test_alike_ranks_wait_for_the_data_alone():
+    step = program([[1, 2, 30, 31]] * 2)
+    # launched at 1, over at 11; then 30 of its own, launched at 41, over at 61
+    assert step.period()[0] == 61
+    _, exposed = step.of_mean(np.array([True, True]))
+    assert exposed[0] == (11 - 2) + (61 - 42)
+
+
+def test_what_is_over_before_it_is_waited_for_costs_nothing():
+    assert program([[1, 15, 30, 55]] * 2).period()[0] == 15 + 55
+
+
+def test_a_late_rank_costs_what_it_is_late_and_nothing_without_it():
+    step = program([[1, 2, 30, 31], [26, 27, 30, 31]])
+    assert step.period()[0] == 61 + 25
+    assert step.without([1]).period()[0] == 61
+    assert step.behind(1, [0]) == 25
+
+
+def test_a_rank_that_is_late_where_others_have_waited_anyway_costs_less():
+    """It computes 5 longer behind the gather, which is over at 11 for all."""
+    assert program([[1, 2, 30, 31], [1, 2, 35, 36]]).period()[0] == 66
+    assert program([[1, 2, 30, 60], [1, 2, 35, 60]]).period()[0] == 11 + 60
+
+
+def test_collectives_of_one_wire_run_one_after_the_other():
+    both = (Mark(waits=False, collective=0), Mark(waits=False, collective=1), Mark(waits=True, collective=1))
+    assert program([[1, 2, 3]] * 2, marks=both).period()[0] == 1 + 10 + 20
+    assert program([[1, 2, 3]] * 2, marks=both, wire=(0, 1)).period()[0] == 2 + 20
+
+
+def test_a_late_rank_holds_up_its_own_group_first():
+    """Ranks 0 and 1 gather among themselves, 2 and 3 too; then all reduce together."""
+    halves, everybody = ((0, 1), (2, 3)), ((0, 1, 2, 3),)
+    own = [[1, 2, 30, 31]] * 3 + [[41, 42, 30, 31]]
+    step = program(own, ranks=4, members=(halves, everybody))
+    resumed, _ = step.run()
+    assert resumed[0].tolist() == [101, 101, 101, 101]
+    only = program([row[:2] for row in own], ranks=4, members=(halves, everybody), marks=MARKS[:2])
+    assert only.run()[0][0].tolist() == [11, 11, 51, 51]
+
+
+def test_free_communication_leaves_each_rank_its_own_time():
+    assert program([[1, 2, 30, 31]] * 2).free().period()[0] == 2 + 31
+
+
+def test_an_earlier_input_moves_the_first_launch_and_no_later_one():
+    step = program([[11, 12, 30, 31]] * 2)
+    assert step.earlier(np.array([[10.0, 10.0]])).period()[0] == step.period()[0] - 10
+
+
+@pytest.mark.parametrize("lag", [-4.0, 3.0])
+def test_what_was_measured_beyond_the_model_stays(lag):
+    step = program([[1, 2, 30, 31]] * 2)
+    step.lag[:, :, GATHER] = lag
+    assert step.period()[0] == 61 + lag
