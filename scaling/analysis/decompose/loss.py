@@ -126,7 +126,7 @@ def loss(
         "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input") * probe(m),
         "host": lambda m: grown(m, "typical.probe", BARE_ONE, "host") * probe(m) + enqueuing(m),
     }
-    if link is not None:
+    if link is not None and kinds:
         terms["link_latency"] = lambda m: sum((latency(m) for latency, _ in kinds), np.zeros(1))
         terms["link_bandwidth"] = lambda m: sum((rest(m) for _, rest in kinds), np.zeros(1))
     else:

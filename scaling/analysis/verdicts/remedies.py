@@ -5,6 +5,7 @@ from __future__ import annotations
 from scaling.analysis.predict.change import Change
 from scaling.analysis.results import Point
 from scaling.analysis.verdicts.by_measure import UNKNOWN, Host, Offer, fed, lighter_optimizer, own_cores
+from scaling.analysis.verdicts.sharded import sharded_link, sharded_overhead
 from scaling.spec.plan import Plan
 from scaling.spec.run import Spec
 
@@ -24,6 +25,10 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
         return _fewer_launches(spec, point.world_size)
     if cause == "optimizer":
         return (*lighter_optimizer(point, spec), *_less_often(spec, point.world_size))
+    if spec.parallel.sharded and cause in ("link_bandwidth", "link_latency"):
+        return sharded_link(point, spec)
+    if spec.parallel.sharded and cause == "strategy_overhead":
+        return sharded_overhead(spec)
     if cause == "link_bandwidth":
         return _less_traffic(point, spec)
     if cause == "link_latency":

@@ -32,8 +32,8 @@ from scaling.spec.request import Request
 from scaling.spec.run import Spec
 from scaling.spec.schedule import PLAIN, VARIANT
 
-WITHIN_A_LAUNCH = ("ddp", "accumulation_steps", "batch_per_rank", "global_batch")
-"""Fields of a spec that may differ between two wrappers of one process."""
+WITHIN_A_LAUNCH = ("parallel", "ddp", "fsdp", "accumulation_steps", "batch_per_rank", "global_batch")
+"""Fields of a spec that may differ between two strategies of one process."""
 PAIRS = 4
 """Number of pairs of launches, in turns, for settings that need separate launches."""
 

@@ -103,9 +103,10 @@ class LaunchSession(Session):
         self.parts = {t.world_size: plan.sub_groups(t.world_size, world) for t in (*trials, *self.baseline)}
         """Sub-groups of each world size, which run at the same time."""
         pairings = {-k: pairs for k, pairs in enumerate(plan.pairings(world), 1)}
+        self.strategies = [one.parallel for one in (plan.spec, plan.variant) if one and one.parallel.sharded]
         axes = {
             key: mesh.axes()[axis]
-            for mesh in (self.spec.parallel.mesh(n) for n in self.parts if self.spec.parallel.sharded)
+            for mesh in (one.mesh(n) for n in self.parts for one in self.strategies)
             for axis, key in mesh.keys().items()
             if key not in self.parts
         }

@@ -1,0 +1,96 @@
+"""Remedies for what sharded training waits for, by the kind and phase of its collectives."""
+
+from __future__ import annotations
+
+from scaling.analysis.results import Measured, Point
+from scaling.analysis.verdicts.by_measure import Offer, saved
+from scaling.spec.run import Spec
+
+ALL_GATHER, REDUCE_SCATTER = "all_gather", "reduce_scatter"
+WORTH = 0.01
+"""A kind of collective that costs less than this share of the step has no remedy of its own."""
+
+
+def sharded_link(point: Point, spec: Spec) -> tuple[Offer, ...]:
+    """For exposed transfer: the kind that costs most first. No setting here is simulated; `verify` measures it."""
+    costs = {(one.kind, one.phase): _cost(one.latency, one.bandwidth) for one in point.loss_by_kind}
+    found: list[tuple[float, tuple[Offer, ...]]] = []
+    for (kind, phase), cost in costs.items():
+        if cost is not None and cost.value >= WORTH:
+            found.append((-cost.value, _of_kind(kind, phase, cost, spec)))
+    offers = [offer for _, some in sorted(found, key=lambda item: item[0]) for offer in some]
+    return tuple(dict.fromkeys((*offers, *_other_mesh(point, spec), _less_often(spec))))
+
+
+def sharded_overhead(spec: Spec) -> tuple[Offer, ...]:
+    """For the strategy's own hooks and copies: the bare arms ran, so the whole model fits one rank."""
+    return (_replicated(spec),)
+
+
+def _cost(latency: Measured | None, bandwidth: Measured | None) -> Measured | None:
+    if latency is None or bandwidth is None:
+        return latency or bandwidth
+    return latency + bandwidth
+
+
+def _of_kind(kind: str, phase: str, cost: Measured, spec: Spec) -> tuple[Offer, ...]:
+    ahead = Offer(
+        overrides=f"fsdp.prefetch={spec.fsdp.prefetch + 1}",
+        code="unit.set_modules_to_forward_prefetch([...]) with one more unit; each is held for longer",
+    )
+    if kind == ALL_GATHER and phase == "forward":
+        return (ahead,)
+    if kind == ALL_GATHER and spec.fsdp.reshard:
+        return (
+            Offer(
+                overrides="fsdp.reshard_after_forward=false",
+                code="fully_shard(module, reshard_after_forward=False)",
+                gain=saved(cost),
+                assumes="at most, if nothing takes its place; a rank then holds all parameters until backward",
+            ),
+        )
+    if kind == REDUCE_SCATTER:
+        narrower = Offer(
+            overrides="fsdp.reduce_dtype=bf16",
+            code="MixedPrecisionPolicy(reduce_dtype=torch.bfloat16); check the loss",
+        )
+        apart = Offer(
+            overrides="fsdp.separate_reduce_scatter_group=true",
+            code="module.set_separate_reduce_scatter_group(True)",
+        )
+        streams = spec.topology.backend != "gloo" and not spec.fsdp.separate_reduce_scatter_group
+        return (*((apart,) if streams else ()), *((narrower,) if spec.fsdp.reduce_dtype == "fp32" else ()))
+    return ()
+
+
+def _other_mesh(point: Point, spec: Spec) -> tuple[Offer, ...]:
+    """Shards within a host where they reach across hosts, and whole copies, since the model fits one rank."""
+    within = spec.topology.ranks_per_host
+    across = point.parallel is not None and point.hosts > 1 and point.parallel.shard > within > 1
+    if not across:
+        return (_replicated(spec),)
+    hsdp = Offer(
+        overrides="parallel=hsdp",
+        code=f"fully_shard over a mesh of hosts x {within}: all-gathers stay within a host; a rank holds "
+        f"{point.parallel.shard // within if point.parallel else 1} times the parameters",
+    )
+    return (hsdp, _replicated(spec))
+
+
+def _replicated(spec: Spec) -> Offer:
+    defaults = "" if spec.fsdp.reshard == 1 and spec.fsdp.prefetch == 1 else " with fsdp.* left out"
+    return Offer(
+        overrides="" if defaults else "parallel=ddp",
+        code=f"DistributedDataParallel(model){defaults}: the whole model fits one rank here",
+    )
+
+
+def _less_often(spec: Spec) -> Offer:
+    steps = spec.accumulation_steps * 2
+    strong = spec.mode == "strong"
+    key, value = ("global_batch", spec.global_batch) if strong else ("batch_per_rank", spec.batch_per_rank)
+    return Offer(
+        overrides=f"accumulation_steps={steps} {key}={value * 2}",
+        code="module.set_requires_gradient_sync(False) in every micro-step but the last",
+        assumes="half as many optimizer steps for the same samples; check the loss",
+    )

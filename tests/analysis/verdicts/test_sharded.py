@@ -1,0 +1,83 @@
+"""What is offered for what a sharded step waits for."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from support.results import spec
+
+from scaling.analysis.results import Degrees, LossOfKind, Measured, Point
+from scaling.analysis.verdicts.sharded import sharded_link, sharded_overhead
+from scaling.spec.parallel import Fsdp, Parallel
+
+
+def run(**changes):
+    own = spec()
+    topology = dataclasses.replace(own.topology, hosts=2, ranks_per_host=2)
+    return dataclasses.replace(
+        own, topology=topology, parallel=Parallel(name="fsdp", replicate=1, shard=-1), **changes
+    )
+
+
+def point(**costs):
+    """A point of four ranks on two hosts; `costs`: share of the step by kind and phase."""
+    kinds = tuple(
+        LossOfKind(
+            kind=name.rpartition("_")[0],
+            phase=name.rpartition("_")[2],
+            latency=Measured(0.0, 0.0, 0.0, 5),
+            bandwidth=Measured(value, value - 0.01, value + 0.01, 5),
+        )
+        for name, value in costs.items()
+    )
+    return Point(
+        world_size=4, hosts=2, status="done", loss_by_kind=kinds, parallel=Degrees(strategy="fsdp", shard=4)
+    )
+
+
+def overrides(offers):
+    return [offer.overrides for offer in offers]
+
+
+def test_the_kind_that_costs_most_comes_first():
+    found = sharded_link(
+        point(all_gather_forward=0.1, reduce_scatter_backward=0.3, all_gather_backward=0.2), run()
+    )
+    assert overrides(found)[:3] == [
+        "fsdp.reduce_dtype=bf16",
+        "fsdp.reshard_after_forward=false",
+        "fsdp.prefetch=2",
+    ]
+
+
+def test_keeping_parameters_gains_at_most_what_backward_waits_for_them():
+    (kept,) = (o for o in sharded_link(point(all_gather_backward=0.2), run()) if "reshard" in o.overrides)
+    assert kept.gain is not None
+    assert kept.gain.value == pytest.approx(1 / 0.8)
+
+
+def test_what_costs_nothing_has_no_remedy_of_its_own():
+    found = overrides(sharded_link(point(all_gather_forward=0.3, reduce_scatter_backward=0.001), run()))
+    assert "fsdp.reduce_dtype=bf16" not in found
+
+
+def test_shards_across_hosts_are_offered_within_them():
+    assert "parallel=hsdp" in overrides(sharded_link(point(all_gather_forward=0.3), run()))
+    one = dataclasses.replace(point(all_gather_forward=0.3), hosts=1)
+    assert "parallel=hsdp" not in overrides(sharded_link(one, run()))
+
+
+def test_ddp_is_offered_with_settings_that_it_takes():
+    assert overrides(sharded_overhead(run())) == ["parallel=ddp"]
+    assert overrides(sharded_overhead(run(fsdp=Fsdp(prefetch=2)))) == [
+        ""
+    ]  # fsdp.* would be refused beside ddp
+
+
+def test_what_is_set_already_is_not_offered():
+    found = sharded_link(
+        point(all_gather_backward=0.3, reduce_scatter_backward=0.3),
+        run(fsdp=Fsdp(reshard=0, reduce_dtype="bf16")),
+    )
+    assert not {"fsdp.reshard_after_forward=false", "fsdp.reduce_dtype=bf16"} & set(overrides(found))
