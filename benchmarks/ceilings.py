@@ -26,7 +26,8 @@ from torch.utils import benchmark
 from scaling.analysis.decompose.roofline import roofline
 from scaling.analysis.statistics.percentiles import median
 from scaling.records import checkup
-from scaling.worker.accelerator.devices import CudaDevice, Device
+from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.accelerator.devices import open_kind
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks import ceilings
 from scaling.worker.checks.steps import Bench
@@ -49,7 +50,7 @@ def timed(statement: str, **names: object) -> float:
     return min(timer.timeit(calls).median for _ in range(REPEATS))
 
 
-def product(device: Device, dtype: torch.dtype) -> float:
+def product(device: Accelerator, dtype: torch.dtype) -> float:
     """FLOP/s of a shape that differs from the doctor's."""
     side = 1024 if device.type == "cpu" else 8192
     rows = side * 3 // 2
@@ -59,7 +60,7 @@ def product(device: Device, dtype: torch.dtype) -> float:
     return 2 * rows * side * side / timed("mm(a, b, out=c)", mm=torch.mm, a=a, b=b, c=c)
 
 
-def copy(device: Device, size: int) -> float:
+def copy(device: Accelerator, size: int) -> float:
     """bytes/s, read and written."""
     if device.type == "cpu":
         # In torch's memory: NumPy asks the kernel for huge pages (madvise), torch's allocator does not.
@@ -70,7 +71,7 @@ def copy(device: Device, size: int) -> float:
     return 2 * size / timed("torch.mul(a, 1.0, out=b)", torch=torch, a=a, b=b)
 
 
-def launches(device: Device) -> float:
+def launches(device: Accelerator) -> float:
     """Operators a second."""
     x = torch.zeros(1, device=device.torch_device)
     return 64 / timed("for _ in range(64): x.add_(1)", x=x)
@@ -99,7 +100,7 @@ class Scale(torch.nn.Module):
         return x * self.weight
 
 
-def bounds(device: Device) -> bool:
+def bounds(device: Accelerator) -> bool:
     """Print what binds each model; return whether all are as expected."""
     product, scale = torch.nn.Linear, Scale
     cases = {
@@ -138,7 +139,7 @@ def bounds(device: Device) -> bool:
 
 def main() -> int:
     """Print the tables; 1 when a ceiling misses the bar or a bound is not as expected."""
-    device: Device = CudaDevice(0) if torch.cuda.is_available() else Device()
+    device = open_kind("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(1)  # as a rank on a full host has; the same for both sides
     formats = tuple(f for f in device.formats() if f in ("fp64", "fp32", "bf16"))
     dtypes = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}

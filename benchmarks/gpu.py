@@ -63,10 +63,10 @@ def conditions(kind: str) -> dict[str, Any]:
     """The machine and the versions that were measured."""
     import torch
 
-    from scaling.worker.accelerator.devices import CudaDevice, Device
+    from scaling.worker.accelerator.devices import open_kind
     from scaling.worker.session.environment import cpu_name, driver_version
 
-    facts = (CudaDevice(0) if kind == "cuda" else Device()).facts()
+    facts = open_kind(kind).facts()
     named = ("device_name", "device_memory_bytes", "compute_capability", "cuda", "nccl")
     return {
         "when": f"{dt.datetime.now(tz=dt.timezone.utc):%Y-%m-%d %H:%M} UTC",

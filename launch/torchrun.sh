@@ -3,7 +3,7 @@
 #
 #   torchrun.sh PROFILE torchrun-arguments... -m scaling.worker RUN LAUNCH WORLD_SIZES
 #
-# PROFILE is gloo or nccl: profiles/PROFILE.env beside this file is read first. Variables that are
+# PROFILE is gloo, nccl, xccl or simccl: profiles/PROFILE.env beside this file is read first. Variables that are
 # already set take precedence, so `+env.NAME=value` on the command line overrides a profile.
 # SCALING_PYTHON names the interpreter; the default is the python3 on the PATH.
 set -eu

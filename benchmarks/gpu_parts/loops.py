@@ -26,8 +26,9 @@ from torch.profiler import ProfilerActivity, profile
 from scaling.analysis.results import Measured
 from scaling.analysis.statistics.rounds import Rounds
 from scaling.spec.run import Inject
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.devices import CudaDevice, Device
+from scaling.worker.accelerator.devices import open_kind
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.measure.inject import Faults
@@ -53,7 +54,7 @@ class OneRank:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.device: Device = CudaDevice(0) if kind == "cuda" else Device()
+        self.device = open_kind(kind)
         self.backend = "nccl" if kind == "cuda" else "gloo"
         torch.manual_seed(0)
         size = {"depths": (1, 1), "width": 8, "classes": 10} if kind == "cpu" else {}
@@ -72,7 +73,7 @@ class OneRank:
         finally:
             dist.destroy_process_group()
 
-    def loop(self, module: torch.nn.Module, device: Device | None = None) -> Loop:
+    def loop(self, module: torch.nn.Module, device: Accelerator | None = None) -> Loop:
         """The harness's loop around a module."""
         own, generator = self.workload, torch.Generator().manual_seed(0)
         batches = [self.device.stage(own.make_batch(self.batch, generator)) for _ in range(BATCHES)]
@@ -143,7 +144,7 @@ def probe_overhead(one: OneRank, group: Any, rounds: int) -> list[Row]:
     return _overhead_rows(known)
 
 
-def _block(device: Device, step: Callable[[], Any], stamps: int) -> tuple[float, float]:
+def _block(device: Accelerator, step: Callable[[], Any], stamps: int) -> tuple[float, float]:
     """Wall and CPU time of a step, s; the device is idle at its begin and end."""
     with device.clock.window(stamps):
         for _ in range(LEAD_IN):
@@ -225,7 +226,7 @@ def own_backend(one: OneRank, group: Any) -> list[Row]:
     ]
 
 
-def anchored(device: Device) -> list[Row]:
+def anchored(device: Accelerator) -> list[Row]:
     """Compare events, in host time, with the time at which the host saw them, over a second."""
     tokens, seen = [], []
     with device.clock.window(ANCHORED):
@@ -239,7 +240,7 @@ def anchored(device: Device) -> list[Row]:
 
 
 @contextlib.contextmanager
-def busy(device: Device, side: int = 4096) -> Iterator[None]:
+def busy(device: Accelerator, side: int = 4096) -> Iterator[None]:
     """Run matrix products in a thread, so that clocks and link leave their idle state."""
     stop = threading.Event()
     a = torch.randn(side, side, device=device.torch_device)

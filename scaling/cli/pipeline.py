@@ -126,7 +126,7 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches]:
     analysis = dataclasses.replace(analysis, memory=grown)
     if analysis.points:
         analysis = _with_roofline(analysis, launches, plan)
-    if plan.spec.topology.device == "cuda" and not analysis.run.synthetic:
+    if plan.spec.topology.accelerated and not analysis.run.synthetic:
         analysis = dataclasses.replace(analysis, reference=others(analysis))
     analysis = within(analysis)
     rebuilt = Rebuilt(

@@ -66,7 +66,7 @@ def describe(plan: Plan, folder: RunFolder) -> str:
         f"{format_duration(WARMUP_SHARE * measure.budget_s)} of warm-up ({WARMUP_SHARE:.0%} of the budget), "
         f"{spec.repeats} {'launch' if spec.repeats == 1 else 'launches'}",
         *_time(plan),
-        f"#           {_idle_rank_hours(plan):.3f} {'GPU' if topology.device == 'cuda' else 'rank'}-hours stand idle "
+        f"#           {_idle_rank_hours(plan):.3f} {'GPU' if topology.accelerated else 'rank'}-hours stand idle "
         "while smaller world sizes run",
         f"# run_dir   {folder.path}",
         "#",

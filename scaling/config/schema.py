@@ -58,6 +58,8 @@ def _shape(setting: Setting) -> Shape:
     if setting.default is None:
         return kind, lambda: MISSING
     default = setting.default()
+    if setting.text and default is not None:
+        return kind, lambda: setting.text.show(default)
     if isinstance(default, tuple):
         return kind, lambda: list(default)
     return (typing.Optional[kind] if setting.optional else kind), setting.default  # noqa: UP045

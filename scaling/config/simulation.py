@@ -15,6 +15,7 @@ from scaling.hardware.devices import Machine, find_machine
 from scaling.spec.plan import RANKS_MAX
 from scaling.spec.run import Spec
 from scaling.spec.simulation import STRATEGIES
+from scaling.spec.topology import GPU
 
 PREFIX = "simulated_"
 """A topology with this before its name is simulated."""
@@ -118,7 +119,7 @@ def _spec(config: Composed) -> Spec:
         )
     largest = max(config.world_sizes or [topology.hosts * topology.ranks_per_host])
     topology.hosts = max(topology.hosts, min(HOSTS_MAX, -(-largest // topology.ranks_per_host)))
-    topology.device = topology.device if topology.device != "auto" else "cuda"
+    topology.device = topology.device if topology.device != "auto" else GPU
     kind, launcher = topology.kind, config.launcher.name
     # On Slurm a run's devices are those of other machines, which is what a simulated one's are too.
     topology.kind = config.launcher.name = "slurm"

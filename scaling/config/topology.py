@@ -9,10 +9,13 @@ from scaling.config.schema import Composed
 from scaling.config.values import check, freeze
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine
-from scaling.spec.topology import MULTI_RANK, Topology
+from scaling.spec.topology import BACKEND_OF, CPU, DEVICE_NAMES, GPU, MULTI_RANK, SIMULATED, Topology
 
 EMULATED_BIT_S_MIN, EMULATED_BIT_S_MAX = 4_000, 8 * 2**32
 """What the shaper's fields hold (launch/emulated_hosts.py)."""
+
+FOUND = GPU
+"""The type of device that a machine is asked for (scaling.hardware: NVML)."""
 
 
 def to_topology(
@@ -24,21 +27,27 @@ def to_topology(
     With `shared` NCCL was told that ranks may share a device.
     """
     check(Topology, config, "topology")
-    device = ("cuda" if machine.gpus or elsewhere else "cpu") if config.device == "auto" else config.device
-    if device == "cuda" and not machine.gpus and not elsewhere:
+    device = (FOUND if machine.gpus or elsewhere else CPU) if config.device == "auto" else config.device
+    found = device == FOUND  # of these alone the machine was asked
+    if found and not machine.gpus and not elsewhere:
         raise InputError(
             "topology.device=cuda: no CUDA device was found here; use topology.device=cpu, or ask what a run "
             f"would take there: scaling predict RUN topology={config.name}"
         )
-    backend = config.backend
+    if device == SIMULATED and config.kind != "local":
+        raise InputError("topology.device=sim: simulated accelerators are of one machine; use topology=local")
+    backend, gloo = config.backend, BACKEND_OF[CPU]
     if backend == "auto":
-        backend = "nccl" if device == "cuda" and config.kind != "emulated" else "gloo"
-    if backend == "nccl" and device == "cpu":
-        raise InputError("topology.backend=nccl: NCCL needs CUDA devices; use topology.backend=gloo")
-    if backend == "nccl" and config.kind == "emulated":
+        backend = BACKEND_OF[device] if config.kind != "emulated" else gloo
+    if backend not in (gloo, BACKEND_OF[device]):
+        needs = next(DEVICE_NAMES[name] for name, own in BACKEND_OF.items() if own == backend)
         raise InputError(
-            "topology.backend=nccl: NCCL would see one machine behind the emulated hosts and go around their links; "
-            "use topology.backend=gloo"
+            f"topology.backend={backend}: {backend.upper()} needs {needs}s; use topology.backend={BACKEND_OF[device]}"
+        )
+    if backend != gloo and config.kind == "emulated":
+        raise InputError(
+            f"topology.backend={backend}: {backend.upper()} would see one machine behind the emulated hosts and go "
+            "around their links; use topology.backend=gloo"
         )
     ranks = config.ranks_per_host
     if ranks is None and elsewhere:
@@ -49,8 +58,8 @@ def to_topology(
                 "such as topology.ranks_per_host=8"
             )
     if ranks is None:
-        ranks = len(machine.gpus) if device == "cuda" else machine.cores
-    if device == "cuda" and backend == "nccl" and ranks > len(machine.gpus) and not (elsewhere or shared):
+        ranks = len(machine.gpus) if found else machine.cores
+    if found and backend != gloo and ranks > len(machine.gpus) and not (elsewhere or shared):
         raise InputError(
             f"topology.ranks_per_host={ranks}: this machine has {len(machine.gpus)} CUDA devices; "
             "use fewer, or topology.backend=gloo, with which ranks can share a device "

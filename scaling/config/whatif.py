@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from scaling.config.schema import Composed
-from scaling.config.topology import freeze_topology
+from scaling.config.topology import FOUND, freeze_topology
 from scaling.config.values import check, check_batches, check_value
 from scaling.errors import InputError
 from scaling.spec import run as spec
 from scaling.spec.plan import Plan
-from scaling.spec.topology import Topology
+from scaling.spec.topology import BACKEND_OF, Topology
 
 KNOWN = (
     "world_sizes",
@@ -92,7 +92,7 @@ def _topology(config: Composed, own: Topology) -> Topology:
         )
     # Links within a host are those of GPUs, where a topology does not say what its ranks run on.
     elsewhere = bool(config.levels) and config.name != own.name
-    device, backend = ("cuda", "nccl") if elsewhere else (own.device, own.backend)
+    device, backend = (FOUND, BACKEND_OF[FOUND]) if elsewhere else (own.device, own.backend)
     return freeze_topology(
         config,
         ranks_per_host=own.ranks_per_host if ranks is None else ranks,

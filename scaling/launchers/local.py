@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from scaling.launchers.launcher import Command, Launcher
 from scaling.launchers.request import LaunchRequest
+from scaling.launchers.simulated import build_device
 from scaling.launchers.torchrun import environment, nccl_log, torchrun
+from scaling.spec.plan import Plan
 
 WHERE = ("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 
 
 class Local(Launcher):
     """All ranks on this machine."""
+
+    def require(self, plan: Plan) -> None:
+        """Simulated accelerators have to be built."""
+        build_device(plan)
 
     def command(self, request: LaunchRequest) -> Command:
         """One torchrun over the loopback interface."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from scaling import resources
 from scaling.errors import InputError
+from scaling.launchers.simulated import build_device
 from scaling.records import codec
 from scaling.spec.budget import allowance_s
 from scaling.spec.costs import Machine, synthetic_timing
@@ -70,6 +71,7 @@ def _tried(plan: Plan, limit_s: float, *, flops: bool, time: bool, step: bool) -
     """What the process printed, also if it was ended at its limit while it timed steps."""
     spec, model = plan.spec, plan.spec.model
     limit_s *= COMPILED if spec.compile else 1
+    build_device(plan)
     asked = {"batch": plan.trials[0].batch, "flops": flops, "time": time, "step": step, "began_s": _now_s()}
     try:
         # torch makes its cache's folder when it is imported, and leaves it behind.

@@ -6,12 +6,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from scaling.spec.settings import AtLeast, Between, Fraction, Nullable, OneOf, Text
-from scaling.units import format_rate, parse_rate_bit_s
+from scaling.spec.settings import AtLeast, Between, Fraction, Nullable, OneOf, Positive, Text
+from scaling.units import format_bytes, format_rate, parse_bytes, parse_rate_bit_s
 
 KINDS = ("local", "emulated", "slurm")
-DEVICES = ("cpu", "cuda")
-BACKENDS = ("gloo", "nccl")
+CPU, GPU, SIMULATED = "cpu", "cuda", "sim"
+DEVICE_NAMES = {CPU: "CPU", GPU: "CUDA device", "xpu": "XPU", SIMULATED: "simulated accelerator"}
+"""Types of device, as torch names them. ROCm's are `cuda`."""
+DEVICES = tuple(DEVICE_NAMES)
+BACKEND_OF = {CPU: "gloo", GPU: "nccl", "xpu": "xccl", SIMULATED: "simccl"}
+"""The back end that reduces on each type of device; Gloo does so through the host for any of them. RCCL is `nccl`."""
+BACKENDS = tuple(BACKEND_OF.values())
 PLACEMENTS = ("packed", "spread")
 COUNT_MAX = 2**17
 """Hosts, and ranks of a host, of any topology."""
@@ -64,6 +69,29 @@ class Nic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedDevice:
+    """How a simulated accelerator behaves (device=sim). The defaults are of the order of a data centre's GPU."""
+
+    clock: Annotated[str, OneOf(("virtual", "real"))] = "virtual"
+    """`virtual`: times are those of the model, exact and the same in each run; `real`: its streams sleep."""
+    tflops: Annotated[float, Positive()] = 60.0
+    memory_gb_s: Annotated[float, Positive()] = 2000.0
+    host_gb_s: Annotated[float, Positive()] = 25.0
+    launch_us: Annotated[float, AtLeast(0)] = 5.0
+    """What launching a kernel takes the host."""
+    kernel_us: Annotated[float, AtLeast(0)] = 2.0
+    """What a kernel takes whatever its size."""
+    link_us: Annotated[float, AtLeast(0)] = 20.0
+    link_gb_s: Annotated[float, Positive()] = 20.0
+    """Of what a rank puts on the wire in a collective."""
+    slowdown: Annotated[float, AtLeast(0)] = 0.0
+    """A kernel takes 1 + this times as long while its device transfers."""
+    null_work: bool = True
+    """Synchronous collectives give no Work, as NCCL's do from torch 2.8 on."""
+    capacity_bytes: Annotated[int, Text("capacity", parse_bytes, format_bytes)] = 80 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
     """Hosts, their ranks, and the links between them."""
 
@@ -86,6 +114,7 @@ class Topology:
     """`packed`: ranks fill one host before the next; `spread`: they go round the hosts, one each at a time."""
     accelerator: str = ""
     """Name of its devices, as their driver has it; only simulations read it."""
+    simulated: SimulatedDevice = field(default_factory=SimulatedDevice)
     note: str = ""
     """Note that every report shows, for instance that an emulated link is scaled down."""
 
@@ -93,6 +122,21 @@ class Topology:
     def capacity(self) -> int:
         """The largest world size that fits."""
         return self.hosts * self.ranks_per_host
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether ranks compute on accelerators."""
+        return self.device != CPU
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the back end reduces on the devices, in the order of their streams."""
+        return self.accelerated and self.backend == BACKEND_OF.get(self.device)
+
+    @property
+    def device_name(self) -> str:
+        """The type of device, in words."""
+        return DEVICE_NAMES.get(self.device, self.device)
 
     @property
     def spread(self) -> bool:

@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from scaling.worker.accelerator.clock import CudaClock
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Cpu
+from scaling.worker.accelerator.clock import EventClock
 
 CALL_NS = 200
 """Every look at the host's clock and every record takes so long."""
@@ -66,7 +66,7 @@ class FakeEvent:
         return struct.unpack("f", struct.pack("f", ms))[0]  # single precision, as the driver has it
 
 
-class FakeDevice(Device):
+class FakeDevice(Cpu):
     """Tensors stay on the CPU; time is the fake's."""
 
     type = "cuda"
@@ -74,7 +74,7 @@ class FakeDevice(Device):
     def __init__(self, cuda: FakeCuda, copy_ns: int = 0) -> None:
         super().__init__()
         self.cuda, self.copy_ns = cuda, copy_ns
-        self.clock = CudaClock(cuda.new_event, cuda.synchronize)
+        self.clock = EventClock(cuda.new_event, cuda.synchronize)
 
     def load(self, batch):
         self.cuda.enqueue(self.copy_ns)

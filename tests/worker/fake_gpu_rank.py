@@ -15,8 +15,8 @@ import time
 
 import torch
 
-from scaling.worker.accelerator import devices
-from scaling.worker.accelerator.clock import CudaClock, now_ns
+from scaling.worker.accelerator.accelerator import Cpu
+from scaling.worker.accelerator.clock import EventClock, now_ns
 from scaling.worker.checks import roofline
 from scaling.worker.session import session
 
@@ -43,7 +43,7 @@ class Event:
         return struct.unpack("f", struct.pack("f", ms))[0]  # single precision, as the driver has it
 
 
-class Device(devices.Device):
+class Device(Cpu):
     type = "cuda"
 
     def __init__(self, rank: int, fault: str) -> None:
@@ -51,7 +51,7 @@ class Device(devices.Device):
         self.rank = rank
         self.what, who, left = (fault or "@-1@0").split("@")
         self.mine, self.left = int(who) == rank, int(left)
-        self.clock = CudaClock(lambda: Event(self), self.synchronize)
+        self.clock = EventClock(lambda: Event(self), self.synchronize)
 
     def count(self, what: str) -> None:
         """One more of what the fault counts; from the last on it happens each time."""

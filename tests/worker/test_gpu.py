@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.spec.run import Inject
-from scaling.worker.accelerator.devices import CudaDevice
+from scaling.worker.accelerator.devices import open_kind
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, sgd
@@ -33,12 +33,12 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 MS = 1_000_000
 SPIN = 50_000_000
-"""Device clock cycles: some 30 ms."""
+"""Accelerator clock cycles: some 30 ms."""
 
 
 @pytest.fixture(scope="module")
 def device():
-    return CudaDevice(0)
+    return open_kind("cuda")
 
 
 @pytest.fixture(scope="module")

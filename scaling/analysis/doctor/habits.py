@@ -10,6 +10,7 @@ from scaling.analysis.doctor.differences import ranks_text
 from scaling.analysis.results import RooflineResult
 from scaling.analysis.results.doctor import ERROR, WARNING, Problem
 from scaling.records.checkup import CONVOLUTION, MATMUL, RankCheck, Sighting, StepTimes
+from scaling.spec.topology import CPU
 
 BATCH_GAIN = 1.15
 """Larger gains in samples a second at twice the batch are reported."""
@@ -147,7 +148,7 @@ def slow_products(checks: Sequence[RankCheck]) -> Iterator[Problem]:
 
 
 def _cudnn(check: RankCheck, device: str) -> _Found:
-    if device != "cuda" or check.work is None or not check.work.same_shapes:
+    if device == CPU or check.work is None or not check.work.same_shapes:
         return
     convolutions = any(o.name.startswith("convolution") for o in check.work.operators)
     if convolutions and check.facts.get("flags.cudnn_benchmark") is False:

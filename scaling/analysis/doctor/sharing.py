@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from scaling.analysis.doctor.differences import ranks_text
+from scaling.spec.topology import CPU
 
 
 def labels(facts: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
     """One line for each label. `facts`: by rank, the flat content of env-<r>.json."""
-    backends = {own.get("backend") for own in facts.values() if own.get("device") == "cuda"}
+    backends = {own.get("backend") for own in facts.values() if own.get("device") not in (None, CPU)}
     by_device: dict[tuple[Any, Any], list[int]] = {}
     for rank, own in sorted(facts.items()):
-        if own.get("device") == "cuda" and own.get("device_uuid"):
+        if own.get("device") not in (None, CPU) and own.get("device_uuid"):
             by_device.setdefault((own.get("host"), own["device_uuid"]), []).append(rank)
     shared = [ranks for ranks in by_device.values() if len(ranks) > 1]
     said = [

@@ -13,7 +13,7 @@ APART = 0.8
 
 def warnings(points: Iterable[Point], spec: Spec) -> tuple[str, ...]:
     """A warning for each world size at which the two clearly differ, where stamps are device events."""
-    if spec.topology.device != "cuda":
+    if not spec.topology.accelerated:
         return ()
     said = []
     for point in points:

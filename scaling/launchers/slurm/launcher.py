@@ -20,6 +20,7 @@ from scaling.records.paths import RunFolder
 from scaling.spec.cluster import Container
 from scaling.spec.plan import Plan
 from scaling.spec.run import Spec
+from scaling.spec.topology import GPU
 
 IN_IMAGE = "/opt/scaling-harness"
 """Where a container finds this program."""
@@ -39,7 +40,7 @@ class Slurm(Launcher):
                 f"`salloc --nodes={plan.hosts} --exclusive`"
             )
         gpus = os.environ.get("SLURM_GPUS_ON_NODE", "")
-        if topology.backend == "nccl" and gpus.isdigit() and int(gpus) < topology.ranks_per_host:
+        if topology.on_device and gpus.isdigit() and int(gpus) < topology.ranks_per_host:
             raise InputError(
                 f"topology.ranks_per_host={topology.ranks_per_host}: the allocation has {gpus} GPUs on a node; "
                 f"set it to {gpus}, or ask Slurm for more GPUs"
@@ -133,7 +134,7 @@ def _environment(spec: Spec) -> dict[str, str]:
     env = environment(cluster.container.python, IN_IMAGE) if inside else environment()
     if cluster.interface is not None:
         env |= {"GLOO_SOCKET_IFNAME": cluster.interface, "NCCL_SOCKET_IFNAME": cluster.interface}
-    if spec.topology.device == "cuda" and cluster.numa_binding != "none":
+    if spec.topology.accelerated and cluster.numa_binding != "none":
         env["SCALING_NUMA_BINDING"] = cluster.numa_binding
     return env | cluster.env | spec.env
 
@@ -157,6 +158,6 @@ def _pyxis(container: Container, mounts: list[str], _device: str) -> list[str]:
 
 
 def _apptainer(container: Container, mounts: list[str], device: str) -> list[str]:
-    nv = ["--nv"] if device == "cuda" else []
+    nv = ["--nv"] if device == GPU else []
     where = [f"--bind={','.join(mounts)}", f"--pwd={Path.cwd()}"]
     return ["apptainer", "exec", *nv, *where, str(container.image)]

@@ -40,7 +40,7 @@ def job_script(template: str, plan: Plan, folder: RunFolder, *, python: str, cwd
     for name in ("partition", "account", "qos", "constraint", "reservation", "gres"):
         if getattr(cluster, name) is not None:
             options[name] = getattr(cluster, name)
-    if cluster.gpus_per_node is not None or (topology.device == "cuda" and cluster.gres is None):
+    if cluster.gpus_per_node is not None or (topology.accelerated and cluster.gres is None):
         options["gpus-per-node"] = cluster.gpus_per_node or str(topology.ranks_per_host)
     if cluster.cpus_per_rank is not None:
         options["cpus-per-task"] = str(cluster.cpus_per_rank * topology.ranks_per_host)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from scaling.spec.plan import TRACE, Plan
-from scaling.spec.topology import Topology
+from scaling.spec.topology import BACKEND_OF, CPU, GPU, Topology
 from scaling.traces.described import described
 from scaling.traces.profiler.files import RankTrace
 from scaling.traces.profiler.jobs import TracedRanks
@@ -19,7 +19,7 @@ def trace_plan(made: Sequence[TracedRanks], batch: int | None, name: str, found:
     largest = max(job.world_size for job in made)
     devices = Counter(f.device_name for f in files if f.device_name)
     backends = Counter(f.backend for f in files if f.backend)
-    device = "cuda" if any(f.parts.device == "gpu" for f in files) else "cpu"
+    device = GPU if any(f.parts.device == "gpu" for f in files) else CPU
     return described(
         TRACE,
         (str(f.path) for f in found),
@@ -30,7 +30,7 @@ def trace_plan(made: Sequence[TracedRanks], batch: int | None, name: str, found:
             hosts=hosts,
             ranks_per_host=-(-largest // hosts),
             device=device,
-            backend=backends.most_common(1)[0][0] if backends else ("nccl" if device == "cuda" else "gloo"),
+            backend=backends.most_common(1)[0][0] if backends else BACKEND_OF[device],
             note="from profiler traces" + ("" if batch else "; the traces do not hold the samples of a step"),
         ),
         world_sizes=tuple(job.world_size for job in made),

@@ -29,7 +29,7 @@ from scaling.analysis.study.study import launch_spread, over_launches
 from scaling.errors import InputError, ScalingError
 from scaling.reading import RefusedError
 from scaling.spec.plan import PUBLISHED, Plan
-from scaling.spec.topology import Topology
+from scaling.spec.topology import BACKEND_OF, GPU, Topology
 from scaling.traces.described import described
 from scaling.traces.published.mllog import read_log
 from scaling.traces.published.series import Series, Size, gather
@@ -125,8 +125,8 @@ def _published(series: Series, said: Sequence[str]) -> Published:
             kind="local",
             hosts=largest.nodes,
             ranks_per_host=-(-largest.world_size // largest.nodes),
-            device="cuda",
-            backend="nccl",
+            device=GPU,
+            backend=BACKEND_OF[GPU],
             note="; ".join(["from MLPerf logs", *filter(None, notes)]),
         ),
         world_sizes=[s.world_size for s in series.sizes],

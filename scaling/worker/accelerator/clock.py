@@ -1,4 +1,4 @@
-"""Two clocks with one interface: the host's, and a CUDA device's converted to host time.
+"""Two clocks with one interface: the host's, and an accelerator's converted to host time.
 
 `stamp()` returns a token, an int. A token from 0 up is itself a host time in ns (0: not taken); one below 0 names an
 event of the latest window. `resolve` turns events into host times and keeps host times, so a row of stamps may hold
@@ -9,6 +9,7 @@ both. Pass it stamps only: another number below 0, such as the key of a pairing,
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,9 +24,28 @@ _STAMPS = tuple(place for place, name in enumerate(COLLECTIVE_FIELDS) if name.en
 """Where the stamps of a collective's row are."""
 
 
+class _Host:
+    """Where this process takes its host times from."""
+
+    read_ns: Callable[[], int] = staticmethod(
+        functools.partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC_RAW)
+    )
+    virtual = False
+
+
 def now_ns() -> int:
-    """CLOCK_MONOTONIC_RAW, ns. No time server slews it, so durations are the hardware's."""
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+    """CLOCK_MONOTONIC_RAW, ns, or the clock of a simulated device. No time server slews the former."""
+    return _Host.read_ns()
+
+
+def use_clock(read_ns: Callable[[], int], *, virtual: bool) -> None:
+    """Take host times of this process from another clock. `virtual`: it says nothing about this machine's time."""
+    _Host.read_ns, _Host.virtual = staticmethod(read_ns), virtual
+
+
+def is_virtual() -> bool:
+    """Whether host times are a simulation's, so that processor time cannot be compared with them."""
+    return _Host.virtual
 
 
 class Clock(Protocol):
@@ -69,7 +89,7 @@ class HostClock:
 
 
 class Event(Protocol):
-    """The part of `torch.cuda.Event(enable_timing=True)` that is used here."""
+    """The part of a device module's `Event(enable_timing=True)` that is used here."""
 
     def record(self) -> None:
         """Record it on the calling thread's current stream."""
@@ -90,7 +110,7 @@ class _Anchor:
     bound_ns: int
 
 
-class CudaClock:
+class EventClock:
     """A device's clock: a stamp only records an event on the calling thread's current stream.
 
     At both ends of a window, with the device idle, an anchor ties an event to host time. Times between are

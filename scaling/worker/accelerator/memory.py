@@ -9,6 +9,7 @@ import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -71,13 +72,20 @@ class CpuLimit:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-class CudaLimit:
+class DeviceLimit:
     """Limits the caching allocator to a share of the device's memory; None: all of it."""
 
-    def __init__(self, limit: int | None, device: torch.device, margin: float) -> None:
-        total = torch.cuda.get_device_properties(device).total_memory
+    def __init__(self, limit: int | None, module: Any, device: torch.device, margin: float) -> None:
+        """`module`: that of the device's type. RuntimeError where it cannot limit its allocator."""
+        total = int(module.mem_get_info(device)[1])
         share = min(1.0, (total if limit is None else limit) * (1 - margin) / total)
-        torch.cuda.set_per_process_memory_fraction(share, device)
+        limited = getattr(module, "set_per_process_memory_fraction", None)
+        if limited is not None:
+            limited(share, device)
+        elif share < 1.0:
+            raise RuntimeError(
+                f"memory_limit: torch cannot limit the memory of a device of type {device.type}"
+            )
 
     def begin(self) -> None:
         """Nothing to do: the allocator's cache is emptied between tries."""
@@ -98,14 +106,7 @@ class NoLimit:
         return contextlib.nullcontext()
 
 
-Limit = CpuLimit | CudaLimit | NoLimit
-
-
-def make_limit(limit: int | None, device: torch.device, *, margin: float = 0.0) -> Limit:
-    """A limit of `limit` bytes less `margin` (a fraction)."""
-    if device.type == "cuda":
-        return CudaLimit(limit, device, margin)
-    return NoLimit() if limit is None else CpuLimit(int(limit * (1 - margin)))
+Limit = CpuLimit | DeviceLimit | NoLimit
 
 
 def held_bytes() -> int:

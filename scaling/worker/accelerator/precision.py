@@ -9,26 +9,9 @@ from typing import Any
 
 import torch
 
+from scaling.worker.accelerator.cuda import set_tf32
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def matmul_tf32() -> bool:
-    """Whether CUDA computes fp32 matrix products in TF32, by either of torch's switches."""
-    return _tf32(torch.backends.cuda.matmul, torch.backends.cuda.matmul)
-
-
-def cudnn_tf32() -> bool:
-    """Whether cuDNN computes fp32 convolutions in TF32; torch's new switch has another setting for recurrent layers."""
-    return _tf32(torch.backends.cudnn, getattr(torch.backends.cudnn, "conv", None))
-
-
-def _tf32(old: Any, new: Any) -> bool:
-    """The setting in effect, from `new`, or from `old` where torch has no `new`.
-
-    If the new switch was set, torch raises RuntimeError when the old one is read.
-    """
-    found = getattr(new, "fp32_precision", None)
-    return bool(old.allow_tf32) if found is None else found == "tf32"
 
 
 class Precision:
@@ -37,9 +20,7 @@ class Precision:
     def __init__(self, name: str, device_type: str) -> None:
         self._name = name
         self._device_type = device_type
-        # Set both: torch's default is on for convolutions and off for matrix products.
-        torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-        torch.backends.cudnn.allow_tf32 = name == "tf32"
+        set_tf32(name == "tf32")
 
     @property
     def autocast(self) -> Callable[[], contextlib.AbstractContextManager[Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from scaling.records.files import read_json
 from scaling.records.paths import RunFolder
 from scaling.spec.batch_search import MARGIN, MEASURE, PROVE, SCHEMA, Largest
-from scaling.worker.accelerator.memory import make_limit
 from scaling.worker.cases.inference import Inference
 from scaling.worker.cases.runner import Runner
 from scaling.worker.cases.search import Search
@@ -20,9 +19,8 @@ def run_cases(session: LaunchSession, run: RunFolder, what: str) -> None:
     """Run one launch on one rank: a search for the largest batch, its proof, or the measurement."""
     spec = session.spec
     largest = read_json(run.largest, Largest, SCHEMA) if spec.batch_max else None
-    limit = make_limit(
+    limit = session.device.limit(
         _limit_bytes(session),
-        session.device.torch_device,
         margin=0.0 if what not in (PROVE, MEASURE) or not spec.batch_max else MARGIN,
     )
     workload = session.open_workload()

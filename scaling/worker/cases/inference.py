@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_map_only
 
 from scaling.records.format import AnyStepRow, PlainRow
 from scaling.spec.cases import LATENCY, Case
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.accelerator.precision import DTYPES, Precision
 from scaling.worker.data.workload import Workload
 from scaling.worker.session.beat import beat
@@ -31,7 +31,7 @@ class Inference:
     least = 1
 
     def __init__(
-        self, workload: Workload, device: Device, *, seed: int, load: Callable[[Any], Any] | None = None
+        self, workload: Workload, device: Accelerator, *, seed: int, load: Callable[[Any], Any] | None = None
     ) -> None:
         """`load` converts a batch on the host for the module (None: the device's `load`)."""
         self._workload = workload

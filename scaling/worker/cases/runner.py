@@ -12,7 +12,7 @@ from scaling.records.format import AnyStepRow
 from scaling.spec.batch_search import FAILED, FITS, OOM
 from scaling.spec.cases import Case
 from scaling.spec.ended import Ended
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.memory import Limit, is_out_of_memory
 from scaling.worker.session.control import Control
 
@@ -63,7 +63,7 @@ class Judged(Ended):
 class Jury:
     """Lets each rank try a step alone and combines the outcomes through the store, so no rank waits in a collective."""
 
-    def __init__(self, control: Control, device: Device, limit: Limit, *, rank: int) -> None:
+    def __init__(self, control: Control, device: Accelerator, limit: Limit, *, rank: int) -> None:
         self._control = control
         self._device = device
         self._limit = limit

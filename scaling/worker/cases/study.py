@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from statistics import mean
 
-import torch.distributed as dist
-
 from scaling.records.files import write_json
 from scaling.records.format import BlockRecord, RecordedBlock
 from scaling.spec.batch_search import FITS, Largest
@@ -222,7 +220,7 @@ class Study:
             self._runner.together()  # do not time what a new batch sets up
             session.device.reset_peak()
             if stretch.world_size > 1:
-                dist.barrier(session.groups[stretch.world_size].control)
+                session.device.barrier(session.groups[stretch.world_size].control)
             with Usage() as usage:
                 rows = self._runner.run(stretch.arm, steps, lead_in)
         peak = session.device.peak_bytes()

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.records.format import AnyStepRow
 from scaling.spec.cases import Case, Variant, cases, variants
 from scaling.spec.run import Inject, Spec
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload
@@ -30,7 +30,7 @@ class Training:
     """Holds one wrapper and one batch at a time, so a case's memory is that case's alone."""
 
     def __init__(
-        self, spec: Spec, workload: Workload, groups: Mapping[int, Group], device: Device, *, rank: int
+        self, spec: Spec, workload: Workload, groups: Mapping[int, Group], device: Accelerator, *, rank: int
     ) -> None:
         self._spec = spec
         self._workload = workload

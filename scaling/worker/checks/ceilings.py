@@ -17,9 +17,10 @@ import torch
 
 from scaling.records import checkup
 from scaling.records.checkup import Ceiling
+from scaling.spec.topology import CPU
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.devices import Device
-from scaling.worker.accelerator.precision import cudnn_tf32, matmul_tf32
+from scaling.worker.accelerator.cuda import cudnn_tf32, matmul_tf32
 
 REPEATS = 7
 REPEAT_NS = 10_000_000
@@ -40,14 +41,16 @@ _DTYPES = {
 }
 _LACKING = ("not implemented", "could not create")
 """What torch says of a format that a kernel does not have."""
-_SIDES = {"cpu": (512, 1024), "cuda": (2048, 4096, 8192)}
+_OTHER = "accelerator"
+"""Key of what an accelerator gets."""
+_SIDES = {CPU: (512, 1024), _OTHER: (2048, 4096, 8192)}
 _CONVOLUTIONS = {
-    "cpu": ((32, 32, 8, 7), (16, 64, 16, 3), (8, 64, 16, 7)),
-    "cuda": ((64, 64, 32, 7), (64, 256, 32, 7)),
+    CPU: ((32, 32, 8, 7), (16, 64, 16, 3), (8, 64, 16, 7)),
+    _OTHER: ((64, 64, 32, 7), (64, 256, 32, 7)),
 }
 """(samples, channels in and out, side of the images, side of the kernel), ascending in work. Those of a GPU are
 none that Winograd does in fewer operations."""
-_COPIES = {"cpu": (2**20, 2**22, 2**24, 2**26, 2**28), "cuda": (2**22, 2**24, 2**26, 2**28, 2**30)}
+_COPIES = {CPU: (2**20, 2**22, 2**24, 2**26, 2**28), _OTHER: (2**22, 2**24, 2**26, 2**28, 2**30)}
 """Bytes of the buffer that is read, ascending. A second one of the same size is written."""
 _TRANSFER = 2**26
 
@@ -61,7 +64,7 @@ class _Kernel:
     call: Callable[[], Any]
 
 
-def measure(device: Device, precisions: tuple[str, ...]) -> tuple[Ceiling, ...]:
+def measure(device: Accelerator, precisions: tuple[str, ...]) -> tuple[Ceiling, ...]:
     """All ceilings of this rank's device; products and convolutions in the given number formats.
 
     Takes about `LOAD_NS` for each format, and one second for all else.
@@ -70,7 +73,7 @@ def measure(device: Device, precisions: tuple[str, ...]) -> tuple[Ceiling, ...]:
     return (*computing, *_copies(device), *_transfers(device), *_launches(device))
 
 
-def _computing(device: Device, precision: str) -> tuple[Ceiling, ...]:
+def _computing(device: Accelerator, precision: str) -> tuple[Ceiling, ...]:
     """The best rates of products and convolutions under load, without a kind that torch's build lacks."""
     before = matmul_tf32(), cudnn_tf32()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
@@ -82,17 +85,17 @@ def _computing(device: Device, precision: str) -> tuple[Ceiling, ...]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
-def _products(device: Device, dtype: torch.dtype) -> Iterator[_Kernel]:
-    for side in _SIDES[device.type]:
+def _products(device: Accelerator, dtype: torch.dtype) -> Iterator[_Kernel]:
+    for side in _SIDES[CPU if device.type == CPU else _OTHER]:
         a, b = (torch.randn(side, side, device=device.torch_device).to(dtype) for _ in range(2))
         out = torch.empty_like(a)
         yield _Kernel(size=side, flops=2 * side**3, call=lambda a=a, b=b, out=out: torch.mm(a, b, out=out))  # type: ignore[misc]
 
 
-def _convolutions(device: Device, dtype: torch.dtype) -> Iterator[_Kernel]:
+def _convolutions(device: Accelerator, dtype: torch.dtype) -> Iterator[_Kernel]:
     """Their output is as large as the input. On an accelerator channels come last, as its matrix units want them."""
-    order = torch.contiguous_format if device.type == "cpu" else torch.channels_last
-    for n, channels, side, kernel in _CONVOLUTIONS[device.type]:
+    order = torch.contiguous_format if device.type == CPU else torch.channels_last
+    for n, channels, side, kernel in _CONVOLUTIONS[CPU if device.type == CPU else _OTHER]:
         x, weight = (
             torch.randn(first, channels, edge, edge, device=device.torch_device).to(
                 dtype, memory_format=order
@@ -106,7 +109,7 @@ def _convolutions(device: Device, dtype: torch.dtype) -> Iterator[_Kernel]:
 _KERNELS = {checkup.MATMUL: _products, checkup.CONVOLUTION: _convolutions}
 
 
-def _under_load(device: Device, kinds: Mapping[str, Iterator[_Kernel]]) -> tuple[Ceiling, ...]:
+def _under_load(device: Accelerator, kinds: Mapping[str, Iterator[_Kernel]]) -> tuple[Ceiling, ...]:
     """All kernels in turns for `LOAD_NS`; the best repetition of each kind after `RAMP_NS` counts.
 
     In turns, so that what disturbs one kind disturbs the others too: they are compared with each other.
@@ -126,7 +129,7 @@ def _under_load(device: Device, kinds: Mapping[str, Iterator[_Kernel]]) -> tuple
     return tuple(dataclasses.replace(one, repeats=repeats) for one in best.values())
 
 
-def _ready(device: Device, kernels: Iterator[_Kernel]) -> list[tuple[_Kernel, int]]:
+def _ready(device: Accelerator, kernels: Iterator[_Kernel]) -> list[tuple[_Kernel, int]]:
     """Kernels that run here, each with the calls of a repetition. One that memory does not hold ends the list."""
     found: list[tuple[_Kernel, int]] = []
     rate = 0.0
@@ -144,9 +147,9 @@ def _ready(device: Device, kernels: Iterator[_Kernel]) -> list[tuple[_Kernel, in
     return found
 
 
-def _copies(device: Device) -> Iterator[Ceiling]:
+def _copies(device: Accelerator) -> Iterator[Ceiling]:
     """One ceiling per size. Small sizes measure the caches; the largest one measures the memory."""
-    for size in _COPIES[device.type]:
+    for size in _COPIES[CPU if device.type == CPU else _OTHER]:
         try:
             # Floats, as a model's: on a CPU torch copies bytes of 256 MiB a tenth slower.
             source = torch.ones(size // 4, device=device.torch_device)
@@ -157,9 +160,9 @@ def _copies(device: Device) -> Iterator[Ceiling]:
         yield _ceiling(checkup.COPY, "bytes/s", size, rate)
 
 
-def _transfers(device: Device) -> Iterator[Ceiling]:
+def _transfers(device: Accelerator) -> Iterator[Ceiling]:
     """Transfers between the host's and the device's memory; none for a CPU."""
-    if device.type == "cpu":
+    if device.type == CPU:
         return
     there = torch.empty(_TRANSFER, dtype=torch.uint8, device=device.torch_device)
     pageable = torch.ones(_TRANSFER, dtype=torch.uint8)
@@ -173,7 +176,7 @@ def _transfers(device: Device) -> Iterator[Ceiling]:
         yield _ceiling(name, "bytes/s", _TRANSFER, _TRANSFER / _best(device, copy))
 
 
-def _launches(device: Device) -> Iterator[Ceiling]:
+def _launches(device: Accelerator) -> Iterator[Ceiling]:
     """How many empty operators per second the host can issue.
 
     `launch` is the bare operator. `step_ops` is the rate inside a training step, with autograd's forward and backward,
@@ -198,14 +201,14 @@ def _launches(device: Device) -> Iterator[Ceiling]:
     yield _ceiling(checkup.STEP_OPS, "1/s", 3 * CHAIN, 3 * CHAIN / _best(device, step))
 
 
-def _best(device: Device, work: Callable[[], Any]) -> float:
+def _best(device: Accelerator, work: Callable[[], Any]) -> float:
     """Seconds per call in the best repetition, synchronised with the device at both ends only."""
     work()
     calls, took = _calls(device, work)
     return min(took, *(_timed(device, work, calls) for _ in range(REPEATS - 1))) / calls / 1e9
 
 
-def _calls(device: Device, work: Callable[[], Any]) -> tuple[int, int]:
+def _calls(device: Accelerator, work: Callable[[], Any]) -> tuple[int, int]:
     """(calls that take REPEAT_NS at least, what they took in ns)."""
     calls, took = 1, _timed(device, work, 1)
     while took < REPEAT_NS and calls < 2**20:
@@ -214,7 +217,7 @@ def _calls(device: Device, work: Callable[[], Any]) -> tuple[int, int]:
     return calls, took
 
 
-def _timed(device: Device, work: Callable[[], Any], calls: int) -> int:
+def _timed(device: Accelerator, work: Callable[[], Any], calls: int) -> int:
     device.synchronize()
     begin = now_ns()
     for _ in range(calls):

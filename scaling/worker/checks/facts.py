@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from scaling.units import spans
-from scaling.worker.accelerator.devices import Device
-from scaling.worker.accelerator.precision import cudnn_tf32, matmul_tf32
+from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.accelerator.cuda import cudnn_tf32, matmul_tf32
 from scaling.worker.session.environment import cpu_name, driver_version, recorded
 
 _LIMITS = {
@@ -28,7 +28,7 @@ _UNLIMITED_V1 = 2**60
 """cgroup v1 writes the largest page-aligned number for "no limit"."""
 
 
-def facts(device: Device, root: Path = Path("/")) -> dict[str, Any]:
+def facts(device: Accelerator, root: Path = Path("/")) -> dict[str, Any]:
     """All facts of this rank, in one flat dictionary; `root` holds proc/, sys/ and dev/."""
     return {
         "hostname": platform.node(),

@@ -17,8 +17,8 @@ from torch.utils.flop_counter import flop_registry
 
 from scaling.records.checkup import SCHEMA, Kernel, KernelTable
 from scaling.records.files import write_json
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.steps import Bench
 from scaling.worker.data.workload import Workload
@@ -63,7 +63,7 @@ def note_kernels(session: LaunchSession, workload: Workload, precision: Precisio
         write_json(session.folder.kernels(rank), found, indent=None)
 
 
-def measure(loop: Loop, device: Device, *, batch: int, precision: str) -> KernelTable:
+def measure(loop: Loop, device: Accelerator, *, batch: int, precision: str) -> KernelTable:
     """Times of a loop's operators; the loop's optimizer makes its state first."""
     for _ in range(2):
         loop.plain()
@@ -93,7 +93,7 @@ def measure(loop: Loop, device: Device, *, batch: int, precision: str) -> Kernel
 class Timing(TorchDispatchMode):
     """Times operators while it is active. Views and allocations are no kernels."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Accelerator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self._stamp: Callable[[], Any] = now_ns if device.type == "cpu" else self._event

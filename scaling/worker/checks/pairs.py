@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 
 from scaling.records.checkup import Pair
+from scaling.spec.topology import BACKEND_OF, CPU
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.devices import Device
 
 ALL_PAIRS_RANKS = 16
 """Up to this many ranks, every pair is measured; above, each rank with the next and with the one half-way round."""
@@ -34,7 +35,7 @@ def measure(
     rank: int,
     world: int,
     *,
-    device: Device,
+    device: Accelerator,
     group: Any,
     backend: str,
     turn: Callable[[int], None],
@@ -43,14 +44,14 @@ def measure(
     """What this rank exchanged with its peers. `turn(i)` waits until pair i may begin.
 
     A message goes there and back; half the round trip is its one-way time. Gloo moves host
-    memory, NCCL the device's. `local_rank` is a peer's place on this host, None on another.
+    memory, other back ends the device's. `local_rank` is a peer's place on this host, None on another.
     """
     found: list[Pair] = []
     for index, pair in enumerate(pairs_of(world)):
         turn(index)
         if rank in pair:
             peer = pair[1] if rank == pair[0] else pair[0]
-            where = device.torch_device if backend == "nccl" else torch.device("cpu")
+            where = torch.device(CPU) if backend == BACKEND_OF[CPU] else device.torch_device
             size, took = _pair(rank == pair[0], peer, device, group, where)
             place = local_rank(peer)
             access = None if place is None else device.peer_access(place)
@@ -59,7 +60,7 @@ def measure(
     return tuple(found)
 
 
-def _pair(first: bool, peer: int, device: Device, group: Any, where: torch.device) -> tuple[int, int]:
+def _pair(first: bool, peer: int, device: Accelerator, group: Any, where: torch.device) -> tuple[int, int]:
     """(bytes, one-way ns) of the largest message. The first rank decides on the next size and tells its peer."""
     size = BYTES_MIN
     _round_trip(first, peer, torch.zeros(1, device=where), device, group)  # connects
@@ -76,7 +77,7 @@ def _pair(first: bool, peer: int, device: Device, group: Any, where: torch.devic
         size *= 4
 
 
-def _round_trip(first: bool, peer: int, buffer: torch.Tensor, device: Device, group: Any) -> int:
+def _round_trip(first: bool, peer: int, buffer: torch.Tensor, device: Accelerator, group: Any) -> int:
     device.synchronize()
     begin = now_ns()
     if first:

@@ -15,8 +15,8 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from scaling.records.checkup import PrecisionRecord
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.accelerator.memory import is_out_of_memory
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.compared import Run, Step, Tensors, against, layers, parted
@@ -37,7 +37,7 @@ class Parity:
     def __init__(
         self,
         build: Callable[[], Workload],
-        device: Device,
+        device: Accelerator,
         *,
         seed: int,
         batch: int,

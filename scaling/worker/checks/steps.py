@@ -12,7 +12,7 @@ from scaling.records.checkup import PhaseMemory, StepTimes, StepWork
 from scaling.records.format import StepRow
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.run import Inject
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.memory import OUT_OF_MEMORY
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.work import watching
@@ -31,7 +31,13 @@ class Bench:
     """Runs the training loop of a plan's model, alone on this rank."""
 
     def __init__(
-        self, plan: Plan, trial: Trial, workload: Workload, device: Device, precision: Precision, rank: int
+        self,
+        plan: Plan,
+        trial: Trial,
+        workload: Workload,
+        device: Accelerator,
+        precision: Precision,
+        rank: int,
     ) -> None:
         self._plan, self._trial, self._workload = plan, trial, workload
         self._device, self._precision, self._rank = device, precision, rank

@@ -16,7 +16,8 @@ import torch
 from scaling.spec.cases import Case, batches, variants
 from scaling.spec.promise import Sample, Timing
 from scaling.spec.run import Inject, Spec
-from scaling.worker.accelerator.devices import Device, open_device
+from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.accelerator.devices import open_device
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.cases.inference import Inference
 from scaling.worker.data.feed import Feed, open_feed
@@ -99,7 +100,7 @@ def following(spec: Spec, batch: int, timing: Timing) -> int | None:
     return min(most, 2 * batch) if known == 1 else None
 
 
-def _first(step: Step, device: Device) -> tuple[float, float]:
+def _first(step: Step, device: Accelerator) -> tuple[float, float]:
     """Seconds of the first step, and of a steady one: long steps are run only once more."""
 
     def timed() -> float:
@@ -115,7 +116,7 @@ def _first(step: Step, device: Device) -> tuple[float, float]:
     return first_s, took_s
 
 
-def _request(spec: Spec, workload: Workload, device: Device) -> Callable[[int, int], Step]:
+def _request(spec: Spec, workload: Workload, device: Accelerator) -> Callable[[int, int], Step]:
     """Makes a request of a variant and a batch. Nothing is compiled: that takes longer than a tryout may."""
     runner = Inference(workload, device, seed=spec.seed, load=loading(spec, device.load))
 
@@ -127,7 +128,7 @@ def _request(spec: Spec, workload: Workload, device: Device) -> Callable[[int, i
     return make
 
 
-def _training(spec: Spec, workload: Workload, device: Device) -> Callable[[int, int], Step]:
+def _training(spec: Spec, workload: Workload, device: Accelerator) -> Callable[[int, int], Step]:
     """Makes a training step of one micro-step, on batches from the run's data."""
     module = workload.module
     if spec.compile and device.type == "cpu":

@@ -17,7 +17,7 @@ import torch
 from scaling.errors import InputError
 from scaling.records.codec import decode, encode
 from scaling.spec.run import Data, Spec
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.checks.timing import time_steps
 from scaling.worker.checks.work import watching
 from scaling.worker.data.feed import open_feed
@@ -36,10 +36,10 @@ def run_step(spec: Spec, batch: int) -> None:
         workload = shaped(build(spec.model.target, spec.model.args), spec)
         if spec.data.target is None:
             stage = "make_batch"
-            inputs, targets = open_feed(alone, workload, batch, rank=0, device=Device()).fetch()
+            inputs, targets = open_feed(alone, workload, batch, rank=0, device=Cpu()).fetch()
         else:
             what, stage = f"data._target_={spec.data.target}", "the first batch"
-            inputs, targets = _pair(open_feed(alone, workload, batch, rank=0, device=Device()).fetch())
+            inputs, targets = _pair(open_feed(alone, workload, batch, rank=0, device=Cpu()).fetch())
             what = f"model._target_={spec.model.target} on data={spec.data.name}"
         stage = "the loss of one forward"
         module = workload.module

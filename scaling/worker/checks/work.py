@@ -122,7 +122,7 @@ class Work(TorchDispatchMode):
             self.see(TO_HOST, layer)
         elif target.device.type == self._home:
             # A copy from pageable memory always waits; one from pinned memory need not.
-            if not (torch.cuda.is_available() and source.is_pinned()):
+            if not source.is_pinned():
                 self.see(PAGEABLE, layer)
             elif not non_blocking:
                 self.see(BLOCKING, layer)

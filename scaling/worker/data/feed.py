@@ -21,8 +21,9 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from scaling.errors import InputError
 from scaling.spec.patience import LOADER
 from scaling.spec.run import Data, Spec
+from scaling.spec.topology import CPU
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import Clock
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.data.gate import Collate, Gate, Stream, Timed, end_with_parent
 from scaling.worker.data.sampler import Shards
 from scaling.worker.data.workload import Workload, find
@@ -194,7 +195,7 @@ class Loader(Feed):
         return self._ready()
 
 
-def open_feed(spec: Spec, workload: Workload, batch: int, *, rank: int, device: Device) -> Feed:
+def open_feed(spec: Spec, workload: Workload, batch: int, *, rank: int, device: Accelerator) -> Feed:
     """A feed of batches of `batch` samples. InputError when the dataset cannot be made."""
     if spec.data.target is None:
         generator = torch.Generator().manual_seed(spec.seed * 1_000_003 + rank)
@@ -205,7 +206,7 @@ def open_feed(spec: Spec, workload: Workload, batch: int, *, rank: int, device: 
         batch=batch,
         rank=rank,
         seed=spec.seed,
-        pin=spec.data.pin_memory and device.type == "cuda",
+        pin=spec.data.pin_memory and device.type != CPU,
         timeout_s=LOADER * spec.measure.step_timeout_s,
     )
 

@@ -28,7 +28,7 @@ from scaling.spec.schedule import (
     settling_steps,
 )
 from scaling.spec.sweep import Message
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload
@@ -54,7 +54,7 @@ class Settings:
         trial: Trial,
         workload: Workload,
         optimizer: torch.optim.Optimizer,
-        device: Device,
+        device: Accelerator,
         precision: Precision,
         faults: Faults,
         feed: Callable[[int], Feed],
@@ -141,7 +141,7 @@ class Arms:
         workload: Workload,
         optimizer: torch.optim.Optimizer,
         groups: Mapping[int, Group],
-        device: Device,
+        device: Accelerator,
         precision: Precision,
         faults: Faults,
         feed: Callable[[int], Feed],

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 
 from scaling.records.format import (
     AnyStepRow,
@@ -20,8 +19,8 @@ from scaling.spec import sweep as sweeping
 from scaling.spec.run import COLLECTIVES
 from scaling.spec.schedule import BARE_ONE, FABRIC, PAIRS, PLAIN, PROBE, REPLAY, REPLAYED, STEP_ARMS, Block
 from scaling.spec.sweep import Message
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import resolve_collective
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.data.feed import UNKNOWN
 from scaling.worker.measure.arms import Arms, Opened
 from scaling.worker.measure.exchange import Exchange, stamps_of
@@ -43,7 +42,7 @@ class BlockRunner:
     def __init__(
         self,
         *,
-        device: Device,
+        device: Accelerator,
         groups: Mapping[int, Group],
         exchange: Exchange,
         recorder: Recorder,
@@ -186,7 +185,7 @@ class BlockRunner:
 
     def _together(self, block: Block) -> None:
         if block.arm != BARE_ONE and block.trial.world_size > 1:
-            dist.barrier(self._groups[block.key].control)
+            self._device.barrier(self._groups[block.key].control)
 
 
 def _nothing(_forward_end_ns: int) -> Taken:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from scaling.records.format import CollectiveRow, PlainRow
 from scaling.spec.run import COLLECTIVES
 from scaling.spec.sweep import Message
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns, resolve_collective
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.accelerator.memory import is_out_of_memory
 from scaling.worker.parallel.collectives import all_gather, reduce_scatter
 from scaling.worker.parallel.groups import Group
@@ -25,7 +25,7 @@ ALL_REDUCE = COLLECTIVES.index("all_reduce")
 class Exchange:
     """Runs collectives over one fp32 buffer on the device."""
 
-    def __init__(self, device: Device, groups: Mapping[int, Group] | None = None) -> None:
+    def __init__(self, device: Accelerator, groups: Mapping[int, Group] | None = None) -> None:
         """`groups`: by key, where messages are for other groups than the one that is aligned."""
         self._device, self._groups = device, groups or {}
         self._buffer = torch.zeros(0)
@@ -68,7 +68,7 @@ class Exchange:
         """
         stamp = self._device.clock.stamp
         self._device.synchronize()
-        dist.barrier(group.control)
+        self._device.barrier(group.control)
         begin = stamp()
         rows = [
             self._one(self._groups.get(message.group or group.key, group), message, seq, dtype)

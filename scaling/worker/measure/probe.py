@@ -14,8 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import CollectiveRow
 from scaling.spec.run import COLLECTIVES
+from scaling.spec.topology import CPU
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.parallel.compression import reduction
 from scaling.worker.parallel.ddp import bucket_bytes, bucket_parameters
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
@@ -46,7 +47,7 @@ class BucketProbe:
         ddp: DistributedDataParallel,
         group: Any,
         group_key: int,
-        device: Device,
+        device: Accelerator,
         comm_hook: str = "none",
     ) -> None:
         self._reduce = None if comm_hook == "none" else reduction(comm_hook, group)
@@ -58,7 +59,7 @@ class BucketProbe:
         self._stamp = device.clock.stamp
         self._stamp_done = now_ns if backend_of(group, device.type) in HOST_BACKENDS else device.clock.stamp
         # DDP keeps its ready times in host time, when a device's kernels are only queued.
-        self._ready = ReadyTimes(ddp) if device.type == "cpu" else None
+        self._ready = ReadyTimes(ddp) if device.type == CPU else None
         self._rows: list[list[int]] = []
         ddp.register_comm_hook(None, self._hook)
 
@@ -200,10 +201,10 @@ class SoloProbe:
     these hooks exist inside `taking` only, since all arms share the parameters.
     """
 
-    def __init__(self, ddp: DistributedDataParallel, device: Device) -> None:
+    def __init__(self, ddp: DistributedDataParallel, device: Accelerator) -> None:
         self._ddp = weakref.ref(ddp)
         self._bytes = bucket_bytes(ddp)
-        self._ready = ReadyTimes(ddp) if device.type == "cpu" else None
+        self._ready = ReadyTimes(ddp) if device.type == CPU else None
         self._stamp = device.clock.stamp
         self._stamps = [0] * len(self._bytes)
         self._parameters: list[list[int]] = []

@@ -20,7 +20,7 @@ from scaling.records.format import (
     shortest,
 )
 from scaling.records.seal import Sealer
-from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.clock import is_virtual, now_ns
 
 
 class Recorder:
@@ -83,6 +83,8 @@ class Reading(NamedTuple):
     @classmethod
     def take(cls) -> Reading:
         """Read them now, for the calling thread."""
+        if is_virtual():  # this machine's processor time cannot be compared with it
+            return cls(now_ns(), 0, 0, -1)
         return cls(now_ns(), time.process_time_ns(), time.thread_time_ns(), _run_delay_ns())
 
 

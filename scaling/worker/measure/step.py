@@ -13,8 +13,8 @@ import torch
 from torch.autograd import Variable
 
 from scaling.records.format import AnyStepRow, PlainRow, StepRow
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
@@ -40,7 +40,7 @@ class Loop:
         optimizer: torch.optim.Optimizer,
         fetch: Callable[[], Any],
         accumulation: int,
-        device: Device,
+        device: Accelerator,
         precision: Precision,
         faults: Faults,
         load: Callable[[Any], Any] | None = None,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from scaling.spec.run import Spec
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.data.workload import Workload
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.replicated import Replicas
@@ -22,7 +22,7 @@ def strategy_of(
     *,
     groups: Mapping[int, Group],
     world_size: int,
-    device: Device,
+    device: Accelerator,
 ) -> Strategy:
     """How the spec spreads the workload over a trial's ranks. `optimizer`: over the workload's own parameters."""
     if spec.parallel.sharded:

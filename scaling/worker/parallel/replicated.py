@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.records.format import CollectiveRow
 from scaling.spec.run import Spec
 from scaling.spec.sweep import Message
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.measure.probe import BucketProbe, SoloProbe
 from scaling.worker.parallel.buffers import broadcast_rows
 from scaling.worker.parallel.ddp import Wrapping, accumulating, bucket_bytes, settle
@@ -32,7 +32,7 @@ class Replicas:
         *,
         group: Group,
         solo: Group,
-        device: Device,
+        device: Accelerator,
     ) -> None:
         self._wrapping = Wrapping(module, spec.ddp, compiles=spec.compile)
         self._optimizer, self._group, self._solo, self._device = optimizer, group, solo, device
@@ -59,7 +59,7 @@ class Replicated:
         ddp: DistributedDataParallel,
         optimizer: torch.optim.Optimizer,
         group: Group,
-        device: Device,
+        device: Accelerator,
         probe: BucketProbe | None,
     ) -> None:
         """`probe`: the hook of its detailed blocks over several ranks."""

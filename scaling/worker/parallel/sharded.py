@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from scaling.spec.parallel import Fsdp, Mesh
 from scaling.spec.run import Spec
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.data.workload import MakeOptimizer, Workload
 from scaling.worker.parallel.collectives import reduce_scatter
 from scaling.worker.parallel.ddp import Wrapping
@@ -126,7 +126,7 @@ class Shards:
         *,
         groups: Mapping[int, Group],
         world_size: int,
-        device: Device,
+        device: Accelerator,
     ) -> None:
         self._spec, self._workload, self._device, self._n = spec, workload, device, world_size
         self._groups = groups
@@ -188,7 +188,7 @@ class Sharded:
         units: Sequence[FSDPModule],
         labels: list[str],
         keys: Mapping[str, int],
-        device: Device,
+        device: Accelerator,
         *,
         others: Mapping[tuple[int, ...], int],
         host: bool,

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from scaling.records.format import CollectiveRow
 from scaling.spec.run import KINDS
 from scaling.spec.sweep import Message
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.strategy import Take, Taken
 from scaling.worker.parallel.tap import Seen, Tap
 from scaling.worker.parallel.watch import Mark, Watch
@@ -29,7 +29,7 @@ class UnitProbe:
         watch: Watch,
         keys: Mapping[str, int],
         sizes: Sequence[int],
-        device: Device,
+        device: Accelerator,
         *,
         detailed: bool,
         others: Mapping[tuple[int, ...], int] | None = None,

@@ -11,7 +11,7 @@ from scaling.spec.plan import OWN_LOOP, SCHEMA, Plan, Trial
 from scaling.spec.run import Ddp, Measure, Model, Spec, Tracking
 from scaling.spec.topology import Topology
 from scaling.version import __version__
-from scaling.worker.accelerator.precision import matmul_tf32
+from scaling.worker.accelerator import cuda
 from scaling.worker.parallel.ddp import has_own_hook
 from scaling.worker.parallel.tap import backend_of
 from scaling.worker.probe.agreement import Agreement
@@ -91,5 +91,5 @@ def _name(module: torch.nn.Module) -> str:
 
 
 def _tf32(precision: str, device: str) -> str:
-    tf32 = precision == "fp32" and device == "cuda" and matmul_tf32()
+    tf32 = precision == "fp32" and device == cuda.TYPE and cuda.matmul_tf32()
     return "tf32" if tf32 else precision or "fp32"

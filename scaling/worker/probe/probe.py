@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.errors import InputError, ScalingError
 from scaling.records.format import RecordedBlock
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.devices import CudaDevice, Device
+from scaling.worker.accelerator.devices import device_of
 from scaling.worker.parallel.buckets import Buckets
 from scaling.worker.parallel.tap import Tap
 from scaling.worker.probe.agreement import Agreement
@@ -132,7 +132,7 @@ class Probe:
             self._live = None  # only rank 0 prints; elsewhere steps would only pile up
         self.run_dir = folder.path.parent.parent
         parameter = next(self._ddp.parameters())
-        device = CudaDevice(parameter.device.index) if parameter.is_cuda else Device()
+        device = device_of(parameter)
         self._session = Session(
             rank=agreement.rank,
             world=agreement.world,

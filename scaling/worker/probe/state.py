@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from scaling.worker.accelerator.torch_accelerator import random_states, set_random_states
+
 
 class State:
     """A copy of the training's state on its devices, as large as weights, gradients and optimizer state together."""
@@ -94,7 +96,7 @@ def _random_state() -> tuple[Any, Any, Any, Any]:
     numpy = sys.modules.get("numpy")  # a loop that does not use numpy has nothing to restore
     return (
         torch.get_rng_state(),
-        torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        random_states(),
         random.getstate(),
         numpy.random.get_state() if numpy else None,
     )
@@ -102,8 +104,7 @@ def _random_state() -> tuple[Any, Any, Any, Any]:
 
 def _set_random_state(host: Any, devices: Any, python: Any, numpy_state: Any) -> None:
     torch.set_rng_state(host)
-    if devices:
-        torch.cuda.set_rng_state_all(devices)
+    set_random_states(devices)
     random.setstate(python)
     if numpy_state is not None:
         sys.modules["numpy"].random.set_state(numpy_state)

@@ -1,7 +1,7 @@
 """Follow an own loop from step to step: assign each step to its block, and record whole blocks between rounds.
 
 The clock's window spans the blocks of a round. It ends where the loop does something else: stamps taken there would
-use up the window's events, and hours of it would reduce the window's resolution (clock.CudaClock). The next block then
+use up the window's events, and hours of it would reduce the window's resolution (clock.EventClock). The next block then
 opens another window.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from scaling.records.format import AnyStepRow, BlockRecord, CollectiveRow, PlainRow, RecordedBlock, StepRow
 from scaling.spec.schedule import PHASES
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import resolve_collective
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.measure.recorder import Reading, Usage
 from scaling.worker.parallel.buckets import Buckets
 from scaling.worker.parallel.buffers import broadcast_rows
@@ -51,7 +51,7 @@ class _Open:
 class Track:
     """Follows the steps of one rank. Slow work happens between the last step of a block and the next block only."""
 
-    def __init__(self, phases: Phases, tap: Tap, buckets: Buckets, device: Device, sink: Sink) -> None:
+    def __init__(self, phases: Phases, tap: Tap, buckets: Buckets, device: Accelerator, sink: Sink) -> None:
         self._phases, self._tap, self._buckets, self._device, self._sink = phases, tap, buckets, device, sink
         self._clock = device.clock
         self.steps = 0

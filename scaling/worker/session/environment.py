@@ -14,7 +14,7 @@ import torch
 
 from scaling.spec.environment import NOT_RECORDED, is_recorded, is_secret
 from scaling.spec.run import Spec
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Accelerator
 
 SCHEMA = 1
 
@@ -24,7 +24,7 @@ def describe(
     rank: int,
     host: int,
     module: torch.nn.Module,
-    device: Device,
+    device: Accelerator,
     tokens_per_sample: int | None = None,
 ) -> dict[str, Any]:
     """The contents of env-<r>.json. Variables that may hold secrets are left out."""

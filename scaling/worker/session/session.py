@@ -23,7 +23,8 @@ from scaling.records.paths import LaunchFolder
 from scaling.spec.patience import collective_s
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.run import Spec
-from scaling.worker.accelerator.devices import Device, open_device, require
+from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.accelerator.devices import open_device, require
 from scaling.worker.data.workload import Workload, build
 from scaling.worker.models.options import shaped
 from scaling.worker.parallel.groups import make_groups
@@ -39,7 +40,7 @@ class Session:
     """One rank of `world`, on `host`, that records into `folder`."""
 
     def __init__(
-        self, *, rank: int, world: int, host: int, folder: LaunchFolder, device: Device, control: Control
+        self, *, rank: int, world: int, host: int, folder: LaunchFolder, device: Accelerator, control: Control
     ) -> None:
         self.rank, self.world, self.host = rank, world, host
         self.folder, self.device, self.control = folder, device, control

@@ -14,8 +14,8 @@ from scaling.errors import InputError
 from scaling.spec.run import Inject, Spec
 from scaling.spec.simulation import Memory, Simulated, Simulation, Step
 from scaling.spec.simulation import Task as Drawn
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import HostClock
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.accelerator.memory import is_out_of_memory
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
@@ -50,7 +50,7 @@ def simulate(asked: Simulation) -> Simulated:
     return dataclasses.replace(found, warnings=(*found.warnings, *said_warnings))
 
 
-class _SimulatedDevice(Device):
+class _SimulatedDevice(Cpu):
     """The device as a training loop sees it."""
 
     type = "sim"

@@ -8,7 +8,7 @@ import pytest
 
 from scaling.records.format import CollectiveRow
 from scaling.worker.accelerator import clock as clock_module
-from scaling.worker.accelerator.clock import ANCHOR_TRIES, CudaClock, HostClock, resolve_collective
+from scaling.worker.accelerator.clock import ANCHOR_TRIES, EventClock, HostClock, resolve_collective
 
 MS = 1_000_000
 ROUNDING_NS = 600  # single-precision ms over windows of a few seconds, and the fake's cost of a call
@@ -16,7 +16,7 @@ ROUNDING_NS = 600  # single-precision ms over windows of a few seconds, and the 
 
 @pytest.fixture
 def clock(cuda):
-    return CudaClock(cuda.new_event, cuda.synchronize)
+    return EventClock(cuda.new_event, cuda.synchronize)
 
 
 def reached(clock, token):
@@ -48,7 +48,7 @@ def test_events_resolve_to_the_host_time_at_which_the_device_reached_them(cuda, 
 
 def test_neither_offset_nor_drift_of_the_device_clock_matters(cuda):
     cuda.offset_ns, cuda.drift = 10**12, -5e-3
-    clock = CudaClock(cuda.new_event, cuda.synchronize)
+    clock = EventClock(cuda.new_event, cuda.synchronize)
     with clock.window(2):
         cuda.enqueue(2_000 * MS)
         tokens = [clock.stamp()]

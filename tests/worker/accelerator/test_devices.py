@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scaling.worker.accelerator import devices
-from scaling.worker.accelerator.devices import CudaDevice, Device, open_device, require
+from scaling.spec.topology import Topology
+from scaling.worker.accelerator import cuda, devices
+from scaling.worker.accelerator.accelerator import Cpu
+from scaling.worker.accelerator.devices import open_device, require
 
 
 def spec(device="cuda", backend="nccl", launcher="local", **env):
-    topology = SimpleNamespace(device=device, backend=backend)
+    topology = Topology(name="local", kind="local", ranks_per_host=4, device=device, backend=backend)
     return SimpleNamespace(topology=topology, launcher=launcher, env=env)
 
 
@@ -20,7 +22,7 @@ def spec(device="cuda", backend="nccl", launcher="local", **env):
 def four(monkeypatch):
     """Four CUDA devices to choose from; what is chosen is its index."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(devices, "CudaDevice", lambda index: index)
+    monkeypatch.setattr(devices, "TorchAccelerator", lambda _type, index: index)
 
 
 def test_the_cpu_needs_no_choice():
@@ -59,25 +61,7 @@ def test_nccl_that_cannot_says_from_when_on_it_could(four, monkeypatch):
         open_device(spec(NCCL_MULTI_RANK_GPU_ENABLE="1"), rank=4, local_rank=4)
 
 
-def test_a_device_s_generator_is_put_back_with_the_host_s(monkeypatch):
-    own = {torch.device("cuda", 1): torch.Generator()}
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _index: None)
-    monkeypatch.setattr(devices, "CudaClock", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: own[device].get_state())
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: own[device].set_state(state))
-    device, (generator,) = CudaDevice(1), own.values()
-
-    def drawn():
-        return [torch.rand(3).tolist(), torch.rand(3, generator=generator).tolist()]
-
-    states = device.random_state()
-    first = drawn()
-    assert drawn() != first
-    device.set_random_state(states)
-    assert drawn() == first
-
-
-class Volta(Device):
+class Volta(Cpu):
     def formats(self):
         return ("fp64", "fp32", "fp16")
 
@@ -100,9 +84,8 @@ def test_a_precision_that_a_device_lacks_is_refused_where_it_would_be_emulated(p
 )
 def test_tf32_and_bf16_came_with_compute_capability_8(monkeypatch, capability, has):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
-    device = object.__new__(devices.CudaDevice)
-    device.torch_device = torch.device("cuda", 0)
-    assert [name in device.formats() for name in ("tf32", "bf16", "fp16")] == [has, has, True]
+    has_formats = cuda.formats(torch.device("cuda", 0))
+    assert [name in has_formats for name in ("tf32", "bf16", "fp16")] == [has, has, True]
 
 
 def test_no_device_is_said(monkeypatch):
@@ -112,7 +95,7 @@ def test_no_device_is_said(monkeypatch):
 
 
 def test_the_cpu_moves_nothing_and_has_no_cuda_facts():
-    device = Device()
+    device = Cpu()
     batch = ([1], {"x": 2})
     assert device.load(device.stage(batch)) is batch
     assert device.peak_bytes() > 2**20
@@ -121,7 +104,7 @@ def test_the_cpu_moves_nothing_and_has_no_cuda_facts():
 
 
 def test_the_peak_of_a_stretch_is_what_it_held_and_not_what_came_before():
-    device = Device()
+    device = Cpu()
     block = torch.ones(64 * 2**20 // 4)
     high = device.peak_bytes()
     del block
@@ -129,12 +112,3 @@ def test_the_peak_of_a_stretch_is_what_it_held_and_not_what_came_before():
     assert device.peak_bytes() <= high
     assert device.peak_bytes() > 10 * 2**20  # the process itself
     assert device.foreign_bytes() is None
-
-
-def test_on_a_device_what_torch_does_not_know_of_is_a_communicator_s(monkeypatch):
-    gib = 2**30
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (70 * gib, 80 * gib))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 9 * gib)
-    device = object.__new__(devices.CudaDevice)
-    device.torch_device = torch.device("cuda", 0)
-    assert device.foreign_bytes() == gib

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scaling.worker.accelerator.devices import Device
-from scaling.worker.accelerator.precision import Precision, cudnn_tf32, matmul_tf32
+from scaling.worker.accelerator.accelerator import Cpu
+from scaling.worker.accelerator.cuda import cudnn_tf32, matmul_tf32
+from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks import ceilings
 from scaling.worker.checks.facts import facts
 from scaling.worker.probe.facts import _tf32
@@ -67,7 +68,7 @@ def test_a_torch_without_the_newer_switches_is_asked_by_the_old_ones(monkeypatch
 def test_what_is_written_down_follows_the_newer_switches(new_switches):
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     new_switches("tf32")
-    found = facts(Device())
+    found = facts(Cpu())
     assert (found["flags.cuda_matmul_tf32"], found["flags.cudnn_tf32"]) == (True, True)
     assert (_tf32("fp32", "cuda"), _tf32("bf16", "cuda"), _tf32("fp32", "cpu")) == ("tf32", "bf16", "fp32")
 
@@ -78,7 +79,7 @@ def test_a_ceiling_is_measured_whichever_switch_was_set(new_switches, monkeypatc
     monkeypatch.setattr(ceilings, "RAMP_NS", 0)
     torch.backends.cuda.matmul.allow_tf32 = False
     new_switches("tf32")
-    assert all(found.best > 0 for found in ceilings._computing(Device(), "fp32"))
+    assert all(found.best > 0 for found in ceilings._computing(Cpu(), "fp32"))
     assert matmul_tf32()
 
 

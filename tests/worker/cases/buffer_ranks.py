@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from scaling.config.compose import requests
 from scaling.spec.cases import Case, Variant
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.cases.training import Training
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.parallel.groups import make_groups
@@ -72,7 +72,7 @@ def main(rank: int, store: str) -> None:
         optimizer=sgd,
     )
     (request,) = requests("plan", [*LOCAL, "batch=[8]"]).items
-    runner = Training(request.spec, workload, groups, Device(), rank=rank)
+    runner = Training(request.spec, workload, groups, Cpu(), rank=rank)
     runner.bare(2)
     runner.open(2)
     fits, took_ns = [], []

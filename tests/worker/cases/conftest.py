@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from scaling.config.compose import requests
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.memory import NoLimit
 from scaling.worker.cases.runner import Jury
 from scaling.worker.cases.training import Training
@@ -52,7 +52,7 @@ def control():
 
 @pytest.fixture
 def jury(control):
-    return Jury(control, Device(), NoLimit(), rank=0)
+    return Jury(control, Cpu(), NoLimit(), rank=0)
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def training(groups):
             loss=torch.nn.functional.mse_loss,
             optimizer=sgd,
         )
-        return Training(spec_of(*overrides), workload, groups, Device(), rank=0)
+        return Training(spec_of(*overrides), workload, groups, Cpu(), rank=0)
 
     return made
 

@@ -10,7 +10,7 @@ import pytest
 from scaling.records.paths import RunFolder
 from scaling.spec.batch_search import SCHEMA, Found, Largest, Try
 from scaling.spec.cases import Variant
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.memory import NoLimit
 from scaling.worker.cases.search import Search
 from scaling.worker.session.session import Session
@@ -26,7 +26,7 @@ def searched(training, control, a_spec, tmp_path):
     def run(module, accumulation=1, overrides=()):
         folder = RunFolder(tmp_path / "run").search(0)
         folder.path.mkdir(parents=True)
-        session = Session(rank=0, world=1, host=0, folder=folder, device=Device(), control=control)
+        session = Session(rank=0, world=1, host=0, folder=folder, device=Cpu(), control=control)
         session.progress = lambda *_stage, **_more: None
         session.spec = a_spec("batch=max", "memory_limit=1GiB", *overrides)
         variant = Variant(precision="fp32", autocast=False, accumulation_steps=accumulation)

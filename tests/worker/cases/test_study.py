@@ -9,8 +9,8 @@ import pytest
 from scaling.records.format import SCHEMA, ClockRecord, HeadRecord, PlainRow
 from scaling.records.paths import RunFolder
 from scaling.spec.plan import make_plan
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.accelerator.memory import NoLimit
 from scaling.worker.cases.study import CHANGE_S, Study
 from scaling.worker.session.progress import COMPILE_S
@@ -44,7 +44,7 @@ def told(control, a_spec, tmp_path):
             spec=spec,
             plan=make_plan(spec, run_id="run", created="", version=""),
             control=control,
-            device=Device(),
+            device=Cpu(),
             rank=0,
             world=1,
             folder=folder,

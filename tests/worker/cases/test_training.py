@@ -11,7 +11,7 @@ from support.gloo_ranks import run_ranks
 
 from scaling.records.paths import RunFolder
 from scaling.spec.cases import Case, Variant, variants
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.cases import _runner
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.session.session import LaunchSession
@@ -117,7 +117,7 @@ def test_a_launch_by_cases_leaves_checkpointing_to_them(a_spec, tmp_path):
         launch = SimpleNamespace(
             spec=a_spec("model=resnet50", "threads=2", *overrides), folder=folder, rank=0, host=0
         )
-        launch.device, launch.progress = Device(), lambda _stage: None
+        launch.device, launch.progress = Cpu(), lambda _stage: None
         launch.record_environment = lambda *_: None
         module = LaunchSession.open_workload(launch).module
         return sum("forward" in vars(block) for block in module.modules())
@@ -148,7 +148,7 @@ def test_batches_come_in_the_memory_format_that_is_set(task, channels_last, a_sp
         loss=lambda outputs, _targets: outputs,
         optimizer=sgd,
     )
-    launch = SimpleNamespace(spec=spec, device=Device(), rank=0, groups=groups)
+    launch = SimpleNamespace(spec=spec, device=Cpu(), rank=0, groups=groups)
     runner = _runner(launch, workload)
     runner.open(1)
     runner.use(Case(variant=PLAIN, batch=2))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scaling.records.checkup import CONVOLUTION, MATMUL
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.checks import ceilings
 
 
@@ -24,7 +24,7 @@ def kernel(size, flops, call=lambda: None):
 
 
 def test_the_best_repetition_of_each_kind_counts():
-    found = {c.name: c for c in ceilings._computing(Device(), "fp32")}
+    found = {c.name: c for c in ceilings._computing(Cpu(), "fp32")}
     assert set(found) == {MATMUL + "fp32", CONVOLUTION + "fp32"}
     assert all(c.unit == "FLOP/s" and c.best > 0 and c.repeats >= 1 for c in found.values())
     assert found[MATMUL + "fp32"].size in (16, 32)
@@ -44,7 +44,7 @@ def test_what_came_before_the_ramp_does_not_count(monkeypatch):
     monkeypatch.setattr(ceilings, "LOAD_NS", 1_900_000)
     monkeypatch.setattr(ceilings, "now_ns", lambda: now[0])
     monkeypatch.setattr(ceilings, "_timed", timed)
-    found = ceilings._under_load(Device(), {"first": iter([kernel(1, 100)]), "other": iter([kernel(2, 100)])})
+    found = ceilings._under_load(Cpu(), {"first": iter([kernel(1, 100)]), "other": iter([kernel(2, 100)])})
     assert [(c.name, c.size, c.best) for c in found] == [
         ("first", 1, pytest.approx(100 / 50e-9)),
         ("other", 2, pytest.approx(100 / 20e-9)),
@@ -57,7 +57,7 @@ def test_a_kernel_that_would_take_too_long_is_left_out(monkeypatch):
     kernels = (
         kernel(size, flops, lambda size=size: called.append(size)) for size, flops in ((1, 10**6), (2, 10**7))
     )
-    assert [k.size for k, _ in ceilings._ready(Device(), kernels)] == [1]
+    assert [k.size for k, _ in ceilings._ready(Cpu(), kernels)] == [1]
     assert called == [1]
 
 
@@ -67,12 +67,12 @@ def failing(said):
 
 
 def test_a_format_that_torch_does_not_have_is_left_out():
-    assert ceilings._ready(Device(), failing("\"addmm\" not implemented for 'Half'")) == []
+    assert ceilings._ready(Cpu(), failing("\"addmm\" not implemented for 'Half'")) == []
     with pytest.raises(RuntimeError, match="something else"):
-        ceilings._ready(Device(), failing("something else"))
+        ceilings._ready(Cpu(), failing("something else"))
 
 
 def test_the_switches_are_as_before():
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    ceilings._computing(Device(), "tf32")
+    ceilings._computing(Cpu(), "tf32")
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before

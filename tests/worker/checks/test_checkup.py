@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from scaling.records.checkup import SCHEMA, RankCheck
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.checks.checkup import OTHERS_S, Checkup
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.session.control import Control
@@ -38,7 +38,7 @@ def test_a_word_before_every_step_of_every_format_and_then_time_for_slower_ranks
     doctor = SimpleNamespace(
         _build=build,
         _session=SimpleNamespace(say=lambda what, expected_s=None: words.append((what, expected_s))),
-        _device=Device(),
+        _device=Cpu(),
         _spec=SimpleNamespace(seed=0),
         _trial=SimpleNamespace(batch=4),
         _found=RankCheck(schema=SCHEMA, rank=0, host=0, stage="", facts={}),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.checks.parity import Parity
 from scaling.worker.data.workload import Workload, sgd
 
@@ -30,7 +30,7 @@ def factory(*layers):
 
 
 def records(*layers, formats=FORMATS):
-    parity = Parity(factory(*layers), Device(), seed=0, batch=8)
+    parity = Parity(factory(*layers), Cpu(), seed=0, batch=8)
     return {record.precision: record for record in parity.record(formats)}
 
 
@@ -111,14 +111,14 @@ def no_room_for(dtype):
 
 
 def test_a_format_that_memory_does_not_suffice_for_is_left_out():
-    parity = Parity(factory(no_room_for(torch.bfloat16)), Device(), seed=0, batch=8)
+    parity = Parity(factory(no_room_for(torch.bfloat16)), Cpu(), seed=0, batch=8)
     assert [record.precision for record in parity.record(("bf16", "fp32"))] == ["fp64", "fp32"]
     assert parity.left_out == {"bf16": "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB."}
 
 
 @pytest.mark.slow
 def test_without_float64_bits_are_still_compared_and_distances_are_not():
-    parity = Parity(factory(no_room_for(torch.float64)), Device(), seed=0, batch=8)
+    parity = Parity(factory(no_room_for(torch.float64)), Cpu(), seed=0, batch=8)
     (found,) = parity.record(("fp32",))
     whole = records(lambda: Act(lambda x: x), formats=("fp32",))["fp32"]
     assert list(parity.left_out) == ["fp64"]
@@ -141,7 +141,7 @@ def test_no_tensor_of_a_run_outlives_it():
             optimizer=sgd,
         )
 
-    parity = Parity(build, Device(), seed=0, batch=8)
+    parity = Parity(build, Cpu(), seed=0, batch=8)
     next(parity.record(("fp32",)))
     gc.collect()
     tensors = [found for found in gc.get_objects() if type(found) in (torch.Tensor, nn.Parameter)]
@@ -153,7 +153,7 @@ def test_a_healthy_fp16_finds_its_loss_scale():
     assert found["fp16"].scale >= 256
 
 
-class OwnGenerator(Device):
+class OwnGenerator(Cpu):
     """As CUDA: what is drawn on the device comes from its own generator."""
 
     def __init__(self):

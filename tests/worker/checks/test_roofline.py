@@ -11,7 +11,7 @@ import torch
 from scaling.config.compose import requests
 from scaling.records.paths import RunFolder
 from scaling.spec.plan import make_plan
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.checkup import Checkup
 from scaling.worker.checks.roofline import note_roofline
@@ -43,7 +43,7 @@ def raising(error):
 
 
 def rank_of(plan, folder):
-    return SimpleNamespace(plan=plan, folder=folder, device=Device(), rank=0)
+    return SimpleNamespace(plan=plan, folder=folder, device=Cpu(), rank=0)
 
 
 @pytest.mark.parametrize("error", [AssertionError(), ValueError("a tensor of ours"), KeyError("mode")])
@@ -58,7 +58,7 @@ def test_the_run_goes_on_without_a_roofline(plan, tmp_path, capsys, error):
 def test_the_doctor_notes_what_the_step_raised(plan):
     noted = {}
     doctor = SimpleNamespace(
-        _session=rank_of(plan, None), _device=Device(), _trial=plan.trials[0], _note=noted.update
+        _session=rank_of(plan, None), _device=Cpu(), _trial=plan.trials[0], _note=noted.update
     )
     Checkup._model(doctor, raising(AssertionError("no such mode")), Precision("fp32", "cpu"))
     assert noted["model_error"] == "AssertionError: no such mode (parameters on cpu)"
@@ -73,5 +73,5 @@ def test_a_step_fetches_the_batches_of_all_its_micro_steps(plan, steps):
         loss=torch.nn.functional.mse_loss,
         optimizer=sgd,
     )
-    work = Bench(plan, plan.trials[0], workload, Device(), Precision("fp32", "cpu"), 0).work()
+    work = Bench(plan, plan.trials[0], workload, Cpu(), Precision("fp32", "cpu"), 0).work()
     assert work.input_bytes == plan.trials[0].batch * 8 * 4

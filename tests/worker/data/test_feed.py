@@ -17,8 +17,8 @@ from torch.utils.data import Dataset, IterableDataset
 from scaling.errors import InputError
 from scaling.launchers.failure.cause import OF_ITS_OWN
 from scaling.spec.run import Data
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import HostClock
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.data.feed import Feed, Loader, NoBatchError, Shards, find_dataset
 
 MS = 1_000_000
@@ -79,7 +79,7 @@ def test_made_up_batches_come_in_turn_and_cost_nothing():
     feed = Feed(["a", "b"])
     assert [feed.fetch() for _ in range(3)] == ["a", "b", "a"]
     assert feed.cost() == (-1, -1)
-    assert feed.fed_ns(HostClock(), Device().load) == -1
+    assert feed.fed_ns(HostClock(), Cpu().load) == -1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -143,12 +143,12 @@ def test_only_batches_that_are_next_in_order_count_as_ready(open_loader):
 def test_a_fetch_whose_batch_is_there_takes_no_part_of_its_making(open_loader):
     loader = open_loader(Numbers(seconds=0.05), workers=1)
     loader.fetch()
-    assert 0 < loader.fed_ns(HostClock(), Device().load) < 100 * MS  # making one takes 200
+    assert 0 < loader.fed_ns(HostClock(), Cpu().load) < 100 * MS  # making one takes 200
 
 
 def test_without_workers_a_fed_fetch_is_the_copy_alone(open_loader):
     loader = open_loader(Numbers(seconds=0.05), workers=0)
-    assert 0 <= loader.fed_ns(HostClock(), Device().load) < 50 * MS
+    assert 0 <= loader.fed_ns(HostClock(), Cpu().load) < 50 * MS
 
 
 def test_an_iterable_dataset_is_begun_again(open_loader):

@@ -15,7 +15,7 @@ from scaling.config.compose import requests
 from scaling.spec.plan import Trial
 from scaling.spec.run import Inject
 from scaling.spec.schedule import dropped_steps, settling_steps
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, sgd
@@ -73,7 +73,7 @@ def arms_of(groups, spec, variant=None, *, feed=None, optimizer=sgd, device=None
         workload=workload,
         optimizer=workload.optimizer(workload.module.parameters()),
         groups=groups,
-        device=device or Device(),
+        device=device or Cpu(),
         precision=Precision("fp32", "cpu"),
         faults=Faults(Inject(), rank=0, first_on_host=False),
         feed=feed or (lambda batch: Feed([(torch.ones(batch, 2), torch.zeros(batch, 2))])),

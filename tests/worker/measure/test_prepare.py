@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.data.feed import Feed
 from scaling.worker.measure.prepare import WARMUP_CHUNK, warm_up
 from scaling.worker.session.control import Control
@@ -47,7 +47,7 @@ def warmed(*, compiles):
         SimpleNamespace(world_size=1),
         arms,
         session=SimpleNamespace(
-            device=Device(),
+            device=Cpu(),
             lead=True,
             control=Control(dist.HashStore(), 0),
             spec=SimpleNamespace(measure=SimpleNamespace(warmup_max=9)),

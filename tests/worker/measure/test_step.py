@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scaling.spec.run import Inject
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, sgd
@@ -129,7 +129,7 @@ def test_a_plain_step_keeps_its_two():
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 def test_host_stamps_of_a_real_step_are_in_order(accumulation):
-    loop = make_loop(torch.nn.Linear(2, 2), Device(), accumulation=accumulation)
+    loop = make_loop(torch.nn.Linear(2, 2), Cpu(), accumulation=accumulation)
     stamps = loop.stamped()
     assert len(stamps) == loop.stamps
     count = 4 * accumulation + 4
@@ -153,7 +153,7 @@ def share_of_the_parts(fields):
     [("input", "input"), ("compute", "forward"), ("backward", "backward"), ("optimizer",) * 2],
 )
 def test_a_stall_shows_in_its_phase(stall, phase):
-    loop = make_loop(torch.nn.Linear(2, 2), Device(), inject=Inject(**{f"{stall}_ms": 20}))
+    loop = make_loop(torch.nn.Linear(2, 2), Cpu(), inject=Inject(**{f"{stall}_ms": 20}))
     loop._faults._on = True
     fields = named(loop.stamped())
     assert fields[f"{phase}_ns"] >= 20 * MS
@@ -198,7 +198,7 @@ def test_steps_train():
     torch.manual_seed(0)
     module = torch.nn.Linear(2, 2)
     before = module.weight.detach().clone()
-    loop = make_loop(module, Device())
+    loop = make_loop(module, Cpu())
     loop.stamped()
     assert not torch.equal(before, module.weight)
     assert module.weight.grad is None

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.spec.sweep import Message
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.measure.exchange import Exchange
 from scaling.worker.measure.probe import BucketProbe, SoloProbe
 from scaling.worker.parallel.buffers import BufferSync, sends_buffers
@@ -24,7 +24,7 @@ STEPS = 4
 LATE_S = 0.1
 
 
-class Hooked(Device):
+class Hooked(Cpu):
     """Takes the ways that a CUDA device takes, with the host's clock."""
 
     type = "cuda"
@@ -94,7 +94,7 @@ def main(rank: int, store: str) -> None:
         step(plain, inputs)
     expected = [p.grad.clone() for p in plain.parameters()]
     result["buckets"] = bucket_bytes(plain)
-    for name, device in (("host", Device()), ("device", Hooked())):
+    for name, device in (("host", Cpu()), ("device", Hooked())):
         ddp = DistributedDataParallel(model(), process_group=groups[2].data, bucket_cap_mb=1)
         result[name] = observe(ddp, BucketProbe(ddp, groups[2].data, 2, device).take, inputs)
         result[f"{name}_close"] = all(
@@ -104,7 +104,7 @@ def main(rank: int, store: str) -> None:
     alone = DistributedDataParallel(model(), process_group=groups[1].data, bucket_cap_mb=1)
     for _ in range(STEPS):
         step(alone, inputs)
-    for name, device in (("solo_host", Device()), ("solo_device", Hooked())):
+    for name, device in (("solo_host", Cpu()), ("solo_device", Hooked())):
         probe = SoloProbe(alone, device)
         with probe.taking() as take:
             for _ in range(
@@ -127,7 +127,7 @@ def main(rank: int, store: str) -> None:
 
     result["buffers"] = buffered(rank, groups[2].data, inputs)
 
-    exchange = Exchange(Device())
+    exchange = Exchange(Cpu())
     exchange.reserve(4096)
     result["exchange"] = exchange.run(groups[2], [Message(0, 1024), Message(0, 4096)])
     result["collectives"] = exchange.run(groups[2], [Message(kind, 4096) for kind in range(4)])

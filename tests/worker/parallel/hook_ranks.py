@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.measure.probe import BucketProbe
 from scaling.worker.parallel.compression import register
 from scaling.worker.parallel.ddp import bucket_bytes
@@ -47,7 +47,7 @@ def compare(hook, group, rank):
     register(plain, hook, group)
     losses, weights, _ = train(plain, rank)
     probed = DistributedDataParallel(model(), process_group=group, bucket_cap_mb=0.1)
-    probe = BucketProbe(probed, group, WORLD, Device(), hook)
+    probe = BucketProbe(probed, group, WORLD, Cpu(), hook)
     again, others, rows = train(probed, rank, probe.take)
     return {
         "losses": losses,

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from scaling.config.compose import requests
 from scaling.spec.run import KINDS
+from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.devices import Device
 from scaling.worker.data.workload import Workload
 from scaling.worker.models.checkpoint import checkpoint_activations
 from scaling.worker.parallel.choose import strategy_of
@@ -135,7 +135,7 @@ def compare(overrides, rank, groups, truth):
     if request.spec.checkpointing:
         checkpoint_activations(work)
     optimizer = work.optimizer(work.module.parameters())
-    device = Device()
+    device = Cpu()
 
     def make(**asked):
         return strategy_of(

@@ -17,8 +17,8 @@ from scaling import Probe
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 from scaling.worker.accelerator import clock as clock_module
-from scaling.worker.accelerator.clock import CudaClock
-from scaling.worker.accelerator.devices import Device
+from scaling.worker.accelerator.accelerator import Cpu
+from scaling.worker.accelerator.clock import EventClock
 from scaling.worker.parallel.tap import backend_of
 from scaling.worker.probe import probe as probe_module
 from scaling.worker.probe.phases import BACKWARD, COMPUTE_END, FORWARD, OPTIMIZER, OPTIMIZER_END, SYNC_END
@@ -43,7 +43,7 @@ class Event:
         return (other.at_ns - self.at_ns) / 1e6
 
 
-class Windows(CudaClock):
+class Windows(EventClock):
     """A device's clock that tells when a stamp is taken outside of a window, or a window within another."""
 
     def __init__(self):
@@ -181,7 +181,7 @@ def ddp(tmp_path):
     dist.destroy_process_group()
 
 
-class OnEvents(Device):
+class OnEvents(Cpu):
     def __init__(self):
         super().__init__()
         self.clock = Windows()
@@ -189,7 +189,7 @@ class OnEvents(Device):
 
 @pytest.mark.parametrize("at", [WARMUP + ROUND_STEPS, WARMUP + ROUND_STEPS + 4])
 def test_a_baseline_in_a_round_has_the_clock_to_itself(ddp, tmp_path, monkeypatch, capsys, at):
-    monkeypatch.setattr(probe_module, "Device", OnEvents)
+    monkeypatch.setattr(probe_module, "Accelerator", OnEvents)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
 
     def step(module):
@@ -240,7 +240,7 @@ def test_an_exception_beside_a_device_waits_for_nothing_and_is_written_down(ddp,
             probe._device.clock._synchronize = wait
             raise ValueError("out of cheese")
 
-    monkeypatch.setattr(probe_module, "Device", OnDevice)
+    monkeypatch.setattr(probe_module, "Accelerator", OnDevice)
     with pytest.raises(ValueError, match="out of cheese"):
         training()
     lines = (tmp_path / "run/launches/0/rank-0.jsonl").read_text().splitlines()

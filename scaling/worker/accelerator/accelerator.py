@@ -1,0 +1,142 @@
+"""What the program needs of the device of a rank, and the CPU as one."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scaling.worker.accelerator import memory
+from scaling.worker.accelerator.clock import Clock, HostClock
+
+
+class Accelerator:
+    """The device of a rank: its clock, its memory, how data come to it, and facts of it."""
+
+    type: str
+    torch_device: torch.device
+    clock: Clock
+
+    def stage(self, batch: Any) -> Any:
+        """Prepare a batch on the host, as a loader does."""
+        raise NotImplementedError
+
+    def load(self, batch: Any) -> Any:
+        """Bring the batch to the module's device, in the input phase of a step."""
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        """Wait until all issued work is done."""
+        raise NotImplementedError
+
+    def barrier(self, group: Any) -> None:
+        """Wait for the ranks of a control group, on the host."""
+        dist.barrier(group)
+
+    def release_memory(self) -> None:
+        """Return cached memory, as after an attempt that ran out of memory."""
+        raise NotImplementedError
+
+    def peak_bytes(self) -> int:
+        """Largest memory since `reset_peak`: of tensors on the device, or of the process on a CPU."""
+        raise NotImplementedError
+
+    def held_bytes(self) -> int | None:
+        """Memory that tensors hold on the device; None where that is the process' memory."""
+        raise NotImplementedError
+
+    def foreign_bytes(self) -> int | None:
+        """Device memory outside torch's allocator, mainly communicators; None where nobody tells."""
+        raise NotImplementedError
+
+    def reset_peak(self) -> None:
+        """Count the peak from now on."""
+        raise NotImplementedError
+
+    def limit(self, limit: int | None, *, margin: float = 0.0) -> memory.Limit:
+        """A limit of this rank's memory of `limit` bytes less `margin`, a fraction; None: the device's own."""
+        raise NotImplementedError
+
+    def formats(self) -> tuple[str, ...]:
+        """Number formats of the device, the reference first."""
+        return ("fp64", "fp32", "bf16", "fp16")
+
+    def random_state(self) -> tuple[torch.Tensor, ...]:
+        """State of every default generator that a step may draw from; `set_random_state` restores it."""
+        return (torch.get_rng_state(),)
+
+    def set_random_state(self, states: tuple[torch.Tensor, ...]) -> None:
+        """Restore what `random_state` returned."""
+        torch.set_rng_state(states[0])
+
+    def peer_access(self, local_rank: int) -> bool | None:  # noqa: ARG002
+        """Whether this device can access another one's memory directly; None where that does not apply."""
+        return None
+
+    def facts(self) -> dict[str, Any]:
+        """Facts of the device and its libraries; null where there are none."""
+        return dict.fromkeys(FACTS)
+
+
+FACTS = (
+    "cuda",
+    "nccl",
+    "device_name",
+    "device_memory_bytes",
+    "compute_capability",
+    "device_uuid",
+    "device_pci",
+)
+
+
+class Cpu(Accelerator):
+    """Data needs no transfer, and work is done when a call returns."""
+
+    type = "cpu"
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self.clock = HostClock()
+
+    def stage(self, batch: Any) -> Any:
+        """The batch itself."""
+        return batch
+
+    def load(self, batch: Any) -> Any:
+        """The batch itself."""
+        return batch
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def release_memory(self) -> None:
+        """Collect garbage and return free memory to the system."""
+        memory.collect()
+
+    def peak_bytes(self) -> int:
+        """Largest resident memory of this process since `reset_peak`."""
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def held_bytes(self) -> int | None:
+        """None: tensors lie in the process' memory."""
+        return None
+
+    def foreign_bytes(self) -> int | None:
+        """None: there is no device."""
+        return None
+
+    def reset_peak(self) -> None:
+        """Count the peak from now on, if the kernel allows it (proc(5), clear_refs)."""
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+    def limit(self, limit: int | None, *, margin: float = 0.0) -> memory.Limit:
+        """A limit of the process' private memory."""
+        return memory.NoLimit() if limit is None else memory.CpuLimit(int(limit * (1 - margin)))

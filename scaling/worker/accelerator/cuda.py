@@ -1,0 +1,77 @@
+"""What CUDA devices alone have: TF32, compute capability, access to peers, NCCL's version. ROCm has its names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+TYPE = "cuda"
+MULTI_RANK_NCCL = (2, 30)
+"""From this version on, NCCL can join ranks that share a device."""
+
+
+def formats(device: torch.device) -> tuple[str, ...]:
+    """Before compute capability 8.0, bf16 is emulated and TF32 is silently fp32, so neither is listed."""
+    ampere = torch.cuda.get_device_capability(device) >= (8, 0)
+    return ("fp64", "fp32", "tf32", "bf16", "fp16") if ampere else ("fp64", "fp32", "fp16")
+
+
+def peer_access(mine: int, local_rank: int) -> bool | None:
+    """Whether device `mine` can access the memory of a local rank's device; None where they are the same."""
+    other = local_rank % torch.cuda.device_count()
+    return None if other == mine else torch.cuda.can_device_access_peer(mine, other)
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """Versions, name, memory and compute capability."""
+    properties = torch.cuda.get_device_properties(device)
+    nccl = nccl_version() if torch.distributed.is_nccl_available() else None
+    return {
+        "cuda": torch.version.cuda,
+        "nccl": None if nccl is None else ".".join(map(str, nccl)),
+        "device_name": properties.name,
+        "device_memory_bytes": properties.total_memory,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "device_uuid": str(properties.uuid),
+        "device_pci": _pci_address(properties),
+    }
+
+
+def nccl_version() -> tuple[int, ...]:
+    """Version of the NCCL that torch has."""
+    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+
+
+def _pci_address(properties: Any) -> str | None:
+    """domain:bus:device.function as in sysfs; None if torch is too old to tell."""
+    try:
+        place = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
+    except AttributeError:
+        return None
+    return "{:04x}:{:02x}:{:02x}.0".format(*place)
+
+
+def matmul_tf32() -> bool:
+    """Whether CUDA computes fp32 matrix products in TF32, by either of torch's switches."""
+    return _tf32(torch.backends.cuda.matmul, torch.backends.cuda.matmul)
+
+
+def cudnn_tf32() -> bool:
+    """Whether cuDNN computes fp32 convolutions in TF32; torch's new switch has another setting for recurrent layers."""
+    return _tf32(torch.backends.cudnn, getattr(torch.backends.cudnn, "conv", None))
+
+
+def _tf32(old: Any, new: Any) -> bool:
+    """The setting in effect, from `new`, or from `old` where torch has no `new`.
+
+    If the new switch was set, torch raises RuntimeError when the old one is read.
+    """
+    found = getattr(new, "fp32_precision", None)
+    return bool(old.allow_tf32) if found is None else found == "tf32"
+
+
+def set_tf32(allowed: bool) -> None:
+    """Set both switches: torch's default is on for convolutions and off for matrix products."""
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed

@@ -1,0 +1,69 @@
+"""The simulated accelerator as the device of a rank.
+
+On its virtual clock, time is what the device's model says, also for the host: all stamps of this process come from
+that clock. Each rank has its own; where ranks wait for one another on the host, the clocks move to the latest of them,
+as time does while one waits.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from scaling.spec.topology import SIMULATED, SimulatedDevice
+from scaling.worker.accelerator.clock import use_clock
+from scaling.worker.accelerator.torch_accelerator import TorchAccelerator
+
+_US_NS, _GIGA, _TERA = 1e3, 1e9, 1e12
+
+
+def prepare(settings: SimulatedDevice, devices: int) -> None:
+    """Register the device with torch and set how it behaves, before anything runs on it.
+
+    BuildError where it is not built and cannot be: the launcher builds it before ranks start.
+    """
+    from scaling.worker import simulated  # noqa: PLC0415  # only such runs need it
+    from scaling.worker.simulated.device import configure, line, set_link  # noqa: PLC0415
+
+    simulated.load()
+    virtual = settings.clock == "virtual"
+    configure(
+        devices=devices,
+        virtual_clock=virtual,
+        null_work=settings.null_work,
+        launch_us=settings.launch_us,
+        kernel_us=settings.kernel_us,
+        flops=settings.tflops * _TERA,
+        memory_bytes_s=settings.memory_gb_s * _GIGA,
+        host_bytes_s=settings.host_gb_s * _GIGA,
+        slowdown=settings.slowdown,
+        capacity_bytes=settings.capacity_bytes,
+    )
+    set_link(line(settings.link_us, settings.link_gb_s))
+
+
+class SimulatedAccelerator(TorchAccelerator):
+    """One simulated device. `prepare` comes first, or a program that loaded the device itself."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(SIMULATED, index)
+        self._clock_ns: Any = self._module.clock_ns
+        before = self._clock_ns()
+        time.sleep(1e-4)
+        self.virtual = bool(self._clock_ns() == before)  # only a simulated clock stands still
+        if self.virtual:
+            use_clock(self._clock_ns, virtual=True)
+
+    def barrier(self, group: Any) -> None:
+        """Wait for the ranks of a control group; on the virtual clock all go on at the time of the last one."""
+        if not self.virtual:
+            super().barrier(group)
+            return
+        from scaling.worker.simulated.device import host_spend_us  # noqa: PLC0415
+
+        latest = torch.tensor([self._clock_ns()], dtype=torch.int64)
+        dist.all_reduce(latest, dist.ReduceOp.MAX, group=group)
+        host_spend_us(max(0, int(latest) - self._clock_ns()) / _US_NS)
