@@ -230,12 +230,13 @@ def _device_clock_bound_ns(launches: Launches) -> int | None:
 
 
 def _memory(launches: Launches, world_size: int) -> PeakMemory:
-    """The largest memory of any rank over all launches; None where none was recorded."""
-    own = [record for record in launches.memories if record.rank < world_size]
-    peaks, communicators = (
-        [held[world_size] for held in every if world_size in held]
-        for every in ([one.peak_bytes for one in own], [one.communicators_bytes for one in own])
-    )
-    return PeakMemory(
-        peak_bytes=max(peaks, default=None), communicators_bytes=max(communicators, default=None)
-    )
+    """The memory of the rank that held most, over all launches; None where none was recorded."""
+    own = [
+        record.held[world_size]
+        for record in launches.memories
+        if record.rank < world_size and world_size in record.held
+    ]
+    most = max(own, key=lambda held: held.get("peak_bytes", -1), default={})
+    communicators = [held["communicators_bytes"] for held in own if "communicators_bytes" in held]
+    known = {f.name: most.get(f.name) for f in dataclasses.fields(PeakMemory)}
+    return PeakMemory(**known | {"communicators_bytes": max(communicators, default=None)})

@@ -56,8 +56,8 @@ class RankMemory:
     """memory-<r>.json: what one rank held, by world size."""
 
     rank: int
-    peak_bytes: Mapping[int, int]
-    communicators_bytes: Mapping[int, int]
+    held: Mapping[int, Mapping[str, int]]
+    """By world size: bytes by name (PeakMemory), those that are known."""
     device_clock_bound_ns: int | None
     """How far the device's clock may be off from its host's; None where it was not noted."""
 
@@ -225,13 +225,10 @@ def _memory(rank: int, record: dict[str, Any]) -> RankMemory:
     numbered = ((as_number(n), held) for n, held in sizes)
     known = {n: held for n, held in numbered if n is not None and isinstance(held, dict)}
 
-    def by_size(name: str) -> dict[int, int]:
-        return {n: held[name] for n, held in known.items() if isinstance(held.get(name), int)}
-
+    counted = {n: {k: v for k, v in held.items() if isinstance(v, int)} for n, held in known.items()}
     bound = record.get("device_clock_bound_ns")
     return RankMemory(
         rank=rank,
-        peak_bytes=by_size("peak_bytes"),
-        communicators_bytes=by_size("communicators_bytes"),
+        held={n: numbers for n, numbers in counted.items() if numbers},
         device_clock_bound_ns=bound if isinstance(bound, int) else None,
     )

@@ -84,6 +84,17 @@ def memory_line(memory: PeakMemory, device: str) -> str:
     """The peak memory of a rank, and the memory of its group's communicator."""
     kind = "resident" if device == "cpu" else "allocated by torch"
     lines = [f"{format_bytes(memory.peak_bytes)} a rank at most ({kind})"] if memory.peak_bytes else []
+    parts = {
+        "parameters": memory.parameters_bytes,
+        "gradients": memory.gradients_bytes,
+        "the optimizer's state": memory.optimizer_bytes,
+        "activations": memory.activations_bytes,
+    }
+    known = [f"{format_bytes(size)} {name}" for name, size in parts.items() if size]
+    if memory.peak_bytes and known:
+        lines.append(", ".join(known))
+    if memory.harness_bytes:
+        lines.append(f"without {format_bytes(memory.harness_bytes)} of the harness's own")
     if memory.communicators_bytes is not None:
         lines.append(f"{format_bytes(memory.communicators_bytes)} for the group's communicator")
     return "; ".join(lines)

@@ -90,7 +90,7 @@ def test_a_file_that_is_damaged_is_left_out(folder, text):
 def test_memory_without_numbers_is_empty(folder, sizes):
     write(folder.launch(0).memory(0), world_sizes=sizes)
     (memory,) = launches(folder).memories
-    assert (memory.peak_bytes, memory.communicators_bytes, memory.device_clock_bound_ns) == ({}, {}, None)
+    assert (memory.held, memory.device_clock_bound_ns) == ({}, None)
 
 
 def test_the_last_launch_that_was_described_stands_for_the_run(folder):

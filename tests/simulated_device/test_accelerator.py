@@ -57,7 +57,7 @@ def _memory(rank, world):
 def test_it_says_what_it_is():
     ((formats, name, size, kind),) = ranks.run(_facts, group=False)
     assert formats == ("fp64", "fp32", "bf16", "fp16")
-    assert (name, size, kind) == ("SimulatedDevice accelerator", 3 * GIB, "sim:0")
+    assert (name, size, kind) == ("Simulated accelerator", 3 * GIB, "sim:0")
 
 
 def _facts(rank, world):

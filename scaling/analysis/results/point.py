@@ -166,10 +166,24 @@ class Comm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakMemory:
-    """Peak bytes of a rank (the largest rank)."""
+    """Memory of a rank in its plain blocks, bytes: of the one whose peak is the largest. None: not known.
+
+    The parts need not be held at the same time, so they may add up to more than the peak.
+    """
 
     peak_bytes: int | None = None
+    """The training's own: the harness's bytes are subtracted."""
+    parameters_bytes: int | None = None
+    """With the module's buffers."""
+    gradients_bytes: int | None = None
+    """With DDP's buckets, where gradients are no views of them."""
+    optimizer_bytes: int | None = None
+    activations_bytes: int | None = None
+    """What one forward leaves for its backward, with its batch."""
     communicators_bytes: int | None = None
+    """Outside of torch's allocator, so beside the peak; the largest of any rank."""
+    harness_bytes: int | None = None
+    """What the measurement itself held at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

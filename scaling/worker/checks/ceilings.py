@@ -17,7 +17,7 @@ import torch
 
 from scaling.records import checkup
 from scaling.records.checkup import Ceiling
-from scaling.spec.topology import CPU
+from scaling.spec.topology import CPU, SIMULATED
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.accelerator.cuda import cudnn_tf32, matmul_tf32
@@ -85,8 +85,13 @@ def _computing(device: Accelerator, precision: str) -> tuple[Ceiling, ...]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
 
 
+def _sizes(device: Accelerator) -> str:
+    """The key of the sizes that a device gets. A simulated one computes on the CPU, and its times follow a model."""
+    return CPU if device.type in (CPU, SIMULATED) else _OTHER
+
+
 def _products(device: Accelerator, dtype: torch.dtype) -> Iterator[_Kernel]:
-    for side in _SIDES[CPU if device.type == CPU else _OTHER]:
+    for side in _SIDES[_sizes(device)]:
         a, b = (torch.randn(side, side, device=device.torch_device).to(dtype) for _ in range(2))
         out = torch.empty_like(a)
         yield _Kernel(size=side, flops=2 * side**3, call=lambda a=a, b=b, out=out: torch.mm(a, b, out=out))  # type: ignore[misc]
@@ -95,7 +100,7 @@ def _products(device: Accelerator, dtype: torch.dtype) -> Iterator[_Kernel]:
 def _convolutions(device: Accelerator, dtype: torch.dtype) -> Iterator[_Kernel]:
     """Their output is as large as the input. On an accelerator channels come last, as its matrix units want them."""
     order = torch.contiguous_format if device.type == CPU else torch.channels_last
-    for n, channels, side, kernel in _CONVOLUTIONS[CPU if device.type == CPU else _OTHER]:
+    for n, channels, side, kernel in _CONVOLUTIONS[_sizes(device)]:
         x, weight = (
             torch.randn(first, channels, edge, edge, device=device.torch_device).to(
                 dtype, memory_format=order
@@ -149,7 +154,7 @@ def _ready(device: Accelerator, kernels: Iterator[_Kernel]) -> list[tuple[_Kerne
 
 def _copies(device: Accelerator) -> Iterator[Ceiling]:
     """One ceiling per size. Small sizes measure the caches; the largest one measures the memory."""
-    for size in _COPIES[CPU if device.type == CPU else _OTHER]:
+    for size in _COPIES[_sizes(device)]:
         try:
             # Floats, as a model's: on a CPU torch copies bytes of 256 MiB a tenth slower.
             source = torch.ones(size // 4, device=device.torch_device)

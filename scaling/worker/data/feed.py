@@ -16,6 +16,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from scaling.errors import InputError
@@ -48,6 +49,11 @@ class Feed:
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self._batches = itertools.cycle(batches)
+        sizes = [_tensor_bytes(batch) for batch in batches]
+        self.held_bytes = sum(sizes)
+        """Memory of all its batches."""
+        self.batch_bytes = max(sizes, default=0)
+        """Memory of one of them: a training holds that too."""
 
     def fetch(self) -> Any:
         """The next batch, on the host."""
@@ -81,6 +87,7 @@ class Loader(Feed):
         self, dataset: Any, data: Data, *, batch: int, rank: int, seed: int, pin: bool, timeout_s: float
     ) -> None:
         """`batch`: samples of one fetch. The workers start at the first fetch."""
+        self.held_bytes = self.batch_bytes = 0  # what the loaders of a training hold as well
         self._workers = data.workers
         self._ahead = data.workers * data.prefetch
         self._gate = Gate(data.workers)
@@ -193,6 +200,10 @@ class Loader(Feed):
         time.sleep(POLL_S)  # a batch that was just made is still in transit
         self._gate.shut()
         return self._ready()
+
+
+def _tensor_bytes(batch: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tree_leaves(batch) if isinstance(t, torch.Tensor))
 
 
 def open_feed(spec: Spec, workload: Workload, batch: int, *, rank: int, device: Accelerator) -> Feed:

@@ -184,6 +184,8 @@ class Arms:
         self._buckets: list[int] = []
         self.held: dict[str, int] = {}
         """Bytes that this rank holds under the strategy, by `parameters`, `gradients`, `optimizer`."""
+        self.activations_bytes: int | None = None
+        """What one forward leaves in memory for its backward, with its batch; None on a CPU, where nobody counts."""
 
     def tried(self) -> None:
         """Run two whole steps in which no rank needs another: the second has all that any step has in memory."""
@@ -192,9 +194,11 @@ class Arms:
                 continue
             loop = settings.loop(settings.strategy.apply(use, alone=True, sync=False), TRIED)
             try:
-                for _ in range(2):
-                    loop.plain()
+                loop.plain()
+                activations = loop.weighed(self._device.held_bytes)
                 self._device.synchronize()
+                if use == PLAIN:
+                    self.activations_bytes = activations
             finally:
                 loop.release()
                 self.optimizer.zero_grad(set_to_none=True)

@@ -115,6 +115,22 @@ class Loop:
         buffers += [0] * (2 * self.micro_steps - len(buffers))
         return [*stamps, *compute_end, *buffers]
 
+    def weighed(self, held: Callable[[], int | None]) -> int | None:
+        """Run a step as `plain` does. What the largest forward and its batch left in memory, bytes; None: not known."""
+        most: int | None = None
+        for last in self._micro_steps():
+            with self._sync(last):
+                before = held()
+                inputs, targets = self._fetch()
+                loss = self._forward(inputs, targets)
+                after = held()
+                if before is not None and after is not None:
+                    most = max(most or 0, after - before)
+                loss.backward()  # type: ignore[no-untyped-call]
+        self._optimize()
+        beat()
+        return most
+
     def local(self) -> None:
         """Run a step that reduces nothing, whatever the module is, to see whether it fits into memory."""
         try:

@@ -94,8 +94,11 @@ class Replicated:
         return _Buckets(self._probe or SoloProbe(self._ddp, self._device), self._ddp)
 
     def bytes(self) -> dict[str, int]:
-        """Every rank holds everything."""
-        return held_bytes(self.module, self.optimizer)
+        """Every rank holds everything. Gradients that are no views of their buckets lie beside them."""
+        held = held_bytes(self.module, self.optimizer)
+        if not self._ddp.gradient_as_bucket_view:
+            held["gradients"] += sum(self.buckets)
+        return held
 
 
 class _Buckets:
@@ -137,7 +140,7 @@ class _Buckets:
 
 
 def held_bytes(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Bytes that this rank holds of parameters, of gradients, and of the optimizer's states."""
+    """Bytes that this rank holds of parameters and buffers, of gradients, and of the optimizer's states."""
 
     def local(tensor: torch.Tensor) -> int:
         inner = getattr(tensor, "_local_tensor", tensor)
@@ -146,7 +149,7 @@ def held_bytes(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dic
     parameters = list(module.parameters())
     states = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
     return {
-        "parameters": sum(map(local, parameters)),
+        "parameters": sum(map(local, [*parameters, *module.buffers()])),
         "gradients": sum(local(p) for p in parameters if p.requires_grad),
         "optimizer": sum(map(local, states)),
     }

@@ -90,9 +90,7 @@ class Launch:
         for feed in self._feeds.values():
             feed.close()
         recorder.close()
-        session.record_memory(
-            self._peaks, {n: ready.arms.communicator_bytes for n, ready in self._ready.items()}
-        )
+        session.record_memory({n: self._memory(n, ready.arms) for n, ready in self._ready.items()})
         session.close()
 
     def _prepare(self, trial: Trial, workload: Workload, limit_s: float) -> bool:
@@ -136,6 +134,26 @@ class Launch:
         if not fits_all and session.lead:
             write_json(session.folder.out_of_memory(n), {"world_size": n})
         return fits_all
+
+    def _memory(self, n: int, arms: Arms) -> dict[str, int | None]:
+        """What the training of a world size holds, and the harness beside it, bytes.
+
+        The harness's buffers lie in memory in their own blocks alone. On a CPU it keeps batches that a training would
+        not: these are not the training's, and its peak is told without them.
+        """
+        held, own = arms.held, 0
+        if not self._spec.topology.accelerated:
+            own = sum(feed.held_bytes for feed in self._feeds.values()) - arms.feed(PLAIN).batch_bytes
+        peak = self._peaks.get(n)
+        return {
+            "peak_bytes": None if peak is None else peak - own,
+            "parameters_bytes": held.get("parameters"),
+            "gradients_bytes": held.get("gradients"),
+            "optimizer_bytes": held.get("optimizer"),
+            "activations_bytes": arms.activations_bytes,
+            "communicators_bytes": arms.communicator_bytes,
+            "harness_bytes": own,
+        }
 
     def _connect_pairs(self) -> None:
         """Send a first message in each pairing, since that connects the group: not in a block that is timed."""

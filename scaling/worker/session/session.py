@@ -173,6 +173,7 @@ class LaunchSession(Session):
         if self.spec.task != DOCTOR:
             self.stage = f"clock offsets at the {at}"
         self.control.meet(f"clock/{at}", self.world)  # no rank has to sit long in a receive
+        self.device.barrier(dist.group.WORLD)
         return compare_clocks(at, self.rank, range(self.world), None)
 
     def launch_head(self, *, warmup: Mapping[int, int], fed_ns: Mapping[int, int]) -> HeadRecord:
@@ -190,22 +191,18 @@ class LaunchSession(Session):
             plan_digest=self.plan_digest,
         )
 
-    def record_memory(
-        self, peaks: Mapping[int, int] | None = None, communicators: Mapping[int, int | None] | None = None
-    ) -> None:
-        """Write memory-<r>.json: by world size, the peak of its plain blocks and what its communicator holds, bytes.
+    def record_memory(self, accounts: Mapping[int, Mapping[str, int | None]] | None = None) -> None:
+        """Write memory-<r>.json: by world size, what a rank held of memory and for what (analysis.results.PeakMemory).
 
         It also says how well the device's clock was tied to the host's (0: it is the host's clock).
         """
-        peaks, communicators = peaks or {}, communicators or {}
+        accounts = accounts or {}
+        peaks = [held["peak_bytes"] for held in accounts.values() if held["peak_bytes"] is not None]
         record = {
             "schema": MEMORY_SCHEMA,
             "rank": self.rank,
-            "peak_bytes": max(peaks.values(), default=self.device.peak_bytes()),
-            "world_sizes": {
-                str(n): {"peak_bytes": peaks.get(n), "communicators_bytes": held}
-                for n, held in communicators.items()
-            },
+            "peak_bytes": max(peaks, default=self.device.peak_bytes()),
+            "world_sizes": {str(n): dict(held) for n, held in accounts.items()},
             "device_clock_bound_ns": self.device.clock.bound_ns,
         }
         write_json(self.folder.memory(self.rank), record)
