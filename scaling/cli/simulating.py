@@ -41,7 +41,7 @@ class Outcome:
 def simulations(words: Sequence[str]) -> list[Outcome]:
     """Simulate what a command line asks for, without a run before; one outcome for each topology and strategy."""
     found, alike = [], set[str]()
-    for each in _topologies(words):
+    for each in topologies(words):
         asked = to_simulation(each)
         machine = Machine(asked)
         found += [_outcome(asked, strategy, machine, alike) for strategy in asked.strategies]
@@ -52,7 +52,7 @@ def from_run(path: str, words: Sequence[str]) -> list[Outcome]:
     """Simulate a measured run's program under other settings, with what the run measured."""
     run = Run(path)
     found, alike = [], set[str]()
-    for each in _topologies(words):
+    for each in topologies(words):
         asked = to_simulation(each, read_config(run.folder))
         own = Measured(to_simulation((), read_config(run.folder)), run)
         own.test()
@@ -62,7 +62,7 @@ def from_run(path: str, words: Sequence[str]) -> list[Outcome]:
     return found
 
 
-def _topologies(words: Sequence[str]) -> Iterator[list[str]]:
+def topologies(words: Sequence[str]) -> Iterator[list[str]]:
     """The command line once for each of its topologies."""
     named = next((word for word in words if word.startswith("topology=")), None)
     several = [] if named is None else named.removeprefix("topology=").split(",")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from scaling.cli.main import main
+from scaling.cli.simulating import topologies
 from scaling.cli.verbs import VERBS
 from scaling.config import schema
 from scaling.config.script import cut
@@ -95,6 +96,7 @@ READERS_OWN = (
     "DIR",
     "RATIO",
     "--resume",
+    "--simulate",
     "cluster=ours",
     "=a,b",
     "cost.usd_per_gpu_hour=]",
@@ -135,7 +137,7 @@ def test_the_program_takes_every_command(line, runs, monkeypatch, capsys):
         words = [next(names) if word == "RUN" else word for word in words if word != "--open"]
         assert main([verb, *words]) == 0, capsys.readouterr().err
     elif verb == "run" and is_simulated(words):
-        to_simulation(words)
+        assert [to_simulation(each) for each in topologies(words)]
     elif verb in MEASURING | {"plan"}:
         asked = [word for word in words if word not in {"--dry-run", "--wait"}]
         room = [] if "topology=" in line else ["topology.ranks_per_host=8"]  # as on the reader's machine

@@ -8,12 +8,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from scaling.analysis.simulate.ask import latest
 from scaling.analysis.simulate.outcome import unlike
 from scaling.spec.run import Measure, Model, Spec
 from scaling.spec.simulation import Chip, KernelTimes, LinkCurve, Mesh, Physics, Simulation
 from scaling.spec.topology import Topology
 from scaling.worker.models.language import llama
 from scaling.worker.simulated import alone, program
+from scaling.worker.simulated.device import configure
+from scaling.worker.simulated.module import Event
 from simulated_device import ranks
 
 LINKS = (
@@ -49,6 +52,7 @@ def asked(
     capacity_bytes=8 << 30,
     args=LLAMA,
     batch=4,
+    timeline=False,
     **changes,
 ):
     spec = Spec(
@@ -83,6 +87,7 @@ def asked(
         host_bytes_s=2e10,
         launch_us=5,
         kernels=KernelTimes(chip=None),
+        timeline=timeline,
         physics=physics or (Physics(name="as asked", links=LINKS),),
     )
 
@@ -177,3 +182,47 @@ def test_a_model_that_does_not_fit_says_so():
     found = simulated("fsdp", 4, capacity_bytes=1 << 20)
     assert found.out_of_memory
     assert found.steps == ()
+
+
+def uneasy(rank, world, mesh, noise, steps):
+    """The mean step among peers whose kernels are random walks."""
+    given = asked(MESHES[mesh](world), rank)
+    alone.equip(given)
+    configure(noise=noise)
+    return mean_step_ns(program.Program(given), steps)
+
+
+def waiting(_rank, _ranks, mesh, world, spread, steps):
+    """The mean step of one rank that waits for the latest of so many."""
+    physics = Physics(name="spread", links=LINKS, spread=spread * latest(world))
+    given = asked(MESHES[mesh](world), physics=(physics,))
+    alone.begin(given)
+    return mean_step_ns(program.Program(given), steps)
+
+
+def mean_step_ns(made, steps):
+    for _ in range(5):
+        made.loop.plain()
+    ends = [Event(enable_timing=True) for _ in range(steps + 1)]
+    for end in ends:
+        made.loop.plain()
+        end.record()
+    return (ends[-1].stamp_ns - ends[0].stamp_ns) / steps
+
+
+@pytest.mark.parametrize("mesh", ["ddp", "fsdp"])
+def test_waiting_for_the_latest_of_n_costs_about_what_it_does_among_ranks_that_differ(mesh):
+    (still,) = ranks.run(waiting, 1, group=False, finish=False, mesh=mesh, world=2, spread=0.0, steps=4)
+    (one,) = ranks.run(waiting, 1, group=False, finish=False, mesh=mesh, world=2, spread=15.0, steps=10)
+    many = ranks.run(uneasy, 2, mesh=mesh, noise=15.0, steps=80)
+    cost = sum(many) / len(many) / still - 1
+    assert 0.002 < cost < 0.01
+    assert one / still - 1 == pytest.approx(cost, rel=0.35)
+
+
+def test_attention_with_dropout_is_one_kernel():
+    args = {"width": 256, "layers": 2, "heads": 8, "vocabulary": 1000, "context": 128, "sequence": 128}
+    found = simulated("ddp", 2, model="scaling.worker.models.language.gpt2", args=args, timeline=True)
+    names = {task.name for task in found.timeline}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in names
+    assert "aten::_softmax" not in names

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
-from scipy.special import gammaincinv
 
 from scaling.analysis.decompose.quantities import DURATIONS
 from scaling.analysis.network.ring import Hops, ring_times
@@ -23,6 +22,7 @@ from scaling.analysis.simulate.inputs import (
     sheet,
 )
 from scaling.analysis.simulate.links import SIZES
+from scaling.analysis.statistics.rounds import Floats
 from scaling.errors import InputError
 from scaling.records.checkup import COPY, LAUNCH, MATMUL, KernelTable, Roofline
 from scaling.records.tables import Tables
@@ -32,6 +32,8 @@ from scaling.spec.topology import Topology
 
 HOST_CAPACITY_BYTES = 2**40
 """A CPU's ranks share the host's memory, which a simulation does not limit."""
+MEDIAN = 1.2533
+"""Standard error of a median over a mean's, for normal values."""
 SUM_OFF = 0.1
 """How far the sum of kernel times may lie from the step before it is warned of."""
 
@@ -60,11 +62,11 @@ def inputs(
     times, said = _times(table, source, on_cpu=on_cpu)
     if not elsewhere:
         target = source
-    slowdown, persistent = _slowdown(analysis.points), _spread(tables)
+    slowdown, spread = _slowdown(analysis.points), _spread(tables)
     launch_us = _launch_us(roofline, measured_cpu=on_cpu, elsewhere=elsewhere)
     missing = [
         *([] if slowdown else ["how much communication slows kernels down"]),
-        *([] if persistent else ["how much ranks differ (the slowest of n holds up the others)"]),
+        *([] if spread else ["how much ranks differ (the slowest of n holds up the others)"]),
         *([] if asked.name == own.name else ["congestion of the network"]),
     ]
     where = (
@@ -79,18 +81,14 @@ def inputs(
         launch_us=launch_us,
         host_bytes_s=1e15 if on_cpu and not elsewhere else HOST_BYTES_S,
         slowdown=slowdown,
-        persistent=persistent,
+        persistent=None if spread is None else spread[0],
+        walk=None if spread is None else spread[1],
         said=(
             f"kernels: {len(table.kernels)} operators and shapes of the run's step, {where}",
             *said,
             f"host: {launch_us:g} us a launch",
             *(_said("kernels are slower while communication runs", slowdown)),
-            *(
-                _said(
-                    "compute of ranks differs in a step by (standard deviation, taken to last a step)",
-                    persistent,
-                )
-            ),
+            *_differs(spread),
         ),
         missing=tuple(missing),
     )
@@ -102,6 +100,18 @@ def _said(what: str, found: Range | None) -> list[str]:
         if found is None
         else [f"{what}: {found.value:.1%} [{found.low:.1%}, {found.high:.1%}], from the run"]
     )
+
+
+def _differs(spread: tuple[Range, Range] | None) -> list[str]:
+    if spread is None:
+        return []
+    lasting, walk = spread
+    over = [1e-6 * end * math.sqrt(1e8) for end in (walk.value, walk.low, walk.high)]
+    return [
+        *_said("ranks differ in compute, standard deviation, for a whole step", lasting),
+        f"and within a step by {over[0]:.3g} ms [{over[1]:.3g}, {over[2]:.3g}] after 100 ms of kernels",
+        "n ranks wait for the latest of n normal draws: a heavier tail than was sampled costs more",
+    ]
 
 
 def _measured_chip(roofline: Roofline, precision: str) -> Chip:
@@ -188,40 +198,53 @@ def _slowdown(points: Sequence[Point]) -> Range | None:
     return None
 
 
-def _spread(tables: Tables) -> Range | None:
-    """Standard deviation over ranks of a step's compute, relative, in arms without communication.
+def _spread(tables: Tables) -> tuple[Range, Range] | None:
+    """How much ranks differ in a step's compute, in arms without communication: (what lasts the step, what does not).
 
-    The variance over ranks is taken in each step, so what slows all ranks at once is not in it; the median step counts.
-    The interval is a variance's with as many degrees of freedom as ranks beyond the first, times blocks.
+    A rank that is slow for a whole step is so in forward and in backward: with F and B their mean times, its share of
+    the variance is s^2 with cov(forward, backward) = s^2 F B over ranks of a step. What is left of the variance of both
+    together, V - s^2 (F + B)^2, is a walk w^2 (F + B). What slows all ranks at once is in neither. Covariances are
+    averaged in each block, blocks count by their median; the interval is two standard errors over blocks.
+    Units: s relative, w in ns ** 0.5.
     """
     solo = tables.steps.filter(pl.col("arm").is_in([DDP_SOLO, BARE_ALL]) & (pl.col("world_size") > 1))
     if solo.is_empty():
         return None
     solo = solo.filter(pl.col("world_size") == solo["world_size"].max())
-    computing = [e for e in DURATIONS if e.meta.output_name() in ("forward", "compute")]
-    own = solo.with_columns(own=pl.sum_horizontal(computing))
+    own = solo.with_columns([e for e in DURATIONS if e.meta.output_name() in ("forward", "compute")])
     place = ["launch", "round", "block", "step"]
     each = own.group_by(*place).agg(
-        mean=pl.col("own").mean(), var=pl.col("own").var(), ranks=pl.col("rank").n_unique()
+        forward=pl.col("forward").mean(),
+        backward=pl.col("compute").mean(),
+        together=pl.cov("forward", "compute"),
+        var=(pl.col("forward") + pl.col("compute")).var(),
+        ranks=pl.col("rank").n_unique(),
     )
-    each = each.filter((pl.col("ranks") > 1) & (pl.col("mean") > 0)).with_columns(
-        relative=pl.col("var") / pl.col("mean") ** 2
-    )
+    each = each.filter((pl.col("ranks") > 1) & (pl.col("forward") > 0) & (pl.col("backward") > 0))
     if each.is_empty():
         return None
-    variance = float(np.median(each["relative"].to_numpy()))
-    ranks = int(np.max(each["ranks"].to_numpy()))
-    blocks = each.select("launch", "round", "block").n_unique()
-    freedom = (ranks - 1) * blocks
-    # The median of a chi-squared variable over its freedom, so that single disturbed steps do not count.
-    value = math.sqrt(variance * (ranks - 1) / _chi2(0.5, ranks - 1))
-    low, high = (value * math.sqrt(freedom / _chi2(q, freedom)) for q in (0.975, 0.025))
-    return Range(value=value, low=low, high=high)
+    whole = pl.col("forward") + pl.col("backward")
+    lasting = pl.col("together") / (pl.col("forward") * pl.col("backward"))
+    blocks = (
+        each.with_columns(lasting=lasting, total=pl.col("var") / whole**2, whole=whole)
+        .group_by("launch", "round", "block")
+        .agg(pl.col("lasting", "total", "whole").mean())
+    )
+    step_ns = float(np.median(blocks["whole"].to_numpy()))
+    kept = np.clip(blocks["lasting"].to_numpy(), 0.0, blocks["total"].to_numpy())
+    return _root(kept, 1.0), _root(blocks["total"].to_numpy() - kept, step_ns)
 
 
-def _chi2(share: float, freedom: int) -> float:
-    """Quantile of a chi-squared variable."""
-    return 2 * float(gammaincinv(freedom / 2, share))
+def _root(variances: Floats, scale: float) -> Range:
+    """Square root of the median variance, times the root of `scale`, with two standard errors over blocks."""
+    value = float(np.median(variances))
+    error = (
+        2 * MEDIAN * float(np.std(variances, ddof=1)) / math.sqrt(len(variances))
+        if len(variances) > 1
+        else value
+    )
+    low, high = max(0.0, value - error), value + error
+    return Range(value=math.sqrt(value * scale), low=math.sqrt(low * scale), high=math.sqrt(high * scale))
 
 
 def curves(

@@ -81,7 +81,7 @@ class Program:
         batch = workload.make_batch(
             max(1, asked.batch // spec.accumulation_steps), torch.Generator().manual_seed(0)
         )
-        self._loop = Loop(
+        self.loop = Loop(
             workload=workload,
             module=self._module,
             optimizer=self._optimizer,
@@ -135,21 +135,21 @@ class Program:
 
     def _settle(self, steps: int) -> None:
         for _ in range(steps):
-            self._loop.plain()
+            self.loop.plain()
 
     def _step(self, physics: str) -> tuple[Step, list[trace.Task], tuple[int, int]]:
         """Two steps back to back; the one that counts lies between the ends of both."""
         ends = [Event(enable_timing=True) for _ in range(2)]
         with trace.recorded() as tasks:
             for end in ends:
-                self._loop.plain()
+                self.loop.plain()
                 end.record()
         edges = ends[0].stamp_ns, ends[1].stamp_ns
         return figures.step_of(physics, tasks, *edges), tasks, edges
 
     def _held(self) -> dict[str, int]:
         """Run the first step; bytes of a rank's own parameters, gradients and optimizer state after it."""
-        self._loop.held(reduce=True)
+        self.loop.held(reduce=True)
         held: dict[str, int] = {"parameters": 0, "gradients": 0, "optimizer": 0}
         for what, tensor in shards.tensors_of(self._module, self._optimizer):
             if tensor.device.type == "sim":

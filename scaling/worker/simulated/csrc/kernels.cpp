@@ -101,11 +101,11 @@ void convolution_backward(const c10::OperatorHandle&,
 }
 }  // namespace
 
-// Attention: the CPU's flash kernel (1), the math one (0) with dropout. The choice must not wait for the
-// device.
+// Attention: the CPU's flash kernel (1). It has no dropout, which a GPU's has: with dropout the math one (0),
+// but where nothing is computed its time is what counts. The choice must not wait for the device.
 int64_t choose_attention(const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&,
                          double dropout, bool, std::optional<double>, bool) {
-  return dropout > 0 ? 0 : 1;
+  return dropout > 0 && config().math ? 0 : 1;
 }
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
