@@ -88,7 +88,7 @@ def test_completion(line, expected, monkeypatch, capsys):
 )
 def test_a_preset_without_peer_to_peer_differs_in_one_variable(asked, like):
     off, on = (requests("plan", list(words)).items[0].spec for words in (asked, like))
-    assert (on.env, off.env) == ({}, {"NCCL_P2P_DISABLE": "1"})
+    assert (on.env, off.env) == ({}, {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "0"})
     assert off.topology.backend == "nccl"
     named = replace(off.topology, name=on.topology.name, note=on.topology.note)
     assert replace(off, env={}, topology=named) == on

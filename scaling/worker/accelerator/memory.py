@@ -25,6 +25,7 @@ _SAID = (
     "could not create a memory",
     "could not create a primitive",  # oneDNN, where its scratch memory cannot be had
     "ALLOC_FAILED",  # cuBLAS, cuDNN
+    "Failed to CUDA calloc",  # NCCL, where a communicator's buffers cannot be had
 )
 _M_MMAP_THRESHOLD = -3
 MMAP_BYTES = 2**20

@@ -68,6 +68,14 @@ print(*[int(fits(size)) for size in (190, 210, 100, 190, 210, 190)])
         (torch.OutOfMemoryError("CUDA out of memory"), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (
+            RuntimeError(
+                "NCCL error: unhandled cuda error. Last error: Failed to CUDA calloc async 608 bytes"
+            ),
+            True,
+        ),
+        (RuntimeError("NCCL WARN Cuda failure 'out of memory'"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
         (ValueError("out of memory"), False),
     ],
