@@ -27,6 +27,8 @@ from scaling.worker.session.session import LaunchSession
 
 STEPS = 3
 """Steps with timed operators, and as many without; of each operator's times the median counts."""
+SLOW_NS, SLOWEST_NS = 300_000_000, 2_000_000_000
+"""A step longer than the first is timed once; one longer than the second not at all, since a run promises its end."""
 FREE = ("profiler", "prim")
 CREATES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "detach")
 COPIES = ("copy_", "_to_copy", "clone", "contiguous")
@@ -65,16 +67,11 @@ def note_kernels(session: LaunchSession, workload: Workload, precision: Precisio
 
 def measure(loop: Loop, device: Accelerator, *, batch: int, precision: str) -> KernelTable:
     """Times of a loop's operators; the loop's optimizer makes its state first."""
-    for _ in range(2):
-        loop.plain()
-    device.synchronize()
-    begin = now_ns()
-    for _ in range(STEPS):
-        loop.plain()
-    device.synchronize()
-    step_ns = (now_ns() - begin) // STEPS
+    loop.plain()
+    steps = _steps(_mean_ns(loop, device, 1))
+    step_ns = _mean_ns(loop, device, steps)
     timed = Timing(device)
-    for _ in range(STEPS):
+    for _ in range(steps):
         device.synchronize()
         timed.begin()
         with timed:
@@ -86,8 +83,26 @@ def measure(loop: Loop, device: Accelerator, *, batch: int, precision: str) -> K
         batch=batch,
         precision=precision,
         step_ns=step_ns,
-        kernels=timed.kernels(STEPS),
+        kernels=timed.kernels(steps),
     )
+
+
+def _steps(step_ns: int) -> int:
+    """How many steps are timed. RuntimeError where one takes too long."""
+    if step_ns > SLOWEST_NS:
+        raise RuntimeError(
+            f"a step takes {step_ns / 1e9:.1f} s, and longer than {SLOWEST_NS / 1e9:.0f} s is not timed"
+        )
+    return STEPS if step_ns <= SLOW_NS else 1
+
+
+def _mean_ns(loop: Loop, device: Accelerator, steps: int) -> int:
+    device.synchronize()
+    begin = now_ns()
+    for _ in range(steps):
+        loop.plain()
+    device.synchronize()
+    return (now_ns() - begin) // steps
 
 
 class Timing(TorchDispatchMode):
