@@ -12,11 +12,11 @@ before the rule was written; no other may be named.
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from statistics import median
 
 import numpy as np
+from ending import exit_with
 from harness import parser, result, skipped
 
 from scaling.analysis.network.cliffs import Timed, cliffs
@@ -111,4 +111,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -48,6 +48,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "plain_step",
         "own_loop",
         "zoo",
+        "curves",
         "models",
     ),
     "performance.md": (

@@ -162,7 +162,7 @@ CASES = [
     (["submit", "--dry-run", "--resume", "a"], "--resume RUN is expected alone"),
     (["doctor", "--parity", "nowhere/p.json"], "cannot be written to"),
     (["doctor", "-m", "model=mlp,highmem_cnn"], "checks one configuration"),
-    (["trace"], "1 or more profiler traces or folders expected"),
+    (["trace"], "1 or more traces or folders (--how says how to get them) expected"),
     (["trace", "nowhere"], "no such file or folder"),
     (["trace", "x", "--batch", "many"], "such as --batch 32"),
     (["import", "topo"], "KIND FILE"),

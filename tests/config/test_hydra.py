@@ -103,9 +103,9 @@ def test_completion_in_a_real_shell():
     script = f"""
         scaling() {{ {sys.executable} -m scaling.cli "$@"; }}
         eval "$(scaling -sc install=bash)"
-        COMP_LINE='scaling run model=hi' COMP_WORDS=(scaling run model=hi) COMP_CWORD=2
+        COMP_LINE='scaling run model=syn' COMP_WORDS=(scaling run model=syn) COMP_CWORD=2
         _scaling 2>/dev/null; echo "${{COMPREPLY[@]}}"
     """
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=env)
-    assert done.stdout.strip() == "model=highmem_cnn"
+    assert done.stdout.strip() == "model=synthetic"

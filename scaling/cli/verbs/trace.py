@@ -25,13 +25,14 @@ def main(arguments: list[str]) -> int:
         say(*HOW)
         return 0
     count("trace", paths, least=1, most=100_000, of="traces or folders (--how says how to get them)")
+    batch = _batch(given.batch)
     kind, files = kinds.find(paths)
     if kind == kinds.PROFILER:
         if given.beside:
             raise InputError(
                 "--beside: records of NCCL Inspector are expected with it; these are profiler traces"
             )
-        return _profiled(files, given)
+        return _profiled(files, given, batch)
     unused = next(
         (f"--{name}" for name in ("hta", "out", "batch", "name", "wandb") if getattr(given, name)), None
     )
@@ -59,8 +60,7 @@ def _recorded(kind: str, files: list[Path], given: Namespace) -> int:
     return 0 if found.complete else 3
 
 
-def _profiled(files: list[Path], given: Namespace) -> int:
-    batch = _batch(given.batch)
+def _profiled(files: list[Path], given: Namespace, batch: int | None) -> int:
     pages = not given.json or given.out is not None
     found, problems = read_all(files, with_hta=given.hta, meanwhile=lambda: _load(pages=pages))
     if not found:

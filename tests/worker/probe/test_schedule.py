@@ -80,6 +80,8 @@ def test_the_parts_of_a_step():
         "buffer_wait_ns": 0,
         "buffer_begin_ns": 0,
         "buffer_end_ns": 0,
+        "forward_wait_ns": 0,
+        "backward_wait_ns": 0,
     }
 
 
