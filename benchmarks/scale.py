@@ -38,12 +38,15 @@ from support import simulated_cluster as cluster  # noqa: E402
 from support.simulated_machines import write_machines  # noqa: E402
 
 from scaling.records.paths import RunFolder  # noqa: E402
+from scaling.records.seal import Sealer  # noqa: E402
 from scaling.spec.plan import make_plan  # noqa: E402
 from scaling.spec.schedule import round_blocks  # noqa: E402
 
 SECONDS, GIB, LINEAR, REPORT_MB = 60.0, 4.0, 1.25, 6.0
 MS = 1e6
 CORES = 2
+PACKED = re.compile(rb'"n":(\d+),"s":\d+(?:,"c":(\d+))?')
+"""How many steps a line holds, and the collectives of each."""
 
 
 def truth_of(ranks: int) -> Any:
@@ -70,8 +73,9 @@ def complete(truth: Any, folder: RunFolder) -> None:
     )
     blocks = [b for number in range(truth.rounds) for b in round_blocks(plan, plan.trials, 0, number)]
     text = {
-        block.id: json.dumps({"t": "memory", "b": block.id, "host_bytes": 2**30, "device_bytes": 2**33})
-        + "\n"
+        block.id: Sealer().seal(
+            json.dumps({"t": "memory", "b": block.id, "host_bytes": 2**30, "device_bytes": 2**33}) + "\n"
+        )
         for block in blocks
     }
     for rank in range(plan.ranks):
@@ -81,12 +85,13 @@ def complete(truth: Any, folder: RunFolder) -> None:
 
 
 def rows_of(folder: RunFolder) -> tuple[int, int]:
-    """(lines of steps and rows of collectives, bytes) of all rank files."""
+    """(steps and rows of collectives, bytes) of all rank files."""
     rows = size = 0
     for path in folder.launch(0).path.glob("rank-*.jsonl"):
         content = path.read_bytes()
         size += len(content)
-        rows += content.count(b'"t":"step"') + content.count(b",0,")  # a collective's kind is all-reduce
+        for steps, calls in PACKED.findall(content):
+            rows += int(steps) * (1 + int(calls or 0))
     return rows, size
 
 
@@ -192,7 +197,7 @@ def compare(sizes: list[int], where: Path, *, keep: bool) -> int:
     for ranks in sizes:
         folder, truth = RunFolder(where / str(ranks)), truth_of(ranks)
         begin = time.perf_counter()
-        expected = cluster.simulate(truth, folder.path)
+        expected = cluster.simulate(truth, folder.path, packed=True)
         complete(truth, folder)
         made_s = time.perf_counter() - begin
         rows[ranks], size = rows_of(folder)

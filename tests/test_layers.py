@@ -35,7 +35,8 @@ ROOMS = {
 
 ONLY = {
     ("worker", "records"): tuple(
-        f"scaling.records.{name}" for name in ("paths", "files", "codec", "format", "seal", "checkup")
+        f"scaling.records.{name}"
+        for name in ("paths", "files", "codec", "format", "packed", "seal", "checkup")
     ),
     ("report", "analysis"): ("scaling.analysis.results",),
     ("cli", "worker"): (),  # by name alone: workers are processes of their own

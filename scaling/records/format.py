@@ -4,7 +4,7 @@ A rank file holds, in this order,
 
     {"t":"head", "schema":1, "rank":..., "host":..., "groups":{...}}    HeadRecord, once
     {"t":"clock", ...}                                                  ClockRecord: offset to rank 0's clock
-    {"t":"step", "b":block, "i":step, "s":[...], "c":[[...], ...]}      StepRecord, with a StepRow and CollectiveRows
+    {"t":"steps", "b":block, "i":step, "n":..., "z":"..."}              PackedRecord: StepRows and CollectiveRows
     {"t":"block", ...}                                                  BlockRecord, after the block's last step
     {"t":"memory", "b":block, ...}                                      MemoryRecord
     {"t":"pause", ...}                                                  PauseRecord, own loops only
@@ -22,7 +22,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-SCHEMA = 1
+SCHEMA = 2
+SCHEMAS_READ = (1, 2)
+"""Schema 1 has a line for each step (StepRecord) in place of packed ones."""
 
 
 class PlainRow(NamedTuple):
@@ -183,7 +185,7 @@ class ClockRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One step of block `b`."""
+    """One step of block `b`, in files of schema 1."""
 
     TAG: ClassVar[str] = "step"
 
@@ -193,6 +195,27 @@ class StepRecord:
     """A PlainRow or a StepRow."""
     c: Sequence[tuple[int, ...]] = ()
     """CollectiveRows. They are decoded as plain tuples, which takes half the time, and may end early (`shortened`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRecord:
+    """Consecutive steps of block `b` that have equally many stamps and collectives (records.packed)."""
+
+    TAG: ClassVar[str] = "steps"
+
+    b: int
+    i: int
+    """Number of the first of them."""
+    n: int
+    """How many steps."""
+    s: int
+    """Length of each step's row, a PlainRow or a StepRow that may end early (`shortest`)."""
+    c: int = 0
+    """Collectives of each step."""
+    w: int = 0
+    """Length of each collective's row, which may end early (`shortened`)."""
+    z: bytes
+    """The integers (records.packed.pack): for each step its row and then its collectives'. Base64 in the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +297,16 @@ class EndRecord:
     """Blocks in the file; -1 in older files."""
 
 
-Record = HeadRecord | ClockRecord | StepRecord | BlockRecord | MemoryRecord | PauseRecord | EndRecord
+Record = (
+    HeadRecord
+    | ClockRecord
+    | StepRecord
+    | PackedRecord
+    | BlockRecord
+    | MemoryRecord
+    | PauseRecord
+    | EndRecord
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from scaling.records.format import (
     EndRecord,
     HeadRecord,
     MemoryRecord,
+    PackedRecord,
     PauseRecord,
     PlainRow,
     Record,
@@ -55,6 +56,7 @@ def _decoded(kind: type[T], **options: Any) -> type[T]:
 Head = _decoded(HeadRecord)
 Clock = _decoded(ClockRecord)
 Step = _decoded(StepRecord, gc=False)
+Packed = _decoded(PackedRecord, gc=False)
 Block = _decoded(BlockRecord)
 Memory = _decoded(MemoryRecord)
 Pause = _decoded(PauseRecord)
@@ -62,7 +64,7 @@ End = _decoded(EndRecord)
 
 _HEAD: msgspec.json.Decoder[HeadRecord] = msgspec.json.Decoder(Head)
 _LINE: msgspec.json.Decoder[Record] = msgspec.json.Decoder(
-    reduce(operator.or_, [Clock, Step, Block, Memory, Pause, End])
+    reduce(operator.or_, [Clock, Step, Packed, Block, Memory, Pause, End])
 )
 
 
@@ -103,14 +105,15 @@ def decode_records(text: bytes) -> tuple[Sequence[Record], bool]:
         whole = False
     else:
         whole = True
-    odd = (
-        k
-        for k, r in enumerate(found)
-        if (
-            len(r.s) not in WIDTHS or not COLLECTIVE_WIDTHS.issuperset(map(len, r.c))
-            if isinstance(r, Step)
-            else not _fits(msgspec.structs.astuple(cast("Any", r)))
-        )
-    )
-    first = next(odd, None)
+    first = next((k for k, record in enumerate(found) if not _sound(record)), None)
     return (found, whole) if first is None else (found[:first], False)
+
+
+def _sound(record: Record) -> bool:
+    """Whether a record's rows have a known length, and its numbers 64 bits."""
+    if isinstance(record, Step):
+        return len(record.s) in WIDTHS and COLLECTIVE_WIDTHS.issuperset(map(len, record.c))
+    if isinstance(record, Packed):
+        width = record.w in COLLECTIVE_WIDTHS if record.c else record.w == 0
+        return record.s in WIDTHS and width and 0 < record.n <= INT_MAX and record.i >= 0 and record.c >= 0
+    return _fits(msgspec.structs.astuple(cast("Any", record)))

@@ -1,16 +1,17 @@
-"""One rank's file to tables: up to its end, or to the first line that is not whole.
+"""One rank's file, read from its begin: what it says of itself and of its blocks, and where each block's steps lie.
 
-A file of a long run has a hundred thousand numbers, so they go from JSON straight to arrays, without an object
-for each row. Absolute stamps come out on rank 0's clock (records.clock). Blocks also keep their times on their own
-host's clock, because other samples of that host (telemetry) carry it.
+The steps themselves are read later, a few blocks of all ranks at a time (records.window). Absolute stamps come out on
+rank 0's clock (records.clock). Blocks also keep their times on their own host's clock, because other samples of that
+host (telemetry) carry it.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import typing
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,34 +19,30 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from scaling.reading import RECORDS_BYTES_MAX, read_bytes
-from scaling.records import seal
+from scaling.reading import INT_MAX, RECORDS_BYTES_MAX, read_bytes
 from scaling.records.clock import Ints, Shift
 from scaling.records.format import (
-    COLLECTIVE_DEFAULTS,
-    COLLECTIVE_FIELDS,
-    COLLECTIVE_WIDTHS,
     SCHEMA,
-    STEP_FIELDS,
+    SCHEMAS_READ,
     BlockRecord,
     CollectiveRow,
     MemoryRecord,
+    Record,
     StepRecord,
     StepRow,
 )
 from scaling.records.lines import (
-    PLAIN_WIDTH,
-    WIDTHS,
     Block,
     Clock,
     End,
     Memory,
+    Packed,
     Pause,
     Step,
     decode_head,
     decode_records,
 )
-from scaling.spec.schedule import FABRIC
+from scaling.records.seal import Stretch, stretches
 
 Schema = dict[str, Any]
 """Column names and their polars types."""
@@ -71,31 +68,23 @@ _BLOCKS: Schema = {
     **dict.fromkeys(_HOST_TIMES, pl.Int64),
 }
 _NAMES = ("launch", "rank", "block", "round", "world_size", "arm", "detailed", "solo_rank", "batch")
-_BLOCK_NAMES: Schema = {name: _BLOCKS[name] for name in _NAMES}
+BLOCK_NAMES: Schema = {name: _BLOCKS[name] for name in _NAMES}
 """Columns of a block that each of its steps, collectives and parameters repeats."""
 _PLACE: Schema = {**_RANK, "block": pl.Int64, "step": pl.Int64}
-_COLLECTIVES: Schema = _PLACE | _fields(CollectiveRow) | _BLOCK_NAMES
+_COLLECTIVES: Schema = _PLACE | _fields(CollectiveRow) | BLOCK_NAMES
 
 SCHEMAS: dict[str, Schema] = {
     "blocks": _BLOCKS,
-    "steps": _PLACE | _fields(StepRow) | _BLOCK_NAMES,
+    "steps": _PLACE | _fields(StepRow) | BLOCK_NAMES,
     "buckets": _COLLECTIVES,
     "fabric": _COLLECTIVES,
-    "parameters": {**_BLOCK_NAMES, "index": pl.Int64, "bytes": pl.Int64, "ready_ns": pl.Int64},
+    "parameters": {**BLOCK_NAMES, "index": pl.Int64, "bytes": pl.Int64, "ready_ns": pl.Int64},
     "memory": {**_RANK, **dict.fromkeys(_MEMORY_COLUMNS, pl.Int64)},
 }
 """Columns of every table, by its name in records.tables.Tables."""
 
-STEP_TAG = b'{"t":"step"'
-"""How a step's line begins."""
-_STEP_STAMPS = [
-    STEP_FIELDS.index(name)
-    for name in ("begin_ns", "end_ns", "compute_end_ns", "sync_end_ns", "buffer_begin_ns", "buffer_end_ns")
-]
-_COLLECTIVE_STAMPS = [
-    COLLECTIVE_FIELDS.index(name)
-    for name in ("ready_ns", "launch_ns", "done_ns", "enqueue_ns", "wait_ns", "resume_ns")
-]
+STEP_TAG = b'{"t":"step'
+"""How a line of steps begins, packed or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,8 +130,45 @@ class RankFile:
     """Steps that belong to no whole block."""
 
 
-def read_rank(path: Path, launch: int, rank: int) -> tuple[RankFile, dict[str, pl.DataFrame]]:
-    """What a rank left, and its rows of each table in SCHEMAS, from whole blocks only.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """Where a rank's file has the steps of each of its blocks."""
+
+    path: Path
+    rank: int
+    shift: Shift
+    """Moves its stamps onto rank 0's clock."""
+    blocks: Ints
+    """A row for each whole block, in the order of the file: its number, and where its lines begin and end, bytes."""
+    text: bytes | None
+    """The file, where it is kept because the launch is small."""
+
+    def read(self, begin: int, end: int) -> bytes:
+        """Some bytes of the file; OSError where it cannot be read again."""
+        if self.text is not None:
+            return self.text[begin:end]
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(descriptor, end - begin, begin)
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the lines of a file hold."""
+
+    records: list[Record] = field(default_factory=list)
+    """All but those of steps."""
+    blocks: list[tuple[int, int, int]] = field(default_factory=list)
+    loose: int = 0
+    """Steps that are followed by no line of their block."""
+    whole: bool = True
+    """Whether every line is one."""
+
+
+def read_rank(path: Path, launch: int, rank: int) -> tuple[RankFile, dict[str, pl.DataFrame], Stored]:
+    """What a rank left: facts, its rows of the tables `blocks` and `memory`, and the places of its blocks' steps.
 
     OSError where the file cannot be read, ValueError where it has no head, another format, numbers beyond 64 bits, or
     was written by another rank or in another launch.
@@ -150,26 +176,27 @@ def read_rank(path: Path, launch: int, rank: int) -> tuple[RankFile, dict[str, p
     content, newline, tail = read_bytes(path, RECORDS_BYTES_MAX).rpartition(
         b"\n"
     )  # a whole file ends in a newline
-    first = content.partition(b"\n")[0] + newline
+    text = content + newline
+    first = text[: text.find(b"\n") + 1]
     head = decode_head(first)
-    if head.schema != SCHEMA:
+    if head.schema not in SCHEMAS_READ:
         raise ValueError(f"written in format {head.schema}, this version reads format {SCHEMA}")
     if (head.launch, head.rank) != (launch, rank):
         raise ValueError(f"rank {head.rank} wrote it in launch {head.launch}, so it was copied or renamed")
-    sealed = seal.checked(content + newline)
-    records, whole = decode_records(sealed.text.removeprefix(first))
-    clocks = [record for record in records if isinstance(record, Clock)]
-    steps = [record for record in records if isinstance(record, Step)]
-    blocks = [record for record in records if isinstance(record, Block)]
-    last = next((record for record in reversed(records) if isinstance(record, Step | Block)), None)
-    end = next((record for record in records if isinstance(record, End)), None)
+    found, damaged = _found(text, len(first))
+    clocks = [record for record in found.records if isinstance(record, Clock)]
+    blocks = [record for record in found.records if isinstance(record, Block)]
+    end = next((record for record in found.records if isinstance(record, End)), None)
     shift = Shift(clocks)
-    try:
-        tables, dropped = _tables(launch, rank, blocks, steps, shift)
-    except OverflowError as error:
-        raise ValueError("a number in it is no stamp, it has more than 64 bits") from error
-    memory = [record for record in records if isinstance(record, Memory)]
-    tables["memory"] = pl.DataFrame(_values(memory, _MEMORY_COLUMNS, launch, rank), schema=SCHEMAS["memory"])
+    columns = _values(blocks, _BLOCK_COLUMNS, launch, rank)
+    for on_host, name in _HOST_TIMES.items():
+        columns[on_host] = np.array(columns[name], dtype=np.int64)
+        columns[name] = shift.at(columns[on_host])
+    memory = [record for record in found.records if isinstance(record, Memory)]
+    tables = {
+        "blocks": pl.DataFrame(columns, schema=_BLOCKS),
+        "memory": pl.DataFrame(_values(memory, _MEMORY_COLUMNS, launch, rank), schema=SCHEMAS["memory"]),
+    }
     file = RankFile(
         launch=launch,
         rank=rank,
@@ -184,24 +211,93 @@ def read_rank(path: Path, launch: int, rank: int) -> tuple[RankFile, dict[str, p
         fed_ns={int(n): ns for n, ns in head.fed_ns.items()},
         clock_bound_ns=shift.bound_ns([at for block in blocks for at in (block.begin_ns, block.end_ns)]),
         clock_corrected=not shift.still,
-        cut_off=tail != b"" or not whole or isinstance(last, Step),
+        cut_off=tail != b"" or not found.whole or found.loose > 0,
         ended=any(clock.at == "end" for clock in clocks),
         plan_digest=head.plan_digest,
         blocks=end.blocks if end and end.blocks >= 0 else None,
-        damaged=tuple(_named(stretch) for stretch in sealed.damaged),
+        damaged=tuple(_named(stretch) for stretch in damaged),
         state=end.state if end else None,
         error=end.error if end else "",
-        paused_ns=tuple(record.gap_ns for record in records if isinstance(record, Pause)),
-        dropped_samples=dropped + sum(stretch.count(STEP_TAG) for stretch in sealed.damaged),
+        paused_ns=tuple(record.gap_ns for record in found.records if isinstance(record, Pause)),
+        dropped_samples=found.loose + sum(_steps_in(stretch) for stretch in damaged),
     )
-    return file, tables
+    places = np.array(found.blocks, dtype=np.int64).reshape(-1, 3)
+    return file, tables, Stored(path=path, rank=rank, shift=shift, blocks=places, text=text)
+
+
+def _found(text: bytes, begin: int) -> tuple[_Found, list[bytes]]:
+    """The records from `begin` on, up to the first line that is none; and the stretches that changed."""
+    found, damaged = _Found(), []
+    sealed: list[Stretch] = []
+    for stretch in stretches(text):
+        if stretch.holds is False:
+            damaged.append(text[stretch.begin : stretch.end])
+        elif stretch.holds:
+            sealed.append(stretch)
+        else:
+            _seal_by_seal(text, begin, sealed, found)
+            sealed = []
+            if found.whole:
+                _line_by_line(text, max(begin, stretch.begin), found)
+    _seal_by_seal(text, begin, sealed, found)
+    return found, damaged
+
+
+def _seal_by_seal(text: bytes, begin: int, sealed: Sequence[Stretch], found: _Found) -> None:
+    """Only the last line of each stretch is decoded; those before it are steps, which the seal covers."""
+    places = []
+    for stretch in sealed:
+        last = text.rfind(b"\n", stretch.begin, stretch.end - 1) + 1 or stretch.begin
+        if last >= begin:  # the first stretch is the head
+            places.append((max(stretch.begin, begin), last, stretch.end))
+    records, whole = decode_records(b"".join([text[last:end] for _, last, end in places]))
+    for record, (first, last, end) in zip(records, places, strict=False):
+        if isinstance(record, Block):
+            found.blocks.append((record.id, first, end))
+        elif last > first:
+            found.loose += _steps_in(text[first:last])
+        found.records.append(record)
+    found.whole &= whole and len(records) == len(places)
+
+
+def _line_by_line(text: bytes, begin: int, found: _Found) -> None:
+    """Lines without seals; each of them is decoded, since nothing else tells whether it is whole."""
+    records, whole = decode_records(text[begin:])
+    at, loose = begin, 0
+    for record in records:
+        end = text.find(b"\n", at) + 1
+        if isinstance(record, Step | Packed):
+            if isinstance(record, Step) and not _fits(record):
+                raise ValueError("a number in it is no stamp, it has more than 64 bits")
+            loose += record.n if isinstance(record, Packed) else 1
+        else:
+            if isinstance(record, Block):
+                found.blocks.append((record.id, begin, end))
+            else:
+                found.loose += loose
+            found.records.append(record)
+            begin, loose = end, 0
+        at = end
+    found.loose += loose
+    found.whole &= whole
+
+
+def _fits(step: StepRecord) -> bool:
+    """Whether its numbers have 64 bits."""
+    return max(map(abs, chain(step.s, *step.c)), default=0) <= INT_MAX
+
+
+def _steps_in(lines: bytes) -> int:
+    """How many steps some lines hold, as far as they can still be read."""
+    packed = [record.n for record in decode_records(lines)[0] if isinstance(record, Packed)]
+    return sum(packed) + lines.count(STEP_TAG) - len(packed)
 
 
 def _named(stretch: bytes) -> str:
     """What a damaged stretch of lines holds, as far as it can still be read."""
     records, _ = decode_records(stretch)
     blocks = sorted({record.id for record in records if isinstance(record, Block)})
-    blocks = blocks or sorted({record.b for record in records if isinstance(record, Step)})
+    blocks = blocks or sorted({record.b for record in records if isinstance(record, Step | Packed)})
     if blocks:
         return f"block {', '.join(map(str, blocks))}"
     if stretch.count(STEP_TAG):
@@ -210,88 +306,7 @@ def _named(stretch: bytes) -> str:
     return f"its {kind[1].decode()} line" if kind else "a line"
 
 
-def _tables(
-    launch: int, rank: int, blocks: Sequence[BlockRecord], steps: Sequence[StepRecord], shift: Shift
-) -> tuple[dict[str, pl.DataFrame], int]:
-    """Tables by name, and the number of steps that belong to none of the blocks."""
-    columns = _values(blocks, _BLOCK_COLUMNS, launch, rank)
-    for on_host, name in _HOST_TIMES.items():
-        columns[on_host] = np.array(columns[name], dtype=np.int64)
-        columns[name] = shift.at(columns[on_host])
-    table = pl.DataFrame(columns, schema=_BLOCKS)
-    place = {block.id: k for k, block in enumerate(blocks)}
-    of_step = np.array([place.get(step.b, -1) for step in steps], dtype=np.int64)
-    kept = np.flatnonzero(of_step >= 0)
-    known = [steps[k] for k in kept.tolist()]
-    of_step = of_step[kept]
-    numbers = np.array([step.i for step in known], dtype=np.int64)
-
-    stamps = _stamps(known)
-    stamps[:, _STEP_STAMPS] = shift.at(stamps[:, _STEP_STAMPS])
-    plain = pl.Series([len(step.s) == PLAIN_WIDTH for step in known], dtype=pl.Boolean)
-    keys = table.select(list(_BLOCK_NAMES))
-    found = _rows(keys[of_step], {"step": numbers, **_columns(STEP_FIELDS, stamps)}, "steps")
-    unknown = pl.when(~plain).then(pl.col(STEP_FIELDS[PLAIN_WIDTH:]))
-
-    exchanged = _exchanged(list(chain.from_iterable(step.c for step in known)))
-    exchanged[:, _COLLECTIVE_STAMPS] = shift.at(exchanged[:, _COLLECTIVE_STAMPS])
-    owner = np.repeat(np.arange(len(known)), np.array([len(step.c) for step in known], dtype=np.int64))
-    fields = {"step": numbers[owner], **_columns(COLLECTIVE_FIELDS, exchanged)}
-    owner = of_step[owner]
-    swept = np.array([block.arm == FABRIC for block in blocks], dtype=bool)[owner]
-
-    ready = _flat(chain.from_iterable(block.parameters for block in blocks), 2)
-    counts = np.array([len(block.parameters) for block in blocks], dtype=np.int64)
-    index = np.concatenate([np.arange(0), *map(np.arange, counts)])
-    each = {"index": index, **_columns(("bytes", "ready_ns"), ready)}
-    return {
-        "blocks": table,
-        "steps": found.with_columns(unknown),
-        "buckets": _rows(keys[owner[~swept]], {name: of[~swept] for name, of in fields.items()}, "buckets"),
-        "fabric": _rows(keys[owner[swept]], {name: of[swept] for name, of in fields.items()}, "fabric"),
-        "parameters": _rows(keys[np.repeat(np.arange(len(blocks)), counts)], each, "parameters"),
-    }, len(steps) - len(kept)
-
-
 def _values(records: Sequence[Any], columns: dict[str, str], launch: int, rank: int) -> dict[str, Any]:
     """Columns of a table with a row per record; `columns` has the field of each."""
     found = {column: [getattr(record, name) for record in records] for column, name in columns.items()}
     return {"launch": [launch] * len(records), "rank": [rank] * len(records), **found}
-
-
-def _stamps(steps: Sequence[StepRecord]) -> Ints:
-    """Array of steps x STEP_FIELDS; 0 where a line leaves one out."""
-    stamps = np.zeros((len(steps), len(STEP_FIELDS)), dtype=np.int64)
-    widths = np.array([len(step.s) for step in steps], dtype=np.int64)
-    for width in WIDTHS:
-        chosen = np.flatnonzero(widths == width)
-        stamps[chosen, :width] = _flat((steps[k].s for k in chosen.tolist()), width)
-    return stamps
-
-
-def _exchanged(rows: Sequence[tuple[int, ...]]) -> Ints:
-    """Array of collectives x COLLECTIVE_FIELDS; what a row leaves out has its default."""
-    values = np.zeros((len(rows), len(COLLECTIVE_FIELDS)), dtype=np.int64)
-    values[:, -len(COLLECTIVE_DEFAULTS) :] = COLLECTIVE_DEFAULTS
-    widths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    for width in COLLECTIVE_WIDTHS:
-        chosen = np.flatnonzero(widths == width)
-        if chosen.size:
-            of_width = rows if chosen.size == len(rows) else [rows[k] for k in chosen.tolist()]
-            values[chosen, :width] = _flat(of_width, width)
-    return values
-
-
-def _flat(rows: Any, width: int) -> Ints:
-    """Rows of `width` numbers as one array."""
-    return np.fromiter(chain.from_iterable(rows), dtype=np.int64).reshape(-1, width)
-
-
-def _columns(names: Sequence[str], values: Ints) -> dict[str, Ints]:
-    return {name: np.ascontiguousarray(values[:, k]) for k, name in enumerate(names)}
-
-
-def _rows(keys: pl.DataFrame, columns: dict[str, Ints], table: str) -> pl.DataFrame:
-    """Rows of a table; `keys` has the block's columns for each row."""
-    found = {of.name: of for of in keys.iter_columns()} | {k: pl.Series(k, of) for k, of in columns.items()}
-    return pl.DataFrame([found[name] for name in SCHEMAS[table]])

@@ -1,14 +1,15 @@
 """Checksums in a rank file, so that a digit which changed after it was written is found.
 
-Every line but a step's ends in `,"crc":N}`: the CRC-32 of all bytes since the line of the seal before, up to this key.
-A block's line comes after its steps, so its seal covers them. Files of older versions have no seals and are read
-without. Needs only the standard library, since workers use it.
+Every line but those of steps ends in `,"crc":N}`: the CRC-32 of all bytes since the line of the seal before, up to
+this key. A block's line comes after its steps, so its seal covers them. Files of older versions have no seals and are
+read without. Needs only the standard library, since workers use it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 KEY = b',"crc":'
@@ -36,33 +37,32 @@ class Sealer:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """A file's text without the stretches whose seal does not hold, and those stretches."""
+class Stretch:
+    """Whole lines up to a seal, as places in the text."""
 
-    text: bytes
-    damaged: tuple[bytes, ...] = ()
+    begin: int
+    end: int
+    holds: bool | None
+    """Whether the seal holds; None: the lines have none."""
 
 
-def checked(text: bytes) -> Checked:
-    """Check the seals of whole lines. A text whose first line has no seal is of an older version and kept as it is."""
-    head_end = text.find(b"\n")
+def stretches(text: bytes) -> Iterator[Stretch]:
+    """The stretches of whole lines, in order; the last one may have no seal, since what follows it was cut off.
+
+    A text whose first line has no seal is of an older version and one stretch without a seal.
+    """
     first = text.find(KEY)
-    if first < 0 or first > head_end:
-        return Checked(text)
-    begin = 0
-    kept: list[bytes] = []
-    damaged: list[bytes] = []
-    at = first
+    at = first if 0 <= first <= text.find(b"\n") else -1
+    view, begin = memoryview(text), 0
     while at >= 0:
         end = text.find(b"\n", at) + 1 or len(text)
         number = text[at + len(KEY) : end].removesuffix(b"\n").removesuffix(b"}")
         if number.isdigit() and len(number) <= DIGITS:
-            holds = int(number) == zlib.crc32(memoryview(text)[begin:at])
-            (kept if holds else damaged).append(text[begin:end])
+            yield Stretch(begin, end, int(number) == zlib.crc32(view[begin:at]))
             begin = end
         at = text.find(KEY, max(begin, at + 1))
-    kept.append(text[begin:])  # what follows the last seal was cut off
-    return Checked(b"".join(kept), tuple(damaged))
+    if begin < len(text):
+        yield Stretch(begin, len(text), None)
 
 
 def digest(content: bytes) -> str:

@@ -10,22 +10,25 @@ import errno
 import os
 import shutil
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import polars as pl
 
 from scaling.reading import read_bytes
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.records.rank import SCHEMAS, RankFile, read_rank
+from scaling.records.rank import SCHEMAS, RankFile, Stored, read_rank
 from scaling.records.run import read_status
 from scaling.records.seal import digest
 from scaling.records.status import Status
+from scaling.records.window import windows
 from scaling.spec.plan import Plan
 
 TABLE_SCHEMA = "1"
 """Version of the derived tables, kept in each Parquet file's metadata."""
 
+KEPT_BYTES = 32 << 20
+"""So many bytes of a launch's files are kept until their steps are read; of larger ones parts are read again."""
 CUT_OFF = "left records that are cut off; whole blocks are used"
 
 
@@ -73,20 +76,28 @@ def collect(folder: RunFolder, plan: Plan) -> Tables:
     status = None if plan.own_loop else read_status(folder)
     launches, gaps = _known(folder, status)
     done = {one.index for one in status.launches if one.state == "done"} if status else set()
+    lost = 0
     for launch in launches:
-        read, rows, missing = _read(launch, plan)
+        read, missing = _read(launch, plan)
         gaps += missing
-        for file, tables in zip(read, rows, strict=True):
-            ranks.append(file)
-            for name, frame in tables.items():
+        for of in read:
+            ranks.append(of.file)
+            gaps += [Gap(launch=launch.index, rank=of.file.rank, what=what) for what in _lacks(of.file, done)]
+        gaps += _other_plan(folder, launch.index, [of.file for of in read])
+        if not read:
+            continue
+        whole = {name: pl.concat([of.tables[name] for of in read]) for name in ("blocks", "memory")}
+        for name, frame in whole.items():
+            found[name].append(frame)
+        for window in windows(launch.index, [of.stored for of in read], whole["blocks"]):
+            lost += window.lost
+            for name, frame in window.frames.items():
                 found[name].append(frame)
-            gaps += [Gap(launch=launch.index, rank=file.rank, what=what) for what in _lacks(file, done)]
-        gaps += _other_plan(folder, launch.index, read)
     return Tables(
         **{name: pl.concat(frames) for name, frames in found.items()},
         ranks=tuple(ranks),
         gaps=tuple(gaps),
-        dropped_samples=sum(file.dropped_samples for file in ranks),
+        dropped_samples=lost + sum(file.dropped_samples for file in ranks),
         dropped_blocks=0,
     )
 
@@ -124,19 +135,32 @@ def _known(folder: RunFolder, status: Status | None) -> tuple[list[LaunchFolder]
     return [launch for launch in there if launch.index in known], unknown
 
 
-def _read(
-    launch: LaunchFolder, plan: Plan
-) -> tuple[list[RankFile], list[dict[str, pl.DataFrame]], list[Gap]]:
-    """The rank files of a launch, their tables, and the ranks that have none."""
-    files: dict[int, tuple[RankFile, dict[str, pl.DataFrame]]] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """What is read of one rank's file before its steps."""
+
+    file: RankFile
+    tables: Mapping[str, pl.DataFrame]
+    stored: Stored
+
+
+def _read(launch: LaunchFolder, plan: Plan) -> tuple[list[_Rank], list[Gap]]:
+    """The rank files of a launch, and the ranks that have none."""
+    files: dict[int, _Rank] = {}
     broken: dict[int, str] = {}
+    held = 0
     for rank in launch.ranks():
         try:
-            files[rank] = read_rank(launch.rank(rank), launch.index, rank)
+            file, tables, stored = read_rank(launch.rank(rank), launch.index, rank)
         except (OSError, ValueError) as error:
             broken[rank] = f"left nothing that can be read: {error}"
+            continue
+        held += len(stored.text or b"")
+        if held > KEPT_BYTES:
+            stored = dataclasses.replace(stored, text=None)
+        files[rank] = _Rank(file=file, tables=tables, stored=stored)
     # A later launch has only as many ranks as the trials that were left need.
-    said = Counter(file.world for file, _ in files.values() if file.world)
+    said = Counter(of.file.world for of in files.values() if of.file.world)
     world = said.most_common(1)[0][0] if said else plan.ranks
     world = min(world, max(plan.ranks, len(files) + len(broken)))
     for rank in [rank for rank in files if rank >= world]:
@@ -144,7 +168,7 @@ def _read(
         broken[rank] = f"is none of the launch's {world} ranks, so its records are left out"
     broken |= {rank: "left no records" for rank in range(world) if rank not in files and rank not in broken}
     gaps = [Gap(launch=launch.index, rank=rank, what=what) for rank, what in sorted(broken.items())]
-    return [file for file, _ in files.values()], [rows for _, rows in files.values()], gaps
+    return list(files.values()), gaps
 
 
 def _lacks(file: RankFile, done: Collection[int]) -> list[str]:

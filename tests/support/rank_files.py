@@ -30,7 +30,7 @@ def sealed(lines: list[Line]) -> str:
     sealer, text = Sealer(), []
     for line in lines:
         written = json.dumps(line, separators=(",", ":")) + "\n"
-        text.append(sealer.pass_on(written) if line.get("t") == "step" else sealer.seal(written))
+        text.append(sealer.pass_on(written) if line.get("t") in ("step", "steps") else sealer.seal(written))
     return "".join(text)
 
 

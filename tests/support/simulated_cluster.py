@@ -12,8 +12,10 @@ collective; then optimizer and host. The next step begins at once: only collecti
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +25,7 @@ import numpy as np
 from scaling.records import files, status
 from scaling.records import format as records
 from scaling.records import paths as store
+from scaling.records.seal import Sealer
 from scaling.spec.plan import Plan, Trial, make_plan
 from scaling.spec.run import Measure, Model, Spec
 from scaling.spec.schedule import (
@@ -495,13 +498,18 @@ def spec_of(truth: Truth) -> Spec:
 class RankFiles:
     """Rank files of one launch; opened anew for each block, as there may be more than can be open at once."""
 
-    def __init__(self, truth: Truth, plan: Plan, folder: store.LaunchFolder) -> None:
-        self.truth, self.ranks, self.folder = truth, range(plan.ranks), folder
+    def __init__(self, truth: Truth, plan: Plan, folder: store.LaunchFolder, *, packed: bool = False) -> None:
+        self.truth, self.ranks, self.folder, self.packed = truth, range(plan.ranks), folder, packed
         self.rng = np.random.default_rng((truth.seed, 1))
         folder.path.mkdir(parents=True)
         for rank in self.ranks:
             host = plan.spec.topology.host_of(rank)
-            who = {"schema": records.SCHEMA, "rank": rank, "host": host, "hostname": f"sim-{host}"}
+            who = {
+                "schema": records.SCHEMA if packed else 1,
+                "rank": rank,
+                "host": host,
+                "hostname": f"sim-{host}",
+            }
             head = {"t": "head", **who, "launch": 0, "world": plan.ranks, "param_bytes": truth.payload}
             parts = {n: plan.sub_groups(n) for n in truth.world_sizes}
             parts |= {-k: pairs for k, pairs in enumerate(plan.pairings(), 1)}
@@ -510,10 +518,17 @@ class RankFiles:
             more = {n + ELSEWHERE * c: n for n in truth.world_sizes for c in truth.communicators if c}
             head["groups"] |= {str(key): list(range(n)) for key, n in more.items()}
             head["warmup"] = {str(n): WARMUP for n in truth.world_sizes}
-            self.append(rank, line(head))
+            self.append(rank, self.sealed(line(head)))
             what = {"device": plan.spec.topology.device, "backend": plan.spec.topology.backend}
             files.write_json(folder.env(rank), who | what | {"parameter_bytes": truth.payload})
         self.write_clocks("begin", 0.0)
+
+    def sealed(self, text: str, before: str = "") -> str:
+        """A line as workers write it today, with the lines that its seal covers too; older files have no seals."""
+        if not self.packed:
+            return before + text
+        sealer = Sealer()
+        return sealer.pass_on(before) + sealer.seal(text)
 
     def append(self, rank: int, text: str) -> None:
         with self.folder.rank(rank).open("a", encoding="utf-8") as file:
@@ -534,7 +549,12 @@ class RankFiles:
             bound = self.truth.clock_bound_ns if rank else 0
             offset = mine - own[0] + round(bound / 5 * self.rng.uniform(-1, 1))
             clock = {"t": "clock", "at": when, "offset_ns": offset, "bound_ns": bound, "time_ns": mine}
-            self.append(rank, line(clock))
+            self.append(rank, self.sealed(line(clock)))
+
+    def write_ends(self) -> None:
+        """The last line, which only files with seals have."""
+        for rank in self.ranks if self.packed else ():
+            self.append(rank, self.sealed(line({"t": "end", "state": "done"})))
 
     def write(self, block: Block, track: Track) -> None:
         """A block's steps and the block's own line, for every rank that ran it."""
@@ -560,12 +580,33 @@ class RankFiles:
             template += f',"c":[{",".join(each)}]'
             columns += [c[b] for b in range(len(ready)) for c in (payload, ready, launched, done)]
         number = np.broadcast_to(np.arange(at.shape[1])[:, None], at.shape[1:])
-        rows = np.stack([number, *columns], axis=-1).swapaxes(0, 1).tolist()  # rank by rank, step by step
+        rows = np.stack([number, *columns], axis=-1).swapaxes(0, 1)  # rank by rank, step by step
+        calls = len(track.ready) if block.detailed else 0
+        stamps = rows.shape[2] - 1 - 4 * calls
         whole = self.stamps(track.whole, ranks)
         for k, rank in enumerate(ranks.tolist()):
-            steps = "".join([f"{template}}}\n" % tuple(row) for row in rows[k]])
+            if self.packed:
+                steps = packed_line(block, rows[k, :, 1:], stamps, calls, group)
+            else:
+                steps = "".join([f"{template}}}\n" % tuple(row) for row in rows[k].tolist()])
             parameters = _parameters(track, k) if solo else []
-            self.append(rank, steps + block_line(block, whole[:, :, k], at.shape[1], parameters))
+            self.append(rank, self.sealed(block_line(block, whole[:, :, k], at.shape[1], parameters), steps))
+
+
+def packed_line(block: Block, rows: np.ndarray, stamps: int, calls: int, group: int) -> str:
+    """A rank's steps of a block as records.packed writes them; `rows`: steps x (stamps and 4 numbers a collective)."""
+    steps = len(rows)
+    sent = np.zeros((steps, calls, 7), dtype=np.int64)
+    sent[:, :, 0], sent[:, :, 2], sent[:, :, 3:] = (
+        np.arange(calls),
+        group,
+        rows[:, stamps:].reshape(steps, calls, 4),
+    )
+    table = np.concatenate([rows[:, :stamps], sent.reshape(steps, -1)], axis=1)
+    numbers = np.diff(table, axis=0, prepend=0).T.astype("<i8")
+    packed = base64.b64encode(zlib.compress(numbers.tobytes(), 1)).decode()
+    shape = {"c": calls, "w": 7} if calls else {}
+    return line({"t": "steps", "b": block.id, "i": 0, "n": steps, "s": stamps, **shape, "z": packed})
 
 
 def _parameters(track: Track, k: int) -> list[tuple[int, int]]:
@@ -603,11 +644,14 @@ def line(value: dict[str, object]) -> str:
     return json.dumps(value, separators=(",", ":")) + "\n"
 
 
-def simulate(truth: Truth, path: Path) -> Expected:
-    """Write the run folder `path` (created) and return what it should be found to hold."""
+def simulate(truth: Truth, path: Path, *, packed: bool = False) -> Expected:
+    """Write the run folder `path` (created) and return what it should be found to hold.
+
+    `packed`: as workers write it today; else in schema 1 without seals, whose lines a test can read and change.
+    """
     plan = make_plan(spec_of(truth), run_id="simulated", created="2026-01-01T00:00:00+00:00", version="0")
     folder = store.RunFolder(path)
-    ranks = RankFiles(truth, plan, folder.launch(0))
+    ranks = RankFiles(truth, plan, folder.launch(0), packed=packed)
     files.write_json(folder.plan, plan)
     rng = np.random.default_rng(truth.seed)
     walk = np.exp(truth.drift * np.cumsum(rng.standard_normal(truth.rounds)))
@@ -620,6 +664,7 @@ def simulate(truth: Truth, path: Path) -> Expected:
                 ranks.write(block, track)
             now = max(track.end_ns for track in tracks)
     ranks.write_clocks("end", now)
+    ranks.write_ends()
     launch = status.LaunchStatus(
         index=0, world_sizes=truth.world_sizes, state="done", finished=truth.world_sizes, duration_s=now / 1e9
     )

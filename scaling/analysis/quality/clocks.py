@@ -56,7 +56,8 @@ def with_telemetry(
     for launch, rank, begin, end in blocks.select(place).iter_rows():
         known, at = samples.get((launch, rank), ()), times.get((launch, rank), [])
         inside = known[bisect_left(at, begin) : bisect_right(at, end)]
-        reasons = [s.reasons for s in inside or _nearest(known, (begin + end) // 2) if s.reasons is not None]
+        near = inside or _nearest(known, at, (begin + end) // 2)
+        reasons = [s.reasons for s in near if s.reasons is not None]
         bits = int(np.bitwise_or.reduce(reasons)) if reasons else None
         rows.append(
             (
@@ -160,7 +161,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _nearest(samples: Sequence[DeviceSample], time_ns: int) -> list[DeviceSample]:
-    if not samples:
-        return []
-    return [min(samples, key=lambda s: abs(s.time_ns - time_ns))]
+def _nearest(samples: Sequence[DeviceSample], times_ns: Sequence[int], time_ns: int) -> list[DeviceSample]:
+    """The sample closest to a time; `times_ns`: those of the samples, in order."""
+    after = bisect_left(times_ns, time_ns)
+    around = [k for k in (after - 1, after) if 0 <= k < len(samples)]
+    return [samples[min(around, key=lambda k: abs(times_ns[k] - time_ns))]] if around else []

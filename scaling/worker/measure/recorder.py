@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 import json
 import os
 import time
@@ -12,13 +13,12 @@ from typing import Any, NamedTuple
 from scaling.records.format import (
     EndRecord,
     HeadRecord,
+    PackedRecord,
     Record,
     RecordedBlock,
-    StepRecord,
     as_line,
-    shortened,
-    shortest,
 )
+from scaling.records.packed import pack_block
 from scaling.records.seal import Sealer
 from scaling.worker.accelerator.clock import is_virtual, now_ns
 
@@ -44,10 +44,9 @@ class Recorder:
 
     def block(self, recorded: RecordedBlock) -> None:
         """Write the steps of one block, then the block itself."""
-        block, collectives = recorded.block, recorded.collectives
-        for index, step in enumerate(recorded.steps):
-            rows = [shortened(row) for row in collectives[index]] if collectives else ()
-            self._line(StepRecord(b=block.id, i=index, s=shortest(step), c=rows))
+        block = recorded.block
+        for packed in pack_block(block.id, recorded.steps, recorded.collectives):
+            self._line(packed)
         self._line(block)
         self.blocks += 1
         self.steps += len(recorded.steps)
@@ -67,9 +66,13 @@ class Recorder:
         self._flushed_ns = now_ns()
 
     def _line(self, record: Record) -> None:
-        line = json.dumps(as_line(record), separators=(",", ":")) + "\n"
-        sealed = self._sealer.pass_on if isinstance(record, StepRecord) else self._sealer.seal
+        line = json.dumps(as_line(record), separators=(",", ":"), default=_base64) + "\n"
+        sealed = self._sealer.pass_on if isinstance(record, PackedRecord) else self._sealer.seal
         self._file.write(sealed(line))
+
+
+def _base64(value: bytes) -> str:
+    return binascii.b2a_base64(value, newline=False).decode()
 
 
 class Reading(NamedTuple):

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling import Probe
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
+from scaling.records.tables import collect
 from scaling.worker.accelerator import clock as clock_module
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import EventClock
@@ -213,12 +214,13 @@ def test_a_baseline_in_a_round_has_the_clock_to_itself(ddp, tmp_path, monkeypatc
     blocks = {record["id"]: record for record in records if record["t"] == "block"}
     assert sum(block < 0 for block in blocks) == 2 * 5  # of the baseline: five arms a round
     assert sum(block >= 0 for block in blocks) == 3 * 4 - 1
-    for record in records:
-        if record["t"] == "step":
-            begin, end = record["s"][:2]
-            block = blocks[record["b"]]
-            assert begun < block["begin_ns"] <= end <= block["end_ns"] + 1_000_000 < ended + 1_000_000
-            assert begin <= end
+    run = RunFolder(tmp_path / "run")
+    steps = collect(run, read_plan(run)).steps
+    assert steps.height > 0
+    for number, begin, end in steps.select("block", "begin_ns", "end_ns").iter_rows():
+        block = blocks[number]
+        assert begun < block["begin_ns"] <= end <= block["end_ns"] + 1_000_000 < ended + 1_000_000
+        assert begin <= end
 
 
 def test_an_exception_beside_a_device_waits_for_nothing_and_is_written_down(ddp, tmp_path, monkeypatch):

@@ -1,0 +1,305 @@
+"""The steps of a few blocks at a time, of all ranks, as frames.
+
+A block of all ranks is the unit of every statistic, and a rank's file has its blocks one after the other. The reader
+therefore takes the same few blocks from every file in turn. Numbers go from the file to arrays, of all ranks at once,
+without an object for each row.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from scaling.records.clock import Ints, Shift
+from scaling.records.format import (
+    COLLECTIVE_DEFAULTS,
+    COLLECTIVE_FIELDS,
+    COLLECTIVE_WIDTHS,
+    STEP_FIELDS,
+    PackedRecord,
+    StepRecord,
+)
+from scaling.records.lines import PLAIN_WIDTH, WIDTHS, Block, Packed, Step, decode_records
+from scaling.records.packed import unpacked_bytes
+from scaling.records.rank import BLOCK_NAMES, SCHEMAS, Stored
+from scaling.spec.schedule import FABRIC
+
+WINDOW_ROWS = 600_000
+"""Rows of steps and collectives in a window: about 100 MB of columns."""
+BATCH_BYTES = 16 << 20
+"""What is read of the files at a time."""
+PARAMETERS = b'"parameters":['
+
+STAMPS = [
+    STEP_FIELDS.index(name)
+    for name in ("begin_ns", "end_ns", "compute_end_ns", "sync_end_ns", "buffer_begin_ns", "buffer_end_ns")
+]
+COLLECTIVE_STAMPS = [
+    COLLECTIVE_FIELDS.index(name)
+    for name in ("ready_ns", "launch_ns", "done_ns", "enqueue_ns", "wait_ns", "resume_ns")
+]
+_STEP_COLUMNS = (*STEP_FIELDS, "plain")
+"""Plain steps have no phases, which is not the same as phases that were not taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Some blocks of a launch with all rows of all ranks, in the order of blocks and ranks."""
+
+    launch: int
+    first: int
+    last: int
+    """Numbers of its first and its last block; no other window has blocks between them."""
+    frames: Mapping[str, pl.DataFrame]
+    """`steps`, `buckets`, `fabric` and `parameters`, with the columns of records.rank.SCHEMAS."""
+    lost: int
+    """Steps that belong to none of the blocks."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows of one kind, as pieces that follow each other."""
+
+    owner: list[Ints] = field(default_factory=list)
+    """The row of each in the launch's `blocks`."""
+    step: list[Ints] = field(default_factory=list)
+    values: list[Ints] = field(default_factory=list)
+
+    def add(self, owner: Ints, step: Ints, values: Ints) -> None:
+        self.owner.append(owner)
+        self.step.append(step)
+        self.values.append(values)
+
+    @property
+    def height(self) -> int:
+        return sum(map(len, self.owner))
+
+    def columns(self, names: Sequence[str]) -> tuple[Ints, dict[str, Ints]]:
+        """Owners, and columns by name."""
+        values = np.concatenate([np.zeros((0, len(names)), dtype=np.int64), *self.values])
+        step = np.concatenate([np.zeros(0, dtype=np.int64), *self.step])
+        columns = {name: np.ascontiguousarray(values[:, k]) for k, name in enumerate(names)}
+        return np.concatenate([np.zeros(0, dtype=np.int64), *self.owner]), {"step": step, **columns}
+
+
+class _Shape(NamedTuple):
+    """What steps have in common that can be unpacked together: see records.format.PackedRecord."""
+
+    first: int
+    steps: int
+    stamps: int
+    calls: int
+    width: int
+
+
+class _Gathered:
+    """Rows of the blocks of one window, while they are read."""
+
+    def __init__(self) -> None:
+        self.steps, self.collectives, self.parameters = _Rows(), _Rows(), _Rows()
+        self.lost = 0
+
+    @property
+    def height(self) -> int:
+        return self.steps.height + self.collectives.height
+
+    def frames(self, keys: pl.DataFrame) -> dict[str, pl.DataFrame]:
+        """The tables; `keys`: the launch's `blocks` with the columns that each row repeats."""
+        owner, columns = self.steps.columns(_STEP_COLUMNS)
+        plain = columns.pop("plain") > 0
+        steps = _rows(keys, owner, columns, "steps")
+        if plain.any():
+            names = STEP_FIELDS[PLAIN_WIDTH:]
+            steps = steps.with_columns(pl.when(pl.lit(pl.Series(~plain))).then(pl.col(names)))
+        owner, columns = self.collectives.columns(COLLECTIVE_FIELDS)
+        swept = (keys["arm"] == FABRIC).to_numpy()[owner]
+        found = {"steps": steps}
+        for name, chosen in (("buckets", ~swept), ("fabric", swept)):
+            every = bool(chosen.all())
+            of = columns if every else {column: values[chosen] for column, values in columns.items()}
+            found[name] = _rows(keys, owner if every else owner[chosen], of, name)
+        owner, columns = self.parameters.columns(("bytes", "ready_ns"))
+        columns["index"] = columns.pop("step")
+        return {**found, "parameters": _rows(keys, owner, columns, "parameters")}
+
+
+def windows(
+    launch: int, files: Sequence[Stored], blocks: pl.DataFrame, rows: int = WINDOW_ROWS
+) -> Iterator[Window]:
+    """All whole blocks of a launch, in the order of their numbers.
+
+    `blocks`: the launch's blocks, those of each file in its order. OSError where a file cannot be read again.
+    """
+    keys = blocks.select(list(BLOCK_NAMES))
+    places = np.concatenate([np.zeros((0, 3), dtype=np.int64), *(file.blocks for file in files)])
+    of_file = np.repeat(np.arange(len(files)), [len(file.blocks) for file in files])
+    order = np.argsort(places[:, 0], kind="stable")
+    numbers, begins = np.unique(places[order, 0], return_index=True)
+    if not len(numbers):
+        return
+    members = dict(zip(numbers.tolist(), np.split(order, begins[1:]), strict=True))
+    gathered, first = _Gathered(), None
+    for batch in _batches(members, places):
+        texts = _read(files, of_file, places, np.concatenate([members[number] for number in batch]))
+        for number in batch:
+            first = number if first is None else first
+            _gather(number, members[number], texts, [files[k] for k in of_file[members[number]]], gathered)
+            if gathered.height >= rows:
+                yield _window(launch, first, number, gathered, keys)
+                gathered, first = _Gathered(), None
+    if first is not None:
+        yield _window(launch, first, int(numbers[-1]), gathered, keys)
+
+
+def _window(launch: int, first: int, last: int, gathered: _Gathered, keys: pl.DataFrame) -> Window:
+    return Window(launch=launch, first=first, last=last, frames=gathered.frames(keys), lost=gathered.lost)
+
+
+def _batches(members: Mapping[int, Ints], places: Ints) -> Iterator[list[int]]:
+    """Numbers of blocks whose lines together have about BATCH_BYTES."""
+    batch, total = list[int](), 0
+    for number, of in members.items():
+        batch.append(number)
+        total += int((places[of, 2] - places[of, 1]).sum())
+        if total >= BATCH_BYTES:
+            yield batch
+            batch, total = [], 0
+    if batch:
+        yield batch
+
+
+def _read(files: Sequence[Stored], of_file: Ints, places: Ints, wanted: Ints) -> dict[int, bytes]:
+    """The lines of some blocks, by their rows in `places`; from each file in one piece."""
+    texts: dict[int, bytes] = {}
+    by_file = wanted[np.argsort(of_file[wanted], kind="stable")]
+    for part in np.split(by_file, np.flatnonzero(np.diff(of_file[by_file])) + 1):
+        begin, end = int(places[part, 1].min()), int(places[part, 2].max())
+        piece = files[of_file[part[0]]].read(begin, end)
+        for row, (low, high) in zip(part.tolist(), (places[part, 1:] - begin).tolist(), strict=True):
+            texts[row] = piece[low:high]
+    return texts
+
+
+def _gather(
+    number: int, rows: Ints, texts: Mapping[int, bytes], files: Sequence[Stored], into: _Gathered
+) -> None:
+    """One block of all its ranks. Lines that cannot be read leave steps out, which records.impossible notices."""
+    alike: dict[_Shape, list[tuple[int, Shift, bytes]]] = defaultdict(list)
+    for row, file in zip(rows.tolist(), files, strict=True):
+        text = texts[row]
+        last = text.rfind(b"\n", 0, -1) + 1
+        begin = 0 if text.find(PARAMETERS, last) >= 0 else last
+        records, _ = decode_records(text if begin == 0 else text[:last])
+        plain = [record for record in records if isinstance(record, Step)]
+        own = [step for step in plain if step.b == number]
+        into.lost += len(plain) - len(own)
+        if own:
+            _add_lines(row, own, file.shift, into)
+        for record in records:
+            if isinstance(record, Packed) and record.b != number:
+                into.lost += record.n
+            elif isinstance(record, Packed) and (numbers := _unpacked(record)) is not None:
+                alike[_Shape(record.i, record.n, record.s, record.c, record.w)].append(
+                    (row, file.shift, numbers)
+                )
+            elif isinstance(record, Block) and record.parameters:
+                each = _flat(record.parameters, 2)
+                into.parameters.add(np.full(len(each), row), np.arange(len(each)), each)
+    for shape, pieces in alike.items():
+        _add_packed(shape, pieces, into)
+
+
+def _unpacked(record: PackedRecord) -> bytes | None:
+    """The integers' bytes; None where there are more or fewer than the record says."""
+    size = unpacked_bytes(record)
+    unpacker = zlib.decompressobj()
+    try:
+        numbers = unpacker.decompress(record.z, size + 1)
+    except zlib.error:
+        return None
+    return numbers if len(numbers) == size and unpacker.eof else None
+
+
+def _add_packed(shape: _Shape, pieces: Sequence[tuple[int, Shift, bytes]], into: _Gathered) -> None:
+    """Steps of one shape, of many ranks at once."""
+    first, count, stamps, calls, width = shape
+    ranks, columns = len(pieces), stamps + calls * width
+    packed = np.frombuffer(b"".join([numbers for _, _, numbers in pieces]), dtype="<i8")
+    table = packed.reshape(ranks, columns, count).cumsum(axis=2).transpose(0, 2, 1)  # ranks x steps x columns
+    shifts = [shift for _, shift, _ in pieces]
+    rows = np.array([row for row, _, _ in pieces], dtype=np.int64)
+    number = np.broadcast_to(np.arange(first, first + count), (ranks, count))
+    steps = np.zeros((ranks, count, len(_STEP_COLUMNS)), dtype=np.int64)
+    steps[:, :, :stamps] = table[:, :, :stamps]
+    steps[:, :, -1] = stamps == PLAIN_WIDTH
+    _move(steps, STAMPS, shifts)
+    into.steps.add(np.repeat(rows, count), number.ravel(), steps.reshape(-1, len(_STEP_COLUMNS)))
+    if not calls:
+        return
+    sent = np.zeros((ranks, count, calls, len(COLLECTIVE_FIELDS)), dtype=np.int64)
+    sent[..., -len(COLLECTIVE_DEFAULTS) :] = COLLECTIVE_DEFAULTS
+    sent[..., :width] = table[:, :, stamps:].reshape(ranks, count, calls, width)
+    _move(sent, COLLECTIVE_STAMPS, shifts)
+    number = np.repeat(number, calls, axis=1)
+    into.collectives.add(
+        np.repeat(rows, count * calls), number.ravel(), sent.reshape(-1, len(COLLECTIVE_FIELDS))
+    )
+
+
+def _add_lines(row: int, steps: Sequence[StepRecord], shift: Shift, into: _Gathered) -> None:
+    """A rank's steps of a block from a file of schema 1; none where a number has more than 64 bits."""
+    number = np.array([step.i for step in steps], dtype=np.int64)
+    calls = np.array([len(step.c) for step in steps], dtype=np.int64)
+    try:
+        stamps = _table([step.s for step in steps], WIDTHS, np.zeros(len(_STEP_COLUMNS), dtype=np.int64))
+        default = np.array(
+            [0] * (len(COLLECTIVE_FIELDS) - len(COLLECTIVE_DEFAULTS)) + list(COLLECTIVE_DEFAULTS)
+        )
+        sent = _table(list(chain.from_iterable(step.c for step in steps)), COLLECTIVE_WIDTHS, default)
+    except OverflowError:
+        into.lost += len(steps)
+        return
+    _move(stamps[None], STAMPS, [shift])
+    _move(sent[None], COLLECTIVE_STAMPS, [shift])
+    stamps[:, -1] = [len(step.s) == PLAIN_WIDTH for step in steps]
+    into.steps.add(np.full(len(steps), row), number, stamps)
+    if len(sent):
+        into.collectives.add(np.full(len(sent), row), np.repeat(number, calls), sent)
+
+
+def _move(values: Ints, columns: Sequence[int], shifts: Sequence[Shift]) -> None:
+    """Move stamps onto rank 0's clock, in place; `values`: ranks x ... x columns."""
+    for k, shift in enumerate(shifts):
+        if not shift.still:
+            values[k][..., columns] = shift.at(values[k][..., columns])
+
+
+def _table(rows: Sequence[Sequence[int]], widths: Iterable[int], default: Ints) -> Ints:
+    """Rows that may end early, as an array; OverflowError where a number has more than 64 bits."""
+    values = np.tile(default, (len(rows), 1))
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    for width in widths:
+        chosen = np.flatnonzero(lengths == width)
+        if chosen.size:
+            of_width = rows if chosen.size == len(rows) else [rows[k] for k in chosen.tolist()]
+            values[chosen, :width] = _flat(of_width, width)
+    return values
+
+
+def _flat(rows: Any, width: int) -> Ints:
+    """Rows of `width` numbers as one array."""
+    return np.fromiter(chain.from_iterable(rows), dtype=np.int64).reshape(-1, width)
+
+
+def _rows(keys: pl.DataFrame, owner: Ints, columns: Mapping[str, Ints], table: str) -> pl.DataFrame:
+    """Rows of a table; `owner`: the row of `keys` that each repeats."""
+    found = {of.name: of for of in keys[owner].iter_columns()}
+    found |= {name: pl.Series(name, of) for name, of in columns.items()}
+    return pl.DataFrame([found[name] for name in SCHEMAS[table]])

@@ -1,0 +1,174 @@
+"""Packed steps say the same as one line a step, in fewer bytes; what cannot be read is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+from support import rank_files, simulated_cluster
+
+from scaling.records import tables, window
+from scaling.records.check import checked
+from scaling.records.format import (
+    SCHEMA,
+    BlockRecord,
+    CollectiveRow,
+    HeadRecord,
+    PlainRow,
+    RecordedBlock,
+    StepRow,
+)
+from scaling.records.packed import pack_block
+from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan
+from scaling.records.tables import collect
+from scaling.worker.measure.recorder import Recorder
+
+FACTS = {"round": 0, "world_size": 1, "detailed": True, "solo_rank": -1, "batch": 1, "accumulation": 1}
+COUNTS = {"lead_in": 0, "cpu_ns": 0, "thread_cpu_ns": 0, "delayed_ns": 0}
+TRUTH = simulated_cluster.Truth(
+    world_sizes=(1, 4), rounds=3, steps=4, buffers_ns=2e5, clock_offset_ns=(0, 5_000_000, 0, -80_000)
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The same cluster, in lines of schema 1 and packed."""
+    folders = {}
+    for packed in (False, True):
+        folders[packed] = RunFolder(tmp_path_factory.mktemp("packed") / str(packed))
+        simulated_cluster.simulate(TRUTH, folders[packed].path, packed=packed)
+    return folders
+
+
+def rows(folder):
+    read = collect(folder, read_plan(folder))
+    order = ["launch", "rank", "block", "step", "seq", "index"]
+    return {
+        name: getattr(read, name).sort([k for k in order if k in getattr(read, name).columns])
+        for name in ("blocks", "steps", "buckets", "fabric", "parameters")
+    }
+
+
+def test_packed_steps_are_the_same_rows(runs):
+    lines, packed = rows(runs[False]), rows(runs[True])
+    for name in lines:
+        assert lines[name].equals(packed[name]), name
+    assert lines["steps"].height > 0
+    assert lines["steps"]["input_ns"].null_count() > 0  # plain steps
+
+
+def test_packed_steps_take_less_than_a_third(runs):
+    sizes = [
+        sum(len(line) for line in folder.launch(0).rank(3).read_bytes().splitlines() if b'"t":"step' in line)
+        for folder in (runs[False], runs[True])
+    ]
+    assert sizes[1] < sizes[0] / 3
+
+
+def written(path, steps, collectives=()):
+    recorder = Recorder(path, HeadRecord(schema=SCHEMA, rank=0, host=0))
+    block = BlockRecord(id=7, arm="probe", steps=len(steps), begin_ns=1, end_ns=99, **FACTS, **COUNTS)
+    recorder.block(RecordedBlock(block=block, steps=steps, collectives=collectives))
+    recorder.end()
+    recorder.close()
+
+
+def read(path):
+    folder = RunFolder(path)
+    plan = simulated_cluster.make_plan(
+        simulated_cluster.spec_of(simulated_cluster.Truth(world_sizes=(1,), hosts=1)),
+        run_id="a",
+        created="",
+        version="0",
+    )
+    return collect(folder, plan)
+
+
+def test_a_recorders_steps_come_back_whatever_their_shapes(tmp_path):
+    """Steps of a block may differ: a plain one, one with buffers, one with fewer collectives."""
+    launch = RunFolder(tmp_path).launch(0)
+    launch.path.mkdir(parents=True)
+    steps = [
+        PlainRow(10, 20),
+        StepRow(30, 40, 1, 2, 3, 1, 35, 36),
+        StepRow(50, 65, 1, 2, 3, 1, 55, 56, 4, 1, 51, 52),
+    ]
+    sent = [
+        [],
+        [CollectiveRow(0, 0, 1, 64, 31, 32, 33), CollectiveRow(1, 3, 1, 32, 32, 33, 34, 30, 1, 2)],
+        [CollectiveRow(0, 0, 1, 64, 51, 52, 53, 51)],
+    ]
+    written(launch.rank(0), steps, sent)
+    back = read(tmp_path)
+    assert back.gaps == ()
+    found = back.steps.sort("step")
+    assert found["step"].to_list() == [0, 1, 2]
+    assert found.select(StepRow._fields).rows()[1:] == [tuple(step) for step in steps[1:]]
+    assert found.select(StepRow._fields).row(0) == (10, 20, *[None] * (len(StepRow._fields) - 2))
+    rows = back.buckets.sort("step", "seq")
+    assert rows.select(CollectiveRow._fields).rows() == [tuple(row) for of in sent for row in of]
+
+
+def test_numbers_of_any_size_come_back(tmp_path):
+    rng = np.random.default_rng(1)
+    steps = [PlainRow(*map(int, rng.integers(1, 2**61, 2))) for _ in range(50)]
+    launch = RunFolder(tmp_path).launch(0)
+    launch.path.mkdir(parents=True)
+    written(launch.rank(0), steps)
+    assert read(tmp_path).steps.sort("step").select("begin_ns", "end_ns").rows() == [tuple(s) for s in steps]
+
+
+def test_equal_steps_are_one_record_and_defaults_are_left_out():
+    row = CollectiveRow(0, 0, 1, 64, 31, 32, 33)
+    (record,) = pack_block(3, [PlainRow(k, k + 1) for k in range(9)], [[row]] * 9)
+    assert (record.i, record.n, record.s, record.c, record.w) == (0, 9, 2, 1, 7)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n": 5},
+        {"n": 2**40},
+        {"z": "AAAA"},
+        {"z": ""},
+        {"c": 7, "w": 10},
+        {"b": 1},
+    ],
+    ids=str,
+)
+def test_steps_that_cannot_be_unpacked_lose_their_block(runs, tmp_path, change):
+    folder = RunFolder(tmp_path / "run")
+    shutil.copytree(runs[True].path, folder.path)
+    number = 0
+
+    def broken(lines):
+        nonlocal number
+        line = next(line for line in lines if line["t"] == "steps")
+        number = line["b"]
+        line.update(change)
+
+    rank_files.change(folder.launch(0).rank(1), broken)
+    found = checked(collect(folder, read_plan(folder)), read_plan(folder))
+    assert number not in set(found.blocks["block"])
+    assert any("not all of its steps are there" in str(gap) for gap in found.gaps)
+
+
+def test_many_windows_are_the_same_rows(runs, monkeypatch):
+    whole = rows(runs[True])
+    monkeypatch.setattr(window.windows, "__defaults__", (50,))
+    monkeypatch.setattr(window, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(tables, "KEPT_BYTES", 0)
+    again = rows(runs[True])
+    for name in whole:
+        assert whole[name].equals(again[name]), name
+
+
+def test_the_line_of_packed_steps_is_json(tmp_path):
+    written(tmp_path / "rank-0.jsonl", [PlainRow(1, 2)])
+    kinds = [json.loads(line)["t"] for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
+    assert kinds == ["head", "steps", "block", "end"]
+    assert dataclasses.asdict(next(iter(pack_block(1, [PlainRow(1, 2)], ()))))["b"] == 1
