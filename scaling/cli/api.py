@@ -121,19 +121,19 @@ class Run:
             raise InputError(f"{self.path}: no table {name}, and no rank files to make it from")
         return getattr(self._tables, name)  # type: ignore[no-any-return]
 
-    @property
-    def tables(self) -> Tables:
-        """All records of the run, as checked as the analysis has them."""
-        return self._tables
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """What predictions start from: one for each measured world size above 1."""
-        return self._sources
-
     @cached_property
     def _sources(self) -> tuple[Source, ...]:
         return _read_sources(self, 0)
+
+
+def tables_of(run: Run) -> Tables:
+    """All records of a run, as checked as its analysis has them."""
+    return run._tables  # noqa: SLF001  not for users: the frozen API has the tables one by one
+
+
+def sources_of(run: Run) -> tuple[Source, ...]:
+    """What predictions start from: one for each measured world size above 1."""
+    return run._sources  # noqa: SLF001
 
 
 def load(path: str | os.PathLike[str] = LATEST) -> Run:
@@ -226,7 +226,7 @@ def predict(
     before, after = changed(read_config(run.folder), [*overrides, *searched])
     asked = to_whatif(after, before, run.plan, [o for o in overrides if not o.startswith("hydra.")])
     try:
-        return predictions(run._sources, run.plan, run.analysis, asked, start=from_world_size)  # noqa: SLF001
+        return predictions(sources_of(run), run.plan, run.analysis, asked, start=from_world_size)
     except NoPathError as error:
         raise InputError(f"world_sizes={list(asked.world_sizes)}: {error}") from error
 

@@ -6,7 +6,7 @@ from scaling.analysis.results.simulation import SimulatedBacktest
 from scaling.analysis.simulate import links, measured
 from scaling.analysis.simulate.ask import batch_of, mesh_of, simulation
 from scaling.analysis.simulate.inputs import assumed
-from scaling.cli.api import Run
+from scaling.cli.api import Run, sources_of, tables_of
 from scaling.config.simulation import Asked
 from scaling.launchers.simulate import simulate
 from scaling.records.launch import Launches
@@ -46,7 +46,7 @@ class Measured(Machine):
             None if launch is None else launch.kernels,
             None if launch is None else launch.roofline,
             run.analysis,
-            run.tables,
+            tables_of(run),
             self._own,
             self._topology,
             None if environment is None else environment.device_name,
@@ -57,7 +57,7 @@ class Measured(Machine):
         """The run's curve, where its back end is the host's."""
         if self._topology.backend == "nccl":
             return None
-        return measured.curves(self._topology, self._own, self._run.sources, mesh.axes, mesh.world_size)
+        return measured.curves(self._topology, self._own, sources_of(self._run), mesh.axes, mesh.world_size)
 
     def links_said(self, mesh: Mesh) -> tuple[str, ...]:
         """Where the links' figures are from."""
