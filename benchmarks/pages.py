@@ -48,6 +48,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "plain_step",
         "own_loop",
         "zoo",
+        "simulated_gpu",
         "curves",
         "models",
     ),
@@ -72,6 +73,7 @@ MEASURED = (
         "benchmarks/harness.py",
         "benchmarks/hosts.py",
         "benchmarks/gpu_parts",
+        "benchmarks/simulated_parts",
         "tests/support/simulated_cluster.py",
     ),
 )

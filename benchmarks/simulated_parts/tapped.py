@@ -1,0 +1,161 @@
+"""Train DDP with the harness's tap open, for cases that its arms do not run: every collective with its stamps."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.analysis.decompose.merge import BlockStamps
+from scaling.analysis.network.channel import Channel
+from scaling.spec.run import KINDS
+from scaling.worker.measure import step as stepping
+from scaling.worker.parallel.tap import Tap
+from scaling.worker.simulated import trace
+from scaling.worker.simulated.device import configure, set_cost, set_link
+from scaling.worker.simulated.trace import Task
+from simulated_parts import rank as ranking
+from simulated_parts.case import Case
+from simulated_parts.device import SimDevice
+
+STEPS, LEAD_IN = 6, 4
+BUCKET_MB = 0.3
+Floats = NDArray[np.float64]
+
+
+class Row(NamedTuple):
+    """One collective on one rank."""
+
+    kind: str
+    group: str
+    bytes: int
+    launch_ns: int
+    done_ns: int
+
+
+class Trained(NamedTuple):
+    """What a rank saw of its steps."""
+
+    steps: list[list[Row]]
+    ends: list[tuple[int, int]]
+    """(end of backward's compute, end of the step) of each, ns."""
+    tasks: list[Task]
+
+
+def prepared(case: Case, rank: int) -> tuple[SimDevice, ranking.Stalls]:
+    """The device as the case has it, and what makes a rank late."""
+    configure(launch_us=case.launch_us, kernel_us=2, math=False)
+    set_link(list(case.link))
+    set_cost(case.product_us, "aten::mm", "aten::addmm")
+    device = SimDevice(rank, origin_ns=ranking.ORIGIN_NS)
+    stalls = ranking.Stalls(case, rank)
+    stalls.on = True
+    return device, stalls
+
+
+def train(
+    device: SimDevice,
+    net: nn.Module,
+    width: int,
+    *,
+    group: Any = None,
+    hook: Callable[..., Any] | None = None,
+) -> Trained:
+    """Some steps, the last of them seen by the tap and by the simulation itself."""
+    warnings.filterwarnings("ignore", message=".broadcast_buffers. is deprecated", category=FutureWarning)
+    ddp = DistributedDataParallel(
+        net,
+        device_ids=[device.torch_device.index],
+        process_group=group,
+        bucket_cap_mb=BUCKET_MB,
+        broadcast_buffers=False,
+    )
+    if hook is not None:
+        ddp.register_comm_hook(None, hook)
+    x = torch.randn(8, width).to(device.torch_device)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    tap, ends = Tap(device.clock), []
+    with device.clock.window(1000):
+        with trace.recorded() as tasks:
+            for step in range(LEAD_IN + STEPS):
+                if step == LEAD_IN:
+                    tap.open()
+                loss = ddp(x).square().mean()
+                cell = [0]
+                stepping._at_end_of_backward(loss, device.clock.stamp, cell)  # noqa: SLF001
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if step >= LEAD_IN:
+                    ends.append((cell[0], device.clock.stamp()))
+            tap.close()
+        seen = tap.take()
+    resolve = device.clock.resolve
+    rows = [
+        Row(KINDS[one.kind], one.group.group_name, one.bytes, *resolve([one.launch, one.done]))
+        for one in seen
+    ]
+    count = len(rows) // STEPS
+    return Trained(
+        steps=[rows[k * count : (k + 1) * count] for k in range(STEPS)],
+        ends=[(*resolve(list(pair)),) for pair in ends],
+        tasks=list(tasks),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """The steps of all ranks as arrays: S steps, R ranks, K collectives, ns."""
+
+    rows: list[Row]
+    """Of one step of one rank."""
+    launch: Floats  # S x R x K
+    done: Floats
+    compute_end: Floats  # S x R
+    end: Floats
+
+    @classmethod
+    def of(cls, found: Sequence[Trained]) -> Together:
+        """From what each rank saw."""
+        cube = np.array([[[row[3:] for row in step] for step in one.steps] for one in found], dtype=float)
+        ends = np.array([one.ends for one in found], dtype=float).transpose(1, 0, 2)
+        cube = cube.transpose(1, 0, 2, 3)
+        return cls(
+            rows=found[0].steps[0],
+            launch=cube[..., 0],
+            done=cube[..., 1],
+            compute_end=ends[..., 0],
+            end=ends[..., 1],
+        )
+
+    def stamps(self, places: Sequence[int]) -> BlockStamps:
+        """Some of a step's collectives, as a detailed block."""
+        nothing, none = np.zeros_like(self.end), np.zeros((*self.end.shape, 0))
+        chosen = list(places)
+        names = {name: k for k, name in enumerate(dict.fromkeys(row.group for row in self.rows))}
+        return BlockStamps(
+            begin=nothing,
+            end=self.end,
+            input=nothing,
+            forward=nothing,
+            backward=nothing,
+            optimizer=nothing,
+            compute_end=self.compute_end,
+            sync_end=self.done[:, :, chosen].max(axis=2),
+            ready=self.launch[:, :, chosen],
+            launch=self.launch[:, :, chosen],
+            done=self.done[:, :, chosen],
+            bytes=np.array([self.rows[k].bytes for k in chosen], dtype=float),
+            buffer_wait=nothing,
+            earlier_wait=nothing,
+            buffer_begin=none,
+            buffer_end=none,
+            channel=Channel.of("nccl", [names[self.rows[k].group] for k in chosen]),
+        )
