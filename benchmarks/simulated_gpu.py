@@ -28,6 +28,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests")]
 
+from ending import exit_with  # noqa: E402
 from harness import parser, result, skipped  # noqa: E402
 from simulated_parts import communicators  # noqa: E402
 from simulated_parts import norms as synchronised  # noqa: E402
@@ -210,4 +211,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

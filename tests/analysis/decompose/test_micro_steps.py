@@ -115,7 +115,7 @@ def in_pairs(tables):
     steps = (
         tables.steps.filter(trained)
         .with_columns(half=pl.col("step") % 2, step=pl.col("step") // 2)
-        .sort(*place)
+        .sort(*place, "half")
     )
     sums = ["input_ns", "forward_ns", "backward_ns", "optimizer_ns", "buffer_wait_ns"]
     lasts = ["end_ns", "compute_end_ns", "sync_end_ns", "buffer_begin_ns", "buffer_end_ns"]

@@ -190,7 +190,7 @@ class OnEvents(Cpu):
 
 @pytest.mark.parametrize("at", [WARMUP + ROUND_STEPS, WARMUP + ROUND_STEPS + 4])
 def test_a_baseline_in_a_round_has_the_clock_to_itself(ddp, tmp_path, monkeypatch, capsys, at):
-    monkeypatch.setattr(probe_module, "Accelerator", OnEvents)
+    monkeypatch.setattr(probe_module, "device_of", lambda _parameter: OnEvents())
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
 
     def step(module):
@@ -242,7 +242,7 @@ def test_an_exception_beside_a_device_waits_for_nothing_and_is_written_down(ddp,
             probe._device.clock._synchronize = wait
             raise ValueError("out of cheese")
 
-    monkeypatch.setattr(probe_module, "Accelerator", OnDevice)
+    monkeypatch.setattr(probe_module, "device_of", lambda _parameter: OnDevice())
     with pytest.raises(ValueError, match="out of cheese"):
         training()
     lines = (tmp_path / "run/launches/0/rank-0.jsonl").read_text().splitlines()
