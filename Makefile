@@ -38,7 +38,7 @@ GROUPS := slurm wheel simulated browser measures faults launches more
 # A test that fails beside others, three at a time on two cores, is run once more by itself, and that counts.
 ONCE_MORE = { [ $$? -eq 1 ] && $(ALONE) --group=$(1) --last-failed; }
 
-test: $(READY)  ## every test but the groups below: four to five minutes
+test: $(READY)  ## every test but the groups below: three to four minutes
 	$(TOGETHER) --group=quick || $(call ONCE_MORE,quick)
 
 $(addprefix test-,faults launches more browser): test-%: $(READY)

@@ -195,7 +195,7 @@ def test_rank_files_cut_off_or_missing_are_said_and_the_rest_reported(synthetic,
     file.write_bytes(file.read_bytes()[: file.stat().st_size * 2 // 3])
     (missing / "launches/0/rank-1.jsonl").unlink()
     for copy, said in ((cut, "cut off"), (missing, "left no records")):
-        done = scaling("analyze", str(copy), cwd=tmp_path)
+        done = scaling("analyze", "-v", str(copy), cwd=tmp_path)
         assert done.returncode == 3, done.stderr
         assert said in done.stdout
         points = json.loads((copy / "analysis.json").read_text())["points"]
