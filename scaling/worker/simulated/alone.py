@@ -11,20 +11,6 @@ import torch.distributed as dist
 from scaling.spec.simulation import Chip, KernelTimes, Physics, Simulation
 from scaling.worker.simulated.device import configure, load, set_link, set_wire, unlink
 
-DTYPES = {
-    torch.float64: "Double",
-    torch.float32: "Float",
-    torch.bfloat16: "BFloat16",
-    torch.float16: "Half",
-    torch.int64: "Long",
-    torch.int32: "Int",
-    torch.int16: "Short",
-    torch.int8: "Char",
-    torch.uint8: "Byte",
-    torch.bool: "Bool",
-}
-"""torch's types by the names that the device's library has for them (c10::ScalarType)."""
-
 
 def begin(asked: Simulation) -> None:
     """Make this process the asked rank, on the virtual clock. Kernels take their time and compute nothing large."""
