@@ -188,7 +188,7 @@ def uneasy(rank, world, mesh, noise, steps):
     """The mean step among peers whose kernels are random walks."""
     given = asked(MESHES[mesh](world), rank)
     alone.equip(given)
-    configure(noise=noise)
+    configure(noise=noise, noise_seed=1 + rank)
     return mean_step_ns(program.Program(given), steps)
 
 
@@ -216,8 +216,9 @@ def test_waiting_for_the_latest_of_n_costs_about_what_it_does_among_ranks_that_d
     (one,) = ranks.run(waiting, 1, group=False, finish=False, mesh=mesh, world=2, spread=15.0, steps=10)
     many = ranks.run(uneasy, 2, mesh=mesh, noise=15.0, steps=80)
     cost = sum(many) / len(many) / still - 1
+    # Four seeds gave 0.0021 to 0.0030 with DDP, where the one rank has 0.0034, and 0.0042 to 0.0050 with FSDP (0.0050).
     assert 0.002 < cost < 0.01
-    assert one / still - 1 == pytest.approx(cost, rel=0.35)
+    assert one / still - 1 == pytest.approx(cost, rel=0.65)
 
 
 def test_attention_with_dropout_is_one_kernel():

@@ -54,8 +54,8 @@ def configure(**settings: float) -> None:
     """Change settings, while nothing runs: the fields of `Config` in csrc/core.h.
 
     `devices`, `virtual_clock`, `math`, `alike`, `null_work`, `launch_us`, `kernel_us`, `communicator_us`, `slip_us`,
-    `flops`, `flops32`, `memory_bytes_s`, `host_bytes_s`, `slowdown`, `stretch`, `spread`, `noise`, `capacity_bytes`,
-    `buffered_bytes`.
+    `flops`, `flops32`, `memory_bytes_s`, `host_bytes_s`, `slowdown`, `stretch`, `spread`, `noise`, `noise_seed`,
+    `capacity_bytes`, `buffered_bytes`.
     """
     load().configure(settings)
 

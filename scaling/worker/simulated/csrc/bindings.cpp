@@ -39,6 +39,7 @@ void configure(const py::dict& settings) {
       {"stretch", [&](auto& v) { c.stretch = v.template cast<double>(); }},
       {"spread", [&](auto& v) { c.spread = v.template cast<double>(); }},
       {"noise", [&](auto& v) { c.noise = v.template cast<double>(); }},
+      {"noise_seed", [&](auto& v) { c.noise_seed = v.template cast<int64_t>(); }},
       {"null_work", [&](auto& v) { c.null_work = v.template cast<bool>(); }},
       {"launch_us", [&](auto& v) { c.launch_ns = ns(v.template cast<double>()); }},
       {"kernel_us", [&](auto& v) { c.kernel_ns = ns(v.template cast<double>()); }},

@@ -40,6 +40,7 @@ struct Config : Roof {
   // The latest peer is spread * sqrt(t) ns behind a rank whose kernels took t ns since both last met. With
   // `alike` only; `noise` is the same of one rank's own kernels, drawn for each.
   double spread = 0, noise = 0;
+  int64_t noise_seed = 0;  // ranks and runs that differ have seeds that differ
   double stretch = 1;  // factor on every kernel
   int64_t capacity_bytes = int64_t(80) << 30;
   int64_t buffered_bytes =

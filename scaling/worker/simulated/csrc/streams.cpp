@@ -13,6 +13,7 @@
 namespace sim {
 namespace {
 thread_local bool is_stream_thread = false;
+thread_local int64_t stream_id = 0;
 std::atomic<bool> is_closing{false};
 std::atomic<pid_t> owner{0};  // the process whose threads these are
 std::mutex streams_mutex;
@@ -109,6 +110,7 @@ void Stream::push(std::string name, int64_t bytes, TaskFn fn) {
 void Stream::loop() {
   prctl(PR_SET_TIMERSLACK, 1UL, 0, 0, 0);
   is_stream_thread = true;
+  stream_id = id;
   for (;;) {
     Task task;
     {
@@ -219,19 +221,24 @@ void shut_down() {
   for (auto* stream : all) stream->join();
 }
 
-// A rank's own pace: its kernels' times are a random walk.
-static ns_t noisy(ns_t duration) {
+// A rank's own pace: its kernels' times are a random walk, the same in each run. Every stream has draws of its own,
+// since threads come in any order.
+static ns_t noisy(int device, ns_t duration) {
   if (config().noise <= 0)
     return duration;
-  static std::mutex m;
-  static std::mt19937_64 generator{uint64_t(getpid())};
-  static std::normal_distribution<double> normal;
-  std::lock_guard<std::mutex> l(m);
+  static thread_local std::mt19937_64 generator;
+  static thread_local std::normal_distribution<double> normal;
+  static thread_local int64_t seeded = -1;
+  if (int64_t seed = config().noise_seed; std::exchange(seeded, seed) != seed) {
+    std::seed_seq from{uint64_t(seed), uint64_t(device), uint64_t(stream_id)};
+    generator.seed(from);
+    normal.reset();
+  }
   double more = config().noise * std::sqrt(double(duration)) * normal(generator);
   return std::max<ns_t>(0, duration + ns_t(more));
 }
 ns_t run_kernel(int device, ns_t start, ns_t duration, Notes& notes, const std::function<void()>& compute) {
-  duration = noisy(duration);
+  duration = noisy(device, duration);
   notes.kernel = duration;
   ns_t cpu = thread_cpu_ns();
   compute();
