@@ -11,8 +11,9 @@ from scaling.spec.topology import Topology
 
 
 def to_parallel(config: Composed, topology: Topology) -> Parallel:
-    """The strategy; where HSDP is not told its shard degree, it is the ranks of a host."""
-    shard = topology.ranks_per_host if config.shard is None else config.shard
+    """The strategy; where HSDP is not told its shard degree, a copy fills a host."""
+    within = topology.ranks_per_host // max(1, int(config.tensor))
+    shard = max(1, within) if config.shard is None else config.shard
     return freeze(Parallel, config, "parallel", shard=shard)
 
 
@@ -24,19 +25,28 @@ def check_parallel(spec: Spec) -> None:
             raise InputError(
                 f"parallel.{name}=0: a degree of at least 1, or -1 for what is left, is expected"
             )
-    for name in ("tensor", "pipeline"):
-        if getattr(parallel, name) != 1:
-            raise InputError(
-                f"parallel.{name}={getattr(parallel, name)}: 1 is expected; ranks are replicas and shards only"
-            )
+    if parallel.pipeline != 1:
+        raise InputError(f"parallel.pipeline={parallel.pipeline}: 1 is expected; pipelines are not measured")
+    if not parallel.divided and parallel.tensor != 1:
+        raise InputError(
+            f"parallel.tensor={parallel.tensor}: parallel={parallel.name} divides no layers; use parallel=tp, fsdp_tp "
+            "or hsdp_tp"
+        )
     if not parallel.sharded and parallel.shard != 1:
         raise InputError(
             f"parallel.shard={parallel.shard}: parallel={parallel.name} keeps the whole model on every rank; "
             "use parallel=fsdp or parallel=hsdp"
         )
-    if parallel.name == "fsdp" and parallel.replicate != 1:
+    if parallel.divided and spec.mode == "strong":
         raise InputError(
-            f"parallel.replicate={parallel.replicate}: parallel=fsdp has one copy; use parallel=hsdp for several"
+            f"global_batch={spec.global_batch}: parallel={parallel.name} is measured with one batch for each group of "
+            "ranks that divides the layers; use batch_per_rank"
+        )
+    if parallel.name in ("fsdp", "fsdp_tp") and parallel.replicate != 1:
+        several = parallel.name.replace("fsdp", "hsdp")
+        raise InputError(
+            f"parallel.replicate={parallel.replicate}: parallel={parallel.name} has one copy; use parallel={several} "
+            "for several"
         )
     for size in spec.world_sizes:
         try:

@@ -5,20 +5,25 @@ A mesh has four axes. Ranks of the innermost one are neighbours: rank = ((pipeli
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from scaling.errors import InputError
 from scaling.spec.settings import AtLeast, Nullable, OneOf, Text
 
-STRATEGIES = ("ddp", "fsdp", "hsdp", "single")
-SHARDED = ("fsdp", "hsdp")
-"""Strategies that keep a part of the parameters on each rank (torch's fully_shard)."""
+STRATEGIES = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp", "hsdp_tp", "single")
+SHARDED = ("fsdp", "hsdp", "tp", "fsdp_tp", "hsdp_tp")
+"""Strategies that keep a part of the parameters on each rank (torch's fully_shard and tensor parallel)."""
+DIVIDED = ("tp", "fsdp_tp", "hsdp_tp")
+"""Those that also divide layers over ranks."""
+AXES = ("replicate", "shard", "tensor")
+"""Axes of a mesh, outermost first."""
 REDUCE_TYPES = ("fp32", "bf16")
 DIGITS = 7
 """A number of ranks has fewer."""
-_KEYS = 2**18
-"""Keys of axes lie below those of the pairings of hosts, and differ by world size and degree."""
+_KEYS, _TENSOR = 2**18, 2**40
+"""Keys of axes lie below those of the pairings of hosts, and differ by world size and degrees."""
 REST = -1
 """A degree that is whatever the others leave."""
 
@@ -53,8 +58,11 @@ class Fsdp:
     """Give reduce-scatters a communicator of their own, so that they do not wait for all-gathers."""
 
 
-def _key(world_size: int, degree: int, axis: str) -> int:
-    return -(world_size * _KEYS + 4 * degree + ("shard", "replicate", "part", "reduce").index(axis))
+def _key(world_size: int, degree: int, axis: str, tensor: int = 1) -> int:
+    names = ("shard", "replicate", "part", "reduce")
+    if axis == "tensor":
+        return -(tensor * _TENSOR + world_size * _KEYS)
+    return -((tensor - 1) * _TENSOR + world_size * _KEYS + 4 * degree + names.index(axis))
 
 
 class MeshError(ValueError):
@@ -75,35 +83,53 @@ class Mesh:
         """Ranks of the mesh."""
         return self.replicate * self.shard * self.tensor * self.pipeline
 
+    @property
+    def data_parallel(self) -> int:
+        """Ranks, or groups of ranks, that train on samples of their own."""
+        return self.replicate * self.shard
+
+    def data_rank(self, rank: int) -> int:
+        """Which of these a rank belongs to: ranks of a tensor group train on the same samples."""
+        return rank // self.tensor % self.data_parallel
+
     def axes(self) -> dict[str, tuple[tuple[int, ...], ...]]:
-        """The groups of ranks along each axis that has several, by its name: `shard`, `replicate`."""
-        found = {}
-        if self.shard > 1:
-            found["shard"] = tuple(
-                tuple(range(r * self.shard, (r + 1) * self.shard)) for r in range(self.replicate)
-            )
-        if self.replicate > 1:
-            found["replicate"] = tuple(
-                tuple(range(s, self.replicate * self.shard, self.shard)) for s in range(self.shard)
-            )
-        return found
+        """The groups of ranks along each axis that has several, by its name: `shard`, `replicate`, `tensor`."""
+        found, stride = {}, 1
+        for axis in reversed(AXES):
+            degree = getattr(self, axis)
+            firsts = [r for r in range(self.size // self.pipeline) if r // stride % degree == 0]
+            if degree > 1:
+                found[axis] = tuple(tuple(range(r, r + degree * stride, stride)) for r in firsts)
+            stride *= degree
+        return {axis: found[axis] for axis in ("shard", "replicate", "tensor") if axis in found}
+
+    def axis_of(self, ranks: Sequence[int]) -> str:
+        """The axis that ranks of a communicator lie along; a part of the shards counts as them."""
+        apart = ranks[1] - ranks[0] if len(ranks) > 1 else 0
+        if self.tensor > 1 and apart == 1:
+            return "tensor"
+        return "replicate" if apart > self.tensor or (apart and self.shard == 1) else "shard"
 
     def keys(self) -> dict[str, int]:
         """The key in the records of each axis's communicator: the world size where it joins all ranks."""
         n = self.size
         return {
-            axis: n if len(groups) == 1 else _key(n, self.shard, axis) for axis, groups in self.axes().items()
+            axis: n if len(groups) == 1 else _key(n, self.shard, axis, self.tensor)
+            for axis, groups in self.axes().items()
         }
 
     def made_by_torch(self, rank: int, fsdp: Fsdp) -> dict[int, tuple[int, ...]]:
         """Communicators of a rank beside its axes', by their key: of fewer ranks, or of reduce-scatters alone."""
-        found = {}
-        if self.shard > 1 and 1 < fsdp.reshard < self.shard:
-            first = rank - rank % fsdp.reshard
-            found[_key(self.size, fsdp.reshard, "part")] = tuple(range(first, first + fsdp.reshard))
-        if self.shard > 1 and fsdp.separate_reduce_scatter_group:
-            first = rank - rank % self.shard
-            found[_key(self.size, self.shard, "reduce")] = tuple(range(first, first + self.shard))
+        found: dict[int, tuple[int, ...]] = {}
+        if self.shard == 1:
+            return found
+        (shards,) = (group for group in self.axes()["shard"] if rank in group)
+        if 1 < fsdp.reshard < self.shard:
+            place = shards.index(rank) // fsdp.reshard * fsdp.reshard
+            part = shards[place : place + fsdp.reshard]
+            found[_key(self.size, fsdp.reshard, "part", self.tensor)] = part
+        if fsdp.separate_reduce_scatter_group:
+            found[_key(self.size, self.shard, "reduce", self.tensor)] = shards
         return found
 
 
@@ -124,6 +150,11 @@ class Parallel:
         """Whether parameters are sharded."""
         return self.name in SHARDED
 
+    @property
+    def divided(self) -> bool:
+        """Whether layers are divided over ranks (tensor parallel)."""
+        return self.name in DIVIDED
+
     def mesh(self, world_size: int) -> Mesh:
         """The mesh of `world_size` ranks, from the first ones on. MeshError where the degrees do not fit it.
 
@@ -132,8 +163,8 @@ class Parallel:
         if world_size == 1:
             return Mesh()
         degrees = {name: getattr(self, name) for name in ("replicate", "shard", "tensor", "pipeline")}
-        if self.name == "hsdp":
-            degrees["shard"] = min(degrees["shard"], world_size) if degrees["shard"] > 0 else degrees["shard"]
+        if self.name in ("hsdp", "hsdp_tp") and degrees["shard"] > 0:
+            degrees["shard"] = min(degrees["shard"], max(1, world_size // max(1, degrees["tensor"])))
         fixed, left = 1, [name for name, degree in degrees.items() if degree == REST]
         for name, degree in degrees.items():
             fixed *= 1 if name in left else degree
@@ -148,7 +179,7 @@ class Parallel:
         fits = [d for d in range(1, world_size + 1) if world_size % d == 0]
         if self.name == "single":
             return f"world size {world_size}: parallel=single trains on one rank; use world_sizes=[1], or parallel=ddp"
-        free = "shard" if self.name in SHARDED else "replicate"
+        free = "tensor" if self.divided else "shard" if self.sharded else "replicate"
         wanted = f"parallel.{free}={'|'.join(map(str, fits))}"
         other = "replicate" if free == "shard" else "shard"
         rest = "" if left else f", or parallel.{other}=-1 for what is left"

@@ -51,7 +51,14 @@ def test_communicators_have_keys_of_their_own_and_the_one_of_all_ranks_is_the_wo
         (["parallel=single", "world_sizes=[2]"], "parallel=single trains on one rank"),
         (["parallel=ddp", "parallel.shard=2"], "use parallel=fsdp or parallel=hsdp"),
         (["parallel=fsdp", "parallel.replicate=2"], "use parallel=hsdp for several"),
-        (["parallel.tensor=2"], "1 is expected"),
+        (["parallel.tensor=2"], "use parallel=tp, fsdp_tp or hsdp_tp"),
+        (["parallel.pipeline=2"], "1 is expected"),
+        (
+            ["parallel=fsdp_tp", "parallel.tensor=3", "world_sizes=[1,4]"],
+            "tensor 3 does not fit world size 4",
+        ),
+        (["parallel=fsdp_tp", "parallel.replicate=2"], "use parallel=hsdp_tp for several"),
+        (["parallel=tp", "global_batch=64", "mode=strong"], "use batch_per_rank"),
         (["parallel.shard=0"], "at least 1, or -1"),
         (["parallel=fsdp", "ddp.static_graph=true"], "belongs to parallel=ddp"),
         (["fsdp.prefetch=2"], "belongs to parallel=fsdp and hsdp"),
@@ -62,7 +69,7 @@ def test_communicators_have_keys_of_their_own_and_the_one_of_all_ranks_is_the_wo
         (["parallel=fsdp", "topology.placement=spread"], "packed"),
         (["parallel=fsdp", "compile=true"], "runs eager"),
         (["parallel=fsdp", "precision=fp16"], "loss scaler"),
-        (["parallel=zero3"], "available: ddp, fsdp, hsdp, single"),
+        (["parallel=zero3"], "available: ddp, fsdp, fsdp_tp, hsdp, hsdp_tp, single, tp"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_would(overrides, said):

@@ -10,14 +10,15 @@ from scaling.spec.plan import Plan
 from scaling.spec.schedule import BARE_ONE
 
 
-def efficiency(n: int, *, strong: bool) -> Callable[[Means], Floats]:
+def efficiency(n: int, *, strong: bool, tensor: int = 1) -> Callable[[Means], Floats]:
     """Ideal step over measured step.
 
     The ideal is one rank alone with its own batch (weak scaling), or with the whole batch, divided by n (strong).
+    Where `tensor` ranks divide the layers for the same samples, they would take the tensor-th part of its time.
     """
     if strong:
         return lambda m: m["whole_batch"] / (n * m["plain"])
-    return lambda m: m[BARE_ONE] / m["plain"]
+    return lambda m: m[BARE_ONE] / (tensor * m["plain"])
 
 
 def base_world_size(plan: Plan, records: Mapping[int, TrialRecords]) -> int:

@@ -13,6 +13,8 @@ from scaling.analysis.results import Loss, LossOfKind
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds
 from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
 
+TENSOR = "tensor"
+"""The axis along which layers are divided; `loss_by_kind` has what its ranks send as a kind of its own."""
 Link = Callable[[Means], AlphaBeta]
 """The fitted link of this world size, resampled with the same rounds."""
 
@@ -73,13 +75,14 @@ def by_kinds(rounds: Rounds, sent: Sequence[Sent], link: Link | None) -> tuple[L
     found: dict[tuple[str, str], LossOfKind] = {}
     for places, (latency, rest) in zip(by_kind(sent), split_by_kind(sent, link, linked_share), strict=True):
         one = sent[places[0]]
+        kind = TENSOR if one.axis == TENSOR else one.kind
         measured = LossOfKind(
-            kind=one.kind,
+            kind=kind,
             phase=one.phase,
             latency=None if link is None else rounds.measure(latency),
             bandwidth=rounds.measure(rest),
         )
-        found.setdefault((one.kind, one.phase), measured)
+        found.setdefault((kind, one.phase), measured)
     return tuple(found.values())
 
 
@@ -90,18 +93,21 @@ def loss(
     link: Link | None,
     *,
     strong: bool,
+    tensor: int = 1,
     sent: tuple[Sent, ...],
     partly: bool,
 ) -> Loss | None:
     """1 - E by cause, as section "The loss waterfall" of docs/method.md derives it.
 
+    `tensor`: ranks that divide the layers; each would then take the tensor-th part of a rank's time alone. What a rank
+    computes beyond that, the strategy costs; a slowdown by communication cannot be told from it.
     `partly`: return the known terms even where the efficiency is not known; input is then its whole phase.
     """
     if n == 1:
         return None
 
-    def grown(m: Means, arm: str, base: str, *phases: str) -> Floats:
-        result: Floats = sum((m[f"{arm}.{p}"] - m[f"{base}.{p}"] for p in phases), np.zeros(1))
+    def grown(m: Means, arm: str, base: str, *phases: str, over: int = 1) -> Floats:
+        result: Floats = sum((m[f"{arm}.{p}"] - m[f"{base}.{p}"] / over for p in phases), np.zeros(1))
         return result
 
     side = ("input", "host")
@@ -117,15 +123,24 @@ def loss(
         return share_of_wait(m, m["bucket_enqueue"]) if "bucket_enqueue" in rounds else np.zeros(1)
 
     terms: dict[str, Callable[[Means], Floats]] = {
-        "neighbours": lambda m: (m[BARE_ALL] - m[BARE_ONE] - grown(m, BARE_ALL, BARE_ONE, *side)) / m[PLAIN],
+        "neighbours": lambda m: (
+            (m[BARE_ALL] - m[BARE_ONE] - grown(m, BARE_ALL, BARE_ONE, *side)) / (tensor * m[PLAIN])
+        ),
         "strategy_overhead": lambda m: (
-            (m[DDP_SOLO] - m[BARE_ALL] - grown(m, DDP_SOLO, BARE_ALL, *side)) / m[PLAIN]
+            (m[DDP_SOLO] - m[BARE_ALL] - grown(m, DDP_SOLO, BARE_ALL, *side)) / (tensor * m[PLAIN])
         ),
         "straggler": lambda m: (m["sim"] - m["sim_typical"]) / m["detailed"],
         "overlap": lambda m: grown(m, "typical.probe", DDP_SOLO, "forward", "compute") * probe(m),
-        "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input") * probe(m),
-        "host": lambda m: grown(m, "typical.probe", BARE_ONE, "host") * probe(m) + enqueuing(m),
+        "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input", over=tensor) * probe(m),
+        "host": lambda m: grown(m, "typical.probe", BARE_ONE, "host", over=tensor) * probe(m) + enqueuing(m),
     }
+    if tensor > 1:
+        of_whole_layers = terms["strategy_overhead"]
+        computes = ("forward", "compute", "optimizer")
+        terms["strategy_overhead"] = lambda m: (
+            of_whole_layers(m) + grown(m, "typical.probe", DDP_SOLO, *computes, over=tensor) * probe(m)
+        )
+        del terms["overlap"]
     if link is not None and kinds:
         terms["link_latency"] = lambda m: sum((latency(m) for latency, _ in kinds), np.zeros(1))
         terms["link_bandwidth"] = lambda m: sum((rest(m) for _, rest in kinds), np.zeros(1))

@@ -55,14 +55,16 @@ def point(
         return Point(world_size=n, hosts=trial.hosts, status=status, warmup_steps=warmup_steps)
     rounds, late, typical = arms(records, plan)
     overhead = _overhead(rounds)
-    rounds = rounds.extend(_merged_values(records, typical)).extend(sweep)
+    rounds = rounds.extend(_merged_values(records, plan, typical)).extend(sweep)
     rounds = rounds.extend(clocks.quantities(records, typical))
     if whole_batch is not None:
         whole = whole_batch.arm(BARE_ONE if base_world_size == 1 else PLAIN, rounds=records.index)["step"]
         rounds = rounds.extend({"whole_batch": base_world_size * whole})
     strong = spec.mode == "strong"
-    ratio = efficiency(n, strong=strong)
-    samples_per_s = rounds.ratio(lambda m: trial.batch * n * 1e9 / m["plain"]) if trial.batch else None
+    tensor = spec.parallel.mesh(n).tensor
+    ratio = efficiency(n, strong=strong, tensor=tensor)
+    samples = trial.batch * n // tensor  # ranks of a tensor group have the same
+    samples_per_s = rounds.ratio(lambda m: samples * 1e9 / m["plain"]) if samples else None
     return Point(
         world_size=n,
         hosts=trial.hosts,
@@ -73,7 +75,7 @@ def point(
         speedup=rounds.ratio(lambda m: n / base_world_size * ratio(m)),
         efficiency=rounds.ratio(ratio),
         base_world_size=base_world_size,
-        efficiency_loaded=rounds.ratio(lambda m: m[BARE_ALL] / m["plain"]) if n > 1 else None,
+        efficiency_loaded=rounds.ratio(lambda m: m[BARE_ALL] / (tensor * m["plain"])) if n > 1 else None,
         arms_ms=ArmTimes(
             **{name: rounds.ratio(name, scale=MS) for name in (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE)}
         ),
@@ -85,6 +87,7 @@ def point(
             ratio,
             link,
             strong=strong,
+            tensor=tensor,
             sent=records.sent,
             partly=plan.own_loop,
         )
@@ -102,7 +105,7 @@ def point(
         clocks=clocks.clocks(records, rounds),
         cost=cost(
             rounds,
-            samples=trial.batch * n,
+            samples=samples,
             ranks=n,
             samples_per_s=samples_per_s,
             usd_per_gpu_hour=spec.cost.usd_per_gpu_hour,
@@ -161,7 +164,7 @@ def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = 
     return values
 
 
-def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats]:
+def _merged_values(records: TrialRecords, plan: Plan, typical: set[int]) -> dict[str, Floats]:
     """Quantities of all ranks together: merged blocks, their replays, and the step simulated for closure."""
     values = {name: records.per_round(found) for name, found in records.merged.items()}
     values[EARLIER] = records.arm(PROBE, detailed=True)[EARLIER]
@@ -171,14 +174,15 @@ def _merged_values(records: TrialRecords, typical: set[int]) -> dict[str, Floats
     values["link_exposed"] = records.of_cycles(lambda c: float(c.replay.of_mean(mask)[1].mean()))
     values["sim_free"] = records.of_cycles(lambda c: float(c.replay.free().period().mean()))
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
-    values["closure"] = records.per_round(_closure(records))
+    values["closure"] = records.per_round(_closure(records, plan))
     return values
 
 
-def _closure(records: TrialRecords) -> dict[tuple[int, int], float]:
+def _closure(records: TrialRecords, plan: Plan) -> dict[tuple[int, int], float]:
     """The step from ddp_solo's ready times, stretched by each rank's overlap, and replay's bucket times."""
     if records.programs:
-        return _closure_of_units(records)
+        tensor = plan.spec.parallel.mesh(records.trial.world_size).tensor
+        return _closure_of_units(records) if tensor == 1 else _closure_of_divided(records)
     sent = sum(records.bucket_bytes)
     if abs(sum(records.replayed) - sent) > REPLAYED_OFF * sent:  # other traffic than the step's
         return {}
@@ -217,6 +221,25 @@ def _closure_of_units(records: TrialRecords) -> dict[tuple[int, int], float]:
         forward, backward = (both[name][:, i] / alone.phases[name] for name in ("forward", "compute"))
         stretch = {"forward": forward, "backward": backward}
         found[key] = simulated(program, records.sent, alone, stretch, transfer)
+    return found
+
+
+def _closure_of_divided(records: TrialRecords) -> dict[tuple[int, int], float]:
+    """The same where layers are divided over ranks: no rank computes its part of them alone.
+
+    So own times are the detailed block's, at the light probe's pace.
+    """
+    paces = [records.by_rank(PROBE, detailed=detailed) for detailed in (False, True)]
+    phases = [name for name in PHASES if name != "exposed"]
+    light, detailed = (
+        np.sum([np.stack([_filled(own) for own in pace[name].T]) for name in phases], axis=0)
+        for pace in paces
+    )
+    found = {}
+    for i, key in enumerate(records.keys()):
+        program, transfer = records.programs.get(key), records.replay.get(key)
+        if program is not None and transfer is not None and len(transfer) == len(records.sent):
+            found[key] = program.at_pace(light[:, i] / detailed[:, i], transfer)
     return found
 
 

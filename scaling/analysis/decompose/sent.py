@@ -20,7 +20,7 @@ class Sent:
     ranks: int
     """Of its communicator."""
     axis: str
-    """The mesh axis of its communicator: `shard` or `replicate`."""
+    """The mesh axis of its communicator: `shard`, `replicate` or `tensor`."""
 
     @property
     def moved(self) -> float:

@@ -22,6 +22,7 @@ from scaling.analysis.network.channel import union
 from scaling.analysis.network.program import Mark, Members, Program
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.tables import Tables
+from scaling.spec.parallel import Mesh
 from scaling.spec.run import KINDS
 from scaling.spec.schedule import PHASES, PROBE
 
@@ -93,14 +94,14 @@ def has_units(buckets: pl.LazyFrame) -> bool:
 
 
 def read_sharded(
-    own: pl.DataFrame, buckets: pl.LazyFrame, n: int, channel: ChannelOf, groups: Groups
+    own: pl.DataFrame, buckets: pl.LazyFrame, mesh: Mesh, channel: ChannelOf, groups: Groups
 ) -> ShardedBlocks:
-    """Cycles, block means, and the list of collectives, all of world size `n`."""
+    """Cycles, block means, and the list of collectives, all of one mesh."""
     cycles: list[Cycle] = []
     merged: dict[str, dict[Key, float]] = {}
     programs: dict[Key, Program] = {}
     sent: tuple[Sent, ...] = ()
-    for key, stamps, inputs in unit_blocks(own, buckets, n, channel, groups):
+    for key, stamps, inputs in unit_blocks(own, buckets, mesh, channel, groups):
         sent = stamps.sent
         for name, value in _scalars(stamps).items():
             merged.setdefault(name, {})[key] = value
@@ -112,9 +113,10 @@ def read_sharded(
 
 
 def unit_blocks(
-    own: pl.DataFrame, buckets: pl.LazyFrame, n: int, channel: ChannelOf, groups: Groups
+    own: pl.DataFrame, buckets: pl.LazyFrame, mesh: Mesh, channel: ChannelOf, groups: Groups
 ) -> list[tuple[Key, UnitStamps, Floats]]:
     """Blocks that all ranks have whole: (launch, round), stamps, and durations of input S x R."""
+    n = mesh.size
     steps = own.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort(PLACE)
     rows = (
         buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("unit") >= 0))
@@ -131,7 +133,7 @@ def unit_blocks(
         if rest or not width:
             continue
         shape = (count, n, width)
-        stamps = _stamps(mine, part, shape, channel, groups)
+        stamps = _stamps(mine, part, shape, channel, groups, mesh)
         key = (int(part["launch"][0]), int(part["round"][0]))
         found.append((key, stamps, _grid(part, "input_ns", (count, n))))
     return found
@@ -142,7 +144,12 @@ def _grid(frame: pl.DataFrame, name: str, shape: tuple[int, ...]) -> Floats:
 
 
 def _stamps(
-    rows: pl.DataFrame, steps: pl.DataFrame, shape: tuple[int, int, int], channel: ChannelOf, groups: Groups
+    rows: pl.DataFrame,
+    steps: pl.DataFrame,
+    shape: tuple[int, int, int],
+    channel: ChannelOf,
+    groups: Groups,
+    mesh: Mesh,
 ) -> UnitStamps:
     count, n, width = shape
     keys = rows["group"].to_numpy().reshape(shape)[0]  # R x K
@@ -177,7 +184,7 @@ def _stamps(
             unit=int(unit),
             bytes=int(size),
             ranks=len(of[0]),
-            axis="replicate" if len(of[0]) > 1 and of[0][1] - of[0][0] > 1 else "shard",
+            axis=mesh.axis_of(of[0]),
         )
         for kind, phase, unit, size, of in zip(
             first["kind"], first["phase"], first["unit"], first["bytes"], members, strict=True

@@ -31,7 +31,9 @@ def timelines(tables: Tables, plan: Plan) -> tuple[Timeline, ...]:
         own = within.steps.filter(here & (pl.col("arm") == PROBE))
         buckets = within.buckets.lazy().filter(here)
         if has_units(buckets):
-            units = unit_blocks(own, buckets, n, channels(within, plan), groups_of(within))
+            units = unit_blocks(
+                own, buckets, plan.spec.parallel.mesh(n), channels(within, plan), groups_of(within)
+            )
             spans = typical_step([stamps for _, stamps, _ in units], RANKS_MAX) if units else ()
             found += [Timeline(world_size=n, spans=spans)] if spans else []
             continue

@@ -39,7 +39,7 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     channel, host_ns = channels(tables, plan), _host_ns(tables, n)
     shards = None
     if has_units(buckets):
-        shards = read_sharded(own, buckets, n, channel, groups_of(tables))
+        shards = read_sharded(own, buckets, plan.spec.parallel.mesh(n), channel, groups_of(tables))
         cycles, merged, sizes = shards.cycles, shards.merged, tuple(one.bytes for one in shards.sent)
         sent = shards.sent
     else:

@@ -22,7 +22,8 @@ def with_utilisation(
     def used(point: Point) -> Point:
         if point.step_ms is None or point.world_size not in alike:
             return point
-        hfu = 1e3 * roofline.flops / point.step_ms * (1 / peak)
+        divided = point.parallel.tensor if point.parallel else 1  # a rank has so small a part of every layer
+        hfu = 1e3 * roofline.flops / divided / point.step_ms * (1 / peak)
         return dataclasses.replace(point, mfu=hfu * model_part, hfu=hfu)
 
     return tuple(map(used, points))

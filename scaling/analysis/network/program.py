@@ -84,6 +84,18 @@ class Program:
         result: Floats = self.run()[0].max(axis=1)
         return result
 
+    def at_pace(self, stretch: Floats, transfer: Floats) -> float:
+        """The mean step, ns, with own times `stretch` (R) times as long and each collective taking `transfer` (K)."""
+        whole, ranks = self.own.mean(axis=0)[None], self.own.shape[1]
+        replay = dataclasses.replace(
+            self,
+            own=whole * stretch[None, :, None],
+            transfer=np.broadcast_to(transfer, (1, ranks, len(transfer))),
+            lag=np.zeros((1, ranks, len(transfer))),
+            start=np.zeros((1, ranks)),
+        )
+        return float(replay.period()[0])
+
     def of_mean(self, ranks: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """(period, exposed transfer), S each, with every rank's own times at the mean of the given (typical) ranks."""
         own = np.broadcast_to(self.own[:, ranks].mean(axis=1, keepdims=True), self.own.shape)

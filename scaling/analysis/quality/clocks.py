@@ -111,7 +111,7 @@ def taken_out(rounds: Rounds, terms: Mapping[str, Term]) -> dict[str, Term]:
     def rest(name: str, part: Term) -> Term:
         return lambda m: terms[name](m) - part(m)
 
-    parts = {name: explained(name) for name in compute}
+    parts = {name: explained(name) for name in compute if name in terms}
     measured = {name: rounds.measure(part) for name, part in parts.items()}
     known = {name: parts[name] for name, number in measured.items() if number and number.interval}
     if not known:

@@ -6,7 +6,7 @@ from scaling.analysis.results import Measured, Point
 from scaling.analysis.verdicts.by_measure import Offer, saved
 from scaling.spec.run import Spec
 
-ALL_GATHER, REDUCE_SCATTER = "all_gather", "reduce_scatter"
+ALL_GATHER, REDUCE_SCATTER, TENSOR = "all_gather", "reduce_scatter", "tensor"
 WORTH = 0.01
 """A kind of collective that costs less than this share of the step has no remedy of its own."""
 
@@ -17,7 +17,8 @@ def sharded_link(point: Point, spec: Spec) -> tuple[Offer, ...]:
     found: list[tuple[float, tuple[Offer, ...]]] = []
     for (kind, phase), cost in costs.items():
         if cost is not None and cost.value >= WORTH:
-            found.append((-cost.value, _of_kind(kind, phase, cost, spec)))
+            some = _of_layers(point, spec) if kind == TENSOR else _of_kind(kind, phase, cost, spec)
+            found.append((-cost.value, some))
     offers = [offer for _, some in sorted(found, key=lambda item: item[0]) for offer in some]
     return tuple(dict.fromkeys((*offers, *_other_mesh(point, spec), _less_often(spec))))
 
@@ -63,6 +64,22 @@ def _of_kind(kind: str, phase: str, cost: Measured, spec: Spec) -> tuple[Offer, 
     return ()
 
 
+def _of_layers(point: Point, spec: Spec) -> tuple[Offer, ...]:
+    """What divided layers send is waited for at once: fewer ranks a group, and these on one host."""
+    within, degree = spec.topology.ranks_per_host, point.parallel.tensor if point.parallel else 1
+    fewer = within if degree > within > 1 else degree // 2
+    if fewer < 2 or spec.parallel.name == "tp":  # the group is all ranks there
+        return ()
+    where = "on one host" if fewer <= within else "across hosts"
+    return (
+        Offer(
+            overrides=f"parallel.tensor={fewer}",
+            code=f"a mesh with {fewer} ranks in its tensor dimension, {where}; each holds {degree // fewer} times "
+            "the layers' parameters",
+        ),
+    )
+
+
 def _other_mesh(point: Point, spec: Spec) -> tuple[Offer, ...]:
     """Shards within a host where they reach across hosts, and whole copies, since the model fits one rank."""
     within = spec.topology.ranks_per_host
@@ -70,7 +87,7 @@ def _other_mesh(point: Point, spec: Spec) -> tuple[Offer, ...]:
     if not across:
         return (_replicated(spec),)
     hsdp = Offer(
-        overrides="parallel=hsdp",
+        overrides="parallel=hsdp_tp" if spec.parallel.divided else "parallel=hsdp",
         code=f"fully_shard over a mesh of hosts x {within}: all-gathers stay within a host; a rank holds "
         f"{point.parallel.shard // within if point.parallel else 1} times the parameters",
     )

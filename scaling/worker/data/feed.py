@@ -84,15 +84,24 @@ class Loader(Feed):
     """An endless DataLoader over a dataset. Its workers can be stopped and its ready batches counted."""
 
     def __init__(
-        self, dataset: Any, data: Data, *, batch: int, rank: int, seed: int, pin: bool, timeout_s: float
+        self,
+        dataset: Any,
+        data: Data,
+        *,
+        batch: int,
+        rank: int,
+        seed: int,
+        pin: bool,
+        timeout_s: float,
+        tensor: int = 1,
     ) -> None:
-        """`batch`: samples of one fetch. The workers start at the first fetch."""
+        """`batch`: samples of one fetch. `tensor`: ranks that read the same. The workers start at the first fetch."""
         self.held_bytes = self.batch_bytes = 0  # what the loaders of a training hold as well
         self._workers = data.workers
         self._ahead = data.workers * data.prefetch
         self._gate = Gate(data.workers)
         stream = isinstance(dataset, IterableDataset)
-        self._shards = None if stream else Shards(dataset, rank=rank, seed=seed)
+        self._shards = None if stream else Shards(dataset, rank=rank, seed=seed, tensor=tensor)
         self._loader: DataLoader[Any] = DataLoader(
             Stream(dataset, self._gate) if stream else Timed(dataset, self._gate),
             batch_size=batch,
@@ -206,10 +215,12 @@ def _tensor_bytes(batch: Any) -> int:
     return sum(t.numel() * t.element_size() for t in tree_leaves(batch) if isinstance(t, torch.Tensor))
 
 
-def open_feed(spec: Spec, workload: Workload, batch: int, *, rank: int, device: Accelerator) -> Feed:
-    """A feed of batches of `batch` samples. InputError when the dataset cannot be made."""
+def open_feed(
+    spec: Spec, workload: Workload, batch: int, *, rank: int, device: Accelerator, tensor: int = 1
+) -> Feed:
+    """A feed of batches of `batch` samples, the same for each `tensor` ranks. InputError for no dataset."""
     if spec.data.target is None:
-        generator = torch.Generator().manual_seed(spec.seed * 1_000_003 + rank)
+        generator = torch.Generator().manual_seed(spec.seed * 1_000_003 + rank // tensor)
         return Feed([device.stage(workload.make_batch(batch, generator)) for _ in range(BATCHES)])
     return Loader(
         find_dataset(spec.data),
@@ -219,6 +230,7 @@ def open_feed(spec: Spec, workload: Workload, batch: int, *, rank: int, device: 
         seed=spec.seed,
         pin=spec.data.pin_memory and device.type != CPU,
         timeout_s=LOADER * spec.measure.step_timeout_s,
+        tensor=tensor,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ class Workload:
     `make_batch(n, generator)` returns `(inputs, targets)` of n samples; a step computes
     `loss(module(inputs), targets)`. `optimizer` takes the parameters. `blocks` are submodules whose activations
     `checkpointing=true` computes again in backward; the children of a Sequential need not be named.
-    `tokens_per_sample` is a sequence's length, for tokens a second.
+    `tokens_per_sample` is a sequence's length, for tokens a second. `tensor_plan` says how tensor parallel divides the
+    module, where that is not known: names of submodules and torch's styles (torch.distributed.tensor.parallel).
     """
 
     module: torch.nn.Module
@@ -30,6 +31,7 @@ class Workload:
     optimizer: MakeOptimizer
     blocks: Sequence[torch.nn.Module] = ()
     tokens_per_sample: int | None = None
+    tensor_plan: Mapping[str, Any] | None = None
 
 
 def find(key: str, target: str, expected: str) -> Any:

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from scaling.worker.data.workload import Workload, sgd
 
@@ -66,17 +69,54 @@ class _Layer(nn.Module):
         return _SleepingLayer.apply(x, self.weight, seconds, self.nap)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def build(param_mb: float, layers: int, compute_ms: float, reference_batch: int) -> Workload:
-    """A model with `param_mb` MiB of fp32 in equal layers. A step of `reference_batch` samples sleeps `compute_ms`."""
+class _Divided(ParallelStyle):
+    """A layer of which each rank has a part of the weights and of the sleep; what the ranks have is added up behind it.
+
+    In backward the gradient of its input is added up, as in a layer whose matrices are divided.
+    """
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, _Layer)
+        ranks = device_mesh.size()
+        part = distribute_tensor(module.weight, device_mesh, [Shard(0)], src_data_rank=None)
+        module.weight = nn.Parameter(part)
+        module.seconds_a_sample /= ranks
+
+        def before(_module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+            rows = DTensor.from_local(inputs[0], device_mesh, [Replicate()], run_check=False)
+            return (rows.to_local(grad_placements=[Partial()]), *inputs[1:])
+
+        def behind(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+            parts = DTensor.from_local(output / ranks, device_mesh, [Partial()], run_check=False)
+            return parts.redistribute(placements=[Replicate()]).to_local()
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(behind)
+        return module
+
+
+def build(
+    param_mb: float, layers: int, compute_ms: float, reference_batch: int, activations: int = 1
+) -> Workload:
+    """A model with `param_mb` MiB of fp32 in equal layers. A step of `reference_batch` samples sleeps `compute_ms`.
+
+    `activations`: numbers of fp32 that a sample has between layers, which ranks that divide a layer add up.
+    """
     elements = max(1, round(param_mb * 2**20 / 4 / layers))
     seconds_a_sample = compute_ms / 1e3 / reference_batch / layers
 
     def make_batch(n: int, _generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.ones(n, 1, requires_grad=True), torch.zeros(n, 1)
+        return torch.ones(n, activations, requires_grad=True), torch.zeros(n, 1)
 
     def loss(outputs: torch.Tensor, _targets: torch.Tensor) -> torch.Tensor:
         return outputs.mean()
 
     nap = Nap()  # one for all layers: they run one after the other
     module = nn.Sequential(*[_Layer(elements, seconds_a_sample, nap) for _ in range(layers)])
-    return Workload(module=module, make_batch=make_batch, loss=loss, optimizer=sgd)
+    return Workload(
+        module=module,
+        make_batch=make_batch,
+        loss=loss,
+        optimizer=sgd,
+        tensor_plan={str(index): _Divided() for index in range(layers)},
+    )

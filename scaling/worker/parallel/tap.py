@@ -30,7 +30,7 @@ from scaling.worker.accelerator.clock import Clock, now_ns
 HOST_BACKENDS = frozenset({"gloo", "mpi"})
 """Back ends whose collectives end in host time, whatever the device of their tensors is."""
 
-_SELECT = torch._C.DispatchKey.BackendSelect  # noqa: SLF001
+SELECT = torch._C.DispatchKey.BackendSelect  # noqa: SLF001
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +49,8 @@ class Seen:
     enqueue_ns: int
     """Host time at which the call began."""
     launch: int
+    result: int = 0
+    """Where its result begins in memory."""
     done: int = 0
     wait: int = 0
     """The rank, or its compute stream, began to wait for it; 0: nobody told."""
@@ -156,6 +158,10 @@ class Tap:
         """Those noted since `count` was `place`."""
         return self._seen[place:]
 
+    def waited_for(self, result: int) -> Seen | None:
+        """The latest collective with its result at this address that nobody has waited for; None: there is none."""
+        return next((one for one in reversed(self._seen) if one.result == result and not one.wait), None)
+
     def _kernel(self, operator: Any, kind: int, sized_by: int) -> Callable[..., Any]:
         names = [argument.name for argument in operator._schema.arguments]  # noqa: SLF001
         at = names.index("process_group")
@@ -175,9 +181,10 @@ class Tap:
                 unit=self.unit,
                 enqueue_ns=now_ns(),
                 launch=stamp(),
+                result=_first(args[0]).data_ptr(),
             )
             self._seen.append(seen)
-            result = operator.redispatch(keys.remove(_SELECT), *args, **named)
+            result = operator.redispatch(keys.remove(SELECT), *args, **named)
             waits = flag is not None and not (args[place] if len(args) > place else named.get(flag, True))
             self._stamp_end(seen, _work(result), waits=waits, device=tensor.device)
             return result

@@ -12,6 +12,7 @@ from scaling.records.format import CollectiveRow
 from scaling.spec.run import KINDS
 from scaling.spec.sweep import Message
 from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.parallel.functional import FunctionalWaits
 from scaling.worker.parallel.strategy import Take, Taken
 from scaling.worker.parallel.tap import Seen, Tap
 from scaling.worker.parallel.watch import Mark, Watch
@@ -33,12 +34,16 @@ class UnitProbe:
         *,
         detailed: bool,
         others: Mapping[tuple[int, ...], int] | None = None,
+        divided_layers: int = 0,
     ) -> None:
         """`keys`: of the communicators in the records, by their groups' names; none over one rank.
 
-        `others`: of those that torch made by itself, by their ranks.
+        `others`: of those that torch made by itself, by their ranks. `divided_layers`: layers that are divided over
+        ranks; what these send is a unit of its own behind the others.
         """
         self._others = others or {}
+        self._divided_layers = divided_layers
+        self._layers = FunctionalWaits(device.clock.stamp) if divided_layers else None
         self._watch, self._keys, self._sizes, self._detailed = watch, dict(keys), sizes, detailed
         self._tap = Tap(device.clock)
         self.wire: list[Message] = []
@@ -50,11 +55,14 @@ class UnitProbe:
         with (
             self._tap.on() if sends else contextlib.nullcontext(),
             self._watch.on(self._tap if sends else None),
+            self._layers.on(self._tap if sends else None) if self._layers else contextlib.nullcontext(),
         ):
             yield self._take
 
     def _take(self, _forward_end_ns: int) -> Taken:
         waits, marks = self._watch.take()
+        if self._layers:
+            waits += self._layers.take()
         if not self._detailed:
             return Taken(None, waits)
         if not self._keys:
@@ -74,10 +82,14 @@ class UnitProbe:
             done_ns=seen.done or seen.resume,
             enqueue_ns=seen.enqueue_ns,
             phase=seen.phase,
-            unit=seen.unit,
+            unit=len(self._sizes) if self._of_layers(seen) else seen.unit,
             wait_ns=seen.wait,
             resume_ns=seen.resume,
         )
+
+    def _of_layers(self, seen: Seen) -> bool:
+        """Whether divided layers sent it: it is waited for, and is no unit's."""
+        return self._layers is not None and seen.unit < 0 and seen.wait > 0
 
     def _key(self, group: Any) -> int:
         """0: it is none of the strategy's communicators."""
@@ -109,6 +121,8 @@ class UnitProbe:
         """Forget the steps so far."""
         self._watch.take()
         self._tap.take()
+        if self._layers:
+            self._layers.take()
 
     def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:  # noqa: ARG002
         """Gradients are reduced by unit."""
@@ -116,5 +130,5 @@ class UnitProbe:
 
     @property
     def stamps(self) -> int:
-        """For every unit, a step's turns."""
-        return STAMPS_A_UNIT * len(self._sizes)
+        """For every unit and every divided layer, a step's turns."""
+        return STAMPS_A_UNIT * (len(self._sizes) + self._divided_layers)

@@ -45,6 +45,8 @@ class Watch:
         self._reduced: list[Seen] = []
         """Reductions that nobody has waited for yet, on an accelerator."""
         self._launched: dict[int, int] = {}
+        self._since = 0
+        """When what a unit's all-reduce over copies waits for began: its reduce-scatter's end, or its turn."""
         self.on_now = False
         self.waits: list[Wait] = []
         self.marks: list[Mark] = []
@@ -90,7 +92,7 @@ class Watch:
             self.waits.append(Wait(BACKWARD, begin, self._since))
 
     def _all_reduced(self, _gradients: Any) -> None:
-        """Behind HSDP's all-reduce, which blocked the host since the reduce-scatter before it."""
+        """Behind HSDP's all-reduce, which blocked the host since the reduce-scatter before it, where there is one."""
         self.waits.append(Wait(BACKWARD, self._since, self._stamp()))
 
     @contextlib.contextmanager
@@ -140,7 +142,7 @@ class Watch:
     def _post_backward(self, inner: Any, group: Any, unit: int, *unused: Any) -> None:
         if not self._host and group.reduce_grads:
             self._wait_for_buffer(group)
-        at = self._stamp()
+        at = self._since = self._stamp()
         with self._of(unit, BACKWARD) as seen:
             inner(*unused)
         if group.reduce_grads:

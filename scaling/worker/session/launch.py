@@ -170,7 +170,12 @@ class Launch:
         session = self._session
         if batch not in self._feeds:
             self._feeds[batch] = open_feed(
-                self._spec, workload, batch, rank=session.rank, device=session.device
+                self._spec,
+                workload,
+                batch,
+                rank=session.rank,
+                device=session.device,
+                tensor=self._spec.parallel.mesh(max(session.parts)).tensor,
             )
         feed = self._feeds[batch]
         feed.resume()  # another world size may have left it paused

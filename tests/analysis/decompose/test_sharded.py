@@ -9,6 +9,7 @@ import pytest
 from scaling.analysis.decompose.sent import by_kind
 from scaling.analysis.decompose.sharded import exposed, has_units, read_sharded, unit_blocks
 from scaling.analysis.network.channel import Channel
+from scaling.spec.parallel import Mesh
 from scaling.spec.run import KINDS
 from scaling.spec.schedule import PHASES
 
@@ -87,7 +88,7 @@ class Cluster:
         arguments = (
             pl.DataFrame(self.steps),
             pl.DataFrame(self.rows).lazy(),
-            RANKS,
+            Mesh(shard=RANKS),
             lambda keys: Channel.of("gloo", keys, lambda _key: 0),
             lambda _rank, _key: tuple(range(RANKS)),
         )

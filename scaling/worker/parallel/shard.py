@@ -1,0 +1,113 @@
+"""torch's fully_shard with the harness's settings: a module's units, what is gathered ahead, the host's back end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from scaling.spec.parallel import Fsdp
+from scaling.worker.parallel.collectives import reduce_scatter
+from scaling.worker.parallel.watch import Watch
+
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class HostReduceScatter:
+    """torch's ReduceScatter for the host's back end: it moves what NCCL's does, and blocks the host meanwhile."""
+
+    def __init__(self) -> None:
+        self.watch: Watch | None = None
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A buffer, as torch asks for it."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,  # noqa: ARG002  # torch waits for it at once
+    ) -> None:
+        """Reduce into this rank's part."""
+        watching = self.watch is not None and self.watch.on_now
+        around = self.watch.exchanging() if self.watch and watching else contextlib.nullcontext()
+        reduce_scatter(output_tensor, input_tensor, group, mean=op == dist.ReduceOp.AVG, around=around)
+
+
+def shard(
+    module: nn.Module,
+    settings: Fsdp,
+    mesh: DeviceMesh,
+    *,
+    names: Sequence[str],
+    precision: str,
+    host: bool,
+) -> tuple[list[Any], list[str]]:
+    """Shard a module in place over a mesh. Returns its units with parameters, in their order, and their names.
+
+    `names`: modules that are units; what is in none of them is the root's, which comes first. `host`: the back end is
+    the host's. There all-gathers are made asynchronous, or nothing would overlap.
+    """
+    policy = MixedPrecisionPolicy(
+        param_dtype=TYPES["bf16"] if precision == "bf16" else None,
+        reduce_dtype=TYPES[settings.reduce_dtype],
+    )
+    # A part of the ranks, true or false; over one rank nothing is left to reshard to.
+    part = settings.reshard > 1 and mesh.size() > 1
+    reshard: bool | int = settings.reshard if part else bool(settings.reshard)
+    inner = [module.get_submodule(name) for name in names]
+    for unit in inner:
+        fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    # By default torch keeps what the root has gathered until backward, where it is needed first.
+    kept: dict[str, Any] = {} if reshard is True else {"reshard_after_forward": reshard}
+    fully_shard(module, mesh=mesh, mp_policy=policy, **kept)
+    units: list[Any] = [u for u in (module, *inner) if param_groups(u)]
+    labels = [
+        name for u, name in zip((module, *inner), ("root", *names), strict=True) if any(u is v for v in units)
+    ]
+    _prefetch(module, inner, settings.prefetch)
+    if host:
+        for unit in (module, *inner):
+            assert isinstance(unit, FSDPModule)
+            unit._set_unshard_async_op(True)  # noqa: SLF001
+            unit.set_custom_reduce_scatter(HostReduceScatter())  # type: ignore[arg-type]
+    if settings.separate_reduce_scatter_group and mesh.size() > 1:
+        assert isinstance(module, FSDPModule)
+        module.set_separate_reduce_scatter_group(True)
+    return units, labels
+
+
+def _prefetch(root: nn.Module, units: Sequence[nn.Module], count: int) -> None:
+    """Gather so many units ahead, in the order of the model and back; 0: what torch does by itself."""
+    if not count:
+        return
+    order: list[Any] = [u for u in (root, *units) if isinstance(u, FSDPModule)]
+    for index, unit in enumerate(order):
+        ahead = order[index + 1 : index + 1 + count]
+        behind = order[max(1, index - count) : index][::-1]  # the root keeps its parameters until backward
+        if ahead:
+            unit.set_modules_to_forward_prefetch(ahead)
+        if behind:
+            unit.set_modules_to_backward_prefetch(behind)
+
+
+def param_groups(unit: Any) -> list[Any]:
+    """What a unit communicates: its parameter groups, most often one; none where all are in other units."""
+    state = unit._get_fsdp_state()  # noqa: SLF001
+    found = getattr(state, "_fsdp_param_groups", None)
+    return list(found) if found is not None else [g for g in (state._fsdp_param_group,) if g]  # noqa: SLF001
+
+
+def whole_bytes(parameter: Any) -> int:
+    """Of a parameter in all ranks that share it together."""
+    size: torch.Size = parameter._orig_size  # noqa: SLF001
+    return size.numel() * parameter.sharded_param.element_size()  # type: ignore[no-any-return]
