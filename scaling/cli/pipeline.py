@@ -38,7 +38,7 @@ from scaling.errors import InputError, ScalingError
 from scaling.launchers.batch_search import read_largest
 from scaling.launchers.promising import said_left_out
 from scaling.records.access import find_run
-from scaling.records.check import checked
+from scaling.records.check import read_checked
 from scaling.records.checkup import Roofline
 from scaling.records.facts import as_recorded
 from scaling.records.files import read_json, write_json
@@ -46,7 +46,7 @@ from scaling.records.launch import Environment, Launches
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan, read_status
 from scaling.records.status import Status, TrialStatus
-from scaling.records.tables import Tables, collect, write_tables
+from scaling.records.tables import Tables, write_tables
 from scaling.report.publish import publish
 from scaling.spec.batch_search import Largest
 from scaling.spec.plan import PUBLISHED, TRACE, Plan
@@ -82,7 +82,7 @@ def read_analysis(folder: RunFolder) -> Analysis:
 def read_tables(folder: RunFolder, plan: Plan, found: Preflight | None = None) -> Tables:
     """The rank files as tables, with the telemetry of each block. `found`: the preflight, if already read."""
     samples = (found or preflight.inspect(Launches(folder, plan))).samples
-    tables = checked(collect(folder, plan), plan)
+    tables = read_checked(folder, plan)
     return dataclasses.replace(tables, blocks=clocks.with_telemetry(tables.blocks, samples))
 
 
@@ -111,7 +111,7 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches]:
     if differing:  # it may have other ranks
         launches = Launches(folder, plan)
     trials = endings(plan, status, tables)
-    if tables.steps.is_empty():
+    if tables.empty:
         errors = [*(t.error for t in trials if t.error), *map(str, tables.gaps), "no worker wrote a record"]
         raise ScalingError(f"{folder.path}: nothing was measured: {errors[0]}")
     grown = memory.growth(tables.memory, tables.blocks)

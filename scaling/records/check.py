@@ -12,16 +12,28 @@ import polars as pl
 
 from scaling.records import complete, impossible
 from scaling.records.complete import NAMED, PLACE
-from scaling.records.tables import Gap, Tables
+from scaling.records.paths import RunFolder
+from scaling.records.spill import TABLES, in_memory, joined
+from scaling.records.tables import Gap, Tables, collect
 from scaling.spec.plan import Plan
 
 LINES = 12
 """Lines for each launch."""
 
 
+def read_checked(folder: RunFolder, plan: Plan) -> Tables:
+    """A run's rank files as tables, as `checked`; rows are looked at while others are read."""
+    seen = impossible.Seen(plan=plan)
+    tables = collect(folder, plan, seen.look)
+    return _without_odd(tables, plan, seen.found(tables.blocks))
+
+
 def checked(tables: Tables, plan: Plan) -> Tables:
     """The tables without the blocks that fail a rule; a gap says which they are, on which rank, and why."""
-    failed = impossible.found(tables, plan)
+    return _without_odd(tables, plan, impossible.found(tables, plan))
+
+
+def _without_odd(tables: Tables, plan: Plan, failed: pl.DataFrame) -> Tables:
     blocks, gaps, missing = failed.select(PLACE).unique(), list[Gap](), 0
     left_out = blocks.height
     if not plan.own_loop:  # a rank of an own loop gives a block up when the loop does something else
@@ -34,10 +46,9 @@ def checked(tables: Tables, plan: Plan) -> Tables:
 
 def _without(tables: Tables, blocks: pl.DataFrame) -> Tables:
     """The tables without some blocks, (launch, block), on all ranks."""
-    names = ("blocks", "steps", "buckets", "fabric", "parameters")
-    kept = {name: getattr(tables, name).join(blocks, on=PLACE, how="anti") for name in names}
-    steps = tables.steps.height - kept["steps"].height
-    return dataclasses.replace(tables, **kept, dropped_samples=tables.dropped_samples + steps)
+    kept = {name: joined(getattr(tables, name), blocks, PLACE, there=False) for name in ("blocks", *TABLES)}
+    steps = in_memory(joined(tables.steps, blocks, PLACE, there=True).select(pl.len())).item()
+    return tables.having(kept, dropped_samples=tables.dropped_samples + steps)
 
 
 def _said(failed: pl.DataFrame) -> list[Gap]:

@@ -8,9 +8,11 @@ result, not a defect.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import polars as pl
 
+from scaling.records.spill import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.cases import LATENCY, THROUGHPUT, TRAINING
 from scaling.spec.plan import Plan
@@ -49,11 +51,43 @@ ALL_REDUCE = COLLECTIVES.index("all_reduce")
 
 def found(tables: Tables, plan: Plan) -> pl.DataFrame:
     """(launch, rank, block, arm, why) for each rule that a block breaks on a rank."""
-    slack = SLACK_NS if plan.spec.topology.device == "cpu" else DEVICE_SLACK_NS
-    parts = [pl.DataFrame(schema=SCHEMA)]
-    for rules in (_blocks(tables, slack), _steps(tables, plan, slack), _collectives(tables, plan, slack)):
-        parts += [part.select(list(SCHEMA)).cast(SCHEMA) for part in rules if part.height]  # type: ignore[arg-type]
-    return pl.concat(parts).unique().sort("launch", "rank", "block", "why")
+    seen = Seen(plan=plan)
+    for part in tables.by_part():
+        seen.look(part)
+    return seen.found(tables.blocks)
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """What was found in the rows that were looked at, some blocks of a launch at a time."""
+
+    plan: Plan
+    _broken: list[pl.DataFrame] = field(default_factory=lambda: [pl.DataFrame(schema=SCHEMA)])
+    _traffic: list[pl.DataFrame] = field(default_factory=list)
+
+    @property
+    def slack(self) -> int:
+        """Of stamps, ns."""
+        return SLACK_NS if self.plan.spec.topology.device == "cpu" else DEVICE_SLACK_NS
+
+    def look(self, part: Tables) -> None:
+        """Whole blocks with all their rows."""
+        steps, buckets, fabric = (in_memory(frame) for frame in (part.steps, part.buckets, part.fabric))
+        self._note(_steps(part, steps, self.plan, self.slack))
+        for rows in (buckets, fabric):
+            if rows.height:
+                self._note(_collectives(part, steps, rows, self.slack))
+                self._traffic.append(_traffic(rows))
+
+    def found(self, blocks: pl.DataFrame) -> pl.DataFrame:
+        """As `found`. `blocks`: of the whole run."""
+        self._note(_blocks(blocks, self.slack))
+        if self._traffic and not self.plan.own_loop:
+            self._note(_other_traffic(pl.concat(self._traffic)))
+        return pl.concat(self._broken).unique().sort("launch", "rank", "block", "why")
+
+    def _note(self, rules: Iterator[pl.DataFrame]) -> None:
+        self._broken += [part.select(list(SCHEMA)).cast(SCHEMA) for part in rules if part.height]  # type: ignore[arg-type]
 
 
 def _broken(frame: pl.DataFrame, rules: dict[str, pl.Expr]) -> Iterator[pl.DataFrame]:
@@ -66,8 +100,7 @@ def _broken(frame: pl.DataFrame, rules: dict[str, pl.Expr]) -> Iterator[pl.DataF
             yield frame.filter(flags[str(k)]).with_columns(why=pl.lit(why))
 
 
-def _blocks(tables: Tables, slack: int) -> Iterator[pl.DataFrame]:
-    blocks = tables.blocks
+def _blocks(blocks: pl.DataFrame, slack: int) -> Iterator[pl.DataFrame]:
     wall = pl.col("end_ns") - pl.col("begin_ns")
     rules = {
         "it ends before it begins": pl.col("end_ns") <= pl.col("begin_ns"),
@@ -119,8 +152,8 @@ def _unlike(frame: pl.DataFrame, place: list[str], names: list[str], why: str) -
     yield odd.with_columns(why=pl.lit(why))
 
 
-def _steps(tables: Tables, plan: Plan, slack: int) -> Iterator[pl.DataFrame]:
-    steps = tables.steps.sort(STEP)
+def _steps(tables: Tables, steps: pl.DataFrame, plan: Plan, slack: int) -> Iterator[pl.DataFrame]:
+    steps = steps.sort(STEP)
     by_block = steps.group_by(BLOCK).agg(
         rows=pl.len(),
         different=pl.col("step").n_unique(),
@@ -219,74 +252,69 @@ def _apart(
     yield odd.with_columns(why=pl.lit("it worked with other ranks and never at the same time as they"))
 
 
-def _collectives(tables: Tables, plan: Plan, slack: int) -> Iterator[pl.DataFrame]:
-    extent = tables.steps.select(*STEP, step_begin="begin_ns", step_end="end_ns")
-    for rows in (tables.buckets, tables.fabric):
-        if rows.is_empty():
-            continue
-        yield from _broken(
-            rows,
-            {
-                "a collective was complete before it was launched": pl.col("done_ns")
-                < pl.col("launch_ns") - slack,
-                "a collective has no time": pl.col("arm").is_in([PROBE, REPLAY, FABRIC, PAIRS])
-                & ((pl.col("launch_ns") <= 0) | (pl.col("done_ns") <= 0)),
-                "a collective has no bytes, or is of no known kind": (pl.col("bytes") < 1)
-                | ~pl.col("kind").is_between(0, len(KINDS) - 1)
-                | (pl.col("seq") < 0),
-                "a collective was enqueued after it was complete": (pl.col("done_ns") > 0)
-                & (pl.col("enqueue_ns") > pl.col("done_ns") + slack),
-                "a rank goes on before it began to wait": pl.col("resume_ns") < pl.col("wait_ns"),
-                "a collective is of no known phase or unit": (pl.col("unit") < -1)
-                | (pl.col("calls") < 1)
-                | ~pl.col("phase").is_between(0, len(PHASES) - 1),
-            },
+def _collectives(
+    tables: Tables, steps: pl.DataFrame, rows: pl.DataFrame, slack: int
+) -> Iterator[pl.DataFrame]:
+    extent = steps.select(*STEP, step_begin="begin_ns", step_end="end_ns")
+    yield from _broken(
+        rows,
+        {
+            "a collective was complete before it was launched": pl.col("done_ns")
+            < pl.col("launch_ns") - slack,
+            "a collective has no time": pl.col("arm").is_in([PROBE, REPLAY, FABRIC, PAIRS])
+            & ((pl.col("launch_ns") <= 0) | (pl.col("done_ns") <= 0)),
+            "a collective has no bytes, or is of no known kind": (pl.col("bytes") < 1)
+            | ~pl.col("kind").is_between(0, len(KINDS) - 1)
+            | (pl.col("seq") < 0),
+            "a collective was enqueued after it was complete": (pl.col("done_ns") > 0)
+            & (pl.col("enqueue_ns") > pl.col("done_ns") + slack),
+            "a rank goes on before it began to wait": pl.col("resume_ns") < pl.col("wait_ns"),
+            "a collective is of no known phase or unit": (pl.col("unit") < -1)
+            | (pl.col("calls") < 1)
+            | ~pl.col("phase").is_between(0, len(PHASES) - 1),
+        },
+    )
+    # A host may enqueue a collective while its device is in an earlier step.
+    taken = (pl.when(pl.col(name) > 0).then(name) for name in ("ready_ns", "launch_ns"))
+    of_step = (
+        rows.select(
+            *STEP,
+            "arm",
+            "seq",
+            first=pl.min_horizontal(*taken),
+            last=pl.max_horizontal("ready_ns", "launch_ns", "done_ns"),
         )
-        # A host may enqueue a collective while its device is in an earlier step.
-        taken = (pl.when(pl.col(name) > 0).then(name) for name in ("ready_ns", "launch_ns"))
-        of_step = (
-            rows.select(
-                *STEP,
-                "arm",
-                "seq",
-                first=pl.min_horizontal(*taken),
-                last=pl.max_horizontal("ready_ns", "launch_ns", "done_ns"),
-            )
-            .group_by(STEP)
-            .agg(
-                pl.col("arm").first(),
-                pl.col("first").min(),
-                pl.col("last").max(),
-                rows=pl.len(),
-                different=pl.col("seq").max() - pl.col("seq").min() + 1,
-            )
+        .group_by(STEP)
+        .agg(
+            pl.col("arm").first(),
+            pl.col("first").min(),
+            pl.col("last").max(),
+            rows=pl.len(),
+            different=pl.col("seq").max() - pl.col("seq").min() + 1,
         )
-        of_step = of_step.join(extent, on=STEP, how="left")
-        room = slack + (pl.col("step_end") - pl.col("step_begin")) // 20
-        yield from _broken(
-            of_step,
-            {
-                "a collective lies outside of its step": (pl.col("first") < pl.col("step_begin") - room)
-                | (pl.col("last") > pl.col("step_end") + room),
-                "a collective of a step is missing or twice there": pl.col("different") != pl.col("rows"),
-            },
-        )
-        shared = rows.filter(
-            (pl.col("kind") == ALL_REDUCE)
-            & (pl.col("world_size") > 1)
-            & (pl.col("group") == pl.col("world_size"))  # those of one axis of a mesh have other ranks each
-            & pl.col("arm").is_in([PROBE, REPLAY, FABRIC])
-        )
-        yield from _apart(tables, shared, ["launch", "block", "step", "seq"], "launch_ns", "done_ns")
-        if not plan.own_loop:
-            yield from _other_traffic(rows)
+    )
+    of_step = of_step.join(extent, on=STEP, how="left")
+    room = slack + (pl.col("step_end") - pl.col("step_begin")) // 20
+    yield from _broken(
+        of_step,
+        {
+            "a collective lies outside of its step": (pl.col("first") < pl.col("step_begin") - room)
+            | (pl.col("last") > pl.col("step_end") + room),
+            "a collective of a step is missing or twice there": pl.col("different") != pl.col("rows"),
+        },
+    )
+    shared = rows.filter(
+        (pl.col("kind") == ALL_REDUCE)
+        & (pl.col("world_size") > 1)
+        & (pl.col("group") == pl.col("world_size"))  # those of one axis of a mesh have other ranks each
+        & pl.col("arm").is_in([PROBE, REPLAY, FABRIC])
+    )
+    yield from _apart(tables, shared, ["launch", "block", "step", "seq"], "launch_ns", "done_ns")
 
 
-def _other_traffic(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Blocks whose collectives are not those of the launch's other blocks of their arm, on this rank or on others."""
-    why = "its collectives are not those of the launch's other blocks of its arm"
-    place = ["launch", "world_size", "arm"]
-    traffic = (
+def _traffic(rows: pl.DataFrame) -> pl.DataFrame:
+    """What a step of each block sent on each rank."""
+    return (
         rows.filter(pl.col("arm").is_in([PROBE, DDP_SOLO, REPLAY, FABRIC]))
         .group_by(*BLOCK, "world_size", "arm")
         .agg(
@@ -298,4 +326,9 @@ def _other_traffic(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
         # A step's: blocks of later rounds may have fewer steps.
         .with_columns(pl.col("calls", "sent", "most") / pl.col("steps"))
     )
-    yield from _unlike(traffic, place, ["calls", "sent", "most"], why)
+
+
+def _other_traffic(traffic: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Blocks whose collectives are not those of the launch's other blocks of their arm, on this rank or on others."""
+    why = "its collectives are not those of the launch's other blocks of its arm"
+    yield from _unlike(traffic, ["launch", "world_size", "arm"], ["calls", "sent", "most"], why)

@@ -1,17 +1,18 @@
 """Rank files to tables. Only whole blocks count; what is cut off or missing is reported, never filled in.
 
-Absolute stamps come out on rank 0's clock (scaling.records.rank).
+Absolute stamps come out on rank 0's clock (scaling.records.rank). Tables of steps and collectives grow with the run.
+Those of a large run are in files, which are read where something is asked of them: select blocks and columns first.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import errno
-import os
-import shutil
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import polars as pl
 
@@ -20,12 +21,10 @@ from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.rank import SCHEMAS, RankFile, Stored, read_rank
 from scaling.records.run import read_status
 from scaling.records.seal import digest
+from scaling.records.spill import TABLES, Frame, Growing, Part, in_memory, write_parquet
 from scaling.records.status import Status
-from scaling.records.window import windows
+from scaling.records.window import Window, windows
 from scaling.spec.plan import Plan
-
-TABLE_SCHEMA = "1"
-"""Version of the derived tables, kept in each Parquet file's metadata."""
 
 KEPT_BYTES = 32 << 20
 """So many bytes of a launch's files are kept until their steps are read; of larger ones parts are read again."""
@@ -50,12 +49,12 @@ class Tables:
     """All records of a run: a row for each block and rank, each step and rank, each collective and rank."""
 
     blocks: pl.DataFrame
-    steps: pl.DataFrame
-    buckets: pl.DataFrame
+    steps: Frame
+    buckets: Frame
     """Collectives in ddp_solo, probe, replay and pairs blocks."""
-    fabric: pl.DataFrame
+    fabric: Frame
     """Messages in the size sweep."""
-    parameters: pl.DataFrame
+    parameters: Frame
     """A row for each ddp_solo block, rank and parameter, in the order of registration: bytes, and when its gradient was
     ready since the step's begin, as the mean over the block's steps. Empty on a device."""
     memory: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=SCHEMAS["memory"]))
@@ -67,11 +66,38 @@ class Tables:
     """Steps that were written and belong to no whole block, or to one that was left out."""
     dropped_blocks: int = 0
     """Blocks that are missing, or were left out on all ranks because what they say cannot be."""
+    parts: tuple[Part, ...] = ()
+    """Stretches of blocks whose rows fit into memory; none where all rows are there."""
+    scratch: TemporaryDirectory[str] | None = None
+    """Keeps the files while the tables are used."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether no step was recorded."""
+        return in_memory(self.steps.select("launch").head(1)).is_empty()
+
+    def by_part(self) -> Iterator[Tables]:
+        """The tables of a few blocks at a time, in memory."""
+        if not self.parts:
+            yield self
+        for part in self.parts:
+            rows = pl.collect_all([getattr(self, name).lazy().filter(part.inside) for name in TABLES])
+            frames = dict(zip(TABLES, rows, strict=True))
+            yield self.having({"blocks": self.blocks.filter(part.inside), **frames}, parts=())
+
+    def having(self, frames: Mapping[str, Frame], **changes: Any) -> Tables:
+        """The same with other rows, by a table's name."""
+        return dataclasses.replace(self, **{**changes, **frames})
 
 
-def collect(folder: RunFolder, plan: Plan) -> Tables:
-    """Read every launch of a run that status.json knows; all where there is none."""
-    found: dict[str, list[pl.DataFrame]] = {name: [pl.DataFrame(schema=of)] for name, of in SCHEMAS.items()}
+def collect(folder: RunFolder, plan: Plan, look: Callable[[Tables], None] | None = None) -> Tables:
+    """Read every launch of a run that status.json knows; all where there is none.
+
+    `look` sees all rows, some blocks of a launch at a time, in memory, from a thread of its own beside the reading.
+    OSError where the tables of a large run cannot be written to files.
+    """
+    found = {name: [pl.DataFrame(schema=SCHEMAS[name])] for name in _OF_BLOCKS}
+    growing = Growing(folder.path)
     ranks: list[RankFile] = []
     status = None if plan.own_loop else read_status(folder)
     launches, gaps = _known(folder, status)
@@ -86,20 +112,55 @@ def collect(folder: RunFolder, plan: Plan) -> Tables:
         gaps += _other_plan(folder, launch.index, [of.file for of in read])
         if not read:
             continue
-        whole = {name: pl.concat([of.tables[name] for of in read]) for name in ("blocks", "memory")}
+        whole = {name: pl.concat([of.tables[name] for of in read]) for name in _OF_BLOCKS}
         for name, frame in whole.items():
             found[name].append(frame)
-        for window in windows(launch.index, [of.stored for of in read], whole["blocks"]):
-            lost += window.lost
-            for name, frame in window.frames.items():
-                found[name].append(frame)
-    return Tables(
-        **{name: pl.concat(frames) for name, frames in found.items()},
+        here = _EMPTY.having(whole, ranks=tuple(of.file for of in read))
+        lost += _keep(windows(launch.index, [of.stored for of in read], whole["blocks"]), here, growing, look)
+    return _EMPTY.having(
+        {**{name: pl.concat(frames) for name, frames in found.items()}, **growing.finish()},
+        parts=tuple(growing.parts) if growing.scratch else (),
+        scratch=growing.scratch,
         ranks=tuple(ranks),
         gaps=tuple(gaps),
         dropped_samples=lost + sum(file.dropped_samples for file in ranks),
-        dropped_blocks=0,
     )
+
+
+def _keep(
+    found: Iterator[Window], here: Tables, growing: Growing, look: Callable[[Tables], None] | None
+) -> int:
+    """Keep the rows of a launch's windows, each while the next is read; how many steps belong to no block.
+
+    `here`: the launch's blocks and ranks. Errors of a window are raised when the next one is there.
+    """
+
+    def kept(window: Window) -> int:
+        part = Part(launch=window.launch, first=window.first, last=window.last)
+        growing.add(part, window.frames)
+        if look is not None:
+            look(here.having({"blocks": here.blocks.filter(part.inside), **window.frames}))
+        return window.lost
+
+    with ThreadPoolExecutor(1) as beside:
+        lost, before = 0, None
+        for window in found:
+            lost += before.result() if before else 0
+            before = beside.submit(kept, window)
+        return lost + (before.result() if before else 0)
+
+
+_OF_BLOCKS = ("blocks", "memory")
+_EMPTY = Tables(
+    blocks=pl.DataFrame(schema=SCHEMAS["blocks"]),
+    steps=pl.DataFrame(schema=SCHEMAS["steps"]),
+    buckets=pl.DataFrame(schema=SCHEMAS["buckets"]),
+    fabric=pl.DataFrame(schema=SCHEMAS["fabric"]),
+    parameters=pl.DataFrame(schema=SCHEMAS["parameters"]),
+    ranks=(),
+    gaps=(),
+    dropped_samples=0,
+)
 
 
 def joined(runs: Sequence[Tables]) -> Tables:
@@ -109,11 +170,11 @@ def joined(runs: Sequence[Tables]) -> Tables:
     ranks: list[RankFile] = []
     for run in runs:
         for name, held in frames.items():
-            held.append(getattr(run, name).with_columns(pl.col("launch") + first))
+            held.append(in_memory(getattr(run, name).with_columns(pl.col("launch") + first)))
         ranks += [dataclasses.replace(rank, launch=rank.launch + first) for rank in run.ranks]
         first = max((rank.launch for rank in ranks), default=-1) + 1
-    return Tables(
-        **{name: pl.concat(held, how="diagonal") for name, held in frames.items()},
+    return _EMPTY.having(
+        {name: pl.concat(held, how="diagonal") for name, held in frames.items()},
         ranks=tuple(ranks),
         gaps=tuple(gap for run in runs for gap in run.gaps),
         dropped_samples=sum(run.dropped_samples for run in runs),
@@ -209,15 +270,11 @@ def _few(names: Sequence[str], most: int = 4) -> str:
 
 def write_tables(folder: RunFolder, tables: Tables) -> None:
     """Write the derived Parquet files, by rename. OSError where that fails."""
-    for name in ("blocks", "steps", "buckets", "fabric", "parameters"):
+    for name in ("blocks", *TABLES):
         path = folder.table(name)
         part = path.with_name(f".{path.name}.part")
         try:
-            getattr(tables, name).write_parquet(part, metadata={"schema": TABLE_SCHEMA})
+            write_parquet(getattr(tables, name), part)
             part.replace(path)
-        except pl.exceptions.PolarsError as error:  # polars has one error for all that the system may report
-            full = shutil.disk_usage(path.parent).free < 2**20
-            code = errno.ENOSPC if full else errno.EIO
-            raise OSError(code, os.strerror(code), str(path)) from error
         finally:
             part.unlink(missing_ok=True)

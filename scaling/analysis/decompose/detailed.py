@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -13,6 +13,7 @@ from scaling.analysis.network.barrier import Barrier
 from scaling.analysis.network.channel import Channel
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Floats
+from scaling.records.spill import Frame, few_rounds
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.run import COLLECTIVES
@@ -47,8 +48,8 @@ def channels(tables: Tables, plan: Plan) -> ChannelOf:
 
 
 def read_detailed(
-    own: pl.DataFrame,
-    buckets: pl.LazyFrame,
+    own: Frame,
+    buckets: Frame,
     blocks: pl.DataFrame,
     n: int,
     channel: ChannelOf,
@@ -109,30 +110,53 @@ def _micro_step_of_broadcasts(stamps: BlockStamps) -> Floats:
 
 
 def detailed_blocks(
-    own: pl.DataFrame,
-    buckets: pl.LazyFrame,
+    own: Frame,
+    buckets: Frame,
     blocks: pl.DataFrame,
     n: int,
     channel: ChannelOf,
     host_ns: float = 0.0,
-) -> list[tuple[tuple[int, int], BlockStamps]]:
-    """Detailed probe blocks that all ranks have whole, as arrays. `own`, `buckets`: of world size `n`."""
-    found = []
+) -> Iterator[tuple[tuple[int, int], BlockStamps]]:
+    """Detailed probe blocks that all ranks have whole, as arrays. `own`, `buckets`: of world size `n`.
+
+    Those of a large run are read a few rounds at a time.
+    """
     of_others = pl.col("phase") == PHASES.index("other")
     probed = blocks.filter((pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("rank") == 0))
     accumulation = {
         tuple(key): many for *key, many in probed.select("launch", "block", "accumulation").rows()
     }
     place = ["launch", "block", "step", "rank"]
-    steps = own.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort(place)
-    rows = (
-        buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed"))
-        .select(
-            *place, "seq", "kind", "phase", "bytes", "group", "ready_ns", "launch_ns", "done_ns", "enqueue_ns"
-        )
-        .sort(*place, "seq")
-        .collect()
+    chosen = (pl.col("arm") == PROBE) & pl.col("detailed")
+    sent = buckets.filter(chosen).select(
+        *place,
+        "round",
+        "seq",
+        "kind",
+        "phase",
+        "bytes",
+        "group",
+        "ready_ns",
+        "launch_ns",
+        "done_ns",
+        "enqueue_ns",
     )
+    for steps, rows in few_rounds(own.filter(chosen), sent):
+        yield from _blocks(
+            steps.sort(place), rows.sort(*place, "seq"), n, accumulation, channel, host_ns, of_others
+        )
+
+
+def _blocks(
+    steps: pl.DataFrame,
+    rows: pl.DataFrame,
+    n: int,
+    accumulation: Mapping[tuple[int, ...], int],
+    channel: ChannelOf,
+    host_ns: float,
+    of_others: pl.Expr,
+) -> Iterator[tuple[tuple[int, int], BlockStamps]]:
+    """The blocks of some steps and their collectives, both sorted."""
     row_parts = rows.filter((pl.col("kind") == ALL_REDUCE) & ~of_others).partition_by(
         "launch", "block", as_dict=True
     )
@@ -158,7 +182,7 @@ def detailed_blocks(
 
         key = (int(part["launch"][0]), int(part["round"][0]))
         buffer_begin, buffer_end = _broadcasts(part, broadcasts.get(block_key), count, n)
-        found.append(
+        yield (
             (
                 key,
                 BlockStamps(
@@ -185,7 +209,6 @@ def detailed_blocks(
                 ),
             )
         )
-    return found
 
 
 def _micro_steps(steps: pl.DataFrame, buckets: int, count: int) -> int:

@@ -11,6 +11,7 @@ from scaling.analysis.decompose.quantities import DURATIONS
 from scaling.analysis.quality import contention
 from scaling.analysis.quality.launches import before_ns, counted, of_launches
 from scaling.analysis.results import StepHistory
+from scaling.records.spill import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import PLAIN, PROBE
@@ -35,7 +36,6 @@ def histories(
             _timed(within)
             .filter(
                 (pl.col("world_size") == trial.world_size)
-                & (pl.col("rank") == 0)
                 & ((pl.col("arm") == PLAIN) | ((pl.col("arm") == PROBE) & ~pl.col("detailed")))
             )
             .sort("launch", "begin_ns")
@@ -59,10 +59,14 @@ def histories(
 
 
 def _timed(tables: Tables) -> pl.DataFrame:
-    """The steps with `time_s`: since their own launch's first, after the spans of the launches before it."""
-    since_ns = pl.col("begin_ns") - pl.col("begin_ns").min().over("launch") + pl.col("before_ns")
+    """Rank 0's steps with `time_s`: since their own launch's first, after the spans of the launches before it."""
+    since_ns = pl.col("begin_ns") - pl.col("first_ns") + pl.col("before_ns")
     before = before_ns(tables.blocks)
-    return tables.steps.join(before, on="launch", how="left").with_columns(time_s=since_ns / 1e9)
+    begun = in_memory(tables.steps.group_by("launch").agg(first_ns=pl.col("begin_ns").min()))
+    first = in_memory(tables.steps.filter(pl.col("rank") == 0))
+    return first.join(begun.join(before, on="launch", how="left"), on="launch", how="left").with_columns(
+        time_s=since_ns / 1e9
+    )
 
 
 def _beside(rows: pl.DataFrame, states: Mapping[int, Sequence[State]]) -> dict[str, Column]:

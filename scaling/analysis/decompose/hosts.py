@@ -14,6 +14,7 @@ import polars as pl
 
 from scaling.analysis.results import HostSpeed, Measured
 from scaling.analysis.statistics.rounds import MS, Formula, Rounds, level_of_each
+from scaling.records.spill import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import BARE_ALL, PAIRS
@@ -40,7 +41,7 @@ def hosts(tables: Tables, plan: Plan, *, floor: float, clock_bound_ns: int = 0) 
     if not found:  # no launch measured it
         return ()
     place = {(file.launch, file.rank): found.index((file.host, file.hostname)) for file in tables.ranks}
-    messages = tables.buckets.filter(pl.col("arm") == PAIRS)
+    messages = in_memory(tables.buckets.filter(pl.col("arm") == PAIRS))
     rounds = _rounds(
         {"step": _own_steps(tables, plan, place), "link": _links(messages, tables, place)}, plan.spec.seed
     )
@@ -96,7 +97,9 @@ def _own_steps(tables: Tables, plan: Plan, place: Mapping[tuple[int, int], int])
     Only world sizes whose sub-groups leave no rank out are used, so that all hosts have the same load.
     """
     largest = max(plan.trials, key=lambda t: t.world_size)
-    rows = tables.steps.filter((pl.col("arm") == BARE_ALL) & (pl.col("batch") == largest.batch))
+    chosen = (pl.col("arm") == BARE_ALL) & (pl.col("batch") == largest.batch)
+    columns = ("launch", "round", "rank", "block", "begin_ns", "end_ns")
+    rows = in_memory(tables.steps.filter(chosen).select(columns))
     ranks = pl.col("rank").n_unique()
     whole = rows.filter(ranks.over("launch", "block") == ranks.over("launch"))
     where = pl.DataFrame([(*key, at) for key, at in place.items()], schema=_PLACE, orient="row")

@@ -20,6 +20,7 @@ from scaling.analysis.quality.launches import of_launches
 from scaling.analysis.results import Point, Verdict
 from scaling.analysis.statistics.rounds import Floats, Rounds
 from scaling.records.format import generation
+from scaling.records.spill import TABLES, in_memory, joined
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import BARE_ONE, PLAIN, PROBE
@@ -60,15 +61,10 @@ def usable(tables: Tables, plan: Plan) -> Tables:
     every = {launch: 2 ** generation(slot) for launch, slot in last.iter_rows()}
     spacing = pl.col("launch").replace_strict(every, return_dtype=pl.Int64) if every else pl.lit(1)
     kept = together.filter((pl.col("round") < 0) | (pl.col("round") % spacing == 0)).select(keys).unique()
-    ragged = tables.steps.join(together.select(keys).unique(), on=keys, how="anti").height
-    return dataclasses.replace(
-        tables,
-        blocks=blocks.join(kept, on=keys, how="semi"),
-        steps=tables.steps.join(kept, on=keys, how="semi"),
-        buckets=tables.buckets.join(kept, on=keys, how="semi"),
-        fabric=tables.fabric.join(kept, on=keys, how="semi"),
-        parameters=tables.parameters.join(kept, on=keys, how="semi"),
-        dropped_samples=tables.dropped_samples + ragged,
+    ragged = joined(tables.steps, together.select(keys).unique(), keys, there=False)
+    return tables.having(
+        {name: joined(getattr(tables, name), kept, keys, there=True) for name in ("blocks", *TABLES)},
+        dropped_samples=tables.dropped_samples + in_memory(ragged.select(pl.len())).item(),
     )
 
 
@@ -127,7 +123,8 @@ def _others(tables: Tables, plan: Plan) -> dict[int, int]:
 
 def updates(tables: Tables, plan: Plan) -> tuple[str, ...]:
     """A warning where an optimizer steps in a part of the steps only: each `step()` was one micro-step that reduced."""
-    steps = tables.steps.filter((pl.col("arm") == PROBE) & (pl.col("rank") == 0) & (pl.col("round") >= 0))
+    looked_at = (pl.col("arm") == PROBE) & (pl.col("rank") == 0) & (pl.col("round") >= 0)
+    steps = in_memory(tables.steps.filter(looked_at))
     updated = steps.filter(pl.col("optimizer_ns") > 0).height
     if not plan.own_loop or not updated or updated > UPDATED_MOST * steps.height:
         return ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 
@@ -11,6 +13,7 @@ from scaling.analysis.decompose.sharded import groups_of, has_units, unit_blocks
 from scaling.analysis.decompose.unit_timeline import typical_step
 from scaling.analysis.quality.launches import counted, of_launches
 from scaling.analysis.results import Span, Timeline
+from scaling.records.spill import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import PROBE
@@ -29,26 +32,42 @@ def timelines(tables: Tables, plan: Plan) -> tuple[Timeline, ...]:
         within = of_launches(tables, counted(tables, plan, trial))
         here = (pl.col("world_size") == n) & (pl.col("rank") < n)
         own = within.steps.filter(here & (pl.col("arm") == PROBE))
-        buckets = within.buckets.lazy().filter(here)
-        if has_units(buckets):
+        buckets = within.buckets.filter(here)
+        if has_units(buckets.lazy()):
+            mesh = plan.spec.parallel.mesh(n)
             units = unit_blocks(
-                own, buckets, plan.spec.parallel.mesh(n), channels(within, plan), groups_of(within)
+                in_memory(own), buckets.lazy(), mesh, channels(within, plan), groups_of(within)
             )
             spans = typical_step([stamps for _, stamps, _ in units], RANKS_MAX) if units else ()
             found += [Timeline(world_size=n, spans=spans)] if spans else []
             continue
-        blocks = detailed_blocks(own, buckets, within.blocks, n, channels(within, plan))
-        if blocks:
-            found.append(Timeline(world_size=n, spans=_typical([stamps for _, stamps in blocks])))
+        lengths = in_memory(
+            own.filter(pl.col("detailed"))
+            .group_by("launch", "block", "step")
+            .agg(length=(pl.col("end_ns") - pl.col("begin_ns")).mean(), ranks=pl.len())
+        )
+        mean = lengths.filter(pl.col("ranks") == n)["length"].mean()
+        for launch, block in _nearest(lengths.filter(pl.col("ranks") == n), mean):
+            this = (pl.col("launch") == launch) & (pl.col("block") == block)
+            here_alone = (own.filter(this), buckets.filter(this), within.blocks.filter(this))
+            whole = [stamps for _, stamps in detailed_blocks(*here_alone, n, channels(within, plan))]
+            if whole:
+                found.append(Timeline(world_size=n, spans=_typical(whole[0], mean)))
+                break
     return tuple(found)
 
 
-def _typical(blocks: list[BlockStamps]) -> tuple[Span, ...]:
-    """The step whose length is nearest to the mean of all."""
-    lengths = [(b.end - b.begin).mean(axis=1) for b in blocks]
-    mean = np.concatenate(lengths).mean()
-    block = min(range(len(blocks)), key=lambda i: np.abs(lengths[i] - mean).min())
-    return _spans(blocks[block], int(np.abs(lengths[block] - mean).argmin()))
+def _nearest(lengths: pl.DataFrame, mean: Any) -> list[tuple[int, int]]:
+    """(launch, block) of all blocks, that of the step whose length is nearest to the mean first."""
+    away = (pl.col("length") - mean).abs().min()
+    each = lengths.group_by("launch", "block").agg(away=away).sort("away", "launch", "block")
+    return each.select("launch", "block").rows()
+
+
+def _typical(block: BlockStamps, mean: Any) -> tuple[Span, ...]:
+    """The step whose length is nearest to `mean`, ns."""
+    lengths = (block.end - block.begin).mean(axis=1)
+    return _spans(block, int(np.abs(lengths - mean).argmin()))
 
 
 def _spans(stamps: BlockStamps, step: int) -> tuple[Span, ...]:

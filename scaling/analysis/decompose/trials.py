@@ -10,6 +10,7 @@ from scaling.analysis.decompose.sent import Sent
 from scaling.analysis.decompose.sharded import groups_of, has_units, read_sharded, turns
 from scaling.analysis.network.curve import host_latency
 from scaling.analysis.statistics.rounds import Floats
+from scaling.records.spill import Frame, few_rounds, in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.schedule import BARE_ONE, DDP_SOLO, PLAIN, PROBE, REPLAY, STEP_ARMS
@@ -24,22 +25,19 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     bare = tables.steps.filter(
         (pl.col("arm") == BARE_ONE) & (pl.col("batch") == trial.batch) & (pl.col("solo_rank") < n)
     )
-    steps = pl.concat([own, bare])
-    by_block = steps.group_by("launch", "round", "arm", "detailed", "rank", "block").agg(
-        *[expression.mean() for expression in DURATIONS]
-    )
-    by_block = by_block.with_columns(
+    by_block = pl.concat([_by_block(own), _by_block(bare)]).with_columns(
         half=pl.col("block").rank("dense").over("launch", "round", "arm", "detailed", "rank").cast(pl.Int64)
         - 1
     )
     counted = (pl.col("arm") == PLAIN) | (pl.col("round") < 0)  # below 0: a baseline of an own loop
-    rounds = tables.steps.lazy().filter(together & counted).select("launch", "round").unique()
-    index = rounds.sort("launch", "round").collect()
-    buckets = tables.buckets.lazy().filter(first)
+    rounds = in_memory(tables.steps.filter(together & counted).select("launch", "round").unique())
+    index = rounds.sort("launch", "round")
+    buckets = tables.buckets.filter(first)
     channel, host_ns = channels(tables, plan), _host_ns(tables, n)
     shards = None
-    if has_units(buckets):
-        shards = read_sharded(own, buckets, plan.spec.parallel.mesh(n), channel, groups_of(tables))
+    if has_units(buckets.lazy()):
+        own, mesh = in_memory(own), plan.spec.parallel.mesh(n)
+        shards = read_sharded(own, buckets.lazy(), mesh, channel, groups_of(tables))
         cycles, merged, sizes = shards.cycles, shards.merged, tuple(one.bytes for one in shards.sent)
         sent = shards.sent
     else:
@@ -57,7 +55,7 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         bucket_bytes=sizes,
         sent=sent,
         programs=shards.programs if shards else {},
-        turns=turns(own, buckets, n, DDP_SOLO) if shards else {},
+        turns=turns(in_memory(own), buckets.lazy(), n, DDP_SOLO) if shards else {},
         solo={} if shards else _solo(own, buckets, n),
         making=_making(tables.blocks.filter(first)),
         replay=_replay(buckets, n),
@@ -83,30 +81,34 @@ def _devices(blocks: pl.DataFrame, trial: Trial) -> pl.DataFrame:
     return blocks.filter((own | bare) & (pl.col("rank") < n)).select(list(DEVICE_COLUMNS))
 
 
-def _solo(own: pl.DataFrame, buckets: pl.LazyFrame, n: int) -> dict[tuple[int, int], dict[str, Floats]]:
+def _by_block(steps: Frame) -> pl.DataFrame:
+    """Means over the steps of each block and rank."""
+    place = ("launch", "round", "arm", "detailed", "rank", "block")
+    return in_memory(steps.group_by(*place).agg(*[expression.mean() for expression in DURATIONS]))
+
+
+def _solo(own: Frame, buckets: Frame, n: int) -> dict[tuple[int, int], dict[str, Floats]]:
     """ddp_solo blocks: per round, `ready` R x K since the step's begin, and means of phases, R each.
 
     Ready times are clamped to the end of backward's compute, which DDP's own stamp can exceed.
     """
     steps = own.filter((pl.col("arm") == DDP_SOLO) & pl.col("detailed"))
-    rows = (
-        buckets.filter((pl.col("arm") == DDP_SOLO) & (pl.col("ready_ns") > 0))
-        .select("launch", "round", "rank", "block", "step", "seq", "ready_ns")
-        .join(
-            steps.lazy().select("launch", "rank", "block", "step", "begin_ns", "compute_end_ns"),
-            on=["launch", "rank", "block", "step"],
-        )
+    sent = buckets.filter((pl.col("arm") == DDP_SOLO) & (pl.col("ready_ns") > 0))
+    means = [
+        mine.select("launch", "rank", "block", "step", "begin_ns", "compute_end_ns")
+        .join(rows, on=["launch", "rank", "block", "step"])
         .with_columns(latest=pl.when(pl.col("compute_end_ns") > 0).then("compute_end_ns"))  # null: no bound
         .group_by("launch", "round", "rank", "seq")
         .agg(ready=(pl.min_horizontal("ready_ns", "latest") - pl.col("begin_ns")).mean())
-        .sort("launch", "round", "rank", "seq")
-        .collect()
-    )
-    phases = (
-        steps.group_by("launch", "round", "rank")
-        .agg(*[e.mean() for e in DURATIONS])
-        .sort("launch", "round", "rank")
-    )
+        for mine, rows in few_rounds(
+            steps, sent.select("launch", "round", "rank", "block", "step", "seq", "ready_ns")
+        )
+    ]
+    if not means:
+        return {}
+    rows = pl.concat(means).sort("launch", "round", "rank", "seq")
+    of_rank = steps.group_by("launch", "round", "rank").agg(*[e.mean() for e in DURATIONS])
+    phases = in_memory(of_rank).sort("launch", "round", "rank")
     found: dict[tuple[int, int], dict[str, Floats]] = {}
     row_parts = rows.partition_by("launch", "round", as_dict=True)
     for key, part in phases.partition_by("launch", "round", as_dict=True).items():
@@ -136,18 +138,15 @@ def _making(blocks: pl.DataFrame) -> dict[str, dict[tuple[int, int], float]]:
     return found
 
 
-def _replay(buckets: pl.LazyFrame, n: int) -> dict[tuple[int, int], Floats]:
+def _replay(buckets: Frame, n: int) -> dict[tuple[int, int], Floats]:
     """Replay blocks: each bucket from the latest launch to the latest done, mean of the round's repetitions."""
-    times = (
+    each = in_memory(
         buckets.filter(pl.col("arm") == REPLAY)
         .group_by("launch", "round", "block", "step", "seq")
         .agg(time=pl.col("done_ns").max() - pl.col("launch_ns").max(), ranks=pl.len())
         .filter(pl.col("ranks") == n)
-        .group_by("launch", "round", "seq")
-        .agg(pl.col("time").mean())
-        .sort("launch", "round", "seq")
-        .collect()
     )
+    times = each.group_by("launch", "round", "seq").agg(pl.col("time").mean()).sort("launch", "round", "seq")
     return {
         (int(key[0]), int(key[1])): part["time"].to_numpy()
         for key, part in times.partition_by("launch", "round", as_dict=True).items()
@@ -160,12 +159,12 @@ def _of_wrapper(tables: Tables) -> tuple[int, ...]:
     return latest.buckets if latest else ()
 
 
-def _messages(buckets: pl.LazyFrame, arm: str) -> tuple[int, ...]:
+def _messages(buckets: Frame, arm: str) -> tuple[int, ...]:
     """Bytes of what one step of an arm recorded, in the order of reduction; empty where it did not run."""
     rows = buckets.filter(pl.col("arm") == arm)
-    first = rows.select("launch", "rank", "block", "step").head(1).collect()
+    first = in_memory(rows.select("launch", "rank", "block", "step").head(1))
     if first.is_empty():
         return ()
     (place,) = first.rows(named=True)
     step = rows.filter(*(pl.col(name) == at for name, at in place.items()))
-    return tuple(step.sort("seq").select("bytes").collect()["bytes"].to_list())
+    return tuple(in_memory(step.select("seq", "bytes")).sort("seq")["bytes"].to_list())

@@ -19,6 +19,7 @@ import polars as pl
 from scaling.analysis.network import cliffs
 from scaling.analysis.results import CurvePoint, FabricLevel, Measured
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds, UnknownQuantityError
+from scaling.records.spill import Frame, in_memory
 from scaling.spec.plan import Plan
 from scaling.spec.run import COLLECTIVES
 
@@ -54,7 +55,7 @@ def bus_factor(world_size: int, collective: str = "all_reduce") -> float:
     }[collective]
 
 
-def sweep_times(fabric: pl.DataFrame, world_size: int, collective: str = "all_reduce") -> pl.DataFrame:
+def sweep_times(fabric: Frame, world_size: int, collective: str = "all_reduce") -> pl.DataFrame:
     """(launch, round, bytes, time_ns): each message from the latest launch to the latest done, mean of a round.
 
     Of the first sub-group. Where many were enqueued at once, their time over their number.
@@ -63,7 +64,7 @@ def sweep_times(fabric: pl.DataFrame, world_size: int, collective: str = "all_re
     return _by_round(each.filter(pl.col("calls") == pl.col("calls").max().over("bytes")))
 
 
-def host_latency(fabric: pl.DataFrame, world_size: int, collective: str = "all_reduce") -> pl.DataFrame:
+def host_latency(fabric: Frame, world_size: int, collective: str = "all_reduce") -> pl.DataFrame:
     """(launch, round, time_ns): what one message from an idle device takes longer than one of many, mean over sizes.
 
     Empty where many were never enqueued at once.
@@ -75,9 +76,9 @@ def host_latency(fabric: pl.DataFrame, world_size: int, collective: str = "all_r
     return both.group_by("launch", "round").agg(time_ns=longer).sort("launch", "round")
 
 
-def _each(fabric: pl.DataFrame, world_size: int, collective: str) -> pl.DataFrame:
+def _each(fabric: Frame, world_size: int, collective: str) -> pl.DataFrame:
     """A row for each measurement, `time_ns` of one of its `calls`."""
-    return (
+    return in_memory(
         fabric.filter(
             (pl.col("world_size") == world_size)
             & (pl.col("rank") < world_size)

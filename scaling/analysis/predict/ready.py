@@ -8,6 +8,7 @@ import polars as pl
 from scaling.analysis.decompose.quantities import PHASES, TrialRecords
 from scaling.analysis.predict.buckets import Buckets, Gradients, pieces
 from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError
+from scaling.records.spill import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Trial
 from scaling.spec.schedule import DDP_SOLO
@@ -31,7 +32,7 @@ def per_parameter(tables: Tables, records: TrialRecords) -> dict[str, Floats]:
 def _parameters(tables: Tables, trial: Trial) -> pl.DataFrame:
     """Ready times of parameters in the first sub-group."""
     n = trial.world_size
-    return tables.parameters.filter((pl.col("world_size") == n) & (pl.col("rank") < n))
+    return in_memory(tables.parameters.filter((pl.col("world_size") == n) & (pl.col("rank") < n)))
 
 
 def per_bucket(records: TrialRecords) -> dict[str, Floats]:

@@ -20,6 +20,7 @@ from scaling.analysis.predict.ready import OWN_PHASES, per_bucket, per_parameter
 from scaling.analysis.quality.launches import counted, of_launches
 from scaling.analysis.results import Overhead
 from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError, interval
+from scaling.records.spill import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, half_batch
@@ -205,7 +206,7 @@ def _halved(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floa
     rows = tables.steps.filter(alone & pl.col("batch").is_in([half, whole]))
     own = [e for e in DURATIONS if e.meta.output_name() in ("forward", "compute")]
     place = ["launch", "round", "rank"]
-    each = rows.group_by(*place, "batch").agg(own=pl.sum_horizontal([e.mean() for e in own]))
+    each = in_memory(rows.group_by(*place, "batch").agg(own=pl.sum_horizontal([e.mean() for e in own])))
     pairs = each.filter(pl.col("batch") == half).join(
         each.filter(pl.col("batch") == whole), on=place, suffix="_whole"
     )

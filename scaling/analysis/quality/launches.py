@@ -60,6 +60,7 @@ def of_launches(tables: Tables, launches: frozenset[int]) -> Tables:
         fabric=tables.fabric.filter(chosen),
         ranks=tuple(rank for rank in tables.ranks if rank.launch in launches),
         gaps=tuple(gap for gap in tables.gaps if gap.launch in launches or gap.rank is None),
+        parts=tuple(part for part in tables.parts if part.launch in launches),
     )
 
 

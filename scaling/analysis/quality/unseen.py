@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from scaling.analysis.results import Verdict
+from scaling.records.spill import Frame, in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import PHASES, PROBE
@@ -52,12 +53,14 @@ class Others:
 
 def others(tables: Tables) -> Others:
     """What a tap saw of them in detailed steps; nothing where there are none."""
-    rows = tables.buckets.filter(
-        (pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("phase") == PHASES.index("other"))
+    rows = in_memory(
+        tables.buckets.filter(
+            (pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("phase") == PHASES.index("other"))
+        )
     )
     if rows.is_empty():
         return Others()
-    steps = _stamped(tables).filter(pl.col("detailed"))
+    steps = in_memory(_stamped(tables).filter(pl.col("detailed")))
     known = steps.select(*_STEP, "compute_end_ns", "sync_end_ns")
     inside = pl.min_horizontal("done_ns", "sync_end_ns") - pl.max_horizontal("launch_ns", "compute_end_ns")
     alone = pl.col("done_ns") - pl.col("launch_ns") - pl.max_horizontal(inside, 0)
@@ -115,16 +118,18 @@ def doubts(tables: Tables, plan: Plan, buffers_bytes: int) -> tuple[str, ...]:
 
 
 def _unseen(tables: Tables, plan: Plan, buffers_bytes: int) -> bool:
-    stamped = _stamped(tables)
-    return buffers_bytes > 0 and plan.ranks > 1 and stamped.height > 0 and not stamped["buffer_wait_ns"].max()
+    if buffers_bytes <= 0 or plan.ranks < 2:
+        return False
+    most = in_memory(_stamped(tables).select(pl.col("buffer_wait_ns").max(), rows=pl.len()))
+    return most["rows"].item() > 0 and not most["buffer_wait_ns"].item()
 
 
 def _share_in_buffers(tables: Tables) -> float:
     """Mean share of a stamped step, over all ranks."""
-    stamped = _stamped(tables)
-    length = (stamped["end_ns"] - stamped["begin_ns"]).sum()
-    return float(stamped["buffer_wait_ns"].sum() / length) if length else 0.0
+    length = (pl.col("end_ns") - pl.col("begin_ns")).sum()
+    waited, lasted = in_memory(_stamped(tables).select(pl.col("buffer_wait_ns").sum(), length=length)).row(0)
+    return float(waited / lasted) if lasted else 0.0
 
 
-def _stamped(tables: Tables) -> pl.DataFrame:
+def _stamped(tables: Tables) -> Frame:
     return tables.steps.filter((pl.col("arm") == PROBE) & (pl.col("world_size") > 1))

@@ -25,6 +25,7 @@ from scaling.analysis.simulate.links import SIZES
 from scaling.analysis.statistics.rounds import Floats
 from scaling.errors import InputError
 from scaling.records.checkup import COPY, LAUNCH, MATMUL, KernelTable, Roofline
+from scaling.records.spill import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.schedule import BARE_ALL, DDP_SOLO
 from scaling.spec.simulation import Axis, Chip, KernelTimes, LinkCurve
@@ -208,17 +209,20 @@ def _spread(tables: Tables) -> tuple[Range, Range] | None:
     Units: s relative, w in ns ** 0.5.
     """
     solo = tables.steps.filter(pl.col("arm").is_in([DDP_SOLO, BARE_ALL]) & (pl.col("world_size") > 1))
-    if solo.is_empty():
+    largest = in_memory(solo.select(pl.col("world_size").max())).item()
+    if largest is None:
         return None
-    solo = solo.filter(pl.col("world_size") == solo["world_size"].max())
+    solo = solo.filter(pl.col("world_size") == largest)
     own = solo.with_columns([e for e in DURATIONS if e.meta.output_name() in ("forward", "compute")])
     place = ["launch", "round", "block", "step"]
-    each = own.group_by(*place).agg(
-        forward=pl.col("forward").mean(),
-        backward=pl.col("compute").mean(),
-        together=pl.cov("forward", "compute"),
-        var=(pl.col("forward") + pl.col("compute")).var(),
-        ranks=pl.col("rank").n_unique(),
+    each = in_memory(
+        own.group_by(*place).agg(
+            forward=pl.col("forward").mean(),
+            backward=pl.col("compute").mean(),
+            together=pl.cov("forward", "compute"),
+            var=(pl.col("forward") + pl.col("compute")).var(),
+            ranks=pl.col("rank").n_unique(),
+        )
     )
     each = each.filter((pl.col("ranks") > 1) & (pl.col("forward") > 0) & (pl.col("backward") > 0))
     if each.is_empty():

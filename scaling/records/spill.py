@@ -1,0 +1,137 @@
+"""Tables of steps and collectives, which grow with the run: in memory while they are small, in files once they are not.
+
+A file holds a few whole blocks of all ranks, so whatever is asked of a block needs one of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import polars as pl
+
+from scaling.records.rank import SCHEMAS
+
+TABLE_SCHEMA = "1"
+"""Version of the derived tables, kept in each Parquet file's metadata."""
+TABLES = ("steps", "buckets", "fabric", "parameters")
+"""Tables of steps, which grow with the run."""
+MEMORY_ROWS = 1_500_000
+"""Beyond these rows in all, the tables go to files: about 250 MB."""
+
+STEP_ROWS = 40_000
+"""Rows of steps that `few_rounds` reads at a time; there may be ten times as many of collectives."""
+
+Frame = pl.DataFrame | pl.LazyFrame
+"""A table in memory, or one in files that is read where it is asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A stretch of blocks of one launch; no other part has rows of them."""
+
+    launch: int
+    first: int
+    last: int
+    """Numbers of its first and its last block."""
+
+    @property
+    def inside(self) -> pl.Expr:
+        """Whether a row is of it."""
+        return (pl.col("launch") == self.launch) & pl.col("block").is_between(self.first, self.last)
+
+
+@dataclass(slots=True)
+class Growing:
+    """The tables of a run while its parts are read, one after the other."""
+
+    folder: Path
+    """Where files may lie while the tables are used."""
+    parts: list[Part] = field(default_factory=list)
+    scratch: TemporaryDirectory[str] | None = None
+    """Folder of the files, which is removed with this object; None while all is in memory."""
+    _kept: list[Mapping[str, pl.DataFrame]] = field(default_factory=list)
+    _rows: int = 0
+    _files: dict[str, list[Path]] = field(default_factory=lambda: {name: [] for name in TABLES})
+
+    def add(self, part: Part, frames: Mapping[str, pl.DataFrame]) -> None:
+        """The rows of a part. OSError where they cannot be written."""
+        self.parts.append(part)
+        self._kept.append(frames)
+        self._rows += sum(frames[name].height for name in TABLES)
+        if self.scratch is None and self._rows > MEMORY_ROWS:
+            writable = os.access(self.folder, os.W_OK)
+            self.scratch = TemporaryDirectory(prefix=".tables-", dir=self.folder if writable else None)
+        if self.scratch is not None:
+            while self._kept:
+                self._write(Path(self.scratch.name), self._kept.pop(0))
+
+    def _write(self, folder: Path, frames: Mapping[str, pl.DataFrame]) -> None:
+        for name in TABLES:
+            if frames[name].height:
+                path = folder / f"{name}-{len(self._files[name])}.parquet"
+                write_parquet(frames[name], path)
+                self._files[name].append(path)
+
+    def finish(self) -> dict[str, Frame]:
+        """All rows."""
+        if self.scratch is None:
+            empty = {name: pl.DataFrame(schema=SCHEMAS[name]) for name in TABLES}
+            return {
+                name: pl.concat([empty[name], *(frames[name] for frames in self._kept)]) for name in TABLES
+            }
+        return {
+            name: pl.scan_parquet(files) if files else pl.LazyFrame(schema=SCHEMAS[name])
+            for name, files in self._files.items()
+        }
+
+
+def in_memory(frame: Frame) -> pl.DataFrame:
+    """The rows of a selection; those of files are read and reduced a part at a time."""
+    return frame if isinstance(frame, pl.DataFrame) else frame.collect(engine="streaming")
+
+
+def few_rounds(steps: Frame, others: Frame) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+    """Rows of two tables in memory, in the order of launches and rounds: of files a few whole rounds at a time.
+
+    The rounds are those of `steps`; nothing where it has none.
+    """
+    if isinstance(steps, pl.DataFrame) and isinstance(others, pl.DataFrame):
+        if steps.height:
+            yield steps, others
+        return
+    counts = in_memory(steps.group_by("launch", "round").agg(rows=pl.len())).sort("launch", "round")
+    for (launch,), part in counts.partition_by("launch", as_dict=True, maintain_order=True).items():
+        batch = (part["rows"].cum_sum() - part["rows"]) // STEP_ROWS
+        for rounds in part.with_columns(batch=batch).partition_by("batch", maintain_order=True):
+            chosen = (pl.col("launch") == launch) & pl.col("round").is_in(rounds["round"].to_list())
+            first, second = pl.collect_all([steps.lazy().filter(chosen), others.lazy().filter(chosen)])
+            yield first, second
+
+
+def joined(frame: Frame, keys: pl.DataFrame, on: Sequence[str], *, there: bool) -> Frame:
+    """The rows of a table whose keys are in `keys`, or are not."""
+    how: Literal["semi", "anti"] = "semi" if there else "anti"
+    if isinstance(frame, pl.DataFrame):
+        return frame.join(keys, on=on, how=how)
+    return frame.join(keys.lazy(), on=on, how=how)
+
+
+def write_parquet(frame: Frame, path: Path) -> None:
+    """Write a table; OSError where that fails."""
+    metadata = {"schema": TABLE_SCHEMA}
+    try:
+        if isinstance(frame, pl.DataFrame):
+            frame.write_parquet(path, compression="lz4", metadata=metadata)
+        else:
+            frame.sink_parquet(path, compression="lz4", metadata=metadata)
+    except pl.exceptions.PolarsError as error:  # polars has one error for all that the system may report
+        full = shutil.disk_usage(path.parent).free < 2**20
+        code = errno.ENOSPC if full else errno.EIO
+        raise OSError(code, os.strerror(code), str(path)) from error

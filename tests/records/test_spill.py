@@ -1,0 +1,121 @@
+"""A large run's tables go to files, a few blocks at a time; what is found in them is what is found in memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+
+import polars as pl
+import pytest
+from support import rank_files, simulated_cluster
+
+from scaling.cli import pipeline
+from scaling.records import spill, window
+from scaling.records.check import checked, read_checked
+from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan
+from scaling.records.tables import collect
+
+TRUTH = simulated_cluster.Truth(
+    world_sizes=(1, 2, 4),
+    rounds=8,
+    steps=4,
+    buffers_ns=2e5,
+    clock_offset_ns=(0, 5_000_000, 0, -80_000),
+    stragglers=(simulated_cluster.Straggler(rank=1, extra_ns=5e6, phase="input"),),
+)
+NAMES = ("blocks", *spill.TABLES)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that fits into memory."""
+    folder = RunFolder(tmp_path_factory.mktemp("spill") / "run")
+    simulated_cluster.simulate(TRUTH, folder.path, packed=True)
+    pipeline.rebuild(folder)
+    return folder
+
+
+@pytest.fixture
+def files(monkeypatch):
+    """Every run is a large one."""
+    monkeypatch.setattr(spill, "MEMORY_ROWS", 100)
+    monkeypatch.setattr(spill, "STEP_ROWS", 40)
+    monkeypatch.setattr(window.windows, "__defaults__", (500,))
+
+
+def copy(folder, to):
+    shutil.copytree(folder.launches()[0].path, RunFolder(to).launch(0).path)
+    for name in ("plan.json", "status.json"):
+        shutil.copy(folder.path / name, to / name)
+    return RunFolder(to)
+
+
+def near(one, other):
+    """Whether two JSON values are the same, their numbers to 1e-9."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(near(one[k], other[k]) for k in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(near, one, other))
+    if isinstance(one, float):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
+    return one == other
+
+
+def test_analysis_and_tables_are_the_same(whole, files, tmp_path):
+    other = copy(whole, tmp_path / "run")
+    pipeline.rebuild(other)
+    assert near(json.loads(whole.analysis.read_text()), json.loads(other.analysis.read_text()))
+    assert near(json.loads(whole.timeline.read_text()), json.loads(other.timeline.read_text()))
+    for name in NAMES:
+        rows = [pl.read_parquet(folder.table(name)) for folder in (whole, other)]
+        order = [k for k in ("launch", "rank", "block", "step", "seq", "index") if k in rows[0].columns]
+        assert rows[0].sort(order).equals(rows[1].sort(order)), name
+        assert pl.read_parquet_metadata(other.table(name))["schema"] == spill.TABLE_SCHEMA
+
+
+def test_parts_are_whole_blocks(whole, files):
+    tables = collect(whole, read_plan(whole))
+    assert isinstance(tables.steps, pl.LazyFrame)
+    assert len(tables.parts) > 5
+    parts = list(tables.by_part())
+    assert sum(part.steps.height for part in parts) == tables.steps.collect().height
+    blocks = [set(part.steps["block"]) for part in parts]
+    assert sum(map(len, blocks)) == len(set.union(*blocks))
+
+
+def test_a_block_that_cannot_be_is_left_out(whole, files, tmp_path):
+    other = copy(whole, tmp_path / "run")
+    path = other.launch(0).rank(2)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    at = next(k for k, line in enumerate(lines) if line["t"] == "block" and line["arm"] == "probe") - 1
+    lost = lines[at]["b"]
+    kept = [
+        {key: value for key, value in line.items() if key != "crc"} for line in lines[:at] + lines[at + 1 :]
+    ]
+    path.write_text(rank_files.sealed(kept))
+    plan = read_plan(other)
+    tables = read_checked(other, plan)
+    unchecked = collect(other, plan)
+    assert lost in set(unchecked.steps.collect()["block"])
+    for name in ("steps", "buckets", "fabric"):
+        assert lost not in set(spill.in_memory(getattr(tables, name))["block"])
+    assert checked(unchecked, plan).gaps == tables.gaps
+    assert tables.dropped_samples > 0
+
+
+def test_files_are_gone_with_their_tables(whole, files):
+    tables = collect(whole, read_plan(whole))
+    assert list(whole.path.glob(".tables-*"))
+    del tables
+    assert not list(whole.path.glob(".tables-*"))
+
+
+def test_a_full_disk_is_said(whole, files, monkeypatch):
+    def full(*_args, **_more):
+        raise pl.exceptions.ComputeError("no space")
+
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
+    with pytest.raises(OSError, match=r"parquet"):
+        collect(whole, read_plan(whole))
