@@ -10,7 +10,8 @@ from scaling.cli.api import Run, sources_of, tables_of
 from scaling.config.simulation import Asked
 from scaling.launchers.simulate import simulate
 from scaling.records.launch import Launches
-from scaling.spec.simulation import LinkCurve, Mesh
+from scaling.spec.parallel import Mesh
+from scaling.spec.simulation import LinkCurve
 
 
 class Machine:
@@ -32,7 +33,7 @@ class Machine:
 
     def links_said(self, mesh: Mesh) -> tuple[str, ...]:
         """Where the links' figures are from."""
-        return links.sources(self._topology, mesh.axes)
+        return links.sources(self._topology, mesh.dimensions)
 
 
 class Measured(Machine):
@@ -57,7 +58,7 @@ class Measured(Machine):
         """The run's curve, where its back end is the host's."""
         if self._topology.backend == "nccl":
             return None
-        return measured.curves(self._topology, self._own, sources_of(self._run), mesh.axes, mesh.world_size)
+        return measured.curves(self._topology, self._own, sources_of(self._run), mesh.dimensions, mesh.size)
 
     def links_said(self, mesh: Mesh) -> tuple[str, ...]:
         """Where the links' figures are from."""
@@ -73,7 +74,7 @@ class Measured(Machine):
         for p in points:
             assert p.step_ms is not None
             spec = self._run.plan.spec
-            mesh = mesh_of("ddp", p.world_size, spec.topology.ranks_per_host)
+            mesh = mesh_of(spec.parallel, p.world_size)
             ask = simulation(
                 spec, mesh, self.inputs, batch_of(spec, mesh), own_links=self.links(mesh), whole=False
             )

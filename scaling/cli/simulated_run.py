@@ -11,9 +11,19 @@ from scaling.cli.output import print_json, say
 from scaling.config.simulation import is_simulated
 from scaling.errors import InputError
 
-__all__ = ["is_simulated", "print_outcomes", "simulate_run"]
+__all__ = ["is_simulated", "print_outcomes", "refuse_simulated", "simulate_run"]
 
 NAME, TIMELINE = "simulation.json", "timeline.json"
+
+
+def refuse_simulated(verb: str, words: Sequence[str]) -> None:
+    """InputError where a command line that measures asks for a simulated topology."""
+    if is_simulated(words):
+        named = next(word for word in words if word.startswith("topology="))
+        raise InputError(
+            f"{named}: nothing is measured there, so there is nothing to {verb}; `scaling run {named}` simulates it "
+            "at once, in seconds for each world size"
+        )
 
 
 def simulate_run(words: Sequence[str]) -> int:

@@ -20,7 +20,8 @@ from scaling.config.simulation import Asked, to_simulation
 from scaling.errors import InputError
 from scaling.launchers.simulate import simulate
 from scaling.records.run import read_config
-from scaling.spec.simulation import Mesh, Simulated, Task
+from scaling.spec.parallel import Mesh, Parallel
+from scaling.spec.simulation import Simulated, Task
 
 CHECKED_MAX = 8
 """Ranks 0 and n-1 are compared at the largest world size up to this one, or on a small mesh of the same shape."""
@@ -44,7 +45,7 @@ def simulations(words: Sequence[str]) -> list[Outcome]:
     for each in topologies(words):
         asked = to_simulation(each)
         machine = Machine(asked)
-        found += [_outcome(asked, strategy, machine, alike) for strategy in asked.strategies]
+        found += [_outcome(asked, parallel, machine, alike) for parallel in asked.strategies]
     return found
 
 
@@ -58,7 +59,7 @@ def from_run(path: str, words: Sequence[str]) -> list[Outcome]:
         own.test()
         machine = Measured(asked, run)
         machine.backtest, machine.backtest_missing = own.backtest, own.backtest_missing
-        found += [_outcome(asked, strategy, machine, alike) for strategy in asked.strategies]
+        found += [_outcome(asked, parallel, machine, alike) for parallel in asked.strategies]
     return found
 
 
@@ -73,11 +74,12 @@ def topologies(words: Sequence[str]) -> Iterator[list[str]]:
         yield [f"topology={name}" if word == named else word for word in words]
 
 
-def _outcome(asked: Asked, strategy: str, machine: Machine, alike: set[str]) -> Outcome:
+def _outcome(asked: Asked, parallel: Parallel, machine: Machine, alike: set[str]) -> Outcome:
     """One strategy on one machine; `alike`: strategies whose first and last rank were compared already."""
-    spec, topology, inputs = asked.spec, asked.spec.topology, machine.inputs
+    spec = dataclasses.replace(asked.spec, parallel=parallel)
+    strategy, topology, inputs = parallel.name, spec.topology, machine.inputs
     sizes = sorted({1, *spec.world_sizes})
-    meshes = {n: mesh_of(strategy, n, topology.ranks_per_host, **asked.degrees) for n in sizes}
+    meshes = {n: mesh_of(parallel, n) for n in sizes}
     warnings: dict[str, None] = {}
     base: tuple[Simulated, Mesh, int] | None = None
     points: list[SimulatedPoint] = []
@@ -90,13 +92,13 @@ def _outcome(asked: Asked, strategy: str, machine: Machine, alike: set[str]) -> 
         said = machine.links_said(meshes[max(sizes)])
     except NoPathError as error:
         raise InputError(str(error)) from error
-    _say(f"{topology.name} {strategy}: {', '.join(str(ask.mesh.world_size) for ask in asks)} ranks")
+    _say(f"{topology.name} {strategy}: {', '.join(str(ask.mesh.size) for ask in asks)} ranks")
     check = None if strategy in alike else _checked_mesh(list(meshes.values()))
     ends = [
         simulation(
             spec, check, inputs, batch_of(spec, check), rank=rank, own_links=machine.links(check), whole=False
         )
-        for rank in ((0, check.world_size - 1) if check is not None else ())
+        for rank in ((0, check.size - 1) if check is not None else ())
         if check is not None
     ]
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), WORKERS_MAX)) as pool:
@@ -107,7 +109,7 @@ def _outcome(asked: Asked, strategy: str, machine: Machine, alike: set[str]) -> 
         warnings |= dict.fromkeys(found.warnings)
         if base is None and found.failed is None:
             base = (found, mesh, batch)
-        if mesh.world_size in spec.world_sizes:
+        if mesh.size in spec.world_sizes:
             last = found if found.steps else last
             points.append(
                 point(spec, mesh, batch, found, base, inputs.capacity_bytes, asked.usd_per_gpu_hour)
@@ -129,7 +131,7 @@ def _outcome(asked: Asked, strategy: str, machine: Machine, alike: set[str]) -> 
         mode=spec.mode,
         changes=asked.changes,
         run=machine.run,
-        base_world_size=None if base is None else base[1].world_size,
+        base_world_size=None if base is None else base[1].size,
         upper_bound=inputs.upper_bound,
         points=tuple(points),
         inputs=(*inputs.said, *(f"links: {line}" for line in said)),
@@ -147,8 +149,8 @@ def _outcome(asked: Asked, strategy: str, machine: Machine, alike: set[str]) -> 
 
 def _checked_mesh(meshes: Sequence[Mesh]) -> Mesh | None:
     """The mesh on which the first and the last rank are compared: a small one of the same shape; None for one rank."""
-    several = [mesh for mesh in meshes if mesh.world_size > 1]
-    small = [mesh for mesh in several if mesh.world_size <= CHECKED_MAX]
+    several = [mesh for mesh in meshes if mesh.size > 1]
+    small = [mesh for mesh in several if mesh.size <= CHECKED_MAX]
     if small:
         return small[-1]
     return _shrunk(several[-1]) if several else None
@@ -161,7 +163,7 @@ def _require_alike(strategy: str, mesh: Mesh, ends: Sequence[Simulated]) -> None
     why = unlike(*ends)
     if why is not None:
         raise InputError(
-            f"parallel={strategy}: ranks 0 and {mesh.world_size - 1} of {mesh.world_size} {why}, so one rank cannot "
+            f"parallel={strategy}: ranks 0 and {mesh.size - 1} of {mesh.size} {why}, so one rank cannot "
             "stand for all; measure it"
         )
 

@@ -12,9 +12,9 @@ from scaling.config.run import to_spec
 from scaling.config.schema import Composed
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine, find_machine
+from scaling.spec.parallel import DIVIDED, REST, STRATEGIES, Parallel
 from scaling.spec.plan import RANKS_MAX
 from scaling.spec.run import Spec
-from scaling.spec.simulation import STRATEGIES
 from scaling.spec.topology import GPU
 
 PREFIX = "simulated_"
@@ -24,6 +24,7 @@ REFUSED = {
     "ep": "expert parallel (MoE)",
     "pp": "pipeline parallel",
 }
+NAMES = tuple(name for name in STRATEGIES if name != "single")
 DEGREES = ("replicate", "shard", "tensor")
 HOSTS_MAX = RANKS_MAX
 
@@ -33,8 +34,7 @@ class Asked:
     """A checked request: strategies to compare, each over the world sizes of `spec`."""
 
     spec: Spec
-    strategies: tuple[str, ...]
-    degrees: dict[str, int | None]
+    strategies: tuple[Parallel, ...]
     usd_per_gpu_hour: float | None
     changes: tuple[str, ...]
 
@@ -49,32 +49,58 @@ def to_simulation(words: Sequence[str], measured: str | None = None) -> Asked:
 
     `parallel` and its degrees are read here; everything else goes to Hydra. InputError says what would be accepted.
     """
-    strategies: tuple[str, ...] = ("ddp",)
-    degrees: dict[str, int | None] = dict.fromkeys(DEGREES)
+    named: tuple[str, ...] = ()
+    degrees: dict[str, int] = {}
     rest = []
     for word in words:
         key, _, value = word.partition("=")
         if key == "parallel":
-            strategies = _strategies(value)
+            named = _strategies(value)
         elif key.startswith("parallel."):
             degrees[_degree(key)] = _count(word, value)
         elif key == "topology":
             rest.append(f"topology={value.removeprefix(PREFIX)}")
         else:
             rest.append(word)
+    if any(word.startswith("fsdp.") for word in rest) and any("sdp" in name for name in named):
+        rest.append("parallel=fsdp")  # which Hydra takes these settings for
     config = composed(rest) if measured is None else changed(measured, rest)[1]
     spec = _spec(config)
     if spec.task != "train":
         raise InputError(f"task={spec.task}: only training is simulated")
     if spec.data.target is not None:
         spec = dataclasses.replace(spec, data=dataclasses.replace(spec.data, target=None))
+    if degrees and not named:
+        named = (spec.parallel.name,)
     return Asked(
         spec=spec,
-        strategies=strategies,
-        degrees=degrees,
+        strategies=tuple(_parallel(name, spec.topology.ranks_per_host, degrees) for name in named)
+        or (spec.parallel,),
         usd_per_gpu_hour=config.cost.usd_per_gpu_hour,
         changes=tuple(words),
     )
+
+
+def _parallel(name: str, per_host: int, degrees: dict[str, int]) -> Parallel:
+    """A strategy with the degrees that were given; layers are split within a host, and HSDP shards within one.
+
+    InputError for a degree that the strategy has not.
+    """
+    tensor = degrees.get("tensor", REST if name == "tp" else per_host) if name in DIVIDED else 1
+    shard = 1
+    if "hsdp" in name:
+        shard = degrees.get("shard", per_host if tensor == per_host else max(1, per_host // max(1, tensor)))
+    elif "fsdp" in name:
+        shard = degrees.get("shard", REST)
+    replicate = degrees.get("replicate", REST) if name == "ddp" or "hsdp" in name else 1
+    found = {"replicate": replicate, "shard": shard, "tensor": tensor}
+    for axis, degree in degrees.items():
+        if degree not in (1, REST) and found[axis] != degree:
+            raise InputError(
+                f"parallel.{axis}={degree}: parallel={name} has no ranks on this axis; parallel=hsdp has replicate and "
+                "shard, parallel=hsdp_tp tensor too"
+            )
+    return Parallel(name=name, **found)
 
 
 def _strategies(value: str) -> tuple[str, ...]:
@@ -83,10 +109,10 @@ def _strategies(value: str) -> tuple[str, ...]:
         if name in REFUSED:
             raise InputError(
                 f"parallel={name}: {REFUSED[name]} is not simulated, since its ranks do not do alike; "
-                f"there is {', '.join(STRATEGIES[1:])}"
+                f"there is {', '.join(NAMES)}"
             )
-        if name not in STRATEGIES[1:]:
-            raise InputError(f"parallel={name}: one or more of {', '.join(STRATEGIES[1:])} is expected")
+        if name not in NAMES:
+            raise InputError(f"parallel={name}: one or more of {', '.join(NAMES)} is expected")
     return found
 
 
@@ -98,9 +124,9 @@ def _degree(key: str) -> str:
     return name
 
 
-def _count(word: str, value: str) -> int | None:
+def _count(word: str, value: str) -> int:
     if value == "-1":
-        return None
+        return REST
     if not value.isdigit() or not 1 <= int(value) <= RANKS_MAX:
         raise InputError(
             f"{word}: a number of ranks from 1 to {RANKS_MAX} is expected, or -1 for what is left"

@@ -35,6 +35,4 @@ def simulate(asked: Simulation) -> Simulated:
     except ValueError:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         said = lines[-1] if lines else f"it ended with {done.returncode}"
-        raise ScalingError(
-            f"the simulation of {asked.mesh.world_size} ranks gave no answer: {said}"
-        ) from None
+        raise ScalingError(f"the simulation of {asked.mesh.size} ranks gave no answer: {said}") from None

@@ -70,6 +70,15 @@ class MeshError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One dimension of a mesh: `size` ranks, each `stride` ranks from the next."""
+
+    name: str
+    size: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
     """The degrees at one world size, all at least 1."""
 
@@ -91,6 +100,17 @@ class Mesh:
     def data_rank(self, rank: int) -> int:
         """Which of these a rank belongs to: ranks of a tensor group train on the same samples."""
         return rank // self.tensor % self.data_parallel
+
+    @property
+    def dimensions(self) -> tuple[Axis, ...]:
+        """The axes with more than one rank, the outermost first."""
+        found, stride = [], self.size
+        for name in ("pipeline", *AXES):
+            size = getattr(self, name)
+            stride //= size
+            if size > 1:
+                found.append(Axis(name=name, size=size, stride=stride))
+        return tuple(found)
 
     def axes(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """The groups of ranks along each axis that has several, by its name: `shard`, `replicate`, `tensor`."""
@@ -158,11 +178,13 @@ class Parallel:
     def mesh(self, world_size: int) -> Mesh:
         """The mesh of `world_size` ranks, from the first ones on. MeshError where the degrees do not fit it.
 
-        A single rank has every degree 1: it is the baseline. HSDP over the ranks of one host or fewer has one group.
+        A single rank has every degree 1: it is the baseline. HSDP over the ranks of one host or fewer has one group,
+        and layers are split over no more ranks than there are.
         """
         if world_size == 1:
             return Mesh()
         degrees = {name: getattr(self, name) for name in ("replicate", "shard", "tensor", "pipeline")}
+        degrees["tensor"] = min(degrees["tensor"], world_size)
         if self.name in ("hsdp", "hsdp_tp") and degrees["shard"] > 0:
             degrees["shard"] = min(degrees["shard"], max(1, world_size // max(1, degrees["tensor"])))
         fixed, left = 1, [name for name, degree in degrees.items() if degree == REST]
@@ -181,6 +203,6 @@ class Parallel:
             return f"world size {world_size}: parallel=single trains on one rank; use world_sizes=[1], or parallel=ddp"
         free = "tensor" if self.divided else "shard" if self.sharded else "replicate"
         wanted = f"parallel.{free}={'|'.join(map(str, fits))}"
-        other = "replicate" if free == "shard" else "shard"
+        other = "shard" if free == "replicate" else "replicate"
         rest = "" if left else f", or parallel.{other}=-1 for what is left"
         return f"{given or 'the mesh'} does not fit world size {world_size}; {wanted} would{rest}"

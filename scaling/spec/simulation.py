@@ -5,55 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from scaling.spec.parallel import Mesh
 from scaling.spec.run import Spec
-from scaling.spec.settings import AtLeast, OneOf, Positive
+from scaling.spec.settings import AtLeast, Positive
 
-STRATEGIES = ("single", "ddp", "fsdp", "hsdp", "tp", "fsdp_tp", "hsdp_tp")
-REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
-"""Names of the mesh's axes, from the outermost to the innermost: neighbouring ranks share the last one."""
 AtLeastOne = Annotated[int, AtLeast(1)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """One dimension of the mesh: `size` ranks, each `stride` ranks from the next."""
-
-    name: str
-    size: int
-    stride: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mesh:
-    """How a world is divided: copies of the model, shards of its parameters, parts of each layer."""
-
-    strategy: Annotated[str, OneOf(STRATEGIES)]
-    replicate: AtLeastOne = 1
-    shard: AtLeastOne = 1
-    tensor: AtLeastOne = 1
-    reshard_after_forward: bool = True
-    """FSDP frees the gathered parameters after forward and gathers them again in backward."""
-
-    @property
-    def world_size(self) -> int:
-        """Ranks of the whole mesh."""
-        return self.replicate * self.shard * self.tensor
-
-    @property
-    def data_parallel(self) -> int:
-        """Ranks that see different samples."""
-        return self.replicate * self.shard
-
-    @property
-    def axes(self) -> tuple[Axis, ...]:
-        """The axes with more than one rank, the outermost first."""
-        sizes = ((REPLICATE, self.replicate), (SHARD, self.shard), (TENSOR, self.tensor))
-        found, stride = [], self.world_size
-        for name, size in sizes:
-            stride //= size
-            if size > 1:
-                found.append(Axis(name=name, size=size, stride=stride))
-        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +64,10 @@ class Physics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What a worker simulates: the program of `spec` as one rank of a mesh, once for each of `physics`."""
+    """What a worker simulates: the program of `spec` as one rank of a mesh, once for each of `physics`.
+
+    The spec has the strategy; a mesh of one rank trains the bare module.
+    """
 
     spec: Spec
     rank: Annotated[int, AtLeast(0)]

@@ -7,6 +7,7 @@ from support.commands import refused
 
 from scaling.config.simulation import to_simulation
 from scaling.errors import InputError
+from scaling.spec.parallel import Parallel
 
 
 def test_a_simulated_machine_has_as_many_hosts_as_its_world_size_needs():
@@ -15,8 +16,62 @@ def test_a_simulated_machine_has_as_many_hosts_as_its_world_size_needs():
     )
     assert asked.spec.topology.hosts == 512
     assert asked.spec.topology.accelerator == "NVIDIA H100 80GB HBM3"
-    assert asked.strategies == ("fsdp", "hsdp")
+    assert [one.name for one in asked.strategies] == ["fsdp", "hsdp"]
     assert asked.spec.world_sizes == (8, 4096)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "world", "given", "degrees"),
+    [
+        ("ddp", 16, [], (16, 1, 1)),
+        ("fsdp", 16, [], (1, 16, 1)),
+        ("hsdp", 64, [], (8, 8, 1)),
+        ("hsdp", 4, [], (1, 4, 1)),
+        ("hsdp", 64, ["shard=16"], (4, 16, 1)),
+        ("tp", 8, [], (1, 1, 8)),
+        ("fsdp_tp", 64, [], (1, 8, 8)),
+        ("fsdp_tp", 4, [], (1, 1, 4)),
+        ("fsdp_tp", 64, ["tensor=4"], (1, 16, 4)),
+        ("hsdp_tp", 64, ["tensor=4", "shard=4"], (4, 4, 4)),
+        ("fsdp", 1, [], (1, 1, 1)),
+    ],
+)
+def test_a_strategy_has_its_mesh_at_every_world_size(strategy, world, given, degrees):
+    words = [f"parallel.{degree}" for degree in given]
+    asked = to_simulation(["topology=simulated_hgx_h100", f"parallel={strategy}", *words])
+    mesh = asked.strategies[0].mesh(world)
+    assert (mesh.replicate, mesh.shard, mesh.tensor) == degrees
+    assert mesh.size == world
+
+
+def test_neighbouring_ranks_share_the_innermost_axis():
+    mesh = Parallel(name="hsdp_tp", replicate=4, shard=4, tensor=4).mesh(64)
+    assert [(a.name, a.size, a.stride) for a in mesh.dimensions] == [
+        ("replicate", 4, 16),
+        ("shard", 4, 4),
+        ("tensor", 4, 1),
+    ]
+    assert mesh.data_parallel == 16
+
+
+def test_settings_of_sharded_training_are_those_of_a_run():
+    words = ["fsdp.reshard_after_forward=false", "fsdp.reduce_dtype=bf16"]
+    asked = to_simulation(["topology=simulated_hgx_h100", "parallel=fsdp,hsdp", *words])
+    assert (asked.spec.fsdp.reshard, asked.spec.fsdp.reduce_dtype) == (0, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["parallel=fsdp", "parallel.replicate=2"], "parallel=fsdp has no ranks on this axis"),
+        (["parallel.shard=2"], "parallel=ddp has no ranks on this axis"),
+        (["parallel=tp", "parallel.shard=2"], "parallel=tp has no ranks on this axis"),
+        (["parallel=ddp", "fsdp.prefetch=2"], "belongs to parallel=fsdp"),
+    ],
+)
+def test_degrees_and_settings_of_other_strategies_are_refused(words, said):
+    with pytest.raises(InputError, match=said):
+        to_simulation(["topology=simulated_hgx_h100", *words])
 
 
 @pytest.mark.parametrize(
@@ -33,6 +88,11 @@ def test_a_simulated_machine_has_as_many_hosts_as_its_world_size_needs():
 def test_what_is_not_simulated_is_refused_by_name(word, said):
     with pytest.raises(InputError, match=said):
         to_simulation(["topology=simulated_hgx_h100", word])
+
+
+@pytest.mark.parametrize("verb", ["plan", "submit"])
+def test_there_is_no_plan_of_what_is_not_measured(verb, capsys):
+    refused(capsys, [verb, "topology=simulated_hgx_h100"], "`scaling run topology=simulated_hgx_h100`")
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import torch.distributed as dist
 
 from scaling.analysis.simulate.ask import latest
 from scaling.analysis.simulate.outcome import unlike
+from scaling.spec.parallel import Parallel
 from scaling.spec.run import Measure, Model, Spec
-from scaling.spec.simulation import Chip, KernelTimes, LinkCurve, Mesh, Physics, Simulation
+from scaling.spec.simulation import Chip, KernelTimes, LinkCurve, Physics, Simulation
 from scaling.spec.topology import Topology
 from scaling.worker.models.language import llama
 from scaling.worker.simulated import alone, program
@@ -35,17 +36,18 @@ LLAMA = {
     "context": 128,
     "sequence": 64,
 }
-MESHES = {
-    "ddp": lambda n: Mesh(strategy="ddp", replicate=n),
-    "fsdp": lambda n: Mesh(strategy="fsdp", shard=n),
-    "hsdp": lambda n: Mesh(strategy="hsdp", replicate=2, shard=n // 2),
-    "tp": lambda n: Mesh(strategy="tp", tensor=n),
-    "fsdp_tp": lambda n: Mesh(strategy="fsdp_tp", shard=n // 2, tensor=2),
+SHAPES = {
+    "ddp": lambda n: Parallel(name="ddp"),
+    "fsdp": lambda n: Parallel(name="fsdp", replicate=1, shard=n),
+    "hsdp": lambda n: Parallel(name="hsdp", replicate=2, shard=n // 2),
+    "tp": lambda n: Parallel(name="tp", replicate=1, tensor=n),
+    "fsdp_tp": lambda n: Parallel(name="fsdp_tp", replicate=1, shard=n // 2, tensor=2),
 }
 
 
 def asked(
-    mesh,
+    shape,
+    world,
     rank=0,
     physics=(),
     model="scaling.worker.models.language.llama",
@@ -58,7 +60,8 @@ def asked(
     spec = Spec(
         model=Model(name="model", target=model, args=dict(args)),
         topology=Topology(name="here", kind="local", ranks_per_host=8, device="cpu", backend="gloo"),
-        world_sizes=(mesh.world_size,),
+        world_sizes=(world,),
+        parallel=SHAPES[shape](world),
         mode="weak",
         batch_per_rank=4,
         global_batch=None,
@@ -81,7 +84,7 @@ def asked(
         spec=spec,
         rank=rank,
         batch=batch,
-        mesh=mesh,
+        mesh=spec.parallel.mesh(world),
         chip=Chip(name="some", flop_s=2e12, flop_s_fp32=2e12, memory_bytes_s=2e11),
         capacity_bytes=capacity_bytes,
         host_bytes_s=2e10,
@@ -94,13 +97,13 @@ def asked(
 
 def together(rank, world, mesh, **more):
     """The same program on a rank whose peers are there."""
-    given = asked(MESHES[mesh](world), rank, **more)
+    given = asked(mesh, world, rank, **more)
     alone.equip(given)
     return program.Program(given).run()
 
 
 def by_itself(rank, _ranks, mesh, world, **more):
-    given = asked(MESHES[mesh](world), rank, **more)
+    given = asked(mesh, world, rank, **more)
     return program.simulate(dataclasses.replace(given, rank=rank))
 
 
@@ -186,7 +189,7 @@ def test_a_model_that_does_not_fit_says_so():
 
 def uneasy(rank, world, mesh, noise, steps):
     """The mean step among peers whose kernels are random walks."""
-    given = asked(MESHES[mesh](world), rank)
+    given = asked(mesh, world, rank)
     alone.equip(given)
     configure(noise=noise, noise_seed=1 + rank)
     return mean_step_ns(program.Program(given), steps)
@@ -195,7 +198,7 @@ def uneasy(rank, world, mesh, noise, steps):
 def waiting(_rank, _ranks, mesh, world, spread, steps):
     """The mean step of one rank that waits for the latest of so many."""
     physics = Physics(name="spread", links=LINKS, spread=spread * latest(world))
-    given = asked(MESHES[mesh](world), physics=(physics,))
+    given = asked(mesh, world, physics=(physics,))
     alone.begin(given)
     return mean_step_ns(program.Program(given), steps)
 

@@ -1,4 +1,4 @@
-"""The mesh of a world size, and the simulation that a worker is asked for."""
+"""The simulation that a worker is asked for, at one world size."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from scipy.special import ndtri
 from scaling.analysis.simulate import links
 from scaling.analysis.simulate.inputs import Inputs, Range
 from scaling.errors import InputError
+from scaling.spec.parallel import Mesh, MeshError, Parallel
 from scaling.spec.run import Spec
-from scaling.spec.simulation import LinkCurve, Mesh, Physics, Simulation
+from scaling.spec.simulation import LinkCurve, Physics, Simulation
 from scaling.spec.topology import Topology
 
 EXPECTED, FAVOURABLE, UNFAVOURABLE = "expected", "favourable", "unfavourable"
@@ -18,28 +19,12 @@ ALIKE, UNDISTURBED, UNDELAYED = "ranks alike", "undisturbed", "undelayed"
 """Physics of the waterfall. Each has one cause less than the one before: spread of ranks, slowdown, latency."""
 
 
-def mesh_of(strategy: str, world_size: int, per_host: int, **asked: int | None) -> Mesh:
-    """The mesh of a strategy at a world size; `asked`: degrees that were given. InputError where they do not fit."""
-    if world_size == 1:
-        return Mesh(strategy="single")
-    tensor = shard = 1
-    if "tp" in strategy:
-        whole = world_size if strategy == "tp" else min(per_host, world_size)
-        tensor = asked.get("tensor") or whole
-    if "hsdp" in strategy:
-        shard = asked.get("shard") or max(
-            1, min(per_host, world_size) // (tensor if tensor < per_host else 1)
-        )
-    elif "fsdp" in strategy:
-        shard = asked.get("shard") or max(1, world_size // tensor)
-    replicate = world_size // (shard * tensor) or 1
-    several = strategy == "ddp" or "hsdp" in strategy
-    if replicate * shard * tensor != world_size or (replicate > 1 and not several):
-        raise InputError(
-            f"parallel={strategy}: replicate {replicate} x shard {shard} x tensor {tensor} are not {world_size} ranks; "
-            "use degrees whose product is the world size, such as parallel=hsdp parallel.shard=8"
-        )
-    return Mesh(strategy=strategy, replicate=replicate, shard=shard, tensor=tensor)
+def mesh_of(parallel: Parallel, world_size: int) -> Mesh:
+    """The mesh of a strategy at a world size. InputError where its degrees do not fit."""
+    try:
+        return parallel.mesh(world_size)
+    except MeshError as error:
+        raise InputError(f"parallel={parallel.name}: {error}") from error
 
 
 def batch_of(spec: Spec, mesh: Mesh) -> int:
@@ -76,8 +61,8 @@ def simulation(
         host_bytes_s=inputs.host_bytes_s,
         launch_us=inputs.launch_us,
         kernels=inputs.kernels,
-        physics=_physics(spec.topology, mesh, inputs, own_links, whole=whole and mesh.world_size > 1),
-        timeline=whole and mesh.world_size > 1,
+        physics=_physics(spec.topology, mesh, inputs, own_links, whole=whole and mesh.size > 1),
+        timeline=whole and mesh.size > 1,
     )
 
 
@@ -89,9 +74,9 @@ def latest(ranks: int) -> float:
 def _physics(
     topology: Topology, mesh: Mesh, inputs: Inputs, own: tuple[LinkCurve, ...] | None, *, whole: bool
 ) -> tuple[Physics, ...]:
-    axes = mesh.axes
+    axes = mesh.dimensions
     doubt, factor = (0.0, 1.0) if own is not None or not axes else links.doubts(topology, axes)
-    last = latest(mesh.world_size)
+    last = latest(mesh.size)
 
     def setting(
         name: str, *, slow: float, lasting: float, walk: float, bandwidth: float, latency: float

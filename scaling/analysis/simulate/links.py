@@ -27,7 +27,8 @@ from scaling.analysis.predict.fabrics import (
     LATENCY_PCI_US,
     SHARE_UNKNOWN,
 )
-from scaling.spec.simulation import Axis, LinkCurve
+from scaling.spec.parallel import Axis
+from scaling.spec.simulation import LinkCurve
 from scaling.spec.topology import Level, Link, Topology
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")

@@ -27,8 +27,9 @@ from scaling.errors import InputError
 from scaling.records.checkup import COPY, LAUNCH, MATMUL, KernelTable, Roofline
 from scaling.records.spill import in_memory
 from scaling.records.tables import Tables
+from scaling.spec.parallel import Axis
 from scaling.spec.schedule import BARE_ALL, DDP_SOLO
-from scaling.spec.simulation import Axis, Chip, KernelTimes, LinkCurve
+from scaling.spec.simulation import Chip, KernelTimes, LinkCurve
 from scaling.spec.topology import Topology
 
 HOST_CAPACITY_BYTES = 2**40

@@ -14,8 +14,9 @@ from scaling.analysis.simulate.ask import (
     UNDISTURBED,
     UNFAVOURABLE,
 )
+from scaling.spec.parallel import Mesh
 from scaling.spec.run import Spec
-from scaling.spec.simulation import Mesh, Simulated, Step
+from scaling.spec.simulation import Simulated, Step
 
 NS_MS = 1e6
 UNLIKE = 0.01
@@ -32,11 +33,11 @@ def point(
     usd_per_gpu_hour: float | None = None,
 ) -> SimulatedPoint:
     """One world size; `base`: simulation, mesh and batch of a rank at the size that efficiency is counted from."""
-    n = mesh.world_size
+    n = mesh.size
     known = {
         "world_size": n,
         "hosts": -(-n // spec.topology.ranks_per_host),
-        "strategy": mesh.strategy,
+        "strategy": spec.parallel.name if n > 1 else "single",
         "replicate": mesh.replicate,
         "shard": mesh.shard,
         "tensor": mesh.tensor,
@@ -60,7 +61,7 @@ def point(
             _rate(step, batch, mesh) / of_base,
             [batch * mesh.data_parallel / n / (ns / 1e9) / of_base for ns in ends],
         )
-        loss = _loss(steps, base, efficiency.value) if base[1].world_size == 1 and n > 1 else None
+        loss = _loss(steps, base, efficiency.value) if base[1].size == 1 and n > 1 else None
     return SimulatedPoint(
         **known,  # type: ignore[arg-type]
         status="simulated",
@@ -92,13 +93,13 @@ def point(
 
 def _rate(step: Step, batch: int, mesh: Mesh) -> float:
     """Samples a second and rank."""
-    return batch * mesh.data_parallel / mesh.world_size / (step.step_ns / 1e9)
+    return batch * mesh.data_parallel / mesh.size / (step.step_ns / 1e9)
 
 
 def _axis(group: str, mesh: Mesh) -> str:
     if group.startswith("mesh_"):
         return group.removeprefix("mesh_")
-    return mesh.axes[0].name if len(mesh.axes) == 1 else "world"
+    return mesh.dimensions[0].name if len(mesh.dimensions) == 1 else "world"
 
 
 def _between(value: float, ends: list[float]) -> Measured:

@@ -6,6 +6,7 @@ import dataclasses
 
 from scaling.cli.output import print_json, say
 from scaling.cli.planned import describe, document
+from scaling.cli.simulated_run import refuse_simulated
 from scaling.cli.verbs.arguments import split
 from scaling.config.compose import requests
 from scaling.launchers.jobs import jobs_of
@@ -15,6 +16,7 @@ from scaling.launchers.promising import promised
 def main(arguments: list[str]) -> int:
     """Print every run that the overrides ask for, as text or as one JSON document."""
     rest, given = split("plan", arguments)
+    refuse_simulated("plan", rest)
     asked = requests("plan", rest)
     jobs = jobs_of(asked.items, multirun=asked.multirun)
     if given.time:

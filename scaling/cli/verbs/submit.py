@@ -14,6 +14,7 @@ from scaling.cli.output import say, warn
 from scaling.cli.pipeline import read_analysis
 from scaling.cli.queue import job_line, launch_line
 from scaling.cli.reporting import print_report
+from scaling.cli.simulated_run import refuse_simulated
 from scaling.cli.verbs.arguments import split
 from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError
@@ -51,6 +52,7 @@ def main(arguments: list[str]) -> int:
     if given.resume is not None:
         require_alone("submit", arguments, alone=not rest and not given.dry_run)
         return _resume(Path(given.resume), wait=given.wait)
+    refuse_simulated("submit", rest)
     launcher = [] if any(word.startswith("launcher=") for word in rest) else ["launcher=slurm"]
     asked = requests("submit", [*rest, *launcher])
     jobs = jobs_of(asked.items, multirun=asked.multirun)

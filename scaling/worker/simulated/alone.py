@@ -19,7 +19,7 @@ def begin(asked: Simulation) -> None:
     equip(asked)
     torch.accelerator.set_device_index(0)
     store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group("simccl", store=store, rank=asked.rank, world_size=asked.mesh.world_size)
+    dist.init_process_group("simccl", store=store, rank=asked.rank, world_size=asked.mesh.size)
 
 
 def equip(asked: Simulation) -> None:

@@ -23,6 +23,7 @@ from scaling.worker.data.workload import Workload, build
 from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.step import Loop
 from scaling.worker.models.options import shaped
+from scaling.worker.parallel.replicated import held_bytes
 from scaling.worker.simulated import alone, figures, shards, trace
 from scaling.worker.simulated.device import load
 from scaling.worker.simulated.module import Event
@@ -75,9 +76,8 @@ class Program:
             workload = shaped(build(spec.model.target, spec.model.args), spec)
         shards.refuse_experts(workload.module)
         self._parameters = sum(p.numel() for p in workload.module.parameters())
-        self._module = shards.divided(workload.module, spec, mesh, device.torch_device)
-        groups: Any = shards.parameter_groups(self._module)
-        self._optimizer = workload.optimizer(groups if len(groups) > 1 else self._module.parameters())
+        trained = shards.spread(workload, spec, mesh, device)
+        self._module, self._optimizer = trained.module, trained.optimizer
         batch = workload.make_batch(
             max(1, asked.batch // spec.accumulation_steps), torch.Generator().manual_seed(0)
         )
@@ -87,6 +87,7 @@ class Program:
             optimizer=self._optimizer,
             fetch=Feed([batch]).fetch,
             accumulation=spec.accumulation_steps,
+            accumulate=trained.accumulate,
             device=device,
             precision=Precision(spec.precision, "sim"),
             faults=Faults(Inject(), rank=asked.rank, first_on_host=False),
@@ -97,7 +98,7 @@ class Program:
         """Steps for each physics; memory, kernels and digest are those of the first one."""
         library = load()
         held = self._held()
-        self._settle(SETTLE_DDP if self._asked.mesh.strategy == "ddp" else SETTLE)
+        self._settle(SETTLE if self._asked.spec.parallel.sharded else SETTLE_DDP)
         torch.accelerator.synchronize()
         torch.accelerator.reset_peak_memory_stats()
         library.take_flops()
@@ -150,10 +151,7 @@ class Program:
     def _held(self) -> dict[str, int]:
         """Run the first step; bytes of a rank's own parameters, gradients and optimizer state after it."""
         self.loop.held(reduce=True)
-        held: dict[str, int] = {"parameters": 0, "gradients": 0, "optimizer": 0}
-        for what, tensor in shards.tensors_of(self._module, self._optimizer):
-            if tensor.device.type == "sim":
-                held[what] += tensor.numel() * tensor.element_size()
+        held = held_bytes(self._module, self._optimizer)
         self._optimizer.zero_grad(set_to_none=True)
         return held
 

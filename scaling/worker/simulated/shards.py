@@ -1,27 +1,28 @@
-"""Puts a module onto the simulated device without ever making it on the host, divided as a mesh says."""
+"""Puts a module onto the simulated device without ever making it on the host, spread over ranks as a run does it."""
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import re
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.distributed.tensor.parallel.style import ParallelStyle
+from torch.distributed.device_mesh import init_device_mesh
 
 from scaling.errors import InputError
+from scaling.spec.parallel import AXES, Mesh
 from scaling.spec.run import Spec
-from scaling.spec.simulation import REPLICATE, SHARD, TENSOR, Mesh
-from scaling.worker.accelerator.precision import DTYPES
+from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.data.workload import Workload
 from scaling.worker.parallel.ddp import wrap
+from scaling.worker.parallel.shard import shard
+from scaling.worker.parallel.sharded import Sharded
+from scaling.worker.parallel.tensor import Divided, divide
+from scaling.worker.parallel.units import unit_names
+from scaling.worker.simulated import chunks
 
-COLUMNS = r".*\.(q_proj|k_proj|v_proj|gate_proj|up_proj)"
-ROWS = r".*\.(o_proj|down_proj)"
 EXPERTS = re.compile(r"moe|expert", re.IGNORECASE)
 
 
@@ -59,111 +60,42 @@ def on_device(module: nn.Module, device: torch.device) -> nn.Module:
     return module
 
 
-def divided(module: nn.Module, spec: Spec, mesh: Mesh, device: torch.device) -> nn.Module:
-    """The module as the mesh's strategy trains it, on the device. InputError where it cannot be divided so."""
-    if mesh.strategy == "single":
-        return on_device(module, device)
-    if mesh.strategy == "ddp":
-        group = torch.distributed.group.WORLD
-        assert group is not None
-        return wrap(on_device(module, device), spec.ddp, group)
-    sizes, names = _dimensions(mesh)
-    axes = init_device_mesh("sim", sizes, mesh_dim_names=names)
-    if mesh.tensor > 1:
-        _split_layers(module, axes[TENSOR] if len(axes.mesh_dim_names or ()) > 1 else axes)
-    if mesh.data_parallel > 1 or "fsdp" in mesh.strategy or "hsdp" in mesh.strategy:
-        _shard(module, spec, mesh, axes)
-    return on_device(module, device)
+class Trained(NamedTuple):
+    """A module as the loop trains it."""
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    accumulate: Callable[[bool], contextlib.AbstractContextManager[Any]] | None
+    """Around a micro-step, given whether it is the last; None: what DDP or a bare module needs."""
 
 
-def _dimensions(mesh: Mesh) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Sizes and names of the mesh's dimensions: those that the strategy has, though they may have one rank."""
-    named = {
-        "fsdp": (SHARD,),
-        "hsdp": (REPLICATE, SHARD),
-        "tp": (TENSOR,),
-        "fsdp_tp": (SHARD, TENSOR),
-        "hsdp_tp": (REPLICATE, SHARD, TENSOR),
-    }[mesh.strategy]
-    sizes = {REPLICATE: mesh.replicate, SHARD: mesh.shard, TENSOR: mesh.tensor}
-    return tuple(sizes[name] for name in named), named
+def spread(workload: Workload, spec: Spec, mesh: Mesh, device: Accelerator) -> Trained:
+    """The workload's module as the spec's strategy trains it over the mesh, on the device.
 
-
-def _shard(module: nn.Module, spec: Spec, mesh: Mesh, axes: DeviceMesh) -> None:
-    names = axes.mesh_dim_names or ()
-    data = tuple(name for name in names if name != TENSOR)
-    of = axes if len(data) == len(names) else axes[data if len(data) > 1 else data[0]]
-    low = DTYPES.get(spec.precision)
-    policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None)
-    for unit in (*units(module), module):
-        fully_shard(unit, mesh=of, mp_policy=policy, reshard_after_forward=mesh.reshard_after_forward)
-
-
-def units(module: nn.Module) -> list[nn.Module]:
-    """What FSDP gathers at once: the layers of the model, which repeat in its outermost lists; [] where it has none."""
-    found: list[nn.Module] = []
-    _collect(module, found)
-    return found
-
-
-def _collect(module: nn.Module, found: list[nn.Module]) -> None:
-    for child in module.children():
-        if isinstance(child, nn.ModuleList | nn.Sequential):
-            kinds = Counter(type(part) for part in child)
-            repeated = [p for p in child if kinds[type(p)] > 1 and next(p.parameters(), None) is not None]
-            found += repeated
-            for part in child:
-                if part not in repeated:
-                    _collect(part, found)
-        else:
-            _collect(child, found)
-    if isinstance(module, nn.Sequential) and not found:
-        found += [p for p in module if next(p.parameters(), None) is not None]
-
-
-def _split_layers(module: nn.Module, axis: DeviceMesh) -> None:
-    """Each layer over the ranks of an axis, as Megatron does: first matrices by columns, second ones by rows."""
-    plan: dict[str, ParallelStyle] = {}
-    for name, part in module.named_modules():
-        if not isinstance(part, nn.Linear):
-            continue
-        if re.fullmatch(COLUMNS, name):
-            plan[name] = ColwiseParallel()
-        elif re.fullmatch(ROWS, name):
-            plan[name] = RowwiseParallel()
-    if not plan:
-        raise InputError(
-            "parallel=tp: no layer of this model is known to be divided; layers are known by the names of Llama's "
-            "(q_proj, k_proj, v_proj, gate_proj, up_proj by columns, o_proj and down_proj by rows)"
-        )
-    heads = [getattr(getattr(m, "config", None), "num_key_value_heads", None) for m in module.modules()]
-    least = min((h for h in heads if h), default=None)
-    if least is not None and least % axis.size():
-        raise InputError(
-            f"parallel.tensor={axis.size()}: does not divide the model's {least} key and value heads"
-        )
-    parallelize_module(module, axis, plan)
-
-
-def parameter_groups(module: nn.Module) -> list[dict[str, list[nn.Parameter]]]:
-    """Parameters by the mesh that they are divided over: an optimizer's fused loops refuse a mixture."""
-    groups: dict[int, list[nn.Parameter]] = {}
-    for parameter in module.parameters():
-        groups.setdefault(id(getattr(parameter, "device_mesh", None)), []).append(parameter)
-    return [{"params": group} for group in groups.values()]
-
-
-def tensors_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
-    """("parameters" | "gradients" | "optimizer", a rank's own tensor), each once."""
-    for parameter in module.parameters():
-        yield "parameters", _local(parameter)
-        if parameter.grad is not None:
-            yield "gradients", _local(parameter.grad)
-    states = itertools.chain.from_iterable(state.values() for state in optimizer.state.values())
-    for value in states:
-        if isinstance(value, torch.Tensor):
-            yield "optimizer", _local(value)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    DDP wraps, layers are divided and `fully_shard` shards as in a measured run, with its settings. InputError where
+    it cannot be.
+    """
+    module, on = workload.module, device.torch_device
+    if mesh.size == 1 or not spec.parallel.sharded:
+        module = on_device(module, on)
+        if mesh.size > 1:
+            group = torch.distributed.group.WORLD
+            assert group is not None
+            module = wrap(module, spec.ddp, group)
+        return Trained(module, workload.optimizer(module.parameters()), None)
+    kept = tuple(axis for axis in AXES if getattr(mesh, axis) > 1 or axis == "shard")
+    axes = init_device_mesh("sim", tuple(getattr(mesh, axis) for axis in kept), mesh_dim_names=kept)
+    names = unit_names(module, spec.fsdp.units, workload.blocks)
+    layers = divide(workload, module, axes["tensor"]) if mesh.tensor > 1 else Divided()
+    units: list[Any] = []
+    labels: list[str] = []
+    if mesh.data_parallel > 1 or spec.parallel.name != "tp":
+        data = tuple(axis for axis in kept if axis != "tensor")
+        over = axes if data == kept else axes[data]
+        with chunks.as_needed():
+            units, labels = shard(module, spec.fsdp, over, names=names, precision=spec.precision, host=False)
+    module = on_device(module, on)
+    made = Sharded(
+        module, workload.optimizer, units, labels, {}, device, others={}, host=False, divided=layers
+    )
+    return Trained(module, made.optimizer, made.accumulate)

@@ -6,7 +6,7 @@ import pytest
 
 from scaling.analysis.network.ring import NoPathError
 from scaling.analysis.simulate import links
-from scaling.spec.simulation import Axis, Mesh
+from scaling.spec.parallel import Axis, Mesh
 from scaling.spec.topology import Level, Link, Topology
 
 NVLINK = Level(name="nvlink", ranks=8, rate_bit_s=3_600_000_000_000, share=0.8, latency_us=3.4)
@@ -74,6 +74,6 @@ def test_a_rate_that_is_missing_is_asked_for():
 
 
 def test_axes_that_cross_hosts_together_share_a_wire():
-    mesh = Mesh(strategy="hsdp", replicate=4, shard=16)
-    assert links.shared(machine(), mesh.axes) == ("mesh_replicate", "mesh_shard")
-    assert links.shared(machine(), Mesh(strategy="hsdp", replicate=8, shard=8).axes) == ()
+    mesh = Mesh(replicate=4, shard=16)
+    assert links.shared(machine(), mesh.dimensions) == ("mesh_replicate", "mesh_shard")
+    assert links.shared(machine(), Mesh(replicate=8, shard=8).dimensions) == ()
