@@ -86,7 +86,10 @@ def _row(
     assert time is not None
     assert transfer is not None
     skews = [float(np.mean(list(by_seq[seq].values()))) - min(by_seq[seq].values()) for seq in whole]
-    last = Counter(min(by_seq[seq], key=by_seq[seq].__getitem__) for seq in whole)
+    apart = [
+        seq for seq in whole if len(set(by_seq[seq].values())) > 1
+    ]  # of equal durations none shows who was last
+    last = Counter(min(by_seq[seq], key=by_seq[seq].__getitem__) for seq in apart)
     late, often = last.most_common(1)[0] if last and (size or 0) > 1 else (None, 0)
     factor = FACTORS[kind](size) if kind in FACTORS and size is not None and size > 1 else None
     factor = 1.0 if kind in MODEST else factor

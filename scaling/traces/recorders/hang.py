@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from scaling.traces.profiler.signs import collective_of
 from scaling.traces.recorders.by_size import Sample, rows
 from scaling.traces.recorders.flight import Dump, Entry, read_dump
 from scaling.traces.recorders.recorded import RANKS_SHOWN, Recorded, more, table
-from scaling.traces.recorders.standing import Fault, Stand, compare
+from scaling.traces.recorders.standing import Fault, Stand, Standing, compare
 
 _WHAT = {
     "missing": "has not issued it",
@@ -45,11 +46,7 @@ def flight_recorder(paths: Sequence[Path]) -> Recorded:
     timed = rows(_samples(dumps))
     lines = [
         *(f"# fault   {_fault_line(f)}" for f in standing.faults),
-        *(
-            []
-            if standing.faults or len(dumps) < 2
-            else ["# fault   none: all ranks issued the same collectives"]
-        ),
+        *_no_fault(standing, said, dumps),
         *(f"# rank    {_stand_line(s)}" for s in standing.stands[:RANKS_SHOWN]),
         *more(len(standing.stands) - RANKS_SHOWN, "ranks"),
         *(table(timed) if timed else ["# timing  none: TORCH_NCCL_ENABLE_TIMING=1 was not set"]),
@@ -68,6 +65,19 @@ def flight_recorder(paths: Sequence[Path]) -> Recorded:
         },
         complete=not any(line.startswith("INCOMPLETE") for line in said),
     )
+
+
+def _no_fault(standing: Standing, said: Sequence[str], dumps: Mapping[int, Dump]) -> Iterator[str]:
+    """What is known where no fault was found: only of ranks with a dump, and of collectives that two of them hold."""
+    if standing.faults or len(dumps) < 2:
+        return
+    if not standing.compared:
+        yield "# fault   not known: no collective is in the dumps of two ranks"
+    elif any(line.startswith("INCOMPLETE") for line in said):
+        seen = listed(sorted(dumps))
+        yield f"# fault   none among rank {seen}, which issued the same collectives; others are not known"
+    else:
+        yield "# fault   none: all ranks issued the same collectives"
 
 
 def _dumps(paths: Sequence[Path]) -> tuple[dict[int, Dump], list[str]]:
@@ -104,12 +114,19 @@ def _dumps(paths: Sequence[Path]) -> tuple[dict[int, Dump], list[str]]:
 
 
 def _samples(dumps: Mapping[int, Dump]) -> Iterator[Sample]:
+    groups: dict[str, set[tuple[str, tuple[int, ...] | None]]] = defaultdict(set)
+    for dump in dumps.values():
+        for e in dump.entries:
+            groups[e.described or e.group].add((e.group, dump.members.get(e.group)))
     for rank, dump in dumps.items():
         for e in dump.entries:
             if e.duration_ms and not e.p2p:
                 members = dump.members.get(e.group)
+                name = e.described or e.group
+                if len(groups[name]) > 1:  # all groups along one axis of a mesh have one description
+                    name += f" ({e.group}" + (f", rank {listed(members)})" if members else ")")
                 yield Sample(
-                    group=e.described or e.group,
+                    group=name,
                     group_size=len(members) if members else None,
                     kind=collective_of(e.kind),
                     bytes=e.bytes,

@@ -164,6 +164,11 @@ def _together(records: list[_Record], odd: Counter[str], problems: list[str]) ->
     for record in records:
         sizes.setdefault(record.header.id, Counter())[record.header.n_ranks] += 1
     ranks = {id_: counts.most_common(1)[0][0] for id_, counts in sizes.items()}
+    named = {record.header.id: record.header.comm_name for record in records}
+    alike = Counter(named.values())  # all groups along one axis of a mesh may have one name
+    names = {
+        id_: (name if alike[name] == 1 else f"{name} ({id_})") if name else id_ for id_, name in named.items()
+    }
     communicators: dict[str, Communicator] = {}
     samples: dict[tuple[str, int, str, int], Sample] = {}
     contradicting = again = point_to_point = 0
@@ -174,9 +179,7 @@ def _together(records: list[_Record], odd: Counter[str], problems: list[str]) ->
             continue
         known = communicators.setdefault(
             who.id,
-            Communicator(
-                id=who.id, name=who.comm_name or who.id, ranks=who.n_ranks, nodes=who.nnodes, hosts={}
-            ),
+            Communicator(id=who.id, name=names[who.id], ranks=who.n_ranks, nodes=who.nnodes, hosts={}),
         )
         known.hosts[who.rank] = f"{record.metadata.hostname} (process {record.metadata.pid})"
         if one is None:

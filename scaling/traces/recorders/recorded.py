@@ -9,6 +9,7 @@ from typing import Any
 from scaling.traces.recorders.by_size import SizeRow
 from scaling.units import format_bytes
 
+GROUP_MAX = 40
 ROWS_SHOWN = 24
 RANKS_SHOWN = 64
 """More are in the JSON document."""
@@ -28,13 +29,14 @@ def table(
 ) -> Iterator[str]:
     """Rows by size, the longest first; `share_of`: busbw as a share of the machine's own curve."""
     beside = "  of curve" if share_of is not None else ""
+    wide = min(GROUP_MAX, max([18, *(len(r.group) for r in timed[:ROWS_SHOWN])]))
     yield (
-        f"#{'collective':>15} {'group':>18} {'ranks':>6} {'size':>9} {'n':>7} {'time us':>9} {'transfer':>9} "
+        f"#{'collective':>15} {'group':>{wide}} {'ranks':>6} {'size':>9} {'n':>7} {'time us':>9} {'transfer':>9} "
         f"{'skew us':>9} {'algbw Gbit/s':>13} {'busbw Gbit/s':>13}  last to join{beside}"
     )
     for r in timed[:ROWS_SHOWN]:
         cells = [
-            f" {r.collective:>15} {r.group[:18]:>18} {'-' if r.group_size is None else r.group_size:>6}",
+            f" {r.collective:>15} {r.group[:wide]:>{wide}} {'-' if r.group_size is None else r.group_size:>6}",
             f"{'-' if r.bytes is None else format_bytes(r.bytes):>9} {r.count:>7}",
             *(f"{'-' if v is None else f'{v.value:.4g}':>9}" for v in (r.time_us, r.transfer_us, r.skew_us)),
             *(f"{'-' if v is None else f'{v.value:.4g}':>13}" for v in (r.algbw_gbit_s, r.busbw_gbit_s)),

@@ -70,18 +70,22 @@ class Standing:
     faults: tuple[Fault, ...]
     missing_ranks: tuple[int, ...]
     """Ranks that groups list and that have no dump."""
+    compared: int
+    """Collectives that the dumps of two ranks or more hold."""
 
 
 def compare(dumps: Mapping[int, Dump]) -> Standing:
     """Compare the dumps, by rank."""
     end_ns = max((e.created_ns for d in dumps.values() for e in d.entries), default=0)
-    faults = [fault for group in _groups(dumps) for fault in _faults(group, end_ns)]
+    groups = _groups(dumps)
+    faults = [fault for group in groups for fault in _faults(group, end_ns)]
     order = {"size": 0, "dtype": 0, "order": 0, "skipped": 0, "missing": 1, "late": 2}
     expected = {r for d in dumps.values() for members in d.members.values() for r in members}
     return Standing(
         stands=tuple(_stand(rank, dumps[rank]) for rank in sorted(dumps)),
         faults=tuple(sorted(faults, key=lambda f: (order[f.what], f.group, f.seq))),
         missing_ranks=tuple(sorted(expected - dumps.keys())),
+        compared=sum(many > 1 for group in groups for many in group.dumps_of().values()),
     )
 
 
@@ -93,8 +97,12 @@ def _stand(rank: int, dump: Dump) -> Stand:
         issued=len(dump.entries),
         waiting_in=open_[0] if open_ else None,
         last=dump.entries[-1] if dump.entries else None,
-        lost=dump.entries[0].record if dump.entries else 0,
+        lost=_lost(dump),
     )
+
+
+def _lost(dump: Dump) -> int:
+    return dump.entries[0].record if dump.entries else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +115,10 @@ class _Group:
     def firsts(self) -> dict[int, int]:
         """The first number that each rank's ring still has; 0 for a rank that has issued none."""
         return {rank: min(by_seq, default=0) for rank, by_seq in self.by_rank.items()}
+
+    def dumps_of(self) -> Counter[int]:
+        """How many ranks' dumps hold each number."""
+        return Counter(seq for by_seq in self.by_rank.values() for seq in by_seq)
 
 
 def _groups(dumps: Mapping[int, Dump]) -> list[_Group]:
@@ -125,7 +137,9 @@ def _groups(dumps: Mapping[int, Dump]) -> list[_Group]:
     for (_, members), group in found.items():
         everyone = members or (tuple(dumps) if group.name.startswith("default_pg") else ())
         for rank in everyone:
-            if rank in dumps:
+            if rank in dumps and not _lost(
+                dumps[rank]
+            ):  # a ring that lost some may have lost all of this group
                 group.by_rank.setdefault(rank, {})
     return list(found.values())
 

@@ -194,3 +194,37 @@ def test_how_to_get_them(capsys):
         "all_reduce_perf",
     ):
         assert name in said
+
+
+def test_a_ring_that_lost_a_group_is_not_said_to_have_issued_nothing(tmp_path, traced, capsys):
+    """Rank 1's ring holds only its last collectives, of another group; what it issued before is not known."""
+    groups = {"0": [0, 1], "1": [1]}
+    dumps.write_dump(tmp_path, 0, [dumps.entry(0, 5)], groups=groups)
+    other = [dumps.entry(100 + k, 40 + k, group=("1", "mesh_tp")) for k in range(3)]
+    dumps.write_dump(tmp_path, 1, other, groups=groups)
+    assert traced(tmp_path)[1]["faults"] == []
+    assert main(["trace", str(tmp_path)]) == 0
+    assert "# fault   not known: no collective is in the dumps of two ranks" in capsys.readouterr().out
+
+
+def test_no_fault_is_said_of_ranks_that_left_a_dump_alone(tmp_path, capsys):
+    for rank in (0, 1):
+        dumps.write_dump(tmp_path, rank, steps(6), ranks=8)
+    assert main(["trace", str(tmp_path)]) == 3
+    assert "none among rank 0, 1, which issued the same collectives" in capsys.readouterr().out
+
+
+def test_groups_of_one_description_are_timed_apart(tmp_path, traced):
+    """Two tensor groups of a mesh, one of which takes ten times as long."""
+    for rank in range(4):
+        name, members = ("1", [0, 1]) if rank < 2 else ("2", [2, 3])
+        made = [
+            dumps.entry(k, k + 1, group=(name, "mesh_tp"), duration_ms=1.0 if rank < 2 else 10.0)
+            for k in range(5)
+        ]
+        dumps.write_dump(tmp_path, rank, made, groups={"0": [0, 1, 2, 3], name: members})
+    rows = traced(tmp_path)[1]["collectives"]
+    assert sorted((r["transfer_us"]["value"], r["skew_us"]["value"], r["whole"]) for r in rows) == [
+        (1000, 0, 5),
+        (10000, 0, 5),
+    ]

@@ -133,3 +133,18 @@ def test_a_line_that_was_cut_off_is_left_out(tmp_path, traced):
     code, found = traced(tmp_path)
     assert (code, found["collectives"][0]["whole"]) == (0, 8)
     assert any("1 records cannot be read" in line for line in found["warnings"])
+
+
+def test_communicators_of_one_name_are_apart(tmp_path, traced):
+    """Two tensor groups have one name, as those of a device mesh do; one takes ten times as long."""
+    for comm, time_us in (("0xa", 100), ("0xb", 1000)):
+        for rank in range(2):
+            records = [
+                dumps.record(rank, sn, time_us, ranks=2, comm=comm, comm_name="mesh_tp") for sn in range(1, 6)
+            ]
+            dumps.write_records(tmp_path / f"{comm}-{rank}.log", records)
+    code, found = traced(tmp_path)
+    rows = {r["group"]: (r["transfer_us"]["value"], r["count"], r["whole"]) for r in found["collectives"]}
+    assert code == 0
+    assert rows == {"mesh_tp (0xa)": (100, 5, 5), "mesh_tp (0xb)": (1000, 5, 5)}
+    assert [r["late_rank"] for r in found["collectives"]] == [None, None]  # all took the same time
