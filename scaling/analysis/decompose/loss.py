@@ -9,7 +9,7 @@ import numpy as np
 from scaling.analysis.decompose.sent import Sent, by_kind
 from scaling.analysis.network.curve import AlphaBeta
 from scaling.analysis.quality import clocks
-from scaling.analysis.results import Loss, LossOfKind
+from scaling.analysis.results import Loss, LossOfKind, Measured
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds
 from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
 
@@ -72,18 +72,24 @@ def linked_share(m: Means) -> Floats:
 
 def by_kinds(rounds: Rounds, sent: Sequence[Sent], link: Link | None) -> tuple[LossOfKind, ...]:
     """`link_latency` and `link_bandwidth` by kind and phase; without a fitted link all of it is bandwidth."""
-    found: dict[tuple[str, str], LossOfKind] = {}
-    for places, (latency, rest) in zip(by_kind(sent), split_by_kind(sent, link, linked_share), strict=True):
+    found: dict[tuple[str, str], list[tuple[Term, Term]]] = {}
+    for places, terms in zip(by_kind(sent), split_by_kind(sent, link, linked_share), strict=True):
         one = sent[places[0]]
         kind = TENSOR if one.axis == TENSOR else one.kind
-        measured = LossOfKind(
+        found.setdefault((kind, one.phase), []).append(terms)
+
+    def together(terms: Sequence[Term]) -> Measured | None:
+        return rounds.measure(lambda m: sum((term(m) for term in terms), np.zeros(1)))
+
+    return tuple(
+        LossOfKind(
             kind=kind,
-            phase=one.phase,
-            latency=None if link is None else rounds.measure(latency),
-            bandwidth=rounds.measure(rest),
+            phase=phase,
+            latency=None if link is None else together([latency for latency, _ in terms]),
+            bandwidth=together([rest for _, rest in terms]),
         )
-        found.setdefault((kind, one.phase), measured)
-    return tuple(found.values())
+        for (kind, phase), terms in found.items()
+    )
 
 
 def loss(

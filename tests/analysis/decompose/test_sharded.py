@@ -6,9 +6,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose.sent import by_kind
+from scaling.analysis.decompose.loss import by_kinds
+from scaling.analysis.decompose.sent import Sent, by_kind
 from scaling.analysis.decompose.sharded import exposed, has_units, read_sharded, unit_blocks
 from scaling.analysis.network.channel import Channel
+from scaling.analysis.statistics.rounds import Rounds
 from scaling.spec.parallel import Mesh
 from scaling.spec.run import KINDS
 from scaling.spec.schedule import PHASES
@@ -151,3 +153,25 @@ def test_the_replay_of_the_steps_as_they_were_takes_as_long_as_they_did(clean):
     assert typical / MS == pytest.approx(step_ms)
     assert linked / MS == pytest.approx(UNITS * (2 * GATHER_MS + REDUCE_MS))
     assert cycle.replay.free().period() / MS == pytest.approx(UNITS * (FORWARD_MS + BACKWARD_MS))
+
+
+def test_all_kinds_that_divided_layers_send_are_in_the_loss():
+    """Sequence-parallel layers gather and reduce: both are `tensor`, and the kinds add up to the whole."""
+    sent = [
+        Sent(kind=kind, phase="forward", unit=unit, bytes=1000, ranks=2, axis=axis)
+        for unit, (kind, axis) in enumerate(
+            [("all_gather", "shard"), ("all_gather", "tensor"), ("reduce_scatter", "tensor")]
+        )
+    ]
+    values = {
+        "link_exposed": 10.0,
+        "detailed.exposed": 10.0,
+        "probe.exposed": 10.0,
+        "probe": 100.0,
+        "kind.0.exposed_transfer": 2.0,
+        "kind.1.exposed_transfer": 3.0,
+        "kind.2.exposed_transfer": 5.0,
+    }
+    rounds = Rounds({name: np.full(6, value) for name, value in values.items()}, np.zeros(6, dtype=np.int64))
+    shares = {one.kind: one.bandwidth.value for one in by_kinds(rounds, sent, None)}
+    assert shares == pytest.approx({"all_gather": 0.02, "tensor": 0.08})
