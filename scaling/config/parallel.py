@@ -5,7 +5,7 @@ from __future__ import annotations
 from scaling.config.schema import Composed
 from scaling.config.values import freeze
 from scaling.errors import InputError
-from scaling.spec.parallel import Fsdp, MeshError, Parallel
+from scaling.spec.parallel import DEGREES, REST, Fsdp, MeshError, Parallel
 from scaling.spec.run import Ddp, Spec
 from scaling.spec.topology import Topology
 
@@ -20,11 +20,17 @@ def to_parallel(config: Composed, topology: Topology) -> Parallel:
 def check_parallel(spec: Spec) -> None:
     """InputError for a mesh that does not fit, or settings that another strategy has."""
     parallel = spec.parallel
-    for name in ("replicate", "shard", "tensor", "pipeline"):
+    for name in DEGREES:
         if getattr(parallel, name) == 0:
             raise InputError(
                 f"parallel.{name}=0: a degree of at least 1, or -1 for what is left, is expected"
             )
+    rest = [name for name in DEGREES if getattr(parallel, name) == REST]
+    if len(rest) > 1:
+        raise InputError(
+            f"parallel.{rest[1]}=-1: parallel.{rest[0]}=-1 takes what the others leave, and only one degree can; a "
+            "number for one of them is expected"
+        )
     if parallel.pipeline != 1:
         raise InputError(f"parallel.pipeline={parallel.pipeline}: 1 is expected; pipelines are not measured")
     if not parallel.divided and parallel.tensor != 1:

@@ -19,6 +19,7 @@ DIVIDED = ("tp", "fsdp_tp", "hsdp_tp")
 """Those that also divide layers over ranks."""
 AXES = ("replicate", "shard", "tensor")
 """Axes of a mesh, outermost first."""
+DEGREES = ("replicate", "shard", "tensor", "pipeline")
 REDUCE_TYPES = ("fp32", "bf16")
 DIGITS = 7
 """A number of ranks has fewer."""
@@ -183,7 +184,7 @@ class Parallel:
         """
         if world_size == 1:
             return Mesh()
-        degrees = {name: getattr(self, name) for name in ("replicate", "shard", "tensor", "pipeline")}
+        degrees = {name: getattr(self, name) for name in DEGREES}
         degrees["tensor"] = min(degrees["tensor"], world_size)
         if self.name in ("hsdp", "hsdp_tp") and degrees["shard"] > 0:
             degrees["shard"] = min(degrees["shard"], max(1, world_size // max(1, degrees["tensor"])))

@@ -53,6 +53,8 @@ def test_communicators_have_keys_of_their_own_and_the_one_of_all_ranks_is_the_wo
         (["parallel=fsdp", "parallel.replicate=2"], "use parallel=hsdp for several"),
         (["parallel.tensor=2"], "use parallel=tp, fsdp_tp or hsdp_tp"),
         (["parallel.pipeline=2"], "1 is expected"),
+        (["parallel=hsdp", "parallel.shard=-1"], "parallel.replicate=-1 takes what the others leave"),
+        (["parallel=fsdp_tp", "parallel.tensor=-1"], "parallel.shard=-1 takes what the others leave"),
         (
             ["parallel=fsdp_tp", "parallel.tensor=3", "world_sizes=[1,4]"],
             "tensor 3 does not fit world size 4",
