@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scaling.analysis.results import Measured, Point
 from scaling.analysis.verdicts.by_measure import Offer, saved
+from scaling.spec.parallel import Fsdp
 from scaling.spec.run import Spec
 
 ALL_GATHER, REDUCE_SCATTER, TENSOR = "all_gather", "reduce_scatter", "tensor"
@@ -95,7 +96,7 @@ def _other_mesh(point: Point, spec: Spec) -> tuple[Offer, ...]:
 
 
 def _replicated(spec: Spec) -> Offer:
-    defaults = "" if spec.fsdp.reshard == 1 and spec.fsdp.prefetch == 1 else " with fsdp.* left out"
+    defaults = "" if spec.fsdp == Fsdp() else " with fsdp.* left out"
     return Offer(
         overrides="" if defaults else "parallel=ddp",
         code=f"DistributedDataParallel(model){defaults}: the whole model fits one rank here",

@@ -70,9 +70,9 @@ def test_shards_across_hosts_are_offered_within_them():
 
 def test_ddp_is_offered_with_settings_that_it_takes():
     assert overrides(sharded_overhead(run())) == ["parallel=ddp"]
-    assert overrides(sharded_overhead(run(fsdp=Fsdp(prefetch=2)))) == [
-        ""
-    ]  # fsdp.* would be refused beside ddp
+    changed = (Fsdp(prefetch=2), Fsdp(units="Block"), Fsdp(reduce_dtype="bf16"))
+    for fsdp in (*changed, Fsdp(separate_reduce_scatter_group=True)):  # would be refused beside ddp
+        assert overrides(sharded_overhead(run(fsdp=fsdp))) == [""]
 
 
 def test_what_is_set_already_is_not_offered():
