@@ -29,6 +29,7 @@ from scaling.records.format import (
     Record,
     StepRecord,
 )
+from scaling.records.packed import unpacked_bytes
 
 T = TypeVar("T", bound=Record)
 
@@ -115,5 +116,6 @@ def _sound(record: Record) -> bool:
         return len(record.s) in WIDTHS and COLLECTIVE_WIDTHS.issuperset(map(len, record.c))
     if isinstance(record, Packed):
         width = record.w in COLLECTIVE_WIDTHS if record.c else record.w == 0
-        return record.s in WIDTHS and width and 0 < record.n <= INT_MAX and record.i >= 0 and record.c >= 0
+        counts = record.i >= 0 and record.n > 0 and record.c >= 0 and record.i + record.n <= INT_MAX
+        return record.s in WIDTHS and width and counts and unpacked_bytes(record) < INT_MAX
     return _fits(msgspec.structs.astuple(cast("Any", record)))

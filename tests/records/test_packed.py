@@ -133,6 +133,9 @@ def test_equal_steps_are_one_record_and_defaults_are_left_out():
     [
         {"n": 5},
         {"n": 2**40},
+        {"n": 2**62},
+        {"i": 2**63},
+        {"c": 2**62, "w": 10},
         {"z": "AAAA"},
         {"z": ""},
         {"c": 7, "w": 10},
