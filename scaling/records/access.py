@@ -37,7 +37,10 @@ def find_run(path: Path | str) -> RunFolder:
     """The run, or own loop's run, whose folder or file `path` is, or LATEST; InputError where it is neither."""
     folder = RunFolder(named(path))
     if folder.path.is_file():
-        return find_run(folder.path.parent)
+        try:
+            return find_run(folder.path.parent)
+        except InputError as error:
+            raise InputError(f"{folder.path}: is a file; {error}") from error
     runs = sorted(
         plan.parent for plan in folder.path.glob("*/plan.json") if as_number(plan.parent.name) is not None
     )

@@ -67,5 +67,6 @@ def count(verb: str, paths: list[str], *, least: int, most: int, of: str = "run 
         known = ", ".join(option.name for option in VERBS[verb].options) or "none"
         raise InputError(f"scaling {verb} {unknown}: no such option; there is {known}")
     if not least <= len(paths) <= most:
-        expected = f"one {of.removesuffix('s')}" if most == 1 else f"{least} or more {of}"
+        many = str(most) if least == most else f"{least} or more"
+        expected = f"one {of.removesuffix('s')}" if most == 1 else f"{many} {of}"
         raise InputError(f"scaling {verb}: {expected} expected, {len(paths)} given")
