@@ -5,6 +5,8 @@ Samples carry their host's clock, so they join with blocks by the times on it (s
 
 from __future__ import annotations
 
+import functools
+import operator
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,7 +60,7 @@ def with_telemetry(
         inside = known[bisect_left(at, begin) : bisect_right(at, end)]
         near = inside or _nearest(known, at, (begin + end) // 2)
         reasons = [s.reasons for s in near if s.reasons is not None]
-        bits = int(np.bitwise_or.reduce(reasons)) if reasons else None
+        bits = functools.reduce(operator.or_, reasons) if reasons else None
         rows.append(
             (
                 _mean([s.sm_mhz for s in inside]),

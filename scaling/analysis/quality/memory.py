@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import polars as pl
 from scipy.stats import theilslopes
 
 from scaling.analysis.results import Measured, MemoryGrowth
+from scaling.records.clock import Ints
 from scaling.spec.schedule import STEP_ARMS
 from scaling.units import format_bytes
 
@@ -27,31 +29,34 @@ def growth(memory: pl.DataFrame, blocks: pl.DataFrame) -> tuple[MemoryGrowth, ..
     """
     keys = ["launch", "rank", "block"]
     joined = memory.join(blocks.select([*keys, "arm", "begin_ns", "lead_in", "steps"]), on=keys, how="inner")
+    rows = joined.sort("launch", "rank", "begin_ns").with_columns(
+        # blocks of bare exchanges have no training steps
+        run=pl.when(pl.col("arm").is_in(STEP_ARMS)).then(pl.col("lead_in") + pl.col("steps")).otherwise(0)
+    )
+    places = rows.select("launch", "rank").to_numpy()
+    begins = np.flatnonzero(np.diff(places, axis=0, prepend=-1).any(axis=1))
+    run = np.split(rows["run"].to_numpy(), begins[1:])
     found: list[MemoryGrowth] = []
-    for (launch, rank), rows in joined.sort("launch", "rank", "begin_ns").group_by(
-        ["launch", "rank"], maintain_order=True
-    ):
-        trained = (
-            rows["arm"].is_in(STEP_ARMS).cast(pl.Int64)
-        )  # blocks of bare exchanges have no training steps
-        steps = (trained * (rows["lead_in"] + rows["steps"])).cum_sum()
-        for kind in ("host", "device"):
-            held = rows[f"{kind}_bytes"]
-            if held.null_count() == 0 and held.min():
-                found.extend(_growth(int(str(launch)), int(str(rank)), kind, steps, held))
+    held = {kind: rows[f"{kind}_bytes"] for kind in ("host", "device")}
+    known = {kind: np.split(of.is_not_null().to_numpy(), begins[1:]) for kind, of in held.items()}
+    values = {kind: np.split(of.fill_null(0).to_numpy(), begins[1:]) for kind, of in held.items()}
+    for at, (launch, rank) in enumerate(places[begins].tolist()):
+        for kind in held:
+            if known[kind][at].all() and values[kind][at].min():
+                found.extend(_growth(launch, rank, kind, run[at].cumsum(), values[kind][at]))
     return tuple(found)
 
 
-def _growth(launch: int, rank: int, kind: str, steps: pl.Series, held: pl.Series) -> Iterator[MemoryGrowth]:
+def _growth(launch: int, rank: int, kind: str, steps: Ints, held: Ints) -> Iterator[MemoryGrowth]:
     # Keep one row for each number of steps. Blocks without training steps are ties, and with ties in both steps and
     # bytes the interval's variance can come out below 0 (P. K. Sen, J. Am. Stat. Assoc. 63, 1968, equation 2.6).
-    last = steps.shift(-1, fill_value=-1) != steps
-    steps, held = steps.filter(last), held.filter(last)
+    last = np.append(steps[1:], -1) != steps
+    steps, held = steps[last], held[last]
     first = int(len(held) * SETTLING)
     steps, held = steps[first:], held[first:]
     if len(held) < BLOCKS_MIN:
         return
-    slope, _, low, high = theilslopes(held.to_numpy(), steps.to_numpy(), 0.95)
+    slope, _, low, high = _slopes(held, steps)
     grown = float(low) * (int(steps[-1]) - int(steps[0]))
     yield MemoryGrowth(
         launch=launch,
@@ -63,6 +68,14 @@ def _growth(launch: int, rank: int, kind: str, steps: pl.Series, held: pl.Series
         growth_bytes_per_step=Measured(float(slope), float(low), float(high), len(held)),
         leak=grown > LEAK_BYTES,
     )
+
+
+def _slopes(held: Ints, steps: Ints) -> tuple[float, float, float, float]:
+    """What theilslopes gives; most ranks hold the same all the time, so that every slope is 0."""
+    if (held == held[0]).all():
+        return 0.0, float(held[0]), 0.0, 0.0
+    slope, intercept, low, high = theilslopes(held, steps, 0.95)
+    return slope, intercept, low, high
 
 
 def warnings(found: tuple[MemoryGrowth, ...]) -> tuple[str, ...]:
