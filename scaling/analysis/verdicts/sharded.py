@@ -68,7 +68,8 @@ def _of_kind(kind: str, phase: str, cost: Measured, spec: Spec) -> tuple[Offer, 
 def _of_layers(point: Point, spec: Spec) -> tuple[Offer, ...]:
     """What divided layers send is waited for at once: fewer ranks a group, and these on one host."""
     within, degree = spec.topology.ranks_per_host, point.parallel.tensor if point.parallel else 1
-    fewer = within if degree > within > 1 else degree // 2
+    most = within if degree > within > 1 else degree // 2
+    fewer = max((d for d in range(2, most + 1) if degree % d == 0), default=1)
     if fewer < 2 or spec.parallel.name == "tp":  # the group is all ranks there
         return ()
     where = "on one host" if fewer <= within else "across hosts"

@@ -81,3 +81,18 @@ def test_what_is_set_already_is_not_offered():
         run(fsdp=Fsdp(reshard=0, reduce_dtype="bf16")),
     )
     assert not {"fsdp.reshard_after_forward=false", "fsdp.reduce_dtype=bf16"} & set(overrides(found))
+
+
+@pytest.mark.parametrize(("degree", "hosts_ranks", "said"), [(12, 8, 6), (8, 4, 4), (4, 8, 2), (3, 8, None)])
+def test_divided_layers_that_wait_are_offered_fewer_ranks_a_group_which_divide_it(degree, hosts_ranks, said):
+    cost = LossOfKind(kind="tensor", phase="forward", bandwidth=Measured(0.2, 0.19, 0.21))
+    mesh = Degrees(strategy="fsdp_tp", shard=2, tensor=degree)
+    there = dataclasses.replace(point(), loss_by_kind=(cost,), parallel=mesh)
+    asked = run()
+    spec = dataclasses.replace(
+        asked,
+        parallel=Parallel(name="fsdp_tp", replicate=1, tensor=degree),
+        topology=dataclasses.replace(asked.topology, ranks_per_host=hosts_ranks),
+    )
+    offers = [one for one in sharded_link(there, spec) if one.overrides.startswith("parallel.tensor")]
+    assert [one.overrides for one in offers] == ([f"parallel.tensor={said}"] if said else [])
