@@ -23,6 +23,7 @@ from scaling.analysis.predict.change import Source
 from scaling.analysis.predict.predictions import predictions
 from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.results import Analysis, Comparison, Point, Prediction, Sweep
+from scaling.analysis.strategies import of_strategy
 from scaling.cli.pipeline import read_analysis, read_tables
 from scaling.config.compose import changed
 from scaling.config.config_dir import require_readable
@@ -246,7 +247,7 @@ def _read_sources(run: Run, seed: int) -> tuple[Source, ...]:
     spec = dataclasses.replace(run.plan.spec, seed=run.plan.spec.seed + seed)
     plan = dataclasses.replace(run.plan, spec=spec)
     tables = checked(collect(run.folder, plan), plan)
-    return read_sources(tables, as_recorded(plan, tables.blocks)[0])
+    return read_sources(*of_strategy(tables, as_recorded(plan, tables.blocks)[0]))
 
 
 def _split_sources(run: Run, seed: int) -> tuple[Source, ...]:

@@ -10,7 +10,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from scaling.analysis.about import Ending
-from scaling.analysis.analyze import analyze
 from scaling.analysis.compare.machines import machines
 from scaling.analysis.decompose.cases import CaseFiles, analyze_cases
 from scaling.analysis.decompose.history import histories
@@ -34,6 +33,7 @@ from scaling.analysis.results import (
     StepHistory,
     Timeline,
 )
+from scaling.analysis.strategies import analyze_strategies, of_strategy
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.batch_search import read_largest
 from scaling.launchers.promising import said_left_out
@@ -122,18 +122,21 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches]:
         files = CaseFiles(outcomes=launches.outcomes, largest=largest)
         analysis = analyze_cases(tables, plan, ending, files)
     else:
-        analysis = analyze(tables, plan, ending)
+        count = len(plan.spec.strategies)
+        held = [{n: _memory(launches, n, k) for n in plan.spec.world_sizes} for k in range(count)]
+        analysis = analyze_strategies(tables, plan, ending, held)
     analysis = dataclasses.replace(analysis, memory=grown)
     if analysis.points:
         analysis = _with_roofline(analysis, launches, plan)
     if plan.spec.topology.accelerated and not analysis.run.synthetic:
         analysis = dataclasses.replace(analysis, reference=others(analysis))
     analysis = within(analysis)
+    first = of_strategy(tables, plan)
     rebuilt = Rebuilt(
         plan=plan,
         analysis=analysis,
-        timelines=timelines(tables, plan),
-        histories=histories(tables, plan, found.states),
+        timelines=timelines(*first),
+        histories=histories(*first, found.states),
         ending=ending,
         environment=launches.environment,
     )
@@ -229,13 +232,10 @@ def _device_clock_bound_ns(launches: Launches) -> int | None:
     return max((bound for bound in bounds if bound is not None), default=None)
 
 
-def _memory(launches: Launches, world_size: int) -> PeakMemory:
-    """The memory of the rank that held most, over all launches; None where none was recorded."""
-    own = [
-        record.held[world_size]
-        for record in launches.memories
-        if record.rank < world_size and world_size in record.held
-    ]
+def _memory(launches: Launches, world_size: int, strategy: int = 0) -> PeakMemory:
+    """The memory of the rank that held most under a strategy, over all launches; None where none was recorded."""
+    records = [r for r in launches.memories if r.rank < world_size and strategy < len(r.strategies)]
+    own = [held[world_size] for r in records if world_size in (held := r.strategies[strategy])]
     most = max(own, key=lambda held: held.get("peak_bytes", -1), default={})
     communicators = [held["communicators_bytes"] for held in own if "communicators_bytes" in held]
     known = {f.name: most.get(f.name) for f in dataclasses.fields(PeakMemory)}

@@ -59,6 +59,8 @@ def describe(plan: Plan, folder: RunFolder) -> str:
         lines.append(f"#           {topology.note}")
     if spec.model.synthetic:
         lines.append("#           SYNTHETIC compute: sleeps, not arithmetic")
+    if len(spec.strategies) > 1:
+        lines.append(f"# parallel  {', '.join(one.parallel.name for one in spec.strategies)}, in turns")
     measure = spec.measure
     lines += [
         f"# measure   {measure.name}: {measure.rounds_min} to {measure.rounds_max} rounds, "

@@ -18,7 +18,50 @@ def to_parallel(config: Composed, topology: Topology) -> Parallel:
 
 
 def check_parallel(spec: Spec) -> None:
-    """InputError for a mesh that does not fit, or settings that another strategy has."""
+    """InputError for a mesh that does not fit, or settings that no strategy of the run has."""
+    _check_side_by_side(spec)
+    for one in spec.strategies:
+        _check_mesh(one)
+        _check_settings(one)
+    strategies = [one.parallel for one in spec.strategies]
+    if all(one.sharded for one in strategies):
+        _check_unused(
+            spec, "ddp", Ddp(), "has fsdp.units, fsdp.prefetch, fsdp.reshard_after_forward, fsdp.reduce_dtype"
+        )
+    if not any(one.sharded for one in strategies):
+        _check_unused(spec, "fsdp", Fsdp(), "has none")
+
+
+def _check_side_by_side(spec: Spec) -> None:
+    """InputError for strategies that cannot be measured side by side, or are the same."""
+    names, listed = spec.vary.parallel, f"vary.parallel=[{','.join(spec.vary.parallel)}]"
+    if not names:
+        return
+    if spec.by_case:
+        raise InputError(
+            f"{listed}: takes the steps of each strategy apart, which batch, the other lists of vary and "
+            "task=inference do not; leave those out"
+        )
+    if len(set(names)) < len(names):
+        raise InputError(f"{listed}: each strategy once is expected")
+    for index, one in enumerate(spec.strategies):
+        for other in spec.strategies[:index]:
+            if one.parallel.sharded and other.parallel.sharded and _alike(one, other):
+                raise InputError(
+                    f"{listed}: {one.parallel.name} has the same mesh as {other.parallel.name} at every world size "
+                    f"here; give its degree, such as parallel=hsdp parallel.shard=2 {listed}, or leave one out"
+                )
+
+
+def _alike(one: Spec, other: Spec) -> bool:
+    """Whether two strategies have the same mesh at every world size; one that does not fit is said elsewhere."""
+    try:
+        return all(one.parallel.mesh(n) == other.parallel.mesh(n) for n in one.world_sizes)
+    except MeshError:
+        return False
+
+
+def _check_mesh(spec: Spec) -> None:
     parallel = spec.parallel
     for name in DEGREES:
         if getattr(parallel, name) == 0:
@@ -64,18 +107,21 @@ def check_parallel(spec: Spec) -> None:
                 f"fsdp.reshard_after_forward={spec.fsdp.reshard}: does not divide the {mesh.shard} ranks that share "
                 f"the parameters at world size {size}; true, false or a divisor is expected"
             )
-    _check_settings(spec)
+
+
+def _check_unused(spec: Spec, group: str, usual: Ddp | Fsdp, instead: str) -> None:
+    """InputError for settings of a strategy that the run does not use."""
+    given = getattr(spec, group)
+    changed = [n for n in type(usual).__dataclass_fields__ if getattr(given, n) != getattr(usual, n)]
+    if changed:
+        key = "reshard_after_forward" if changed[0] == "reshard" else changed[0]
+        where = "parallel=ddp" if group == "ddp" else "parallel=fsdp and hsdp"
+        raise InputError(f"{group}.{key}: belongs to {where}; parallel={spec.parallel.name} {instead}")
 
 
 def _check_settings(spec: Spec) -> None:
-    """InputError for settings of a strategy that the run does not use."""
+    """InputError for settings that sharded training does not have."""
     if spec.parallel.sharded:
-        changed = [n for n in Ddp.__dataclass_fields__ if getattr(spec.ddp, n) != getattr(Ddp(), n)]
-        if changed:
-            raise InputError(
-                f"ddp.{changed[0]}: belongs to parallel=ddp; parallel={spec.parallel.name} has fsdp.units, "
-                "fsdp.prefetch, fsdp.reshard_after_forward, fsdp.reduce_dtype"
-            )
         if spec.by_case:
             raise InputError(
                 f"parallel={spec.parallel.name}: batch, vary and task=inference are measured with parallel=ddp; leave "
@@ -100,11 +146,4 @@ def _check_settings(spec: Spec) -> None:
             raise InputError(
                 f"topology.placement=spread: parallel={spec.parallel.name} is measured with packed ranks; use "
                 "topology.placement=packed"
-            )
-    else:
-        changed = [n for n in Fsdp.__dataclass_fields__ if getattr(spec.fsdp, n) != getattr(Fsdp(), n)]
-        if changed:
-            key = "reshard_after_forward" if changed[0] == "reshard" else changed[0]
-            raise InputError(
-                f"fsdp.{key}: belongs to parallel=fsdp and hsdp; parallel={spec.parallel.name} has none"
             )

@@ -254,7 +254,7 @@ class BlockRecord:
     make_cpu_ns: int = -1
     """CPU time of the same."""
     case: int = -1
-    """Runs by cases: index of the case (spec.cases)."""
+    """Runs by cases: index of the case (spec.cases). Strategies side by side: that of the strategy; -1 otherwise."""
     peak_bytes: int = -1
     """Runs by cases: the most memory that the process held during the block."""
     parameters: list[tuple[int, int]] = field(default_factory=list)

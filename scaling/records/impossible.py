@@ -83,7 +83,7 @@ class Seen:
         """As `found`. `blocks`: of the whole run."""
         self._note(_blocks(blocks, self.slack))
         if self._traffic and not self.plan.own_loop:
-            self._note(_other_traffic(pl.concat(self._traffic)))
+            self._note(_other_traffic(pl.concat(self._traffic), blocks))
         return pl.concat(self._broken).unique().sort("launch", "rank", "block", "why")
 
     def _note(self, rules: Iterator[pl.DataFrame]) -> None:
@@ -328,7 +328,12 @@ def _traffic(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _other_traffic(traffic: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Blocks whose collectives are not those of the launch's other blocks of their arm, on this rank or on others."""
+def _other_traffic(traffic: pl.DataFrame, blocks: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Blocks whose collectives are not those of the launch's other blocks of their arm, on this rank or on others.
+
+    Of strategies side by side, each is compared with itself.
+    """
     why = "its collectives are not those of the launch's other blocks of its arm"
-    yield from _unlike(traffic, ["launch", "world_size", "arm"], ["calls", "sent", "most"], why)
+    of = blocks.select(*BLOCK, pl.col("case").fill_null(-1)).unique(BLOCK)
+    known = traffic.join(of, on=BLOCK, how="left").with_columns(pl.col("case").fill_null(-1))
+    yield from _unlike(known, ["launch", "world_size", "arm", "case"], ["calls", "sent", "most"], why)

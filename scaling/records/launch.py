@@ -58,6 +58,8 @@ class RankMemory:
     rank: int
     held: Mapping[int, Mapping[str, int]]
     """By world size: bytes by name (PeakMemory), those that are known."""
+    strategies: tuple[Mapping[int, Mapping[str, int]], ...]
+    """The same of each strategy that was measured side by side, in order; the first is `held`."""
     device_clock_bound_ns: int | None
     """How far the device's clock may be off from its host's; None where it was not noted."""
 
@@ -219,16 +221,22 @@ def _name(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _memory(rank: int, record: dict[str, Any]) -> RankMemory:
-    sizes = record.get("world_sizes")
+def _held(sizes: Any) -> dict[int, dict[str, int]]:
+    """Bytes by name, by world size; what cannot be read is left out."""
     sizes = sizes.items() if isinstance(sizes, dict) else ()
     numbered = ((as_number(n), held) for n, held in sizes)
     known = {n: held for n, held in numbered if n is not None and isinstance(held, dict)}
-
     counted = {n: {k: v for k, v in held.items() if isinstance(v, int)} for n, held in known.items()}
+    return {n: numbers for n, numbers in counted.items() if numbers}
+
+
+def _memory(rank: int, record: dict[str, Any]) -> RankMemory:
+    several = record.get("strategies")
+    held = _held(record.get("world_sizes"))
     bound = record.get("device_clock_bound_ns")
     return RankMemory(
         rank=rank,
-        held={n: numbers for n, numbers in counted.items() if numbers},
+        held=held,
+        strategies=tuple(map(_held, several)) if isinstance(several, list) else (held,),
         device_clock_bound_ns=bound if isinstance(bound, int) else None,
     )

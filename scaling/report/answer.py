@@ -8,6 +8,7 @@ from scaling.analysis.results import NO_CAUSE, Analysis, Measured, Point
 from scaling.report import cases
 from scaling.report.findings import free_line
 from scaling.report.slower import slower_lines
+from scaling.report.strategies import strategies_answer
 from scaling.report.text import cause_name, percent, quantity, ranks, status_name, value_of
 from scaling.spec.ended import SETTLED
 
@@ -16,6 +17,8 @@ def answer(analysis: Analysis) -> str:
     """How well the run scales and what eats most of the rest, in a sentence or two."""
     if analysis.inference or analysis.training:
         return cases.answer(analysis)
+    if said := strategies_answer(analysis.strategies):
+        return said
     measured = [p for p in analysis.points if p.step_ms is not None]
     missing = _missing(analysis)
     if not measured:

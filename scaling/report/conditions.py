@@ -60,6 +60,11 @@ def _plan_lines(plan: Plan) -> list[tuple[str, str]]:
     hosts = f"{count(top.hosts, 'host')} x {ranks(top.ranks_per_host)}{placed}"
     unknown = plan.source != HARNESS and not spec.batch_per_rank
     lines = [] if unknown else [("batch", case_batches(spec) if spec.by_case else _batch(plan))]
+    if len(spec.strategies) > 1:
+        named = ", ".join(one.parallel.name for one in spec.strategies)
+        lines.append(
+            ("strategies", f"{named}, in turns in one launch; figures without a name are the first one's")
+        )
     lines.append(("topology", f"{top.name}, {hosts}"))
     if top.hosts > 1 or top.link.rate_bit_s is not None:
         rate = "rate unknown" if top.link.rate_bit_s is None else f"{format_rate(top.link.rate_bit_s)} a host"

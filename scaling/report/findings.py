@@ -88,9 +88,20 @@ def memory_line(memory: PeakMemory, device: str) -> str:
         "parameters": memory.parameters_bytes,
         "gradients": memory.gradients_bytes,
         "the optimizer's state": memory.optimizer_bytes,
+        "gathered at once": memory.unsharded_bytes,
         "activations": memory.activations_bytes,
     }
-    known = [f"{format_bytes(size)} {name}" for name, size in parts.items() if size]
+    computed = {
+        "parameters": memory.computed_parameters_bytes,
+        "gradients": memory.computed_gradients_bytes,
+        "the optimizer's state": memory.computed_optimizer_bytes,
+        "gathered at once": memory.computed_unsharded_bytes,
+    }
+    known = [
+        f"{format_bytes(size)} {name}" + _beside(size, computed.get(name))
+        for name, size in parts.items()
+        if size
+    ]
     if memory.peak_bytes and known:
         lines.append(", ".join(known))
     if memory.harness_bytes:
@@ -98,6 +109,11 @@ def memory_line(memory: PeakMemory, device: str) -> str:
     if memory.communicators_bytes is not None:
         lines.append(f"{format_bytes(memory.communicators_bytes)} for the group's communicator")
     return "; ".join(lines)
+
+
+def _beside(size: int, computed: int | None) -> str:
+    """What arithmetic says, where that is more than 1 % off."""
+    return f" (computed {format_bytes(computed)})" if computed and abs(computed / size - 1) > 0.01 else ""
 
 
 def use_line(mfu: Measured | None, hfu: Measured | None, of: RooflineResult) -> str:

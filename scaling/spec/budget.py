@@ -235,12 +235,14 @@ def _warmup_s(plan: Plan, trials: tuple[Trial, ...], content: Content, costs: Co
     for trial in (*held, *plan.baseline(held)):
         n, details = trial.world_size, content.has(DETAILS)
         step, alone = costs.step_s[n], costs.alone_s[n]
-        new = settling_steps(plan.spec) + chunk
-        total += (2 + chunk) * alone + (new + chunk) * step  # it fits; the bare loop; plain, and again timed
+        new, many = settling_steps(plan.spec) + chunk, len(plan.spec.strategies)
+        total += many * (
+            (2 + chunk) * alone + (new + chunk) * step
+        )  # it fits; the bare loop; plain, and again timed
         if plan.variant is not None:
             total += 2 * alone + new * step
         elif n > 1 and details:  # DDP alone, the probe's loop, its messages; half a batch
-            total += (2 * new + 1) * step + chunk * alone / 2
+            total += many * ((2 * new + 1) * step + chunk * alone / 2)
         if n > 1 and content.has(SWEEP):
             total += costs.sweep_s.get(n, 0.0)
     if content.has(DETAILS) and plan.variant is None:

@@ -13,6 +13,8 @@ from scaling.errors import InputError
 from scaling.spec.settings import AtLeast, Nullable, OneOf, Text
 
 STRATEGIES = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp", "hsdp_tp", "single")
+SPREAD = ("ddp", "fsdp", "hsdp")
+"""Strategies of several ranks, which can be measured side by side."""
 SHARDED = ("fsdp", "hsdp", "tp", "fsdp_tp", "hsdp_tp")
 """Strategies that keep a part of the parameters on each rank (torch's fully_shard and tensor parallel)."""
 DIVIDED = ("tp", "fsdp_tp", "hsdp_tp")
@@ -165,6 +167,13 @@ class Parallel:
     """Ranks that share one copy of the parameters; null with hsdp: the ranks of a host."""
     tensor: Annotated[int, AtLeast(REST)] = 1
     pipeline: Annotated[int, AtLeast(REST)] = 1
+
+    @classmethod
+    def preset(cls, name: str, ranks_per_host: int) -> Parallel:
+        """A strategy with its usual degrees, as conf/parallel has them."""
+        if name == "fsdp":
+            return cls(name=name, replicate=1, shard=REST)
+        return cls(name=name, replicate=REST, shard=ranks_per_host if name == "hsdp" else 1)
 
     @property
     def sharded(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 DETAILS, SWEEP, REPLAYS, CONTROLS = ("details", "the size sweep", "replay", "controls")
 IN_WORDS = {
@@ -30,6 +30,10 @@ class Content:
     whole_s: float | None = field(default=None, compare=False)
     """A `measure.budget_s` that would hold all that the settings ask for; None: not known."""
     schema: int = SCHEMA
+
+    def less(self, part: str) -> Content:
+        """The same without a part."""
+        return self if part in self.without else replace(self, without=(*self.without, part))
 
     def has(self, part: str) -> bool:
         """Whether a part is measured."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from scaling.spec.cluster import Cluster
-from scaling.spec.parallel import Fsdp, Parallel
+from scaling.spec.parallel import SPREAD, Fsdp, Parallel
 from scaling.spec.settings import AtLeast, NotEmpty, Nullable, OneOf, Positive, Text
 from scaling.spec.topology import Topology
 from scaling.units import format_bytes, format_rate, parse_bytes, parse_rate_bit_s
@@ -149,6 +149,8 @@ class Vary:
     compile: Annotated[tuple[bool, ...], Nullable()] = ()
     checkpointing: Annotated[tuple[bool, ...], Nullable()] = ()
     accumulation_steps: Annotated[tuple[int, ...], AtLeast(1), Nullable()] = ()
+    parallel: Annotated[tuple[str, ...], OneOf(SPREAD), Nullable()] = ()
+    """Strategies. Each one's step is taken apart, so it goes with none of the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +225,20 @@ class Spec:
     @property
     def by_case(self) -> bool:
         """Whether the run measures a table of cases (scaling/spec/cases.py) rather than decomposes a training step."""
-        return self.task == "inference" or bool(self.batches) or self.batch_max or self.vary != Vary()
+        varied = replace(self.vary, parallel=()) != Vary()
+        return self.task == "inference" or bool(self.batches) or self.batch_max or varied
+
+    @property
+    def strategies(self) -> tuple[Spec, ...]:
+        """The settings of each strategy that is measured side by side, in order; where none is varied, these alone.
+
+        A strategy that `parallel` names too has the degrees given there.
+        """
+        hosts = self.topology.ranks_per_host
+        own = {self.parallel.name: self.parallel}
+        varied = [own.get(name) or Parallel.preset(name, hosts) for name in self.vary.parallel]
+        vary = replace(self.vary, parallel=())
+        return tuple(replace(self, parallel=one, vary=vary) for one in varied) or (self,)
 
     @property
     def compiles(self) -> bool:

@@ -37,6 +37,8 @@ REPLAYED = 3
 
 STEP_ARMS = (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE, VARIANT)
 """Arms whose records are training steps."""
+OF_NONE = (BARE_ONE, BARE_ALL, FABRIC)
+"""Arms in which no strategy is at work. Strategies side by side share their blocks."""
 WRAPPED = (DDP_SOLO, PLAIN, PROBE, VARIANT)
 """Those of them that train with DDP. Each of their blocks makes its own wrapper."""
 
@@ -53,6 +55,8 @@ class Block:
     solo_rank: int = -1
     pairing: int = 0
     """Number of the pairing in the pairs arm, from 1; 0 in other arms."""
+    strategy: int = 0
+    """Index among the strategies that are measured side by side (Spec.strategies)."""
     groups: tuple[Ranks, ...] = ()
     """Sub-groups of ranks that work together. All sub-groups run at the same time; other ranks wait."""
 
@@ -77,7 +81,8 @@ def settling_steps(spec: Spec) -> int:
     DDP reduces a single bucket in its first step and makes the right buckets after it. With `static_graph` it does so a
     step later, and PowerSGD compresses from the third step on. A sharded module makes its optimizer's state anew.
     """
-    return 2 if spec.parallel.sharded or spec.ddp.static_graph or spec.ddp.comm_hook == "powersgd" else 1
+    sharded = any(one.parallel.sharded for one in spec.strategies)
+    return 2 if sharded or spec.ddp.static_graph or spec.ddp.comm_hook == "powersgd" else 1
 
 
 def dropped_steps(spec: Spec, arm: str, lead_in: int) -> int:
@@ -144,7 +149,12 @@ def round_blocks(
             visit = _verifying(plan.variant, block)
         else:
             arms = () if trial in baseline else arms_of(n, plan.content)
-            visit = [block(arm=arm, detailed=detailed) for arm, detailed in arms]
+            visit = [
+                block(arm=arm, detailed=detailed, strategy=k)
+                for k in range(len(plan.spec.strategies))
+                for arm, detailed in arms
+                if not k or arm not in OF_NONE
+            ]
             if largest[trial.batch] == trial:
                 sizes = [t.world_size for t in order if t.batch == trial.batch]
                 visit += _alone(plan, trial, number, block, sizes)

@@ -83,3 +83,40 @@ def test_what_does_not_fit_is_refused_with_what_would(overrides, said):
 def test_a_mesh_without_a_free_degree_names_what_could_be_free():
     with pytest.raises(MeshError, match=r"parallel\.replicate=-1"):
         Parallel(name="hsdp", replicate=2, shard=2).mesh(8)
+
+
+def test_strategies_side_by_side_have_their_own_meshes():
+    (request,) = requests("run", [*HOSTS, "vary.parallel=[ddp,fsdp,hsdp]"]).items
+    assert not request.spec.by_case
+    meshes = [one.parallel.mesh(4) for one in request.spec.strategies]
+    assert meshes == [Mesh(replicate=4), Mesh(shard=4), Mesh(replicate=2, shard=2)]
+
+
+def test_a_strategy_that_is_named_beside_has_the_degrees_given_there():
+    (request,) = requests(
+        "run",
+        [
+            "topology=local",
+            "topology.ranks_per_host=4",
+            "parallel=hsdp",
+            "parallel.shard=2",
+            "vary.parallel=[fsdp,hsdp]",
+        ],
+    ).items
+    assert request.spec.strategies[1].parallel.mesh(4) == Mesh(replicate=2, shard=2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["vary.parallel=[ddp,ddp]"], "each strategy once"),
+        (["vary.parallel=[ddp,tp]"], "vary.parallel"),
+        (["vary.parallel=[ddp,fsdp]", "vary.precision=[fp32,bf16]"], "leave those out"),
+        (["vary.parallel=[ddp,fsdp]", "batch=[8,16]"], "leave those out"),
+        (["vary.parallel=[fsdp,hsdp]", "world_sizes=[1,2]"], "has the same mesh as fsdp"),
+        (["vary.parallel=[ddp,fsdp]", "compile=true"], "compile=true"),
+    ],
+)
+def test_strategies_that_cannot_stand_side_by_side(overrides, said):
+    with pytest.raises(InputError, match=said):
+        requests("run", [*HOSTS, *overrides])

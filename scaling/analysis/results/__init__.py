@@ -51,6 +51,7 @@ from scaling.analysis.results.reference import OthersKept, OtherTraining
 from scaling.analysis.results.roofline import CeilingResult, OperatorResult, RooflineResult
 from scaling.analysis.results.run import Analysis, MemoryGrowth, Quality, RunInfo
 from scaling.analysis.results.size import AtSize, at
+from scaling.analysis.results.strategies import StrategyAtSize, StrategyResult
 from scaling.analysis.results.study import Study, StudyRun
 from scaling.analysis.results.sweep import Sweep, SweepBest, SweepRow
 from scaling.analysis.results.timeline import Span, StepHistory, Timeline
@@ -117,6 +118,8 @@ __all__ = [
     "StepHistory",
     "StepParts",
     "Straggler",
+    "StrategyAtSize",
+    "StrategyResult",
     "Study",
     "StudyRun",
     "Sweep",

@@ -180,10 +180,17 @@ class PeakMemory:
     optimizer_bytes: int | None = None
     activations_bytes: int | None = None
     """What one forward leaves for its backward, with its batch."""
+    unsharded_bytes: int | None = None
+    """Sharded training: most of gathered parameters at once, with the buffers into which they are gathered."""
     communicators_bytes: int | None = None
     """Outside of torch's allocator, so beside the peak; the largest of any rank."""
     harness_bytes: int | None = None
     """What the measurement itself held at the same time."""
+    computed_parameters_bytes: int | None = None
+    """By arithmetic, from the whole model and the mesh, like the next three."""
+    computed_gradients_bytes: int | None = None
+    computed_optimizer_bytes: int | None = None
+    computed_unsharded_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.point import Point
 from scaling.analysis.results.reference import OthersKept
 from scaling.analysis.results.roofline import RooflineResult
+from scaling.analysis.results.strategies import StrategyResult
 from scaling.analysis.results.study import Study
 from scaling.analysis.results.traces import Traced
 from scaling.analysis.results.verdicts import Verdict
@@ -107,6 +108,8 @@ class Analysis(RunResults):
     largest_batch: tuple[LargestBatch, ...] = ()
     hosts: tuple[HostSpeed, ...] = ()
     """Hosts compared with each other; empty unless ranks were spread over them."""
+    strategies: tuple[StrategyResult, ...] = ()
+    """Measured side by side (vary.parallel); the first's points are `points`. Empty where one was measured."""
     study: Study | None = None
     """In study.json: the separate launches that the results were made from."""
     reference: tuple[OthersKept, ...] = ()

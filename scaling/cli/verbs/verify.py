@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
     plan, analysis = read_plan(folder), read_analysis(folder)
     cause, remedy = _remedy(analysis, given.try_)
     text = read_config(folder)
-    size = [f"world_sizes=[{cause.world_size}]", "repeats=1"]
+    size = [f"world_sizes=[{cause.world_size}]", "repeats=1", *_first_strategy(plan.spec)]
     now = again(text, size)
     then = again(text, [*size, *remedy.overrides.split()])
     parent = RunFolder(_free(folder))
@@ -77,6 +77,15 @@ def _remedy(analysis: Analysis, which: str | None) -> tuple[Verdict, Remedy]:
         listed = ", ".join(f"{k} {r.overrides}" for k, (_, r) in enumerate(known, 1))
         raise InputError(f"--try {which}: one of {listed} is expected")
     return known[int(which or 0) - 1]
+
+
+def _first_strategy(spec: Spec) -> list[str]:
+    """Overrides that measure the first of several strategies alone, which the verdicts are of."""
+    if not spec.vary.parallel:
+        return []
+    first = spec.strategies[0].parallel
+    degrees = [f"parallel.{name}={getattr(first, name)}" for name in ("replicate", "shard")]
+    return ["vary.parallel=null", f"parallel={first.name}", *degrees]
 
 
 def _free(folder: RunFolder) -> Path:

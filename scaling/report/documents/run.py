@@ -35,6 +35,7 @@ from scaling.report.plots.batches import latency_by_batch, throughput_by_batch
 from scaling.report.plots.efficiency import scaling_curve
 from scaling.report.plots.roofline import roofline
 from scaling.report.plots.steps import history
+from scaling.report.strategies import strategy_table
 from scaling.spec.ended import SETTLED
 from scaling.spec.plan import HARNESS, Plan
 
@@ -93,6 +94,8 @@ def _sections(
         shown = (key_table(analysis.points), fits)
         yield Section(title="key figures", blocks=shown[:1], on=PAGE)
         yield Section(title="key figures", blocks=shown, on=TERMINAL | MARKDOWN, titled_on=TERMINAL)
+    if analysis.strategies:
+        yield Section(title="strategies side by side", blocks=(strategy_table(analysis.strategies),))
     yield from _cases(analysis)
     curve = Figure(plot=scaling_curve([("", analysis.points)]))
     yield Section(title="scaling", blocks=(curve, fits), on=PAGE)

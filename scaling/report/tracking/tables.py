@@ -21,6 +21,7 @@ from scaling.analysis.results import (
     StepParts,
     TrainingCase,
     Verdict,
+    at,
 )
 from scaling.report import cases, text, versus
 from scaling.report.waterfall import waterfall
@@ -81,6 +82,17 @@ def tables(analysis: Analysis) -> Json:
         "fabric_curve": _table(_fabric_rows(analysis.fabric)),
         "hosts": _table([_host_row(h) for h in analysis.hosts]),
         "inference": _table([_case_row(analysis, r) for r in analysis.inference]),
+        "strategies": _table(
+            [
+                spread(
+                    {"strategy": one.parallel.strategy}
+                    | numbers(p)
+                    | named("against_first_{}", at(p.world_size, one.against_first))
+                )
+                for one in analysis.strategies
+                for p in one.points
+            ]
+        ),
         "training": _table([_case_row(analysis, r) for r in analysis.training]),
         "largest_batch": _table([spread(named("{}", r)) for r in analysis.largest_batch]),
         "verdicts": _table([_verdict_row(v) for v in analysis.verdicts]),

@@ -184,6 +184,8 @@ class Arms:
         self._buckets: list[int] = []
         self.held: dict[str, int] = {}
         """Bytes that this rank holds under the strategy, by `parameters`, `gradients`, `optimizer`."""
+        self.unsharded_bytes = 0
+        """Most bytes of gathered parameters at once; 0 where nothing is gathered."""
         self.activations_bytes: int | None = None
         """What one forward leaves in memory for its backward, with its batch; None on a CPU, where nobody counts."""
 
@@ -237,7 +239,7 @@ class Arms:
             yield Opened(loop=settings.loop(settings.strategy.module(use), use, batch))
             return
         made = self._made(settings, use, detailed=detailed)
-        loop = settings.loop(made, use)
+        loop, detail = settings.loop(made, use), None
         try:
             for _ in range(settings.settling):
                 loop.plain()
@@ -250,6 +252,8 @@ class Arms:
             del made  # the loop alone keeps it
             yield Opened(loop=loop, detail=detail, settled=settings.settling)
         finally:
+            if detail is not None:
+                self.unsharded_bytes = max(self.unsharded_bytes, detail.unsharded_bytes)
             loop.release()
 
     def _use(self, arm: str, *, detailed: bool, half: bool) -> tuple[Settings, str]:
@@ -274,6 +278,14 @@ class Arms:
             self.communicator_bytes = None if before is None or after is None else max(0, after - before)
         self._synced.add(use)
         return made
+
+    def free(self) -> None:
+        """Free what the block that ran last has left."""
+        self._own.strategy.free()
+
+    def computed(self) -> dict[str, int]:
+        """What this rank should hold under the strategy, bytes, by name (Strategy.computed)."""
+        return self._own.strategy.computed(self.optimizer)
 
     def micro_steps(self, arm: str) -> int:
         """Micro-steps of one optimizer step; for replay and sweep, the spec's."""

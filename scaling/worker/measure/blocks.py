@@ -48,8 +48,13 @@ class BlockRunner:
         recorder: Recorder,
         collectives: Sequence[str],
         backend: str = "gloo",
+        several: bool = False,
     ) -> None:
-        """`collectives`: names of the collectives that the size sweep runs, over this back end."""
+        """`collectives`: names of the collectives that the size sweep runs, over this back end.
+
+        `several`: strategies run side by side, and a block says whose it is.
+        """
+        self._several = several
         self._backend = backend
         self._device = device
         self._groups = groups
@@ -64,6 +69,7 @@ class BlockRunner:
         """
         if block.arm in STEP_ARMS:
             step_ns = self._training(block, arms, steps, lead_in)
+            arms.free()
         else:
             step_ns = self._exchanged(block, arms, sweep)
         device_bytes = self._device.held_bytes()
@@ -121,6 +127,7 @@ class BlockRunner:
             accumulation=arms.micro_steps(block.arm),
             lead_in=lead_in,
             steps=len(done),
+            case=block.strategy if self._several else -1,
             parameters=parameters or [],
             make_ns=making[0],
             make_cpu_ns=making[1],

@@ -66,12 +66,14 @@ def warm_up(
     exchange: Exchange,
     content: Content = WHOLE,
     limit_s: float = math.inf,
+    key: str = "",
 ) -> Ready:
     """Run each use of the module for a few steps, then plain steps until they settle.
 
     `participants`: ranks of all sub-groups, which do the same; rank 0 decides for all of them. `limit_s`: time for it,
-    compiling apart. Where steps are long, each use takes fewer of them.
+    compiling apart. Where steps are long, each use takes fewer of them. `key` sets it apart from others of the launch.
     """
+    key = key or str(trial.world_size)
     n, clock, lead = trial.world_size, session.device.clock, session.lead
     control, measure, group = session.control, session.spec.measure, session.groups[trial.world_size]
     for feed in arms.feeds():
@@ -82,20 +84,20 @@ def warm_up(
         # Compiling takes minutes, and not equally long on every rank, so no rank waits for it in a collective.
         session.say(f"compiling {index + 1} of {len(uses)}", COMPILE_S)
         arms.compile(arm, detailed=detailed, half=half)
-        control.meet(f"compiled/{n}/{index}", participants)
+        control.meet(f"compiled/{key}/{index}", participants)
     begin, chunk, alone_ns = time.monotonic(), WARMUP_CHUNK, 0
     for index, (arm, detailed, half) in enumerate(uses):
         session.say(f"loop {index + 1} of {len(uses)}")
         with arms.open(arm, detailed=detailed, half=half) as opened:
             if index == 0:
                 alone_ns = _chunk(opened.loop, clock, 1)
-                chunk = control.agree(f"chunk/{n}", _chunk_of(alone_ns, len(uses), limit_s), lead=lead)
+                chunk = control.agree(f"chunk/{key}", _chunk_of(alone_ns, len(uses), limit_s), lead=lead)
             took = _chunk(opened.loop, clock, chunk - 1 if index == 0 else chunk)
             alone_ns = min(alone_ns, took // (chunk - 1)) if index == 0 and chunk > 1 else alone_ns
             if arm == PROBE and opened.detail is not None:
                 _note_messages(arms, opened, opened.detail, clock)
             if arm == PLAIN:
-                steps, before = _settled(opened.loop, trial, session, chunk, took, begin + limit_s)
+                steps, before = _settled(opened.loop, key, session, chunk, took, begin + limit_s)
     session.say("messages")
     for feed in arms.feeds():
         feed.pause("warm-up")
@@ -105,18 +107,18 @@ def warm_up(
     if n > 1 and not arms.varies and content.has(SWEEP):
         backend = session.spec.topology.backend
         room = exchange.room(largest(measure, backend), least=measure.fabric_bytes_max)
-        room = control.judge(f"fabric/{n}/room", room, session.rank, participants, min)
+        room = control.judge(f"fabric/{key}/room", room, session.rank, participants, min)
         with exchange.reserved(room):
             sweep = fabric_sizes(
                 room,
                 measure,
                 backend,
                 lambda size: _kept(sent, exchange.once(group, size)),
-                lambda key, value: control.agree(f"fabric/{n}/{key}", value, lead=lead),
+                lambda what, value: control.agree(f"fabric/{key}/{what}", value, lead=lead),
             )
     step_ns = before // chunk
     if participants > n:  # a block takes as long as its slowest sub-group
-        step_ns = control.judge(f"step/{n}", step_ns, session.rank, participants, max)
+        step_ns = control.judge(f"step/{key}", step_ns, session.rank, participants, max)
     return Ready(
         arms=arms,
         warmup_steps=steps,
@@ -138,20 +140,20 @@ def _note_messages(arms: Arms, opened: Opened, detail: Detail, clock: Clock) -> 
 
 
 def _settled(
-    loop: Loop, trial: Trial, session: LaunchSession, chunk: int, took: int, until_s: float
+    loop: Loop, key: str, session: LaunchSession, chunk: int, took: int, until_s: float
 ) -> tuple[int, int]:
     """Run chunks of plain steps until one is not faster than the one before; the first took `took` ns.
 
     Returns the number of steps and the duration of the last chunk.
     """
-    n, steps, settled = trial.world_size, chunk, False
+    steps, settled = chunk, False
     while not settled and steps < session.spec.measure.warmup_max:
         session.say(f"{steps} steps")
         before, took = took, _chunk(loop, session.device.clock, chunk)
         steps += chunk
         over = time.monotonic() + took / 1e9 > until_s
         steady = over or took > before * (1 - WARMUP_SETTLED)
-        settled = session.control.agree(f"warm/{n}/{steps}", steady, lead=session.lead)
+        settled = session.control.agree(f"warm/{key}/{steps}", steady, lead=session.lead)
     return steps, took
 
 

@@ -16,6 +16,7 @@ from scaling.spec.sweep import Message
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.measure.probe import BucketProbe, SoloProbe
 from scaling.worker.parallel.buffers import broadcast_rows
+from scaling.worker.parallel.computed import share_bytes
 from scaling.worker.parallel.ddp import Wrapping, accumulating, bucket_bytes, settle
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.strategy import Detail, Take, Taken
@@ -34,9 +35,10 @@ class Replicas:
         solo: Group,
         device: Accelerator,
     ) -> None:
-        self._wrapping = Wrapping(module, spec.ddp, compiles=spec.compile)
+        self._wrapping, self._whole = Wrapping(module, spec.ddp, compiles=spec.compile), module
         self._optimizer, self._group, self._solo, self._device = optimizer, group, solo, device
         self._comm_hook = spec.ddp.comm_hook
+        self._views = spec.ddp.gradient_as_bucket_view
         self.wire_dtype = self._wrapping.wire_dtype
         self.module = self._wrapping.module
 
@@ -49,6 +51,15 @@ class Replicas:
         if detailed and not alone:
             probe = BucketProbe(ddp, group.data, group.key, self._device, self._comm_hook)
         return Replicated(ddp, self._optimizer, group, self._device, probe)
+
+    def free(self) -> None:
+        """A wrapper goes with its last reference."""
+
+    def computed(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+        """All of the model; gradients that are no views of their buckets lie beside them."""
+        found = share_bytes(self._whole, optimizer, 1, 0)
+        found["gradients"] *= 1 if self._views else 2
+        return found
 
 
 class Replicated:
@@ -137,6 +148,10 @@ class _Buckets:
     @property
     def stamps(self) -> int:
         return 2 * max(len(self.wire), 1)
+
+    @property
+    def unsharded_bytes(self) -> int:
+        return 0
 
 
 def held_bytes(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:

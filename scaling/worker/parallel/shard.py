@@ -51,11 +51,14 @@ def shard(
     names: Sequence[str],
     precision: str,
     host: bool,
+    reduces: Any = None,
 ) -> tuple[list[Any], list[str]]:
     """Shard a module in place over a mesh. Returns its units with parameters, in their order, and their names.
 
     `names`: modules that are units; what is in none of them is the root's, which comes first. `host`: the back end is
-    the host's. There all-gathers are made asynchronous, or nothing would overlap.
+    the host's. There all-gathers are made asynchronous, or nothing would overlap. `reduces`: the communicator that an
+    earlier module over the same ranks had for reduce-scatters alone (`reduces_of`). Without it torch makes another one
+    for each module, and keeps all of them to the end.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=TYPES["bf16"] if precision == "bf16" else None,
@@ -81,9 +84,23 @@ def shard(
             unit._set_unshard_async_op(True)  # noqa: SLF001
             unit.set_custom_reduce_scatter(HostReduceScatter())  # type: ignore[arg-type]
     if settings.separate_reduce_scatter_group and mesh.size() > 1:
-        assert isinstance(module, FSDPModule)
-        module.set_separate_reduce_scatter_group(True)
+        _separate_reduce_scatters(module, reduces)
     return units, labels
+
+
+def _separate_reduce_scatters(module: nn.Module, kept: Any) -> None:
+    """Give a sharded module's reduce-scatters a communicator of their own: `kept`, or a new one where that is None."""
+    assert isinstance(module, FSDPModule)
+    groups = [g for m in module.modules() if isinstance(m, FSDPModule) for g in param_groups(m)]
+    for group in groups if kept is not None else ():
+        group.mesh_info.reduce_scatter_process_group = kept
+    module.set_separate_reduce_scatter_group(True)
+
+
+def reduces_of(units: Sequence[Any]) -> Any:
+    """The communicator that units have for reduce-scatters alone; None where they share that of their all-gathers."""
+    groups = [group for unit in units for group in param_groups(unit)]
+    return groups[0].mesh_info.reduce_scatter_process_group if groups else None
 
 
 def _prefetch(root: nn.Module, units: Sequence[nn.Module], count: int) -> None:

@@ -22,10 +22,18 @@ from scaling.spec.parallel import AXES, Mesh
 from scaling.spec.run import Spec
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.data.workload import MakeOptimizer, Workload
+from scaling.worker.parallel.computed import share_bytes, unsharded_bytes
 from scaling.worker.parallel.ddp import Wrapping
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.replicated import held_bytes
-from scaling.worker.parallel.shard import TYPES, HostReduceScatter, param_groups, shard, whole_bytes
+from scaling.worker.parallel.shard import (
+    TYPES,
+    HostReduceScatter,
+    param_groups,
+    reduces_of,
+    shard,
+    whole_bytes,
+)
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 from scaling.worker.parallel.tensor import Divided, divide
 from scaling.worker.parallel.unit_probe import UnitProbe
@@ -49,6 +57,8 @@ class Shards:
         self._groups = groups
         self.wire_dtype = TYPES[spec.fsdp.reduce_dtype]
         self._names = unit_names(workload.module, spec.fsdp.units, workload.blocks)
+        self._reduces: Any = None
+        """The communicator of reduce-scatters alone, once one was made."""
         self._bare = Wrapping(workload.module, spec.ddp, compiles=spec.compile)
 
     def module(self, use: str) -> nn.Module:
@@ -56,12 +66,8 @@ class Shards:
         return self._bare.module(use)
 
     def apply(self, use: str, *, alone: bool, detailed: bool = False, sync: bool = True) -> Sharded:  # noqa: ARG002
-        """A sharded copy with an optimizer of its own.
-
-        The one before it goes first: modules and their sharded states refer to each other, so only a collection finds
-        them.
-        """
-        gc.collect()
+        """A sharded copy with an optimizer of its own; the one before it goes first."""
+        self.free()
         degrees = Mesh() if alone else self._spec.parallel.mesh(self._n)
         mesh, keys = self._mesh(degrees)
         backend = backend_of(self._groups[1].data, self._device.type)
@@ -81,7 +87,9 @@ class Shards:
                 names=self._names,
                 precision=self._spec.precision,
                 host=host,
+                reduces=self._reduces,
             )
+            self._reduces = self._reduces or (None if alone else reduces_of(units))
         return Sharded(
             module,
             self._workload.optimizer,
@@ -93,6 +101,25 @@ class Shards:
             host=host,
             divided=divided,
         )
+
+    def free(self) -> None:
+        """Modules and their sharded states refer to each other, so only a collection finds them."""
+        gc.collect()
+
+    def computed(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+        """The rank's shard of everything, and the units that are gathered at once; nothing where layers are divided."""
+        mesh, whole = self._spec.parallel.mesh(self._n), self._workload.module
+        if mesh.tensor > 1:  # torch's styles decide which of its tensors are divided
+            return {}
+        place = self._groups[self._n].ranks.index(dist.get_rank()) % mesh.shard
+        found = share_bytes(whole, optimizer, mesh.shard, place)
+        inner = [list(whole.get_submodule(name).parameters()) for name in self._names]
+        theirs = {p for unit in inner for p in unit}
+        units = [[p for p in whole.parameters() if p not in theirs], *inner]
+        wire = 2 if self._spec.precision == "bf16" else None
+        sizes = [sum(p.numel() * (wire or p.element_size()) for p in unit) for unit in units]
+        found["unsharded"] = unsharded_bytes(sizes, self._spec.fsdp, root=True) if mesh.shard > 1 else 0
+        return found
 
     def _others(self) -> dict[tuple[int, ...], int]:
         """Keys of the communicators that torch makes by itself, by their ranks."""

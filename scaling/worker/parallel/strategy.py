@@ -64,6 +64,10 @@ class Detail(Protocol):
     def stamps(self) -> int:
         """Largest number of stamps that it takes in a step."""
 
+    @property
+    def unsharded_bytes(self) -> int:
+        """Most bytes of gathered parameters that the rank held at once; 0 where nothing is gathered."""
+
 
 class Parallelized(Protocol):
     """A module that is trained over ranks."""
@@ -108,4 +112,13 @@ class Strategy(Protocol):
 
         `detailed`: a detailed block will run. `sync`: compare and send the parameters, which takes all ranks; without
         it no rank waits for another.
+        """
+
+    def free(self) -> None:
+        """Free what the module that was applied last has left, once nobody holds it."""
+
+    def computed(self, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+        """What this rank should hold, by `parameters`, `gradients`, `optimizer`, `unsharded`: from the mesh alone.
+
+        `optimizer`: over the whole workload's parameters, after a step of its own; else its states are left out.
         """

@@ -132,3 +132,8 @@ class UnitProbe:
     def stamps(self) -> int:
         """For every unit and every divided layer, a step's turns."""
         return STAMPS_A_UNIT * (len(self._sizes) + self._divided_layers)
+
+    @property
+    def unsharded_bytes(self) -> int:
+        """Most that was gathered at once in the first step of a block."""
+        return self._watch.unsharded_bytes

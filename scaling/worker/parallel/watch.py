@@ -48,18 +48,22 @@ class Watch:
         self._since = 0
         """When what a unit's all-reduce over copies waits for began: its reduce-scatter's end, or its turn."""
         self.on_now = False
+        self._weighs = False
+        self.unsharded_bytes = 0
+        """Most bytes of gathered parameters at once, in the first step of a block that tells collectives apart."""
         self.waits: list[Wait] = []
         self.marks: list[Mark] = []
 
     def take(self) -> tuple[list[Wait], list[Mark]]:
         """The windows and the marks since the last call."""
+        self._weighs = False
         found, self.waits, self.marks = (self.waits, self.marks), [], []
         return found
 
     @contextlib.contextmanager
     def on(self, tap: Tap | None = None) -> Iterator[None]:
         """Stamp inside; `tap`: also tell it each collective's unit and phase, and where it is waited for."""
-        self._tap, self.on_now = tap, True
+        self._tap, self.on_now, self._weighs = tap, True, tap is not None
         self._gathered, self._reduced, self._launched = {}, [], {}
         self.waits, self.marks = [], []
         for unit, group in enumerate(self._groups):
@@ -122,6 +126,7 @@ class Watch:
             self._launched[unit] = at
             if seen:
                 self._gathered[unit] = seen[-1]
+        self._weigh()
 
     def _wait_for_unshard(self, inner: Any, group: Any, unit: int) -> None:
         result = group._all_gather_result  # noqa: SLF001
@@ -138,6 +143,12 @@ class Watch:
         if sends:
             self._waited(phase, begin, [seen] if seen else [])
         inner()
+        self._weigh()
+
+    def _weigh(self) -> None:
+        """Add up what is gathered now. It takes long, so the steps that are timed go without."""
+        if self._weighs:
+            self.unsharded_bytes = max(self.unsharded_bytes, sum(map(_gathered_bytes, self._groups)))
 
     def _post_backward(self, inner: Any, group: Any, unit: int, *unused: Any) -> None:
         if not self._host and group.reduce_grads:
@@ -176,6 +187,14 @@ class Watch:
         self.waits.append(Wait(phase, begin, end))
         for one in seen:
             one.wait, one.resume = begin, end
+
+
+def _gathered_bytes(group: Any) -> int:
+    """Memory of a unit's gathered parameters, and of the buffer into which they are being gathered."""
+    outputs = [one for p in group.fsdp_params for one in p.all_gather_outputs]
+    result = group._all_gather_result  # noqa: SLF001
+    outputs += [result.all_gather_output] if result is not None else []
+    return sum(one.untyped_storage().size() for one in outputs)
 
 
 def _phase(group: Any) -> int:

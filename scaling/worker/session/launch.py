@@ -9,8 +9,9 @@ import torch
 
 from scaling.records.files import write_json
 from scaling.spec.plan import Trial
-from scaling.spec.promise import DETAILS
-from scaling.spec.schedule import PLAIN, PROBE, STEP_ARMS, Block, dropped_steps, round_blocks
+from scaling.spec.promise import DETAILS, SWEEP
+from scaling.spec.run import Spec
+from scaling.spec.schedule import OF_NONE, PLAIN, PROBE, STEP_ARMS, Block, dropped_steps, round_blocks
 from scaling.worker.accelerator.clock import is_virtual
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.kernels import note_kernels
@@ -42,8 +43,11 @@ class Launch:
         self._optimizer: torch.optim.Optimizer | None = None
         self._faults = Faults(session.spec.inject, rank=session.rank, first_on_host=session.first_on_host)
         self._feeds: dict[int, Feed] = {}
-        self._ready: dict[int, Ready] = {}
-        self._peaks: dict[int, int] = {}
+        self._ready: dict[tuple[int, int], Ready] = {}
+        """By world size and strategy, where that fits into memory."""
+        self._fitting: dict[int, list[int]] = {}
+        """By world size, the strategies that fit into memory on all ranks."""
+        self._peaks: dict[tuple[int, int], int] = {}
         self._known = Efficiencies()
 
     def run(self) -> None:
@@ -66,8 +70,8 @@ class Launch:
         recorder = Recorder(
             session.folder.rank(session.rank),
             session.launch_head(
-                warmup={n: ready.warmup_steps for n, ready in self._ready.items()},
-                fed_ns={n: ready.fed_ns for n, ready in self._ready.items()},
+                warmup={n: ready.warmup_steps for n, ready in self._of_first().items()},
+                fed_ns={n: ready.fed_ns for n, ready in self._of_first().items()},
             ),
         )
         self._blocks = BlockRunner(
@@ -77,6 +81,7 @@ class Launch:
             recorder=recorder,
             collectives=self._spec.measure.collectives,
             backend=self._spec.topology.backend,
+            several=len(self._spec.strategies) > 1,
         )
         recorder.note(session.compare_clocks("begin"))
         trials, baseline = (
@@ -93,53 +98,67 @@ class Launch:
         for feed in self._feeds.values():
             feed.close()
         recorder.close()
-        session.record_memory({n: self._memory(n, ready.arms) for n, ready in self._ready.items()})
+        session.record_memory({of: self._memory(of, ready.arms) for of, ready in self._ready.items()})
         session.close()
 
+    def _of_first(self) -> dict[int, Ready]:
+        """By world size, that of the first strategy that fits."""
+        return {n: ready for (n, _), ready in reversed(self._ready.items())}
+
     def _prepare(self, trial: Trial, workload: Workload, limit_s: float) -> bool:
-        """Wrap, try one local step, agree that it fits, warm up. False when some rank ran out of memory."""
+        """Prepare each strategy. False where none fits into the memory of every rank."""
+        session, n, strategies = self._session, trial.world_size, self._spec.strategies
+        participants = sum(map(len, session.parts[n]))
+        for k, spec in enumerate(strategies if session.rank < participants else ()):
+            self._prepare_strategy(trial, workload, k, spec, limit_s / len(strategies))
+        if session.rank < participants and not any((n, k) in self._ready for k in range(len(strategies))):
+            free(session.groups, n)
+        fitting = [k for k in range(len(strategies)) if (n, k) in self._ready]
+        self._fitting[n] = session.control.agree(f"ready/{n}", fitting, lead=session.lead)
+        if not self._fitting[n] and session.lead:
+            write_json(session.folder.out_of_memory(n), {"world_size": n})
+        return bool(self._fitting[n])
+
+    def _prepare_strategy(self, trial: Trial, workload: Workload, k: int, spec: Spec, limit_s: float) -> None:
+        """Wrap, try one local step, agree that it fits, warm up. Not ready where some rank ran out of memory."""
         session, control, n = self._session, self._session.control, trial.world_size
         participants = sum(map(len, session.parts[n]))
-        if session.rank < participants:
-            if self._optimizer is None:
-                self._optimizer = workload.optimizer(workload.module.parameters())
-            arms = Arms(
-                spec=self._spec,
-                variant=session.plan.variant,
-                trial=trial,
-                workload=workload,
-                optimizer=self._optimizer,
-                groups=session.groups,
-                device=session.device,
-                precision=self._precision,
-                faults=self._faults,
-                feed=functools.partial(self._feed, workload),
-                content=self._content,
+        content = self._content.less(SWEEP) if k else self._content
+        if self._optimizer is None:
+            self._optimizer = workload.optimizer(workload.module.parameters())
+        arms = Arms(
+            spec=spec,
+            variant=session.plan.variant,
+            trial=trial,
+            workload=workload,
+            optimizer=self._optimizer,
+            groups=session.groups,
+            device=session.device,
+            precision=self._precision,
+            faults=self._faults,
+            feed=functools.partial(self._feed, workload),
+            content=content,
+        )
+        session.say("first step", COMPILE_S if self._spec.compile else None)
+        if control.all_true(f"fits/{n}/{k}", participants, fits(arms)):
+            self._ready[n, k] = warm_up(
+                trial,
+                arms,
+                session=session,
+                participants=participants,
+                exchange=self._exchange,
+                content=content,
+                limit_s=limit_s,
+                key=f"{n}/{k}",
             )
-            session.say("first step", COMPILE_S if self._spec.compile else None)
-            if control.all_true(f"fits/{n}", participants, fits(arms)):
-                self._ready[n] = warm_up(
-                    trial,
-                    arms,
-                    session=session,
-                    participants=participants,
-                    exchange=self._exchange,
-                    content=self._content,
-                    limit_s=limit_s,
-                )
-                if n == session.world:
-                    self._connect_pairs()
-            else:
-                self._optimizer.state.clear()  # it may have run out of memory half way
-                session.device.release_memory()
-                free(session.groups, n)
-        fits_all = bool(control.agree(f"ready/{n}", n in self._ready, lead=session.lead))
-        if not fits_all and session.lead:
-            write_json(session.folder.out_of_memory(n), {"world_size": n})
-        return fits_all
+            if n == session.world and not k:
+                self._connect_pairs()
+        else:
+            self._optimizer.state.clear()  # it may have run out of memory half way
+            session.device.release_memory()
 
-    def _memory(self, n: int, arms: Arms) -> dict[str, int | None]:
-        """What the training of a world size holds, and the harness beside it, bytes.
+    def _memory(self, of: tuple[int, int], arms: Arms) -> dict[str, int | None]:
+        """What the training of a world size under a strategy holds, and the harness beside it, bytes.
 
         The harness's buffers lie in memory in their own blocks alone. On a CPU it keeps batches that a training would
         not: these are not the training's, and its peak is told without them.
@@ -147,13 +166,15 @@ class Launch:
         held, own = arms.held, 0
         if not self._spec.topology.accelerated:
             own = sum(feed.held_bytes for feed in self._feeds.values()) - arms.feed(PLAIN).batch_bytes
-        peak = self._peaks.get(n)
+        peak = self._peaks.get(of)
         return {
             "peak_bytes": None if peak is None else peak - own,
             "parameters_bytes": held.get("parameters"),
             "gradients_bytes": held.get("gradients"),
             "optimizer_bytes": held.get("optimizer"),
             "activations_bytes": arms.activations_bytes,
+            "unsharded_bytes": arms.unsharded_bytes or None,
+            **{f"computed_{name}_bytes": size for name, size in arms.computed().items()},
             "communicators_bytes": arms.communicator_bytes,
             "harness_bytes": own,
         }
@@ -183,19 +204,22 @@ class Launch:
 
     def _rounds(self, trials: tuple[Trial, ...], baseline: tuple[Trial, ...]) -> None:
         session, measure, budget = self._session, self._spec.measure, self._budget
-        content = budget.fitted(trials, self._ready)
+        content = budget.fitted(trials, self._of_first())
         plan = dataclasses.replace(session.plan, content=content)
         held = tuple(t for t in trials if content.holds(t.world_size))
         beside = plan.baseline(held) if held != trials else baseline
 
         def blocks(number: int) -> tuple[Block, ...]:
-            return round_blocks(plan, held, session.folder.index, number, beside, session.world)
+            found = round_blocks(plan, held, session.folder.index, number, beside, session.world)
+            return tuple(
+                b for b in found if b.arm in OF_NONE or b.strategy in self._fitting[b.trial.world_size]
+            )
 
         pace, own, took = None, None, [0]
         if session.lead:
             pace = Pace(measure, self._known, budget_s=budget.rounds_s, limit_s=budget.limit_s)
             arms = [block for block in blocks(0) if block.arm in STEP_ARMS]
-            took = [self._ready[block.trial.world_size].step_ns for block in arms]
+            took = [self._of(block).step_ns for block in arms]
             least = [dropped_steps(self._spec, block.arm, 0) for block in arms]
             own = block_steps(measure, took, dropped=least, bunch=bunch(self._spec), budget_s=budget.rounds_s)
         most, lead_in = session.control.agree("steps", own, lead=session.lead)
@@ -222,9 +246,14 @@ class Launch:
 
         run_rounds(session, pace, turns)
 
+    def _of(self, block: Block) -> Ready:
+        """What a block runs; where no strategy is at work, that of the first one that fits."""
+        n = block.trial.world_size
+        return self._of_first()[n] if block.arm in OF_NONE else self._ready[n, block.strategy]
+
     def _block(self, block: Block, steps: int, lead_in: int) -> None:
-        session, n = self._session, block.trial.world_size
-        ready = self._ready[n]
+        session, of = self._session, (block.trial.world_size, block.strategy)
+        ready = self._of(block)
         lead_in = dropped_steps(self._spec, block.arm, lead_in) if block.arm in STEP_ARMS else 0
         self._faults.begin(block)
         session.device.reset_peak()
@@ -233,13 +262,13 @@ class Launch:
         finally:
             self._faults.end()
         if block.arm == PLAIN:
-            self._peaks[n] = max(self._peaks.get(n, 0), session.device.peak_bytes())
-        if session.lead:
+            self._peaks[of] = max(self._peaks.get(of, 0), session.device.peak_bytes())
+        if session.lead and not block.strategy:
             self._known.note(block, step_ns)
 
     def _expected_s(self, block: Block, steps: int, lead_in: int) -> float:
         """About what a block takes, s; a lower bound where it sends messages of many sizes."""
         if block.arm in STEP_ARMS:
             steps += dropped_steps(self._spec, block.arm, lead_in)
-            return steps * self._ready[block.trial.world_size].step_ns / 1e9
+            return steps * self._of(block).step_ns / 1e9
         return self._spec.measure.budget_s * EXCHANGE_SHARE

@@ -104,10 +104,11 @@ class LaunchSession(Session):
         self.parts = {t.world_size: plan.sub_groups(t.world_size, world) for t in (*trials, *self.baseline)}
         """Sub-groups of each world size, which run at the same time."""
         pairings = {-k: pairs for k, pairs in enumerate(plan.pairings(world), 1)}
-        self.strategies = [one.parallel for one in (plan.spec, plan.variant) if one and one.parallel.sharded]
+        found = (*plan.spec.strategies, *([plan.variant] if plan.variant else []))
+        self._sharded = [one for one in found if one.parallel.sharded]
         axes = {
             key: mesh.axes()[axis]
-            for mesh in (one.mesh(n) for n in self.parts for one in self.strategies)
+            for mesh in (one.parallel.mesh(n) for n in self.parts for one in self._sharded)
             for axis, key in mesh.keys().items()
             if key not in self.parts
         }
@@ -180,9 +181,9 @@ class LaunchSession(Session):
         """The first line of this rank's file; `warmup` and `fed_ns` are by world size."""
         groups: dict[int, Sequence[int]] = {t.world_size: range(t.world_size) for t in self.trials}
         groups |= {group.key: group.ranks for group in self.groups.values()}
-        for n in self.parts if self.spec.parallel.sharded else ():
-            if self.rank < n:
-                groups |= self.spec.parallel.mesh(n).made_by_torch(self.rank, self.spec.fsdp)
+        for n in self.parts:
+            for one in self._sharded if self.rank < n else ():
+                groups |= one.parallel.mesh(n).made_by_torch(self.rank, one.fsdp)
         return self.head(
             groups,
             warmup={str(n): steps for n, steps in warmup.items()},
@@ -191,18 +192,26 @@ class LaunchSession(Session):
             plan_digest=self.plan_digest,
         )
 
-    def record_memory(self, accounts: Mapping[int, Mapping[str, int | None]] | None = None) -> None:
-        """Write memory-<r>.json: by world size, what a rank held of memory and for what (analysis.results.PeakMemory).
+    def record_memory(
+        self, accounts: Mapping[tuple[int, int], Mapping[str, int | None]] | None = None
+    ) -> None:
+        """Write memory-<r>.json: what a rank held of memory and for what (analysis.results.PeakMemory).
 
-        It also says how well the device's clock was tied to the host's (0: it is the host's clock).
+        `accounts`: by world size and number of the strategy. It also says how well the device's clock was tied to the
+        host's (0: it is the host's clock).
         """
         accounts = accounts or {}
         peaks = [held["peak_bytes"] for held in accounts.values() if held["peak_bytes"] is not None]
+        strategies = [
+            {str(n): dict(held) for (n, which), held in accounts.items() if which == k}
+            for k in range(len(self.spec.strategies))
+        ]
         record = {
             "schema": MEMORY_SCHEMA,
             "rank": self.rank,
             "peak_bytes": max(peaks, default=self.device.peak_bytes()),
-            "world_sizes": {str(n): dict(held) for n, held in accounts.items()},
+            "world_sizes": strategies[0],
+            "strategies": strategies,
             "device_clock_bound_ns": self.device.clock.bound_ns,
         }
         write_json(self.folder.memory(self.rank), record)

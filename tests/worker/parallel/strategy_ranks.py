@@ -137,12 +137,20 @@ def compare(overrides, rank, groups, truth):
     optimizer = work.optimizer(work.module.parameters())
     device = Cpu()
 
-    def make(**asked):
-        return strategy_of(
-            request.spec, copy.copy(work), optimizer, groups=groups, world_size=WORLD, device=device
-        ).apply("plain", **asked)
+    strategy = strategy_of(
+        request.spec, copy.copy(work), optimizer, groups=groups, world_size=WORLD, device=device
+    )
 
-    losses, gradients, weights = trained(make(alone=False), rank, work)
+    def make(**asked):
+        return strategy.apply("plain", **asked)
+
+    made = make(alone=False)
+    losses, gradients, weights = trained(made, rank, work)
+    held = made.bytes()
+    if request.spec.parallel.sharded:  # the whole model's optimizer has states once it took a step
+        work.loss(work.module(batches(rank)[0][0]), None).backward()
+        optimizer.step()
+        optimizer.zero_grad()
     theirs = [[step[rank] for step in truth[0]], truth[1], truth[2]]
     found = {
         "loss": max(
@@ -150,10 +158,14 @@ def compare(overrides, rank, groups, truth):
         ),
         "gradients": largest(gradients, theirs[1]),
         "weights": largest(weights, theirs[2]),
+        "holds": held,
+        "computed": strategy.computed(optimizer),
     }
     if request.spec.parallel.sharded:
         work.module.load_state_dict(workload().module.state_dict())
+        before = len(dist.distributed_c10d._world.pg_map)
         made = make(alone=False, detailed=True)
+        found["new groups"] = len(dist.distributed_c10d._world.pg_map) - before
         detail = made.detail(detailed=True)
         made.accumulate(True).__enter__()
         work.loss(made.module(batches(rank)[0][0]), None).backward()
@@ -171,6 +183,7 @@ def compare(overrides, rank, groups, truth):
         found["stamps"] = all(begin <= r.launch_ns < r.done_ns <= end for r in rows)
         found["waited"] = all(r.launch_ns <= r.resume_ns and 0 < r.wait_ns <= r.resume_ns for r in rows)
         found["waits"] = [sum(w.end - w.begin for w in waits if w.phase == p) / (end - begin) for p in (0, 1)]
+        found["unsharded"] = detail.unsharded_bytes
         found["units"], found["whole"] = made.units, made.buckets
         found["left"] = sorted(k for u in made.module.modules() for k in vars(u) if k == "post_backward")
         found["held"] = made.bytes()

@@ -15,6 +15,8 @@ EXACT = ("ddp", "fsdp", "hsdp", "fsdp keeps", "fsdp of two", "fsdp ahead", "fsdp
 AGAIN = ("fsdp again", "hsdp again")
 ROOT, BLOCK = 4 * (6 * 24 + 24 + 24 * 3 + 3), 4 * (24 * 24 + 24 + 2 * 24)
 """Bytes of what is in no block, and of a block."""
+PADDING = 4 * 25
+"""Bytes at most by which the root's uneven parameters are padded: the tail's weight and bias to four rows."""
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +34,27 @@ def test_losses_gradients_and_weights_are_those_of_one_rank(ranks, name):
         assert rank[name]["loss"] < 1e-6
         assert rank[name]["gradients"] < 1e-6
         assert rank[name]["weights"] < 1e-6
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_a_rank_holds_is_what_the_mesh_says(ranks, name):
+    for rank in ranks:
+        computed = {key: size for key, size in rank[name]["computed"].items() if key != "unsharded"}
+        assert rank[name]["holds"] == computed
+
+
+@pytest.mark.parametrize("name", ["fsdp", "hsdp", "fsdp keeps", "fsdp ahead"])
+def test_what_is_gathered_at_once_is_what_the_settings_say(ranks, name):
+    for rank in ranks:
+        held, computed = rank[name]["unsharded"], rank[name]["computed"]["unsharded"]
+        assert computed <= held <= computed + PADDING
+    units = {"fsdp": 2, "hsdp": 2, "fsdp keeps": 3, "fsdp ahead": 3}[name]
+    assert ranks[0][name]["computed"]["unsharded"] == ROOT + units * BLOCK
+
+
+@pytest.mark.parametrize("name", ["fsdp", "hsdp", "fsdp ahead"])
+def test_a_second_module_makes_no_communicators_of_its_own(ranks, name):
+    assert [rank[name]["new groups"] for rank in ranks] == [0, 0, 0, 0]
 
 
 def test_gradients_reduced_in_bf16_are_near(ranks):

@@ -1,0 +1,167 @@
+"""Strategies side by side: one table, and a sentence that says which and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from scaling.analysis.results import Measured, PeakMemory, Point, StrategyResult, at
+from scaling.report.model import Table
+from scaling.report.text import NONE, cause_name, cell, quantity, ranks, status_name, value_of
+from scaling.units import format_bytes
+
+NOTE = (
+    "times x: samples a second over the first strategy's in the same rounds; transfer, skew: what a step waits for; "
+    "state: parameters, gradients and optimizer that a rank holds; ±: half of the 95 % interval"
+)
+SHARDING_TERMS = ("straggler", "link_latency", "link_bandwidth", "overlap", "strategy_overhead")
+"""Terms of the loss that a strategy can change."""
+
+
+def strategy_table(found: Sequence[StrategyResult]) -> Table:
+    """A row for each strategy and world size above 1, or for the only one."""
+    columns = (
+        ("strategy", ""),
+        ("mesh", ""),
+        ("ranks", ""),
+        ("step", "ms"),
+        ("times", "x"),
+        ("efficiency", "%"),
+        ("transfer", "ms"),
+        ("skew", "ms"),
+        ("sent", "MiB"),
+        ("state", "MiB"),
+        ("status", ""),
+    )
+    rows = tuple(_row(one, point) for one in found for point in _shown(one))
+    return Table(columns=columns, rows=rows, label="Strategies side by side", note=NOTE)
+
+
+def _shown(one: StrategyResult) -> Sequence[Point]:
+    several = [p for p in one.points if p.world_size > 1]
+    return several or one.points
+
+
+def _row(one: StrategyResult, point: Point) -> tuple[str, ...]:
+    n = point.world_size
+    ratio = _ratio(one, n)
+    moved = sum(c.bytes for c in point.comm.collectives) if point.comm else 0
+    sent = moved or (point.comm.bytes_per_step if point.comm else 0)
+    held = state_bytes(point.memory)
+    return (
+        one.parallel.strategy,
+        _mesh(point, one),
+        str(n),
+        cell(point.step_ms),
+        cell(ratio) if ratio else ("1" if not one.against_first or _first(one) else NONE),
+        cell(point.efficiency, 100),
+        value_of(point.parts_ms.exposed_transfer),
+        value_of(point.parts_ms.exposed_skew),
+        f"{sent / 2**20:.3g}" if sent else NONE,
+        f"{held / 2**20:.3g}" if held else NONE,
+        status_name(point.status),
+    )
+
+
+def _first(one: StrategyResult) -> bool:
+    """Only the first strategy has no ratio at any world size."""
+    return all(a.throughput is None for a in one.against_first)
+
+
+def _ratio(one: StrategyResult, n: int) -> Measured | None:
+    found = at(n, one.against_first)
+    return found.throughput if found else None
+
+
+def _mesh(point: Point, one: StrategyResult) -> str:
+    degrees = point.parallel or one.parallel
+    return f"{degrees.replicate} x {degrees.shard}"
+
+
+def state_bytes(memory: PeakMemory) -> int | None:
+    """Parameters, gradients and optimizer of a rank; None where one is not known."""
+    parts = (memory.parameters_bytes, memory.gradients_bytes, memory.optimizer_bytes)
+    return None if any(p is None for p in parts) else sum(p or 0 for p in parts)
+
+
+def strategies_answer(found: Sequence[StrategyResult]) -> str:
+    """Which strategy is fastest at the largest world size, why, and what it holds; empty where fewer than two ran."""
+    ran = [one for one in found if _last(one).step_ms is not None]
+    missing = [one.parallel.strategy for one in found if one not in ran]
+    gone = f" {', '.join(missing)} did not fit into memory." if missing else ""
+    if len(ran) < 2:
+        return f"Only {ran[0].parallel.strategy} could be measured.{gone}" if ran else ""
+    n = _last(ran[0]).world_size
+    speeds = [(1.0 if (m := _ratio(one, n)) is None else m.value, one) for one in ran]
+    best = max(speeds, key=lambda pair: pair[0])[1]
+    apart = [one for one in ran if _apart(one, n)]
+    if not apart:
+        return (
+            f"At {ranks(n)} {_named(ran)} are not distinguishable in speed: {'; '.join(_told(ran, n))}."
+            f"{_memory(ran)}{gone}"
+        )
+    if best not in apart:  # the first, or one that is not told from it
+        alike, best = [one for one in ran if one not in apart], ran[0]
+    else:
+        alike = [best]
+    others = [one for one in ran if one not in alike]
+    fastest = f"{_named(alike)} are" if len(alike) > 1 else f"{best.parallel.strategy} is"
+    told = "; ".join(_told(ran, n))
+    return f"At {ranks(n)} {fastest} fastest: {told}{_why(best, others)}.{_memory(ran)}{gone}"
+
+
+def _apart(one: StrategyResult, n: int) -> bool:
+    found = at(n, one.against_first)
+    return found is not None and found.distinguishable
+
+
+def _told(ran: Sequence[StrategyResult], n: int) -> Iterator[str]:
+    first = ran[0].parallel.strategy
+    for one in ran:
+        if (ratio := _ratio(one, n)) is not None:
+            close = "" if _apart(one, n) else ", which is not distinguishable"
+            yield f"{one.parallel.strategy} has {quantity(ratio)} times the samples a second of {first}{close}"
+
+
+def _why(best: StrategyResult, others: Sequence[StrategyResult]) -> str:
+    """The term of the step that the slowest of the others has most more of, in ms."""
+    slowest = max(others, key=lambda one: _ms(_last(one).step_ms))
+    here, there = _last(best), _last(slowest)
+    if here.loss is None or there.loss is None:
+        return ""
+    found = [
+        (
+            _ms(getattr(here.loss, name)) * _ms(here.step_ms),
+            _ms(getattr(there.loss, name)) * _ms(there.step_ms),
+            name,
+        )
+        for name in SHARDING_TERMS
+    ]
+    mine, theirs, name = max(found, key=lambda term: term[1] - term[0])
+    if theirs - mine <= 0:
+        return ""
+    return (
+        f"; {slowest.parallel.strategy} loses {theirs:.3g} ms of a step to {cause_name(name)}, "
+        f"{best.parallel.strategy} {max(mine, 0):.3g}"
+    )
+
+
+def _memory(ran: Sequence[StrategyResult]) -> str:
+    told = [
+        f"{one.parallel.strategy} {format_bytes(held)}"
+        for one in ran
+        if (held := state_bytes(_last(one).memory)) is not None
+    ]
+    return f" A rank holds parameters, gradients and optimizer of {', '.join(told)}." if told else ""
+
+
+def _named(ran: Sequence[StrategyResult]) -> str:
+    *most, last = [one.parallel.strategy for one in ran]
+    return f"{', '.join(most)} and {last}"
+
+
+def _last(one: StrategyResult) -> Point:
+    return max(one.points, key=lambda p: p.world_size)
+
+
+def _ms(value: Measured | None) -> float:
+    return value.value if value is not None else 0.0
