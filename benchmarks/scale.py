@@ -8,9 +8,10 @@ without and the size sweep. The folder also has environments, memory and a telem
 Known causes: a late rank, link, neighbours, DDP's copies, overlap. A fresh process on two cores analyses each size,
 from its start to the written report.
 
-Bars (exit 1 when missed): 60 s and 4 GiB for 1,024 ranks; time per row from 256 to 1,024 ranks at most 1.25 times that
-from 64 to 256; the late rank and its phase named, each number within its own margin of the truth; report.html under
-6 MB, and drawn by Chromium where there is one.
+Bars (exit 1 when missed): 20 s for 1,024 ranks; 1.5 GiB at every size; each file of a launch opened at most once up to
+1,024 ranks (rank files beyond 256 MiB a launch are read a second time, in pieces); time per row from 256 to 1,024 ranks
+at most 1.25 times that from 64 to 256; the late rank and its phase named, each number within its own margin of the
+truth; report.html under 6 MB, and drawn by Chromium where there is one.
 """
 
 from __future__ import annotations
@@ -42,11 +43,28 @@ from scaling.records.seal import Sealer  # noqa: E402
 from scaling.spec.plan import make_plan  # noqa: E402
 from scaling.spec.schedule import round_blocks  # noqa: E402
 
-SECONDS, GIB, LINEAR, REPORT_MB = 60.0, 4.0, 1.25, 6.0
+SECONDS, GIB, LINEAR, REPORT_MB = 20.0, 1.5, 1.25, 6.0
+SECONDS_RANKS = 1024
+"""Largest size that the bars on time and opens are for."""
 MS = 1e6
 CORES = 2
 PACKED = re.compile(rb'"n":(\d+),"s":\d+(?:,"c":(\d+))?')
 """How many steps a line holds, and the collectives of each."""
+
+ANALYZE = """
+import collections, json, os, pathlib, sys
+from scaling.cli.main import main
+opened = collections.Counter()
+def note(event, arguments):
+    if event == "open" and isinstance(arguments[0], (str, bytes)) and "/launches/" in os.fsdecode(arguments[0]):
+        opened[os.fsdecode(arguments[0])] += 1
+sys.addaudithook(note)
+status = main(["analyze", sys.argv[1]])
+said = {"files": len(opened), "most": max(opened.values(), default=0)}
+pathlib.Path(sys.argv[1], "opens.json").write_text(json.dumps(said))
+sys.exit(status)
+"""
+"""`scaling analyze`, which also leaves how often it opened files of launches (as Python's audit hook sees it)."""
 
 
 def truth_of(ranks: int) -> Any:
@@ -108,7 +126,7 @@ class Took:
 def analyze(folder: RunFolder) -> Took:
     begin = time.perf_counter()
     process = subprocess.Popen(
-        [*harness.SCALING, "analyze", str(folder.path)],
+        [sys.executable, "-c", ANALYZE, str(folder.path)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -202,8 +220,8 @@ def compare(sizes: list[int], where: Path, *, keep: bool) -> int:
         made_s = time.perf_counter() - begin
         rows[ranks], size = rows_of(folder)
         took[ranks] = one = analyze(folder)
-        report_mb, opens = folder.report_html.stat().st_size / 1e6, drawn(folder.report_html)
-        said = {None: "no Chromium", True: "yes", False: "NO"}[opens]
+        report_mb, shown = folder.report_html.stat().st_size / 1e6, drawn(folder.report_html)
+        said = {None: "no Chromium", True: "yes", False: "NO"}[shown]
         print(
             f"{ranks:>6}{rows[ranks]:>12,}{size / 1e6:>7.0f}{made_s:>11.1f}{one.seconds:>8.1f}{one.cpu_s:>8.1f}"
             f"{one.seconds / rows[ranks] * 1e6:>10.2f}{one.peak_gib:>7.2f}{report_mb:>11.2f}  {said}",
@@ -213,11 +231,15 @@ def compare(sizes: list[int], where: Path, *, keep: bool) -> int:
         for name, value, put_in, right in found:
             print(f"       {name:<32}{value:>12.5g}  put in {put_in:<12.5g}{'' if right else 'MISSED'}")
         met[f"causes at {ranks}"] = all(right for *_, right in found)
-        met[f"report at {ranks}"] = report_mb <= REPORT_MB and opens is not False
+        opens = json.loads((folder.path / "opens.json").read_text())
+        print(f"       {opens['files']} files of the launch opened, each at most {opens['most']} times")
+        met[f"opens at {ranks}"] = opens["most"] <= 1 or ranks > SECONDS_RANKS
+        met[f"memory at {ranks}"] = one.peak_gib <= GIB
+        met[f"report at {ranks}"] = report_mb <= REPORT_MB and shown is not False
         if not keep:
             shutil.rmtree(folder.path)
     largest = max(sizes)
-    met["time"], met["memory"] = took[largest].seconds <= SECONDS, took[largest].peak_gib <= GIB
+    met["time"] = all(of.seconds <= SECONDS for ranks, of in took.items() if ranks <= SECONDS_RANKS)
     result: dict[str, Any] = {"ranks": largest, "rows": rows[largest]}
     if len(sizes) > 2:
         low, middle, high = sorted(sizes)[-3:]

@@ -26,7 +26,7 @@ from scaling.records.status import Status
 from scaling.records.window import Window, windows
 from scaling.spec.plan import Plan
 
-KEPT_BYTES = 32 << 20
+KEPT_BYTES = 256 << 20
 """So many bytes of a launch's files are kept until their steps are read; of larger ones parts are read again."""
 CUT_OFF = "left records that are cut off; whole blocks are used"
 
