@@ -90,6 +90,14 @@ def test_each_launch_ends_with_the_cause_and_the_rank_of_its_fault(faulty, fault
 
 
 @pytest.mark.slow
+def test_a_sharded_launch_ends_with_the_rank_that_is_killed_or_stops_in_it(faulty):
+    """Each block trains a copy of the model, which goes on counting where the model itself stood."""
+    faults = {"kill@forward@1@8": KILLED, "stop@forward@1@8": STOPPED}
+    ended = faulty(*faults, overrides=("parallel=fsdp",))
+    assert_survived(ended, *faults.values())
+
+
+@pytest.mark.slow
 def test_killed_in_the_warm_up_then_before_the_last_line_of_its_records(faulty):
     ended = faulty("kill@backward@1@3", "kill@end@1@0")
     assert_survived(ended, KILLED, KILLED)
