@@ -49,6 +49,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "own_loop",
         "zoo",
         "simulated_gpu",
+        "published_series",
         "curves",
         "models",
     ),

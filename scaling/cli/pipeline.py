@@ -40,7 +40,7 @@ from scaling.launchers.promising import said_left_out
 from scaling.records.access import find_run
 from scaling.records.check import read_checked
 from scaling.records.checkup import Roofline
-from scaling.records.facts import as_recorded
+from scaling.records.facts import as_recorded, check_meshes
 from scaling.records.files import read_json, write_json
 from scaling.records.launch import Environment, Launches
 from scaling.records.paths import RunFolder
@@ -108,6 +108,7 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches]:
     found = preflight.inspect(launches)
     tables = read_tables(folder, plan, found)
     plan, differing = as_recorded(plan, tables.blocks)
+    check_meshes(plan, folder.plan)
     if differing:  # it may have other ranks
         launches = Launches(folder, plan)
     trials = endings(plan, status, tables)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from scaling.errors import InputError
+from scaling.spec.parallel import MeshError
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.run import Spec
 from scaling.spec.schedule import PLAIN
@@ -43,6 +45,16 @@ def as_recorded(plan: Plan, blocks: pl.DataFrame) -> tuple[Plan, tuple[str, ...]
         return plan, ()
     spec = dataclasses.replace(spec, world_sizes=tuple(t.world_size for t in trials))
     return dataclasses.replace(plan, spec=spec, trials=tuple(trials)), (*said, *more)
+
+
+def check_meshes(plan: Plan, where: object) -> None:
+    """InputError where the degrees of plan.json do not fit a world size that was measured; `where`: the file."""
+    for parallel in {plan.spec.parallel, *plan.spec.strategies}:
+        for trial in plan.trials:
+            try:
+                parallel.mesh(trial.world_size)
+            except MeshError as error:
+                raise InputError(f"{where}: parallel={parallel.name}: {error}") from error
 
 
 def _spec(spec: Spec, batches: Mapping[int, int], accumulation: int) -> tuple[Spec, list[str]]:

@@ -1,0 +1,20 @@
+"""What plan.json says is held against what was measured."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from support.results import plan
+
+from scaling.errors import InputError
+from scaling.records.facts import check_meshes
+from scaling.spec.parallel import Parallel
+
+
+def test_a_plan_whose_degrees_fit_no_world_size_that_was_measured_is_refused_by_its_file():
+    whole = plan()
+    check_meshes(whole, "runs/one/plan.json")
+    spoilt = dataclasses.replace(whole.spec, parallel=Parallel(name="ddp", replicate=0))
+    with pytest.raises(InputError, match=r"runs/one/plan\.json: parallel=ddp: replicate 0 does not fit"):
+        check_meshes(dataclasses.replace(whole, spec=spoilt), "runs/one/plan.json")
