@@ -49,12 +49,12 @@ def as_recorded(plan: Plan, blocks: pl.DataFrame) -> tuple[Plan, tuple[str, ...]
 
 def check_meshes(plan: Plan, where: object) -> None:
     """InputError where the degrees of plan.json do not fit a world size that was measured; `where`: the file."""
-    for parallel in {plan.spec.parallel, *plan.spec.strategies}:
+    for strategy in plan.spec.strategies:
         for trial in plan.trials:
             try:
-                parallel.mesh(trial.world_size)
+                strategy.parallel.mesh(trial.world_size)
             except MeshError as error:
-                raise InputError(f"{where}: parallel={parallel.name}: {error}") from error
+                raise InputError(f"{where}: parallel={strategy.parallel.name}: {error}") from error
 
 
 def _spec(spec: Spec, batches: Mapping[int, int], accumulation: int) -> tuple[Spec, list[str]]:
