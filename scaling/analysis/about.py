@@ -52,6 +52,7 @@ def run_info(plan: Plan, *, duration_s: float, launches: int, device_name: str =
         started=plan.created,
         duration_s=duration_s,
         synthetic=spec.model.synthetic,
+        simulated=spec.topology.is_simulated,
         launches=launches,
         device_name=device_name,
     )

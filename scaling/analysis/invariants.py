@@ -49,7 +49,7 @@ AT_MOST_ONE = {"hidden_share": Comm, "wait_share": DataLoading, "share": Verdict
 """Shares of a whole, and the results that they stand in."""
 ABOVE_ONE = {
     "efficiency_loaded": "without DDP the ranks ran at the same moment and disturbed each other more than with it",
-    "curve_share": "buckets that overlap in a step hide each other's fixed costs, which a message by itself shows",
+    "curve_share": "buckets hide each other's fixed costs and launches in a step, which a message by itself shows",
     "nominal_share": "a shaped link passes a burst at once, switches may reduce in the network, or the link is faster "
     "than stated",
 }

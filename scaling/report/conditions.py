@@ -23,7 +23,8 @@ def conditions(run: RunInfo, plan: Plan | None = None) -> tuple[tuple[str, str],
     else:
         lines += _plan_lines(plan)
     named = f" ({run.device_name})" if run.device_name else ""
-    lines += [("backend", run.backend), ("device", f"{run.device}{named}")]
+    modelled = ", SIMULATED: all times are those of a model" if run.simulated else ""
+    lines += [("backend", run.backend), ("device", f"{run.device}{named}{modelled}")]
     traced = plan is not None and plan.source in (TRACE, PUBLISHED)
     launched = f"{count(run.launches, 'launch') if run.launches == 1 else f'{run.launches} launches'}"
     if plan is not None and not traced:

@@ -49,6 +49,8 @@ def _why(found: Verdict | None) -> str:
 
 
 def _how_sure(analysis: Analysis, plan: Plan, found: Verdict | None) -> Iterator[str]:
+    if analysis.run.simulated:
+        yield "SIMULATED accelerators (times are those of a model)"
     if analysis.run.synthetic:
         yield "SYNTHETIC compute (sleeps)"
     if plan.spec.inject.active:

@@ -16,7 +16,7 @@ Row = tuple[int, str, Measured | None]
 
 def slower_lines(rows: Sequence[Row]) -> Iterator[str]:
     """`2 ranks are slower than 1 with batch=4 (0.62 ±0.03 times)`, for each world size where that is sure."""
-    for n in sorted({size for size, _, _ in rows}):
+    for n in sorted({size for size, _, _ in rows if size > 1}):
         here = [(name, speedup) for size, name, speedup in rows if size == n and speedup is not None]
         found = [(name, speedup) for name, speedup in here if speedup.surely_below(1.0)]
         if not found:

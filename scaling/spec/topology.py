@@ -89,6 +89,9 @@ class SimulatedDevice:
     null_work: bool = True
     """Synchronous collectives give no Work, as NCCL's do from torch 2.8 on."""
     capacity_bytes: Annotated[int, Text("capacity", parse_bytes, format_bytes)] = 80 * 2**30
+    arithmetic: bool = False
+    """Compute what kernels return. Without it those with large results leave zeros, so a step of a large model takes
+    little of this machine's time; simulated times are the same. The doctor and verifications always compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +135,11 @@ class Topology:
     def on_device(self) -> bool:
         """Whether the back end reduces on the devices, in the order of their streams."""
         return self.accelerated and self.backend == BACKEND_OF.get(self.device)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether ranks compute on simulated accelerators, whose times are a model's."""
+        return self.device == SIMULATED
 
     @property
     def device_name(self) -> str:

@@ -29,7 +29,7 @@ from scaling.spec.run import Spec
 
 Gate = Literal["met", "not_met", "undecided", "unjudged", "unmeasured"]
 
-_SAME = ("model", "precision", "mode", "task", "synthetic")
+_SAME = ("model", "precision", "mode", "task", "synthetic", "simulated")
 _ALONE = ("model", "compile", "channels_last", "checkpointing", "fused_optimizer", "threads", "data")
 """Settings that change a single rank's step; where they differ, that step does not show the machine's drift."""
 

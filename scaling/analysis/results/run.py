@@ -40,6 +40,14 @@ class RunInfo:
     launches: int
     device_name: str = ""
     """The device's own name; empty where it was not recorded."""
+    simulated: bool = False
+    """Whether the devices were simulated: all times are those of a model of them."""
+
+    @property
+    def unreal(self) -> str:
+        """What of the run is not real, in two words; empty where all of it is."""
+        both = ((self.simulated, "SIMULATED accelerators"), (self.synthetic, "SYNTHETIC compute"))
+        return ", ".join(name for held, name in both if held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ is no loss of scaling, but time that a setting can save. How much of it, the sta
 
 from __future__ import annotations
 
+import dataclasses
+
 from scaling.analysis.results import Point, Verdict
 from scaling.analysis.verdicts.offered import Gain, remedies
 from scaling.spec.plan import Plan
@@ -15,6 +17,8 @@ STARVED = 0.5
 """The device has to have caught up with the host at more than this fraction of the buckets."""
 SURELY = 0.9
 """Above this fraction it is no matter of a few buckets."""
+_ON_THE_DEVICE = ("link_latency", "link_bandwidth")
+"""Causes that are measured as time in which the device waits."""
 
 
 def launch_bound(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
@@ -43,4 +47,23 @@ def launch_bound(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
             evidence=tuple(said),
             try_=remedies("launch_bound", point, plan, gain)[0],
         ),
+    )
+
+
+def doubted(verdict: Verdict) -> Verdict:
+    """A cause at a point that is launch-bound.
+
+    The host goes on launching while the device waits for data, and the device catches up afterwards. So what it waited
+    is no longer in the step, or not all of it, and no gain can be predicted from it.
+    """
+    if verdict.cause not in _ON_THE_DEVICE:
+        return verdict
+    return dataclasses.replace(
+        verdict,
+        confidence="low",
+        evidence=(
+            *verdict.evidence,
+            "the step waits for the host's launches, which go on meanwhile: without this wait it may be no shorter",
+        ),
+        try_=tuple(dataclasses.replace(remedy, predicted_gain=None) for remedy in verdict.try_),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scaling.analysis.results import FabricLevel, Loss, Measured, NcclGroup, Point, Remedy, Verdict
 from scaling.analysis.verdicts.by_measure import UNKNOWN, Host
 from scaling.analysis.verdicts.evidence import evidence_of
-from scaling.analysis.verdicts.launch_bound import launch_bound
+from scaling.analysis.verdicts.launch_bound import doubted, launch_bound
 from scaling.analysis.verdicts.offered import Gain, each_remedy_once, no_gain, remedies
 from scaling.spec.plan import Plan
 
@@ -52,10 +52,12 @@ def verdicts(
     A link that is clearly slower than the topology promises (`slow_path`) comes first, because all other findings about
     communication follow from it.
     """
+    bound = launch_bound(point, plan, gain)
+    causes = _causes_of(point, plan, gain, level, host)
     found = (
         *_slow_path(point, plan, level, nccl),
-        *_causes_of(point, plan, gain, level, host),
-        *launch_bound(point, plan, gain),
+        *(map(doubted, causes) if bound else causes),
+        *bound,
         *_optimizer(point, plan, gain),
     )
     return each_remedy_once(found)

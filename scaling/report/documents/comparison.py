@@ -103,8 +103,8 @@ def _runs(comparison: Comparison, names: tuple[str, str]) -> Lines:
 
 
 def _run(role: str, name: str, run: RunInfo) -> Line:
-    synthetic = ", SYNTHETIC compute" if run.synthetic else ""
-    return Line(name=role, text=f"{name} ({run.id}{synthetic})", tone="caution" if run.synthetic else "")
+    unreal = f", {run.unreal}" if run.unreal else ""
+    return Line(name=role, text=f"{name} ({run.id}{unreal})", tone="caution" if unreal else "")
 
 
 def _ratio_lines(comparison: Comparison) -> Iterator[Line]:

@@ -59,10 +59,10 @@ def _percent(change: float) -> str:
 def _conditions(prediction: Prediction) -> Lines:
     """Which run, and what was asked."""
     run = prediction.run
-    synthetic = ", SYNTHETIC compute" if run.synthetic else ""
+    unreal = f", {run.unreal}" if run.unreal else ""
     asked = ", ".join(prediction.changes) or "nothing changed"
     return named(
-        ("run", f"{run.model} on {run.topology} ({run.id}{synthetic})"),
+        ("run", f"{run.model} on {run.topology} ({run.id}{unreal})"),
         ("predicted", f"{asked}; topology {prediction.topology}"),
         look="conditions",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from scaling.analysis.results import Analysis, RooflineResult, StepHistory, Timeline, at
+from scaling.analysis.results import Analysis, RooflineResult, RunInfo, StepHistory, Timeline, at
 from scaling.analysis.results.machine import MachineGroup
 from scaling.report import cases, findings, text
 from scaling.report.answer import answer
@@ -60,14 +60,24 @@ def document(
         title=f"{run.model} on {run.topology}",
         about=f"{run.precision}, {how}, {run.backend} on {run.device}",
         when=text.moment(run.started),
-        badge="SYNTHETIC compute" if run.synthetic else "",
-        badge_means="sleeps; parameters and traffic are real.",
+        badge=run.unreal,
+        badge_means=_unreal(run),
         answer=answer(analysis),
         lead=lead(analysis, plan, "" if report_path is None else str(report_path)),
         sureness=sureness.of_the_answer(analysis.quality),
         sections=tuple(_sections(analysis, plan, timelines, histories, machines)),
         closing=tuple(_closing(analysis, plan, report_path)),
     )
+
+
+def _unreal(run: RunInfo) -> str:
+    """What the badge means."""
+    said = []
+    if run.simulated:
+        said.append("all times are those of a model of the device and its links.")
+    if run.synthetic:
+        said.append("compute is sleeps; parameters and traffic are real.")
+    return " ".join(said)
 
 
 def _sections(
@@ -119,7 +129,11 @@ def _sections(
 def _conditions(analysis: Analysis, plan: Plan) -> Lines:
     """What the numbers are valid for; what is not real stands out."""
     found = tuple(
-        Line(name=name, text=said, tone="caution" if name.isupper() or "SYNTHETIC" in said else "")
+        Line(
+            name=name,
+            text=said,
+            tone="caution" if name.isupper() or "SYNTHETIC" in said or "SIMULATED" in said else "",
+        )
         for name, said in conditions(analysis.run, plan)
     )
     return Lines(items=found, look="conditions")

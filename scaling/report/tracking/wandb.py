@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scaling.analysis.results import Analysis, Comparison, StepHistory
+from scaling.analysis.results import Analysis, Comparison, RunInfo, StepHistory
 from scaling.records.launch import Environment
 from scaling.records.paths import RunFolder
 from scaling.report import versus
@@ -120,7 +120,7 @@ def _document(
     }
     agent = _agent()
     runs.append(summary | _summary(analysis, plan) | agent.get("run", {}))
-    return _grouped(folder, plan, runs, agent, synthetic=run.synthetic)
+    return _grouped(folder, plan, runs, agent, kinds=_unreal([run]))
 
 
 def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[Comparison]) -> Json:
@@ -142,8 +142,13 @@ def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[Co
         "alerts": list(regressions(comparisons)) if plan.spec.tracking.alerts else [],
         "summary": said,
     }
-    synthetic = any(one.base.synthetic or one.other.synthetic for one in comparisons)
-    return _grouped(folder, plan, [run], _agent(), synthetic=synthetic)
+    kinds = _unreal([each for one in comparisons for each in (one.base, one.other)])
+    return _grouped(folder, plan, [run], _agent(), kinds=kinds)
+
+
+def _unreal(runs: Sequence[RunInfo]) -> list[str]:
+    """Tags for what is not real in any of the runs."""
+    return [name for name in ("synthetic", "simulated") if any(getattr(run, name) for run in runs)]
 
 
 def _stem(plan: Plan) -> str:
@@ -156,7 +161,7 @@ def _told(comparisons: Sequence[Comparison]) -> str:
     return hashlib.sha256("\n".join(ids).encode()).hexdigest()[:TOLD]
 
 
-def _grouped(folder: RunFolder, plan: Plan, runs: list[Json], agent: Json, *, synthetic: bool) -> Json:
+def _grouped(folder: RunFolder, plan: Plan, runs: list[Json], agent: Json, *, kinds: list[str]) -> Json:
     """Runs, and the settings that all of them share."""
     tracking = plan.spec.tracking
     return {
@@ -166,7 +171,7 @@ def _grouped(folder: RunFolder, plan: Plan, runs: list[Json], agent: Json, *, sy
             "entity": agent.get("entity") or tracking.entity,
             "group": tracking.group or plan.id,
             "job_type": tracking.job_type,
-            "tags": [*tracking.tags, *(["synthetic"] if synthetic else [])],
+            "tags": [*tracking.tags, *kinds],
             "notes": tracking.notes,
         },
         "commit": plan.commit,
@@ -235,6 +240,7 @@ def _artifact(folder: RunFolder, plan: Plan, analysis: Analysis, name: str) -> J
         "task": run.task,
         "world_sizes": list(plan.spec.world_sizes),
         "synthetic": run.synthetic,
+        "simulated": run.simulated,
         "commit": plan.commit,
         "version": plan.version,
         "answer": answer(analysis),

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from scaling.worker.accelerator import memory
-from scaling.worker.accelerator.clock import Clock, HostClock
+from scaling.worker.accelerator.clock import Clock, HostClock, sleep
 
 
 class Accelerator:
@@ -32,6 +32,10 @@ class Accelerator:
     def synchronize(self) -> None:
         """Wait until all issued work is done."""
         raise NotImplementedError
+
+    def stall(self, seconds: float) -> None:
+        """Be late by so much. Only a simulated device can be made late itself; elsewhere it is the host."""
+        sleep(seconds)
 
     def barrier(self, group: Any) -> None:
         """Wait for the ranks of a control group, on the host."""

@@ -30,6 +30,7 @@ class _Host:
     read_ns: Callable[[], int] = staticmethod(
         functools.partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC_RAW)
     )
+    sleep_s: Callable[[float], None] = staticmethod(time.sleep)
     virtual = False
 
 
@@ -38,9 +39,19 @@ def now_ns() -> int:
     return _Host.read_ns()
 
 
-def use_clock(read_ns: Callable[[], int], *, virtual: bool) -> None:
-    """Take host times of this process from another clock. `virtual`: it says nothing about this machine's time."""
-    _Host.read_ns, _Host.virtual = staticmethod(read_ns), virtual
+def sleep(seconds: float) -> None:
+    """Let so much time pass on the clock of `now_ns`: a virtual one is moved on."""
+    _Host.sleep_s(seconds)
+
+
+def use_clock(
+    read_ns: Callable[[], int], *, virtual: bool, sleep_s: Callable[[float], None] = time.sleep
+) -> None:
+    """Take host times of this process from another clock. `virtual`: it says nothing about this machine's time.
+
+    `sleep_s` lets time pass on it.
+    """
+    _Host.read_ns, _Host.virtual, _Host.sleep_s = staticmethod(read_ns), virtual, staticmethod(sleep_s)
 
 
 def is_virtual() -> bool:

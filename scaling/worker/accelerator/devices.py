@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 
+from scaling.records.checkup import DOCTOR
 from scaling.spec.run import Spec
 from scaling.spec.topology import CPU, MULTI_RANK, SIMULATED, SimulatedDevice
 from scaling.worker.accelerator import cuda
@@ -25,7 +27,9 @@ def open_device(spec: Spec, *, rank: int, local_rank: int) -> Accelerator:
     # Emulated hosts each number their ranks from 0, but share this machine.
     place = rank if spec.launcher == "emulated" else local_rank
     if topology.device == SIMULATED:
-        prepare(topology.simulated, max(topology.ranks_per_host, place + 1))
+        computes = topology.simulated.arithmetic or spec.task == DOCTOR  # it compares what devices compute
+        settings = dataclasses.replace(topology.simulated, arithmetic=computes)
+        prepare(settings, max(topology.ranks_per_host, place + 1))
         return SimulatedAccelerator(place)
     module: Any = torch.get_device_module(topology.device)
     count = module.device_count()
@@ -48,7 +52,7 @@ def device_of(parameter: torch.Tensor) -> Accelerator:
 def open_kind(kind: str, settings: SimulatedDevice | None = None) -> Accelerator:
     """The first device of a type, for a program with a single rank."""
     if kind == SIMULATED:
-        prepare(settings or SimulatedDevice(), 1)
+        prepare(settings or SimulatedDevice(arithmetic=True), 1)
         return SimulatedAccelerator(0)
     return Cpu() if kind == CPU else TorchAccelerator(kind, 0)
 

@@ -34,6 +34,7 @@ def prepare(settings: SimulatedDevice, devices: int) -> None:
         devices=devices,
         virtual_clock=virtual,
         null_work=settings.null_work,
+        math=settings.arithmetic,
         launch_us=settings.launch_us,
         kernel_us=settings.kernel_us,
         flops=settings.tflops * _TERA,
@@ -49,13 +50,19 @@ class SimulatedAccelerator(TorchAccelerator):
     """One simulated device. `prepare` comes first, or a program that loaded the device itself."""
 
     def __init__(self, index: int) -> None:
+        from scaling.worker.simulated.device import host_spend_us  # noqa: PLC0415
+
         super().__init__(SIMULATED, index)
         self._clock_ns: Any = self._module.clock_ns
         before = self._clock_ns()
         time.sleep(1e-4)
         self.virtual = bool(self._clock_ns() == before)  # only a simulated clock stands still
         if self.virtual:
-            use_clock(self._clock_ns, virtual=True)
+            use_clock(self._clock_ns, virtual=True, sleep_s=lambda seconds: host_spend_us(seconds * 1e6))
+
+    def stall(self, seconds: float) -> None:
+        """A kernel that takes so long, on the current stream."""
+        self._module.sleep_us(seconds * 1e6)
 
     def barrier(self, group: Any) -> None:
         """Wait for the ranks of a control group; on the virtual clock all go on at the time of the last one."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 
 import torch
 
 from scaling.spec.run import Inject
 from scaling.spec.schedule import BARE_ONE, FABRIC, PAIRS, REPLAY, Block
+from scaling.worker.accelerator.clock import sleep
 
 _BUSY = """
 import ctypes, os, signal
@@ -23,8 +24,11 @@ while True: pass
 class Faults:
     """The stalls of one rank and the busy processes of one host. They are off until a block switches them on."""
 
-    def __init__(self, inject: Inject, *, rank: int, first_on_host: bool) -> None:
-        self._inject = inject
+    def __init__(
+        self, inject: Inject, *, rank: int, first_on_host: bool, stall: Callable[[float], None] = sleep
+    ) -> None:
+        """`stall`: makes the device late by so many seconds, in the phases in which it is the device that works."""
+        self._inject, self._late = inject, stall
         self._mine = inject.rank is None or inject.rank == rank
         self._blocks = 0
         self._on = False
@@ -59,16 +63,16 @@ class Faults:
 
     def compute(self) -> None:
         """Stall in the forward pass."""
-        self._stall(self._inject.compute_ms)
+        self._stall(self._inject.compute_ms, self._late)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Stall in the backward pass of this loss, before its first gradient is computed."""
         if self._stalls(self._inject.backward_ms):
-            loss.register_hook(lambda _gradient: self._stall(self._inject.backward_ms))  # type: ignore[no-untyped-call]
+            loss.register_hook(lambda _gradient: self._stall(self._inject.backward_ms, self._late))  # type: ignore[no-untyped-call]
 
     def optimizer(self) -> None:
         """Stall in the optimizer's step."""
-        self._stall(self._inject.optimizer_ms)
+        self._stall(self._inject.optimizer_ms, self._late)
 
     def host(self) -> None:
         """Stall after the optimizer."""
@@ -82,9 +86,9 @@ class Faults:
     def _stalls(self, milliseconds: float) -> bool:
         return self._on and self._mine and milliseconds > 0
 
-    def _stall(self, milliseconds: float) -> None:
+    def _stall(self, milliseconds: float, stall: Callable[[float], None] = sleep) -> None:
         if self._stalls(milliseconds):
-            time.sleep(milliseconds / 1e3)
+            stall(milliseconds / 1e3)
 
     def _signal(self, number: int) -> None:
         for process in self._busy:

@@ -6,7 +6,6 @@ beforehand.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -15,6 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
+from scaling.spec.topology import SIMULATED
+from scaling.worker.accelerator.clock import now_ns, sleep
 from scaling.worker.data.workload import Workload, sgd
 
 FORWARD_SHARE = 1 / 3
@@ -34,13 +35,16 @@ class Nap:
     def __init__(self) -> None:
         self._owed_s = 0.0
 
-    def __call__(self, seconds: float) -> None:
-        """Sleep, shortened by the lateness of the last sleep."""
+    def __call__(self, seconds: float, device: torch.device) -> None:
+        """Sleep, shortened by the lateness of the last sleep. On a simulated accelerator a kernel sleeps."""
+        if device.type == SIMULATED:
+            torch.get_device_module(device).sleep_us(seconds * 1e6)
+            return
         wanted = seconds - self._owed_s
-        begin = time.perf_counter()
+        begin = now_ns()
         if wanted > 0:
-            time.sleep(wanted)
-        self._owed_s = min(max(time.perf_counter() - begin - wanted, 0.0), LATE_MAX_S)
+            sleep(wanted)
+        self._owed_s = min(max((now_ns() - begin) / 1e9 - wanted, 0.0), LATE_MAX_S)
 
 
 class _SleepingLayer(torch.autograd.Function):
@@ -48,13 +52,13 @@ class _SleepingLayer(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, seconds: float, nap: Nap) -> torch.Tensor:
         ctx.seconds, ctx.nap = seconds, nap
         ctx.save_for_backward(weight)
-        nap(seconds * FORWARD_SHARE)
+        nap(seconds * FORWARD_SHARE, x.device)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
         (weight,) = ctx.saved_tensors
-        ctx.nap(ctx.seconds * (1 - FORWARD_SHARE))
+        ctx.nap(ctx.seconds * (1 - FORWARD_SHARE), grads[0].device)
         return grads[0], torch.zeros_like(weight), None, None
 
 

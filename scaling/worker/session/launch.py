@@ -41,7 +41,12 @@ class Launch:
         self._exchange = Exchange(session.device, session.groups)
         self._precision = Precision(session.spec.precision, session.device.type)
         self._optimizer: torch.optim.Optimizer | None = None
-        self._faults = Faults(session.spec.inject, rank=session.rank, first_on_host=session.first_on_host)
+        self._faults = Faults(
+            session.spec.inject,
+            rank=session.rank,
+            first_on_host=session.first_on_host,
+            stall=session.device.stall,
+        )
         self._feeds: dict[int, Feed] = {}
         self._ready: dict[tuple[int, int], Ready] = {}
         """By world size and strategy, where that fits into memory."""

@@ -149,7 +149,7 @@ class LaunchSession(Session):
             dist.group.WORLD,
             *(g for each in self.groups.values() for g in (each.control, each.data)),
         ):
-            if group is not None:
+            if group is not None and dist.get_backend(group) in ("nccl", "gloo"):  # torch knows only theirs
                 dist.distributed_c10d._set_pg_timeout(limit, group)  # noqa: SLF001
 
     def open_workload(self) -> Workload:

@@ -28,7 +28,7 @@ def load() -> ModuleType:
     import torch  # noqa: PLC0415  (`python -m scaling.worker.simulated` says what is missing without torch)
     import torch.distributed as dist  # noqa: PLC0415
 
-    from scaling.worker.simulated import norms  # noqa: PLC0415
+    from scaling.worker.simulated import cells, norms  # noqa: PLC0415
     from scaling.worker.simulated.module import device_module  # noqa: PLC0415
 
     torch.utils.rename_privateuse1_backend("sim")  # type: ignore[attr-defined]
@@ -39,6 +39,7 @@ def load() -> ModuleType:
     sys.modules["torch.sim"] = module
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)  # type: ignore[attr-defined]
     norms.register()
+    cells.register()
     dist.Backend.register_backend("simccl", _create, extended_api=True, devices=["sim"])
     atexit.register(library.shut_down)
     return library

@@ -138,5 +138,8 @@ def _random(library: ModuleType) -> dict[str, Any]:
 
 
 def _clock(library: ModuleType) -> dict[str, Any]:
-    """The hook for a program that measures: where the device has a clock of its own, the host's stamps come from it."""
-    return {"clock_ns": library.host_ns}
+    """The hook for a program that measures: where the device has a clock of its own, the host's stamps come from it.
+
+    `sleep_us` queues a kernel on the current stream that takes so long.
+    """
+    return {"clock_ns": library.host_ns, "sleep_us": library.sleep_us}

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from scaling.analysis.results import Comm, Measured, Point, StepParts
-from scaling.analysis.verdicts.launch_bound import launch_bound
+from scaling.analysis.results import Comm, Measured, Point, Remedy, StepParts, Verdict
+from scaling.analysis.verdicts.launch_bound import doubted, launch_bound
 from scaling.analysis.verdicts.offered import no_gain
 from scaling.spec.plan import make_plan
 
@@ -51,3 +51,17 @@ def test_a_compiled_model_is_not_told_to_compile(plan):
 @pytest.mark.parametrize("starved", [None, 0.0, 0.4, 0.52])
 def test_a_host_that_is_ahead_at_half_of_the_buckets_is_not(plan, starved):
     assert found(plan, starved) == ()
+
+
+@pytest.mark.parametrize(
+    ("cause", "confidence", "gain"), [("link_bandwidth", "low", None), ("straggler", "high", 1.4)]
+)
+def test_the_devices_waits_are_doubted_where_the_host_goes_on_meanwhile(cause, confidence, gain):
+    remedy = Remedy(overrides="ddp.comm_hook=bf16", code="", predicted_gain=Measured(1.4))
+    verdict = Verdict(
+        cause=cause, world_size=2, share=Measured(0.1), confidence="high", evidence=("it waits",)
+    )
+    after = doubted(replace(verdict, try_=(remedy,)))
+    assert after.confidence == confidence
+    assert (after.try_[0].predicted_gain and after.try_[0].predicted_gain.value) == gain
+    assert after.evidence[0] == "it waits"

@@ -7,6 +7,8 @@ import torch
 
 from scaling.worker.models import synthetic
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture
 def timer(monkeypatch):
@@ -15,14 +17,15 @@ def timer(monkeypatch):
     class Timer:
         now, late_s = 0.0, 1e-4
 
-        def perf_counter(self):
-            return self.now
+        def now_ns(self):
+            return round(self.now * 1e9)
 
         def sleep(self, seconds):
             self.now += seconds + self.late_s
 
     timer = Timer()
-    monkeypatch.setattr(synthetic, "time", timer)
+    monkeypatch.setattr(synthetic, "now_ns", timer.now_ns)
+    monkeypatch.setattr(synthetic, "sleep", timer.sleep)
     return timer
 
 
@@ -31,7 +34,7 @@ def test_many_short_sleeps_together_are_late_by_one_timer_at_most(timer, late_s)
     timer.late_s = late_s
     nap = synthetic.Nap()
     for _ in range(100):
-        nap(1e-3)
+        nap(1e-3, CPU)
     assert timer.now == pytest.approx(0.1 + late_s, abs=1e-9)
 
 
@@ -39,8 +42,8 @@ def test_sleeps_shorter_than_the_timer_is_late_are_made_up_for_by_the_next(timer
     timer.late_s = 3e-4
     nap = synthetic.Nap()
     for _ in range(20):
-        nap(1e-4)
-        nap(1e-3)
+        nap(1e-4, CPU)
+        nap(1e-3, CPU)
     assert timer.now == pytest.approx(20 * 1.1e-3, abs=4e-4)
 
 
@@ -48,7 +51,7 @@ def test_a_busy_machine_is_not_made_up_for(timer):
     timer.late_s = 5e-3
     nap = synthetic.Nap()
     for _ in range(10):
-        nap(1e-3)
+        nap(1e-3, CPU)
     assert timer.now > 10 * (1e-3 + 5e-3 - synthetic.LATE_MAX_S) - 1e-9
 
 

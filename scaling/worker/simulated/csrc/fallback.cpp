@@ -103,6 +103,8 @@ struct Kernel {
       std::vector<Tensor> from, to;
       collect(computed[i], from);
       collect(outputs[i], to);
+      if (from.empty())
+        continue;  // a gradient that was not asked for, which the meta kernel gives all the same
       TORCH_CHECK(from.size() == to.size(), "sim: the kernel gave other results than its meta kernel");
       for (size_t k = 0; k < from.size(); ++k) to[k].copy_(from[k]);
     }
@@ -174,6 +176,13 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   for (size_t i = 0; i < results.values.size(); ++i) {
     auto& v = results.values[i];
     bool fresh = results.fresh[i];
+    // Losses give out= the size of their input before they reduce it, which memory of the device does not take.
+    int out = info.alias[i];
+    if (!fresh && v.isTensor() && v.toTensor().dim() == 0 &&
+        std::find(info.outs.begin(), info.outs.end(), out) != info.outs.end()) {
+      kernel.operands[size_t(out)] = at::empty({0}, v.toTensor().options().device(at::kCPU));
+      fresh = true;
+    }
     kernel.outputs.push_back(
         fresh ? map_tensors(v, [](const Tensor& t) { return t.defined() ? host_view(t) : t; }) : IValue());
     kernel.sizes.push_back(!fresh && v.isTensor() ? std::optional(v.toTensor().sizes().vec()) : std::nullopt);

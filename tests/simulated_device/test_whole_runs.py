@@ -1,0 +1,117 @@
+"""`scaling run` on simulated accelerators, from the plan to the page, held against what the simulation knows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.commands import run_scaling
+
+pytestmark = pytest.mark.slow
+
+SIM = (
+    "topology=local",
+    "topology.device=sim",
+    "topology.simulated.link_us=20",
+    "topology.simulated.link_gb_s=5",
+    "world_sizes=[1,2]",
+    "measure=quick",
+    "measure.budget_s=20",
+    "measure.rounds_max=3",
+    "tracking=disabled",
+)
+GPT2 = (
+    "model=gpt2",
+    "model.layers=2",
+    "model.width=128",
+    "model.heads=4",
+    "model.vocabulary=2000",
+    "model.sequence=128",
+    "batch_per_rank=32",
+    "topology.simulated.launch_us=0.1",
+)
+
+
+def run(folder, *overrides, said=""):
+    """The results, what was printed, and the page, of a run that ends whole."""
+    done = run_scaling("run", *SIM, *overrides, f"run_dir={folder / 'run'}", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    answer = " ".join(done.stdout.split())
+    assert "SIMULATED accelerators" in answer
+    assert said in answer
+    page = (folder / "run/report.html").read_text()
+    assert "SIMULATED" in page
+    document = json.loads((folder / "run/analysis.json").read_text())
+    assert document["run"]["simulated"]
+    assert document["run"]["device_name"] == "Simulated accelerator"
+    assert document["quality"]["contended_blocks"] == 0  # a virtual clock is not compared with processor time
+    return document, done
+
+
+def transfer_ms(size):
+    """Of an all-reduce over two ranks, by the link above."""
+    return 0.020 + size / 5e6
+
+
+def held_to_the_link(document):
+    """Each bucket's transfer, and each point of the curve, are the link's to the last microsecond."""
+    point = document["points"][-1]
+    assert point["comm"]["buckets"]
+    for bucket in point["comm"]["buckets"]:
+        assert bucket["transfer_ms"]["value"] == pytest.approx(transfer_ms(bucket["bytes"]), abs=1e-3)
+    (level,) = document["fabric"]["levels"]
+    for at in level["curve"]:
+        if at["collective"] == "all_reduce":
+            assert at["time_us"]["value"] == pytest.approx(1e3 * transfer_ms(at["bytes"]), rel=2e-3)
+    assert level["busbw_gbit_s"]["value"] == pytest.approx(40, rel=1e-3)
+    return point
+
+
+def test_a_model_whose_compute_is_known(tmp_path):
+    """60 ms of sleeps, of which backward hides most of 16 MiB in two buckets; the last one is exposed."""
+    document, done = run(tmp_path, "model=synthetic", said="SYNTHETIC compute")
+    assert "no step was timed" not in done.stderr
+    _, two = document["points"]
+    assert two["arms_ms"]["bare_one"]["value"] == pytest.approx(60, rel=0.005)
+    assert held_to_the_link(document) is two
+    last = two["comm"]["buckets"][-1]
+    exposed = two["parts_ms"]["exposed_transfer"]["value"]
+    # The last layer's gradient completes the last bucket: all of its transfer is exposed.
+    assert exposed == pytest.approx(transfer_ms(last["bytes"]), rel=0.02)
+    step = two["step_ms"]["value"]
+    assert step == pytest.approx(two["arms_ms"]["bare_one"]["value"] + exposed, rel=0.005)
+    assert two["closure"]["value"] == pytest.approx(1, abs=0.005)
+    assert two["straggler"] is None
+
+
+def test_a_rank_that_is_late_in_its_forward(tmp_path):
+    document, _ = run(
+        tmp_path, "model=synthetic", "inject.rank=1", "inject.compute_ms=30", said="Rank 1 is late"
+    )
+    point = document["points"][-1]
+    assert point["straggler"]["rank"] == 1
+    assert point["straggler"]["phase"] == "forward"
+    assert point["loss"]["straggler"]["value"] * point["step_ms"]["value"] == pytest.approx(30, rel=0.02)
+
+
+def test_gpt2_whose_kernels_take_their_time(tmp_path):
+    """A real language model with AdamW, whose tryout times its steps on the device."""
+    document, done = run(tmp_path, *GPT2)
+    assert "no step was timed" not in done.stderr
+    assert "tryout" in done.stderr
+    point = held_to_the_link(document)
+    assert point["closure"]["value"] == pytest.approx(1, abs=0.02)
+    assert point["memory"]["harness_bytes"] == 0
+    assert point["memory"]["optimizer_bytes"] >= 2 * point["memory"]["parameters_bytes"]
+
+
+def test_a_cnn_with_batch_normalisation(tmp_path):
+    """DDP broadcasts its buffers, and the waits there are the broadcast's own."""
+    fast = "topology.simulated.launch_us=0.1"
+    document, _ = run(tmp_path, "model=highmem_cnn_bn", "batch_per_rank=64", fast)
+    point = held_to_the_link(document)
+    assert any("DDP broadcasts before forward" in said for said in document["quality"]["warnings"])
+    waited = point["parts_ms"]["exposed_transfer"]["value"]
+    last = point["comm"]["buckets"][-1]["transfer_ms"]["value"]
+    assert waited > last + 0.02  # the broadcast's latency is exposed too
+    assert point["closure"]["value"] == pytest.approx(1, abs=0.02)
