@@ -103,11 +103,12 @@ def plain(
                         if micro == 0:
                             stall("input")
                         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=amp):
-                            losses = [cross_entropy(called(inputs), targets) for _ in range(forwards)]
+                            found = [called(inputs) for _ in range(forwards)]
+                            losses = [cross_entropy(outputs, targets) for outputs in found]
                         stall("forward")
-                        loss = torch.stack(losses).sum()
-                        loss.register_hook(lambda _gradient: stall("backward"))
-                        loss.backward()
+                        # Where the gradient enters the model: the loss and its own gradient count as forward.
+                        found[-1].register_hook(lambda _gradient: stall("backward"))
+                        torch.stack(losses).sum().backward()
                 if clips:
                     torch.nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
                     stall("host")

@@ -27,7 +27,7 @@ from scaling.analysis.results import Measured
 from scaling.analysis.statistics.rounds import Rounds
 from scaling.spec.run import Inject
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.clock import now_ns, resolve_collective
 from scaling.worker.accelerator.devices import open_kind
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
@@ -201,7 +201,8 @@ def own_backend(one: OneRank, group: Any) -> list[Row]:
                 end = one.device.clock.stamp()
         gradients.append([p.grad.clone() for p in ddp.parameters() if p.grad is not None])
     first, last = one.device.clock.resolve([begin, end])
-    stamps = [one.device.clock.resolve(row)[4:] for row in taken]
+    found = [resolve_collective(one.device.clock, row) for row in taken]
+    stamps = [(row.ready_ns, row.launch_ns, row.done_ns) for row in found]
     slack = one.device.clock.bound_ns + int(rows.JITTER_US * 1e3)
     in_order = bool(stamps) and all(
         first - slack <= r <= s <= d + slack <= last + 3 * slack for r, s, d in stamps
