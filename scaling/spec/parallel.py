@@ -100,10 +100,6 @@ class Mesh:
         """Ranks, or groups of ranks, that train on samples of their own."""
         return self.replicate * self.shard
 
-    def data_rank(self, rank: int) -> int:
-        """Which of these a rank belongs to: ranks of a tensor group train on the same samples."""
-        return rank // self.tensor % self.data_parallel
-
     @property
     def dimensions(self) -> tuple[Axis, ...]:
         """The axes with more than one rank, the outermost first."""
@@ -117,14 +113,16 @@ class Mesh:
 
     def axes(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """The groups of ranks along each axis that has several, by its name: `shard`, `replicate`, `tensor`."""
-        found, stride = {}, 1
-        for axis in reversed(AXES):
-            degree = getattr(self, axis)
-            firsts = [r for r in range(self.size // self.pipeline) if r // stride % degree == 0]
-            if degree > 1:
-                found[axis] = tuple(tuple(range(r, r + degree * stride, stride)) for r in firsts)
-            stride *= degree
-        return {axis: found[axis] for axis in ("shard", "replicate", "tensor") if axis in found}
+        ranks = range(self.size // self.pipeline)
+        return {
+            axis.name: tuple(
+                tuple(range(first, first + axis.size * axis.stride, axis.stride))
+                for first in ranks
+                if first // axis.stride % axis.size == 0
+            )
+            for axis in self.dimensions
+            if axis.name in AXES
+        }
 
     def axis_of(self, ranks: Sequence[int]) -> str:
         """The axis that ranks of a communicator lie along; a part of the shards counts as them."""

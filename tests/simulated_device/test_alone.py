@@ -187,11 +187,11 @@ def test_a_model_that_does_not_fit_says_so():
     assert found.steps == ()
 
 
-def uneasy(rank, world, mesh, noise, steps):
+def uneasy(rank, world, mesh, noise, steps, seed):
     """The mean step among peers whose kernels are random walks."""
     given = asked(mesh, world, rank)
     alone.equip(given)
-    configure(noise=noise, noise_seed=1 + rank)
+    configure(noise=noise, noise_seed=seed + rank)
     return mean_step_ns(program.Program(given), steps)
 
 
@@ -217,11 +217,12 @@ def mean_step_ns(made, steps):
 def test_waiting_for_the_latest_of_n_costs_about_what_it_does_among_ranks_that_differ(mesh):
     (still,) = ranks.run(waiting, 1, group=False, finish=False, mesh=mesh, world=2, spread=0.0, steps=4)
     (one,) = ranks.run(waiting, 1, group=False, finish=False, mesh=mesh, world=2, spread=15.0, steps=10)
-    many = ranks.run(uneasy, 2, mesh=mesh, noise=15.0, steps=80)
+    many: list[float] = []
+    for seed in (1, 11, 21, 31):  # one alone gives 0.0021 to 0.0030 with DDP
+        many += ranks.run(uneasy, 2, mesh=mesh, noise=15.0, steps=80, seed=seed)
     cost = sum(many) / len(many) / still - 1
-    # Four seeds gave 0.0021 to 0.0030 with DDP, where the one rank has 0.0034, and 0.0042 to 0.0050 with FSDP (0.0050).
     assert 0.002 < cost < 0.01
-    assert one / still - 1 == pytest.approx(cost, rel=0.65)
+    assert one / still - 1 == pytest.approx(cost, rel=0.35)
 
 
 def test_attention_with_dropout_is_one_kernel():

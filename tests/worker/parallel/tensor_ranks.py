@@ -96,7 +96,7 @@ def compare(name, mesh, rank, groups):
     (request,) = requests("run", [*ASKED, *MESHES[mesh]]).items
     degrees, work = request.spec.parallel.mesh(WORLD), made(name)
     losses, module = by_hand(name, degrees.data_parallel)
-    reader = degrees.data_rank(rank)
+    reader = rank // degrees.tensor
     strategy = strategy_of(
         request.spec,
         copy.copy(work),

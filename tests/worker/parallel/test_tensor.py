@@ -102,7 +102,6 @@ def test_axes_of_a_mesh():
         "replicate": ((0, 4), (1, 5), (2, 6), (3, 7)),
         "tensor": ((0, 1), (2, 3), (4, 5), (6, 7)),
     }
-    assert [mesh.data_rank(rank) for rank in range(8)] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert [mesh.axis_of(group) for group in ((0, 2), (0, 4), (0, 1))] == ["shard", "replicate", "tensor"]
     assert Mesh(replicate=2, tensor=2).axis_of((0, 2)) == "replicate"
     assert len(set(mesh.keys().values()) | set(Mesh(replicate=2, shard=4).keys().values())) == 5
