@@ -51,6 +51,7 @@ class Measured(Machine):
             self._own,
             self._topology,
             None if environment is None else environment.device_name,
+            batch=run.plan.spec.batch_per_rank if run.plan.spec.mode == "weak" else None,
         )
         self.run = f"{run.analysis.run.id} ({run.path})"
 

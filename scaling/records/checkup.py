@@ -232,10 +232,12 @@ class KernelTable:
     step_ns: int
     """Of a step without timed operators."""
     kernels: tuple[Kernel, ...]
+    slept_ns: int = 0
+    """Part of `step_ns` in which a synthetic model sleeps: no operator."""
 
     @property
     def sum_ns(self) -> float:
-        """All operators of a step together; near `step_ns` where the host keeps the device busy."""
+        """All operators of a step together; near `step_ns` without sleeps where the host keeps the device busy."""
         return sum(kernel.calls * kernel.time_ns for kernel in self.kernels)
 
 

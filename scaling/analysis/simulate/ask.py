@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from scipy.special import ndtri
 
 from scaling.analysis.simulate import links
-from scaling.analysis.simulate.inputs import Inputs, Range
+from scaling.analysis.simulate.inputs import Inputs
 from scaling.errors import InputError
 from scaling.spec.parallel import Mesh, MeshError, Parallel
 from scaling.spec.run import Spec
@@ -15,8 +16,11 @@ from scaling.spec.simulation import LinkCurve, Physics, Simulation
 from scaling.spec.topology import Topology
 
 EXPECTED, FAVOURABLE, UNFAVOURABLE = "expected", "favourable", "unfavourable"
-ALIKE, UNDISTURBED, UNDELAYED = "ranks alike", "undisturbed", "undelayed"
-"""Physics of the waterfall. Each has one cause less than the one before: spread of ranks, slowdown, latency."""
+CAUSES = ("persistent", "walk", "neighbours", "slowdown")
+"""Fields of Inputs that make ranks slower."""
+ALIKE, UNDISTURBED, UNCROWDED, UNDELAYED = "ranks alike", "undisturbed", "uncrowded", "undelayed"
+"""Physics of the waterfall. Each has one cause less than the one before: spread of ranks, slowdown by communication,
+neighbours, latency."""
 
 
 def mesh_of(parallel: Parallel, world_size: int) -> Mesh:
@@ -79,54 +83,45 @@ def _physics(
     last = latest(mesh.size)
 
     def setting(
-        name: str, *, slow: float, lasting: float, walk: float, bandwidth: float, latency: float
+        name: str, causes: Mapping[str, float], *, bandwidth: float = 1, latency: float = 1
     ) -> Physics:
         curves = (
             own if own is not None else links.curves(topology, axes, bandwidth=bandwidth, latency=latency)
         )
+        crowd = causes["neighbours"] if mesh.size > 1 else 0.0
         return Physics(
             name=name,
             links=curves,
             wires=() if own is not None or not axes else links.shared(topology, axes),
-            slowdown=slow,
-            stretch=1 + last * lasting,
-            spread=last * walk,
+            slowdown=causes["slowdown"],
+            stretch=(1 + last * causes["persistent"]) * (1 + crowd),
+            spread=last * causes["walk"],
         )
 
-    def of(one: Range | None, end: str = "value") -> float:
-        return 0.0 if one is None else max(0.0, getattr(one, end))
+    def at(end: str) -> dict[str, float]:
+        found = {cause: getattr(inputs, cause) for cause in CAUSES}
+        return {c: 0.0 if one is None else max(0.0, getattr(one, end)) for c, one in found.items()}
 
-    slow, lasting, walk = of(inputs.slowdown), of(inputs.persistent), of(inputs.walk)
-    expected = setting(EXPECTED, slow=slow, lasting=lasting, walk=walk, bandwidth=1, latency=1)
+    causes = at("value")
+    expected = setting(EXPECTED, causes)
     if not whole:
         return (expected,)
-    best = {
-        "slow": of(inputs.slowdown, "low"),
-        "lasting": of(inputs.persistent, "low"),
-        "walk": of(inputs.walk, "low"),
-    }
-    worst = {
-        "slow": of(inputs.slowdown, "high"),
-        "lasting": of(inputs.persistent, "high"),
-        "walk": of(inputs.walk, "high"),
-    }
     found = [
         expected,
-        setting(FAVOURABLE, **best, bandwidth=1 + doubt, latency=1 / factor),
-        setting(UNFAVOURABLE, **worst, bandwidth=1 - doubt, latency=factor),
+        setting(FAVOURABLE, at("low"), bandwidth=1 + doubt, latency=1 / factor),
+        setting(UNFAVOURABLE, at("high"), bandwidth=1 - doubt, latency=factor),
     ]
-    if lasting or walk:
-        found.append(setting(ALIKE, slow=slow, lasting=0, walk=0, bandwidth=1, latency=1))
-    if slow:
-        found.append(setting(UNDISTURBED, slow=0, lasting=0, walk=0, bandwidth=1, latency=1))
-    if own is None:
-        found.append(setting(UNDELAYED, slow=0, lasting=0, walk=0, bandwidth=1, latency=0))
-    else:
-        found.append(
-            replace(
-                setting(UNDELAYED, slow=0, lasting=0, walk=0, bandwidth=1, latency=1), links=undelayed(own)
-            )
-        )
+    for name, without in (
+        (ALIKE, ("persistent", "walk")),
+        (UNDISTURBED, ("slowdown",)),
+        (UNCROWDED, ("neighbours",)),
+    ):
+        known = any(causes[cause] for cause in without)
+        causes = {cause: 0.0 if cause in without else value for cause, value in causes.items()}
+        if known:
+            found.append(setting(name, causes))
+    last_one = setting(UNDELAYED, causes, latency=0 if own is None else 1)
+    found.append(last_one if own is None else replace(last_one, links=undelayed(own)))
     return tuple(found)
 
 

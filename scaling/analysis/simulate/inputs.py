@@ -41,6 +41,8 @@ class Inputs:
     host_bytes_s: float = HOST_BYTES_S
     slowdown: Range | None = None
     """Of kernels while communication runs."""
+    neighbours: Range | None = None
+    """By how much kernels take longer where all ranks of a host compute."""
     persistent: Range | None = None
     """Standard deviation over ranks of a step's compute, relative: what lasts a step or longer."""
     walk: Range | None = None

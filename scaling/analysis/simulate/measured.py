@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-import polars as pl
-
-from scaling.analysis.decompose.quantities import DURATIONS
 from scaling.analysis.network.ring import Hops, ring_times
 from scaling.analysis.predict.change import Source
 from scaling.analysis.predict.fabrics import measured_fabric, named_fabric
 from scaling.analysis.results import Analysis, Point
+from scaling.analysis.simulate import arms
 from scaling.analysis.simulate.inputs import (
     HOST_BYTES_S,
     LAUNCH_US,
@@ -22,20 +19,18 @@ from scaling.analysis.simulate.inputs import (
     sheet,
 )
 from scaling.analysis.simulate.links import SIZES
-from scaling.analysis.statistics.rounds import Floats
+from scaling.analysis.simulate.spread import spread_of
 from scaling.errors import InputError
 from scaling.records.checkup import COPY, LAUNCH, MATMUL, KernelTable, Roofline
-from scaling.records.spill import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.parallel import Axis
-from scaling.spec.schedule import BARE_ALL, DDP_SOLO
 from scaling.spec.simulation import Chip, KernelTimes, LinkCurve
 from scaling.spec.topology import Topology
 
 HOST_CAPACITY_BYTES = 2**40
 """A CPU's ranks share the host's memory, which a simulation does not limit."""
-MEDIAN = 1.2533
-"""Standard error of a median over a mean's, for normal values."""
+UNKNOWN_S = 1e10
+"""FLOP/s and bytes/s of a device where neither ceilings nor kernels say them."""
 SUM_OFF = 0.1
 """How far the sum of kernel times may lie from the step before it is warned of."""
 
@@ -48,26 +43,37 @@ def inputs(
     own: Topology,
     asked: Topology,
     device_name: str | None,
+    *,
+    batch: int | None,
 ) -> Inputs:
-    """Everything that a run gives for a simulation on `asked`; `own` is its topology. InputError without kernels."""
+    """Everything that a run gives for a simulation on `asked`; `own` is its topology. InputError without kernels.
+
+    `batch`: samples of a rank's step in the run's arms, where that is the same at every world size.
+    """
     if table is None or roofline is None:
         raise InputError(
             f"{analysis.run.id}: has no kernel times (kernels-0.json); measure it again with this version, or simulate "
             "without a run: scaling run topology=simulated_hgx_h100"
         )
-    source = _measured_chip(roofline, table.precision)
     elsewhere = bool(asked.accelerator) and asked.accelerator != (device_name or own.accelerator)
+    source = _measured_chip(roofline, table, elsewhere=elsewhere)
     target, capacity = (
         sheet(asked, table.precision) if elsewhere else (source, _capacity(asked, table.precision))
     )
     on_cpu = own.device == "cpu"
-    times, said = _times(table, source, on_cpu=on_cpu)
+    alone = arms.alone_ns(analysis.points) if batch == table.batch else None
+    times, said = _times(table, source, on_cpu=on_cpu, alone_ns=alone)
     if not elsewhere:
         target = source
-    slowdown, spread = _slowdown(analysis.points), _spread(tables)
+    slowdown, spread = _slowdown(analysis.points), spread_of(tables)
+    # Ranks of another device, or another number of them on a host, cost each other something else.
+    crowd = (
+        None if elsewhere or asked.ranks_per_host != own.ranks_per_host else arms.neighbours(analysis.points)
+    )
     launch_us = _launch_us(roofline, measured_cpu=on_cpu, elsewhere=elsewhere)
     missing = [
         *([] if slowdown else ["how much communication slows kernels down"]),
+        *([] if crowd else ["what ranks of a host cost each other's compute"]),
         *([] if spread else ["how much ranks differ (the slowest of n holds up the others)"]),
         *([] if asked.name == own.name else ["congestion of the network"]),
     ]
@@ -83,6 +89,7 @@ def inputs(
         launch_us=launch_us,
         host_bytes_s=1e15 if on_cpu and not elsewhere else HOST_BYTES_S,
         slowdown=slowdown,
+        neighbours=crowd,
         persistent=None if spread is None else spread[0],
         walk=None if spread is None else spread[1],
         said=(
@@ -90,6 +97,7 @@ def inputs(
             *said,
             f"host: {launch_us:g} us a launch",
             *(_said("kernels are slower while communication runs", slowdown)),
+            *_said("kernels are slower where all ranks compute at once", crowd),
             *_differs(spread),
         ),
         missing=tuple(missing),
@@ -116,21 +124,28 @@ def _differs(spread: tuple[Range, Range] | None) -> list[str]:
     ]
 
 
-def _measured_chip(roofline: Roofline, precision: str) -> Chip:
-    """The ceilings that the run measured on its device."""
+def _measured_chip(roofline: Roofline, table: KernelTable, *, elsewhere: bool) -> Chip:
+    """The ceilings that the run measured on its device; where it has none, the best that its kernels reached.
+
+    A model without matrix products has no ceilings. InputError where times have to be scaled to another device then.
+    """
     best = {ceiling.name: ceiling.best for ceiling in roofline.ceilings}
-    product = best.get(MATMUL + precision) or max(
+    product = best.get(MATMUL + table.precision) or max(
         (v for k, v in best.items() if k.startswith(MATMUL)), default=0.0
     )
-    if not product or COPY not in best:
+    moved = best.get(COPY, 0.0)
+    if elsewhere and not (product and moved):
         raise InputError(
-            "the run has no ceilings of its device (roofline-0.json), so its kernels cannot be scaled"
+            "the run has no ceilings of its device (roofline-0.json), so its kernels cannot be scaled to another"
         )
+    timed = [kernel for kernel in table.kernels if kernel.time_ns]
+    moved = moved or max((1e9 * k.bytes / k.time_ns for k in timed if k.bytes), default=UNKNOWN_S)
+    product = product or max((1e9 * k.flops / k.time_ns for k in timed if k.flops), default=UNKNOWN_S)
     return Chip(
         name="the run's device",
         flop_s=product,
         flop_s_fp32=best.get(MATMUL + "fp32", product),
-        memory_bytes_s=best[COPY],
+        memory_bytes_s=moved,
         kernel_us=0.0,
     )
 
@@ -146,19 +161,28 @@ def _launch_us(roofline: Roofline, *, measured_cpu: bool, elsewhere: bool) -> fl
     return 1e6 / best[LAUNCH] if LAUNCH in best else LAUNCH_US
 
 
-def _times(table: KernelTable, chip: Chip, *, on_cpu: bool) -> tuple[KernelTimes, list[str]]:
+def _times(
+    table: KernelTable, chip: Chip, *, on_cpu: bool, alone_ns: float | None = None
+) -> tuple[KernelTimes, list[str]]:
     """The table for the simulated device, and what is said of it. On a CPU the operators' sum is made the step's.
 
-    There the host runs them itself: what a step takes beyond them is shared by all. On a device it is the host's.
+    There the host runs them itself: what a step takes beyond them is shared by all, but for what a synthetic model
+    sleeps, which it does in the simulation too. On a device it is the host's. The table has a few steps before the
+    first round; `alone_ns` is the same step over the whole run, and kernels on a CPU are scaled to it.
     """
     calls = sum(kernel.calls for kernel in table.kernels)
-    off = table.sum_ns / table.step_ns - 1
-    beyond = (table.step_ns - table.sum_ns) / calls if on_cpu and off < 0 else 0.0
-    scale = table.step_ns / table.sum_ns if off > 0 else 1.0
-    said = [f"their sum is {1 + off:.1%} of the step without timed operators ({table.step_ns / 1e6:.4g} ms)"]
+    awake = max(1, table.step_ns - table.slept_ns)
+    off = table.sum_ns / awake - 1
+    beyond = (awake - table.sum_ns) / calls if on_cpu and off < 0 else 0.0
+    scale = awake / table.sum_ns if off > 0 else 1.0
+    asleep = f", which sleeps {table.slept_ns / 1e6:.4g} ms besides" if table.slept_ns else ""
+    said = [f"their sum is {1 + off:.1%} of the step without timed operators ({awake / 1e6:.4g} ms{asleep})"]
     if abs(off) > SUM_OFF:
         said[0] += "; it was made to fit, which is an assumption"
-    us = {kernel.key: (kernel.time_ns * scale + beyond) / 1e3 for kernel in table.kernels}
+    over = max(1.0, alone_ns - table.slept_ns) / awake if on_cpu and alone_ns else 1.0
+    if over != 1:
+        said.append(f"they are scaled by {over:.3f}, to a rank's step alone over the whole run")
+    us = {kernel.key: (kernel.time_ns * scale + beyond) * over / 1e3 for kernel in table.kernels}
     spent: dict[str, float] = {}
     least: dict[str, float] = {}
     for kernel in table.kernels:
@@ -198,58 +222,6 @@ def _slowdown(points: Sequence[Point]) -> Range | None:
         value = of(overlap.value, overlap.value)
         return Range(value=value, low=of(overlap.low, overlap.value), high=of(overlap.high, overlap.value))
     return None
-
-
-def _spread(tables: Tables) -> tuple[Range, Range] | None:
-    """How much ranks differ in a step's compute, in arms without communication: (what lasts the step, what does not).
-
-    A rank that is slow for a whole step is so in forward and in backward: with F and B their mean times, its share of
-    the variance is s^2 with cov(forward, backward) = s^2 F B over ranks of a step. What is left of the variance of both
-    together, V - s^2 (F + B)^2, is a walk w^2 (F + B). What slows all ranks at once is in neither. Covariances are
-    averaged in each block, blocks count by their median; the interval is two standard errors over blocks.
-    Units: s relative, w in ns ** 0.5.
-    """
-    solo = tables.steps.filter(pl.col("arm").is_in([DDP_SOLO, BARE_ALL]) & (pl.col("world_size") > 1))
-    largest = in_memory(solo.select(pl.col("world_size").max())).item()
-    if largest is None:
-        return None
-    solo = solo.filter(pl.col("world_size") == largest)
-    own = solo.with_columns([e for e in DURATIONS if e.meta.output_name() in ("forward", "compute")])
-    place = ["launch", "round", "block", "step"]
-    each = in_memory(
-        own.group_by(*place).agg(
-            forward=pl.col("forward").mean(),
-            backward=pl.col("compute").mean(),
-            together=pl.cov("forward", "compute"),
-            var=(pl.col("forward") + pl.col("compute")).var(),
-            ranks=pl.col("rank").n_unique(),
-        )
-    )
-    each = each.filter((pl.col("ranks") > 1) & (pl.col("forward") > 0) & (pl.col("backward") > 0))
-    if each.is_empty():
-        return None
-    whole = pl.col("forward") + pl.col("backward")
-    lasting = pl.col("together") / (pl.col("forward") * pl.col("backward"))
-    blocks = (
-        each.with_columns(lasting=lasting, total=pl.col("var") / whole**2, whole=whole)
-        .group_by("launch", "round", "block")
-        .agg(pl.col("lasting", "total", "whole").mean())
-    )
-    step_ns = float(np.median(blocks["whole"].to_numpy()))
-    kept = np.clip(blocks["lasting"].to_numpy(), 0.0, blocks["total"].to_numpy())
-    return _root(kept, 1.0), _root(blocks["total"].to_numpy() - kept, step_ns)
-
-
-def _root(variances: Floats, scale: float) -> Range:
-    """Square root of the median variance, times the root of `scale`, with two standard errors over blocks."""
-    value = float(np.median(variances))
-    error = (
-        2 * MEDIAN * float(np.std(variances, ddof=1)) / math.sqrt(len(variances))
-        if len(variances) > 1
-        else value
-    )
-    low, high = max(0.0, value - error), value + error
-    return Range(value=math.sqrt(value * scale), low=math.sqrt(low * scale), high=math.sqrt(high * scale))
 
 
 def curves(

@@ -10,6 +10,7 @@ from scaling.analysis.simulate.ask import (
     ALIKE,
     EXPECTED,
     FAVOURABLE,
+    UNCROWDED,
     UNDELAYED,
     UNDISTURBED,
     UNFAVOURABLE,
@@ -110,24 +111,40 @@ def _between(value: float, ends: list[float]) -> Measured:
 
 
 def _loss(steps: Mapping[str, Step], base: tuple[Simulated, Mesh, int], efficiency: float) -> Loss:
-    """1 - efficiency by cause: each physics leaves one cause out of the one before, so the differences add up.
+    """1 - efficiency by cause, each as a measured waterfall has it (docs/method.md).
 
-    With equal batches a rank's step alone is the base's; else it is scaled to the samples (tensor parallel, strong).
+    A late rank costs the step minus the step of ranks that are alike. Neighbours and communication cost the time of
+    kernels that they add, even where the step would be no shorter without, because it waits for a transfer then. The
+    link costs what is exposed of its transfers, divided by the share of their time that is latency. With equal batches
+    a rank's step alone is the base's; else it is scaled to the samples (tensor parallel, strong).
     """
-    total = steps[EXPECTED].step_ns
-    alone = base[0].steps[0]
-    before = total
-    cost: dict[str, float] = {}
-    for cause, name in (("straggler", ALIKE), ("overlap", UNDISTURBED), ("link_latency", UNDELAYED)):
-        after = steps[name].step_ns if name in steps else before
-        cost[cause] = before - after
-        before = after
-    last = steps.get(UNDELAYED, steps[EXPECTED])
-    cost["link_bandwidth"] = last.exposed_ns
-    cost["host"] = last.idle_ns - alone.idle_ns
-    ideal = efficiency * total
-    cost["strategy_overhead"] = before - ideal - cost["link_bandwidth"] - cost["host"]
+    expected, alone = steps[EXPECTED], base[0].steps[0]
+    total = expected.step_ns
+    alike = steps.get(ALIKE, expected)
+    undisturbed = steps.get(UNDISTURBED, alike)
+    uncrowded = steps.get(UNCROWDED, undisturbed)
+    latency = alike.exposed_ns * _latency_share(uncrowded, steps.get(UNDELAYED))
+    cost = {
+        "straggler": total - alike.step_ns,
+        "overlap": alike.compute_ns - undisturbed.compute_ns,
+        "neighbours": undisturbed.compute_ns - uncrowded.compute_ns,
+        "link_latency": latency,
+        "link_bandwidth": alike.exposed_ns - latency,
+        "host": alike.idle_ns - alone.idle_ns,
+    }
+    cost["strategy_overhead"] = total * (1 - efficiency) - sum(cost.values())
     return Loss(**{cause: Measured(ns / total) for cause, ns in cost.items()})
+
+
+def _latency_share(step: Step, undelayed: Step | None) -> float:
+    """Share of the transfers' time that is gone where links have no latency."""
+    sent = _sent_ns(step)
+    return 0.0 if undelayed is None or not sent else min(1.0, max(0.0, 1 - _sent_ns(undelayed) / sent))
+
+
+def _sent_ns(step: Step) -> int:
+    """Time of a step's transfers, without their waits for the last rank."""
+    return sum(t.busy_ns - t.waited_ns for t in step.transfers)
 
 
 def unlike(first: Simulated, last: Simulated) -> str | None:

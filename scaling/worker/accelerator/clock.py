@@ -44,6 +44,24 @@ def sleep(seconds: float) -> None:
     _Host.sleep_s(seconds)
 
 
+@contextlib.contextmanager
+def sleeps() -> Iterator[list[int]]:
+    """Collect how long each `sleep` of a block lasts, ns."""
+    slept: list[int] = []
+    before = _Host.sleep_s
+
+    def timed(seconds: float) -> None:
+        begin = now_ns()
+        before(seconds)
+        slept.append(now_ns() - begin)
+
+    _Host.sleep_s = staticmethod(timed)
+    try:
+        yield slept
+    finally:
+        _Host.sleep_s = staticmethod(before)
+
+
 def use_clock(
     read_ns: Callable[[], int], *, virtual: bool, sleep_s: Callable[[float], None] = time.sleep
 ) -> None:

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from scaling.records.checkup import SCHEMA, Kernel, KernelTable
 from scaling.records.files import write_json
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.clock import now_ns, sleeps
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.steps import Bench
 from scaling.worker.data.workload import Workload
@@ -69,7 +69,8 @@ def measure(loop: Loop, device: Accelerator, *, batch: int, precision: str) -> K
     """Times of a loop's operators; the loop's optimizer makes its state first."""
     loop.plain()
     steps = _steps(_mean_ns(loop, device, 1))
-    step_ns = _mean_ns(loop, device, steps)
+    with sleeps() as slept:
+        step_ns = _mean_ns(loop, device, steps)
     timed = Timing(device)
     for _ in range(steps):
         device.synchronize()
@@ -84,6 +85,7 @@ def measure(loop: Loop, device: Accelerator, *, batch: int, precision: str) -> K
         precision=precision,
         step_ns=step_ns,
         kernels=timed.kernels(steps),
+        slept_ns=sum(slept) // steps,
     )
 
 
