@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import gzip
-import json
 import random
 import threading
 import time
@@ -17,17 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from gpu_parts import phases, rows
+from gpu_parts import rows
 from gpu_parts.resnet import resnet, workload
 from gpu_parts.rows import Row
 from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile
 
 from scaling.analysis.results import Measured
 from scaling.analysis.statistics.rounds import Rounds
 from scaling.spec.run import Inject
+from scaling.spec.topology import BACKEND_OF
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.accelerator.clock import now_ns, resolve_collective
+from scaling.worker.accelerator.clock import now_ns, resolve_collective, sleep
 from scaling.worker.accelerator.devices import open_kind
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
@@ -40,8 +37,6 @@ TIMEOUT = timedelta(seconds=120)
 BATCHES = 2
 STEPS, LEAD_IN = 10, 3
 """Steps of a block."""
-PROFILED, PROFILED_LEAD_IN = 20, 5
-"""Steps under the profiler; the first of them warm the profiler up and do not count."""
 ARMS = ("plain", "again", "light", "detailed")
 ALIKE = 1e-3
 """Tolerance relative to a gradient's norm, since the order of additions in convolutions varies."""
@@ -50,17 +45,18 @@ ANCHORED = 20
 
 
 class OneRank:
-    """A ResNet on one device, small on a CPU, and groups of this rank alone."""
+    """A ResNet on one device, small where a CPU computes it, and groups of this rank alone."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.device = open_kind(kind)
-        self.backend = "nccl" if kind == "cuda" else "gloo"
+        self.backend = BACKEND_OF[kind]
         torch.manual_seed(0)
-        size = {"depths": (1, 1), "width": 8, "classes": 10} if kind == "cpu" else {}
+        small = kind != "cuda"  # a CPU computes it
+        size = {"depths": (1, 1), "width": 8, "classes": 10} if small else {}
         module = resnet(**size).to(self.device.torch_device)  # type: ignore[arg-type]
-        self.workload = workload(module, **({"image": 32, "classes": 10} if kind == "cpu" else {}))
-        self.batch = 4 if kind == "cpu" else 64
+        self.workload = workload(module, **({"image": 32, "classes": 10} if small else {}))
+        self.batch = 4 if small else 64
         self.precision = Precision("bf16", kind)
 
     @contextlib.contextmanager
@@ -93,25 +89,6 @@ class OneRank:
         return DistributedDataParallel(
             self.workload.module, process_group=group, gradient_as_bucket_view=True
         )
-
-
-def stamped_phases(one: OneRank, folder: Path) -> list[Row]:
-    """Phases of the bare module's step by events and by the profiler, in the same steps."""
-    device = copy.copy(one.device)
-    device.clock = phases.MarkedClock(one.device.clock)  # type: ignore[assignment]
-    loop = one.loop(one.workload.module, device)
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if one.kind == "cuda" else [])
-    count = PROFILED + PROFILED_LEAD_IN
-    with profile(activities=activities) as profiled, device.clock.window(count * loop.stamps):
-        tokens = [loop.stamped() for _ in range(count)]
-        device.synchronize()
-    trace = folder / "trace.json.gz"
-    profiled.export_chrome_trace(str(trace))
-    with gzip.open(trace, "rt", encoding="utf-8") as file:
-        events = json.load(file)["traceEvents"]
-    by_events = phases.means_ms([device.clock.resolve(row) for row in tokens[PROFILED_LEAD_IN:]])
-    by_profiler = phases.means_ms(phases.steps_of(phases.borders_ns(events))[PROFILED_LEAD_IN:])
-    return [rows.phase(name, by_events[name], by_profiler[name]) for name in by_events]
 
 
 def probe_overhead(one: OneRank, group: Any, rounds: int) -> list[Row]:
@@ -232,7 +209,7 @@ def anchored(device: Accelerator) -> list[Row]:
     tokens, seen = [], []
     with device.clock.window(ANCHORED):
         for _ in range(ANCHORED):
-            time.sleep(1 / ANCHORED)
+            sleep(1 / ANCHORED)
             tokens.append(device.clock.stamp())
             device.synchronize()
             seen.append(now_ns())

@@ -36,6 +36,23 @@ class MarkedClock:
             return self._clock.stamp()  # type: ignore[no-any-return]
 
 
+class NotedClock:
+    """A clock that notes when the host took each stamp, for a device that the profiler does not know."""
+
+    def __init__(self, clock: Any) -> None:
+        self._clock, self.noted_ns = clock, list[int]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clock, name)
+
+    def stamp(self) -> int:
+        """Convert as the clock does."""
+        from scaling.worker.accelerator.clock import now_ns
+
+        self.noted_ns.append(now_ns())
+        return self._clock.stamp()  # type: ignore[no-any-return]
+
+
 def borders_ns(events: Iterable[Mapping[str, Any]]) -> list[int]:
     """When each mark was reached on the device, from the events of a Chrome trace (times in us), in order.
 
@@ -65,15 +82,30 @@ def borders_ns(events: Iterable[Mapping[str, Any]]) -> list[int]:
         raise ValueError(
             f"the trace has no launch of {len(work) - len(known)} of {len(work)} pieces of device work"
         )
-    begun = [begin for begin, _ in known]
-    ended = list(accumulate((end for _, end in known), max))
     recorded.sort()
-    found = []
+    places = []
     for low, high in sorted(marks):
         at = bisect_left(recorded, low)
-        mark = recorded[at] if at < len(recorded) and recorded[at] <= high else (low + high) / 2
+        places.append(recorded[at] if at < len(recorded) and recorded[at] <= high else (low + high) / 2)
+    return [round(reached * 1000) for reached in _reached(places, known)]
+
+
+def borders_of_tasks_ns(noted_ns: Sequence[int], tasks: Iterable[tuple[int, int]]) -> list[int]:
+    """When each noted stamp was reached on a simulated device, from (queued, end) of its tasks on one stream.
+
+    The host spends a launch's time before it queues a task, so one that was queued at a stamp's time came before it.
+    """
+    return [round(reached) for reached in _reached(noted_ns, sorted(tasks))]
+
+
+def _reached(marks: Sequence[float], work: Sequence[tuple[float, float]]) -> list[float]:
+    """When a stream that does its work in order reaches each mark; `work` is (launched, end), sorted."""
+    begun = [begin for begin, _ in work]
+    ended = list(accumulate((end for _, end in work), max))
+    found = []
+    for mark in marks:
         before = bisect_right(begun, mark)
-        found.append(round(max(mark, ended[before - 1] if before else mark) * 1000))
+        found.append(max(mark, ended[before - 1]) if before else mark)
     return found
 
 

@@ -126,3 +126,8 @@ def test_the_network_is_resnet_50_in_size(gpu_parts):
     assert sum(p.numel() for p in module.parameters()) == 25_557_032
     small = gpu_parts.resnet.resnet((1, 1), width=8, classes=10)
     assert small(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_a_stamp_on_a_simulated_device_is_reached_with_the_work_queued_before_it(phases):
+    tasks = [(10, 40), (20, 70), (90, 95)]  # (queued, end): the stream is busy until 70, then idle
+    assert phases.borders_of_tasks_ns([5, 10, 25, 80, 90], tasks) == [5, 40, 70, 80, 95]

@@ -82,15 +82,15 @@ def test_groups_share_the_wire_of_a_node_that_both_touch():
     assert ranks.run(neighbours, 4, ranks_per_node=4) == [[20_000]] * 4
 
 
-def slowed(rank, world, slowdown):
+def slowed(rank, world, slowdown, group=None):
     configure(slowdown=slowdown, kernel_us=0)
     set_link([(0, 3000)])
     set_cost(10_000, "aten::mm")
     x, w = torch.ones(256, device="sim"), torch.ones(8, 8, device="sim")
-    dist.all_reduce(x)
-    dist.barrier()
+    dist.all_reduce(x, group=group)
+    dist.barrier(group=group)
     with trace.recorded() as tasks:
-        work = dist.all_reduce(x, async_op=True)
+        work = dist.all_reduce(x, async_op=True, group=group)
         for _ in range(2):
             torch.mm(w, w)
         work.wait()
@@ -102,3 +102,21 @@ def slowed(rank, world, slowdown):
 def test_a_transfer_slows_the_kernels_beside_it():
     assert ranks.run(slowed, 2, slowdown=0.5) == [([11 * MS, 10 * MS], [3 * MS])] * 2
     assert ranks.run(slowed, 2, slowdown=0.0) == [([10 * MS, 10 * MS], [3 * MS])] * 2
+
+
+def in_groups_of_their_own(rank, world, store):
+    """The first groups of two ranks are not the same, and not the whole job's."""
+    file = dist.FileStore(store, world)
+    dist.init_process_group("gloo", store=file, rank=rank, world_size=world)
+    pairs = [dist.new_group([0, 1], backend="simccl")]
+    dist.barrier()
+    pairs += [dist.new_group([2, 3], backend="simccl")]
+    whole = dist.new_group(list(range(world)), backend="simccl")
+    dist.all_reduce(torch.ones(8, device="sim"), group=whole)
+    return [slowed(rank, world, slowdown=0.5, group=group) for group in (pairs[rank // 2], whole)]
+
+
+def test_ranks_find_each_other_whose_first_groups_differ(tmp_path):
+    """World sizes of 2 and 4 in one launch: the ranks of the first pair had a group before the others had any."""
+    alike = [([11 * MS, 10 * MS], [3 * MS])] * 2
+    assert ranks.run(in_groups_of_their_own, 4, group=False, store=str(tmp_path / "store")) == [alike] * 4

@@ -4,7 +4,9 @@
 
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <algorithm>
+#include <cstdlib>
 
 namespace sim {
 namespace {
@@ -18,19 +20,25 @@ std::string told(const StorePtr& store, const std::string& name) {
   auto v = store->get(name);
   return {v.begin(), v.end()};
 }
-// Once a process: all ranks settle shared wires together (wire.h).
-void join(const StorePtr& store, int rank, int size) {
+int number_in(const char* variable, int otherwise) {
+  const char* said = std::getenv(variable);
+  return said ? std::atoi(said) : otherwise;
+}
+// Once a process, with its first group: all ranks of the job settle shared wires together (wire.h). The first
+// groups of two ranks need not be the same, so they find each other in the store of the whole job. Nobody
+// waits for ranks that are in no group yet.
+void join(const StorePtr& store, int rank) {
   static std::once_flag once;
   std::call_once(once, [&] {
     for (int d = 0; d < config().devices; ++d)
       for (auto& mark : record_all(d)) host_reach(mark->wait());
-    if (rank == 0)
-      store->set("world", as_value(make_world(rank)));
+    auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get());
+    auto job = prefixed ? prefixed->getUnderlyingNonPrefixStore() : store;
+    auto name = "simccl/" + std::to_string(number_in("TORCHELASTIC_RESTART_COUNT", 0)) + "/world";
+    if (job->add(name + "/makes", 1) == 1)
+      job->set(name, as_value(make_world(rank)));
     else
-      join_world(told(store, "world"), rank);
-    all_in(store, "world", size);
-    if (rank == 0)
-      unlink_world();
+      join_world(told(job, name), rank);
   });
 }
 }  // namespace
@@ -69,7 +77,9 @@ SimCCL::SimCCL(StorePtr store, int rank, int size, std::chrono::milliseconds tim
   if (ranks_.empty())  // the default group
     for (int r = 0; r < size; ++r) ranks_.push_back(r);
   if (size > 1 && !config().alike)
-    join(store_, rank, size);
+    join(store_, int(ranks_[size_t(rank)]));
+  if (size > 1 && !config().alike && size == number_in("WORLD_SIZE", size))
+    all_in(store_, "world", size);  // from here on none of the job's ranks is missing
 }
 
 // As NCCL's: made at the first operation, by all its ranks at once; the hosts wait for each other.

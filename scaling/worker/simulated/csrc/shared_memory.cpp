@@ -40,6 +40,9 @@ SharedMemory::~SharedMemory() {
   close(fd_);
 }
 void SharedMemory::unlink() const { ::unlink(path_.c_str()); }
+std::string SharedMemory::reference() const {
+  return "/proc/" + std::to_string(getpid()) + "/fd/" + std::to_string(fd_);
+}
 
 static struct flock byte_of(int rank) {
   struct flock f{};

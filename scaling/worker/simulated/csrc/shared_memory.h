@@ -18,6 +18,7 @@ class SharedMemory {
   char* data() const { return data_; }
   const std::string& path() const { return path_; }
   void unlink() const;
+  std::string reference() const;  // opens it while this process lives, after `unlink` too
   // Each rank holds a lock on its byte of the file, which the system lets go when the process ends.
   void sign_in(int rank) const;
   bool signed_in(int rank) const;  // of another process

@@ -204,8 +204,9 @@ std::string make_world(int rank) {
   auto made = SharedMemory::create(sizeof(World));
   reinterpret_cast<World*>(made.data())->lock.init();
   memory = std::make_unique<SharedMemory>(std::move(made));
-  join_world(memory->path(), rank);
-  return memory->path();
+  memory->unlink();  // a job may end before all its ranks have joined
+  join_world("", rank);
+  return memory->reference();
 }
 // Called by the host when its streams are done; the last of them may still have to say so.
 void join_world(const std::string& path, int rank) {
@@ -216,10 +217,6 @@ void join_world(const std::string& path, int rank) {
   auto* w = reinterpret_cast<World*>(memory->data());
   w->working += 1;
   joined = w;
-}
-void unlink_world() {
-  if (memory)
-    memory->unlink();
 }
 void leave_world() {
   if (joined.load())

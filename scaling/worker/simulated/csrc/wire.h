@@ -27,9 +27,9 @@ bool shares(const std::string& group);  // whether such transfers have to be set
 ns_t settle_transfer(const Transfer& t);
 ns_t settle_kernel(int device, ns_t start, ns_t alone);
 
-// All ranks of the job settle together once they have joined: who makes the memory names it to the others.
+// All ranks of the job settle together once they have joined, each with its number in the job: who makes the
+// memory names it to the others.
 std::string make_world(int rank);
 void join_world(const std::string& path, int rank);
-void unlink_world();
 void leave_world();
 }  // namespace sim
