@@ -75,6 +75,8 @@ MEASURED = (
         "benchmarks/hosts.py",
         "benchmarks/gpu_parts",
         "benchmarks/simulated_parts",
+        "benchmarks/overhead_parts",
+        "benchmarks/truth_parts",
         "tests/support/simulated_cluster.py",
     ),
 )

@@ -130,7 +130,8 @@ def updates(tables: Tables, plan: Plan) -> tuple[str, ...]:
         return ()
     return (
         f"an optimizer stepped in {updated} of {steps.height} steps that were looked at, and gradients were reduced in "
-        "all: put ddp.no_sync() around those that only accumulate; they then count as micro-steps of one step",
+        "all: put ddp.no_sync() around those that only accumulate (after fully_shard: "
+        "set_requires_gradient_sync(False) before them); they then count as micro-steps of one step",
     )
 
 

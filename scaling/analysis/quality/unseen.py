@@ -17,11 +17,11 @@ NOTABLE = 0.03
 """The same as in scaling.analysis.verdicts.verdict."""
 _STEP = ["launch", "block", "step", "rank"]
 _OF_PHASES = ("input", "host", "overlap")
-"""Causes that are differences of phases, which hold the waits in collectives beside DDP's."""
+"""Causes that are differences of phases, which hold the waits in collectives beside the model's own."""
 
 
 def warnings(tables: Tables, plan: Plan, buffers_bytes: int) -> tuple[str, ...]:
-    """What is known of the buffers' broadcasts, of the bitmap of used parameters, and of collectives beside DDP's."""
+    """What is known of the buffers' broadcasts, of the bitmap of used parameters, and of other collectives."""
     said = [text for text in (_beside(others(tables)),) if text]
     if _unseen(tables, plan, buffers_bytes):
         said.append(
@@ -79,8 +79,8 @@ def _beside(found: Others) -> str:
         return ""
     calls = "1 collective" if found.calls == 1 else f"{found.calls} collectives"
     return (
-        f"a step has {calls} beside DDP's ({format_bytes(found.bytes)}; another model's, SyncBatchNorm's or the loop's "
-        f"own): up to {found.share:.1%} of the step on a rank, counted in the phase where they lie"
+        f"a step has {calls} beside the model's own ({format_bytes(found.bytes)}; another model's, SyncBatchNorm's or "
+        f"the loop's): up to {found.share:.1%} of the step on a rank, counted in the phase where they lie"
     )
 
 
@@ -95,7 +95,7 @@ def bounded(verdicts: tuple[Verdict, ...], tables: Tables) -> tuple[Verdict, ...
         return verdicts
     named = ", ".join(dict.fromkeys(v.cause for v in lost))
     why = (
-        f"{named}: cannot be told from waiting for other ranks in collectives beside DDP's, which take up to "
+        f"{named}: cannot be told from waiting for other ranks in collectives beside the model's own, which take up to "
         f"{found.share:.0%} of a step"
     )
     return (

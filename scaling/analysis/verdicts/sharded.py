@@ -86,14 +86,20 @@ def _other_mesh(point: Point, spec: Spec) -> tuple[Offer, ...]:
     """Shards within a host where they reach across hosts, and whole copies, since the model fits one rank."""
     within = spec.topology.ranks_per_host
     across = point.parallel is not None and point.hosts > 1 and point.parallel.shard > within > 1
+    copies = _where_it_fits(point, spec)
     if not across:
-        return (_replicated(spec),)
+        return copies
     hsdp = Offer(
         overrides="parallel=hsdp_tp" if spec.parallel.divided else "parallel=hsdp",
         code=f"fully_shard over a mesh of hosts x {within}: all-gathers stay within a host; a rank holds "
         f"{point.parallel.shard // within if point.parallel else 1} times the parameters",
     )
-    return (hsdp, _replicated(spec))
+    return (hsdp, *copies)
+
+
+def _where_it_fits(point: Point, spec: Spec) -> tuple[Offer, ...]:
+    """Whole copies, where one rank has run the whole model; a loop of one's own does not show whether it could."""
+    return () if point.arms_ms.bare_one is None else (_replicated(spec),)
 
 
 def _replicated(spec: Spec) -> Offer:

@@ -31,12 +31,12 @@ class Buckets:
         """Bytes of the buckets, once a step was recorded: DDP has settled them by then."""
         self._types = {parameter.dtype for parameter in ddp.parameters()}
 
-    def rows(self, seen: Sequence[Seen], over: int) -> list[CollectiveRow]:
+    def rows(self, seen: Sequence[Seen]) -> list[CollectiveRow]:
         """The step's buckets, with tokens as stamps, and then the collectives that are not DDP's.
 
-        A bucket counts as ready when it is launched. `over`: token of when all were done on this rank. It stands in
-        for a `done` whose callback has not run yet, since callbacks come from another thread that may still wait for
-        the interpreter. DDP's broadcasts of buffers are left out: they are stamped where they are waited for.
+        A bucket counts as ready when it is launched. Its `done` is 0 where the callback has not run yet, since
+        callbacks come from another thread that may still wait for the interpreter: it was done when the backward was.
+        DDP's broadcasts of buffers are left out: they are stamped where they are waited for.
         """
         if self._key == 1:
             return []
@@ -46,9 +46,9 @@ class Buckets:
             own = self._in_order(own)
         known = {id(one) for one in (*own, *(one for one in ours if one.kind == _BROADCAST))}
         others = [one for one in seen if id(one) not in known]
-        return [*self._buckets(own, over), *self._others(others, len(own))]
+        return [*self._buckets(own), *self._others(others, len(own))]
 
-    def _buckets(self, own: Sequence[Seen], over: int) -> list[CollectiveRow]:
+    def _buckets(self, own: Sequence[Seen]) -> list[CollectiveRow]:
         return [
             CollectiveRow(
                 seq=seq,
@@ -57,7 +57,7 @@ class Buckets:
                 bytes=one.bytes,
                 ready_ns=one.launch,
                 launch_ns=one.launch,
-                done_ns=one.done or over,
+                done_ns=one.done,
             )
             for seq, one in enumerate(own)
         ]

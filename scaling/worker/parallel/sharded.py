@@ -52,9 +52,13 @@ class Shards:
         groups: Mapping[int, Group],
         world_size: int,
         device: Accelerator,
+        host: bool | None = None,
     ) -> None:
+        """`host`: whether the host itself waits for collectives; None: as the back end has it."""
         self._spec, self._workload, self._device, self._n = spec, workload, device, world_size
         self._groups = groups
+        of_host = backend_of(groups[1].data, device.type) in HOST_BACKENDS
+        self._host = of_host if host is None else host
         self.wire_dtype = TYPES[spec.fsdp.reduce_dtype]
         self._names = unit_names(workload.module, spec.fsdp.units, workload.blocks)
         self._reduces: Any = None
@@ -70,9 +74,7 @@ class Shards:
         self.free()
         degrees = Mesh() if alone else self._spec.parallel.mesh(self._n)
         mesh, keys = self._mesh(degrees)
-        backend = backend_of(self._groups[1].data, self._device.type)
         module = copy.deepcopy(self._workload.module)
-        host = backend in HOST_BACKENDS
         divided = Divided()
         if degrees.tensor > 1:
             divided = divide(self._workload, module, mesh["tensor"])
@@ -86,7 +88,7 @@ class Shards:
                 _over_samples(mesh),
                 names=self._names,
                 precision=self._spec.precision,
-                host=host,
+                host=self._host,
                 reduces=self._reduces,
             )
             self._reduces = self._reduces or (None if alone else reduces_of(units))
@@ -98,7 +100,7 @@ class Shards:
             keys,
             self._device,
             others={} if alone else self._others(),
-            host=host,
+            host=self._host,
             divided=divided,
         )
 

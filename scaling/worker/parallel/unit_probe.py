@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from scaling.records.format import CollectiveRow
 from scaling.spec.run import KINDS
+from scaling.spec.schedule import PHASES
 from scaling.spec.sweep import Message
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.functional import FunctionalWaits
@@ -18,6 +19,7 @@ from scaling.worker.parallel.tap import Seen, Tap
 from scaling.worker.parallel.watch import Mark, Watch
 
 _ALL_GATHER, _REDUCE_SCATTER = KINDS.index("all_gather"), KINDS.index("reduce_scatter")
+_OTHER = PHASES.index("other")
 STAMPS_A_UNIT = 14
 """Three collectives with launch and end, and begin and end of as many waits, in a forward and a backward."""
 
@@ -72,6 +74,7 @@ class UnitProbe:
         return Taken(rows, waits)
 
     def _row(self, seq: int, seen: Seen) -> CollectiveRow:
+        of_layers = self._of_layers(seen)
         return CollectiveRow(
             seq=seq,
             kind=seen.kind,
@@ -81,8 +84,8 @@ class UnitProbe:
             launch_ns=seen.launch,
             done_ns=seen.done or seen.resume,
             enqueue_ns=seen.enqueue_ns,
-            phase=seen.phase,
-            unit=len(self._sizes) if self._of_layers(seen) else seen.unit,
+            phase=seen.phase if of_layers or seen.unit >= 0 else _OTHER,
+            unit=len(self._sizes) if of_layers else seen.unit,
             wait_ns=seen.wait,
             resume_ns=seen.resume,
         )

@@ -5,6 +5,9 @@ is to be used again; and at the end of backward for what is left. On an accelera
 stamps are events on it; on the host's back end (Gloo) the host itself does. torch has no hooks there. So while a watch
 is on, four methods of each parameter group are replaced by ones that take stamps and wait first; torch's own wait that
 follows finds nothing left to wait for. Nothing else changes, and they are put back after the block.
+
+On the host's back end a unit's own calls of collectives may block, where they were not made asynchronous. These are
+stamped around the call (blocking.Blocking).
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
+from scaling.worker.parallel.blocking import Blocking
 from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Wait
 from scaling.worker.parallel.tap import Seen, Tap
 
@@ -37,9 +41,14 @@ class Mark(NamedTuple):
 class Watch:
     """The stamps of one sharded module."""
 
-    def __init__(self, groups: Sequence[Any], stamp: Callable[[], int], *, host: bool) -> None:
-        """`groups`: the units' FSDPParamGroups, in the order of units. `host`: the host itself waits."""
-        self._groups, self._stamp, self._host = groups, stamp, host
+    def __init__(
+        self, groups: Sequence[Any], stamp: Callable[[], int], *, host: bool, weighs: bool = True
+    ) -> None:
+        """`groups`: the units' FSDPParamGroups, in the order of units. `host`: the host itself waits.
+
+        `weighs`: add up what is gathered in the first step of a block, which then has to go untimed.
+        """
+        self._groups, self._stamp, self._host, self._weighing = groups, stamp, host, weighs
         self._tap: Tap | None = None
         self._gathered: dict[int, Seen] = {}
         self._reduced: list[Seen] = []
@@ -63,7 +72,8 @@ class Watch:
     @contextlib.contextmanager
     def on(self, tap: Tap | None = None) -> Iterator[None]:
         """Stamp inside; `tap`: also tell it each collective's unit and phase, and where it is waited for."""
-        self._tap, self.on_now, self._weighs = tap, True, tap is not None
+        self._tap, self.on_now = tap, True
+        self._weighs = self._weighing and tap is not None
         self._gathered, self._reduced, self._launched = {}, [], {}
         self.waits, self.marks = [], []
         for unit, group in enumerate(self._groups):
@@ -73,8 +83,7 @@ class Watch:
                     name,
                     functools.partial(getattr(self, f"_{name}"), getattr(group, name), group, unit),
                 )
-            if self._host and group._is_hsdp:  # noqa: SLF001
-                group._all_reduce_hook = self._all_reduced  # noqa: SLF001
+        calls = [Blocking(group, self) for group in self._groups] if self._host else []
         try:
             yield
         finally:
@@ -82,8 +91,8 @@ class Watch:
             for group in self._groups:
                 for name in _REPLACED:
                     delattr(group, name)
-                if group._all_reduce_hook == self._all_reduced:  # noqa: SLF001
-                    group._all_reduce_hook = None  # noqa: SLF001
+            for one in calls:
+                one.put_back()
 
     @contextlib.contextmanager
     def exchanging(self) -> Iterator[None]:
@@ -95,9 +104,17 @@ class Watch:
         if self.on_now:
             self.waits.append(Wait(BACKWARD, begin, self._since))
 
-    def _all_reduced(self, _gradients: Any) -> None:
+    def all_reduced(self) -> None:
         """Behind HSDP's all-reduce, which blocked the host since the reduce-scatter before it, where there is one."""
         self.waits.append(Wait(BACKWARD, self._since, self._stamp()))
+
+    def gathered(self, inner: Callable[[], Any], group: Any) -> Any:
+        """Make a unit's all-gather; one that is not asynchronous blocks the host."""
+        begin, phase = self._stamp(), _phase(group)
+        work = inner()
+        if work is None:
+            self.waits.append(Wait(phase, begin, self._stamp()))
+        return work
 
     @contextlib.contextmanager
     def _of(self, unit: int, phase: int) -> Iterator[list[Seen]]:
@@ -119,7 +136,7 @@ class Watch:
         if group._all_gather_result is not None or group.is_unsharded:  # noqa: SLF001
             inner(async_op)
             return
-        at = self._stamp()
+        at = self._launching(group, async_op)
         with self._of(unit, _phase(group)) as seen:
             inner(async_op)
         if group._all_gather_result is not None:  # noqa: SLF001
@@ -127,6 +144,14 @@ class Watch:
             if seen:
                 self._gathered[unit] = seen[-1]
         self._weigh()
+
+    def _launching(self, group: Any, async_op: bool) -> int:
+        """When an all-gather can begin: on an accelerator its stream runs ahead of the one that computes."""
+        if self._host:
+            return self._stamp()
+        stream = group.comm_ctx.get_all_gather_streams(async_op, group._training_state)[1]  # noqa: SLF001
+        with group.device_handle.stream(stream):
+            return self._stamp()
 
     def _wait_for_unshard(self, inner: Any, group: Any, unit: int) -> None:
         result = group._all_gather_result  # noqa: SLF001
@@ -136,11 +161,12 @@ class Watch:
         begin, phase, seen = self._stamp(), _phase(group), self._gathered.pop(unit, None)
         self.marks.append(Mark(False, phase, unit, self._launched.pop(unit, begin), begin))
         sends = bool(result.all_gather_input_split_sizes)  # over one rank nothing is gathered
+        blocked = self._host and result.all_gather_work is None  # the call itself was the wait
         if isinstance(result.all_gather_work, dist.Work):
             result.all_gather_work.wait()
         elif sends and not self._host and result.all_gather_event is not None:
             group.device_handle.current_stream().wait_event(result.all_gather_event)
-        if sends:
+        if sends and not blocked:
             self._waited(phase, begin, [seen] if seen else [])
         inner()
         self._weigh()

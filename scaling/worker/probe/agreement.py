@@ -1,4 +1,4 @@
-"""Before the first step, the ranks of a DDP group agree on a folder, or on training without the probe.
+"""Before the first step, the ranks that train together agree on a folder, or on training without the probe.
 
 They agree over the store only. A rank that opens no probe must not hold up the others: every wait ends, and no
 collective is entered before every rank has reported.
@@ -11,13 +11,12 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import ScalingError
 from scaling.records.paths import LaunchFolder, RunFolder, default_folder
@@ -30,12 +29,12 @@ POLL_S = 0.02
 
 
 class Agreement:
-    """The ranks of DDP's group, numbered within it, and what they agreed on."""
+    """The ranks of one model, numbered among them, and what they agreed on."""
 
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        group = ddp.process_group
-        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self.members = list(dist.get_process_group_ranks(group))
+    def __init__(self, members: Sequence[int]) -> None:
+        """`members`: the ranks in the default group, in their order."""
+        self.members = list(members)
+        self.rank, self.world = self.members.index(dist.get_rank()), len(self.members)
         everybody = dist.distributed_c10d._get_default_store()  # noqa: SLF001
         self._met = dist.PrefixStore(f"scaling/own/{self.members}", everybody)  # type: ignore[attr-defined]
         self.store: Any = None

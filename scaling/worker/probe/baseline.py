@@ -1,12 +1,13 @@
 """Run the arms that a user's loop does not run itself, on its live model.
 
 They are: one rank alone, all ranks without DDP, DDP over one rank, and messages without training. Their rounds are
-numbered -1, -2, ...; the caller restores what they change.
+numbered -1, -2, ...
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -26,7 +27,9 @@ from scaling.worker.measure.recorder import Usage
 from scaling.worker.parallel.ddp import bucket_bytes, wrap
 from scaling.worker.parallel.groups import Group
 from scaling.worker.probe.phases import Phases, step_row
+from scaling.worker.probe.state import State
 from scaling.worker.probe.track import Sink
+from scaling.worker.session.control import Aborted
 from scaling.worker.session.session import Session
 
 Step = Callable[[torch.nn.Module], Any]
@@ -78,6 +81,19 @@ class Baseline:
         self._exchange = Exchange(self._device)
         self._rounds = 0
         self._number, self._arm, self._alone = 0, "", -1
+
+    def restoring(
+        self, others: Sequence[Any], step: Step, *, rounds: int, steps: int, compiled: bool
+    ) -> None:
+        """`run`, and restore whatever steps change, and the state of `others`."""
+        state = State(self._ddp.module, self._phases.optimizers.values(), others)
+        try:
+            for parameter in self._ddp.parameters():
+                parameter.grad = None
+            self.run(step, rounds=rounds, steps=steps, compiled=compiled)
+        finally:
+            self._phases.inside = False
+            state.restore()
 
     def run(self, step: Step, *, rounds: int, steps: int, compiled: bool) -> None:
         """Measure. The caller restores what steps change. Aborted and TimeoutError as above, with no block running."""
@@ -214,3 +230,11 @@ def _collectives(groups: Sequence[Any]) -> list[int]:
         except (RuntimeError, AttributeError):
             counts.append(-1)
     return counts
+
+
+def why_not(error: Aborted | TimeoutError) -> str:
+    """Which rank stopped and why, or what was waited for in vain."""
+    if isinstance(error, TimeoutError):
+        return str(error)
+    record = json.loads(str(error))
+    return f"rank {record['rank']} stopped ({record['message']})"

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.fsdp import FSDPModule
 
 from scaling.spec.plan import OWN_LOOP, SCHEMA, Plan, Trial
-from scaling.spec.run import Ddp, Measure, Model, Spec, Tracking
+from scaling.spec.run import Measure, Model, Spec, Tracking
 from scaling.spec.topology import Topology
 from scaling.version import __version__
 from scaling.worker.accelerator import cuda
-from scaling.worker.parallel.ddp import has_own_hook
-from scaling.worker.parallel.tap import backend_of
 from scaling.worker.probe.agreement import Agreement
+from scaling.worker.probe.followed import Followed
 from scaling.worker.probe.schedule import ROUND_STEPS, WARMUP
 
 NAME = "own loop"
@@ -35,7 +34,7 @@ MEASURE = Measure(
 
 
 def describe_loop(
-    ddp: DistributedDataParallel,
+    followed: Followed,
     agreement: Agreement,
     *,
     batch: int,
@@ -44,35 +43,29 @@ def describe_loop(
     name: str | None = None,
 ) -> Plan:
     """One trial at the group's size. `batch`: samples a rank and step, 0 where unknown."""
-    parameter = next(ddp.parameters())
+    device = next(followed.module.parameters()).device.type
     ranks_per_host = max(Counter(agreement.hosts).values())
     hosts = len(set(agreement.hosts))
     spec = Spec(
-        model=Model(name=name or _name(ddp.module), target="", args={}),
+        model=Model(name=name or _name(followed.module), target="", args={}),
         topology=Topology(
             name=NAME,
             kind="local",
             hosts=hosts,
             ranks_per_host=ranks_per_host,
-            device=parameter.device.type,
-            backend=backend_of(ddp.process_group, parameter.device.type),
+            device=device,
+            backend=followed.backend,
         ),
         world_sizes=(agreement.world,),
         mode="weak",
         batch_per_rank=batch,
         global_batch=batch * agreement.world,
-        precision=_tf32(precision, parameter.device.type),
+        precision=_tf32(precision, device),
         measure=MEASURE,
         accumulation_steps=accumulation,
-        ddp=Ddp(
-            bucket_cap_mb=ddp.bucket_bytes_cap / 2**20,
-            gradient_as_bucket_view=bool(ddp.gradient_as_bucket_view),
-            static_graph=bool(ddp.static_graph),
-            find_unused_parameters=bool(ddp.find_unused_parameters),
-            comm_hook="own" if has_own_hook(ddp) else "none",
-        ),
         threads=torch.get_num_threads(),
         tracking=Tracking(mode="disabled"),
+        **followed.settings(),
     )
     trial = Trial(world_size=agreement.world, hosts=hosts, batch=batch)
     return Plan(
@@ -87,7 +80,8 @@ def describe_loop(
 
 
 def _name(module: torch.nn.Module) -> str:
-    return type(getattr(module, "_orig_mod", module)).__name__
+    kind = type(getattr(module, "_orig_mod", module))
+    return kind.__name__.removeprefix("FSDP") if issubclass(kind, FSDPModule) else kind.__name__
 
 
 def _tf32(precision: str, device: str) -> str:

@@ -5,8 +5,8 @@ one `Optimizer.step` to the end of the next, and is entered at the first forward
 in between is a pause as it is around `probe.step()`. What runs between an optimizer's step and the next forward
 (`zero_grad`, logging) counts as input, which is coarser than two lines in the script.
 
-Several models: the largest DistributedDataParallel and its optimizer are followed, chosen when an optimizer has stepped
-for the second time. Every rank sees the same models and steps, so all choose alike.
+Several models: the largest DistributedDataParallel, or module after fully_shard, and its optimizer are followed, chosen
+when an optimizer has stepped for the second time. Every rank sees the same models and steps, so all choose alike.
 """
 
 from __future__ import annotations
@@ -22,21 +22,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed._composable.fsdp
+from torch.distributed import fsdp
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from scaling.worker.probe.probe import Probe
+
+_SHARDING: list[Any] = [fsdp, fsdp._fully_shard, torch.distributed._composable.fsdp]  # noqa: SLF001
+"""Where scripts find fully_shard."""
 
 
 class Hooked:
     """Finds the model and its steps, and puts a Probe around them."""
 
     def __init__(self) -> None:
-        self._models: weakref.WeakKeyDictionary[DistributedDataParallel, Any] = weakref.WeakKeyDictionary()
+        self._models: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
         """Models, with the handle of the hook on their forward."""
-        self._stepped: dict[int, DistributedDataParallel] = {}
+        self._stepped: dict[int, torch.nn.Module] = {}
         """The largest model of each optimizer that stepped, in order."""
-        self._chosen: DistributedDataParallel | None = None
+        self._chosen: torch.nn.Module | None = None
         self._optimizer = 0
         self._probe: Probe | None = None
         self._inside: contextlib.ExitStack | None = None
@@ -44,32 +49,45 @@ class Hooked:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Inside, every DistributedDataParallel that is made is seen."""
+        """Inside, every DistributedDataParallel that is made, and every module that is sharded, is seen."""
         made = DistributedDataParallel.__init__
 
         @functools.wraps(made)
         def init(ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
             made(ddp, *args, **kwargs)
-            self._models[ddp] = ddp.register_forward_pre_hook(self._before_forward)
+            self._see(ddp)
+
+        shard: Any = fsdp.fully_shard
+
+        @functools.wraps(shard)
+        def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
+            found = shard(module, *args, **kwargs)
+            for one in module if isinstance(module, list | tuple) else [module]:
+                self._see(one)
+            return found
 
         compile_: Any = torch.compile
 
         @functools.wraps(compile_)
         def compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
             outer = compile_(model, *args, **kwargs)
-            if isinstance(model, DistributedDataParallel) and model in self._models:
+            if isinstance(model, torch.nn.Module) and model in self._models:
                 self._models[model].remove()  # it would be traced; the outer module's hooks are not
                 self._models[model] = outer.register_forward_pre_hook(self._before_forward)
             return outer
 
         DistributedDataParallel.__init__ = init  # type: ignore[method-assign, assignment]
         torch.compile = compiled
+        for place in _SHARDING:
+            place.fully_shard = fully_shard
         self._handle = register_optimizer_step_post_hook(self._after_step)
         try:
             yield
         finally:
             DistributedDataParallel.__init__ = made  # type: ignore[method-assign]
             torch.compile = compile_
+            for place in _SHARDING:
+                place.fully_shard = shard
             self._handle.remove()
 
     def close(self, error: BaseException | None) -> None:
@@ -78,7 +96,8 @@ class Hooked:
             self._probe.close(error)
         elif error is None and os.environ.get("RANK", "0") == "0":
             print(
-                "scaling: Probe: no training of a DistributedDataParallel was seen; nothing was recorded",
+                "scaling: Probe: no training of a DistributedDataParallel, or of a module after fully_shard, was seen; "
+                "nothing was recorded",
                 file=sys.stderr,
                 flush=True,
             )
@@ -94,7 +113,7 @@ class Hooked:
         """Note an optimizer's model; choose once an optimizer steps again, since all have stepped by then."""
         if id(optimizer) not in self._stepped:
             own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            mine = [ddp for ddp in self._models if any(id(p) in own for p in ddp.parameters())]
+            mine = [one for one in self._models if any(id(p) in own for p in one.parameters())]
             if mine:
                 self._stepped[id(optimizer)] = max(mine, key=_size)
             return
@@ -109,10 +128,15 @@ class Hooked:
         if self._probe is None:
             # The probe's own hooks act from the next forward on.
             self._probe = Probe(module).open()
+            self._models[self._chosen].remove()
+            self._models[self._chosen] = module.register_forward_pre_hook(self._before_forward, prepend=True)
             self._last()
         elif self._inside is None:
             self._inside = contextlib.ExitStack()
             self._inside.enter_context(self._probe.step())
+
+    def _see(self, model: torch.nn.Module) -> None:
+        self._models[model] = model.register_forward_pre_hook(self._before_forward)
 
     def _last(self) -> None:
         """Let the hook that ends a step run behind the probe's own, which stamps the optimizer's end."""
@@ -120,8 +144,9 @@ class Hooked:
         self._handle = register_optimizer_step_post_hook(self._after_step)
 
 
-def _size(ddp: DistributedDataParallel) -> int:
-    return sum(parameter.numel() for parameter in ddp.parameters())
+def _size(model: torch.nn.Module) -> tuple[int, int]:
+    """Elements of its parameters, and its modules: of a sharded model and its only unit the model is the larger."""
+    return sum(parameter.numel() for parameter in model.parameters()), sum(1 for _ in model.modules())
 
 
 def main() -> None:

@@ -6,18 +6,16 @@ import contextlib
 import dataclasses
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-
-from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records import codec
 from scaling.records.format import ClockRecord, EndRecord, PauseRecord, RecordedBlock
 from scaling.worker.measure.recorder import Recorder
-from scaling.worker.parallel.buffers import sends_buffers
-from scaling.worker.parallel.ddp import bucket_bytes
 from scaling.worker.probe.agreement import Agreement
 from scaling.worker.probe.clocks import FIRST_SLOT, Clocks
 from scaling.worker.probe.facts import describe_loop
+from scaling.worker.probe.followed import Followed
 from scaling.worker.probe.phases import Phases
 from scaling.worker.session.session import Session, cores_of_host
 
@@ -29,7 +27,7 @@ class LoopFile:
 
     def __init__(
         self,
-        ddp: DistributedDataParallel,
+        followed: Followed,
         session: Session,
         agreement: Agreement,
         clocks: Clocks,
@@ -43,7 +41,7 @@ class LoopFile:
         `name`: what reports call the model; None: its class.
         """
         self._name = name
-        self._ddp, self._session, self._agreement = ddp, session, agreement
+        self._followed, self._session, self._agreement = followed, session, agreement
         self._clocks, self._phases, self._batch = clocks, phases, batch
         self._samples: Counter[int] = Counter()
         self._recorder: Recorder | None = None
@@ -109,7 +107,7 @@ class LoopFile:
         if self._batch is None:
             self._batch = self._samples.most_common(1)[0][0] if self._samples else 0
         plan = describe_loop(
-            self._ddp,
+            self._followed,
             self._agreement,
             batch=self._batch,
             accumulation=accumulation,
@@ -117,11 +115,12 @@ class LoopFile:
             name=self._name,
         )
         session = self._session
-        apart = {} if sends_buffers(self._ddp) else {"buffers_bytes": 0}
-        session.record_environment(plan.spec, self._ddp.module, **apart)
-        groups = {session.world: range(session.world), 1: [session.rank]}
+        apart = {} if self._followed.sends_buffers else {"buffers_bytes": 0}
+        session.record_environment(plan.spec, self._followed.module, **apart)
+        groups: dict[int, Sequence[int]] = {session.world: range(session.world), 1: [session.rank]}
+        groups |= self._followed.groups()
         head = session.head(
-            groups, plan=codec.encode(plan), cores=cores_of_host(), buckets=bucket_bytes(self._ddp)
+            groups, plan=codec.encode(plan), cores=cores_of_host(), buckets=self._followed.sizes()
         )
         self._recorder = Recorder(session.folder.rank(session.rank), head, flush_s=FLUSH_S)
         for record in self._early:

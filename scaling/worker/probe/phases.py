@@ -4,7 +4,8 @@ A hook on the module marks the begin of forward. A hook on the gradients of its 
 the loss and its gradient count as forward. Optimizers' step hooks mark their steps. Two callbacks of the autograd
 engine mark the end of backward's compute and of its communication: the first is queued when backward begins, so it
 runs before the callback in which DDP waits for its last bucket; the second is queued by the first, so it runs after
-that. Nothing is patched and no value is changed.
+that. Nothing is patched and no value is changed. The hooks of a sharded module go before torch's own, which wait for
+its parameters.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from typing import Any
 
 import torch
 from torch.autograd import Variable
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _find_tensors  # lists, tuples, dicts and dataclasses
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from scaling.records.format import StepRow
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.parallel.buffers import sends_buffers, will_send_buffers
+from scaling.worker.parallel.strategy import FORWARD as IN_FORWARD
+from scaling.worker.parallel.strategy import Wait
+from scaling.worker.probe.followed import Followed
 
 _ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is no other way to see the end of backward's compute
 
@@ -34,15 +36,13 @@ Marks = list[tuple[int, int]]
 
 
 class Phases:
-    """Collects the marks of the current step. `wrapped` is the DDP module, or what torch.compile made of it."""
+    """Collects the marks of the current step. `wrapped` is the followed model, or what torch.compile made of it."""
 
-    def __init__(
-        self, ddp: DistributedDataParallel, wrapped: torch.nn.Module, stamp: Callable[[], int]
-    ) -> None:
-        self._ddp, self._wrapped = ddp, wrapped
+    def __init__(self, followed: Followed, wrapped: torch.nn.Module, stamp: Callable[[], int]) -> None:
+        self._followed, self._wrapped = followed, wrapped
         self._stamp = stamp
         self._marking = False
-        self._sends_buffers = sends_buffers(ddp)
+        self._sends_buffers = followed.sends_buffers
         self._sending = False
         """Whether the forward that has begun broadcasts the buffers before it reaches the module."""
         self._in_backward = False
@@ -62,14 +62,16 @@ class Phases:
         self.precision = ""
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         """Optimizers that stepped, by id."""
+        first = followed.hooks_first
         self._handles = [
-            wrapped.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            wrapped.register_forward_hook(self._after_forward),
+            wrapped.register_forward_pre_hook(self._before_forward, prepend=first, with_kwargs=True),
+            wrapped.register_forward_hook(self._after_forward, prepend=first),
             register_optimizer_step_pre_hook(self._before_optimizer),
             register_optimizer_step_post_hook(self._after_optimizer),
         ]
-        if wrapped is ddp:  # torch.compile would trace hooks inside a compiled module
-            self._handles.append(ddp.module.register_forward_pre_hook(self._before_inner))
+        inner = followed.module
+        if wrapped is followed.root is not inner:  # torch.compile would trace hooks inside a compiled module
+            self._handles.append(inner.register_forward_pre_hook(self._before_inner))
 
     @contextlib.contextmanager
     def also(self, module: torch.nn.Module) -> Iterator[None]:
@@ -107,11 +109,12 @@ class Phases:
             self.astray += torch.is_grad_enabled()
             return
         if self._marking:
-            self._sending = self._sends_buffers and module is self._wrapped and will_send_buffers(self._ddp)
+            sends = self._sends_buffers and module is self._wrapped
+            self._sending = sends and self._followed.will_send_buffers()
             self.marks.append((FORWARD, self._stamp()))
         if torch.is_grad_enabled():
             self.forwards += 1
-            self.synced |= self._ddp.require_backward_grad_sync
+            self.synced |= self._followed.reduces()
             if self.looking:
                 self._look(args, kwargs)
 
@@ -127,10 +130,9 @@ class Phases:
         tensors = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dim())
         first = next(tensors, None)
         self.samples += 0 if first is None else first.shape[0]
-        parameter = next(self._ddp.parameters())
-        dtype = parameter.dtype
-        if torch.is_autocast_enabled(parameter.device.type):
-            dtype = torch.get_autocast_dtype(parameter.device.type)
+        device, dtype = next(self._followed.module.parameters()).device.type, self._followed.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
         self.precision = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "fp32")
 
     def _after_forward(self, _module: Any, _args: Any, output: Any) -> None:
@@ -171,8 +173,12 @@ def broadcasts(marks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(begin, end) for (_, begin), (kind, end) in itertools.pairwise(marks) if kind == BUFFERS_END]
 
 
-def step_row(begin: int, marks: Sequence[tuple[int, int]], end: int) -> StepRow | None:
+def step_row(
+    begin: int, marks: Sequence[tuple[int, int]], end: int, waits: Sequence[Wait] | None = None
+) -> StepRow | None:
     """The row of a step, from its marks as host times, ns; None where no backward was seen.
+
+    `waits`: where the rank waited for communication, if the model tells; else it does after backward's compute.
 
     The time from the begin to the first forward is `input`. So is the time between a backward and the next forward,
     where the next micro-batch is fetched, unless an optimizer stepped in between.
@@ -212,10 +218,12 @@ def step_row(begin: int, marks: Sequence[tuple[int, int]], end: int) -> StepRow 
         forward_ns=spent["forward"],
         backward_ns=spent["backward"],
         optimizer_ns=spent["optimizer"],
-        compute_end_ns=compute_end,
+        compute_end_ns=compute_end if waits is None else sync_end,
         sync_end_ns=sync_end,
-        earlier_wait_ns=waited,
+        earlier_wait_ns=waited if waits is None else 0,
         buffer_wait_ns=buffered,
         buffer_begin_ns=buffers_begin,
         buffer_end_ns=buffers_end,
+        forward_wait_ns=sum(w.end - w.begin for w in waits or () if w.phase == IN_FORWARD),
+        backward_wait_ns=sum(w.end - w.begin for w in waits or () if w.phase != IN_FORWARD),
     )

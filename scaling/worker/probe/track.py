@@ -16,14 +16,14 @@ from scaling.spec.schedule import PHASES
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.measure.recorder import Reading, Usage
-from scaling.worker.parallel.buckets import Buckets
-from scaling.worker.parallel.buffers import broadcast_rows
-from scaling.worker.parallel.tap import Tap
-from scaling.worker.probe.phases import SYNC_END, Marks, Phases, broadcasts, step_row
+from scaling.worker.parallel.strategy import Detail, Take, Taken, Wait
+from scaling.worker.probe.phases import Marks, Phases, broadcasts, step_row
 from scaling.worker.probe.schedule import ROUND_STEPS, Planned, round_of, slot_of
 
 STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 5, 8
 
+DetailOf = Callable[[bool], Detail | None]
+"""What a stamped block records of communication, given whether it is a detailed one."""
 Sink = Callable[[RecordedBlock], None]
 """Takes whole blocks. It fills in the world size and the batch, which a track does not know."""
 
@@ -35,7 +35,7 @@ class _Row:
     begin: int
     end: int
     marks: Marks
-    collectives: list[CollectiveRow]
+    taken: Taken
 
 
 @dataclass(slots=True)
@@ -44,6 +44,8 @@ class _Open:
 
     planned: Planned
     usage: Usage
+    detail: Detail | None = None
+    """What it records of communication."""
     micro_steps: int = 1
     rows: list[_Row] = field(default_factory=list)
 
@@ -51,8 +53,8 @@ class _Open:
 class Track:
     """Follows the steps of one rank. Slow work happens between the last step of a block and the next block only."""
 
-    def __init__(self, phases: Phases, tap: Tap, buckets: Buckets, device: Accelerator, sink: Sink) -> None:
-        self._phases, self._tap, self._buckets, self._device, self._sink = phases, tap, buckets, device, sink
+    def __init__(self, phases: Phases, detail_of: DetailOf, device: Accelerator, sink: Sink) -> None:
+        self._phases, self._detail_of, self._device, self._sink = phases, detail_of, device, sink
         self._clock = device.clock
         self.steps = 0
         """Steps that have ended."""
@@ -61,6 +63,9 @@ class Track:
         self._planned: dict[int, Planned] = {}
         """Blocks of the current round, by their first step."""
         self._open: _Open | None = None
+        self._recording = contextlib.ExitStack()
+        """What the open block records of communication, while it does."""
+        self._take: Take = _nothing
         self._whole: list[_Open] = []
         """Whole blocks of the open window, as tokens."""
         self._resolved: list[RecordedBlock] = []
@@ -96,10 +101,8 @@ class Track:
             self._since = 0
         else:
             self._since = self._clock.stamp()
-            marks = self._phases.marks
-            sync_end = next((token for kind, token in reversed(marks) if kind == SYNC_END), 0)
-            collectives = self._buckets.rows(self._tap.take(), sync_end) if block.planned.detailed else []
-            block.rows.append(_Row(self._begin, self._since, marks, collectives))
+            taken = self._take(self._phases.forward_end_ns)
+            block.rows.append(_Row(self._begin, self._since, self._phases.marks, taken))
             block.micro_steps = max(block.micro_steps, self._phases.forwards)
         over = self._close() if block is not None and len(block.rows) == block.planned.steps else None
         if (self.steps in self._planned) or slot_of(self.steps) != slot_of(self.steps - 1):
@@ -137,28 +140,35 @@ class Track:
             if self._window is None:
                 self._begin_window()
                 over = None
-            self._open = _Open(planned, Usage())
-            if planned.detailed:
-                self._tap.open()
+            detail = self._detail_of(planned.detailed) if planned.stamped else None
+            self._open = _Open(planned, Usage(), detail)
+            if detail is not None:
+                self._take = self._recording.enter_context(detail.taking())
             self._open.usage.begin = over or Reading.take()
             self._since = self._clock.stamp()
 
     def _begin_window(self) -> None:
         micro_steps = max(1, self._phases.forwards)
-        each = STAMPS_A_STEP + STAMPS_A_MICRO_STEP * micro_steps
+        detail = self._detail_of(True)
+        more = 0 if detail is None else detail.stamps
+        each = STAMPS_A_STEP + (STAMPS_A_MICRO_STEP + more) * micro_steps
         self._window = contextlib.ExitStack()
         self._window.enter_context(self._clock.window(2 * ROUND_STEPS * each))
 
     def _close(self) -> Reading:
         assert self._open is not None
         self._open.usage.end = over = Reading.take()
-        self._tap.close()
+        self._stop_recording()
         self._whole.append(self._open)
         self._open = None
         return over
 
+    def _stop_recording(self) -> None:
+        self._recording.close()
+        self._take = _nothing
+
     def _give_up(self) -> None:
-        self._tap.close()
+        self._stop_recording()
         self._open = None
         self._since = 0
 
@@ -188,16 +198,19 @@ class Track:
                 steps.append(PlainRow(begin, end))
                 continue
             marks = [(kind, at) for (kind, _), at in zip(row.marks, times, strict=True)]
-            step = step_row(begin, marks, end)
+            waits = row.taken.waits
+            if waits is not None:
+                waits = [Wait(one.phase, *resolve([one.begin, one.end])) for one in waits]
+            step = step_row(begin, marks, end, waits)
             if step is None:
                 self.blind += 1
                 return None
             steps.append(step)
             if planned.detailed:
-                done = [resolve_collective(self._clock, one) for one in row.collectives]
-                known = [one._replace(done_ns=min(one.done_ns, _latest(one, step))) for one in done]
-                if met := broadcasts(marks):
-                    known += broadcast_rows(self._buckets.ddp, met, len(known))
+                done = [resolve_collective(self._clock, one) for one in row.taken.collectives or ()]
+                known = [one._replace(done_ns=_done(one, step)) for one in done]
+                if block.detail is not None and (met := broadcasts(marks)):
+                    known += block.detail.stamped(met, len(known))
                 collectives.append(known)
         record = BlockRecord(
             id=planned.id,
@@ -215,6 +228,11 @@ class Track:
         return RecordedBlock(block=record, steps=steps, collectives=collectives)
 
 
-def _latest(row: CollectiveRow, step: StepRow) -> int:
-    """When a collective can have ended at the latest: DDP's with its backward, others with the step."""
-    return step.end_ns if PHASES[row.phase] == "other" else step.sync_end_ns
+def _done(row: CollectiveRow, step: StepRow) -> int:
+    """When a collective ended. A model's own ends with its backward at the latest, others with the step."""
+    latest = step.end_ns if PHASES[row.phase] == "other" else step.sync_end_ns
+    return min(row.done_ns or latest, latest)
+
+
+def _nothing(_forward_end_ns: int) -> Taken:
+    return Taken(None, None)

@@ -39,7 +39,7 @@ def test_a_module_without_buffers_says_nothing(run):
     assert unseen.warnings(run.tables, run.plan, 0) == unseen.doubts(run.tables, run.plan, 0) == ()
 
 
-# Collectives beside DDP's
+# Collectives beside the model's own
 
 
 def with_others(run, took_ns, at="begin_ns"):
@@ -70,7 +70,7 @@ def test_other_collectives_are_said_with_what_they_take_at_most(run):
     assert (found.calls, found.bytes) == (1, 4096)
     assert found.share == pytest.approx(0.1, rel=0.1)
     said = unseen.warnings(tables, run.plan, 0)[0]
-    assert said.startswith("a step has 1 collective beside DDP's (4 KiB")
+    assert said.startswith("a step has 1 collective beside the model's own (4 KiB")
     assert unseen.others(run.tables) == unseen.Others()
 
 

@@ -86,5 +86,33 @@ def test_without_a_model_it_says_so_and_leaves_nothing(folder, capsys):
         optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
         optimizer.step()
         hooked.close(None)
-    assert "no training of a DistributedDataParallel was seen" in capsys.readouterr().err
+    assert (
+        "no training of a DistributedDataParallel, or of a module after fully_shard, was seen"
+        in capsys.readouterr().err
+    )
     assert not folder.path.exists()
+
+
+def test_it_follows_a_sharded_module_and_not_its_units(folder):
+    from torch.distributed import fsdp
+
+    before, hooked = fsdp.fully_shard, Hooked()
+    with hooked.installed():
+        from torch.distributed.fsdp import fully_shard  # as a script does
+
+        model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 2))
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(STEPS):
+            model(torch.ones(3, 8)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        hooked.close(None)
+    assert fsdp.fully_shard is before
+    rebuilt, tables, _ = derive(folder)
+    spec = rebuilt.plan.spec
+    assert (spec.model.name, spec.parallel.name, spec.batch_per_rank) == ("Sequential", "fsdp", 3)
+    assert rebuilt.analysis.points[0].parts_ms.forward.value > 0
+    assert set(tables.blocks["arm"]) == {"plain", "probe"}

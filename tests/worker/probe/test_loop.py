@@ -62,7 +62,7 @@ def test_a_second_training_in_the_same_folder_is_another_launch(found):
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ("not_ddp", "DistributedDataParallel is expected"),
+        ("not_ddp", "a DistributedDataParallel, or a module after fully_shard, is expected"),
         ("nested", "step() inside step()"),
         ("left_out", "step() was never entered"),
         ("two", "another Probe is open in this process"),

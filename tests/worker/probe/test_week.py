@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tracemalloc
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 from scaling.records.format import SCHEMA, SLOTS_WHOLE, CollectiveRow, HeadRecord, generation
 from scaling.worker.accelerator.clock import HostClock, now_ns
 from scaling.worker.measure.recorder import Recorder
+from scaling.worker.parallel.strategy import Taken
 from scaling.worker.probe.phases import BACKWARD, COMPUTE_END, FORWARD, OPTIMIZER, OPTIMIZER_END, SYNC_END
 from scaling.worker.probe.schedule import ROUND_STEPS, WARMUP
 from scaling.worker.probe.track import Track
@@ -24,37 +26,36 @@ class Phases:
     """A step's marks without a model."""
 
     def __init__(self):
-        self.forwards, self.marks = 1, []
+        self.forwards, self.marks, self.forward_end_ns = 1, [], 0
 
     def begin(self, *, marking):
         begin = now_ns()
         self.marks = [(kind, begin + k) for k, kind in enumerate(KIND)] if marking else []
 
 
-class Tap:
-    """Eight all-reduces a step without a group."""
+class Eight:
+    """Eight all-reduces a step, which end with its backward."""
 
-    def open(self):
-        self.is_open = True
+    stamps = 2 * BUCKETS
 
-    def close(self):
-        self.is_open = False
+    def __init__(self, phases):
+        self._phases = phases
 
-    def take(self):
-        return range(BUCKETS)
+    @contextlib.contextmanager
+    def taking(self):
+        yield self._take
 
-
-class Buckets:
-    """What the tap saw, as rows."""
-
-    def rows(self, seen, sync_end):
-        return [CollectiveRow(k, 0, 2, 2**23, sync_end - 2, sync_end - 1, sync_end) for k in seen]
+    def _take(self, _forward_end_ns):
+        at = dict(self._phases.marks)[SYNC_END]
+        return Taken([CollectiveRow(k, 0, 2, 2**23, at - 2, at - 1, at) for k in range(BUCKETS)], None)
 
 
 def tracked(path):
     """A track that records into a file, and its steps, so many at a time."""
     recorder = Recorder(path, HeadRecord(schema=SCHEMA, rank=0, host=0), flush_s=0.0)
-    track = Track(Phases(), Tap(), Buckets(), SimpleNamespace(clock=HostClock()), recorder.block)
+    device = SimpleNamespace(clock=HostClock())
+    phases = Phases()
+    track = Track(phases, lambda detailed: Eight(phases) if detailed else None, device, recorder.block)
     track.begin(paused=False)
 
     def steps(count):

@@ -64,26 +64,6 @@ class Windows(EventClock):
         self.open = 0
 
 
-class Tap:
-    """No collectives."""
-
-    def open(self):
-        pass
-
-    def close(self):
-        pass
-
-    def take(self):
-        return []
-
-
-class Buckets:
-    """None."""
-
-    def rows(self, seen, _sync_end):
-        return seen
-
-
 class Loop:
     """Steps of a track, and when they were entered and left by the host's clock."""
 
@@ -92,9 +72,9 @@ class Loop:
         self.blocks = {}
         self.entered: list[int] = []
         self.left: list[int] = []
-        phases = SimpleNamespace(forwards=1, marks=[], begin=self.mark)
+        phases = SimpleNamespace(forwards=1, marks=[], forward_end_ns=0, begin=self.mark)
         self.phases = phases
-        self.track = Track(phases, Tap(), Buckets(), SimpleNamespace(clock=self.clock), self.sink)
+        self.track = Track(phases, lambda _detailed: None, SimpleNamespace(clock=self.clock), self.sink)
         self.slots: list[int] = []
         self.track.between = self.slots.append
 

@@ -1,0 +1,146 @@
+"""A module that fully_shard was called on, in a user's loop: its units, its mesh, and how it accumulates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from scaling.spec.parallel import Fsdp, Mesh, Parallel
+from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.parallel.shard import param_groups, whole_bytes
+from scaling.worker.parallel.strategy import Detail
+from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
+from scaling.worker.parallel.unit_probe import UnitProbe
+from scaling.worker.parallel.watch import Watch
+
+
+class ShardedModel:
+    """A sharded module, as a probe sees it (probe.followed.Followed). Over two axes of ranks it is HSDP's."""
+
+    hooks_first = True
+    sends_buffers = False
+
+    def __init__(self, module: FSDPModule) -> None:
+        self._module = module
+        self._units = [one for one in module.modules() if isinstance(one, FSDPModule)]  # type: ignore[attr-defined]
+        self._groups = list({id(g): g for unit in self._units for g in param_groups(unit)}.values())
+        self._info: Any = self._groups[0].mesh_info if self._groups else None
+        self.members: list[int] = self._info.mesh.mesh.flatten().tolist() if self._info else [0]
+        self._watch: Watch | None = None
+
+    @property
+    def root(self) -> torch.nn.Module:
+        """The sharded module."""
+        assert isinstance(self._module, torch.nn.Module)
+        return self._module
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The same: fully_shard wraps nothing."""
+        return self.root
+
+    @property
+    def backend(self) -> str:
+        """The back end that carries the gradients."""
+        return backend_of(self._info.shard_process_group, next(self.root.parameters()).device.type)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which it computes."""
+        return self._groups[0].mp_policy.param_dtype or next(self.root.parameters()).dtype
+
+    def will_send_buffers(self) -> bool:
+        """fully_shard sends no buffers."""
+        return False
+
+    def reduces(self) -> bool:
+        """Some unit sums its gradients over all ranks; without set_requires_all_reduce HSDP does so over the shards."""
+        return any(g.reduce_grads and (g.all_reduce_grads or not g._is_hsdp) for g in self._groups)  # noqa: SLF001
+
+    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:
+        """Where the rank waits, and in detailed blocks every collective."""
+        host = self.backend in HOST_BACKENDS
+        self._watch = self._watch or Watch(self._groups, device.clock.stamp, host=host, weighs=False)
+        mesh, place = self._mesh, self.members.index(dist.get_rank())
+        if mesh.size == 1:
+            return UnitProbe(self._watch, {}, self.sizes(), device, detailed=False)
+        made = mesh.made_by_torch(place, self._fsdp)
+        others = {tuple(self.members[r] for r in ranks): key for key, ranks in made.items()}
+        return UnitProbe(self._watch, self._keys(), self.sizes(), device, detailed=detailed, others=others)
+
+    def sizes(self) -> list[int]:
+        """Bytes of each unit, whole."""
+        return [sum(whole_bytes(p) for p in group.fsdp_params) for group in self._groups]
+
+    def groups(self) -> Mapping[int, Sequence[int]]:
+        """The communicators of the mesh's axes, and those that torch made beside them."""
+        mesh, place = self._mesh, self.members.index(dist.get_rank())
+        axes, keys = mesh.axes(), mesh.keys()
+        own = {keys[axis]: next(g for g in groups if place in g) for axis, groups in axes.items()}
+        return own | mesh.made_by_torch(place, self._fsdp)
+
+    def settings(self) -> dict[str, Any]:
+        """The mesh, and how fully_shard was called."""
+        mesh = self._mesh
+        if self._replicated:
+            parallel = Parallel(name="hsdp", replicate=mesh.replicate, shard=mesh.shard)
+        else:
+            parallel = Parallel(name="fsdp", replicate=1, shard=-1)
+        return {"parallel": parallel, "fsdp": self._fsdp}
+
+    def refused(self) -> str:
+        """Why the mesh cannot be followed, if it cannot."""
+        if self._info is None:
+            return "fully_shard found no parameters in the model"
+        if any(group.mesh_info.mesh != self._info.mesh for group in self._groups):
+            return "its units are sharded over several meshes (experts, for instance), which is not followed"
+        if not hasattr(self._info, "shard_process_group") or self._info.mesh.ndim > 2:
+            return "its mesh has other axes than shard and replicate, which is not followed"
+        axes = self._info.mesh.ndim
+        tensors = (p for p in self.root.parameters() if isinstance(p, DTensor))
+        if any(p.device_mesh.ndim > axes for p in tensors):
+            return "its layers are divided over ranks as well (tensor parallel), which is not followed"
+        return ""
+
+    def no_baseline(self) -> str:
+        """A baseline needs the whole model on every rank."""
+        return "no rank has the whole of a sharded model; `scaling run parallel=fsdp` measures one rank alone beside it"
+
+    @property
+    def _replicated(self) -> bool:
+        return bool(self._groups[0]._is_hsdp)  # noqa: SLF001
+
+    @property
+    def _mesh(self) -> Mesh:
+        copies = self._info.replicate_mesh_size if self._replicated else 1
+        return Mesh(replicate=copies, shard=self._info.shard_mesh_size)
+
+    def _keys(self) -> dict[str, int]:
+        """Keys of the axes' communicators by their groups' names."""
+        keys, info = self._mesh.keys(), self._info
+        over = {"shard": info.shard_process_group}
+        if self._replicated:
+            over["replicate"] = info.replicate_process_group
+        return {group.group_name: keys.get(axis, 1) for axis, group in over.items()}
+
+    @property
+    def _fsdp(self) -> Fsdp:
+        """How fully_shard was called. The root keeps its parameters by default, so another unit tells of resharding."""
+        inner = self._groups[-1]
+        part = inner.post_forward_mesh_info
+        reshard = 0 if part is None else 1 if part == inner.mesh_info else int(part.shard_mesh_size)
+        ahead = (len(unit._get_fsdp_state()._states_to_forward_prefetch) for unit in self._units)  # noqa: SLF001
+        reduced = inner.mp_policy.reduce_dtype or self.dtype
+        classes = {type(unit).__name__.removeprefix("FSDP") for unit in self._units[1:]}
+        return Fsdp(
+            reshard=reshard,
+            units=",".join(sorted(classes)) or "auto",
+            prefetch=max(ahead, default=0),
+            reduce_dtype="bf16" if reduced == torch.bfloat16 else "fp32",
+            separate_reduce_scatter_group=self._info.reduce_scatter_process_group is not None,
+        )

@@ -1,0 +1,135 @@
+"""A DistributedDataParallel in a user's loop: its buckets, and how it accumulates."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn import SyncBatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.records.format import CollectiveRow
+from scaling.spec.run import Ddp
+from scaling.spec.sweep import Message
+from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.parallel.buckets import Buckets
+from scaling.worker.parallel.buffers import broadcast_rows, sends_buffers, will_send_buffers
+from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
+from scaling.worker.parallel.strategy import Detail, Take, Taken
+from scaling.worker.parallel.tap import Tap, backend_of
+
+
+class WrappedModel:
+    """DDP's wrapper, as a probe sees it (probe.followed.Followed)."""
+
+    hooks_first = False
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self.ddp = ddp
+        self.members = list(dist.get_process_group_ranks(ddp.process_group))
+        self.sends_buffers = sends_buffers(ddp)
+
+    @property
+    def root(self) -> torch.nn.Module:
+        """The module that the loop calls."""
+        return self.ddp
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The user's own module."""
+        inner: torch.nn.Module = self.ddp.module
+        return inner
+
+    @property
+    def backend(self) -> str:
+        """The back end that carries the gradients."""
+        return backend_of(self.ddp.process_group, next(self.ddp.parameters()).device.type)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which it computes."""
+        return next(self.ddp.parameters()).dtype
+
+    def will_send_buffers(self) -> bool:
+        """Whether the next forward broadcasts the buffers."""
+        return will_send_buffers(self.ddp)
+
+    def reduces(self) -> bool:
+        """Whether the next backward reduces."""
+        return bool(self.ddp.require_backward_grad_sync)
+
+    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:
+        """What a stamped block records."""
+        return LoopBuckets(self.ddp, device) if detailed else None
+
+    def sizes(self) -> list[int]:
+        """Bytes of each bucket."""
+        return bucket_bytes(self.ddp)
+
+    def groups(self) -> Mapping[int, Sequence[int]]:
+        """There is one communicator, of all ranks."""
+        return {}
+
+    def settings(self) -> dict[str, Any]:
+        """The wrapper's settings."""
+        ddp = self.ddp
+        return {
+            "ddp": Ddp(
+                bucket_cap_mb=ddp.bucket_bytes_cap / 2**20,
+                gradient_as_bucket_view=bool(ddp.gradient_as_bucket_view),
+                static_graph=bool(ddp.static_graph),
+                find_unused_parameters=bool(ddp.find_unused_parameters),
+                comm_hook="own" if has_own_hook(ddp) else "none",
+            )
+        }
+
+    def refused(self) -> str:
+        """Every wrapper is followed."""
+        return ""
+
+    def no_baseline(self) -> str:
+        """Where DDP or a layer counts on every backward being the training's."""
+        if self.ddp.static_graph or self.ddp.find_unused_parameters:
+            return (
+                "with static_graph or find_unused_parameters DDP counts gradients from backward to backward, and "
+                "would count those of the baseline in the training"
+            )
+        if any(isinstance(module, SyncBatchNorm) for module in self.ddp.module.modules()):
+            return "SyncBatchNorm waits for the other ranks, and a rank alone has none"
+        return ""
+
+
+class LoopBuckets:
+    """The buckets of a detailed block, found among all collectives of the process."""
+
+    unsharded_bytes = 0
+
+    def __init__(self, ddp: DistributedDataParallel, device: Accelerator) -> None:
+        self._ddp, self._tap, self._buckets = ddp, Tap(device.clock), Buckets(ddp)
+        self.wire: list[Message] = []
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[Take]:
+        """The tap is open inside."""
+        with self._tap.on():
+            yield lambda _forward_end_ns: Taken(self._buckets.rows(self._tap.take()), None)
+
+    def stamped(self, broadcasts: Sequence[tuple[int, int]], first: int) -> list[CollectiveRow]:
+        """Rows of the step's broadcasts of buffers."""
+        return broadcast_rows(self._ddp, broadcasts, first)
+
+    def discard(self) -> None:
+        """Forget what was seen."""
+        self._tap.take()
+
+    def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:  # noqa: ARG002
+        """Ready times are not known in a loop."""
+        return []
+
+    @property
+    def stamps(self) -> int:
+        """Launch and end of each bucket."""
+        return 2 * max(1, len(bucket_bytes(self._ddp)))
