@@ -12,6 +12,7 @@ from scaling.analysis.decompose.hosts import hosts
 from scaling.analysis.decompose.loss import Link
 from scaling.analysis.decompose.point import point
 from scaling.analysis.decompose.quantities import TrialRecords
+from scaling.analysis.decompose.spread import spread
 from scaling.analysis.decompose.starvation import with_input
 from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.network import cliffs, curve, transports
@@ -118,6 +119,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
             dataclasses.replace(t, launches=tuple(sorted(counted[t.world_size]))) for t in ending.trials
         ),
         hosts=hosts(within[plan.ranks], plan, floor=floor, clock_bound_ns=clock_bound),
+        ranks=spread(within[plan.ranks], plan, floor=floor),
     )
 
 

@@ -13,8 +13,9 @@ import polars as pl
 from scaling.records import complete, impossible
 from scaling.records.complete import NAMED, PLACE
 from scaling.records.paths import RunFolder
+from scaling.records.ranks import Gap
 from scaling.records.spill import TABLES, in_memory, joined
-from scaling.records.tables import Gap, Tables, collect
+from scaling.records.tables import Tables, collect
 from scaling.spec.plan import Plan
 
 LINES = 12
@@ -23,9 +24,9 @@ LINES = 12
 
 def read_checked(folder: RunFolder, plan: Plan) -> Tables:
     """A run's rank files as tables, as `checked`; rows are looked at while others are read."""
-    seen = impossible.Seen(plan=plan)
-    tables = collect(folder, plan, seen.look)
-    return _without_odd(tables, plan, seen.found(tables.blocks))
+    rules = impossible.Rules(plan=plan)
+    tables = collect(folder, plan, rules)
+    return _without_odd(tables, plan, rules.found(tables.blocks))
 
 
 def checked(tables: Tables, plan: Plan) -> Tables:

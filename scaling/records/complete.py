@@ -5,7 +5,8 @@ from __future__ import annotations
 import polars as pl
 
 from scaling.records.rank import RankFile
-from scaling.records.tables import Gap, Tables
+from scaling.records.ranks import Gap
+from scaling.records.tables import Tables
 from scaling.spec.schedule import BARE_ONE, PAIRS
 
 NAMED = 5

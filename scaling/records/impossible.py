@@ -7,8 +7,9 @@ result, not a defect.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import polars as pl
 
@@ -51,43 +52,63 @@ ALL_REDUCE = COLLECTIVES.index("all_reduce")
 
 def found(tables: Tables, plan: Plan) -> pl.DataFrame:
     """(launch, rank, block, arm, why) for each rule that a block breaks on a rank."""
-    seen = Seen(plan=plan)
+    rules = Rules(plan=plan)
     for part in tables.by_part():
-        seen.look(part)
-    return seen.found(tables.blocks)
+        rules.note(rules.at(part))
+    return rules.found(tables.blocks)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What was found in the rows that were looked at, some blocks of a launch at a time."""
+    """What was found in some blocks."""
+
+    broken: list[pl.DataFrame] = field(default_factory=list)
+    traffic: list[pl.DataFrame] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """The rules of a plan's records, and what was found in the rows that were looked at (records.tables.Look)."""
 
     plan: Plan
-    _broken: list[pl.DataFrame] = field(default_factory=lambda: [pl.DataFrame(schema=SCHEMA)])
-    _traffic: list[pl.DataFrame] = field(default_factory=list)
+    seen: Seen = field(default_factory=Seen)
 
     @property
-    def slack(self) -> int:
-        """Of stamps, ns."""
-        return SLACK_NS if self.plan.spec.topology.device == "cpu" else DEVICE_SLACK_NS
+    def at(self) -> Callable[[Tables], Seen]:
+        """Looks at some blocks of a launch."""
+        return partial(_look, self.plan)
 
-    def look(self, part: Tables) -> None:
-        """Whole blocks with all their rows."""
-        steps, buckets, fabric = (in_memory(frame) for frame in (part.steps, part.buckets, part.fabric))
-        self._note(_steps(part, steps, self.plan, self.slack))
-        for rows in (buckets, fabric):
-            if rows.height:
-                self._note(_collectives(part, steps, rows, self.slack))
-                self._traffic.append(_traffic(rows))
+    def note(self, seen: Seen) -> None:
+        """Keep what was found in some blocks."""
+        self.seen.broken.extend(seen.broken)
+        self.seen.traffic.extend(seen.traffic)
 
     def found(self, blocks: pl.DataFrame) -> pl.DataFrame:
-        """As `found`. `blocks`: of the whole run."""
-        self._note(_blocks(blocks, self.slack))
-        if self._traffic and not self.plan.own_loop:
-            self._note(_other_traffic(pl.concat(self._traffic), blocks))
-        return pl.concat(self._broken).unique().sort("launch", "rank", "block", "why")
+        """As `found`, once all rows were looked at. `blocks`: of the whole run."""
+        broken = [pl.DataFrame(schema=SCHEMA), *self.seen.broken, *_named(_blocks(blocks, _slack(self.plan)))]
+        if self.seen.traffic and not self.plan.own_loop:
+            broken += _named(_other_traffic(pl.concat(self.seen.traffic), blocks))
+        return pl.concat(broken).unique().sort("launch", "rank", "block", "why")
 
-    def _note(self, rules: Iterator[pl.DataFrame]) -> None:
-        self._broken += [part.select(list(SCHEMA)).cast(SCHEMA) for part in rules if part.height]  # type: ignore[arg-type]
+
+def _look(plan: Plan, part: Tables) -> Seen:
+    """`part`: whole blocks with all their rows."""
+    steps, slack, seen = in_memory(part.steps), _slack(plan), Seen()
+    seen.broken.extend(_named(_steps(part, steps, plan, slack)))
+    for rows in (in_memory(part.buckets), in_memory(part.fabric)):
+        if rows.height:
+            seen.broken.extend(_named(_collectives(part, steps, rows, slack)))
+            seen.traffic.append(_traffic(rows))
+    return seen
+
+
+def _slack(plan: Plan) -> int:
+    """Of stamps, ns."""
+    return SLACK_NS if plan.spec.topology.device == "cpu" else DEVICE_SLACK_NS
+
+
+def _named(rules: Iterator[pl.DataFrame]) -> list[pl.DataFrame]:
+    return [part.select(list(SCHEMA)).cast(SCHEMA) for part in rules if part.height]  # type: ignore[arg-type]
 
 
 def _broken(frame: pl.DataFrame, rules: dict[str, pl.Expr]) -> Iterator[pl.DataFrame]:

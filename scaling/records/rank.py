@@ -25,6 +25,7 @@ from scaling.records.format import (
     SCHEMA,
     SCHEMAS_READ,
     BlockRecord,
+    ClockRecord,
     CollectiveRow,
     MemoryRecord,
     Record,
@@ -132,26 +133,39 @@ class RankFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """Where a rank's file has the steps of each of its blocks."""
+    """A rank's file, of which parts are read again."""
 
     path: Path
-    rank: int
     shift: Shift
     """Moves its stamps onto rank 0's clock."""
-    blocks: Ints
-    """A row for each whole block, in the order of the file: its number, and where its lines begin and end, bytes."""
-    text: bytes | None
-    """The file, where it is kept because the launch is small."""
+    text: bytes | None = None
+    """All of it, where it is kept in memory."""
+    copy: tuple[int, int] | None = None
+    """An open file that holds a copy, and where that begins, bytes."""
 
     def read(self, begin: int, end: int) -> bytes:
         """Some bytes of the file; OSError where it cannot be read again."""
         if self.text is not None:
             return self.text[begin:end]
+        if self.copy is not None:
+            return os.pread(self.copy[0], end - begin, self.copy[1] + begin)
         descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return os.pread(descriptor, end - begin, begin)
         finally:
             os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """What is read of a rank's file before its steps."""
+
+    file: RankFile
+    tables: dict[str, pl.DataFrame]
+    """Its rows of `blocks` and `memory`."""
+    places: Ints
+    """A row for each of these blocks: its number, and where its lines begin and end in the file, bytes."""
+    stored: Stored
 
 
 @dataclass(slots=True)
@@ -167,8 +181,8 @@ class _Found:
     """Whether every line is one."""
 
 
-def read_rank(path: Path, launch: int, rank: int) -> tuple[RankFile, dict[str, pl.DataFrame], Stored]:
-    """What a rank left: facts, its rows of the tables `blocks` and `memory`, and the places of its blocks' steps.
+def read_rank(path: Path, launch: int, rank: int) -> Rank:
+    """What a rank left, but for its steps.
 
     OSError where the file cannot be read, ValueError where it has no head, another format, numbers beyond 64 bits, or
     was written by another rank or in another launch.
@@ -184,7 +198,11 @@ def read_rank(path: Path, launch: int, rank: int) -> tuple[RankFile, dict[str, p
     if (head.launch, head.rank) != (launch, rank):
         raise ValueError(f"rank {head.rank} wrote it in launch {head.launch}, so it was copied or renamed")
     found, damaged = _found(text, len(first))
-    clocks = [record for record in found.records if isinstance(record, Clock)]
+    clocks = [
+        ClockRecord(at=of.at, offset_ns=of.offset_ns, bound_ns=of.bound_ns, time_ns=of.time_ns)
+        for of in found.records
+        if isinstance(of, Clock)
+    ]
     blocks = [record for record in found.records if isinstance(record, Block)]
     end = next((record for record in found.records if isinstance(record, End)), None)
     shift = Shift(clocks)
@@ -222,7 +240,7 @@ def read_rank(path: Path, launch: int, rank: int) -> tuple[RankFile, dict[str, p
         dropped_samples=found.loose + sum(_steps_in(stretch) for stretch in damaged),
     )
     places = np.array(found.blocks, dtype=np.int64).reshape(-1, 3)
-    return file, tables, Stored(path=path, rank=rank, shift=shift, blocks=places, text=text)
+    return Rank(file=file, tables=tables, places=places, stored=Stored(path=path, shift=shift, text=text))
 
 
 def _found(text: bytes, begin: int) -> tuple[_Found, list[bytes]]:

@@ -58,6 +58,7 @@ class Growing:
     """Folder of the files, which is removed with this object; None while all is in memory."""
     _kept: list[Mapping[str, pl.DataFrame]] = field(default_factory=list)
     _rows: int = 0
+    _written: int = 0
     _files: dict[str, list[Path]] = field(default_factory=lambda: {name: [] for name in TABLES})
 
     def add(self, part: Part, frames: Mapping[str, pl.DataFrame]) -> None:
@@ -65,19 +66,27 @@ class Growing:
         self.parts.append(part)
         self._kept.append(frames)
         self._rows += sum(frames[name].height for name in TABLES)
-        if self.scratch is None and self._rows > MEMORY_ROWS:
+        if self.scratch is not None or self._rows > MEMORY_ROWS:
+            self.to_files()
+
+    def to_files(self) -> str:
+        """Rows that are in memory go to files, as all that follow; the folder of the files."""
+        if self.scratch is None:
             writable = os.access(self.folder, os.W_OK)
             self.scratch = TemporaryDirectory(prefix=".tables-", dir=self.folder if writable else None)
-        if self.scratch is not None:
-            while self._kept:
-                self._write(Path(self.scratch.name), self._kept.pop(0))
+        while self._kept:
+            self._written += 1
+            self._note(write_frames(self._kept.pop(0), Path(self.scratch.name, f"{self._written}")))
+        return self.scratch.name
 
-    def _write(self, folder: Path, frames: Mapping[str, pl.DataFrame]) -> None:
-        for name in TABLES:
-            if frames[name].height:
-                path = folder / f"{name}-{len(self._files[name])}.parquet"
-                write_parquet(frames[name], path)
-                self._files[name].append(path)
+    def took(self, part: Part, files: Mapping[str, Path]) -> None:
+        """The rows of a part that are in files of the folder already, by a table's name."""
+        self.parts.append(part)
+        self._note(files)
+
+    def _note(self, files: Mapping[str, Path]) -> None:
+        for name, path in files.items():
+            self._files[name].append(path)
 
     def finish(self) -> dict[str, Frame]:
         """All rows."""
@@ -90,6 +99,14 @@ class Growing:
             name: pl.scan_parquet(files) if files else pl.LazyFrame(schema=SCHEMAS[name])
             for name, files in self._files.items()
         }
+
+
+def write_frames(frames: Mapping[str, pl.DataFrame], path: Path) -> dict[str, Path]:
+    """Write the tables that have rows to files whose names begin as `path`; OSError where that fails."""
+    files = {name: path.with_name(f"{name}-{path.name}.parquet") for name in TABLES if frames[name].height}
+    for name, file in files.items():
+        write_parquet(frames[name], file)
+    return files
 
 
 def in_memory(frame: Frame) -> pl.DataFrame:

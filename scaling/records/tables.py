@@ -7,41 +7,31 @@ Those of a large run are in files, which are read where something is asked of th
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from tempfile import TemporaryDirectory
-from typing import Any
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from typing import Any, Generic, Protocol, TypeVar
 
 import polars as pl
 
-from scaling.reading import read_bytes
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.records.rank import SCHEMAS, RankFile, Stored, read_rank
+from scaling.records.processes import Processes, cores
+from scaling.records.rank import SCHEMAS, RankFile
+from scaling.records.ranks import OF_BLOCKS, Gap, Kept, Ranks, lacks, other_plan, read_ranks, size_bytes
 from scaling.records.run import read_status
-from scaling.records.seal import digest
-from scaling.records.spill import TABLES, Frame, Growing, Part, in_memory, write_parquet
+from scaling.records.spill import TABLES, Frame, Growing, Part, in_memory, write_frames, write_parquet
 from scaling.records.status import Status
-from scaling.records.window import Window, windows
+from scaling.records.window import Stretch, Window, windows
 from scaling.spec.plan import Plan
 
-KEPT_BYTES = 256 << 20
-"""So many bytes of a launch's files are kept until their steps are read; of larger ones parts are read again."""
-CUT_OFF = "left records that are cut off; whole blocks are used"
+PROCESSES_BYTES = 32 << 20
+"""From so many bytes of rank files on, about two million rows, other processes read them."""
+STRETCH_BYTES = 10 << 20
+"""What a process reads of them at a time, some 500,000 rows."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
-    """Records that are missing, of one rank or of a whole launch."""
-
-    launch: int
-    rank: int | None = None
-    what: str
-
-    def __str__(self) -> str:
-        whose = "" if self.rank is None else f"rank {self.rank} "
-        return f"launch {self.launch}: {whose}{self.what}"
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,33 +80,50 @@ class Tables:
         return dataclasses.replace(self, **{**changes, **frames})
 
 
-def collect(folder: RunFolder, plan: Plan, look: Callable[[Tables], None] | None = None) -> Tables:
+class Look(Protocol[R]):
+    """What looks at all rows while they are read, some blocks of a launch at a time."""
+
+    @property
+    def at(self) -> Callable[[Tables], R]:
+        """Looks at whole blocks with all their rows, in memory; it can go to another process."""
+
+    def note(self, seen: R) -> None:
+        """Keep what was seen."""
+
+
+def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Tables:
     """Read every launch of a run that status.json knows; all where there is none.
 
-    `look` sees all rows, some blocks of a launch at a time, in memory, from a thread of its own beside the reading.
     OSError where the tables of a large run cannot be written to files.
     """
-    found = {name: [pl.DataFrame(schema=SCHEMAS[name])] for name in _OF_BLOCKS}
-    growing = Growing(folder.path)
-    ranks: list[RankFile] = []
     status = None if plan.own_loop else read_status(folder)
     launches, gaps = _known(folder, status)
     done = {one.index for one in status.launches if one.state == "done"} if status else set()
+    size = sum(size_bytes(launch.rank(rank)) for launch in launches for rank in launch.ranks())
+    count = cores() if size >= PROCESSES_BYTES and cores() > 1 else 0
+    found = {name: [pl.DataFrame(schema=SCHEMAS[name])] for name in OF_BLOCKS}
+    growing = Growing(folder.path)
+    ranks: list[RankFile] = []
     lost = 0
-    for launch in launches:
-        read, missing = _read(launch, plan)
-        gaps += missing
-        for of in read:
-            ranks.append(of.file)
-            gaps += [Gap(launch=launch.index, rank=of.file.rank, what=what) for what in _lacks(of.file, done)]
-        gaps += _other_plan(folder, launch.index, [of.file for of in read])
-        if not read:
-            continue
-        whole = {name: pl.concat([of.tables[name] for of in read]) for name in _OF_BLOCKS}
-        for name, frame in whole.items():
-            found[name].append(frame)
-        here = _EMPTY.having(whole, ranks=tuple(of.file for of in read))
-        lost += _keep(windows(launch.index, [of.stored for of in read], whole["blocks"]), here, growing, look)
+    with ExitStack() as open_:
+        kept = Kept(open_.enter_context(TemporaryFile()).fileno()) if count else Kept()
+        processes = open_.enter_context(Processes(count, [kept.descriptor] if kept.descriptor else []))
+        for launch in launches:
+            read = read_ranks(launch, plan, kept, processes)
+            gaps += read.gaps
+            ranks += read.files
+            gaps += [
+                Gap(launch=launch.index, rank=file.rank, what=what)
+                for file in read.files
+                for what in lacks(file, done)
+            ]
+            gaps += other_plan(folder, launch.index, read.files)
+            for name, frame in read.tables.items():
+                found[name].append(frame)
+            for part in _parts(read, growing, look, processes):
+                lost += part.lost
+                if look is not None and part.seen is not None:
+                    look.note(part.seen)
     return _EMPTY.having(
         {**{name: pl.concat(frames) for name, frames in found.items()}, **growing.finish()},
         parts=tuple(growing.parts) if growing.scratch else (),
@@ -127,30 +134,60 @@ def collect(folder: RunFolder, plan: Plan, look: Callable[[Tables], None] | None
     )
 
 
-def _keep(
-    found: Iterator[Window], here: Tables, growing: Growing, look: Callable[[Tables], None] | None
-) -> int:
-    """Keep the rows of a launch's windows, each while the next is read; how many steps belong to no block.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Read(Generic[R]):
+    """A part that was read."""
 
-    `here`: the launch's blocks and ranks. Errors of a window are raised when the next one is there.
-    """
+    part: Part
+    files: Mapping[str, Path]
+    """Its rows, by a table's name, where they went to files at once."""
+    lost: int
+    """Steps that belong to none of its blocks."""
+    seen: R | None
 
-    def kept(window: Window) -> int:
+
+def _parts(read: Ranks, growing: Growing, look: Look[R] | None, processes: Processes) -> Iterator[_Read[R]]:
+    """Keep all rows of a launch, a part at a time."""
+    most = max(read.files, key=lambda file: file.clock_bound_ns or 0, default=None)
+    here = _EMPTY.having({}, ranks=(most,) if most else ())
+    looked = look.at if look else None
+    if not processes.pids:
+        for window in windows(read.stretch):
+            part = Part(launch=window.launch, first=window.first, last=window.last)
+            growing.add(part, window.frames)
+            yield _Read(part=part, files={}, lost=window.lost, seen=_seen(here, read.stretch, window, looked))
+        return
+    scratch = Path(growing.to_files())
+    tasks = [
+        (here, stretch, scratch / f"{stretch.launch}-{k}", looked)
+        for k, stretch in enumerate(read.stretch.parts(STRETCH_BYTES))
+    ]
+    for several in processes.each(_to_files, tasks):
+        for one in several:
+            growing.took(one.part, one.files)
+            yield one
+
+
+def _to_files(
+    here: Tables, stretch: Stretch, name: Path, look: Callable[[Tables], R] | None
+) -> list[_Read[R]]:
+    """Write the rows of a stretch to files whose names begin with `name`."""
+    found = []
+    for number, window in enumerate(windows(stretch)):
         part = Part(launch=window.launch, first=window.first, last=window.last)
-        growing.add(part, window.frames)
-        if look is not None:
-            look(here.having({"blocks": here.blocks.filter(part.inside), **window.frames}))
-        return window.lost
-
-    with ThreadPoolExecutor(1) as beside:
-        lost, before = 0, None
-        for window in found:
-            lost += before.result() if before else 0
-            before = beside.submit(kept, window)
-        return lost + (before.result() if before else 0)
+        files = write_frames(window.frames, name.with_name(f"{name.name}-{number}"))
+        found.append(_Read(part=part, files=files, lost=window.lost, seen=_seen(here, stretch, window, look)))
+    return found
 
 
-_OF_BLOCKS = ("blocks", "memory")
+def _seen(here: Tables, stretch: Stretch, window: Window, look: Callable[[Tables], R] | None) -> R | None:
+    """`here`: the rank of the launch whose clock is least known, which is all that is asked of the ranks."""
+    if look is None:
+        return None
+    inside = pl.col("block").is_between(window.first, window.last)
+    return look(here.having({"blocks": stretch.blocks.filter(inside), **window.frames}))
+
+
 _EMPTY = Tables(
     blocks=pl.DataFrame(schema=SCHEMAS["blocks"]),
     steps=pl.DataFrame(schema=SCHEMAS["steps"]),
@@ -194,78 +231,6 @@ def _known(folder: RunFolder, status: Status | None) -> tuple[list[LaunchFolder]
     what = "is left out, because status.json does not know it; it was copied here or made by another run"
     unknown = [Gap(launch=launch.index, what=what) for launch in there if launch.index not in known]
     return [launch for launch in there if launch.index in known], unknown
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rank:
-    """What is read of one rank's file before its steps."""
-
-    file: RankFile
-    tables: Mapping[str, pl.DataFrame]
-    stored: Stored
-
-
-def _read(launch: LaunchFolder, plan: Plan) -> tuple[list[_Rank], list[Gap]]:
-    """The rank files of a launch, and the ranks that have none."""
-    files: dict[int, _Rank] = {}
-    broken: dict[int, str] = {}
-    held = 0
-    for rank in launch.ranks():
-        try:
-            file, tables, stored = read_rank(launch.rank(rank), launch.index, rank)
-        except (OSError, ValueError) as error:
-            broken[rank] = f"left nothing that can be read: {error}"
-            continue
-        held += len(stored.text or b"")
-        if held > KEPT_BYTES:
-            stored = dataclasses.replace(stored, text=None)
-        files[rank] = _Rank(file=file, tables=tables, stored=stored)
-    # A later launch has only as many ranks as the trials that were left need.
-    said = Counter(of.file.world for of in files.values() if of.file.world)
-    world = said.most_common(1)[0][0] if said else plan.ranks
-    world = min(world, max(plan.ranks, len(files) + len(broken)))
-    for rank in [rank for rank in files if rank >= world]:
-        del files[rank]
-        broken[rank] = f"is none of the launch's {world} ranks, so its records are left out"
-    broken |= {rank: "left no records" for rank in range(world) if rank not in files and rank not in broken}
-    gaps = [Gap(launch=launch.index, rank=rank, what=what) for rank, what in sorted(broken.items())]
-    return list(files.values()), gaps
-
-
-def _lacks(file: RankFile, done: Collection[int]) -> list[str]:
-    """What is missing from a file. `done`: launches that status.json calls done."""
-    said = []
-    if file.damaged:
-        said.append(
-            f"left records that changed after they were written (their checksums do not hold): "
-            f"{_few(file.damaged)}, left out"
-        )
-    if file.cut_off:
-        said.append(CUT_OFF)
-    elif file.launch in done and not file.ended:
-        said.append("left records that end before the launch did")
-    return said
-
-
-def _other_plan(folder: RunFolder, launch: int, files: Sequence[RankFile]) -> list[Gap]:
-    """What is said where plan.json is not what the ranks of a launch read."""
-    noted = {file.plan_digest for file in files} - {""}
-    try:
-        now = digest(read_bytes(folder.plan)) if noted else ""
-    except OSError:
-        return []
-    if noted <= {now}:
-        return []
-    what = (
-        "plan.json has changed since it was measured; what its blocks say themselves is used before the plan"
-    )
-    return [Gap(launch=launch, what=what)]
-
-
-def _few(names: Sequence[str], most: int = 4) -> str:
-    """A list in words, its end counted where it is long."""
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 def write_tables(folder: RunFolder, tables: Tables) -> None:

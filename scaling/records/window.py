@@ -7,6 +7,7 @@ without an object for each row.
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from scaling.records.format import (
 )
 from scaling.records.lines import PLAIN_WIDTH, WIDTHS, Block, Packed, Step, decode_records
 from scaling.records.packed import unpacked_bytes
-from scaling.records.rank import BLOCK_NAMES, SCHEMAS, Stored
+from scaling.records.rank import BLOCK_NAMES, SCHEMAS, Rank, Stored
 from scaling.spec.schedule import FABRIC
 
 WINDOW_ROWS = 600_000
@@ -63,6 +64,40 @@ class Window:
     """Steps that belong to none of the blocks."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Whole blocks of a launch and where their steps lie. It can go to another process."""
+
+    launch: int
+    blocks: pl.DataFrame
+    """A row for each block and rank: the table `blocks`, those of a file in its order."""
+    files: tuple[Stored, ...]
+    of_file: Ints
+    """The file of each row."""
+    places: Ints
+    """Of each row: the block's number, and where its lines begin and end, bytes."""
+
+    @classmethod
+    def of(cls, launch: int, ranks: Sequence[Rank], blocks: pl.DataFrame) -> Stretch:
+        """All blocks of a launch; `blocks`: those of its ranks, one after the other."""
+        counts = [len(rank.places) for rank in ranks]
+        return cls(
+            launch=launch,
+            blocks=blocks,
+            files=tuple(rank.stored for rank in ranks),
+            of_file=np.repeat(np.arange(len(ranks)), counts),
+            places=np.concatenate([np.zeros((0, 3), dtype=np.int64), *(rank.places for rank in ranks)]),
+        )
+
+    def parts(self, most_bytes: int) -> Iterator[Stretch]:
+        """Stretches of it that follow each other, with lines of about `most_bytes` each."""
+        for members in _batches(self, most_bytes):
+            rows = np.sort(np.concatenate(list(members.values())))
+            yield dataclasses.replace(
+                self, blocks=self.blocks[rows], of_file=self.of_file[rows], places=self.places[rows]
+            )
+
+
 @dataclass(slots=True)
 class _Rows:
     """Rows of one kind, as pieces that follow each other."""
@@ -71,6 +106,7 @@ class _Rows:
     """The row of each in the launch's `blocks`."""
     step: list[Ints] = field(default_factory=list)
     values: list[Ints] = field(default_factory=list)
+    """Columns x rows."""
 
     def add(self, owner: Ints, step: Ints, values: Ints) -> None:
         self.owner.append(owner)
@@ -83,10 +119,12 @@ class _Rows:
 
     def columns(self, names: Sequence[str]) -> tuple[Ints, dict[str, Ints]]:
         """Owners, and columns by name."""
-        values = np.concatenate([np.zeros((0, len(names)), dtype=np.int64), *self.values])
-        step = np.concatenate([np.zeros(0, dtype=np.int64), *self.step])
-        columns = {name: np.ascontiguousarray(values[:, k]) for k, name in enumerate(names)}
-        return np.concatenate([np.zeros(0, dtype=np.int64), *self.owner]), {"step": step, **columns}
+        columns = {name: _joined([values[k] for values in self.values]) for k, name in enumerate(names)}
+        return _joined(self.owner), {"step": _joined(self.step), **columns}
+
+
+def _joined(pieces: Sequence[Ints]) -> Ints:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *pieces])
 
 
 class _Shape(NamedTuple):
@@ -130,47 +168,39 @@ class _Gathered:
         return {**found, "parameters": _rows(keys, owner, columns, "parameters")}
 
 
-def windows(
-    launch: int, files: Sequence[Stored], blocks: pl.DataFrame, rows: int = WINDOW_ROWS
-) -> Iterator[Window]:
-    """All whole blocks of a launch, in the order of their numbers.
-
-    `blocks`: the launch's blocks, those of each file in its order. OSError where a file cannot be read again.
-    """
-    keys = blocks.select(list(BLOCK_NAMES))
-    places = np.concatenate([np.zeros((0, 3), dtype=np.int64), *(file.blocks for file in files)])
-    of_file = np.repeat(np.arange(len(files)), [len(file.blocks) for file in files])
-    order = np.argsort(places[:, 0], kind="stable")
-    numbers, begins = np.unique(places[order, 0], return_index=True)
-    if not len(numbers):
-        return
-    members = dict(zip(numbers.tolist(), np.split(order, begins[1:]), strict=True))
-    gathered, first = _Gathered(), None
-    for batch in _batches(members, places):
-        texts = _read(files, of_file, places, np.concatenate([members[number] for number in batch]))
-        for number in batch:
-            first = number if first is None else first
-            _gather(number, members[number], texts, [files[k] for k in of_file[members[number]]], gathered)
+def windows(stretch: Stretch, rows: int = WINDOW_ROWS) -> Iterator[Window]:
+    """All blocks of a stretch, in the order of their numbers. OSError where a file cannot be read again."""
+    keys = stretch.blocks.select(list(BLOCK_NAMES))
+    files, of_file, places = stretch.files, stretch.of_file, stretch.places
+    gathered, first, last = _Gathered(), None, 0
+    for members in _batches(stretch, BATCH_BYTES):
+        texts = _read(files, of_file, places, np.concatenate(list(members.values())))
+        for last, of in members.items():
+            first = last if first is None else first
+            _gather(last, of, texts, [files[k] for k in of_file[of]], gathered)
             if gathered.height >= rows:
-                yield _window(launch, first, number, gathered, keys)
+                yield _window(stretch.launch, first, last, gathered, keys)
                 gathered, first = _Gathered(), None
     if first is not None:
-        yield _window(launch, first, int(numbers[-1]), gathered, keys)
+        yield _window(stretch.launch, first, last, gathered, keys)
 
 
 def _window(launch: int, first: int, last: int, gathered: _Gathered, keys: pl.DataFrame) -> Window:
     return Window(launch=launch, first=first, last=last, frames=gathered.frames(keys), lost=gathered.lost)
 
 
-def _batches(members: Mapping[int, Ints], places: Ints) -> Iterator[list[int]]:
-    """Numbers of blocks whose lines together have about BATCH_BYTES."""
-    batch, total = list[int](), 0
-    for number, of in members.items():
-        batch.append(number)
+def _batches(stretch: Stretch, most_bytes: int) -> Iterator[dict[int, Ints]]:
+    """Rows of `places` by the blocks' numbers, in order: of blocks whose lines together have about `most_bytes`."""
+    places = stretch.places
+    order = np.argsort(places[:, 0], kind="stable")
+    numbers, begins = np.unique(places[order, 0], return_index=True)
+    batch, total = dict[int, Ints](), 0
+    for number, of in zip(numbers.tolist(), np.split(order, begins[1:]), strict=False):
+        batch[number] = of
         total += int((places[of, 2] - places[of, 1]).sum())
-        if total >= BATCH_BYTES:
+        if total >= most_bytes:
             yield batch
-            batch, total = [], 0
+            batch, total = {}, 0
     if batch:
         yield batch
 
@@ -211,7 +241,7 @@ def _gather(
                 )
             elif isinstance(record, Block) and record.parameters:
                 each = _flat(record.parameters, 2)
-                into.parameters.add(np.full(len(each), row), np.arange(len(each)), each)
+                into.parameters.add(np.full(len(each), row), np.arange(len(each)), each.T)
     for shape, pieces in alike.items():
         _add_packed(shape, pieces, into)
 
@@ -232,25 +262,24 @@ def _add_packed(shape: _Shape, pieces: Sequence[tuple[int, Shift, bytes]], into:
     first, count, stamps, calls, width = shape
     ranks, columns = len(pieces), stamps + calls * width
     packed = np.frombuffer(b"".join([numbers for _, _, numbers in pieces]), dtype="<i8")
-    table = packed.reshape(ranks, columns, count).cumsum(axis=2).transpose(0, 2, 1)  # ranks x steps x columns
+    table = packed.reshape(ranks, columns, count).cumsum(axis=2).transpose(1, 0, 2)  # columns x ranks x steps
     shifts = [shift for _, shift, _ in pieces]
     rows = np.array([row for row, _, _ in pieces], dtype=np.int64)
     number = np.broadcast_to(np.arange(first, first + count), (ranks, count))
-    steps = np.zeros((ranks, count, len(_STEP_COLUMNS)), dtype=np.int64)
-    steps[:, :, :stamps] = table[:, :, :stamps]
-    steps[:, :, -1] = stamps == PLAIN_WIDTH
+    steps = np.zeros((len(_STEP_COLUMNS), ranks, count), dtype=np.int64)
+    steps[:stamps] = table[:stamps]
+    steps[-1] = stamps == PLAIN_WIDTH
     _move(steps, STAMPS, shifts)
-    into.steps.add(np.repeat(rows, count), number.ravel(), steps.reshape(-1, len(_STEP_COLUMNS)))
+    into.steps.add(np.repeat(rows, count), number.ravel(), steps.reshape(len(steps), -1))
     if not calls:
         return
-    sent = np.zeros((ranks, count, calls, len(COLLECTIVE_FIELDS)), dtype=np.int64)
-    sent[..., -len(COLLECTIVE_DEFAULTS) :] = COLLECTIVE_DEFAULTS
-    sent[..., :width] = table[:, :, stamps:].reshape(ranks, count, calls, width)
+    sent = np.empty((len(COLLECTIVE_FIELDS), ranks, count, calls), dtype=np.int64)
+    for column, value in zip(sent[::-1], COLLECTIVE_DEFAULTS[::-1], strict=False):
+        column[...] = value
+    sent[:width] = table[stamps:].reshape(calls, width, ranks, count).transpose(1, 2, 3, 0)
     _move(sent, COLLECTIVE_STAMPS, shifts)
     number = np.repeat(number, calls, axis=1)
-    into.collectives.add(
-        np.repeat(rows, count * calls), number.ravel(), sent.reshape(-1, len(COLLECTIVE_FIELDS))
-    )
+    into.collectives.add(np.repeat(rows, count * calls), number.ravel(), sent.reshape(len(sent), -1))
 
 
 def _add_lines(row: int, steps: Sequence[StepRecord], shift: Shift, into: _Gathered) -> None:
@@ -266,19 +295,19 @@ def _add_lines(row: int, steps: Sequence[StepRecord], shift: Shift, into: _Gathe
     except OverflowError:
         into.lost += len(steps)
         return
-    _move(stamps[None], STAMPS, [shift])
-    _move(sent[None], COLLECTIVE_STAMPS, [shift])
+    _move(stamps.T[:, None], STAMPS, [shift])
+    _move(sent.T[:, None], COLLECTIVE_STAMPS, [shift])
     stamps[:, -1] = [len(step.s) == PLAIN_WIDTH for step in steps]
-    into.steps.add(np.full(len(steps), row), number, stamps)
+    into.steps.add(np.full(len(steps), row), number, stamps.T)
     if len(sent):
-        into.collectives.add(np.full(len(sent), row), np.repeat(number, calls), sent)
+        into.collectives.add(np.full(len(sent), row), np.repeat(number, calls), sent.T)
 
 
 def _move(values: Ints, columns: Sequence[int], shifts: Sequence[Shift]) -> None:
-    """Move stamps onto rank 0's clock, in place; `values`: ranks x ... x columns."""
+    """Move stamps onto rank 0's clock, in place; `values`: columns x ranks x ..."""
     for k, shift in enumerate(shifts):
         if not shift.still:
-            values[k][..., columns] = shift.at(values[k][..., columns])
+            values[columns, k] = shift.at(values[columns, k])
 
 
 def _table(rows: Sequence[Sequence[int]], widths: Iterable[int], default: Ints) -> Ints:

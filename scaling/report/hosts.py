@@ -11,15 +11,17 @@ from scaling.report.text import cell, count, quantity, sentence
 
 SHOWN = 16
 """Hosts that text reports show; where there are more, the slowest."""
+ON_PAGE = 64
+"""The same for a page."""
 NAME_WIDTH = 24
 NOTE = "step: without DDP, every rank at work; link: with the better of two other hosts, all pairs at once"
 
 
 def host_blocks(hosts: Sequence[HostSpeed]) -> tuple[Block, ...]:
-    """Which host stands out, and the table; a page has all hosts, where text has the slowest ones only."""
+    """Which host stands out, and the table; a page has more of them than text."""
     if len(hosts) <= SHOWN:
         return _blocks(hosts, None, EVERYWHERE)
-    return (*_blocks(hosts, None, PAGE), *_blocks(hosts, SHOWN, TERMINAL | MARKDOWN))
+    return (*_blocks(hosts, ON_PAGE, PAGE), *_blocks(hosts, SHOWN, TERMINAL | MARKDOWN))
 
 
 def _blocks(hosts: Sequence[HostSpeed], most: int | None, on: Renderer) -> tuple[Block, ...]:
@@ -29,7 +31,7 @@ def _blocks(hosts: Sequence[HostSpeed], most: int | None, on: Renderer) -> tuple
 
 def host_table(hosts: Sequence[HostSpeed], most: int | None = None, on: Renderer = EVERYWHERE) -> Table:
     """A row for each host in their order; the slowest ones where there are more than `most`."""
-    shown = list(hosts) if most is None or len(hosts) <= most else sorted(hosts, key=_behind)[:most]
+    shown = slowest(hosts, most)
     columns = (("host", ""), ("step", "ms"), ("/ median", ""), ("link", "Gbit/s"), ("/ median", ""))
     rows = tuple(
         (name(h), cell(h.step_ms), cell(h.step_ratio), cell(h.link_gbit_s), cell(h.link_ratio)) for h in shown
@@ -52,6 +54,11 @@ def host_lines(hosts: Sequence[HostSpeed], most: int | None = None) -> tuple[str
         *(said or ["no host stands out: none is behind the median host by more than chance"]),
         *([f"{count(left, 'other host')} not shown, none slower than these"] if left > 0 else []),
     )
+
+
+def slowest(hosts: Sequence[HostSpeed], most: int | None) -> list[HostSpeed]:
+    """The hosts in their order; the slowest ones where there are more than `most`."""
+    return list(hosts) if most is None or len(hosts) <= most else sorted(hosts, key=_behind)[:most]
 
 
 def name(host: HostSpeed) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import functools
 import itertools
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -68,9 +71,15 @@ def draw(document: Document) -> str:
     )
 
 
+@functools.cache
 def plotly() -> Markup:
-    """The library that draws, as it travels inside the page."""
-    return Markup(get_plotlyjs())  # type: ignore[no-untyped-call]  # noqa: S704  plotly's own file, without types
+    """The library that draws, as it travels inside the page: zlib, then base 85 without `<`; page.js unpacks it.
+
+    That makes 1.8 of 4.8 MB. Base 64 would make 2.0.
+    """
+    packed = zlib.compress(get_plotlyjs().encode(), 9)  # type: ignore[no-untyped-call]  # plotly has no types here
+    text = base64.b85encode(packed).decode().replace("<", ",")
+    return Markup(text)  # noqa: S704  none of its characters can end the element
 
 
 def _groups(blocks: Sequence[Block]) -> Iterator[list[Block]]:

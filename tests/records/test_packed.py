@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import rank_files, simulated_cluster
 
-from scaling.records import tables, window
+from scaling.records import ranks, window
 from scaling.records.check import checked
 from scaling.records.format import (
     SCHEMA,
@@ -164,7 +164,7 @@ def test_many_windows_are_the_same_rows(runs, monkeypatch):
     whole = rows(runs[True])
     monkeypatch.setattr(window.windows, "__defaults__", (50,))
     monkeypatch.setattr(window, "BATCH_BYTES", 2000)
-    monkeypatch.setattr(tables, "KEPT_BYTES", 0)
+    monkeypatch.setattr(ranks, "KEPT_BYTES", 0)
     again = rows(runs[True])
     for name in whole:
         assert whole[name].equals(again[name]), name

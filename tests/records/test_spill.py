@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import signal
 
 import polars as pl
 import pytest
 from support import rank_files, simulated_cluster
 
 from scaling.cli import pipeline
-from scaling.records import spill, window
+from scaling.records import ranks, spill, tables, window
 from scaling.records.check import checked, read_checked
 from scaling.records.paths import RunFolder
+from scaling.records.processes import Processes
 from scaling.records.run import read_plan
 from scaling.records.tables import collect
 
@@ -45,6 +48,15 @@ def files(monkeypatch):
     monkeypatch.setattr(window.windows, "__defaults__", (500,))
 
 
+@pytest.fixture
+def processes(monkeypatch):
+    """Every run is so large that other processes read it, a few ranks and blocks at a time."""
+    monkeypatch.setattr(tables, "PROCESSES_BYTES", 0)
+    monkeypatch.setattr(tables, "STRETCH_BYTES", 20_000)
+    monkeypatch.setattr(tables, "cores", lambda: 2)
+    monkeypatch.setattr(ranks, "SHARE", 1)
+
+
 def copy(folder, to):
     shutil.copytree(folder.launches()[0].path, RunFolder(to).launch(0).path)
     for name in ("plan.json", "status.json"):
@@ -63,7 +75,11 @@ def near(one, other):
     return one == other
 
 
-def test_analysis_and_tables_are_the_same(whole, files, tmp_path):
+@pytest.mark.parametrize("how", ["files", "processes", "nothing kept"])
+def test_analysis_and_tables_are_the_same(whole, how, request, monkeypatch, tmp_path):
+    request.getfixturevalue("files" if how == "files" else "processes")
+    if how == "nothing kept":
+        monkeypatch.setattr(ranks, "KEPT_BYTES", 0)
     other = copy(whole, tmp_path / "run")
     pipeline.rebuild(other)
     assert near(json.loads(whole.analysis.read_text()), json.loads(other.analysis.read_text()))
@@ -76,16 +92,18 @@ def test_analysis_and_tables_are_the_same(whole, files, tmp_path):
 
 
 def test_parts_are_whole_blocks(whole, files):
-    tables = collect(whole, read_plan(whole))
-    assert isinstance(tables.steps, pl.LazyFrame)
-    assert len(tables.parts) > 5
-    parts = list(tables.by_part())
-    assert sum(part.steps.height for part in parts) == tables.steps.collect().height
+    found = collect(whole, read_plan(whole))
+    assert isinstance(found.steps, pl.LazyFrame)
+    assert len(found.parts) > 5
+    parts = list(found.by_part())
+    assert sum(part.steps.height for part in parts) == found.steps.collect().height
     blocks = [set(part.steps["block"]) for part in parts]
     assert sum(map(len, blocks)) == len(set.union(*blocks))
 
 
-def test_a_block_that_cannot_be_is_left_out(whole, files, tmp_path):
+@pytest.mark.parametrize("how", ["files", "processes"])
+def test_a_block_that_cannot_be_is_left_out(whole, how, request, tmp_path):
+    request.getfixturevalue(how)
     other = copy(whole, tmp_path / "run")
     path = other.launch(0).rank(2)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -96,20 +114,33 @@ def test_a_block_that_cannot_be_is_left_out(whole, files, tmp_path):
     ]
     path.write_text(rank_files.sealed(kept))
     plan = read_plan(other)
-    tables = read_checked(other, plan)
+    found = read_checked(other, plan)
     unchecked = collect(other, plan)
     assert lost in set(unchecked.steps.collect()["block"])
     for name in ("steps", "buckets", "fabric"):
-        assert lost not in set(spill.in_memory(getattr(tables, name))["block"])
-    assert checked(unchecked, plan).gaps == tables.gaps
-    assert tables.dropped_samples > 0
+        assert lost not in set(spill.in_memory(getattr(found, name))["block"])
+    assert checked(unchecked, plan).gaps == found.gaps
+    assert found.dropped_samples > 0
 
 
 def test_files_are_gone_with_their_tables(whole, files):
-    tables = collect(whole, read_plan(whole))
+    found = collect(whole, read_plan(whole))
     assert list(whole.path.glob(".tables-*"))
-    del tables
+    del found
     assert not list(whole.path.glob(".tables-*"))
+
+
+def test_the_rows_of_a_killed_process_are_read_all_the_same(whole, processes, monkeypatch):
+    expected = collect(whole, read_plan(whole))
+    started = Processes._start
+
+    def killed(self):
+        started(self)
+        os.kill(self.pids[-1], signal.SIGKILL)
+
+    monkeypatch.setattr(Processes, "_start", killed)
+    found = collect(whole, read_plan(whole))
+    assert spill.in_memory(found.steps).equals(spill.in_memory(expected.steps))
 
 
 def test_a_full_disk_is_said(whole, files, monkeypatch):

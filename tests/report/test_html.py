@@ -75,8 +75,8 @@ def test_the_answer_stands_first(good):
     assert said.index("At 4 ranks the run keeps 57.4 % ±1.2 of ideal") < said.index("Key figures")
 
 
-def test_it_is_one_file_below_six_megabytes(good):
-    assert len(good.encode()) <= 6 * 2**20
+def test_it_is_one_file_below_two_megabytes(good):
+    assert len(good.encode()) <= 2e6
     assert not any("src" in attrs for _, attrs in Outline(good).tags)
     assert [attrs["href"] for attrs in attributes(good, "link")] == ["data:,"]
     policy = next(a["content"] for a in attributes(good, "meta") if a.get("http-equiv"))

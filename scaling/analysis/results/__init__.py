@@ -51,6 +51,7 @@ from scaling.analysis.results.reference import OthersKept, OtherTraining
 from scaling.analysis.results.roofline import CeilingResult, OperatorResult, RooflineResult
 from scaling.analysis.results.run import Analysis, MemoryGrowth, Quality, RunInfo
 from scaling.analysis.results.size import AtSize, at
+from scaling.analysis.results.spread import HostSteps, OwnStep, RankSpread
 from scaling.analysis.results.strategies import StrategyAtSize, StrategyResult
 from scaling.analysis.results.study import Study, StudyRun
 from scaling.analysis.results.sweep import Sweep, SweepBest, SweepRow
@@ -85,6 +86,7 @@ __all__ = [
     "FabricLevel",
     "Fits",
     "HostSpeed",
+    "HostSteps",
     "InferenceCase",
     "KarpFlatt",
     "LargestBatch",
@@ -100,12 +102,14 @@ __all__ = [
     "OtherTraining",
     "OthersKept",
     "Overhead",
+    "OwnStep",
     "PeakMemory",
     "Point",
     "PointComparison",
     "PredictedPoint",
     "Prediction",
     "Quality",
+    "RankSpread",
     "Remedy",
     "RooflineResult",
     "RunInfo",

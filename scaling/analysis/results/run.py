@@ -11,6 +11,7 @@ from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.point import Point
 from scaling.analysis.results.reference import OthersKept
 from scaling.analysis.results.roofline import RooflineResult
+from scaling.analysis.results.spread import RankSpread
 from scaling.analysis.results.strategies import StrategyResult
 from scaling.analysis.results.study import Study
 from scaling.analysis.results.traces import Traced
@@ -116,6 +117,8 @@ class Analysis(RunResults):
     largest_batch: tuple[LargestBatch, ...] = ()
     hosts: tuple[HostSpeed, ...] = ()
     """Hosts compared with each other; empty unless ranks were spread over them."""
+    ranks: RankSpread | None = None
+    """The own steps of the ranks, where there are more than a table can show."""
     strategies: tuple[StrategyResult, ...] = ()
     """Measured side by side (vary.parallel); the first's points are `points`. Empty where one was measured."""
     study: Study | None = None

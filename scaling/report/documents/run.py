@@ -35,6 +35,7 @@ from scaling.report.plots.batches import latency_by_batch, throughput_by_batch
 from scaling.report.plots.efficiency import scaling_curve
 from scaling.report.plots.roofline import roofline
 from scaling.report.plots.steps import history
+from scaling.report.ranks import rank_blocks
 from scaling.report.strategies import strategy_table
 from scaling.spec.ended import SETTLED
 from scaling.spec.plan import HARNESS, Plan
@@ -115,6 +116,7 @@ def _sections(
     yield Section(title=VERDICTS, blocks=verdicts, on=PAGE | MARKDOWN)
     yield from steps.page(analysis, plan, timelines)
     yield Section(title="hosts", blocks=host_blocks(analysis.hosts))
+    yield Section(title="ranks", blocks=rank_blocks(analysis.ranks))
     yield from map(traces.section, analysis.trace or ())
     yield from _roofline(analysis.roofline)
     yield Section(title=STEPS, blocks=ran, on=PAGE)

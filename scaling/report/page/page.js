@@ -1,5 +1,6 @@
 'use strict';
 const figures = JSON.parse(document.getElementById('figures').textContent);
+const DIGITS = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;,=>?@^_`{|}~';
 const PAPER_PX = 660;  // what an A4 or letter page leaves between its margins
 
 function coloured(value, style) {
@@ -22,8 +23,35 @@ function draw(source, size) {
   });
 }
 
+function unpacked(text) {  // base 85 as Python's b85encode writes it, with a comma for each `<`
+  const value = new Uint8Array(128);
+  [...DIGITS].forEach((digit, at) => { value[digit.charCodeAt(0)] = at; });
+  const missing = (5 - text.length % 5) % 5;
+  const whole = text + '~'.repeat(missing);
+  const bytes = new DataView(new ArrayBuffer(whole.length / 5 * 4));
+  for (let at = 0, to = 0; at < whole.length; to += 4) {
+    let number = 0;
+    for (const end = at + 5; at < end; at += 1) number = number * 85 + value[whole.charCodeAt(at)];
+    bytes.setUint32(to, number);
+  }
+  return new Uint8Array(bytes.buffer, 0, bytes.byteLength - missing);
+}
+
+async function load() {  // the library that draws, which is packed so that the page is small
+  const packed = new Blob([unpacked(document.getElementById('plotly').textContent)]);
+  const library = document.createElement('script');
+  library.textContent = await new Response(packed.stream().pipeThrough(new DecompressionStream('deflate'))).text();
+  document.head.append(library);
+}
+
 const onScreen = () => draw(document.documentElement, { autosize: true });
-onScreen();
-matchMedia('(prefers-color-scheme: dark)').addEventListener('change', onScreen);
-addEventListener('beforeprint', () => draw(document.getElementById('on-paper'), { width: PAPER_PX }));
-addEventListener('afterprint', onScreen);
+load().then(() => {
+  onScreen();
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', onScreen);
+  addEventListener('beforeprint', () => draw(document.getElementById('on-paper'), { width: PAPER_PX }));
+  addEventListener('afterprint', onScreen);
+}).catch(error => {
+  document.querySelectorAll('.plot').forEach(place => {
+    place.textContent = 'This figure needs a browser of 2023 or later. (' + error + ')';
+  });
+});

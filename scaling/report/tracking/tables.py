@@ -18,12 +18,14 @@ from scaling.analysis.results import (
     Loss,
     Measured,
     Point,
+    RankSpread,
     StepParts,
     TrainingCase,
     Verdict,
     at,
 )
 from scaling.report import cases, text, versus
+from scaling.report.hosts import ON_PAGE, slowest
 from scaling.report.waterfall import waterfall
 
 Json = dict[str, Any]
@@ -80,7 +82,9 @@ def tables(analysis: Analysis) -> Json:
         "loss_waterfall": _table([row for p in analysis.points for row in _waterfall(p)]),
         "buckets": _table([row for p in analysis.points for row in _buckets(p)]),
         "fabric_curve": _table(_fabric_rows(analysis.fabric)),
-        "hosts": _table([_host_row(h) for h in analysis.hosts]),
+        "hosts": _table([_host_row(h) for h in slowest(analysis.hosts, ON_PAGE)]),
+        "ranks": _table(_rank_rows(analysis.ranks)),
+        "slowest_ranks": _table(_slowest_rows(analysis.ranks)),
         "inference": _table([_case_row(analysis, r) for r in analysis.inference]),
         "strategies": _table(
             [
@@ -169,6 +173,27 @@ def _fabric_rows(fabric: Fabric) -> list[Json]:
 def _host_row(host: HostSpeed) -> Json:
     told = {"ranks": ", ".join(map(str, host.ranks)), "slow_in": ", ".join(host.slow_in)}
     return spread(named("{}", host) | told)
+
+
+def _rank_rows(found: RankSpread | None) -> list[Json]:
+    """How many ranks have which own step."""
+    if found is None:
+        return []
+    edges = found.edges_ms
+    return [
+        {"own_step_ms_from": low, "own_step_ms_to": high, "ranks": many}
+        for low, high, many in zip(edges, edges[1:], found.counts, strict=False)
+    ]
+
+
+def _slowest_rows(found: RankSpread | None) -> list[Json]:
+    """The slowest ranks, host by host."""
+    return [
+        {"host": host.host, "hostname": host.hostname, "host_ratio": host.ratio}
+        | spread(named("{}", step) | {"slow": int(step.slow)})
+        for host in (found.hosts if found else ())
+        for step in host.slowest
+    ]
 
 
 def _verdict_row(verdict: Verdict) -> Json:

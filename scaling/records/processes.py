@@ -1,0 +1,163 @@
+"""Functions of this program in other processes, since one interpreter decodes on one core only.
+
+A process is a plain Python command at the other end of a socket. It needs nothing of the caller's main module, so it
+works in notebooks and in scripts without a guard. It ends when its socket does: with `Processes`, and with the caller,
+however that ends. Ctrl-C reaches the caller alone. What a process that died was to do is done by the caller itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from pickle import PickleError
+from types import TracebackType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+MOST = 8
+"""Processes at most; more would wait for the file system."""
+GRACE_S = 0.5
+"""How long a process goes on whose caller is gone: one that has nothing to do ends by itself."""
+END_S = 2.0
+"""How long the caller waits for that."""
+_COMMAND = (
+    "import sys; sys.path[:] = {path!r}; from scaling.records.processes import serve; serve({descriptor})"
+)
+_LOST = (EOFError, OSError, PickleError)
+"""What the caller sees of a process that died."""
+
+
+def cores() -> int:
+    """Cores that this process may use, at most MOST."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(found, MOST)
+
+
+class Processes:
+    """Some processes, which are started on entry and are gone after the exit."""
+
+    def __init__(self, count: int, keep: Sequence[int] = ()) -> None:
+        """`keep`: open files that they have too, by the same numbers."""
+        self._count, self._keep = count, tuple(keep)
+        self._all: dict[Connection, subprocess.Popen[bytes]] = {}
+        self._lost: set[Connection] = set()
+
+    def __enter__(self) -> Processes:  # noqa: PYI034  # typing.Self is younger than Python 3.10
+        try:
+            for _ in range(self._count):
+                self._start()
+        except OSError:  # no more processes, memory or files: those that there are have to do
+            pass
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(at_once=kind is not None)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Of the processes that are not known to have died."""
+        return tuple(of.pid for connection, of in self._all.items() if connection not in self._lost)
+
+    def each(self, work: Callable[..., T], tasks: Sequence[tuple[Any, ...]]) -> Iterator[T]:
+        """work(*task) of each task, in order. What `work` raises is raised here.
+
+        The processes are not used after an error. `work` belongs to a module; tasks and results can be pickled.
+        """
+        waiting = deque(enumerate(tasks))
+        done: dict[int, T] = {}
+        running: dict[Connection, tuple[int, tuple[Any, ...]]] = {}
+        for at in range(len(tasks)):
+            while at not in done:
+                for connection in self._all:
+                    if waiting and connection not in running and connection not in self._lost:
+                        running[connection] = waiting.popleft()
+                        with contextlib.suppress(OSError):  # it died; that is seen below
+                            connection.send((work, running[connection][1]))
+                if not running:
+                    number, task = waiting.popleft()
+                    done[number] = work(*task)
+                    continue
+                ready = wait(list(running))
+                for connection in [one for one in running if one in ready]:
+                    number, task = running.pop(connection)
+                    done[number] = self._answer(connection, work, task)
+            yield done.pop(at)
+
+    def _answer(self, connection: Connection, work: Callable[..., T], task: tuple[Any, ...]) -> T:
+        try:
+            good, value = connection.recv()
+        except _LOST:
+            self._lost.add(connection)
+            return work(*task)
+        if not good:
+            raise value
+        return value  # type: ignore[no-any-return]
+
+    def _start(self) -> None:
+        own, other = socket.socketpair()
+        with other:
+            command = _COMMAND.format(path=[entry for entry in sys.path if entry], descriptor=other.fileno())
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(other.fileno(), *self._keep),
+                    env=os.environ | {"POLARS_MAX_THREADS": "1"},
+                    start_new_session=True,
+                )
+            except OSError:
+                own.close()
+                raise
+        self._all[Connection(own.detach())] = process
+
+    def _end(self, *, at_once: bool = True) -> None:
+        for connection in self._all:
+            connection.close()
+        for process in self._all.values():
+            try:
+                process.wait(0.0 if at_once else END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._all.clear()
+
+
+def serve(descriptor: int) -> None:
+    """Do what the caller at the other end of a socket asks, until that end is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
+    with Connection(descriptor) as connection, contextlib.suppress(EOFError, OSError):
+        while True:
+            work, task = connection.recv()
+            try:
+                answer = (True, work(*task))
+            except Exception as error:  # noqa: BLE001  # the caller raises it
+                answer = (False, error)
+            connection.send(answer)
+
+
+def _end_with(descriptor: int) -> None:
+    """End this process once the other end of its socket is closed, also in the middle of its work."""
+    hung_up = select.poll()
+    hung_up.register(descriptor, 0)
+    hung_up.poll()
+    time.sleep(GRACE_S)
+    os._exit(1)

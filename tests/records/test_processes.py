@@ -1,0 +1,83 @@
+"""Work in other processes: in order, with the caller's errors, and gone when the caller is, however it ends."""
+
+from __future__ import annotations
+
+import operator
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scaling.records.processes import Processes
+
+CALLER = """
+import sys, time
+from scaling.records.processes import Processes
+with Processes(2) as processes:
+    list(processes.each(abs, [(1,), (2,)]))
+    print(*processes.pids, flush=True)
+    list(processes.each(time.sleep, [(60,), (60,)]))
+"""
+"""A script without a guard, which is what a user's script may look like."""
+
+
+def alive(pid):
+    """Whether a process runs; one that ended and was not waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def ended(pids, within_s=20.0):
+    """Whether all end in time."""
+    deadline = time.monotonic() + within_s
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
+
+
+def test_results_come_in_order():
+    with Processes(2) as processes:
+        own = set(processes.pids)
+        assert list(processes.each(pow, [(k, 2) for k in range(9)])) == [k * k for k in range(9)]
+        assert set(processes.each(os.getpid, [()] * 4)) <= own
+    assert ended(own)
+
+
+def test_without_processes_the_caller_works_itself():
+    with Processes(0) as processes:
+        assert list(processes.each(os.getpid, [()])) == [os.getpid()]
+
+
+def test_an_error_of_the_work_is_the_callers():
+    with Processes(2) as processes:
+        own = processes.pids
+        with pytest.raises(ZeroDivisionError):
+            list(processes.each(operator.truediv, [(1, 1), (1, 0), (1, 2)]))
+    assert ended(own)
+
+
+def test_the_work_of_a_killed_process_is_done_by_the_caller():
+    with Processes(2) as processes:
+        for pid in processes.pids:
+            os.kill(pid, signal.SIGKILL)
+        assert list(processes.each(pow, [(k, 2) for k in range(9)])) == [k * k for k in range(9)]
+        assert processes.pids == ()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_processes_end_with_their_caller(how):
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    pids = list(map(int, caller.stdout.readline().split()))
+    assert len(pids) == 2
+    os.kill(caller.pid, how)
+    caller.wait(20)
+    caller.stdout.close()
+    assert ended(pids)
