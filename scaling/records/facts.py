@@ -8,26 +8,44 @@ from collections.abc import Mapping
 import polars as pl
 
 from scaling.errors import InputError
+from scaling.spec.cases import ARMS
 from scaling.spec.parallel import MeshError
 from scaling.spec.plan import Plan, Trial
-from scaling.spec.run import Spec
+from scaling.spec.run import Spec, Vary
 from scaling.spec.schedule import PLAIN
 
 
 def as_recorded(plan: Plan, blocks: pl.DataFrame) -> tuple[Plan, tuple[str, ...]]:
     """The plan with the world sizes, batches and micro-steps of its blocks, and a line for each that differs.
 
-    An own loop's plan comes from its records, and a run by cases has its batches in its blocks alone.
+    An own loop's plan comes from its records, and a run by cases has its batches in its blocks alone. InputError where
+    the blocks are those of cases and the plan asks for none: which cases they were stands in the plan alone.
     """
-    if plan.own_loop or plan.spec.by_case:
+    if plan.own_loop or blocks.is_empty():
         return plan, ()
+    if _by_case(blocks):
+        if not plan.spec.by_case:
+            raise InputError(
+                "plan.json asks for a scaling run, and the rank files hold a table of cases; give its task, batches, "
+                "batch_max and vary the values that they had"
+            )
+        return plan, ()
+    said = []
+    if plan.spec.by_case:
+        said.append(
+            "plan.json asks for a table of cases, and the blocks are those of a scaling run, which is reported"
+        )
+        spec = dataclasses.replace(
+            plan.spec, task="train", batches=(), batch_max=False, vary=Vary(parallel=plan.spec.vary.parallel)
+        )
+        plan = dataclasses.replace(plan, spec=spec)
     plain = blocks.filter((pl.col("arm") == PLAIN) & (pl.col("batch") > 0) & (pl.col("accumulation") > 0))
     found = plain.group_by("world_size").agg(pl.col("batch", "accumulation").mode().sort().first())
     batches = {n: batch for n, batch, _ in found.sort("world_size").iter_rows()}
     if not batches:
-        return plan, ()
+        return plan, tuple(said)
     known = {t.world_size: t for t in plan.trials}
-    trials, said = [], []
+    trials = []
     for n in sorted({*known, *batches}):
         trial = known.get(n)
         if trial is None:
@@ -45,6 +63,11 @@ def as_recorded(plan: Plan, blocks: pl.DataFrame) -> tuple[Plan, tuple[str, ...]
         return plan, ()
     spec = dataclasses.replace(spec, world_sizes=tuple(t.world_size for t in trials))
     return dataclasses.replace(plan, spec=spec, trials=tuple(trials)), (*said, *more)
+
+
+def _by_case(blocks: pl.DataFrame) -> bool:
+    """Whether the blocks are those of a table of cases, by their arms."""
+    return not set(ARMS).isdisjoint(blocks["arm"].unique())
 
 
 def check_meshes(plan: Plan, where: object) -> None:

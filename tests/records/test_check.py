@@ -256,6 +256,19 @@ def test_a_batch_changed_in_the_plan_changes_no_figure(folder):
     )
 
 
+def test_cases_asked_for_in_the_plan_alone_change_no_figure(folder):
+    before = rebuild(folder).analysis
+    plan = json.loads(folder.plan.read_text())
+    plan["spec"]["batch_max"] = True
+    folder.plan.write_text(json.dumps(plan))
+    after = rebuild(folder).analysis
+    assert after.points == before.points
+    assert (
+        "plan.json asks for a table of cases, and the blocks are those of a scaling run, which is reported"
+        in after.quality.warnings
+    )
+
+
 def test_scaling_changed_in_the_plan_is_told_by_the_batches(folder):
     before = rebuild(folder).analysis
     plan = json.loads(folder.plan.read_text())
