@@ -10,15 +10,22 @@ from scaling.errors import InputError
 from scaling.spec.run import Data, Model
 
 
-def to_model(config: dict[str, Any]) -> Model:
-    """A workload's factory. Keys that the harness does not know are arguments of it."""
-    own = {"name", "_target_", "synthetic", "args", "requires", "limits"}
+def to_model(config: dict[str, Any], *, accelerated: bool = False) -> Model:
+    """A workload's factory. Keys that the harness does not know are arguments of it.
+
+    `usual` has what arguments without a value are on a CPU and on an accelerator (`accelerated`): what keeps a core
+    busy is over on an accelerator before the host has launched it.
+    """
+    own = {"name", "_target_", "synthetic", "args", "requires", "limits", "usual"}
     target = config.get("_target_")
     if not isinstance(target, str) or "." not in target:
         raise InputError(
             f"model._target_={target}: the dotted path of a factory is expected, such as package.module.factory"
         )
     args = {str(k): v for k, v in config.items() if k not in own} | dict(config.get("args") or {})
+    for key, (on_cpu, on_accelerator) in (config.get("usual") or {}).items():
+        if args.get(key) is None:
+            args[key] = on_accelerator if accelerated else on_cpu
     for key, limits in (config.get("limits") or {}).items():
         _within(f"model.{key}", args.get(key), **limits)
     _installed(str(config.get("name")), config.get("requires"))

@@ -40,7 +40,7 @@ def to_spec(config: Composed, machine: Machine) -> Spec:
     spec = freeze(
         Spec,
         config,
-        model=to_model(config.model),
+        model=to_model(config.model, accelerated=topology.accelerated),
         topology=topology,
         world_sizes=world_sizes,
         global_batch=whole_batch if config.global_batch is None else config.global_batch,

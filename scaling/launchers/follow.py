@@ -43,7 +43,7 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
             launch,
             time.monotonic(),
             timeout_s=measure.step_timeout_s,
-            start_s=command.start_s,
+            start_s=max(measure.start_timeout_s, command.start_s),
             progress=progress,
         )
         silent_s, missing = _wait(process, launch, vigil)

@@ -30,8 +30,8 @@ class Command:
     """The hosts to emulate, written to the launch's folder before it starts."""
     ranks: tuple[int, ...] = ()
     """Our rank of each process, in torchrun's order; empty where both count alike."""
-    start_s: int = 120
-    """How long torchrun and the model's set-up may take without any progress."""
+    start_s: int = 0
+    """How long a start may take here without any progress, if that is more than `measure.start_timeout_s`."""
     blamed: Callable[[str], str | None] | None = None
     """Finds, in what the command printed, the node that ended the launch."""
 

@@ -7,7 +7,7 @@ finished. A hang makes no progress; a slow machine does, if late. So:
   spins on a device that hangs does.
 - Before that, nobody knows how long a step may take (a first forward, a compiler, a model that is being built). A
   launch whose ranks use the processor or move data is not hung, up to UNTIMED_S. One whose ranks do neither is.
-- Before rank 0's first report, torchrun and torch start, which has a patience of its own.
+- Before rank 0's first report, torchrun and torch start, ranks meet and build the model: that has a limit of its own.
 """
 
 from __future__ import annotations
@@ -51,12 +51,11 @@ def collective_s(step_s: float | None, timeout_s: float) -> float:
 
 
 def patience_s(seen: Silence, *, timeout_s: float, start_s: float) -> float:
-    """How long the launcher lets a launch be silent (s). `start_s`: for its start, beyond twice `timeout_s`."""
+    """How long the launcher lets a launch be silent (s). `start_s`: idle ranks before rank 0's first report."""
     late_s = LATE * (seen.expected_s or 0.0)
     if seen.step_s is not None:
         usual_s = LAUNCHER * timed_s(seen.step_s, timeout_s)
         return usual_s if seen.moved_s is not None else timed_s(seen.step_s, timeout_s) + late_s
-    start_s += 2 * timeout_s
     if seen.moved_s is None:
         return start_s if seen.expected_s is None else timeout_s + late_s
     usual_s = LAUNCHER * timeout_s if seen.begun else start_s

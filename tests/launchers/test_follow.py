@@ -40,7 +40,9 @@ def test_ctrl_c_while_a_launch_is_being_started_leaves_none_behind(launch, monke
         signal.SIGINT, signal.default_int_handler
     )  # a shell has its background jobs ignore it
     try:
-        outcome = follow(SLEEP, launch, SimpleNamespace(step_timeout_s=10), lambda _: None)
+        outcome = follow(
+            SLEEP, launch, SimpleNamespace(step_timeout_s=10, start_timeout_s=300), lambda _: None
+        )
     finally:
         signal.signal(signal.SIGINT, before)
     assert (outcome.status, outcome.error) == ("interrupted", "interrupted by Ctrl-C")
@@ -63,7 +65,9 @@ def test_a_signal_whose_handler_raises_leaves_the_other_one_s_in_place(launch, m
 
     monkeypatch.setattr(signal, "signal", interrupted)
     try:
-        outcome = follow(SLEEP, launch, SimpleNamespace(step_timeout_s=10), lambda _: None)
+        outcome = follow(
+            SLEEP, launch, SimpleNamespace(step_timeout_s=10, start_timeout_s=300), lambda _: None
+        )
         os.kill(os.getpid(), signal.SIGTERM)
     finally:
         for number, handler in before.items():

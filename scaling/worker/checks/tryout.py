@@ -3,6 +3,9 @@
 It reads {"spec": ..., "batch": ..., "flops": ..., "time": ..., "step": ..., "began_s": ...} from standard input. If a
 step that was asked for fails, or if `flops` is true and the step has none, it prints one line on standard error and
 ends with status 2. With `time` it prints what steps take, a line after each batch (scaling.worker.checks.timing).
+
+The step has two samples and runs on the device that the run has here. Where the run's devices are elsewhere it runs on
+the CPU. That one may lack what they have, so a failure there ends with status 75: it shows nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +20,10 @@ import torch
 from scaling.errors import InputError
 from scaling.records.codec import decode, encode
 from scaling.spec.run import Data, Spec
-from scaling.worker.accelerator.accelerator import Cpu
+from scaling.spec.topology import CPU
+from scaling.worker.accelerator.accelerator import Accelerator, Cpu
+from scaling.worker.accelerator.devices import open_device
+from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.timing import time_steps
 from scaling.worker.checks.work import watching
 from scaling.worker.data.feed import open_feed
@@ -25,44 +31,64 @@ from scaling.worker.data.workload import build
 from scaling.worker.models.options import compiled, loading, shaped
 
 SAMPLES = 2
-"""Samples of the step whose FLOPs are counted; with one, batch normalisation fails."""
+"""Samples of the step; with one, batch normalisation fails."""
+SHOWS_NOTHING = 75
+"""Exit status where a step failed on another kind of device than the run's."""
 
 
-def run_step(spec: Spec, batch: int) -> None:
-    """Build, fetch, forward, backward and optimizer step, all in this process. InputError says which of them failed."""
+class StepError(InputError):
+    """A step failed, or something on the way to it."""
+
+
+def device_here(spec: Spec) -> Accelerator:
+    """The device of the run if it is on this machine, else the CPU. InputError where it has none."""
+    if spec.launcher == "slurm":
+        return Cpu()
+    try:
+        return open_device(spec, rank=0, local_rank=0)
+    except RuntimeError as error:
+        raise InputError(str(error)) from error
+
+
+def run_step(spec: Spec, batch: int, device: Accelerator) -> None:
+    """Build, fetch, forward, backward and optimizer step of two samples. StepError says which of them failed."""
     what, stage = f"model._target_={spec.model.target}", "the factory"
     alone = dataclasses.replace(spec, data=dataclasses.replace(spec.data, workers=0))
+    samples, load = min(batch, SAMPLES), loading(spec, device.load)
+    precision = Precision(spec.precision, device.type)
     try:
         workload = shaped(build(spec.model.target, spec.model.args), spec)
+        workload.module.to(device.torch_device)
         if spec.data.target is None:
             stage = "make_batch"
-            inputs, targets = open_feed(alone, workload, batch, rank=0, device=Cpu()).fetch()
+            batched = open_feed(alone, workload, samples, rank=0, device=device).fetch()
         else:
             what, stage = f"data._target_={spec.data.target}", "the first batch"
-            inputs, targets = _pair(open_feed(alone, workload, batch, rank=0, device=Cpu()).fetch())
+            batched = _pair(open_feed(alone, workload, samples, rank=0, device=device).fetch())
             what = f"model._target_={spec.model.target} on data={spec.data.name}"
         stage = "the loss of one forward"
+        inputs, targets = load(batched)
         module = workload.module
-        if (
-            spec.compile and spec.topology.device == "cpu"
-        ):  # compiling for a CUDA device is another compiler's job
+        if spec.compile and device.type == CPU:  # compiling for a CUDA device is another compiler's job
             what, module = f"compile=true: {what}", compiled(module)
-        loss = workload.loss(module(loading(spec, lambda given: given)(inputs)), targets)
+        with precision.autocast():
+            loss = workload.loss(module(inputs), targets)
         stage = "backward"
         loss.backward()  # type: ignore[no-untyped-call]
         stage = "the optimizer"
         workload.optimizer(workload.module.parameters()).step()
+        device.synchronize()
     except InputError:
         raise
     except Exception as error:
         text = str(error).strip().split("\n")[0]
-        raise InputError(f"{what}: {stage} failed: {type(error).__name__}: {text}") from error
+        raise StepError(f"{what}: {stage} failed: {type(error).__name__}: {text}") from error
 
 
 def count_flops(spec: Spec, batch: int) -> int:
     """FLOPs of a step of a small synthetic batch. InputError when there are none, or when the step fails."""
     samples = min(batch, SAMPLES)
-    run_step(dataclasses.replace(spec, data=Data(), compile=False), samples)
+    run_step(dataclasses.replace(spec, data=Data(), compile=False), samples, Cpu())
     workload = build(spec.model.target, spec.model.args)
     inputs, targets = workload.make_batch(samples, torch.Generator().manual_seed(0))
     with watching("cpu") as work:
@@ -89,7 +115,7 @@ if __name__ == "__main__":
         if document["flops"]:
             count_flops(asked, document["batch"])
         elif document["step"]:
-            run_step(asked, document["batch"])
+            run_step(asked, document["batch"], device_here(asked))
         if document["time"]:
             time_steps(
                 asked,
@@ -98,4 +124,5 @@ if __name__ == "__main__":
             )
     except InputError as error:
         print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+        elsewhere = asked.launcher == "slurm" and asked.topology.accelerated
+        sys.exit(SHOWS_NOTHING if elsewhere and isinstance(error, StepError) else error.exit_code)

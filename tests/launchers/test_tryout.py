@@ -1,0 +1,86 @@
+"""A model is tried with two samples on the run's own device; what shows nothing of the run refuses nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from scaling.config.compose import requests
+from scaling.errors import InputError
+from scaling.launchers import tryout
+from scaling.launchers.jobs import plan_request
+from scaling.launchers.tryout import try_model
+
+pytestmark = pytest.mark.slow  # each tries in a process that imports torch
+
+MINE = """
+import time
+import torch
+from scaling import Workload
+
+
+class Picky(torch.nn.Linear):
+    def forward(self, x):
+        if x.device.type == "cpu":
+            raise RuntimeError("no kernel for a CPU")
+        return super().forward(x)
+
+
+def factory(layer=torch.nn.Linear, seconds=0.0):
+    def make_batch(n, generator):
+        assert n <= 2, f"{n} samples"
+        time.sleep(seconds)
+        return torch.randn(n, 8, generator=generator), torch.randn(n, 8, generator=generator)
+
+    return Workload(
+        module=layer(8, 8),
+        make_batch=make_batch,
+        loss=torch.nn.functional.mse_loss,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
+    )
+
+
+def picky():
+    return factory(Picky)
+"""
+
+
+@pytest.fixture
+def plan_of(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+
+    def plan(target, *overrides):
+        own = ("model=custom", f"model._target_=mine.{target}", "batch_per_rank=64")
+        return plan_request(requests("plan", [*own, *overrides]).items[0])
+
+    return plan
+
+
+LOCAL = ("topology=local", "topology.device=cpu", "topology.ranks_per_host=1")
+CLUSTER = ("topology=local", "launcher=slurm", "topology.ranks_per_host=1", "topology.device=cuda")
+
+
+def test_two_samples_are_enough(plan_of, capsys):
+    try_model(plan_of("factory", *LOCAL))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_model_that_fails_where_it_is_to_run_is_refused(plan_of):
+    with pytest.raises(InputError, match=r"one forward failed: RuntimeError: no kernel for a CPU"):
+        try_model(plan_of("picky", *LOCAL))
+
+
+def test_a_model_that_a_cpu_cannot_run_is_not_refused_where_the_devices_are_elsewhere(plan_of, capsys):
+    try_model(plan_of("picky", *CLUSTER))
+    assert "no kernel for a CPU (tried on a CPU; the run goes on" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_there_is_refused_everywhere(plan_of):
+    with pytest.raises(InputError, match="missing"):
+        try_model(plan_of("missing", *CLUSTER))
+
+
+def test_a_slow_step_is_no_failure(plan_of, capsys, monkeypatch):
+    monkeypatch.setattr(tryout, "TRY_S", 0.2)
+    try_model(plan_of("factory", *LOCAL, "+model.args.seconds=60"))
+    assert "a step of two samples was not done within 0 s; the run goes on" in capsys.readouterr().err
