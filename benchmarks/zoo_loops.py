@@ -111,7 +111,7 @@ def plain(
                         torch.stack(losses).sum().backward()
                 if clips:
                     torch.nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
-                    stall("host")
+                    stall("optimizer")
                 optimizer.step()
                 optimizer.zero_grad()
 
@@ -158,7 +158,7 @@ LOOPS: Mapping[str, Loop] = {
     "AMP": Loop(_with(amp=True), 0, "backward"),
     "frozen layers": Loop(_with(frozen=True), 1, "backward"),
     "two forwards": Loop(_with(forwards=2), 0, "forward"),
-    "clipping": Loop(_with(clips=True), 1, "host"),
+    "clipping": Loop(_with(clips=True), 1, "optimizer"),
     "two models": Loop(two_models, 1, "input", hidden=True),
 }
 """The fault of accumulation is in the first micro-step alone."""

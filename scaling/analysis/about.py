@@ -30,6 +30,8 @@ class Ending:
     """By world size: the rank with the largest peak."""
     device_name: str = ""
     nccl: NcclLog | None = None
+    binding: str = ""
+    """How ranks were bound to cores; empty where nobody tried."""
     device_clock_bound_ns: int | None = None
     """Largest error over ranks of a device event's time on the host's clock; 0: stamps are the host's own."""
     stolen: tuple[contention.Stolen, ...] = ()
@@ -37,7 +39,9 @@ class Ending:
     """Of the module, which DDP keeps alike on all ranks."""
 
 
-def run_info(plan: Plan, *, duration_s: float, launches: int, device_name: str = "") -> RunInfo:
+def run_info(
+    plan: Plan, *, duration_s: float, launches: int, device_name: str = "", binding: str = ""
+) -> RunInfo:
     """What was run and on what: the plan's names, and how long it took in how many launches."""
     spec = plan.spec
     return RunInfo(
@@ -55,6 +59,7 @@ def run_info(plan: Plan, *, duration_s: float, launches: int, device_name: str =
         simulated=spec.topology.is_simulated,
         launches=launches,
         device_name=device_name,
+        binding=binding,
     )
 
 
@@ -81,6 +86,7 @@ def quality(
             *contention.warnings(judged, plan, ending.stolen),
             *own.updates(tables, plan),
             *own.pauses(tables),
+            *_uneven_clocks(tables),
             *ending.warnings,
         ),
     )
@@ -105,3 +111,16 @@ def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
     more = math.ceil(units * (half / target) ** 2)
     took_s = launches.span_ns(tables.blocks) / 1e9 / units
     return (f"{text}; ±{target:g} would take about {more} {unit} ({format_duration(more * took_s)})",)
+
+
+def _uneven_clocks(tables: Tables) -> tuple[str, ...]:
+    """A warning where clocks drifted by more between their comparisons than the comparisons' errors explain."""
+    bent = {rank.rank: rank.clock_bend_ns for rank in tables.ranks if rank.clock_bend_ns}
+    if not bent:
+        return ()
+    worst = max(bent, key=bent.__getitem__)
+    ranks = "rank" if len(bent) == 1 else f"{len(bent)} ranks, most that of rank"
+    return (
+        f"the clock of {ranks} {worst} drifted unevenly, by {bent[worst] / 1e3:.0f} us more than its comparisons with "
+        "rank 0's explain; the bound of the ranks' clocks contains it",
+    )

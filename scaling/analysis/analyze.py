@@ -93,7 +93,11 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     return Analysis(
         schema=SCHEMA,
         run=run_info(
-            plan, duration_s=ending.duration_s, launches=ending.launches, device_name=ending.device_name
+            plan,
+            duration_s=ending.duration_s,
+            launches=ending.launches,
+            device_name=ending.device_name,
+            binding=ending.binding,
         ),
         points=tuple(points),
         fabric=fabric,

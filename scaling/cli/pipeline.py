@@ -20,7 +20,7 @@ from scaling.analysis.doctor import preflight
 from scaling.analysis.doctor.preflight import Preflight
 from scaling.analysis.invariants import within
 from scaling.analysis.network import nccl_log
-from scaling.analysis.quality import clocks, memory
+from scaling.analysis.quality import clocks, memory, variables
 from scaling.analysis.quality.endings import endings
 from scaling.analysis.quality.launches import span_ns
 from scaling.analysis.results import (
@@ -49,6 +49,7 @@ from scaling.records.status import Status, TrialStatus
 from scaling.records.tables import Tables, write_tables
 from scaling.report.publish import publish
 from scaling.spec.batch_search import Largest
+from scaling.spec.environment import NUMA_BOUND
 from scaling.spec.plan import PUBLISHED, TRACE, Plan
 from scaling.traces.published.reference import others
 
@@ -166,8 +167,10 @@ def _ending(
             *found.warnings,
             *memory.warnings(grown),
             *clocks.warnings(tables.blocks),
+            *variables.warnings(launches.facts),
         ),
         device_name=(environment.device_name or "") if environment else "",
+        binding=str(environment.facts.get(NUMA_BOUND, "")) if environment else "",
         buffers_bytes=environment.buffers_bytes if environment and not plan.spec.by_case else 0,
         nccl=_nccl(launches, plan),
         device_clock_bound_ns=_device_clock_bound_ns(launches),

@@ -7,12 +7,18 @@ import sys
 from scaling import resources
 from scaling.launchers.request import LaunchRequest
 from scaling.spec.batch_search import MEASURE
+from scaling.spec.run import Spec
+from scaling.spec.topology import GPU
 
 
-def torchrun(request: LaunchRequest, ranks: int, *where: str) -> tuple[str, ...]:
-    """`launch/torchrun.sh` with `ranks` workers on one host; `where` says how hosts find each other."""
+def torchrun(request: LaunchRequest, ranks: int, *where: str, bind: bool = False) -> tuple[str, ...]:
+    """`launch/torchrun.sh` with `ranks` workers on one host; `where` says how hosts find each other.
+
+    `bind`: by way of `launch/bind.sh`, which binds ranks to cores.
+    """
+    launch = resources.folder("launch")
     return (
-        str(resources.folder("launch") / "torchrun.sh"),
+        *((str(launch / "bind.sh"), str(ranks)) if bind else (str(launch / "torchrun.sh"),)),
         request.spec.topology.backend,
         f"--nproc-per-node={ranks}",
         *where,
@@ -44,6 +50,13 @@ def environment(
         "PYTHONUNBUFFERED": "1",
     }
     return found if interface is None else found | {"GLOO_SOCKET_IFNAME": interface}
+
+
+def numa_binding(spec: Spec) -> dict[str, str]:
+    """How `launch/bind.sh` binds ranks to the cores near their GPUs; empty where they are not to be bound."""
+    if spec.topology.device != GPU or spec.cluster.numa_binding == "none":
+        return {}
+    return {"SCALING_NUMA_BINDING": spec.cluster.numa_binding}
 
 
 def nccl_log(request: LaunchRequest) -> dict[str, str]:

@@ -33,6 +33,8 @@ class Shift:
     def __init__(self, clocks: Sequence[ClockRecord]) -> None:
         self._clocks = sorted(clocks, key=lambda clock: clock.time_ns)
         self.still = all(abs(c.offset_ns) <= c.bound_ns for c in clocks)
+        self.bend_ns = 0 if self.still else _bend_ns(self._clocks)
+        """By how much the offset left the line between two comparisons at one between them, beyond their errors."""
         self._before = _drift(self._clocks)
         self._after = _drift(self._clocks[::-1])
 
@@ -53,13 +55,27 @@ class Shift:
         """Largest error of these stamps on rank 0's clock, ns; None where the clocks were never compared."""
         if not self._clocks:
             return None
-        largest_ns = max(c.bound_ns for c in self._clocks)
+        largest_ns = max(c.bound_ns for c in self._clocks) + self.bend_ns
         if self.still or not times_ns:
             return largest_ns
         first, last = self._clocks[0], self._clocks[-1]
         before_ns = first.bound_ns + self._before[1] * max(0, first.time_ns - min(times_ns))
         after_ns = last.bound_ns + self._after[1] * max(0, max(times_ns) - last.time_ns)
         return math.ceil(max(largest_ns, before_ns, after_ns))
+
+
+def _bend_ns(clocks: Sequence[ClockRecord]) -> int:
+    """The largest bend over three comparisons one after the other, ns; 0 with fewer, or where their errors explain it.
+
+    Between two of them the clock may bend as much, so the errors of stamps there may be larger by this.
+    """
+    most = 0.0
+    for before, here, after in zip(clocks, clocks[1:], clocks[2:], strict=False):
+        share = (here.time_ns - before.time_ns) / max(1, after.time_ns - before.time_ns)
+        line_ns = share * (after.offset_ns - before.offset_ns)
+        error_ns = here.bound_ns + (1 - share) * before.bound_ns + share * after.bound_ns
+        most = max(most, abs(here.offset_ns - before.offset_ns - line_ns) - error_ns)
+    return math.ceil(most)
 
 
 def _drift(clocks: Sequence[ClockRecord]) -> tuple[float, float]:

@@ -113,6 +113,8 @@ class RankFile:
     """Largest error of its stamps on rank 0's clock; None where the two clocks were never compared."""
     clock_corrected: bool
     """Whether its stamps were moved onto rank 0's clock."""
+    clock_bend_ns: int = 0
+    """By how much its clock drifted unevenly, beyond what the errors of its comparisons explain."""
     cut_off: bool
     ended: bool
     """Whether the rank reached the end of the launch, where its clock is compared a second time."""
@@ -229,6 +231,7 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         fed_ns={int(n): ns for n, ns in head.fed_ns.items()},
         clock_bound_ns=shift.bound_ns([at for block in blocks for at in (block.begin_ns, block.end_ns)]),
         clock_corrected=not shift.still,
+        clock_bend_ns=shift.bend_ns,
         cut_off=tail != b"" or not found.whole or found.loose > 0,
         ended=any(clock.at == "end" for clock in clocks),
         plan_digest=head.plan_digest,

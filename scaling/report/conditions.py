@@ -30,6 +30,8 @@ def conditions(run: RunInfo, plan: Plan | None = None) -> tuple[tuple[str, str],
     if plan is not None and not traced:
         launcher = "own loop" if plan.own_loop else plan.spec.launcher
         launched = f"{launcher}, {launched}, {count(plan.spec.threads, 'thread')} a rank"
+    if run.binding:
+        launched += f", ranks {run.binding}"
     if not traced:
         lines.append(("launch", launched))
     if plan is not None and not traced:

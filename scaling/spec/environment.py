@@ -28,8 +28,11 @@ RECORDED = (
     "CUBLAS_",
     "PYTORCH_",
     "SLURM_",
+    "SCALING_NUMA_",
 )
 """Beginnings of variables that change results or speed, or name the job: env-<r>.json has them."""
+NUMA_BOUND = f"{VARIABLE}SCALING_NUMA_BOUND"
+"""The fact that says how a rank was bound to cores (launch/bind.sh)."""
 NOT_RECORDED = ("NCCL_DEBUG_FILE",)
 """Where NCCL's log goes changes neither results nor speed, and differs in every launch."""
 PRIVATE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDINAL", "SLURM_", "TORCHELASTIC_")

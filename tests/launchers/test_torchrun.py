@@ -66,3 +66,29 @@ def test_its_logs_are_found_and_else_the_ranks_own(tmp_path):
     assert launch.nccl_logs() == [launch.log(0)]
     launch.nccl_log("node0", "41").write_text("")
     assert launch.nccl_logs() == [launch.nccl_log("node0", "41")]
+
+
+@pytest.mark.parametrize(
+    ("device", "mode", "bound"), [("cuda", "node", True), ("cuda", "none", False), ("cpu", "node", False)]
+)
+def test_ranks_on_this_machine_are_bound_to_cores_as_on_slurm(tmp_path, device, mode, bound):
+    local = (
+        "topology=local",
+        "topology.device=cpu",
+        "topology.ranks_per_host=2",
+        f"cluster.numa_binding={mode}",
+    )
+    (asked,) = requests("plan", local).items
+    topology = dataclasses.replace(asked.spec.topology, device=device)
+    plan = make_plan(
+        dataclasses.replace(asked.spec, topology=topology),
+        run_id="20260101-000000-abc",
+        created="",
+        version="",
+    )
+    folder = RunFolder(tmp_path)
+    request = LaunchRequest(plan=plan, folder=folder, launch=folder.launch(0), world_sizes=(1, 2))
+    made = launcher_of(plan).command(request)
+    begin = [str(resources.folder("launch") / name) for name in ("bind.sh", "torchrun.sh")]
+    assert made.argv[:2] == ((begin[0], "2") if bound else (begin[1], "gloo"))
+    assert made.env.get("SCALING_NUMA_BINDING") == ("node" if bound else None)

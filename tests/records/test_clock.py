@@ -112,3 +112,24 @@ def test_kernels_that_were_booted_years_apart_lose_no_nanosecond():
     shift = Shift([clock(ORIGIN_NS + ahead_ns + k * S, ahead_ns + 3 * k, 1) for k in range(3)])
     stamps = np.array([0, ORIGIN_NS + ahead_ns, ORIGIN_NS + ahead_ns + S], dtype=np.int64)
     assert shift.at(stamps).tolist() == [0, ORIGIN_NS, ORIGIN_NS + S - 3]
+
+
+def test_a_clock_that_drifts_unevenly_is_noticed_and_its_bound_is_wider():
+    """It warms up: half of its drift is over in the first third, which the middle comparison shows."""
+
+    def truth(s):
+        return AHEAD_NS + 300 * US * np.sqrt(np.asarray(s, dtype=float) / 300)
+
+    shift = Shift(compared([0, 100, 300], truth))
+    bend_ns = 300 * US * (np.sqrt(1 / 3) - 1 / 3)
+    assert shift.bend_ns == pytest.approx(bend_ns - 40 * US, rel=0.01)
+    found = errors_ns(shift, truth, np.arange(1, 300))
+    assert found.max() > 20 * US  # more than any comparison's own bound
+    assert found.max() <= shift.bound_ns([ORIGIN_NS, ORIGIN_NS + 300 * S])
+
+
+@pytest.mark.parametrize("ppm", [0, 0.5, 30])
+def test_an_even_drift_bends_nothing_whatever_the_comparisons_errors(ppm):
+    for seed in range(5):
+        shift = Shift(compared([0, 60, 120, 200, 300], drifting(ppm), noise=1.0, seed=seed))
+        assert shift.bend_ns == 0

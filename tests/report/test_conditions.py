@@ -23,3 +23,14 @@ def test_what_varies_between_cases_is_no_setting_of_the_run(sample):
     varied = shown(vary=Vary(checkpointing=(False, True), precision=("fp32", "bf16")))
     assert "checkpointing" not in varied.get("settings", "")
     assert varied["precision"] == "fp32, bf16"
+
+
+def test_how_ranks_were_bound_to_cores_is_said(sample):
+    def launched(binding):
+        return dict(conditions(dataclasses.replace(sample.good().run, binding=binding), sample.plan()))[
+            "launch"
+        ]
+
+    assert launched("bound (node)").endswith(", ranks bound (node)")
+    assert launched("not bound: numactl is missing").endswith(", ranks not bound: numactl is missing")
+    assert "bound" not in launched("")

@@ -70,7 +70,11 @@ def analyze_cases(tables: Tables, plan: Plan, ending: Ending, files: CaseFiles) 
     return Analysis(
         schema=SCHEMA,
         run=run_info(
-            plan, duration_s=ending.duration_s, launches=ending.launches, device_name=ending.device_name
+            plan,
+            duration_s=ending.duration_s,
+            launches=ending.launches,
+            device_name=ending.device_name,
+            binding=ending.binding,
         ),
         points=(),
         fabric=Fabric(),

@@ -18,7 +18,7 @@ import polars as pl
 from scaling.analysis.decompose.detailed import ChannelOf
 from scaling.analysis.decompose.quantities import DURATIONS, Cycle
 from scaling.analysis.decompose.sent import Sent, by_kind
-from scaling.analysis.network.channel import union
+from scaling.analysis.network.channel import ONE, Channel, union
 from scaling.analysis.network.program import Mark, Members, Program
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.tables import Tables
@@ -44,7 +44,8 @@ class UnitStamps:
     resume: Floats
     sent: tuple[Sent, ...]
     members: tuple[Members, ...]
-    wire: tuple[int, ...]
+    channel: Channel
+    """How the back end serves them."""
     released: Floats
     """The latest launch of a collective's ranks."""
     finished: Floats
@@ -170,10 +171,9 @@ def _stamps(
     for rank in range(n):
         own = tuple(next(g for g in of if rank in g) for of in members)
         shared.setdefault(own, []).append(rank)
-    wire: tuple[int, ...] = ()
+    over = ONE
     for ranks in shared.values():
         over = channel([int(key) for key in keys[ranks[0]]])
-        wire = over.wire or (0,) * width
         at = over.begun(released[:, ranks[0]], finished[:, ranks[0]])
         moved = over.shares(at, finished[:, ranks[0]]).transfer
         begun[:, ranks], transfer[:, ranks] = at[:, None], moved[:, None]
@@ -198,7 +198,7 @@ def _stamps(
         resume=_grid(rows, "resume_ns", shape),
         sent=sent,
         members=tuple(members),
-        wire=wire,
+        channel=over,
         released=released,
         finished=finished,
         begun=begun,
@@ -284,7 +284,7 @@ def _program(stamps: UnitStamps) -> Program:
         transfer=stamps.transfer[1:],
         lag=lag,
         members=stamps.members,
-        wire=stamps.wire,
+        channel=stamps.channel,
         start=ended[:-1] - origin,
     )
 
@@ -344,7 +344,7 @@ def simulated(
         transfer=np.broadcast_to(transfer, (1, ranks, len(transfer))),
         lag=np.zeros((1, ranks, len(transfer))),
         members=program.members,
-        wire=program.wire,
+        channel=program.channel,
         start=np.zeros((1, ranks)),
     )
     return float(replay.period()[0])

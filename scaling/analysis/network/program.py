@@ -2,12 +2,12 @@
 
 A sharded step gathers each unit's parameters before its forward and its backward and reduces its gradients after it.
 A rank's own time before each launch and each wait counts from where it last went on after a wait. A collective is
-released when the last rank of its communicator has launched it, and begins when the one before it on the same wire is
-done; a rank goes on when the collective that it waits for is done, or at once.
+released when the last rank of its communicator has launched it, and moves its data as the channel of its back end has
+it (network.flow); a rank goes on when the collective that it waits for is done, or at once.
 
     at(launch) = resumed + own            released_k = max over members of at(launch_k)
-    done_k = max(released_k, the wire is free) + T_k
-    resumed = max(at(wait_k), done_k) + lag_k
+    done_k     = the channel's, for all that was released before
+    resumed    = max(at(wait_k), done_k) + lag_k
 
 `lag` is what was measured beyond that: a rank has its part of a ring up to one chunk before the last one (below 0), or
 is woken late (above 0). Times count from where the last rank went on after the last wait of the step before.
@@ -24,7 +24,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.analysis.network.channel import Floats
+from scaling.analysis.network.channel import Channel, Floats
+from scaling.analysis.network.flow import Flow
 
 Members = tuple[tuple[int, ...], ...]
 """Groups of ranks that take part in a collective together; each rank is in one of them."""
@@ -52,8 +53,8 @@ class Program:
     """S x R x K."""
     members: tuple[Members, ...]
     """K."""
-    wire: tuple[int, ...]
-    """K: collectives of one wire run one after the other."""
+    channel: Channel
+    """How the back end serves the K collectives."""
     start: Floats
     """S x R, zero or less: by how much a rank went on before the last one."""
 
@@ -61,22 +62,15 @@ class Program:
         """S x R each: when each rank went on for the last time, and how long it waited for data to move."""
         steps, ranks, _ = self.own.shape
         resumed, exposed = self.start.copy(), np.zeros((steps, ranks))
-        free: dict[int, Floats] = {wire: np.full((steps, ranks), -np.inf) for wire in set(self.wire)}
-        begun, done = np.zeros_like(self.transfer), np.zeros_like(self.transfer)
+        flow = Flow(self.channel, (steps, ranks), self.transfer.shape[2])
         for place, mark in enumerate(self.marks):
             k, at = mark.collective, resumed + self.own[:, :, place]
             if not mark.waits:
-                busy = free[self.wire[k]]
-                for group in self.members[k]:
-                    members = list(group)
-                    release = np.maximum(at[:, members], busy[:, members]).max(axis=1, keepdims=True)
-                    begun[:, members, k] = release
-                    done[:, members, k] = release + self.transfer[:, members, k]
-                    busy[:, members] = done[:, members, k]
+                flow.launch(k, _latest(at, self.members[k]), self.transfer[:, :, k])
                 continue
-            over = np.maximum(at, done[:, :, k])
-            exposed += np.maximum(done[:, :, k] - np.maximum(at, begun[:, :, k]), 0.0)
-            resumed = np.maximum(over + self.lag[:, :, k], at)
+            done = _latest(flow.end(k), self.members[k])
+            exposed += np.maximum(done - np.maximum(at, flow.begun[:, :, k]), 0.0)
+            resumed = np.maximum(np.maximum(at, done) + self.lag[:, :, k], at)
         return resumed, exposed
 
     def period(self) -> Floats:
@@ -128,3 +122,12 @@ class Program:
         """How much more own time a rank has than others, mean over steps."""
         own = self.computed()
         return float((own[:, rank] - own[:, peers].mean(axis=1)).mean())
+
+
+def _latest(at: Floats, members: Members) -> Floats:
+    """The times of the last member of each rank's communicator, S x R."""
+    found = at.copy()
+    for group in members:
+        ranks = list(group)
+        found[:, ranks] = at[:, ranks].max(axis=1, keepdims=True)
+    return found

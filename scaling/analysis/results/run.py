@@ -41,6 +41,8 @@ class RunInfo:
     launches: int
     device_name: str = ""
     """The device's own name; empty where it was not recorded."""
+    binding: str = ""
+    """How ranks were bound to the cores near their devices, or why not; empty where nobody tried."""
     simulated: bool = False
     """Whether the devices were simulated: all times are those of a model of them."""
 

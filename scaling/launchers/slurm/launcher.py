@@ -15,7 +15,7 @@ from scaling.errors import InputError, ScalingError
 from scaling.launchers.launcher import Command, Launcher
 from scaling.launchers.request import LaunchRequest
 from scaling.launchers.slurm.allocation import Allocation, allocated, allocation
-from scaling.launchers.torchrun import environment, nccl_log, program_arguments
+from scaling.launchers.torchrun import environment, nccl_log, numa_binding, program_arguments
 from scaling.records.paths import RunFolder
 from scaling.spec.cluster import Container
 from scaling.spec.plan import Plan
@@ -134,9 +134,7 @@ def _environment(spec: Spec) -> dict[str, str]:
     env = environment(cluster.container.python, IN_IMAGE) if inside else environment()
     if cluster.interface is not None:
         env |= {"GLOO_SOCKET_IFNAME": cluster.interface, "NCCL_SOCKET_IFNAME": cluster.interface}
-    if spec.topology.accelerated and cluster.numa_binding != "none":
-        env["SCALING_NUMA_BINDING"] = cluster.numa_binding
-    return env | cluster.env | spec.env
+    return env | numa_binding(spec) | cluster.env | spec.env
 
 
 def _mounts(folder: RunFolder) -> list[str]:

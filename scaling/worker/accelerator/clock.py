@@ -148,9 +148,20 @@ class EventClock:
     longer than 16 s.
     """
 
-    def __init__(self, new_event: Callable[[], Event], synchronize: Callable[[], None]) -> None:
-        """`synchronize` has to wait for all streams of the device."""
+    def __init__(
+        self,
+        new_event: Callable[[], Event],
+        synchronize: Callable[[], None],
+        capturing: Callable[[], bool] | None = None,
+    ) -> None:
+        """`synchronize` has to wait for all streams of the device.
+
+        `capturing`: whether the current stream's work goes into a graph and not to the device (CUDA graphs).
+        """
         self._new_event = new_event
+        self._capturing = capturing
+        self.captured = False
+        """Whether a stamp was asked for while a graph was captured. It was not taken: in a graph it is no time."""
         self._synchronize = synchronize
         self._events: list[Event] = []
         self._next = itertools.count()
@@ -160,7 +171,10 @@ class EventClock:
         self.bound_ns = 0
 
     def stamp(self) -> int:
-        """Record the next event of the pool."""
+        """Record the next event of the pool; 0, not taken, while a graph is captured."""
+        if self._capturing is not None and self._capturing():
+            self.captured = True
+            return 0
         index = next(self._next)  # a single call in C, so two threads never get the same event
         if index >= len(self._events):  # the window was opened for fewer stamps
             self._reserve(index + 1)

@@ -30,7 +30,11 @@ class TorchAccelerator(Accelerator):
         self._module: Any = torch.get_device_module(kind)
         self._module.set_device(index)
         self.torch_device = torch.device(kind, index)
-        self.clock = EventClock(functools.partial(self._module.Event, enable_timing=True), self.synchronize)
+        self.clock = EventClock(
+            functools.partial(self._module.Event, enable_timing=True),
+            self.synchronize,
+            getattr(self._module, "is_current_stream_capturing", None),
+        )
 
     def stage(self, batch: Any) -> Any:
         """Page-locked, so that copies to the device need not wait for the host. Tensors in lists, tuples and dicts."""

@@ -210,7 +210,14 @@ class Study:
             return found
 
         pace = Pace(spec.measure, known, budget_s=budget_s, limit_s=limit_s) if session.lead else None
-        run_rounds(session, pace, turns, key=f"{stage}/", label=f"{sizes[-1]} ranks, ")
+        run_rounds(
+            session,
+            pace,
+            turns,
+            note=self._recorder.note,
+            key=f"{stage}/",
+            label=f"{sizes[-1]} ranks, ",
+        )
 
     def _measure(self, stretch: Stretch, steps: int, lead_in: int, known: Means) -> None:
         """Run and record one block of one case."""

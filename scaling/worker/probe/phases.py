@@ -181,7 +181,8 @@ def step_row(
     `waits`: where the rank waited for communication, if the model tells; else it does after backward's compute.
 
     The time from the begin to the first forward is `input`. So is the time between a backward and the next forward,
-    where the next micro-batch is fetched, unless an optimizer stepped in between.
+    where the next micro-batch is fetched, unless an optimizer stepped in between. The time between a backward and the
+    optimizer is `optimizer`: gradients are unscaled and clipped there.
     """
     spent = {"input": 0, "forward": 0, "backward": 0, "optimizer": 0, "host": 0}
     phase, since, stepped = "input", begin, False
@@ -204,7 +205,8 @@ def step_row(
             spent["backward"] += at - backward_begin
             phase, since, sync_end = "host", at, at
         elif kind == OPTIMIZER:
-            spent[phase] += at - since
+            updating = phase == "host" and not stepped
+            spent["optimizer" if updating else phase] += at - since
             phase, since, stepped = "optimizer", at, True
         elif kind == OPTIMIZER_END:
             spent[phase] += at - since

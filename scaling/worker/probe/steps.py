@@ -96,11 +96,8 @@ class Steps:
         self._file.look(slot)
         if self._live is not None:
             self._live.say(self._track.steps)
-        if self._track.blind:
-            self._track.blind = 0
-            self._say(
-                "no backward through the model's outputs was seen in step(): call the model that was given to Probe"
-            )
+        if unseen := self._track.unseen():
+            self._say(unseen)
 
 
 class StepContext:

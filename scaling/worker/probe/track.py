@@ -77,6 +77,21 @@ class Track:
         self.between: Callable[[int], None] = lambda _slot: None
         """Called between two slots, with the next one."""
 
+    def unseen(self) -> str:
+        """Why steps since the last call have no phases; empty where all that should have them do."""
+        blind, self.blind = self.blind, 0
+        if not blind:
+            return ""
+        if getattr(self._clock, "captured", False):
+            return (
+                "a CUDA graph was captured in step(): what it replays cannot be seen, so these steps have no phases "
+                "and no buckets; measure without graphs to see them"
+            )
+        return (
+            "no backward through the model's outputs was seen in step(): call the model that was given to Probe; what "
+            "a CUDA graph replays cannot be seen either"
+        )
+
     def begin(self, *, paused: bool) -> None:
         """Enter a step. If the loop did something else since the last one (`paused`), its block is given up."""
         if paused:
@@ -201,7 +216,7 @@ class Track:
             waits = row.taken.waits
             if waits is not None:
                 waits = [Wait(one.phase, *resolve([one.begin, one.end])) for one in waits]
-            step = step_row(begin, marks, end, waits)
+            step = step_row(begin, marks, end, waits) if all(times) else None
             if step is None:
                 self.blind += 1
                 return None

@@ -72,7 +72,7 @@ class Launch:
             limit_s = self._budget.warmup_left_s() / (len(asked) - index)
             if self._prepare(trial, workload, limit_s):
                 fitting.append(trial)
-        recorder = Recorder(
+        self._recorder = recorder = Recorder(
             session.folder.rank(session.rank),
             session.launch_head(
                 warmup={n: ready.warmup_steps for n, ready in self._of_first().items()},
@@ -249,7 +249,7 @@ class Launch:
                 for block in blocks(number)
             ]
 
-        run_rounds(session, pace, turns)
+        run_rounds(session, pace, turns, note=self._recorder.note)
 
     def _of(self, block: Block) -> Ready:
         """What a block runs; where no strategy is at work, that of the first one that fits."""

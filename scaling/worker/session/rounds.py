@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from scaling.records.format import ClockRecord
 from scaling.worker.measure.pace import Pace
 from scaling.worker.session.session import LaunchSession
 
@@ -34,6 +35,7 @@ def run_rounds(
     pace: Pace | None,
     turns: Callable[[int, float], Sequence[Turn]],
     *,
+    note: Callable[[ClockRecord], None],
     key: str = "",
     label: str = "",
 ) -> None:
@@ -41,8 +43,8 @@ def run_rounds(
 
     `share`: what of its usual steps a block of this round takes. The machine may have become slower since the lengths
     of blocks were chosen. A round may even end before its last block. `pace` decides on rank 0 and may be None
-    elsewhere. `key` sets the rounds apart from others of the launch, and `label` goes before the round's number in the
-    progress.
+    elsewhere. `note` takes what clocks show that are compared between two rounds. `key` sets the rounds apart from
+    others of the launch, and `label` goes before the round's number in the progress.
     """
     begin, number, share = time.monotonic(), 0, 1.0
     while share > 0:
@@ -65,7 +67,9 @@ def run_rounds(
         more = 0.0
         if pace is not None and not cut and pace.go_on(number, elapsed_s):
             more = max(pace.share(number, elapsed_s), SHARE_MIN)
-        share = float(session.control.agree(f"go/{key}{number}", more, lead=session.lead))
+        share, due = session.control.agree(f"go/{key}{number}", [more, session.clocks_due], lead=session.lead)
+        if share > 0 and due:
+            note(session.compare_clocks(f"end of {label}round {number}"))
 
 
 def _take(session: LaunchSession, turn: Turn, *, skip: bool) -> None:

@@ -34,6 +34,8 @@ from scaling.worker.session.offsets import compare_clocks
 from scaling.worker.session.progress import Progress
 
 MEMORY_SCHEMA = 1
+CLOCKS_S = 60.0
+"""In a long launch clocks are compared this often: they drift with their machines' temperature."""
 
 
 class Session:
@@ -122,7 +124,7 @@ class LaunchSession(Session):
         self.progress = Progress(folder.progress, rank=rank)
         self.stage = "start"
         """What this rank is doing, for progress, errors and stacks."""
-        self._begin = time.monotonic()
+        self._begin = self._compared_s = time.monotonic()
         torch.set_num_threads(self.spec.threads)
 
     def enter(self, stage: str) -> None:
@@ -170,12 +172,18 @@ class LaunchSession(Session):
         return time.monotonic() - self._begin
 
     def compare_clocks(self, at: str) -> ClockRecord:
-        """Compare this rank's clock with rank 0's, `at` the begin or the end. Ranks of one kernel share its clock."""
+        """Compare this rank's clock with rank 0's, `at` the begin, the end or between. Ranks of a kernel share it."""
         if self.spec.task != DOCTOR:
             self.stage = f"clock offsets at the {at}"
         self.control.meet(f"clock/{at}", self.world)  # no rank has to sit long in a receive
         self.device.barrier(dist.group.WORLD)
+        self._compared_s = time.monotonic()
         return compare_clocks(at, self.rank, range(self.world), None)
+
+    @property
+    def clocks_due(self) -> bool:
+        """Whether clocks were compared so long ago that they should be again."""
+        return time.monotonic() - self._compared_s > CLOCKS_S
 
     def launch_head(self, *, warmup: Mapping[int, int], fed_ns: Mapping[int, int]) -> HeadRecord:
         """The first line of this rank's file; `warmup` and `fed_ns` are by world size."""

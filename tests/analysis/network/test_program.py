@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scaling.analysis.network.channel import Channel
 from scaling.analysis.network.program import Mark, Program
 
 GATHER, REDUCE = 0, 1
+FIFO = Channel(fifo=True)
 MARKS = tuple(Mark(waits=waits, collective=k) for k in (GATHER, REDUCE) for waits in (False, True))
 
 
-def program(own, transfer=(10.0, 20.0), *, ranks=2, members=None, wire=(0, 0), marks=MARKS):
+def program(own, transfer=(10.0, 20.0), *, ranks=2, members=None, channel=FIFO, marks=MARKS):
     """One step; `own`: per rank, its own time before each mark."""
     shape = (1, ranks, len(transfer))
     return Program(
@@ -20,7 +22,7 @@ def program(own, transfer=(10.0, 20.0), *, ranks=2, members=None, wire=(0, 0), m
         transfer=np.broadcast_to(np.array(transfer, dtype=float), shape).copy(),
         lag=np.zeros(shape),
         members=members or tuple((tuple(range(ranks)),) for _ in transfer),
-        wire=wire,
+        channel=channel,
         start=np.zeros((1, ranks)),
     )
 
@@ -50,10 +52,26 @@ def test_a_rank_that_is_late_where_others_have_waited_anyway_costs_less():
     assert program([[1, 2, 30, 60], [1, 2, 35, 60]]).period()[0] == 11 + 60
 
 
-def test_collectives_of_one_wire_run_one_after_the_other():
-    both = (Mark(waits=False, collective=0), Mark(waits=False, collective=1), Mark(waits=True, collective=1))
-    assert program([[1, 2, 3]] * 2, marks=both).period()[0] == 1 + 10 + 20
-    assert program([[1, 2, 3]] * 2, marks=both, wire=(0, 1)).period()[0] == 2 + 20
+BOTH = (Mark(waits=False, collective=0), Mark(waits=False, collective=1), Mark(waits=True, collective=1))
+
+
+def test_collectives_of_one_communicator_run_one_after_the_other():
+    assert program([[1, 2, 3]] * 2, marks=BOTH).period()[0] == 1 + 10 + 20
+
+
+def test_collectives_of_two_communicators_share_a_wire():
+    """Launched at 1 and 2: alone until 2, then with half of the wire each until the first is over, at 20."""
+    shared = Channel(fifo=True, communicator=(1, 2))
+    assert program([[1, 2, 3]] * 2, marks=BOTH, channel=shared).period()[0] == 31
+    first = (*BOTH[:2], Mark(waits=True, collective=0))
+    assert program([[1, 2, 3]] * 2, marks=first, channel=shared).period()[0] == 20
+    own_wires = Channel(fifo=True, communicator=(1, 2), wire=(1, 2))
+    assert program([[1, 2, 3]] * 2, marks=BOTH, channel=own_wires).period()[0] == 2 + 20
+
+
+def test_a_back_end_without_order_shares_its_wire_among_all():
+    gloo = (*BOTH[:2], Mark(waits=True, collective=0))
+    assert program([[1, 2, 3]] * 2, marks=gloo, channel=Channel()).period()[0] == 20
 
 
 def test_a_late_rank_holds_up_its_own_group_first():

@@ -62,8 +62,9 @@ def test_ranks_that_are_spread_take_every_node(tmp_path):
 
 def test_a_node_takes_its_own_share(tmp_path):
     """The script a node runs, with what it ends in replaced by echo."""
+    for name in ("slurm_node.sh", "bind.sh"):
+        shutil.copy(resources.folder("launch") / name, tmp_path)
     script = tmp_path / "slurm_node.sh"
-    script.write_text((resources.folder("launch") / "slurm_node.sh").read_text())
     (tmp_path / "torchrun.sh").write_text('#!/bin/sh\necho "$@"\n')
     (tmp_path / "torchrun.sh").chmod(0o755)
     for node, share in enumerate((2, 1, 1)):
@@ -97,14 +98,15 @@ def bound(tmp_path):
     """bound(python path, numactl, **environment): what the script of a node with two ranks starts, and says before."""
 
     def run(python_path: Path, numactl: str | None, **environment: str) -> tuple[list[str], str]:
-        for name in ("slurm_node.sh", "numa_binding.py"):
-            (tmp_path / name).write_text((resources.folder("launch") / name).read_text())
+        for name in ("slurm_node.sh", "bind.sh", "numa_binding.py"):
+            shutil.copy(resources.folder("launch") / name, tmp_path)
         tools = tmp_path / "tools"
         tools.mkdir()
         # Nothing else is on the PATH: this machine may have a numactl.
         for name in ("dirname", "cut", "true"):
             (tools / name).symlink_to(shutil.which(name))
-        own = {tmp_path / "torchrun.sh": 'echo "$@"', tools / "numactl": numactl}
+        told = 'echo "$SCALING_NUMA_BOUND"; echo "$@"'
+        own = {tmp_path / "torchrun.sh": told, tools / "numactl": numactl}
         for path, words in own.items():
             if words is not None:
                 path.write_text(f"#!/bin/sh\n{words}\n")
@@ -146,8 +148,8 @@ UNBOUND = "nccl --node-rank=0 --nproc-per-node=2 --nnodes=1"
 
 def test_ranks_that_torchrun_can_bind_are_bound(bound, fake_torch):
     said, started = bound(fake_torch, 'exec "$@"', FAKE_GPUS="2")
-    assert said == []
-    assert started == f"{UNBOUND.removesuffix(' --nnodes=1')} --numa-binding=node --nnodes=1"
+    assert said == ["bound (node)"]
+    assert started == f"nccl --numa-binding=node {UNBOUND.removeprefix('nccl ')}"
 
 
 @pytest.mark.parametrize(
@@ -161,7 +163,7 @@ def test_ranks_that_torchrun_can_bind_are_bound(bound, fake_torch):
 )
 def test_where_one_cannot_be_bound_none_is_and_the_launch_goes_on(bound, fake_torch, gpus, numactl, why):
     said, started = bound(fake_torch, numactl, FAKE_GPUS=gpus)
-    assert said == [f"ranks are not bound to cores: {why}"]
+    assert said == [f"ranks are not bound to cores: {why}", f"not bound: {why}"]
     assert started == UNBOUND
 
 
@@ -169,7 +171,8 @@ def test_a_torch_without_binding_does_not_bind(bound, tmp_path):
     (tmp_path / "old/torch").mkdir(parents=True)
     (tmp_path / "old/torch/__init__.py").touch()
     said, started = bound(tmp_path / "old", 'exec "$@"')
-    assert said == ["ranks are not bound to cores: torch's numa binding is missing"]
+    why = "torch's numa binding is missing"
+    assert said == [f"ranks are not bound to cores: {why}", f"not bound: {why}"]
     assert started == UNBOUND
 
 

@@ -159,3 +159,19 @@ def test_a_failure_inside_waits_for_no_device(cuda, clock):
     with pytest.raises(RuntimeError, match="mine"):
         fail()
     assert waited == [cuda.synchronised]
+
+
+def test_no_stamp_is_recorded_into_a_graph(cuda):
+    capturing = [False]
+    clock = EventClock(cuda.new_event, cuda.synchronize, lambda: capturing[0])
+    with clock.window(2):
+        first = clock.stamp()
+        capturing[0] = True
+        assert not clock.captured
+        assert clock.stamp() == 0
+        capturing[0] = False
+        last = clock.stamp()
+    assert clock.captured
+    begin, inside, end = clock.resolve([first, 0, last])
+    assert inside == 0
+    assert begin <= end
