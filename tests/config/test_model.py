@@ -1,0 +1,28 @@
+"""A model's arguments: what has no value is what is usual on the run's kind of device."""
+
+from __future__ import annotations
+
+from scaling.config.compose import requests
+from scaling.config.model import to_model
+
+CNN = {
+    "name": "small",
+    "_target_": "package.module.factory",
+    "image": None,
+    "channels": 48,
+    "usual": {"image": [16, 32], "channels": [32, 256]},
+}
+
+
+def test_what_has_no_value_is_what_is_usual_there():
+    assert to_model(CNN).args == {"image": 16, "channels": 48}
+    assert to_model(CNN, accelerated=True).args == {"image": 32, "channels": 48}
+
+
+def test_the_default_model_is_larger_on_an_accelerator():
+    def args(device):
+        asked = ["topology=local", f"topology.device={device}", "topology.ranks_per_host=2"]
+        return requests("plan", asked).items[0].spec.model.args
+
+    assert (args("cpu")["channels"], args("sim")["channels"]) == (32, 256)
+    assert args("sim")["image"] > args("cpu")["image"]
