@@ -11,8 +11,11 @@ Arrays: S steps, R ranks; times in ns.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from scaling.analysis.network.channel import Channel, Floats
+
+Bools = NDArray[np.bool_]
 
 _OVER_NS = 1e-3
 """Less than this is left only by rounding."""
@@ -51,7 +54,7 @@ class Flow:
         found: Floats = self.done[..., k]
         return found
 
-    def _go_on(self, wanted: Floats) -> None:
+    def _go_on(self, wanted: Bools) -> None:
         """Go on to the next change, where it is `wanted` (S x R)."""
         places = np.array(self._going)
         released, left = self._released[..., places], self._left[..., places]
@@ -76,7 +79,7 @@ class Flow:
         self._left[..., places] = np.where(over_now, 0.0, left)
         self._now = np.where(wanted, after[..., 0], self._now)
 
-    def _first(self, places: Floats, pending: Floats) -> Floats:
+    def _first(self, places: NDArray[np.int64], pending: Bools) -> Bools:
         """Which of them are the first of their communicator that is not done."""
         found = np.zeros_like(pending)
         for communicator in set(self._communicator[places].tolist()):

@@ -126,7 +126,7 @@ class Program:
 
 def _latest(at: Floats, members: Members) -> Floats:
     """The times of the last member of each rank's communicator, S x R."""
-    found = at.copy()
+    found: Floats = at.copy()
     for group in members:
         ranks = list(group)
         found[:, ranks] = at[:, ranks].max(axis=1, keepdims=True)
