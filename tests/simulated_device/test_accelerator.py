@@ -105,3 +105,60 @@ def _barrier(rank, world):
     host_spend_us(7000.0 * rank)
     device.barrier(control)
     return now_ns()
+
+
+def test_its_memory_can_be_limited_and_limited_again():
+    ((limited, size, again),) = ranks.run(_limited, group=False)
+    assert limited
+    assert size == 3 * GIB  # as a GPU's, whose limit is the allocator's
+    assert again
+
+
+def _limited(rank, world):
+    import torch
+
+    device = opened(capacity_bytes=3 * GIB)
+
+    def fits(size):
+        try:
+            torch.empty(size, dtype=torch.uint8, device=device.torch_device)
+        except torch.OutOfMemoryError:
+            return False
+        finally:
+            device.release_memory()
+        return True
+
+    device.limit(GIB)
+    limited = fits(GIB // 2) and not fits(2 * GIB)
+    device.limit(2 * GIB, margin=0.5)
+    again = fits(GIB // 2) and not fits(GIB + MIB)
+    size = device.facts()["device_memory_bytes"]
+    device.limit(None)
+    return limited, size, again and fits(2 * GIB)
+
+
+def test_what_is_only_timed_takes_its_time_and_computes_nothing_large():
+    ((alike, zeros, computed),) = ranks.run(_timed, group=False)
+    assert alike
+    assert (zeros, computed) == (True, True)
+
+
+def _timed(rank, world):
+    import torch
+
+    from scaling.worker.accelerator.clock import now_ns
+
+    device = opened(arithmetic=True)
+
+    def product():
+        x = torch.ones(512, 512, device=device.torch_device)
+        device.synchronize()
+        begin = now_ns()
+        found = torch.mm(x, x)
+        device.synchronize()
+        return now_ns() - begin, float(found[0, 0].item())
+
+    with device.only_timed():
+        took, nothing = product()
+    again, value = product()
+    return took == again, nothing == 0, value == 512

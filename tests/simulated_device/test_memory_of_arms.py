@@ -25,7 +25,7 @@ def _workload():
     )
 
 
-def _alone(rank, world):
+def alone_bytes(rank, world, batch=BATCH):
     """The peak of a training with DDP as anybody writes it, with nothing else in the process."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -34,9 +34,9 @@ def _alone(rank, world):
     module = workload.module.to(f"sim:{rank}")
     optimizer = workload.optimizer(module.parameters())
     ddp = DistributedDataParallel(module, gradient_as_bucket_view=True)
-    batch = workload.make_batch(BATCH, torch.Generator().manual_seed(0))
+    samples = workload.make_batch(batch, torch.Generator().manual_seed(0))
     for _ in range(5):
-        inputs, targets = (t.to(f"sim:{rank}") for t in batch)
+        inputs, targets = (t.to(f"sim:{rank}") for t in samples)
         workload.loss(ddp(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -100,7 +100,7 @@ def _measured(rank, world, capacity):
 
 
 def test_no_arm_takes_more_than_the_training_itself():
-    alone = max(ranks.run(_alone, 4))
+    alone = max(ranks.run(alone_bytes, 4))
     for found in ranks.run(_measured, 4, capacity=int(alone / SHARE)):
         for fitting, peaks, held, activations in found.values():
             assert fitting

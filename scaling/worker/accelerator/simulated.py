@@ -7,7 +7,9 @@ as time does while one waits.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,6 +20,8 @@ from scaling.worker.accelerator.clock import use_clock
 from scaling.worker.accelerator.torch_accelerator import TorchAccelerator
 
 _US_NS, _GIGA, _TERA = 1e3, 1e9, 1e12
+_asked = {"arithmetic": True}
+"""Whether kernels compute, as `prepare` was told; a program that loaded the device itself has them compute."""
 
 
 def prepare(settings: SimulatedDevice, devices: int) -> None:
@@ -29,6 +33,7 @@ def prepare(settings: SimulatedDevice, devices: int) -> None:
     from scaling.worker.simulated.device import configure, line, set_link  # noqa: PLC0415
 
     simulated.load()
+    _asked["arithmetic"] = settings.arithmetic
     virtual = settings.clock == "virtual"
     configure(
         devices=devices,
@@ -63,6 +68,19 @@ class SimulatedAccelerator(TorchAccelerator):
     def stall(self, seconds: float) -> None:
         """A kernel that takes so long, on the current stream."""
         self._module.sleep_us(seconds * 1e6)
+
+    @contextlib.contextmanager
+    def only_timed(self) -> Iterator[None]:
+        """Large kernels leave zeros."""
+        from scaling.worker.simulated.device import configure  # noqa: PLC0415
+
+        self.synchronize()
+        configure(math=False)
+        try:
+            yield
+            self.synchronize()
+        finally:
+            configure(math=_asked["arithmetic"])
 
     def barrier(self, group: Any) -> None:
         """Wait for the ranks of a control group; on the virtual clock all go on at the time of the last one."""

@@ -19,7 +19,7 @@ from scaling.records import checkup
 from scaling.records.checkup import Ceiling
 from scaling.spec.topology import CPU, SIMULATED
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.clock import is_virtual, now_ns
 from scaling.worker.accelerator.cuda import cudnn_tf32, matmul_tf32
 
 REPEATS = 7
@@ -29,6 +29,9 @@ LOAD_NS = 1_000_000_000
 """What computing in one format takes, once its kernels are ready."""
 CALL_SHARE = 0.25
 """A kernel with a call longer than this part of it is left out."""
+CALLS_MAX, CALLS_VIRTUAL = 2**20, 16
+"""Calls of a repetition at most. On a virtual clock all repetitions take the same time, so there is only one of each
+kind: a second on it can be many minutes of arithmetic."""
 CHAIN = 64
 """Operators in a launch chain, enough to hide the cost of the loop around it."""
 
@@ -69,8 +72,9 @@ def measure(device: Accelerator, precisions: tuple[str, ...]) -> tuple[Ceiling, 
 
     Takes about `LOAD_NS` for each format, and one second for all else.
     """
-    computing = (c for name in precisions for c in _computing(device, name))
-    return (*computing, *_copies(device), *_transfers(device), *_launches(device))
+    with device.only_timed():
+        computing = [c for name in precisions for c in _computing(device, name)]
+        return (*computing, *_copies(device), *_transfers(device), *_launches(device))
 
 
 def _computing(device: Accelerator, precision: str) -> tuple[Ceiling, ...]:
@@ -123,8 +127,8 @@ def _under_load(device: Accelerator, kinds: Mapping[str, Iterator[_Kernel]]) -> 
     ready = [(name, *one) for name, kernels in kinds.items() for one in _ready(device, kernels)]
     best: dict[str, Ceiling] = {}
     repeats, turns = 0, now_ns()
-    while ready and (not repeats or now_ns() - turns < LOAD_NS):
-        ramped = now_ns() - begin >= RAMP_NS
+    while ready and (not repeats or (now_ns() - turns < LOAD_NS and not is_virtual())):
+        ramped = now_ns() - begin >= RAMP_NS or is_virtual()
         repeats += ramped
         for name, kernel, calls in ready:
             took = _timed(device, kernel.call, calls)
@@ -210,14 +214,16 @@ def _best(device: Accelerator, work: Callable[[], Any]) -> float:
     """Seconds per call in the best repetition, synchronised with the device at both ends only."""
     work()
     calls, took = _calls(device, work)
-    return min(took, *(_timed(device, work, calls) for _ in range(REPEATS - 1))) / calls / 1e9
+    repeats = 0 if is_virtual() else REPEATS - 1
+    return min([took, *(_timed(device, work, calls) for _ in range(repeats))]) / calls / 1e9
 
 
 def _calls(device: Accelerator, work: Callable[[], Any]) -> tuple[int, int]:
     """(calls that take REPEAT_NS at least, what they took in ns)."""
     calls, took = 1, _timed(device, work, 1)
-    while took < REPEAT_NS and calls < 2**20:
-        calls = max(calls + 1, min(calls * 16, int(calls * 1.2 * REPEAT_NS / max(took, 1))))
+    most = CALLS_VIRTUAL if is_virtual() else CALLS_MAX
+    while took < REPEAT_NS and calls < most:
+        calls = max(calls + 1, min(calls * 16, int(calls * 1.2 * REPEAT_NS / max(took, 1)), most))
         took = _timed(device, work, calls)
     return calls, took
 

@@ -64,7 +64,7 @@ def device_module(library: ModuleType) -> ModuleType:
     """The module that `torch.get_device_module("sim")` gives."""
     module = ModuleType("torch.sim")
     Event.stamp_of = library.event_ns
-    for names in (_devices(), _streams(), _memory(), _random(library), _clock(library)):
+    for names in (_devices(), _streams(), _memory(library), _random(library), _clock(library)):
         for name, value in names.items():
             setattr(module, name, value)
     return module
@@ -103,7 +103,22 @@ def _streams() -> dict[str, Any]:
     }
 
 
-def _memory() -> dict[str, Any]:
+def _memory(library: ModuleType) -> dict[str, Any]:
+    limited: dict[str, int] = {}  # what the capacity was, and what it was limited to
+
+    def whole(total: int) -> int:
+        return limited["whole"] if total == limited.get("to") else total
+
+    def mem_get_info(device: Any = None) -> tuple[int, int]:
+        free, total = torch.accelerator.get_memory_info(device)
+        return int(free), whole(int(total))
+
+    def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
+        """Of the capacity of every device of this process: ranks have one each."""
+        total = mem_get_info(device)[1]
+        limited.update(whole=total, to=int(total * fraction))
+        library.configure({"capacity_bytes": limited["to"]})
+
     names = (
         "memory_allocated",
         "max_memory_allocated",
@@ -112,9 +127,10 @@ def _memory() -> dict[str, Any]:
         "memory_stats",
     )
     more = ("reset_peak_memory_stats", "reset_accumulated_memory_stats", "empty_cache")
-    return {"mem_get_info": torch.accelerator.get_memory_info} | {
-        n: getattr(torch.accelerator, n) for n in (*names, *more)
-    }
+    return {
+        "mem_get_info": mem_get_info,
+        "set_per_process_memory_fraction": set_per_process_memory_fraction,
+    } | {n: getattr(torch.accelerator, n) for n in (*names, *more)}
 
 
 def _random(library: ModuleType) -> dict[str, Any]:
