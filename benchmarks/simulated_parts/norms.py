@@ -10,6 +10,7 @@ from simulated_device import ranks as processes
 from torch import nn
 
 from scaling.analysis.decompose.merge import merge
+from scaling.analysis.network.channel import Channel
 from scaling.analysis.network.program import Mark, Program
 from scaling.worker.simulated.trace import Task
 from simulated_parts import rank as ranking
@@ -128,6 +129,6 @@ def _program(together: Together, transfer: np.ndarray, inline: set[int]) -> Prog
         transfer=each,
         lag=np.zeros_like(each),
         members=((ranks,),) * launch.shape[2],
-        wire=(0,) * launch.shape[2],
+        channel=Channel(fifo=True),
         start=last[:-1] - last[:-1].max(axis=1, keepdims=True),
     )
