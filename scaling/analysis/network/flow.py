@@ -35,12 +35,21 @@ class Flow:
         """S x R x K: when each began to move data."""
         self.done: Floats = np.full((*shape, count), np.inf)
         """S x R x K: when each was done; infinite where nobody asked yet."""
+        self._free: dict[int, Floats] = {}
+        """Until when each wire is busy, where each has one communicator and collectives need only stand in line."""
+        pairs = set(zip(self._communicator.tolist(), self._wire.tolist(), strict=True))
+        self._in_line = channel.fifo and len(pairs) == len({wire for _, wire in pairs})
         self._now = np.full(shape, -np.inf)
         self._going: list[int] = []
         """Collectives that are not done on every rank, in the order of launch."""
 
     def launch(self, k: int, released: Floats, transfer: Floats) -> None:
         """Collective `k` is released at S x R, and has to move data for `transfer`, S x R, if it is alone."""
+        if self._in_line:
+            wire = int(self._wire[k])
+            self.begun[..., k] = np.maximum(released, self._free.get(wire, released))
+            self._free[wire] = self.done[..., k] = self.begun[..., k] + transfer
+            return
         # A rank may go on a little before its part is counted as over, so nothing is released in the past.
         self._released[..., k] = np.maximum(released, self._now)
         self._left[..., k] = np.maximum(transfer, _OVER_NS)

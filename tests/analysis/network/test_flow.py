@@ -50,6 +50,20 @@ def test_each_is_done_when_small_steps_say_so(fifo, seed):
     assert (flow.done - flow.begun >= transfer - 1e-6).all()
 
 
+@pytest.mark.parametrize("wire", [(), (1, 2, 1, 2)])
+def test_one_communicator_on_each_wire_is_a_line(wire):
+    rng = np.random.default_rng(0)
+    channel = Channel(fifo=True, communicator=wire or (3,) * 4, wire=wire or (0,) * 4)
+    released, transfer = np.sort(rng.uniform(0, 9, (1, 2, 4)), axis=-1), rng.uniform(1, 6, (1, 2, 4))
+    flow = Flow(channel, (1, 2), 4)
+    for k in range(4):
+        flow.launch(k, released[..., k], transfer[..., k])
+    found = np.stack([flow.end(k) for k in range(4)], axis=-1)
+    for rank in range(2):
+        expected = stepped(channel, released[0, rank], transfer[0, rank])
+        assert found[0, rank] == pytest.approx(expected, abs=0.1)
+
+
 def test_what_was_asked_for_early_is_held_up_by_nothing_later():
     flow = Flow(Channel(fifo=True, communicator=(1, 2)), (1, 1), 2)
     flow.launch(0, np.array([[0.0]]), np.array([[10.0]]))
