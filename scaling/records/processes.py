@@ -16,8 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from pickle import PickleError
 from types import TracebackType
@@ -74,30 +73,39 @@ class Processes:
         """Of the processes that are not known to have died."""
         return tuple(of.pid for connection, of in self._all.items() if connection not in self._lost)
 
-    def each(self, work: Callable[..., T], tasks: Sequence[tuple[Any, ...]]) -> Iterator[T]:
+    def each(self, work: Callable[..., T], tasks: Iterable[tuple[Any, ...]]) -> Iterator[T]:
         """work(*task) of each task, in order. What `work` raises is raised here.
 
-        The processes are not used after an error. `work` belongs to a module; tasks and results can be pickled.
+        A task is made when a process is free for it. The processes are not used after an error. `work` belongs to a
+        module; tasks and results can be pickled.
         """
-        waiting = deque(enumerate(tasks))
+        waiting = enumerate(tasks)
         done: dict[int, T] = {}
         running: dict[Connection, tuple[int, tuple[Any, ...]]] = {}
-        for at in range(len(tasks)):
-            while at not in done:
-                for connection in self._all:
-                    if waiting and connection not in running and connection not in self._lost:
-                        running[connection] = waiting.popleft()
-                        with contextlib.suppress(OSError):  # it died; that is seen below
-                            connection.send((work, running[connection][1]))
-                if not running:
-                    number, task = waiting.popleft()
-                    done[number] = work(*task)
-                    continue
+        at, made = 0, 0
+        while True:
+            for connection in self._all:
+                if connection not in running and connection not in self._lost:
+                    one = next(waiting, None)
+                    if one is None:
+                        break
+                    running[connection], made = one, made + 1
+                    with contextlib.suppress(OSError):  # it died; that is seen below
+                        connection.send((work, one[1]))
+            if not running and at == made:  # none is free any more, or no task is left
+                one = next(waiting, None)
+                if one is None:
+                    return
+                made += 1
+                done[one[0]] = work(*one[1])
+            elif at not in done:
                 ready = wait(list(running))
                 for connection in [one for one in running if one in ready]:
                     number, task = running.pop(connection)
                     done[number] = self._answer(connection, work, task)
-            yield done.pop(at)
+            while at in done:
+                yield done.pop(at)
+                at += 1
 
     def _answer(self, connection: Connection, work: Callable[..., T], task: tuple[Any, ...]) -> T:
         try:

@@ -158,10 +158,10 @@ def _parts(read: Ranks, growing: Growing, look: Look[R] | None, processes: Proce
             yield _Read(part=part, files={}, lost=window.lost, seen=_seen(here, read.stretch, window, looked))
         return
     scratch = Path(growing.to_files())
-    tasks = [
+    tasks = (
         (here, stretch, scratch / f"{stretch.launch}-{k}", looked)
         for k, stretch in enumerate(read.stretch.parts(STRETCH_BYTES))
-    ]
+    )
     for several in processes.each(_to_files, tasks):
         for one in several:
             growing.took(one.part, one.files)

@@ -5,14 +5,13 @@ Samples carry their host's clock, so they join with blocks by the times on it (s
 
 from __future__ import annotations
 
-import functools
-import operator
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from scaling.analysis.decompose.quantities import SHOWN, TrialRecords
 from scaling.analysis.results import DeviceClocks, Throttled
@@ -52,25 +51,60 @@ def with_telemetry(
     NVML reports a mean over the last second. `reasons` (all bits that were seen) and `throttled` of a block without a
     sample are those of the sample closest to its middle. `device`: which one it was.
     """
-    times = {key: [s.time_ns for s in known] for key, known in samples.items()}
-    rows = []
-    place = ("launch", "rank", "host_begin_ns", "host_end_ns")
-    for launch, rank, begin, end in blocks.select(place).iter_rows():
-        known, at = samples.get((launch, rank), ()), times.get((launch, rank), [])
-        inside = known[bisect_left(at, begin) : bisect_right(at, end)]
-        near = inside or _nearest(known, at, (begin + end) // 2)
-        reasons = [s.reasons for s in near if s.reasons is not None]
-        bits = functools.reduce(operator.or_, reasons) if reasons else None
-        rows.append(
-            (
-                _mean([s.sm_mhz for s in inside]),
-                _mean([s.power_w for s in inside if s.time_ns >= begin + POWER_WINDOW_NS]),
-                bits,
-                None if bits is None else bool(bits & SLOWDOWNS),
-                (known[0].device or None) if known else None,
-            )
-        )
-    return blocks.hstack(pl.DataFrame(rows, schema=SHOWN, orient="row"))
+    keys = blocks.select("launch", "rank").with_row_index("at")
+    begin, end = (blocks[name].to_numpy() for name in ("host_begin_ns", "host_end_ns"))
+    shown: dict[str, NDArray[Any]] = {
+        "sm_mhz": np.full(blocks.height, np.nan),
+        "power_w": np.full(blocks.height, np.nan),
+        "reasons": np.full(blocks.height, _NO_REASONS),
+        "device": np.full(blocks.height, -1),
+    }
+    devices: dict[str, int] = {}
+    for (launch, rank), rows in keys.partition_by("launch", "rank", as_dict=True).items():
+        known = samples.get((launch, rank))
+        if known:
+            at = rows["at"].to_numpy()
+            for name, values in _beside(known, begin[at], end[at]).items():
+                shown[name][at] = values
+            if known[0].device:
+                shown["device"][at] = devices.setdefault(known[0].device, len(devices))
+    reasons = pl.Series(shown["reasons"])
+    reasons = reasons.set(reasons == _NO_REASONS, None)
+    names = pl.Series([*devices], dtype=pl.String)
+    device = pl.Series(shown["device"])
+    found = {
+        "sm_mhz": pl.Series(shown["sm_mhz"]).fill_nan(None),
+        "power_w": pl.Series(shown["power_w"]).fill_nan(None),
+        "reasons": reasons,
+        "throttled": (reasons & SLOWDOWNS) != 0,
+        "device": names.gather(device.set(device < 0, None)),
+    }
+    return blocks.hstack(pl.DataFrame(found, schema=SHOWN))
+
+
+_NO_REASONS = -1
+"""Of a block none of whose samples reports any; reported ones are bits."""
+
+
+def _beside(
+    samples: Sequence[DeviceSample], begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
+) -> dict[str, NDArray[Any]]:
+    """The telemetry of one rank's blocks from all samples of its device."""
+    at = np.array([s.time_ns for s in samples], dtype=np.int64)
+    first, last = np.searchsorted(at, begin_ns, "left"), np.searchsorted(at, end_ns, "right")
+    settled = np.minimum(np.searchsorted(at, begin_ns + POWER_WINDOW_NS, "left"), last)
+    nearest = _nearest(at, (begin_ns + end_ns) // 2)
+    inside = last > first
+    low, high = np.where(inside, first, nearest), np.where(inside, last, nearest + 1)
+    bits = np.array([s.reasons or 0 for s in samples] + [0], dtype=np.int64)
+    told = np.cumsum([0, *(s.reasons is not None for s in samples)])
+    # Every other of reduceat's stretches is one from a block's end to the next block's begin.
+    joined = np.bitwise_or.reduceat(bits, np.column_stack([low, high]).ravel())[::2]
+    return {
+        "sm_mhz": _means([s.sm_mhz for s in samples], first, last),
+        "power_w": _means([s.power_w for s in samples], settled, last),
+        "reasons": np.where(told[high] > told[low], joined, _NO_REASONS),
+    }
 
 
 def quantities(records: TrialRecords, typical: set[int]) -> dict[str, Floats]:
@@ -158,13 +192,21 @@ def warnings(blocks: pl.DataFrame) -> tuple[str, ...]:
     )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known else None
+def _means(values: Sequence[float | None], first: NDArray[np.int64], last: NDArray[np.int64]) -> Floats:
+    """Means of stretches of some values, without those that are None; NaN for a stretch without any."""
+    numbers = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+    there = np.isfinite(numbers)
+    totals = np.concatenate([[0.0], np.cumsum(np.where(there, numbers, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(there)])
+    many = counts[last] - counts[first]
+    return np.where(many > 0, (totals[last] - totals[first]) / np.maximum(many, 1), np.nan)
 
 
-def _nearest(samples: Sequence[DeviceSample], times_ns: Sequence[int], time_ns: int) -> list[DeviceSample]:
-    """The sample closest to a time; `times_ns`: those of the samples, in order."""
-    after = bisect_left(times_ns, time_ns)
-    around = [k for k in (after - 1, after) if 0 <= k < len(samples)]
-    return [samples[min(around, key=lambda k: abs(times_ns[k] - time_ns))]] if around else []
+def _nearest(times_ns: NDArray[np.int64], of_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The place of the closest of some sorted times, the earlier of two."""
+    after = np.minimum(np.searchsorted(times_ns, of_ns, "left"), len(times_ns) - 1)
+    before = np.maximum(after - 1, 0)
+    found: NDArray[np.int64] = np.where(
+        np.abs(times_ns[before] - of_ns) <= np.abs(times_ns[after] - of_ns), before, after
+    )
+    return found

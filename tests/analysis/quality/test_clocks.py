@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+import random
 from dataclasses import replace
 
 import polars as pl
@@ -50,6 +53,41 @@ def clocked(**options):
 
 def test_a_block_has_the_mean_clock_of_its_own_samples():
     assert clocked()["sm_mhz"].to_list() == [2000, 1800] * 4
+
+
+def test_means_and_bits_are_those_of_the_samples_one_by_one():
+    """Against plain loops, with samples that lack figures, and blocks between two samples."""
+    rng = random.Random(3)
+    times = sorted(rng.sample(range(60 * S), 50))
+    drawn = tuple(
+        DeviceSample(
+            time_ns=t,
+            sm_mhz=rng.choice([None, 1400, 1800, 1979]),
+            reasons=rng.choice([None, 0, 1, THERMAL]),
+            power_w=rng.choice([None, 212.5, 700.1]),
+        )
+        for t in times
+    )
+    spans = [(begin, begin + rng.choice([S // 9, S, 5 * S])) for begin in rng.sample(range(60 * S), 40)]
+    frame = pl.DataFrame(
+        [(0, k % 2, *span) for k, span in enumerate(spans)],
+        schema=["launch", "rank", "host_begin_ns", "host_end_ns"],
+        orient="row",
+    )
+    found = with_telemetry(frame, {(0, 0): drawn})
+    for (begin, end), row in zip(
+        spans[::2], found.filter(pl.col("rank") == 0).iter_rows(named=True), strict=True
+    ):
+        inside = [s for s in drawn if begin <= s.time_ns <= end]
+        near = inside or [min(drawn, key=lambda s: abs(s.time_ns - (begin + end) // 2))]
+        bits = [s.reasons for s in near if s.reasons is not None]
+        mhz = [s.sm_mhz for s in inside if s.sm_mhz is not None]
+        watts = [s.power_w for s in inside if s.power_w is not None and s.time_ns >= begin + S]
+        assert row["sm_mhz"] == (pytest.approx(sum(mhz) / len(mhz)) if mhz else None)
+        assert row["power_w"] == (pytest.approx(sum(watts) / len(watts)) if watts else None)
+        assert row["reasons"] == (functools.reduce(operator.or_, bits) if bits else None)
+        assert row["throttled"] == (bool(row["reasons"] & THERMAL) if bits else None)
+    assert found.filter(pl.col("rank") == 1)["sm_mhz"].null_count() == 20
 
 
 def test_power_of_the_second_before_a_block_is_not_the_blocks():
