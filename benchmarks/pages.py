@@ -44,6 +44,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "ground_truth",
         "coverage",
         "prediction",
+        "simulation",
         "plain_loop",
         "plain_step",
         "own_loop",
@@ -70,6 +71,7 @@ PAGES: dict[str, tuple[str, ...]] = {
 MEASURED = (
     *("scaling", "conf", "launch", "constraints.txt"),
     *(
+        "benchmarks/emulated.py",
         "benchmarks/ending.py",
         "benchmarks/harness.py",
         "benchmarks/hosts.py",

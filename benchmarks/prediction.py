@@ -24,28 +24,20 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import statistics
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import harness
+from emulated import MODELS, left_out
 from ending import exit_with
 
-from scaling.analysis.results import Analysis, Measured, Point
+from scaling.analysis.results import Analysis, Measured
 from scaling.cli.api import Run, predict
 from scaling.cli.pipeline import read_analysis
 from scaling.records.paths import RunFolder
 
-MODELS = {
-    "synthetic": ["model=synthetic", "model.param_mb=4", "model.layers=16", "model.compute_ms=60"],
-    "mlp": ["model=mlp", "model.width=512"],
-    "highmem_cnn": ["model=highmem_cnn"],
-}
-REAL = ("mlp", "highmem_cnn")
-LINK_REACHED = 0.9
-CONTENDED = "contended"
 BUDGET_S = {2: 24, 4: 45}
 """Budget by number of hosts."""
 BARS = {"median": 0.05, "worst": 0.10, "held": 0.80}
@@ -138,22 +130,6 @@ def measure(which: Cell, folder: RunFolder) -> None:
     harness.measure(folder.path, *which.overrides)
 
 
-def left_out(which: Cell, analysis: Analysis, point: Point) -> str | None:
-    """The reason why a world size of a run is not judged."""
-    n = point.world_size
-    if which.model in REAL and n > len(os.sched_getaffinity(0)):
-        return "real compute with more ranks than cores"
-    level = next(level for level in analysis.fabric.levels if level.world_size == n)
-    assert level.busbw_gbit_s is not None
-    assert level.nominal_gbit_s is not None
-    reached = max(c.busbw_gbit_s.value for c in level.curve) / level.nominal_gbit_s
-    if reached < LINK_REACHED:
-        return f"the link reaches {reached:.0%} of what it can carry"
-    if any(warning.startswith(CONTENDED) for warning in analysis.quality.warnings):
-        return "other programs were running"
-    return None
-
-
 def rows_of(source: Cell, folder: RunFolder, n: int, target: Cell, analysis: Analysis) -> list[Row]:
     """Every world size of the target that is judged, predicted from world size `n` of the source."""
     points = [
@@ -161,7 +137,7 @@ def rows_of(source: Cell, folder: RunFolder, n: int, target: Cell, analysis: Ana
         for p in analysis.points
         if p.world_size > 1
         and (source, n) != (target, p.world_size)
-        and left_out(target, analysis, p) is None
+        and left_out(target.model, analysis, p) is None
     ]
     if not points:
         return []
@@ -222,14 +198,14 @@ def judge(folders: dict[Cell, RunFolder], out: Path | None) -> int:
         if source.model != target.model:
             continue
         for point in analyses[source].points:
-            if point.world_size > 1 and left_out(source, analyses[source], point) is None:
+            if point.world_size > 1 and left_out(source.model, analyses[source], point) is None:
                 found = rows_of(source, folders[source], point.world_size, target, analyses[target])
                 rows += found
                 for row in found:
                     print(line(row), flush=True)
     for which, analysis in analyses.items():
         for point in analysis.points:
-            why = left_out(which, analysis, point) if point.world_size > 1 else None
+            why = left_out(which.model, analysis, point) if point.world_size > 1 else None
             if why:
                 print(f"left out: {which.name} at {point.world_size}: {why}")
     errors = [abs(row.error) for row in rows]

@@ -2,14 +2,16 @@
 
     python benchmarks/published_series.py [--series S04,S06]
 
-Reads llm-foundry's tables (scaling/published_sharded.csv in SCALING_SHARED_DATA, by default ../shared/data beside the
-checkout) and simulates each series' model, batch and FSDP setting on hgx_h100. Two numbers are fitted to each series
-and nothing else: a factor on all kernels, to the smallest size's throughput, and the lasting spread of ranks (n ranks
-wait for the latest of n normal draws), to the next size's. The largest size judges. Beside it stand `always 1.0` (the
-smallest size's throughput a GPU), a straight line through the two in log2 of the ranks, and the simulation with the
-factor alone. Series of two sizes leave nothing to judge and are not simulated. MPT is built as GPT-2 is, with MPT's
-width, layers and heads; memory is not limited, since published runs have a fused loss. There is no bar: the table is
-what is asked for.
+Reads tables of llm-foundry and torchtitan (scaling/published_sharded.csv in SCALING_SHARED_DATA, by default
+../shared/data beside the checkout) and simulates each series' model, batch and FSDP setting on hgx_h100. Two numbers
+are fitted to each series and nothing else: a factor on all kernels, to the smallest size's throughput, and the
+lasting spread of ranks (n ranks wait for the latest of n normal draws), to the next size's. The largest size judges.
+Beside it stand `always 1.0` (the smallest size's throughput a GPU), a straight line through the two in log2 of the
+ranks, and the simulation with the factor alone, which is all that a series of two sizes can be judged by. MPT is
+built as GPT-2 is, with MPT's width, layers and heads; torchtitan's selective checkpointing as none. Compiled and FP8
+rows are no programs that are simulated. Memory is not limited, since published runs have a fused loss; the last
+column is a rank's simulated peak at the smallest size, which the published devices of 80 GB held ("-": with selective
+checkpointing). There is no bar: the table is what is asked for.
 """
 
 from __future__ import annotations
@@ -45,10 +47,22 @@ SHAPES = {
     "MPT 70b": (8192, 80, 64),
 }
 """Width, layers, heads (llm-foundry, scripts/train/benchmarking)."""
+LLAMA_8B = {
+    "width": 4096,
+    "layers": 32,
+    "heads": 32,
+    "key_value_heads": 8,
+    "head": 128,
+    "feedforward": 14336,
+    "vocabulary": 128256,
+    "tied": "false",
+}
+"""Llama 3.1 8B, as its config.json has it."""
 STRETCHES = (0.6, 0.8, 1.0, 1.25, 1.6, 2.2)
 """Factors on kernels that are simulated; between them a step is interpolated."""
 UNLIMITED_BYTES = 10**12
-SIZES_MIN = 3
+FITTED = 2
+"""Sizes that are fitted; a series with more has one that judges."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,43 +75,64 @@ class Size:
     tokens: float
     """Of a rank and step."""
     steps_s: tuple[float, ...] = ()
+    peak: str = "-"
+    """Simulated peak of a rank, GB."""
 
     def simulated(self, stretch: float) -> float:
         """Tokens/s and GPU."""
-        return self.tokens / float(np.interp(stretch, STRETCHES, self.steps_s))
+        return self.tokens / _between(stretch, STRETCHES, self.steps_s)
+
+
+def _between(x: float, xs: tuple[float, ...], ys: tuple[float, ...]) -> float:
+    """Interpolate in rising points. SystemExit outside of them."""
+    if not xs[0] <= x <= xs[-1]:
+        raise SystemExit(f"{x:.4g} lies outside of what was simulated, {xs[0]:.4g} to {xs[-1]:.4g}")
+    return float(np.interp(x, xs, ys))
 
 
 def published(wanted: set[str]) -> dict[str, list[dict[str, str]]]:
-    """Rows of llm-foundry's series with enough sizes, the smallest first."""
+    """Rows of the series that are simulated, the smallest first."""
     found: dict[str, list[dict[str, str]]] = defaultdict(list)
     with TABLE.open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
-            if row["series"] and row["model"] in SHAPES and (not wanted or row["series"] in wanted):
+            known = row["model"] in SHAPES or row["model"] == "Llama 3.1 8B"
+            plain = row["compile"] != "yes" and row["precision"] in {"amp_bf16", "bf16"}
+            if row["series"] and known and plain and (not wanted or row["series"] in wanted):
                 found[row["series"]].append(row)
     return {
         name: sorted(rows, key=lambda row: int(row["gpus"]))
         for name, rows in sorted(found.items())
-        if len(rows) >= SIZES_MIN
+        if len(rows) >= FITTED
     }
+
+
+def steps_of(row: dict[str, str]) -> int:
+    """Micro-steps of a step."""
+    return int(row["grad_accum"] or 1)
+
+
+def model_of(row: dict[str, str]) -> list[str]:
+    """The overrides of a row's model."""
+    if row["model"] == "Llama 3.1 8B":
+        return ["model=llama", *(f"model.{key}={value}" for key, value in LLAMA_8B.items())]
+    shape = zip(("width", "layers", "heads"), SHAPES[row["model"]], strict=True)
+    return ["model=gpt2", *(f"model.{key}={value}" for key, value in shape)]
 
 
 def ask(row: dict[str, str]) -> Simulation:
     """The simulation of a row, once for each of STRETCHES."""
-    width, layers, heads = SHAPES[row["model"]]
-    samples = int(row["micro_batch"]) * int(row["grad_accum"])
     words = [
         "topology=simulated_hgx_h100",
         f"world_sizes=[{row['gpus']}]",
         "parallel=fsdp",
-        "model=gpt2",
-        *(f"model.{key}={value}" for key, value in (("width", width), ("layers", layers), ("heads", heads))),
+        *model_of(row),
         f"model.context={row['seq_len']}",
         f"model.sequence={row['seq_len']}",
         "precision=bf16",
-        f"batch_per_rank={samples}",
-        f"accumulation_steps={row['grad_accum']}",
-        f"checkpointing={row['act_ckpt'].lower()}",
-        f"fsdp.reshard_after_forward={str(row['strategy'] == 'FSDP FULL_SHARD').lower()}",
+        f"batch_per_rank={int(row['micro_batch']) * steps_of(row)}",
+        f"accumulation_steps={steps_of(row)}",
+        f"checkpointing={str(row['act_ckpt'] == 'True').lower()}",
+        f"fsdp.reshard_after_forward={str(row['strategy'] != 'FSDP SHARD_GRAD_OP').lower()}",
         "fused_optimizer=true",
     ]
     asked = to_simulation(words)
@@ -114,17 +149,19 @@ def answered(row: dict[str, str], asked: Simulation) -> Size:
     found = simulate(asked)
     if found.failed is not None:
         raise SystemExit(f"{row['series']} at {row['gpus']}: {found.failed}")
+    plain = row["act_ckpt"] in {"True", "False"}
     return Size(
         gpus=int(row["gpus"]),
         rate=float(row["tokens_per_s_per_gpu"]),
-        tokens=float(row["seq_len"]) * int(row["micro_batch"]) * int(row["grad_accum"]),
+        tokens=float(row["seq_len"]) * int(row["micro_batch"]) * steps_of(row),
         steps_s=tuple(step.step_ns / 1e9 for step in found.steps),
+        peak=f"{found.memory.peak_bytes / 1e9:>7.1f}" if found.memory and plain else f"{'-':>7}",
     )
 
 
 def stretch_for(size: Size) -> float:
     """The factor on kernels at which the simulation has the published throughput."""
-    return float(np.interp(size.tokens / size.rate, size.steps_s, STRETCHES))
+    return _between(size.tokens / size.rate, size.steps_s, STRETCHES)
 
 
 def calibrated(first: Size, second: Size) -> tuple[float, float]:
@@ -135,6 +172,32 @@ def calibrated(first: Size, second: Size) -> tuple[float, float]:
     return a / (1 + spread * la), spread
 
 
+def forecasts(sizes: list[Size]) -> dict[str, float]:
+    """The largest size's throughput over the smallest's, by each way to tell it from the sizes before."""
+    first, last = sizes[0], sizes[-1]
+    found = {"factor": last.simulated(stretch_for(first)) / first.rate, "one": 1.0}
+    if len(sizes) > FITTED:
+        second = sizes[1]
+        factor, spread = calibrated(first, second)
+        slope = (second.rate - first.rate) / math.log2(second.gpus / first.gpus)
+        found["simulated"] = last.simulated(factor * (1 + spread * latest(last.gpus))) / first.rate
+        found["line"] = (first.rate + slope * math.log2(last.gpus / first.gpus)) / first.rate
+    return found
+
+
+def line_of(name: str, model: str, sizes: list[Size], off: dict[str, float]) -> str:
+    """A row of the table; "-": nothing is left to judge by."""
+    factor, spread = calibrated(sizes[0], sizes[1]) if len(sizes) > FITTED else (stretch_for(sizes[0]), None)
+    gpus = ",".join(str(size.gpus) for size in sizes)
+    errors = "  ".join(
+        f"{off[key]:>+9.2%}" if key in off else f"{'-':>9}" for key in ("simulated", "factor", "line", "one")
+    )
+    share = f"{'-':>6}" if spread is None else f"{spread:>6.2%}"
+    truth = sizes[-1].rate / sizes[0].rate
+    fitted = f"{factor:>6.3f}  {share}"
+    return f"{name:<6} {model:<12}  {gpus:<15}  {fitted}  {truth:>9.4f}  {errors}  {sizes[0].peak}"
+
+
 def main() -> int:
     """Run it."""
     arguments = parser(__doc__)
@@ -143,45 +206,31 @@ def main() -> int:
     if not TABLE.is_file():
         return skipped("published_series", f"{TABLE} is not there; SCALING_SHARED_DATA names the folder")
     print(
-        "efficiency of the largest size over the smallest; errors in percentage points (forecast - published)"
-    )
-    print(
-        "series model      sizes            factor  spread  published  simulated  factor alone  line    1.0"
+        "efficiency of the largest size over the smallest; errors in percentage points (forecast - published)\n"
+        f"series {'model':<12}  {'sizes':<15}  factor  spread  published  simulated  {'factor':>9}  {'line':>9}  "
+        f"{'1.0':>9}  peak GB"
     )
     errors: dict[str, list[float]] = defaultdict(list)
     with ThreadPoolExecutor(2) as pool:
         for name, rows in published(wanted).items():
             sizes = list(pool.map(answered, rows, [ask(row) for row in rows]))  # Hydra composes one at a time
-            first, second, last = sizes[0], sizes[1], sizes[-1]
-            factor, spread = calibrated(first, second)
-            truth = last.rate / first.rate
-            slope = (second.rate - first.rate) / math.log2(second.gpus / first.gpus)
-            forecast = {
-                "simulated": last.simulated(factor * (1 + spread * latest(last.gpus))) / first.rate,
-                "factor": last.simulated(stretch_for(first)) / first.rate,
-                "line": (first.rate + slope * math.log2(last.gpus / first.gpus)) / first.rate,
-                "one": 1.0,
-            }
-            for key, value in forecast.items():
-                errors[key].append(value - truth)
-            off = {key: value - truth for key, value in forecast.items()}
-            print(
-                f"{name:<6} {rows[0]['model']:<9}  {','.join(str(s.gpus) for s in sizes):<15}  {factor:>6.3f}  "
-                f"{spread:>6.2%}  {truth:>9.4f}  {off['simulated']:>+9.2%}  {off['factor']:>+12.2%}  "
-                f"{off['line']:>+6.2%}  {off['one']:>+6.2%}",
-                flush=True,
-            )
+            truth = sizes[-1].rate / sizes[0].rate
+            off = {key: value - truth for key, value in forecasts(sizes).items()}
+            judged = "" if len(sizes) > FITTED else "two_"
+            for key, value in off.items():
+                errors[judged + key].append(value)
+            print(line_of(name, rows[0]["model"], sizes, off), flush=True)
     if not errors:
-        return skipped("published_series", "no series of at least three sizes was asked for")
-    sizes_of = {key: [abs(e) for e in of] for key, of in errors.items()}
+        return skipped("published_series", "no series that is simulated was asked for")
+    sizes_of = {key: [abs(e) for e in of] for key, of in sorted(errors.items())}
     print(
-        "mean and worst of the absolute errors: "
+        "mean and worst of the absolute errors (two_: series of two sizes): "
         + "; ".join(f"{key} {mean(of):.2%} and {max(of):.2%}" for key, of in sizes_of.items())
     )
     return result(
         "published_series",
         ok=True,
-        series=len(errors["one"]),
+        series=len(errors["one"]) + len(errors["two_one"]),
         **{f"{key}_mean": round(mean(of), 4) for key, of in sizes_of.items()},
         **{f"{key}_worst": round(max(of), 4) for key, of in sizes_of.items()},
     )

@@ -53,10 +53,10 @@ def from_run(path: str, words: Sequence[str]) -> list[Outcome]:
     """Simulate a measured run's program under other settings, with what the run measured."""
     run = Run(path)
     found, alike = [], set[str]()
+    own = Measured(to_simulation((), read_config(run.folder)), run)
+    own.test()
     for each in topologies(words):
         asked = to_simulation(each, read_config(run.folder))
-        own = Measured(to_simulation((), read_config(run.folder)), run)
-        own.test()
         machine = Measured(asked, run)
         machine.backtest, machine.backtest_missing = own.backtest, own.backtest_missing
         found += [_outcome(asked, parallel, machine, alike) for parallel in asked.strategies]
@@ -90,17 +90,16 @@ def _outcome(asked: Asked, parallel: Parallel, machine: Machine, alike: set[str]
             for mesh in meshes.values()
         ]
         said = machine.links_said(meshes[max(sizes)])
+        check = None if strategy in alike else _checked_mesh(list(meshes.values()))
+        some = asks[-1].batch  # strong scaling's batch need not divide by the ranks that are compared
+        ends = [
+            simulation(spec, check, inputs, some, rank=rank, own_links=machine.links(check), whole=False)
+            for rank in ((0, check.size - 1) if check is not None else ())
+            if check is not None
+        ]
     except NoPathError as error:
         raise InputError(str(error)) from error
     _say(f"{topology.name} {strategy}: {', '.join(str(ask.mesh.size) for ask in asks)} ranks")
-    check = None if strategy in alike else _checked_mesh(list(meshes.values()))
-    ends = [
-        simulation(
-            spec, check, inputs, batch_of(spec, check), rank=rank, own_links=machine.links(check), whole=False
-        )
-        for rank in ((0, check.size - 1) if check is not None else ())
-        if check is not None
-    ]
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), WORKERS_MAX)) as pool:
         answers = list(pool.map(simulate, (*reversed(asks), *ends)))
     found_ends, answers = answers[len(asks) :], answers[: len(asks)][::-1]

@@ -29,6 +29,10 @@ class Range:
     low: float
     high: float
 
+    def times(self, factor: float) -> Range:
+        """The same range, scaled."""
+        return Range(value=self.value * factor, low=self.low * factor, high=self.high * factor)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from scaling.analysis.network.ring import Hops, ring_times
 from scaling.analysis.predict.change import Source
 from scaling.analysis.predict.fabrics import measured_fabric, named_fabric
-from scaling.analysis.results import Analysis, Point
+from scaling.analysis.results import Analysis
 from scaling.analysis.simulate import arms
 from scaling.analysis.simulate.inputs import (
     HOST_BYTES_S,
@@ -19,7 +19,6 @@ from scaling.analysis.simulate.inputs import (
     sheet,
 )
 from scaling.analysis.simulate.links import SIZES
-from scaling.analysis.simulate.spread import spread_of
 from scaling.errors import InputError
 from scaling.records.checkup import COPY, LAUNCH, MATMUL, KernelTable, Roofline
 from scaling.records.tables import Tables
@@ -65,11 +64,8 @@ def inputs(
     times, said = _times(table, source, on_cpu=on_cpu, alone_ns=alone)
     if not elsewhere:
         target = source
-    slowdown, spread = _slowdown(analysis.points), spread_of(tables)
-    # Ranks of another device, or another number of them on a host, cost each other something else.
-    crowd = (
-        None if elsewhere or asked.ranks_per_host != own.ranks_per_host else arms.neighbours(analysis.points)
-    )
+    ranks = arms.between_ranks(analysis.points, tables, own, asked, elsewhere=elsewhere)
+    slowdown, spread, crowd = ranks.slowdown, ranks.spread, ranks.neighbours
     launch_us = _launch_us(roofline, measured_cpu=on_cpu, elsewhere=elsewhere)
     missing = [
         *([] if slowdown else ["how much communication slows kernels down"]),
@@ -194,34 +190,6 @@ def _times(
             least[name] = least.get(name, 0.0) + kernel.calls * ideal
     factors = {name: spent[name] / least[name] for name in spent if least[name] > 0}
     return KernelTimes(chip=chip, us=us, factors=factors), said
-
-
-def _slowdown(points: Sequence[Point]) -> Range | None:
-    """s, where kernels take 1 + s times as long under communication: h of hidden transfer then costs h s / (1 + s)."""
-    for point in reversed(points):
-        if (
-            point.loss is None
-            or point.loss.overlap is None
-            or point.arms_ms is None
-            or point.arms_ms.plain is None
-        ):
-            continue
-        comm = point.comm
-        if comm is None or comm.hidden_share is None or not comm.buckets:
-            continue
-        busy = sum(b.transfer_ms.value for b in comm.buckets if b.transfer_ms is not None)
-        hidden = comm.hidden_share.value * busy
-        if hidden <= 0:
-            continue
-        overlap, plain = point.loss.overlap, point.arms_ms.plain.value
-
-        def of(share: float | None, default: float, hidden: float = hidden, plain: float = plain) -> float:
-            extra = max(0.0, (default if share is None else share) * plain)
-            return extra / max(hidden - extra, 0.2 * hidden)
-
-        value = of(overlap.value, overlap.value)
-        return Range(value=value, low=of(overlap.low, overlap.value), high=of(overlap.high, overlap.value))
-    return None
 
 
 def curves(
