@@ -2,7 +2,8 @@
 
 A process is a plain Python command at the other end of a socket. It needs nothing of the caller's main module, so it
 works in notebooks and in scripts without a guard. It ends when its socket does: with `Processes`, and with the caller,
-however that ends. Ctrl-C reaches the caller alone. What a process that died was to do is done by the caller itself.
+however that ends. Ctrl-C reaches the caller alone. What a process was to do that died, or that does not answer, is
+done by the caller itself.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 MOST = 8
 """Processes at most; more would wait for the file system."""
+ANSWER_S = 300.0
+"""How long no process may answer; a task takes seconds."""
 GRACE_S = 0.5
 """How long a process goes on whose caller is gone: one that has nothing to do ends by itself."""
 END_S = 2.0
@@ -99,7 +102,7 @@ class Processes:
                 made += 1
                 done[one[0]] = work(*one[1])
             elif at not in done:
-                ready = wait(list(running))
+                ready = wait(list(running), ANSWER_S) or self._gave_up(running)
                 for connection in [one for one in running if one in ready]:
                     number, task = running.pop(connection)
                     done[number] = self._answer(connection, work, task)
@@ -107,15 +110,24 @@ class Processes:
                 yield done.pop(at)
                 at += 1
 
+    def _gave_up(self, running: Iterable[Connection]) -> list[Connection]:
+        """End processes that do not answer."""
+        for connection in running:
+            self._all[connection].kill()
+        self._lost.update(running)
+        return list(running)
+
     def _answer(self, connection: Connection, work: Callable[..., T], task: tuple[Any, ...]) -> T:
-        try:
-            good, value = connection.recv()
-        except _LOST:
-            self._lost.add(connection)
-            return work(*task)
-        if not good:
-            raise value
-        return value  # type: ignore[no-any-return]
+        if connection not in self._lost:
+            try:
+                good, value = connection.recv()
+            except _LOST:
+                self._lost.add(connection)
+            else:
+                if not good:
+                    raise value
+                return value  # type: ignore[no-any-return]
+        return work(*task)
 
     def _start(self) -> None:
         own, other = socket.socketpair()
@@ -144,7 +156,8 @@ class Processes:
                 process.wait(0.0 if at_once else END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel may not let go of it
+                    process.wait(END_S)
         self._all.clear()
 
 

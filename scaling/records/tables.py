@@ -107,7 +107,9 @@ def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Table
     lost = 0
     with ExitStack() as open_:
         kept = Kept(open_.enter_context(TemporaryFile()).fileno()) if count else Kept()
-        processes = open_.enter_context(Processes(count, [kept.descriptor] if kept.descriptor else []))
+        processes = open_.enter_context(
+            Processes(count, [] if kept.descriptor is None else [kept.descriptor])
+        )
         for launch in launches:
             read = read_ranks(launch, plan, kept, processes)
             gaps += read.gaps

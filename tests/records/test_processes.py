@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scaling.records import processes as of_processes
 from scaling.records.processes import Processes
 
 CALLER = """
@@ -68,6 +69,16 @@ def test_the_work_of_a_killed_process_is_done_by_the_caller():
             os.kill(pid, signal.SIGKILL)
         assert list(processes.each(pow, [(k, 2) for k in range(9)])) == [k * k for k in range(9)]
         assert processes.pids == ()
+
+
+def test_the_work_of_a_stopped_process_is_done_by_the_caller(monkeypatch):
+    monkeypatch.setattr(of_processes, "ANSWER_S", 0.2)
+    with Processes(2) as processes:
+        own = processes.pids
+        for pid in own:
+            os.kill(pid, signal.SIGSTOP)
+        assert list(processes.each(pow, [(k, 2) for k in range(5)])) == [k * k for k in range(5)]
+    assert ended(own)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
