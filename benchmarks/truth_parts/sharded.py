@@ -102,9 +102,10 @@ class Cell:
             *(apart if self.strategy == "hsdp" else []),
             "topology=local",
             "topology.device=sim",
+            f"topology.ranks_per_host={self.ranks}",
             f"topology.simulated.link_us={LATENCY_US}",
             f"topology.simulated.link_gb_s={self.rate}",
-            "measure.budget_s=90",
+            "measure.budget_s=300",
             "measure.rounds_max=3",
         ]
 

@@ -131,10 +131,10 @@ def _check_settings(spec: Spec) -> None:
             raise InputError(
                 f"compile=true: parallel={spec.parallel.name} runs eager; leave one of them out, or use parallel=ddp"
             )
-        if spec.precision == "fp16":
+        if spec.precision == "fp16" and spec.parallel.divided:
             raise InputError(
-                f"precision=fp16: its gradients need a loss scaler that is sharded too; parallel={spec.parallel.name} "
-                "is measured in fp32, tf32 or bf16"
+                f"precision=fp16: parallel={spec.parallel.name} has gradients over several meshes, which torch's loss "
+                "scaler does not take together; use fp32, tf32 or bf16"
             )
         part, largest = spec.fsdp.reshard > 1, max(spec.world_sizes)
         if part and any(1 < n < largest for n in spec.world_sizes):

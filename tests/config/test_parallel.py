@@ -70,7 +70,7 @@ def test_communicators_have_keys_of_their_own_and_the_one_of_all_ranks_is_the_wo
         (["parallel=fsdp", "batch=[4,8]"], "measured with parallel=ddp"),
         (["parallel=fsdp", "topology.placement=spread"], "packed"),
         (["parallel=fsdp", "compile=true"], "runs eager"),
-        (["parallel=fsdp", "precision=fp16"], "loss scaler"),
+        (["parallel=fsdp_tp", "parallel.tensor=2", "precision=fp16"], "loss scaler"),
         (["parallel=zero3"], "available: ddp, fsdp, fsdp_tp, hsdp, hsdp_tp, single, tp"),
     ],
 )

@@ -13,10 +13,11 @@ UNITS_MIN = 3
 
 
 class Efficiencies:
-    """Efficiency of each world size, from rank 0's own blocks of bare_one and plain in the same round."""
+    """Efficiency of each strategy and world size, from rank 0's blocks of bare_one and plain in the same round."""
 
     def __init__(self) -> None:
-        self._plain: dict[int, dict[int, list[float]]] = {}
+        self._plain: dict[tuple[int, int], dict[int, list[float]]] = {}
+        """By world size and strategy, and round."""
         self._alone: dict[int, dict[int, list[float]]] = {}
         self._batch: dict[int, int] = {}
 
@@ -25,20 +26,21 @@ class Efficiencies:
         n, batch = block.trial.world_size, block.trial.batch
         if block.arm == PLAIN:
             self._batch[n] = batch
-            self._plain.setdefault(n, {}).setdefault(block.round, []).append(step_ns)
+            self._plain.setdefault((n, block.strategy), {}).setdefault(block.round, []).append(step_ns)
         elif block.arm == BARE_ONE:
             self._alone.setdefault(batch, {}).setdefault(block.round, []).append(step_ns)
 
-    def half_width(self, n: int) -> float | None:
+    def half_width(self, n: int, strategy: int = 0) -> float | None:
         """Half of the 95 % interval of the efficiency at world size n; None with too few rounds."""
         alone = self._alone.get(self._batch[n], {})
-        ratios = [mean(alone[r]) / mean(plain) for r, plain in self._plain[n].items() if r in alone]
+        plain = self._plain[n, strategy]
+        ratios = [mean(alone[r]) / mean(times) for r, times in plain.items() if r in alone]
         relative = _relative(ratios)
         return None if relative is None else mean(ratios) * relative
 
     def half_widths(self) -> Sequence[float | None]:
-        """Those of all world sizes above 1."""
-        return [self.half_width(n) for n in self._plain if n > 1]
+        """Those of all strategies at all world sizes above 1."""
+        return [self.half_width(n, strategy) for n, strategy in self._plain if n > 1]
 
 
 class Means:

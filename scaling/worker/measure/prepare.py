@@ -13,9 +13,10 @@ from scaling.spec.schedule import PLAIN, PROBE
 from scaling.spec.sweep import largest
 from scaling.worker.accelerator.clock import Clock
 from scaling.worker.accelerator.memory import is_out_of_memory
-from scaling.worker.measure.arms import Arms, Opened
+from scaling.worker.measure.arms import Arms
 from scaling.worker.measure.exchange import Exchange
 from scaling.worker.measure.pace import fabric_sizes
+from scaling.worker.measure.settings import Opened
 from scaling.worker.measure.step import Loop
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.session.progress import COMPILE_S

@@ -16,7 +16,9 @@ from scaling.spec.parallel import Fsdp
 from scaling.worker.parallel.collectives import reduce_scatter
 from scaling.worker.parallel.watch import Watch
 
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+HALF = ("bf16", "fp16")
+"""Precisions in which parameters are gathered and computed with."""
 
 
 class HostReduceScatter:
@@ -61,7 +63,7 @@ def shard(
     for each module, and keeps all of them to the end.
     """
     policy = MixedPrecisionPolicy(
-        param_dtype=TYPES["bf16"] if precision == "bf16" else None,
+        param_dtype=TYPES[precision] if precision in HALF else None,
         reduce_dtype=TYPES[settings.reduce_dtype],
     )
     # A part of the ranks, true or false; over one rank nothing is left to reshard to.

@@ -27,6 +27,7 @@ from scaling.worker.parallel.ddp import Wrapping
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.replicated import held_bytes
 from scaling.worker.parallel.shard import (
+    HALF,
     TYPES,
     HostReduceScatter,
     param_groups,
@@ -118,7 +119,7 @@ class Shards:
         inner = [list(whole.get_submodule(name).parameters()) for name in self._names]
         theirs = {p for unit in inner for p in unit}
         units = [[p for p in whole.parameters() if p not in theirs], *inner]
-        wire = 2 if self._spec.precision == "bf16" else None
+        wire = 2 if self._spec.precision in HALF else None
         sizes = [sum(p.numel() * (wire or p.element_size()) for p in unit) for unit in units]
         found["unsharded"] = unsharded_bytes(sizes, self._spec.fsdp, root=True) if mesh.shard > 1 else 0
         return found

@@ -54,6 +54,8 @@ class Watch:
         self._reduced: list[Seen] = []
         """Reductions that nobody has waited for yet, on an accelerator."""
         self._launched: dict[int, int] = {}
+        self._turns: list[tuple[int, int]] = []
+        """Units that have begun to reduce and nobody has waited for, with when, on an accelerator."""
         self._since = 0
         """When what a unit's all-reduce over copies waits for began: its reduce-scatter's end, or its turn."""
         self.on_now = False
@@ -74,7 +76,7 @@ class Watch:
         """Stamp inside; `tap`: also tell it each collective's unit and phase, and where it is waited for."""
         self._tap, self.on_now = tap, True
         self._weighs = self._weighing and tap is not None
-        self._gathered, self._reduced, self._launched = {}, [], {}
+        self._gathered, self._reduced, self._launched, self._turns = {}, [], {}, []
         self.waits, self.marks = [], []
         for unit, group in enumerate(self._groups):
             for name in _REPLACED:
@@ -182,8 +184,10 @@ class Watch:
         at = self._since = self._stamp()
         with self._of(unit, BACKWARD) as seen:
             inner(*unused)
-        if group.reduce_grads:
+        if group.reduce_grads and self._host:  # the call itself was the wait
             self.marks.append(Mark(True, BACKWARD, unit, at, at))
+        elif group.reduce_grads:
+            self._turns.append((unit, at))
         if not self._host:
             self._reduced += seen
 
@@ -192,11 +196,13 @@ class Watch:
         states = getattr(group.comm_ctx, "reduce_scatter_states", [])
         most = getattr(group.comm_ctx, "reduce_scatter_max_input_buffers", 1)
         last = group._param_group_index == group._num_param_groups - 1  # noqa: SLF001
-        if last and len(states) >= most and states[0].event is not None:
+        if last and len(states) >= most:
             begin = self._stamp()
-            group.device_handle.current_stream().wait_event(states[0].event)
+            if states[0].event is not None:
+                group.device_handle.current_stream().wait_event(states[0].event)
             scattered = next((one for one in self._reduced if one.group.size() and one.wait == 0), None)
             self._waited(BACKWARD, begin, [scattered] if scattered else [])
+            self._reduced_by(begin, self._turns[:1])
 
     def _finalize_backward(self, inner: Any, group: Any, _unit: int) -> None:
         events = list(getattr(group.comm_ctx, "_last_post_reduce_events", {}).values())
@@ -206,7 +212,13 @@ class Watch:
                 group.device_handle.current_stream().wait_event(event)
             self._waited(BACKWARD, begin, [one for one in self._reduced if one.wait == 0])
             self._reduced = []
+            self._reduced_by(begin, self._turns)
         inner()
+
+    def _reduced_by(self, begin: int, turns: Sequence[tuple[int, int]]) -> None:
+        """The stream waits for these units' reductions from here on."""
+        self.marks += [Mark(True, BACKWARD, unit, at, begin) for unit, at in turns]
+        self._turns = self._turns[len(turns) :]
 
     def _waited(self, phase: int, begin: int, seen: Sequence[Seen]) -> None:
         end = self._stamp()

@@ -16,7 +16,6 @@ from scaling.worker.accelerator.clock import is_virtual
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.kernels import note_kernels
 from scaling.worker.checks.roofline import note_roofline
-from scaling.worker.data.feed import Feed, open_feed
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.arms import Arms
 from scaling.worker.measure.blocks import LEAD_IN_BYTES, BlockRunner
@@ -28,6 +27,7 @@ from scaling.worker.measure.prepare import Ready, fits, warm_up
 from scaling.worker.measure.recorder import Recorder
 from scaling.worker.parallel.groups import free
 from scaling.worker.session.budget import Budget
+from scaling.worker.session.feeds import Feeds
 from scaling.worker.session.progress import COMPILE_S
 from scaling.worker.session.rounds import Turn, run_rounds
 from scaling.worker.session.session import LaunchSession
@@ -47,7 +47,6 @@ class Launch:
             first_on_host=session.first_on_host,
             stall=session.device.stall,
         )
-        self._feeds: dict[int, Feed] = {}
         self._ready: dict[tuple[int, int], Ready] = {}
         """By world size and strategy, where that fits into memory."""
         self._fitting: dict[int, list[int]] = {}
@@ -64,7 +63,7 @@ class Launch:
         ):  # there its ceilings are settings, and a second is long
             note_roofline(session, workload, self._precision)
             note_kernels(session, workload, self._precision)
-        self._budget = Budget(session)
+        self._budget, self._feeds = Budget(session), Feeds(session, workload)
         asked = (*session.baseline, *session.trials)
         fitting = []
         for index, trial in enumerate(asked):
@@ -100,10 +99,11 @@ class Launch:
         # Only after a success. On a failure, what this rank started ends with it; waiting here for a data worker that
         # hangs would let its peers, which wait for this rank, report first.
         self._faults.close()
-        for feed in self._feeds.values():
-            feed.close()
+        self._feeds.close()
         recorder.close()
-        session.record_memory({of: self._memory(of, ready.arms) for of, ready in self._ready.items()})
+        session.record_memory(
+            {of: self._feeds.memory(ready.arms, self._peaks.get(of)) for of, ready in self._ready.items()}
+        )
         session.close()
 
     def _of_first(self) -> dict[int, Ready]:
@@ -141,7 +141,7 @@ class Launch:
             device=session.device,
             precision=self._precision,
             faults=self._faults,
-            feed=functools.partial(self._feed, workload),
+            feed=self._feeds.of,
             content=content,
         )
         session.say("first step", COMPILE_S if self._spec.compile else None)
@@ -162,50 +162,12 @@ class Launch:
             self._optimizer.state.clear()  # it may have run out of memory half way
             session.device.release_memory()
 
-    def _memory(self, of: tuple[int, int], arms: Arms) -> dict[str, int | None]:
-        """What the training of a world size under a strategy holds, and the harness beside it, bytes.
-
-        The harness's buffers lie in memory in their own blocks alone. On a CPU it keeps batches that a training would
-        not: these are not the training's, and its peak is told without them.
-        """
-        held, own = arms.held, 0
-        if not self._spec.topology.accelerated:
-            own = sum(feed.held_bytes for feed in self._feeds.values()) - arms.feed(PLAIN).batch_bytes
-        peak = self._peaks.get(of)
-        return {
-            "peak_bytes": None if peak is None else peak - own,
-            "parameters_bytes": held.get("parameters"),
-            "gradients_bytes": held.get("gradients"),
-            "optimizer_bytes": held.get("optimizer"),
-            "activations_bytes": arms.activations_bytes,
-            "unsharded_bytes": arms.unsharded_bytes or None,
-            **{f"computed_{name}_bytes": size for name, size in arms.computed().items()},
-            "communicators_bytes": arms.communicator_bytes,
-            "harness_bytes": own,
-        }
-
     def _connect_pairs(self) -> None:
         """Send a first message in each pairing, since that connects the group: not in a block that is timed."""
         groups = self._session.groups
         with self._exchange.reserved(LEAD_IN_BYTES):
             for key in sorted((key for key in groups if key < 0), reverse=True):
                 self._exchange.once(groups[key], LEAD_IN_BYTES)
-
-    def _feed(self, workload: Workload, batch: int) -> Feed:
-        """The feed of a batch size. World sizes with the same batch share it and its workers."""
-        session = self._session
-        if batch not in self._feeds:
-            self._feeds[batch] = open_feed(
-                self._spec,
-                workload,
-                batch,
-                rank=session.rank,
-                device=session.device,
-                tensor=self._spec.parallel.mesh(max(session.parts)).tensor,
-            )
-        feed = self._feeds[batch]
-        feed.resume()  # another world size may have left it paused
-        return feed
 
     def _rounds(self, trials: tuple[Trial, ...], baseline: tuple[Trial, ...]) -> None:
         session, measure, budget = self._session, self._spec.measure, self._budget
@@ -268,7 +230,7 @@ class Launch:
             self._faults.end()
         if block.arm == PLAIN:
             self._peaks[of] = max(self._peaks.get(of, 0), session.device.peak_bytes())
-        if session.lead and not block.strategy:
+        if session.lead:
             self._known.note(block, step_ns)
 
     def _expected_s(self, block: Block, steps: int, lead_in: int) -> float:

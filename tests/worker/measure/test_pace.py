@@ -153,6 +153,16 @@ def test_it_goes_on_while_it_is_not():
     assert pace.go_on(4, 4.0)
 
 
+def test_of_strategies_side_by_side_it_waits_for_all():
+    pace, known = noted(0.005, target_half_width=0.02)
+    trial = Trial(world_size=2, hosts=2, batch=32)
+    for number in range(4):
+        step_ns = 70.0 * MS * (1 + 0.05 * (-1) ** number)
+        known.note(Block(id=0, round=number, trial=trial, arm="plain", strategy=1), step_ns)
+    assert known.half_width(2) < 0.02 < known.half_width(2, strategy=1)
+    assert pace.go_on(4, 4.0)
+
+
 def test_without_a_target_time_decides():
     pace, _ = noted(0.0)
     assert pace.go_on(4, 4.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import sys
 from datetime import timedelta
@@ -16,6 +17,7 @@ from scaling.config.compose import requests
 from scaling.spec.run import KINDS
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.workload import Workload
 from scaling.worker.models.checkpoint import checkpoint_activations
 from scaling.worker.parallel.choose import strategy_of
@@ -190,6 +192,45 @@ def compare(overrides, rank, groups, truth):
     return found
 
 
+def in_fp16(rank, groups):
+    """Four steps with a loss scaler; rank 1 alone overflows in the second. Scales, and whether weights moved."""
+    (request,) = requests(
+        "run",
+        [
+            "model=mlp",
+            "topology=local",
+            f"topology.ranks_per_host={WORLD}",
+            "parallel=hsdp",
+            "parallel.shard=2",
+        ],
+    ).items
+    spec = dataclasses.replace(request.spec, precision="fp16")  # which `scaling run` refuses on a CPU
+    work = workload()
+    strategy = strategy_of(
+        spec,
+        work,
+        work.optimizer(work.module.parameters()),
+        groups=groups,
+        world_size=WORLD,
+        device=Cpu(),
+    )
+    made, precision = strategy.apply("plain", alone=False), Precision("fp16", "cpu")
+    scaler, found = precision.scaler(), []
+    before = [whole(p.detach()).clone() for p in made.module.parameters()]
+    for step in range(4):
+        with made.accumulate(True), precision.autocast():
+            loss = work.loss(made.module(batches(rank)[0][0]), None)
+        scale = scaler.scale(loss)
+        (scale * float("inf") if (step, rank) == (1, 1) else scale).backward()
+        scaler.step(made.optimizer)
+        scaler.update()
+        made.optimizer.zero_grad()
+        after = [whole(p.detach()).clone() for p in made.module.parameters()]
+        found.append([scaler.get_scale(), largest(after, before) > 0, loss.item()])
+        before = after
+    return found
+
+
 def main(rank: int, store: str) -> None:
     torch.set_num_threads(1)
     timeout = timedelta(seconds=60)
@@ -202,6 +243,7 @@ def main(rank: int, store: str) -> None:
     groups = make_groups(parts, rank=rank, world=WORLD, backend="gloo", timeout=timeout)
     truth = by_hand()
     found = {name: compare(overrides, rank, groups, truth) for name, overrides in CASES.items()}
+    found["fp16"] = in_fp16(rank, groups)
     dist.barrier()
     dist.destroy_process_group()
     print(json.dumps(found))

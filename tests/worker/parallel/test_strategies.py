@@ -61,6 +61,15 @@ def test_gradients_reduced_in_bf16_are_near(ranks):
     assert all(1e-6 < rank["bf16"]["gradients"] < 1e-2 for rank in ranks)
 
 
+def test_in_fp16_all_ranks_leave_out_the_step_in_which_one_overflows(ranks):
+    """The scaler's flag is that of the rank that overflowed, over shards and copies, so all have one scale."""
+    for rank in ranks:
+        scales, moved, losses = zip(*rank["fp16"], strict=True)
+        assert list(moved) == [True, False, True, True]
+        assert [scale / scales[0] for scale in scales] == [1.0, 0.5, 0.5, 0.5]
+        assert all(0 < loss < 10 for loss in losses)
+
+
 def test_fsdp_gathers_each_unit_forward_and_backward_and_reduces_it_once(ranks):
     everybody = (0, 1, 2, 3)
     assert calls(ranks[1]["fsdp"]) == {

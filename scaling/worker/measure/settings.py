@@ -1,0 +1,110 @@
+"""How a spec builds and feeds the training loops of one world size, and one arm of it while its block runs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from scaling.records.format import CollectiveRow
+from scaling.spec.plan import Trial
+from scaling.spec.run import Spec
+from scaling.spec.schedule import settling_steps
+from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.accelerator.precision import Precision
+from scaling.worker.data.feed import Feed
+from scaling.worker.data.workload import Workload
+from scaling.worker.measure.inject import Faults
+from scaling.worker.measure.step import Loop, broadcasts
+from scaling.worker.models.options import loading
+from scaling.worker.parallel.choose import strategy_of
+from scaling.worker.parallel.groups import Group
+from scaling.worker.parallel.strategy import Detail, Parallelized, Take, Taken
+
+
+class Settings:
+    """How a spec builds and feeds the training loops of one world size."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        *,
+        trial: Trial,
+        workload: Workload,
+        optimizer: torch.optim.Optimizer,
+        device: Accelerator,
+        precision: Precision,
+        faults: Faults,
+        feed: Callable[[int], Feed],
+        groups: Mapping[int, Group],
+    ) -> None:
+        """`feed` returns the feed of a batch size."""
+        self._feed_of, self.accumulation = feed, spec.accumulation_steps
+        self.feed = feed(spec.batch_at(trial.world_size) // spec.accumulation_steps)
+        self.load = loading(spec, device.load)
+        self.strategy = strategy_of(
+            spec, workload, optimizer, groups=groups, world_size=trial.world_size, device=device
+        )
+        self._optimizer = optimizer
+        self.settling = settling_steps(spec)
+        self._new_scaler = precision.scaler
+        self._scalers: dict[str, torch.amp.GradScaler] = {}
+        self._loop = functools.partial(
+            Loop,
+            workload=workload,
+            accumulation=spec.accumulation_steps,
+            device=device,
+            faults=faults,
+            load=self.load,
+            precision=precision,
+        )
+
+    def loop(self, made: Parallelized | torch.nn.Module, use: str, batch: int | None = None) -> Loop:
+        """The training loop of a module, bare or over ranks; `batch`: samples of a step, if not the trial's.
+
+        The scale of fp16 gradients outlives the loop: it belongs to the use.
+        """
+        feed = self.feed if batch is None else self._feed_of(batch // self.accumulation)
+        if use not in self._scalers:
+            self._scalers[use] = self._new_scaler()
+        if isinstance(made, torch.nn.Module):
+            return self._loop(
+                module=made, optimizer=self._optimizer, fetch=feed.fetch, scaler=self._scalers[use]
+            )
+        return self._loop(
+            module=made.module,
+            optimizer=made.optimizer,
+            accumulate=made.accumulate,
+            fetch=feed.fetch,
+            scaler=self._scalers[use],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """One arm while its block runs."""
+
+    loop: Loop
+    detail: Detail | None = None
+    """What the block records of communication; None: nothing."""
+    settled: int = 0
+    """Steps that its new wrapper has taken."""
+
+    def taking(self) -> contextlib.AbstractContextManager[Take]:
+        """Inside, the yielded function collects what a step left."""
+        if self.detail is None:
+            return contextlib.nullcontext(lambda _forward_end_ns: Taken(None, None))
+        return self.detail.taking()
+
+    def all_of(self, taken: list[CollectiveRow], stamps: Sequence[int]) -> list[CollectiveRow]:
+        """The collectives of a detailed step, with those that the step's own stamps show; all as tokens."""
+        return (
+            taken if self.detail is None else [*taken, *self.detail.stamped(broadcasts(stamps), len(taken))]
+        )
+
+    def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:
+        """BlockRecord.parameters of the block."""
+        return [] if self.detail is None else self.detail.parameters(begin_ns)
