@@ -45,6 +45,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "coverage",
         "prediction",
         "simulation",
+        "mesh_prediction",
         "plain_loop",
         "plain_step",
         "own_loop",

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
-from scaling import resources
-from scaling.errors import ScalingError
-from scaling.records import codec
+from scaling.launchers.answer import TooLongError, answer
 from scaling.spec.simulation import Simulated, Simulation
 
 LIMIT_S = 600
@@ -18,21 +11,8 @@ LIMIT_S = 600
 
 def simulate(asked: Simulation) -> Simulated:
     """What a worker makes of a simulation. A program that fails is an answer; ScalingError where there is none."""
+    what = f"the simulation of {asked.mesh.size} ranks"
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "scaling.worker.simulated.answer"],
-            input=json.dumps(codec.encode(asked)),
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-            env={**os.environ, "PYTHONPATH": resources.import_path(), "OMP_NUM_THREADS": "1"},
-        )
-    except subprocess.TimeoutExpired:
+        return answer("scaling.worker.simulated.answer", asked, Simulated, what=what, limit_s=LIMIT_S)
+    except TooLongError:
         return Simulated(failed=f"the simulation took longer than {LIMIT_S} s")
-    try:
-        return codec.decode(Simulated, json.loads(done.stdout))
-    except ValueError:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        said = lines[-1] if lines else f"it ended with {done.returncode}"
-        raise ScalingError(f"the simulation of {asked.mesh.size} ranks gave no answer: {said}") from None

@@ -115,3 +115,48 @@ def test_a_cnn_with_batch_normalisation(tmp_path):
     last = point["comm"]["buckets"][-1]["transfer_ms"]["value"]
     assert waited > last + 0.02  # the broadcast's latency is exposed too
     assert point["closure"]["value"] == pytest.approx(1, abs=0.02)
+
+
+SHARDED = ("model=synthetic", "model.layers=2", "model.param_mb=32", "model.compute_ms=40")
+
+
+def test_hsdp_over_four_is_predicted_from_fsdp_over_two(tmp_path):
+    """torch lists what it would send; the run's own times and link say how long it takes."""
+    measured = {}
+    for name, strategy in {
+        "two": ("parallel=fsdp", "world_sizes=[2]"),
+        "four": ("parallel=hsdp", "parallel.shard=2", "world_sizes=[4]", "topology.ranks_per_host=4"),
+    }.items():
+        words = (*SIM, *SHARDED, "measure.budget_s=300", *strategy, f"run_dir={tmp_path / name}")
+        done = run_scaling("run", *words, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        measured[name] = json.loads((tmp_path / name / "analysis.json").read_text())["points"][-1]
+    asked = ("parallel=hsdp", "parallel.shard=2", "world_sizes=[4]", "topology.ranks_per_host=4", "--json")
+    done = run_scaling("predict", str(tmp_path / "two"), *asked, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (point,) = json.loads(done.stdout)["points"]
+    assert point["step_ms"]["value"] == pytest.approx(measured["four"]["step_ms"]["value"], rel=0.05)
+    assert (point["parallel"]["replicate"], point["parallel"]["shard"]) == (2, 2)
+    held = measured["four"]["memory"]
+    assert point["memory"]["parameters_bytes"] == held["parameters_bytes"]
+    assert point["memory"]["unsharded_bytes"] == held["computed_unsharded_bytes"]
+
+
+def test_a_sharded_run_says_what_it_cannot_predict(tmp_path):
+    words = (
+        *SIM,
+        *SHARDED,
+        "measure.budget_s=90",
+        "parallel=fsdp",
+        "world_sizes=[2]",
+        f"run_dir={tmp_path / 'run'}",
+    )
+    assert run_scaling("run", *words, cwd=tmp_path).returncode == 0
+    for asked, said in (
+        (("parallel=ddp",), "parallel=fsdp or hsdp is expected"),
+        (("batch_per_rank=64",), "batch_per_rank: what it changes cannot be predicted of a sharded run"),
+        (("parallel=hsdp", "parallel.shard=3", "world_sizes=[4]"), "does not fit world size 4"),
+    ):
+        done = run_scaling("predict", str(tmp_path / "run"), *asked, cwd=tmp_path)
+        assert done.returncode == 2
+        assert said in done.stderr

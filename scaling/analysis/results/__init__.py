@@ -46,7 +46,13 @@ from scaling.analysis.results.point import (
     Straggler,
     Throttled,
 )
-from scaling.analysis.results.prediction import Assumption, Backtest, PredictedPoint, Prediction
+from scaling.analysis.results.prediction import (
+    Assumption,
+    Backtest,
+    PredictedMemory,
+    PredictedPoint,
+    Prediction,
+)
 from scaling.analysis.results.reference import OthersKept, OtherTraining
 from scaling.analysis.results.roofline import CeilingResult, OperatorResult, RooflineResult
 from scaling.analysis.results.run import Analysis, MemoryGrowth, Quality, RunInfo
@@ -106,6 +112,7 @@ __all__ = [
     "PeakMemory",
     "Point",
     "PointComparison",
+    "PredictedMemory",
     "PredictedPoint",
     "Prediction",
     "Quality",

@@ -8,8 +8,9 @@ from scaling.analysis.results import Assumption, Backtest, PredictedPoint, Predi
 from scaling.plain import plain
 from scaling.report.key_figures import COLUMNS
 from scaling.report.model import Document, Lines, Section, Table, heads, lines, named
-from scaling.report.text import cell, percent, quantity, ranks, sentence, value_of
+from scaling.report.text import NONE, cell, percent, quantity, ranks, sentence, value_of
 from scaling.report.waterfall import PREDICTED, waterfall_bars
+from scaling.units import format_bytes
 
 PREDICTED_COLUMNS = ("ranks", "hosts", "step", "samples", "speedup", "efficiency")
 
@@ -27,6 +28,8 @@ def document(prediction: Prediction) -> Document:
 def _sections(prediction: Prediction) -> Iterator[Section]:
     yield Section(title="", blocks=(_conditions(prediction),))
     yield Section(title="predicted", blocks=(_points(prediction.points),))
+    if any(point.memory for point in prediction.points):
+        yield Section(title="memory of a rank", blocks=(_memory(prediction.points),))
     last = prediction.points[-1]
     if last.loss is not None and last.world_size > 1:
         title = f"{ranks(last.world_size)}, predicted: a step of {quantity(last.step_ms, 'ms')}"
@@ -85,6 +88,41 @@ def _points(points: Sequence[PredictedPoint]) -> Table:
     return Table(columns=columns, rows=rows, label="Predicted", note=note)
 
 
+def _memory(points: Sequence[PredictedPoint]) -> Table:
+    """What a rank holds at each mesh, and whether its device has so much."""
+    columns = heads(
+        "ranks",
+        "mesh",
+        "parameters",
+        "gradients",
+        "optimizer",
+        "gathered",
+        "activations",
+        "all",
+        "device",
+        "fits",
+    )
+    rows = []
+    for p in points:
+        held, mesh = p.memory, p.parallel
+        if held is None or mesh is None:
+            continue
+        parts = (
+            held.parameters_bytes,
+            held.gradients_bytes,
+            held.optimizer_bytes,
+            held.unsharded_bytes,
+            held.activations_bytes,
+            held.total_bytes,
+            held.capacity_bytes,
+        )
+        sizes = (NONE if size is None else format_bytes(size) for size in parts)
+        fits = NONE if held.fits is None else "yes" if held.fits else "NO"
+        rows.append((str(p.world_size), f"{mesh.replicate} x {mesh.shard}", *sizes, fits))
+    note = "mesh: copies x ranks that share one; activations with the run's batch, where it measured them"
+    return Table(columns=columns, rows=tuple(rows), label="Memory", note=note)
+
+
 def _backtest(tests: Sequence[Backtest]) -> Table:
     columns = heads("ranks", "from", ("predicted", "ms"), ("measured", "ms"), ("error", "%"), "held")
     rows = tuple(
@@ -109,6 +147,9 @@ def _answer(prediction: Prediction) -> str:
     said = [
         f"{ranks(last.world_size)}: a step of {quantity(last.step_ms, 'ms')}, efficiency {percent(last.efficiency)}"
     ]
+    if last.memory is not None and last.memory.fits is not None:
+        verb = "fits" if last.memory.fits else "does NOT fit"
+        said.append(f"{format_bytes(last.memory.total_bytes)} a rank, which {verb}")
     if prediction.half_at is None and prediction.looked_up_to:
         said.append(f"efficiency stays above a half up to {ranks(prediction.looked_up_to)}")
     elif prediction.half_at is not None:

@@ -215,7 +215,10 @@ def in_fp16(rank, groups):
         device=Cpu(),
     )
     made, precision = strategy.apply("plain", alone=False), Precision("fp16", "cpu")
-    scaler, found = precision.scaler(), []
+    scaler, found = (
+        torch.amp.GradScaler("cpu", init_scale=256.0),
+        [],
+    )  # which no gradient of the model overflows
     before = [whole(p.detach()).clone() for p in made.module.parameters()]
     for step in range(4):
         with made.accumulate(True), precision.autocast():
