@@ -1,0 +1,108 @@
+"""Runs that fill simulated accelerators' memory, and the doctor there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.commands import run_scaling
+
+from simulated_device import ranks
+from simulated_device.test_memory_of_arms import BATCH, SHARE, alone_bytes
+
+pytestmark = pytest.mark.slow
+
+SIM = (
+    "topology=local",
+    "topology.device=sim",
+    "topology.ranks_per_host=2",
+    "topology.simulated.link_us=20",
+    "topology.simulated.link_gb_s=5",
+    "measure=quick",
+    "measure.budget_s=120",  # on a busy machine; the rounds are three whatever they take
+    "measure.rounds_max=3",
+    "tracking=disabled",
+)
+OWN = ("model=custom", "model._target_=mine.factory")
+MINE = """
+import torch
+from scaling import Workload
+
+
+def layers():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)])
+
+
+def factory():
+    return Workload(
+        module=layers(),
+        make_batch=lambda n, generator: (torch.randn(n, 512, generator=generator),) * 2,
+        loss=lambda outputs, targets: (outputs - targets).square().mean(),
+        optimizer=torch.optim.AdamW,
+    )
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """`scaling VERB` on two simulated accelerators, in a folder that has the models above."""
+    (tmp_path / "mine.py").write_text(MINE)
+
+    def call(verb, *overrides):
+        return run_scaling(verb, *SIM, *overrides, cwd=tmp_path, timeout_s=480)
+
+    return call
+
+
+def document(folder: Path):
+    return json.loads((folder / "run/analysis.json").read_text())
+
+
+def test_a_model_that_needs_nine_tenths_of_a_device_is_measured_there(run, tmp_path):
+    """AdamW at 1 and 2 ranks; the peak that is reported is that of a training without the harness."""
+    alone = max(ranks.run(alone_bytes, 2))
+    done = run(
+        "run",
+        *OWN,
+        f"batch_per_rank={BATCH}",
+        "world_sizes=[1,2]",
+        f"topology.simulated.capacity={int(alone / SHARE)}B",
+        "run_dir=run",
+    )
+    assert done.returncode == 0, done.stderr
+    for point in document(tmp_path)["points"]:
+        memory = point["memory"]
+        assert memory["peak_bytes"] == pytest.approx(alone, rel=0.02)
+        assert memory["harness_bytes"] == 0
+        assert memory["parameters_bytes"] == memory["gradients_bytes"] == 4 * 4 * (512 * 512 + 512)
+        assert memory["optimizer_bytes"] == pytest.approx(2 * memory["parameters_bytes"], rel=1e-3)
+
+
+def test_the_largest_batch_is_the_one_that_a_device_holds(run, tmp_path):
+    done = run(
+        "run",
+        *OWN,
+        "batch=max",
+        "world_sizes=[2]",
+        "topology.simulated.capacity=64MiB",
+        "run_dir=run",
+    )
+    assert done.returncode == 0, done.stderr
+    (found,) = document(tmp_path)["largest_batch"]
+    most = 64 * 2**20
+    assert max(ranks.run(alone_bytes, 2, batch=found["proved"])) <= most
+    assert max(ranks.run(alone_bytes, 2, batch=int(1.15 * found["found"]))) > most
+
+
+def test_the_doctor_finds_nothing_wrong_with_simulated_accelerators(run, tmp_path):
+    done = run("doctor", *OWN, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [rank["stage"] for rank in found["ranks"]] == ["end", "end"]
+    assert found["differences"] == []
+    assert {problem["severity"] for problem in found["problems"]} <= {"warning"}
+    (pair,) = found["pairs"]
+    assert pair["bandwidth_gbit_s"]["value"] == pytest.approx(40, rel=0.005)
+    assert found["roofline"]["bound"] == "launch"  # 50 kernels a step, 5 us each
