@@ -181,6 +181,7 @@ def _verdicts(
                 gain(p.world_size),
                 fabric.nccl_group(p.world_size),
                 host,
+                fabric.levels,
             ),
             p,
             plan,

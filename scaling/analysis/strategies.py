@@ -79,7 +79,7 @@ def _result(tables: Tables, plan: Plan, k: int, points: tuple[Point, ...]) -> St
 
 
 def _against(tables: Tables, plan: Plan, k: int, index: int) -> StrategyAtSize:
-    """One strategy's plain steps over the first's, by round."""
+    """One strategy's samples a second over the first's, by round. Ranks that divide layers have the same samples."""
     trial = plan.trials[index]
     n = trial.world_size
     if k == 0:
@@ -99,7 +99,8 @@ def _against(tables: Tables, plan: Plan, k: int, index: int) -> StrategyAtSize:
         first.launches,
         seed=plan.spec.seed,
     )
-    ratio = rounds.ratio(lambda m: m["first"] / m["other"])
+    same_samples = [plan.spec.strategies[which].parallel.mesh(n).tensor for which in (0, k)]
+    ratio = rounds.ratio(lambda m: m["first"] * same_samples[0] / (m["other"] * same_samples[1]))
     same = rounds.ratio(lambda m: m["half 0"] / m["half 1"])
     floor = abs(same.value - 1) if same else 0.0
     return StrategyAtSize(

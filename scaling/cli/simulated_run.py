@@ -43,15 +43,23 @@ def simulate_run(words: Sequence[str]) -> int:
 
 def print_outcomes(outcomes: Sequence[object], *, as_json: bool, into: Path | None) -> int:
     """Print simulations, one after the other, then side by side; exit status 1 where none gave a step."""
+    from scaling.analysis.simulate.ranking import ranked  # noqa: PLC0415
     from scaling.cli.simulating import Outcome  # noqa: PLC0415
     from scaling.records.codec import encode  # noqa: PLC0415
     from scaling.records.files import write_json  # noqa: PLC0415
     from scaling.report.perfetto import simulated_chrome  # noqa: PLC0415
-    from scaling.report.terminal import print_simulation, print_simulations  # noqa: PLC0415
+    from scaling.report.terminal import print_ranking, print_simulation, print_simulations  # noqa: PLC0415
 
     found = [one for one in outcomes if isinstance(one, Outcome)]
     results = [one.results for one in found]
-    if as_json:
+    machines = list(dict.fromkeys(one.results.topology for one in found if one.every_mesh))
+    rankings = [ranked([one for one in results if one.topology == name]) for name in machines]
+    if rankings:
+        if as_json:
+            print_json(rankings[0] if len(rankings) == 1 else {"simulated": True, "rankings": rankings})
+        for ranking in () if as_json else rankings:
+            print_ranking(Console(), ranking)
+    elif as_json:
         print_json(results[0] if len(results) == 1 else {"simulated": True, "simulations": results})
     else:
         console = Console()

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scaling.analysis.network.ring import NoPathError
 from scaling.analysis.results.simulation import SimulatedPoint, SimulationResults
@@ -21,7 +21,7 @@ from scaling.errors import InputError
 from scaling.launchers.simulate import simulate
 from scaling.records.run import read_config
 from scaling.spec.parallel import Mesh, Parallel
-from scaling.spec.simulation import Simulated, Task
+from scaling.spec.simulation import Simulated, Simulation, Task
 
 CHECKED_MAX = 8
 """Ranks 0 and n-1 are compared at the largest world size up to this one, or on a small mesh of the same shape."""
@@ -37,29 +37,44 @@ class Outcome:
     results: SimulationResults
     timeline: tuple[Task, ...]
     timeline_ranks: int
+    every_mesh: bool = False
+    """Whether it is one of all meshes, which are ranked."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What simulations of one machine have in common."""
+
+    alike: set[str] = field(default_factory=set)
+    """Strategies whose first and last rank were compared."""
+    alone: dict[int, Simulated] = field(default_factory=dict)
+    """One rank alone, by its batch: it trains the bare module whatever the strategy is."""
 
 
 def simulations(words: Sequence[str]) -> list[Outcome]:
     """Simulate what a command line asks for, without a run before; one outcome for each topology and strategy."""
-    found, alike = [], set[str]()
+    found = []
+    alike = set[str]()
     for each in topologies(words):
         asked = to_simulation(each)
-        machine = Machine(asked)
-        found += [_outcome(asked, parallel, machine, alike) for parallel in asked.strategies]
+        machine, known = Machine(asked), _Known(alike=alike)
+        found += [_outcome(asked, parallel, machine, known) for parallel in asked.strategies]
     return found
 
 
 def from_run(path: str, words: Sequence[str]) -> list[Outcome]:
     """Simulate a measured run's program under other settings, with what the run measured."""
     run = Run(path)
-    found, alike = [], set[str]()
+    found = []
+    alike = set[str]()
     own = Measured(to_simulation((), read_config(run.folder)), run)
     own.test()
     for each in topologies(words):
         asked = to_simulation(each, read_config(run.folder))
         machine = Measured(asked, run)
         machine.backtest, machine.backtest_missing = own.backtest, own.backtest_missing
-        found += [_outcome(asked, parallel, machine, alike) for parallel in asked.strategies]
+        known = _Known(alike=alike)
+        found += [_outcome(asked, parallel, machine, known) for parallel in asked.strategies]
     return found
 
 
@@ -74,10 +89,12 @@ def topologies(words: Sequence[str]) -> Iterator[list[str]]:
         yield [f"topology={name}" if word == named else word for word in words]
 
 
-def _outcome(asked: Asked, parallel: Parallel, machine: Machine, alike: set[str]) -> Outcome:
-    """One strategy on one machine; `alike`: strategies whose first and last rank were compared already."""
+def _outcome(asked: Asked, parallel: Parallel, machine: Machine, known: _Known) -> Outcome:
+    """One strategy on one machine."""
     spec = dataclasses.replace(asked.spec, parallel=parallel)
     strategy, topology, inputs = parallel.name, spec.topology, machine.inputs
+    if asked.memory_limit_bytes is not None:
+        inputs = dataclasses.replace(inputs, capacity_bytes=asked.memory_limit_bytes)
     sizes = sorted({1, *spec.world_sizes})
     meshes = {n: mesh_of(parallel, n) for n in sizes}
     warnings: dict[str, None] = {}
@@ -90,7 +107,7 @@ def _outcome(asked: Asked, parallel: Parallel, machine: Machine, alike: set[str]
             for mesh in meshes.values()
         ]
         said = machine.links_said(meshes[max(sizes)])
-        check = None if strategy in alike else _checked_mesh(list(meshes.values()))
+        check = None if strategy in known.alike else _checked_mesh(list(meshes.values()))
         some = asks[-1].batch  # strong scaling's batch need not divide by the ranks that are compared
         ends = [
             simulation(spec, check, inputs, some, rank=rank, own_links=machine.links(check), whole=False)
@@ -99,9 +116,19 @@ def _outcome(asked: Asked, parallel: Parallel, machine: Machine, alike: set[str]
         ]
     except NoPathError as error:
         raise InputError(str(error)) from error
-    _say(f"{topology.name} {strategy}: {', '.join(str(ask.mesh.size) for ask in asks)} ranks")
+    degrees = f" {parallel.replicate} x {parallel.shard} x {parallel.tensor}" if asked.every_mesh else ""
+    _say(f"{topology.name} {strategy}{degrees}: {', '.join(str(ask.mesh.size) for ask in asks)} ranks")
+
+    def known_or_simulated(ask: Simulation) -> Simulated:
+        """A single rank's answer is that of the strategies before, for as many samples."""
+        if ask.mesh.size > 1:
+            return simulate(ask)
+        if ask.batch not in known.alone:
+            known.alone[ask.batch] = simulate(ask)
+        return known.alone[ask.batch]
+
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), WORKERS_MAX)) as pool:
-        answers = list(pool.map(simulate, (*reversed(asks), *ends)))
+        answers = list(pool.map(known_or_simulated, (*reversed(asks), *ends)))
     found_ends, answers = answers[len(asks) :], answers[: len(asks)][::-1]
     for ask, found in zip(asks, answers, strict=True):
         mesh, batch = ask.mesh, ask.batch
@@ -115,7 +142,7 @@ def _outcome(asked: Asked, parallel: Parallel, machine: Machine, alike: set[str]
             )
     if check is not None:
         _require_alike(strategy, check, found_ends)
-        alike.add(strategy)
+        known.alike.add(strategy)
     if any(p.efficiency is not None and p.efficiency.value > 1 for p in points):
         warnings[BEYOND] = None
     if topology.note:
@@ -143,6 +170,7 @@ def _outcome(asked: Asked, parallel: Parallel, machine: Machine, alike: set[str]
         results=results,
         timeline=() if last is None else last.timeline,
         timeline_ranks=max(sizes),
+        every_mesh=asked.every_mesh,
     )
 
 

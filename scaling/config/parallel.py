@@ -81,6 +81,10 @@ def _check_mesh(spec: Spec) -> None:
             f"parallel.tensor={parallel.tensor}: parallel={parallel.name} divides no layers; use parallel=tp, fsdp_tp "
             "or hsdp_tp"
         )
+    if parallel.sequence and not parallel.divided:
+        raise InputError(
+            f"parallel.sequence=true: parallel={parallel.name} divides no layers; use parallel=tp, fsdp_tp or hsdp_tp"
+        )
     if not parallel.sharded and parallel.shard != 1:
         raise InputError(
             f"parallel.shard={parallel.shard}: parallel={parallel.name} keeps the whole model on every rank; "

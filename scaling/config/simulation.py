@@ -12,10 +12,11 @@ from scaling.config.run import to_spec
 from scaling.config.schema import Composed
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine, find_machine
-from scaling.spec.parallel import DIVIDED, REST, STRATEGIES, Parallel
+from scaling.spec.parallel import DIVIDED, REST, STRATEGIES, Parallel, every_mesh
 from scaling.spec.plan import RANKS_MAX
 from scaling.spec.run import Spec
 from scaling.spec.topology import GPU
+from scaling.units import parse_bytes
 
 PREFIX = "simulated_"
 """A topology with this before its name is simulated."""
@@ -25,6 +26,8 @@ REFUSED = {
     "pp": "pipeline parallel",
 }
 NAMES = tuple(name for name in STRATEGIES if name != "single")
+AUTO = "auto"
+"""`parallel=auto`: all meshes."""
 DEGREES = ("replicate", "shard", "tensor")
 HOSTS_MAX = RANKS_MAX
 
@@ -37,6 +40,10 @@ class Asked:
     strategies: tuple[Parallel, ...]
     usd_per_gpu_hour: float | None
     changes: tuple[str, ...]
+    every_mesh: bool = False
+    """Whether `strategies` are all meshes of the only world size, to be ranked."""
+    memory_limit_bytes: int | None = None
+    """Of a device; None: what its data sheet says."""
 
 
 def is_simulated(words: Sequence[str]) -> bool:
@@ -51,6 +58,7 @@ def to_simulation(words: Sequence[str], measured: str | None = None) -> Asked:
     """
     named: tuple[str, ...] = ()
     degrees: dict[str, int] = {}
+    limit: int | None = None
     rest = []
     for word in words:
         key, _, value = word.partition("=")
@@ -58,6 +66,8 @@ def to_simulation(words: Sequence[str], measured: str | None = None) -> Asked:
             named = _strategies(value)
         elif key.startswith("parallel."):
             degrees[_degree(key)] = _count(word, value)
+        elif key == "memory_limit":
+            limit = parse_bytes(value, key)
         elif key == "topology":
             rest.append(f"topology={value.removeprefix(PREFIX)}")
         else:
@@ -72,13 +82,41 @@ def to_simulation(words: Sequence[str], measured: str | None = None) -> Asked:
         spec = dataclasses.replace(spec, data=dataclasses.replace(spec.data, target=None))
     if degrees and not named:
         named = (spec.parallel.name,)
+    every = named == (AUTO,)
+    if every:
+        strategies = _every_mesh(spec, degrees)
+    else:
+        strategies = tuple(_parallel(name, spec.topology.ranks_per_host, degrees) for name in named)
     return Asked(
         spec=spec,
-        strategies=tuple(_parallel(name, spec.topology.ranks_per_host, degrees) for name in named)
-        or (spec.parallel,),
+        strategies=strategies or (spec.parallel,),
+        every_mesh=every,
+        memory_limit_bytes=limit,
         usd_per_gpu_hour=config.cost.usd_per_gpu_hour,
         changes=tuple(words),
     )
+
+
+def _every_mesh(spec: Spec, degrees: dict[str, int]) -> tuple[Parallel, ...]:
+    """All meshes of the world size with the degrees that were given; layers are divided within a host.
+
+    InputError where there is more than one world size, or no such mesh.
+    """
+    sizes = [n for n in spec.world_sizes if n > 1]
+    if len(sizes) != 1:
+        raise InputError(
+            f"parallel={AUTO}: all meshes of one world size are ranked; world_sizes=[64] is expected"
+        )
+    given = {name: degree for name, degree in degrees.items() if degree != REST}
+    found = tuple(
+        one
+        for one in every_mesh(sizes[0], given.get("tensor", spec.topology.ranks_per_host))
+        if all(getattr(one, name) == degree for name, degree in given.items())
+    )
+    if not found:
+        asked = " ".join(f"parallel.{name}={degree}" for name, degree in given.items())
+        raise InputError(f"{asked}: no mesh of {sizes[0]} ranks has these degrees")
+    return found
 
 
 def _parallel(name: str, per_host: int, degrees: dict[str, int]) -> Parallel:
@@ -100,19 +138,19 @@ def _parallel(name: str, per_host: int, degrees: dict[str, int]) -> Parallel:
                 f"parallel.{axis}={degree}: parallel={name} has no ranks on this axis; parallel=hsdp has replicate and "
                 "shard, parallel=hsdp_tp tensor too"
             )
-    return Parallel(name=name, **found)
+    return Parallel(name=name, replicate=replicate, shard=shard, tensor=tensor)
 
 
 def _strategies(value: str) -> tuple[str, ...]:
     found = tuple(word.strip() for word in value.strip("[]").split(",") if word.strip())
-    for name in found or ("",):
+    for name in (found or ("",)) if found != (AUTO,) else ():
         if name in REFUSED:
             raise InputError(
                 f"parallel={name}: {REFUSED[name]} is not simulated, since its ranks do not do alike; "
                 f"there is {', '.join(NAMES)}"
             )
         if name not in NAMES:
-            raise InputError(f"parallel={name}: one or more of {', '.join(NAMES)} is expected")
+            raise InputError(f"parallel={name}: one or more of {', '.join(NAMES)} is expected, or {AUTO}")
     return found
 
 

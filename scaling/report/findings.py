@@ -41,6 +41,7 @@ IN_WORDS = {
     "overlap": "compute slowed while gradients are reduced",
     "small_batch": "a rank's part of the batch is too small",
     "launch_bound": "the device waits for the host to launch its kernels",
+    "tensor_across_hosts": "layers are divided over ranks of several hosts",
     "slow_path": "data take a slower path than the topology promises",
 }
 """Causes whose names say too little to stand alone."""

@@ -74,7 +74,8 @@ def _ratio(one: StrategyResult, n: int) -> Measured | None:
 
 def _mesh(point: Point, one: StrategyResult) -> str:
     degrees = point.parallel or one.parallel
-    return f"{degrees.replicate} x {degrees.shard}"
+    divided = f" x {degrees.tensor}" if degrees.tensor > 1 else ""
+    return f"{degrees.replicate} x {degrees.shard}{divided}"
 
 
 def state_bytes(memory: PeakMemory) -> int | None:

@@ -23,11 +23,11 @@ from scaling.analysis.results import (
     Verification,
 )
 from scaling.analysis.results.doctor import Diagnosis
-from scaling.analysis.results.simulation import SimulationResults
+from scaling.analysis.results.simulation import RankedMeshes, SimulationResults
 from scaling.plain import plain
 from scaling.report import bars, text
 from scaling.report.bars import WIDTH
-from scaling.report.documents import checkup, comparison, prediction, proof, run, several, simulation
+from scaling.report.documents import checkup, comparison, prediction, proof, ranking, run, several, simulation
 from scaling.report.key_figures import key_table
 from scaling.report.model import TERMINAL, Block, Document, Figure, Finding, Line, Lines, Section, Table
 from scaling.spec.plan import Plan
@@ -94,6 +94,11 @@ def print_simulation(console: Console, found: SimulationResults) -> None:
 def print_simulations(console: Console, found: Sequence[SimulationResults]) -> None:
     """Print several simulations side by side, at their largest world size."""
     draw(console, simulation.side_by_side(found))
+
+
+def print_ranking(console: Console, found: RankedMeshes) -> None:
+    """Print all meshes of a world size, the fastest first."""
+    draw(console, ranking.document(found))
 
 
 def print_checkup(console: Console, found: Diagnosis, *, folder: Path | str) -> None:

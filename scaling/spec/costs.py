@@ -9,8 +9,8 @@ from scaling.spec import sweep
 from scaling.spec.batch_search import LAUNCHES_MAX
 from scaling.spec.budget import CaseCosts, Costs, fit_cases, fit_training
 from scaling.spec.cases import Case, batches, cases, ladder, variants
-from scaling.spec.plan import Plan
-from scaling.spec.promise import DETAILS, Fitted, Promise, Sample, Timing
+from scaling.spec.plan import Plan, Trial
+from scaling.spec.promise import DETAILS, DividedStep, Fitted, Promise, Sample, Timing
 from scaling.spec.run import Spec
 
 SIDE_BY_SIDE = 1.1
@@ -19,6 +19,8 @@ LOOPBACK_BYTES_S, DEVICE_BYTES_S = 0.5e9, 10e9
 """About what an all-reduce moves where no link is named: Gloo on one machine, NCCL."""
 MESSAGE_S = 0.003
 """A small message of the size sweep, with its repetitions."""
+DEVICE_CALL_S = 5e-5
+"""A small collective of a device's back end, with its launch."""
 JOIN_S, HOST_S = 1.0, 0.5
 """To join the group, and to make an emulated host."""
 ROOFLINE_S = 2.5
@@ -66,7 +68,29 @@ def synthetic_timing(spec: Spec, machine: Machine) -> Timing:
         steps=samples,
         variants=(1.0,) * len(variants(spec)),
         parameters_bytes=int(parameters),
+        divided=_synthetic_parts(spec),
     )
+
+
+def _synthetic_parts(spec: Spec) -> tuple[DividedStep, ...]:
+    """A synthetic layer adds up its activations once in forward and once in backward.
+
+    By tokens each sum is a gather and a scatter, which move as much. One more gather in each stands at the ends.
+    """
+    layers, size = int(spec.model.args["layers"]), 4 * int(spec.model.args.get("activations", 1))
+    by_tokens = spec.parallel.sequence
+    found = []
+    for n in spec.tensor_degrees:
+        whole = 2 * (2 * layers + by_tokens)  # in gathers
+        found.append(
+            DividedStep(
+                tensor=n,
+                share=1 / n,
+                bytes_a_sample=whole * size * (n - 1) / n,
+                calls=whole if by_tokens else 2 * layers,
+            )
+        )
+    return tuple(found)
 
 
 def training_costs(plan: Plan, timing: Timing, machine: Machine) -> Costs:
@@ -76,11 +100,40 @@ def training_costs(plan: Plan, timing: Timing, machine: Machine) -> Costs:
     for trial in (*plan.trials, *plan.baseline(plan.trials)):
         n = trial.world_size
         alone_s[n] = spec.accumulation_steps * timing.step_s(trial.batch / spec.accumulation_steps)
-        exchange_s[n] = timing.parameters_bytes / _bytes_s(spec, n)
-        stall_s = spec.inject.stalls_s if n > 1 else 0.0
-        step_s[n] = alone_s[n] * _slower(plan, n, machine) + exchange_s[n] + stall_s
+        stall_s, many = spec.inject.stalls_s if n > 1 else 0.0, len(spec.strategies)
+        share, exchange_s[n] = 0.0, 0.0  # means over strategies side by side, whose blocks are as many
+        for one in spec.strategies:
+            part, sends_s = _divided_s(one, timing, trial)
+            share += part / many
+            exchange_s[n] += (_gradients_bytes(one, timing, n) / _bytes_s(spec, n) + sends_s) / many
+        step_s[n] = alone_s[n] * share * _slower(plan, n, machine) + exchange_s[n] + stall_s
         sweep_s[n] = _sweep_s(spec, n)
     return Costs(step_s=step_s, alone_s=alone_s, exchange_s=exchange_s, sweep_s=sweep_s)
+
+
+def _gradients_bytes(spec: Spec, timing: Timing, world_size: int) -> float:
+    """What one link carries of the gradients in an all-reduce's terms: a rank's part, or that of a host's ranks."""
+    mesh = spec.parallel.mesh(world_size)
+    if mesh.tensor > 1 and mesh.data_parallel == 1:
+        return 0.0
+    together = spec.topology.ranks_per_host if spec.topology.hosts_of(world_size) > 1 else 1
+    return timing.parameters_bytes * min(mesh.tensor, together) / mesh.tensor
+
+
+def _divided_s(spec: Spec, timing: Timing, trial: Trial) -> tuple[float, float]:
+    """What a rank computes as a share of the step of one rank alone, and how long divided layers send, s.
+
+    The ranks of a group are neighbours, so that its link is one between hosts only where the group is larger than one.
+    """
+    tensor = spec.parallel.mesh(trial.world_size).tensor
+    part = next((one for one in timing.divided if one.tensor == tensor), None)
+    if tensor == 1:
+        return 1.0, 0.0
+    if part is None:  # it was not timed
+        return 1 / tensor, 0.0
+    call_s = MESSAGE_S / 2 if spec.topology.device == "cpu" else DEVICE_CALL_S
+    sent_s = trial.batch * part.bytes_a_sample / _link_bytes_s(spec, tensor)
+    return part.share, sent_s + spec.accumulation_steps * part.calls * call_s
 
 
 def case_costs(plan: Plan, asked: tuple[Case, ...], timing: Timing, machine: Machine) -> CaseCosts:
@@ -168,13 +221,18 @@ def _bytes_s(spec: Spec, world_size: int) -> float:
     """About how fast an all-reduce goes through its bytes; infinite for a single rank."""
     if world_size == 1:
         return math.inf
+    return _link_bytes_s(spec, world_size) / (2 * (world_size - 1) / world_size)
+
+
+def _link_bytes_s(spec: Spec, ranks: int) -> float:
+    """About what the slowest link of the first `ranks` ranks carries, bytes a second."""
     usual = LOOPBACK_BYTES_S if spec.topology.device == "cpu" else DEVICE_BYTES_S
     slowest = [
         rate / 8
         for rate in (spec.topology.link.rate_bit_s, spec.inject.link_rate_bit_s)
-        if rate is not None and spec.topology.hosts_of(world_size) > 1
+        if rate is not None and spec.topology.hosts_of(ranks) > 1
     ]
-    return min([usual, *slowest]) / (2 * (world_size - 1) / world_size)
+    return min([usual, *slowest])
 
 
 def _sweep_s(spec: Spec, world_size: int) -> float:

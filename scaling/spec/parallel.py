@@ -13,7 +13,7 @@ from scaling.errors import InputError
 from scaling.spec.settings import AtLeast, Nullable, OneOf, Text
 
 STRATEGIES = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp", "hsdp_tp", "single")
-SPREAD = ("ddp", "fsdp", "hsdp")
+SPREAD = STRATEGIES[:-1]
 """Strategies of several ranks, which can be measured side by side."""
 SHARDED = ("fsdp", "hsdp", "tp", "fsdp_tp", "hsdp_tp")
 """Strategies that keep a part of the parameters on each rank (torch's fully_shard and tensor parallel)."""
@@ -165,13 +165,19 @@ class Parallel:
     """Ranks that share one copy of the parameters; null with hsdp: the ranks of a host."""
     tensor: Annotated[int, AtLeast(REST)] = 1
     pipeline: Annotated[int, AtLeast(REST)] = 1
+    sequence: bool = False
+    """Divide what lies between divided layers by tokens (sequence parallel)."""
 
     @classmethod
     def preset(cls, name: str, ranks_per_host: int) -> Parallel:
         """A strategy with its usual degrees, as conf/parallel has them."""
-        if name == "fsdp":
-            return cls(name=name, replicate=1, shard=REST)
-        return cls(name=name, replicate=REST, shard=ranks_per_host if name == "hsdp" else 1)
+        if name == "tp":
+            return cls(name=name, replicate=1, tensor=REST)
+        tensor = 2 if name in DIVIDED else 1
+        if name in ("fsdp", "fsdp_tp"):
+            return cls(name=name, replicate=1, shard=REST, tensor=tensor)
+        within = max(1, ranks_per_host // tensor) if name in ("hsdp", "hsdp_tp") else 1
+        return cls(name=name, replicate=REST, shard=within, tensor=tensor)
 
     @property
     def sharded(self) -> bool:
@@ -214,3 +220,22 @@ class Parallel:
         other = "shard" if free == "replicate" else "replicate"
         rest = "" if left else f", or parallel.{other}=-1 for what is left"
         return f"{given or 'the mesh'} does not fit world size {world_size}; {wanted} would{rest}"
+
+
+def every_mesh(world_size: int, tensor_most: int) -> tuple[Parallel, ...]:
+    """All meshes of `world_size` ranks whose layers are divided over `tensor_most` at most, in the order of degrees."""
+    found = []
+    for tensor in _divisors(world_size):
+        for shard in _divisors(world_size // tensor) if tensor <= tensor_most else ():
+            replicate = world_size // tensor // shard
+            if tensor == 1:
+                name = "ddp" if shard == 1 else "fsdp" if replicate == 1 else "hsdp"
+            else:
+                whole = "tp" if shard == 1 else "fsdp_tp"
+                name = whole if replicate == 1 else "hsdp_tp"
+            found.append(Parallel(name=name, replicate=replicate, shard=shard, tensor=tensor))
+    return tuple(found)
+
+
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(d for d in range(1, number + 1) if number % d == 0)

@@ -97,6 +97,19 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DividedStep:
+    """A rank's part of a step whose layers are divided over `tensor` ranks."""
+
+    tensor: int
+    share: float
+    """What it computes, as a share of the step of one rank alone."""
+    bytes_a_sample: float
+    """What its link carries for divided layers, each way."""
+    calls: int
+    """Collectives of a micro-step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """What one process took to start and to run steps of the model: the tryout's answer."""
 
@@ -113,6 +126,8 @@ class Timing:
     parameters_bytes: int = 0
     bytes_a_sample: float = 0.0
     """Growth of the peak memory with the batch; 0 where it is not known."""
+    divided: tuple[DividedStep, ...] = ()
+    """By tensor degree; none where no layer is divided, or where that was not timed."""
 
     def step_s(self, batch: float, variant: int = 0) -> float:
         """A step's time at a batch, on the line through the two nearest that were timed (or from 0)."""

@@ -243,6 +243,12 @@ class Spec:
         return tuple(replace(self, parallel=one, vary=vary) for one in varied) or (self,)
 
     @property
+    def tensor_degrees(self) -> tuple[int, ...]:
+        """Over how many ranks layers are divided, ascending; none where none are."""
+        meshes = [one.parallel.mesh(n) for one in self.strategies for n in self.world_sizes]
+        return tuple(sorted({mesh.tensor for mesh in meshes} - {1}))
+
+    @property
     def compiles(self) -> bool:
         """Whether some step of the run goes through torch.compile."""
         return self.compile or any(self.vary.compile)

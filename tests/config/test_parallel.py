@@ -61,6 +61,7 @@ def test_communicators_have_keys_of_their_own_and_the_one_of_all_ranks_is_the_wo
         ),
         (["parallel=fsdp_tp", "parallel.replicate=2"], "use parallel=hsdp_tp for several"),
         (["parallel=tp", "global_batch=64", "mode=strong"], "use batch_per_rank"),
+        (["parallel=fsdp", "parallel.sequence=true"], "use parallel=tp, fsdp_tp or hsdp_tp"),
         (["parallel.shard=0"], "at least 1, or -1"),
         (["parallel=fsdp", "ddp.static_graph=true"], "belongs to parallel=ddp"),
         (["fsdp.prefetch=2"], "belongs to parallel=fsdp and hsdp"),
@@ -92,6 +93,21 @@ def test_strategies_side_by_side_have_their_own_meshes():
     assert meshes == [Mesh(replicate=4), Mesh(shard=4), Mesh(replicate=2, shard=2)]
 
 
+def test_all_meshes_of_two_hosts_can_be_side_by_side():
+    names = "ddp,fsdp,hsdp,tp,fsdp_tp,hsdp_tp"
+    (request,) = requests("run", [*HOSTS, f"vary.parallel=[{names}]", "world_sizes=[4]"]).items
+    meshes = [one.parallel.mesh(4) for one in request.spec.strategies]
+    assert [(mesh.replicate, mesh.shard, mesh.tensor) for mesh in meshes] == [
+        (4, 1, 1),
+        (1, 4, 1),
+        (2, 2, 1),
+        (1, 1, 4),
+        (1, 2, 2),
+        (2, 1, 2),
+    ]
+    assert request.spec.tensor_degrees == (2, 4)
+
+
 def test_a_strategy_that_is_named_beside_has_the_degrees_given_there():
     (request,) = requests(
         "run",
@@ -110,7 +126,8 @@ def test_a_strategy_that_is_named_beside_has_the_degrees_given_there():
     ("overrides", "said"),
     [
         (["vary.parallel=[ddp,ddp]"], "each strategy once"),
-        (["vary.parallel=[ddp,tp]"], "vary.parallel"),
+        (["vary.parallel=[ddp,single]"], "vary.parallel"),
+        (["vary.parallel=[ddp,tp]", "global_batch=64", "mode=strong"], "use batch_per_rank"),
         (["vary.parallel=[ddp,fsdp]", "vary.precision=[fp32,bf16]"], "leave those out"),
         (["vary.parallel=[ddp,fsdp]", "batch=[8,16]"], "leave those out"),
         (["vary.parallel=[fsdp,hsdp]", "world_sizes=[1,2]"], "has the same mesh as fsdp"),

@@ -107,3 +107,31 @@ def test_there_is_no_plan_of_what_is_not_measured(verb, capsys):
 )
 def test_the_command_refuses_it_in_one_line(words, capsys):
     refused(capsys, ["run", *words])
+
+
+def test_auto_is_every_mesh_of_one_world_size_whose_layers_stay_within_a_host():
+    words = ["topology=simulated_hgx_h100", "world_sizes=[16]", "parallel=auto", "memory_limit=80GB"]
+    asked = to_simulation(words)
+    assert asked.every_mesh
+    assert asked.memory_limit_bytes == 80e9
+    degrees = [(one.replicate, one.shard, one.tensor) for one in asked.strategies]
+    assert len(set(degrees)) == len(degrees) == 5 + 4 + 3 + 2
+    assert all(r * s * t == 16 and t <= 8 for r, s, t in degrees)
+    named = {one.name: (one.replicate, one.shard, one.tensor) for one in asked.strategies}
+    assert named["ddp"] == (16, 1, 1)
+    assert named["fsdp"] == (1, 16, 1)
+    for one in asked.strategies:
+        assert one.mesh(16).size == 16
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["world_sizes=[8,16]"], "world_sizes=[64] is expected"),
+        (["world_sizes=[16]", "parallel.tensor=3"], "parallel.tensor=3: no mesh of 16 ranks"),
+    ],
+)
+def test_auto_needs_one_world_size_and_degrees_that_fit(words, said):
+    with pytest.raises(InputError) as refused_:
+        to_simulation(["topology=simulated_hgx_h100", "parallel=auto", *words])
+    assert said in str(refused_.value)

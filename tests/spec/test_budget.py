@@ -8,16 +8,38 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from scaling.config.compose import requests
 from scaling.launchers.promising import refusal, rounded_up, said_left_out
 from scaling.spec.budget import CaseCosts, Costs, allowance_s, fit_cases, fit_training
 from scaling.spec.cases import cases, variants
-from scaling.spec.costs import Machine, fit, promise
+from scaling.spec.costs import Machine, fit, promise, synthetic_timing, training_costs
+from scaling.spec.parallel import Parallel
 from scaling.spec.plan import make_plan
-from scaling.spec.promise import CONTROLS, DETAILS, REPLAYS, SWEEP, WHOLE, Content, Sample, Timing, left_out
+from scaling.spec.promise import (
+    CONTROLS,
+    DETAILS,
+    REPLAYS,
+    SWEEP,
+    WHOLE,
+    Content,
+    DividedStep,
+    Sample,
+    Timing,
+    left_out,
+)
 from scaling.spec.schedule import BARE_ONE, FABRIC, PLAIN, PROBE, REPLAY, round_blocks
 
 QUICK = {"rounds_min": 3, "rounds_max": 6, "steps": 6, "lead_in": 2, "budget_s": 28.0}
 MACHINE = Machine(cores=2)
+DIVIDED = (
+    "parallel=tp",
+    "model=synthetic",
+    "model.layers=3",
+    "model.activations=100",
+    "topology=local",
+    "topology.device=cpu",
+    "topology.ranks_per_host=2",
+)
 
 
 @pytest.fixture
@@ -122,6 +144,31 @@ def test_a_round_holds_what_its_content_says(plan_of):
     assert arms() == {BARE_ONE, "bare_all", "ddp_solo", PLAIN, PROBE, REPLAY, FABRIC}
     assert arms(DETAILS) == {BARE_ONE, PLAIN, PROBE, REPLAY, FABRIC}
     assert arms(DETAILS, SWEEP, REPLAYS, CONTROLS) == {BARE_ONE, PLAIN}
+
+
+# Divided layers
+
+
+def test_what_divided_layers_send_is_in_a_step(plan_of):
+    """Two ranks, 32 samples, 10 calls; loopback carries 0.5 GB/s, and a small message takes 1.5 ms."""
+    part = DividedStep(tensor=2, share=0.6, bytes_a_sample=1e6, calls=10)
+    timed = timing((32, 0.1), parameters_bytes=10**8, divided=(part,))
+    plan = plan_of(parallel=Parallel(name="tp", tensor=-1))
+    at_two = plan.trials[-1]
+    assert (at_two.world_size, at_two.batch) == (2, 32)
+    found = training_costs(plan, timed, MACHINE)
+    assert found.exchange_s[2] == pytest.approx(32 * 1e6 / 0.5e9 + 10 * 0.0015)  # and no gradients
+    one = training_costs(plan_of(), timing((32, 0.1)), MACHINE)
+    assert found.step_s[2] == pytest.approx(0.6 * one.step_s[2] + found.exchange_s[2])
+
+
+def test_synthetic_layers_send_their_activations():
+    (request,) = requests("run", [*DIVIDED, "parallel.sequence=false"]).items
+    (tokens,) = requests("run", [*DIVIDED, "parallel.sequence=true"]).items
+    (part,), (by_tokens,) = (synthetic_timing(one.spec, MACHINE).divided for one in (request, tokens))
+    # Of two ranks each sends half of a gather and all of a sum; 3 layers add up in forward and in backward.
+    assert part == DividedStep(tensor=2, share=0.5, bytes_a_sample=6 * 4 * 100, calls=6)
+    assert by_tokens == DividedStep(tensor=2, share=0.5, bytes_a_sample=7 * 4 * 100, calls=14)
 
 
 # Cases

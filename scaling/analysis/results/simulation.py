@@ -92,3 +92,55 @@ class SimulationResults:
     backtest: tuple[SimulatedBacktest, ...]
     backtest_missing: str | None
     """Why there is no back-test."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedMesh(AtSize):
+    """One mesh among all of its world size."""
+
+    strategy: str
+    replicate: int
+    shard: int
+    tensor: int
+    step_ms: Measured | None
+    samples_per_s: Measured | None
+    """Meshes are ranked by it: their steps have different numbers of samples."""
+    over_first: float
+    """Samples a second over the first mesh's."""
+    apart: bool
+    """Whether its range and that of the mesh before it do not meet; false for the first."""
+    peak_bytes: int | None
+    """Memory of a rank at the peak."""
+    slower_by: str | None
+    """What it has more of than the mesh before it; None for the first, and where nothing grows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshLeftOut(AtSize):
+    """A mesh that gave no step."""
+
+    strategy: str
+    replicate: int
+    shard: int
+    tensor: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedMeshes:
+    """All meshes of one world size on a machine that is not there."""
+
+    simulated: bool
+    """Always true, as in SimulationResults."""
+    model: str
+    topology: str
+    accelerator: str
+    run: str | None
+    upper_bound: bool
+    ranked: tuple[RankedMesh, ...]
+    left_out: tuple[MeshLeftOut, ...]
+    inputs: tuple[str, ...]
+    missing: tuple[str, ...]
+    warnings: tuple[str, ...]
+    backtest: tuple[SimulatedBacktest, ...]
+    backtest_missing: str | None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from scaling.analysis.results import FabricLevel, Loss, Measured, NcclGroup, Point, Remedy, Verdict
+from scaling.analysis.verdicts.across import tensor_across_hosts
 from scaling.analysis.verdicts.by_measure import UNKNOWN, Host
 from scaling.analysis.verdicts.evidence import evidence_of
 from scaling.analysis.verdicts.launch_bound import doubted, launch_bound
@@ -46,16 +49,18 @@ def verdicts(
     gain: Gain = no_gain,
     nccl: NcclGroup | None = None,
     host: Host = UNKNOWN,
+    levels: Sequence[FabricLevel] = (),
 ) -> tuple[Verdict, ...]:
     """The causes at one world size, largest first; `scales_well` or `undecided` where none stands out.
 
     A link that is clearly slower than the topology promises (`slow_path`) comes first, because all other findings about
-    communication follow from it.
+    communication follow from it. `levels`: the size sweeps of all world sizes.
     """
     bound = launch_bound(point, plan, gain)
     causes = _causes_of(point, plan, gain, level, host)
     found = (
         *_slow_path(point, plan, level, nccl),
+        *tensor_across_hosts(point, plan.spec, levels),
         *(map(doubted, causes) if bound else causes),
         *bound,
         *_optimizer(point, plan, gain),

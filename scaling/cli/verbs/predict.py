@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             "scaling predict: a run folder is expected first, then overrides such as world_sizes=[8,64]"
         )
-    if given.simulate:
+    if given.simulate or "parallel=auto" in words:
         return print_outcomes(from_run(words[0], words[1:]), as_json=given.json, into=None)
     found = predict(Run(words[0]), *words[1:], config_dir=given.config_dir, anyway=given.anyway)
     if given.json:

@@ -27,6 +27,7 @@ from scaling.records.paths import RunFolder
 from scaling.records.run import read_config, read_plan
 from scaling.records.tables import Tables, collect
 from scaling.report.terminal import print_verification
+from scaling.spec.parallel import AXES
 from scaling.spec.plan import Plan
 from scaling.spec.request import Request
 from scaling.spec.run import Spec
@@ -84,7 +85,7 @@ def _first_strategy(spec: Spec) -> list[str]:
     if not spec.vary.parallel:
         return []
     first = spec.strategies[0].parallel
-    degrees = [f"parallel.{name}={getattr(first, name)}" for name in ("replicate", "shard")]
+    degrees = [f"parallel.{name}={getattr(first, name)}" for name in AXES]
     return ["vary.parallel=null", f"parallel={first.name}", *degrees]
 
 

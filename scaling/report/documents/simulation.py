@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.results.simulation import SimulatedPoint, SimulationResults
+from scaling.analysis.results.simulation import SimulatedBacktest, SimulatedPoint, SimulationResults
 from scaling.plain import plain
 from scaling.report.model import Document, Lines, Section, Table, heads, lines, named
 from scaling.report.text import cell, percent, quantity, ranks, sentence, value_of
@@ -35,25 +35,29 @@ def _sections(found: SimulationResults) -> Iterator[Section]:
         if last.transfers:
             yield Section(title=f"transfers of a step, {at}", blocks=(_transfers(last),))
         yield Section(title="memory of a rank at its peak, simulated", blocks=(_memory(found),))
-    tests = Table(
-        columns=heads("ranks", ("simulated", "ms"), ("measured", "ms"), ("error", "%")),
-        rows=tuple(
-            (str(t.world_size), f"{t.predicted_ms:.4g}", cell(t.measured_ms), f"{t.error * 100:+.1f}")
-            for t in found.backtest
-        ),
-        label="Back-test",
-    )
-    why_none = lines(found.backtest_missing or "", look="prose", tone="warning")
-    yield Section(
-        title="back-test: measured world sizes, simulated on the run's own machine",
-        blocks=(tests, why_none),
-        title_alone=True,
-    )
+    yield backtest(found.backtest, found.backtest_missing)
     yield Section(title="what this leans on", blocks=(lines(*found.inputs, look="warnings"),))
     left_out = [f"not measured and left out: {what}" for what in found.missing]
     notes = (*left_out, *found.warnings)
     if notes:
         yield Section(title="what it does not know", blocks=(lines(*notes, look="warnings"),))
+
+
+def backtest(tests: Sequence[SimulatedBacktest], missing: str | None) -> Section:
+    """Measured world sizes, simulated on the run's own machine, or why there are none."""
+    table = Table(
+        columns=heads("ranks", ("simulated", "ms"), ("measured", "ms"), ("error", "%")),
+        rows=tuple(
+            (str(t.world_size), f"{t.predicted_ms:.4g}", cell(t.measured_ms), f"{t.error * 100:+.1f}")
+            for t in tests
+        ),
+        label="Back-test",
+    )
+    return Section(
+        title="back-test: measured world sizes, simulated on the run's own machine",
+        blocks=(table, lines(missing or "", look="prose", tone="warning")),
+        title_alone=True,
+    )
 
 
 def _conditions(found: SimulationResults) -> Lines:

@@ -16,10 +16,12 @@ import torch
 from scaling.spec.cases import Case, batches, variants
 from scaling.spec.promise import Sample, Timing
 from scaling.spec.run import Inject, Spec
+from scaling.spec.topology import SIMULATED
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.devices import open_device
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.cases.inference import Inference
+from scaling.worker.checks.divided import time_divided
 from scaling.worker.data.feed import Feed, open_feed
 from scaling.worker.data.workload import Workload, build
 from scaling.worker.measure.inject import Faults
@@ -74,6 +76,12 @@ def time_steps(spec: Spec, began_s: float, say: Callable[[Timing], None]) -> Non
         timing = dataclasses.replace(timing, steps=(*timing.steps, Sample(batch=batch, step_s=took_s)))
         say(timing)
         batch = following(spec, batch, timing)
+    if timing.steps and spec.tensor_degrees and device.type != SIMULATED:
+        last = timing.steps[-1]
+        timing = dataclasses.replace(
+            timing, divided=time_divided(spec, workload, device, last.batch, last.step_s)
+        )
+        say(timing)
     others = len(variants(spec)) if spec.by_case and timing.steps else 1
     for variant in range(1, others):
         least = timing.steps[0]

@@ -22,7 +22,8 @@ class Workload:
     `loss(module(inputs), targets)`. `optimizer` takes the parameters. `blocks` are submodules whose activations
     `checkpointing=true` computes again in backward; the children of a Sequential need not be named.
     `tokens_per_sample` is a sequence's length, for tokens a second. `tensor_plan` says how tensor parallel divides the
-    module, where that is not known: names of submodules and torch's styles (torch.distributed.tensor.parallel).
+    module, where that is not known: names of submodules and torch's styles (torch.distributed.tensor.parallel);
+    `sequence_plan` the same for `parallel.sequence=true`.
     """
 
     module: torch.nn.Module
@@ -32,6 +33,7 @@ class Workload:
     blocks: Sequence[torch.nn.Module] = ()
     tokens_per_sample: int | None = None
     tensor_plan: Mapping[str, Any] | None = None
+    sequence_plan: Mapping[str, Any] | None = None
 
 
 def find(key: str, target: str, expected: str) -> Any:

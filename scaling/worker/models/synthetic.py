@@ -6,7 +6,8 @@ beforehand.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -17,9 +18,11 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 from scaling.spec.topology import SIMULATED
 from scaling.worker.accelerator.clock import now_ns, sleep
 from scaling.worker.data.workload import Workload, sgd
+from scaling.worker.parallel.sequence import Parts
 
 FORWARD_SHARE = 1 / 3
 """Share of a step's compute in forward; backward takes the rest, the usual two to one."""
+_Change: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 LATE_MAX_S = 5e-4
 """Largest lateness of a timer that is made up for. A busy machine causes more, which stays visible."""
 
@@ -81,22 +84,44 @@ class _Divided(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, _Layer)
-        ranks = device_mesh.size()
         part = distribute_tensor(module.weight, device_mesh, [Shard(0)], src_data_rank=None)
         module.weight = nn.Parameter(part)
-        module.seconds_a_sample /= ranks
+        module.seconds_a_sample /= device_mesh.size()
+        before, behind = self._around(device_mesh)
+        module.register_forward_pre_hook(lambda _module, inputs: (before(inputs[0]), *inputs[1:]))
+        module.register_forward_hook(lambda _module, _inputs, output: behind(output / device_mesh.size()))
+        return module
 
-        def before(_module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-            rows = DTensor.from_local(inputs[0], device_mesh, [Replicate()], run_check=False)
-            return (rows.to_local(grad_placements=[Partial()]), *inputs[1:])
+    def _around(self, mesh: DeviceMesh) -> tuple[_Change, _Change]:
+        def before(rows: torch.Tensor) -> torch.Tensor:
+            whole = DTensor.from_local(rows, mesh, [Replicate()], run_check=False)
+            return whole.to_local(grad_placements=[Partial()])
 
-        def behind(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
-            parts = DTensor.from_local(output / ranks, device_mesh, [Partial()], run_check=False)
+        def behind(output: torch.Tensor) -> torch.Tensor:
+            parts = DTensor.from_local(output, mesh, [Partial()], run_check=False)
             return parts.redistribute(placements=[Replicate()]).to_local()
 
-        module.register_forward_pre_hook(before)
-        module.register_forward_hook(behind)
-        return module
+        return before, behind
+
+
+class _DividedByTokens(_Divided):
+    """The same with sequence parallel: between layers each rank has a part of what a sample has there."""
+
+    def __init__(self, tokens: int, *, first: bool, last: bool) -> None:
+        self._tokens, self._first, self._last = tokens, first, last
+
+    def _around(self, mesh: DeviceMesh) -> tuple[_Change, _Change]:
+        parts = Parts(mesh, self._tokens)
+
+        def before(rows: torch.Tensor) -> torch.Tensor:
+            part = parts.enter(rows) if self._first else rows
+            return parts.gathered(part).to_local(grad_placements=[Partial()])
+
+        def behind(output: torch.Tensor) -> torch.Tensor:
+            part = parts.scattered(output)
+            return parts.leave(part) if self._last else part
+
+        return before, behind
 
 
 def build(
@@ -123,4 +148,8 @@ def build(
         loss=loss,
         optimizer=sgd,
         tensor_plan={str(index): _Divided() for index in range(layers)},
+        sequence_plan={
+            str(index): _DividedByTokens(activations, first=not index, last=index == layers - 1)
+            for index in range(layers)
+        },
     )

@@ -2,7 +2,7 @@
 
 Their result is waited for by the operator `wait_tensor`, in forward and in backward. While a watch is on, the operator
 has a kernel that takes a stamp before and after it. On an accelerator the stamps are events: the stream waits. Nothing
-else changes, and the kernel is removed after the block.
+else changes, and the kernel is removed after the block. An exchange that blocks the host is stamped by `exchanging`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ from scaling.worker.parallel.tap import SELECT, Tap
 class FunctionalWaits:
     """The windows in which this rank waits. One is on at a time in a process."""
 
+    _now: FunctionalWaits | None = None
+
     def __init__(self, stamp: Callable[[], int]) -> None:
         self._stamp = stamp
+        self._tap: Tap | None = None
         self.waits: list[Wait] = []
 
     @contextlib.contextmanager
     def on(self, tap: Tap | None = None) -> Iterator[None]:
         """Stamp inside; `tap`: also tell it of each collective when it was waited for, and in which phase."""
-        self.waits = []
+        self.waits, self._tap, FunctionalWaits._now = [], tap, self
         library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
         library.impl("wait_tensor", self._kernel(tap), "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
         try:
             yield
         finally:
+            FunctionalWaits._now, self._tap = None, None
             library._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001
 
     def take(self) -> list[Wait]:
@@ -44,7 +48,7 @@ class FunctionalWaits:
         operator, stamp = torch.ops._c10d_functional.wait_tensor.default, self._stamp  # noqa: SLF001
 
         def kernel(keys: Any, tensor: torch.Tensor) -> Any:
-            phase = FORWARD if torch._C._current_graph_task_id() == -1 else BACKWARD  # noqa: SLF001
+            phase = _phase()
             begin = stamp()
             result = operator.redispatch(keys.remove(SELECT), tensor)
             end = stamp()
@@ -55,3 +59,23 @@ class FunctionalWaits:
             return result
 
         return kernel
+
+    @contextlib.contextmanager
+    def around(self, kind: str) -> Iterator[None]:
+        """Around an exchange that blocks the host and stands for a collective of another kind."""
+        tap, phase, begin = self._tap, _phase(), self._stamp()
+        place = tap.count if tap else 0
+        with tap.stands_for(kind) if tap else contextlib.nullcontext():
+            yield
+        self.waits.append(Wait(phase, begin, self._stamp()))
+        for seen in tap.since(place) if tap else ():
+            seen.phase = phase
+
+    @classmethod
+    def exchanging(cls, kind: str) -> contextlib.AbstractContextManager[None]:
+        """`around` of the watch that is on; nothing where none is."""
+        return cls._now.around(kind) if cls._now else contextlib.nullcontext()
+
+
+def _phase() -> int:
+    return FORWARD if torch._C._current_graph_task_id() == -1 else BACKWARD  # noqa: SLF001

@@ -78,7 +78,7 @@ class Shards:
         module = copy.deepcopy(self._workload.module)
         divided = Divided()
         if degrees.tensor > 1:
-            divided = divide(self._workload, module, mesh["tensor"])
+            divided = divide(self._workload, module, mesh["tensor"], sequence=self._spec.parallel.sequence)
             torch.manual_seed(self._spec.seed)  # ranks of a tensor group drop the same activations
         units: list[Any] = []
         labels: list[str] = []

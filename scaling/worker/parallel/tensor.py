@@ -9,7 +9,6 @@ divided by the vocabulary, and the loss is taken from the parts.
 from __future__ import annotations
 
 import re
-import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -22,6 +21,8 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from scaling.errors import InputError
 from scaling.worker.data.workload import Workload
+from scaling.worker.models.checkpoint import repeated
+from scaling.worker.parallel.sequence import divide_sequence, region_of, with_parts
 
 COLUMNS = re.compile(
     r"(.*\.)?(q_proj|k_proj|v_proj|query|key|value|gate_proj|up_proj|fc1|intermediate\.dense|c_fc)"
@@ -52,20 +53,37 @@ class Divided(NamedTuple):
     """Whether the loss is taken from parts of the model's outputs."""
 
 
-def divide(workload: Workload, module: nn.Module, mesh: DeviceMesh) -> Divided:
+def divide(workload: Workload, module: nn.Module, mesh: DeviceMesh, *, sequence: bool = False) -> Divided:
     """Divide the module, a copy of the workload's, in place over a mesh of one axis.
 
-    InputError names what cannot be divided.
+    `sequence`: what lies between divided layers is divided by tokens. InputError names what cannot be divided.
     """
     _unfuse(module, mesh.size())
-    plan = dict(workload.tensor_plan or auto_plan(module))
+    own = workload.sequence_plan if sequence else workload.tensor_plan
+    if sequence and workload.tensor_plan and not own:
+        raise InputError(
+            "parallel.sequence=true: the Workload has a tensor_plan and no sequence_plan, which is expected"
+        )
+    plan = dict(own or auto_plan(module))
     _check_heads(module, mesh.size())
     for name, style in plan.items():
         _check(name, module.get_submodule(name), style, mesh.size())
-    parallelize_module(module, mesh, plan, src_data_rank=None)
-    _share_inputs(module, mesh, plan)
-    parts = [style for style in plan.values() if not getattr(style, "use_local_output", True)]
-    return Divided(layers=len(plan), loss=bool(parts))
+    loss = any(not getattr(style, "use_local_output", True) for style in plan.values())
+    region = None
+    if sequence and not own:
+        region = region_of(module, plan, _same_blocks(workload, module) or repeated(module))
+    parallelize_module(module, mesh, with_parts(plan) if region else plan, src_data_rank=None)
+    if region:
+        divide_sequence(module, mesh, plan, region)
+    else:
+        _share_inputs(module, mesh, plan)
+    return Divided(layers=len(plan), loss=loss)
+
+
+def _same_blocks(workload: Workload, module: nn.Module) -> list[nn.Module]:
+    """The blocks that a workload names, in a copy of its module."""
+    named = {id(block) for block in workload.blocks}
+    return [module.get_submodule(name) for name, part in workload.module.named_modules() if id(part) in named]
 
 
 class _SharedInput:
@@ -74,18 +92,23 @@ class _SharedInput:
     Its gradient is then added up over ranks once, and not once for each layer.
     """
 
-    def __init__(self, mesh: DeviceMesh) -> None:
-        self._mesh = mesh
-        self._last: tuple[weakref.ref[torch.Tensor], weakref.ref[DTensor]] | None = None
+    def __init__(self, mesh: DeviceMesh, layers: int) -> None:
+        self._mesh, self._layers = mesh, layers
+        self._made: DTensor | None = None
+        self._of: torch.Tensor | None = None
+        self._left = 0
+        """Layers that have yet to take it; then nothing is kept."""
 
     def __call__(self, _layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         rows = inputs[0]
         if isinstance(rows, DTensor):
             return inputs
-        made = self._last[1]() if self._last and self._last[0]() is rows else None
-        if made is None:
+        if self._of is not rows or self._made is None:
             made = DTensor.from_local(rows, self._mesh, (Replicate(),), run_check=False)
-            self._last = weakref.ref(rows), weakref.ref(made)
+            self._of, self._made, self._left = rows, made, self._layers
+        made, self._left = self._made, self._left - 1
+        if not self._left:
+            self._of = self._made = None
         return (made, *inputs[1:])
 
 
@@ -95,7 +118,7 @@ def _share_inputs(module: nn.Module, mesh: DeviceMesh, plan: Mapping[str, Parall
         if isinstance(style, ColwiseParallel):
             parents.setdefault(name.rpartition(".")[0], []).append(name)
     for names in parents.values():
-        shared = _SharedInput(mesh)
+        shared = _SharedInput(mesh, len(names))
         for name in names if len(names) > 1 else ():
             module.get_submodule(name).register_forward_pre_hook(shared, prepend=True)
 
@@ -121,7 +144,24 @@ def auto_plan(module: nn.Module) -> dict[str, ParallelStyle]:
             "Workload may bring a tensor_plan"
         )
     _check_rest(module, plan)
+    _check_among(module, plan)
     return plan
+
+
+def _check_among(module: nn.Module, plan: Mapping[str, ParallelStyle]) -> None:
+    """InputError for an undivided layer beside divided ones, such as a norm of queries.
+
+    It sees a rank's own heads alone, so its gradient would be a part of the whole one.
+    """
+    known = {name for name in plan if COLUMNS.fullmatch(name)}
+    for parent in {name.rpartition(".")[0] for name in known}:
+        for child, part in module.get_submodule(parent).named_children():
+            name = f"{parent}.{child}" if parent else child
+            if name not in plan and any(True for _ in part.parameters()):
+                raise InputError(
+                    f"parallel.tensor: {name} ({type(part).__name__}) lies among divided layers and is not known to be "
+                    "divided; a Workload may bring a tensor_plan"
+                )
 
 
 def _check_rest(module: nn.Module, plan: Mapping[str, ParallelStyle]) -> None:

@@ -1,4 +1,4 @@
-"""The feeds of a launch, by batch size, and what they hold of memory that a training would not."""
+"""The feeds of a launch, by batch size and tensor degree, and what they hold of memory that a training would not."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ class Feeds:
 
     def __init__(self, session: LaunchSession, workload: Workload) -> None:
         self._session, self._workload = session, workload
-        self._feeds: dict[int, Feed] = {}
+        self._feeds: dict[tuple[int, int], Feed] = {}
 
-    def of(self, batch: int) -> Feed:
-        """The feed of a batch size."""
+    def of(self, batch: int, *, tensor: int) -> Feed:
+        """The feed of a batch size, the same for each `tensor` ranks."""
         session = self._session
-        if batch not in self._feeds:
-            self._feeds[batch] = open_feed(
+        if (batch, tensor) not in self._feeds:
+            self._feeds[batch, tensor] = open_feed(
                 session.spec,
                 self._workload,
                 batch,
                 rank=session.rank,
                 device=session.device,
-                tensor=session.spec.parallel.mesh(max(session.parts)).tensor,
+                tensor=tensor,
             )
-        feed = self._feeds[batch]
+        feed = self._feeds[batch, tensor]
         feed.resume()  # another world size may have left it paused
         return feed
 

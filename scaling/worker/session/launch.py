@@ -141,7 +141,7 @@ class Launch:
             device=session.device,
             precision=self._precision,
             faults=self._faults,
-            feed=self._feeds.of,
+            feed=functools.partial(self._feeds.of, tensor=spec.parallel.mesh(max(session.parts)).tensor),
             content=content,
         )
         session.say("first step", COMPILE_S if self._spec.compile else None)

@@ -86,7 +86,9 @@ def spread(workload: Workload, spec: Spec, mesh: Mesh, device: Accelerator) -> T
     kept = tuple(axis for axis in AXES if getattr(mesh, axis) > 1 or axis == "shard")
     axes = init_device_mesh("sim", tuple(getattr(mesh, axis) for axis in kept), mesh_dim_names=kept)
     names = unit_names(module, spec.fsdp.units, workload.blocks)
-    layers = divide(workload, module, axes["tensor"]) if mesh.tensor > 1 else Divided()
+    layers = Divided()
+    if mesh.tensor > 1:
+        layers = divide(workload, module, axes["tensor"], sequence=spec.parallel.sequence)
     units: list[Any] = []
     labels: list[str] = []
     if mesh.data_parallel > 1 or spec.parallel.name != "tp":

@@ -1,4 +1,4 @@
-"""`tensor_ranks.py RANK STORE`: one of four Gloo ranks; trains divided models and whole ones by hand, told as JSON."""
+"""`tensor_ranks.py RANK STORE WORLD`: a Gloo rank; trains divided models and whole ones by hand, told as JSON."""
 
 from __future__ import annotations
 
@@ -10,24 +10,35 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from scaling.config.compose import requests
 from scaling.spec.run import KINDS
+from scaling.spec.schedule import PHASES
 from scaling.worker.accelerator.accelerator import Cpu
+from scaling.worker.accelerator.precision import Precision
 from scaling.worker.models import language, mlp, synthetic, vision
+from scaling.worker.models.options import shaped
 from scaling.worker.parallel.choose import strategy_of
 from scaling.worker.parallel.groups import make_groups
 from scaling.worker.parallel.tensor import FusedAttention
 
-WORLD, STEPS, SAMPLES = 4, 2, 2
+STEPS, SAMPLES = 2, 2
 PARTS = ("query", "key", "value")
-ASKED = ["model=mlp", "topology=local", "topology.ranks_per_host=4", "topology.device=cpu", "world_sizes=[4]"]
+ASKED = ["model=mlp", "topology=local", "topology.ranks_per_host=4", "topology.device=cpu"]
+TOKENS = "parallel.sequence=true"
 MESHES = {
-    "tp": ["parallel=tp"],
-    "replicas": ["parallel=tp", "parallel.replicate=2", "parallel.tensor=2"],
-    "fsdp_tp": ["parallel=fsdp_tp"],
-    "hsdp_tp": ["parallel=hsdp_tp", "parallel.shard=1"],
+    2: {"tp": ["parallel=tp"], "tp tokens": ["parallel=tp", TOKENS]},
+    4: {
+        "tp": ["parallel=tp"],
+        "replicas": ["parallel=tp", "parallel.replicate=2", "parallel.tensor=2"],
+        "fsdp_tp": ["parallel=fsdp_tp"],
+        "hsdp_tp": ["parallel=hsdp_tp", "parallel.shard=1"],
+        "tp tokens": ["parallel=tp", TOKENS],
+        "fsdp_tp tokens": ["parallel=fsdp_tp", TOKENS],
+        "hsdp_tp tokens": ["parallel=hsdp_tp", "parallel.shard=1", TOKENS],
+    },
 }
 MODELS = {
     "llama": lambda: language.llama(64, 2, 8, 4, 8, 128, 96, False, 32, 16),
@@ -40,11 +51,44 @@ MODELS = {
 }
 
 
-def made(name):
-    """A workload whose dropouts are off: a rank drops within its own heads, which no single rank does alike."""
+WAYS = {
+    "bf16": ["precision=bf16"],
+    "checkpointing": ["checkpointing=true"],
+    "accumulation": ["accumulation_steps=2"],
+    "hidden dropout": [],
+    "dropout": [],
+}
+"""Other ways to train."""
+EVERY = ("llama", "tied", "gpt2", "bert", "vit", "mlp", "synthetic")
+TRIED = {
+    (2, "tp"): (*EVERY, *WAYS),
+    (2, "tp tokens"): (
+        "llama",
+        "gpt2",
+        "vit",
+        "synthetic",
+        "bf16",
+        "checkpointing",
+        "accumulation",
+        "dropout",
+    ),
+    **{(4, mesh): EVERY for mesh in ("tp", "replicas", "hsdp_tp")},
+    (4, "fsdp_tp"): (*EVERY, "bf16", "checkpointing", "accumulation"),
+    (4, "tp tokens"): tuple(name for name in EVERY if name != "mlp"),
+    (4, "fsdp_tp tokens"): ("llama", "vit", "bf16", "checkpointing", "accumulation"),
+    (4, "hsdp_tp tokens"): ("llama", "vit"),
+}
+"""Models, and ways to train one, over each mesh of a world."""
+
+
+def made(name, way=""):
+    """A workload. Its dropouts are off unless asked for: within attention a rank drops in its own heads."""
     torch.manual_seed(0)
     work = MODELS[name]()
-    work.module.eval()
+    work.module.train("dropout" in way)
+    for part in work.module.modules():
+        if way == "hidden dropout" and isinstance(getattr(part, "attn_dropout", None), torch.nn.Dropout):
+            part.attn_dropout.p = 0.0
     return dataclasses.replace(work, optimizer=lambda given: torch.optim.SGD(given, lr=0.01))
 
 
@@ -53,78 +97,117 @@ def batches(work, rank):
     return [work.make_batch(SAMPLES, generator) for _ in range(STEPS)]
 
 
-def by_hand(name, readers):
-    work = made(name)
-    optimizer = work.optimizer(work.module.parameters())
+def micro_steps(spec, step):
+    """The batches of a step."""
+    return range(STEPS) if spec.accumulation_steps == STEPS else [step]
+
+
+def by_hand(work, spec, readers):
+    """Losses by step, micro-step and reader; the gradients of the first step; the module."""
+    optimizer, autocast = work.optimizer(work.module.parameters()), Precision(spec.precision, "cpu").autocast
     every = [batches(work, reader) for reader in range(readers)]
-    losses = []
+    torch.manual_seed(spec.seed)
+    losses, first = [], {}
     for step in range(STEPS):
         optimizer.zero_grad()
-        found = [work.loss(work.module(mine[step][0]), mine[step][1]) for mine in every]
-        (sum(found) / readers).backward()
+        losses.append([])
+        for micro in micro_steps(spec, step):
+            with autocast():
+                found = [work.loss(work.module(mine[micro][0]), mine[micro][1]) for mine in every]
+            (sum(found) / readers).backward()
+            losses[-1].append([loss.item() for loss in found])
+        first = first or weights(work.module, gradient)
         optimizer.step()
-        losses.append([loss.item() for loss in found])
-    return losses, work.module
+    return losses, first, work.module
 
 
 def whole(tensor):
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def weights(module):
+def gradient(parameter):
+    return parameter.grad.clone()
+
+
+def weights(module, of=lambda parameter: parameter):
     """By name, GPT-2's matrices as they were before they were divided: inputs x outputs, three in one."""
-    found = {name: whole(p) for name, p in module.named_parameters()}
-    for name in [one for one in found if one.endswith(("c_proj.weight", "c_fc.weight"))]:
-        found[name] = found[name].t()
-    for name, part in module.named_modules():
-        if isinstance(part, FusedAttention):
-            three = [[found.pop(f"{name}.{one}.{k}") for k in ("weight", "bias")] for one in PARTS]
-            found[f"{name}.weight"] = torch.cat([weight.t() for weight, _ in three], 1)
-            found[f"{name}.bias"] = torch.cat([bias for _, bias in three])
+    found = {
+        name.replace("parametrizations.", "").removesuffix(".original"): whole(of(p))
+        for name, p in module.named_parameters()
+    }
+    fused = [name for name, part in module.named_modules() if isinstance(part, FusedAttention)]
+    linear = [
+        n for n, part in module.named_modules() if n.endswith(("c_proj", "c_fc")) and type(part) is nn.Linear
+    ]
+    for name in linear:
+        found[f"{name}.weight"] = found[f"{name}.weight"].t()
+    for name in fused:
+        three = [[found.pop(f"{name}.{one}.{k}") for k in ("weight", "bias")] for one in PARTS]
+        found[f"{name}.weight"] = torch.cat([weight.t() for weight, _ in three], 1)
+        found[f"{name}.bias"] = torch.cat([bias for _, bias in three])
     return found
 
 
 def difference(ours, theirs):
-    worst = 0.0
-    for name, mine in ours.items():
-        worst = max(worst, float((mine - theirs[name]).abs().max()))
-    return worst
+    return max(float((mine - theirs[name]).abs().max()) for name, mine in ours.items())
 
 
-def compare(name, mesh, rank, groups):
+def relative(ours, theirs):
+    """The largest difference of a tensor, over its largest number, or a thousandth of the largest of all.
 
-    (request,) = requests("run", [*ASKED, *MESHES[mesh]]).items
-    degrees, work = request.spec.parallel.mesh(WORLD), made(name)
-    losses, module = by_hand(name, degrees.data_parallel)
+    A bias that adds the same to every score of attention has no gradient but rounding errors.
+    """
+    largest = {name: float(tensor.abs().max()) for name, tensor in theirs.items()}
+    least = max(max(largest.values()) / 1000, 1e-12)
+    return max(float((mine - theirs[n]).abs().max()) / max(largest[n], least) for n, mine in ours.items())
+
+
+def compare(name, overrides, rank, world, groups, way=""):
+    (request,) = requests("run", [*ASKED, f"world_sizes=[{world}]", *overrides]).items
+    spec = request.spec
+    degrees, work = spec.parallel.mesh(world), made(name, way)
+    losses, gradients, module = by_hand(made(name, way), spec, degrees.data_parallel)
     reader = rank // degrees.tensor
     strategy = strategy_of(
-        request.spec,
-        copy.copy(work),
+        spec,
+        shaped(copy.copy(work), spec),
         work.optimizer(work.module.parameters()),
         groups=groups,
-        world_size=WORLD,
+        world_size=world,
         device=Cpu(),
     )
-    ours = strategy.apply("plain", alone=False)
-    off = 0.0
-    for step, (inputs, targets) in enumerate(batches(work, reader)):
+    ours, autocast = strategy.apply("plain", alone=False), Precision(spec.precision, "cpu").autocast
+    off, first, told = 0.0, {}, []
+    for step in range(STEPS):
         ours.optimizer.zero_grad()
-        with ours.accumulate(True):
-            loss = work.loss(ours.module(inputs), targets)
-            loss.backward()
+        for place, micro in enumerate(micro_steps(spec, step)):
+            inputs, targets = batches(work, reader)[micro]
+            with ours.accumulate(place == len(micro_steps(spec, step)) - 1):
+                with autocast():
+                    loss = work.loss(ours.module(inputs), targets)
+                loss.backward()
+            told.append(float(whole(loss.detach())))
+            off = max(off, abs(told[-1] - losses[step][place][reader]))
+        first = first or weights(ours.module, gradient)
         ours.optimizer.step()
-        off = max(off, abs(float(whole(loss.detach())) - losses[step][reader]))
-    found = {"loss": off, "weights": difference(weights(ours.module), dict(module.named_parameters()))}
+    found = {
+        "loss": off,
+        "gradients": relative(first, gradients),
+        "weights": difference(weights(ours.module), dict(module.named_parameters())),
+        "losses": told,
+        "kept": {n: float(p.detach().double().sum()) for n, p in weights(ours.module).items()},
+        "reader": reader,
+    }
     ours = strategy.apply("probe", alone=False, detailed=True)
     detail = ours.detail(detailed=True)
     with detail.taking() as take:
         for inputs, targets in batches(work, reader):
             with ours.accumulate(True):
-                work.loss(ours.module(inputs), targets).backward()
+                with autocast():
+                    loss = work.loss(ours.module(inputs), targets)
+                loss.backward()
             rows, waits = take(0)
-    found["rows"] = [
-        [KINDS[r.kind], ("backward", "forward")[r.phase], r.unit, r.bytes, r.group] for r in rows
-    ]
+    found["rows"] = [[KINDS[r.kind], PHASES[r.phase], r.unit, r.bytes, r.group] for r in rows]
     found["keys"] = degrees.keys()
     found["units"] = ours.units
     found["order"] = all(r.launch_ns <= r.done_ns and r.wait_ns <= r.resume_ns for r in rows)
@@ -132,23 +215,28 @@ def compare(name, mesh, rank, groups):
     return found
 
 
-def main(rank: int, store: str) -> None:
+def main(rank: int, store: str, world: int) -> None:
     torch.set_num_threads(1)
     timeout = timedelta(seconds=60)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timeout
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=timeout
     )
-    parts = {WORLD: [tuple(range(WORLD))]}
-    for overrides in MESHES.values():
-        (request,) = requests("run", [*ASKED, *overrides]).items
-        degrees = request.spec.parallel.mesh(WORLD)
+    parts = {world: [tuple(range(world))]}
+    for overrides in MESHES[world].values():
+        (request,) = requests("run", [*ASKED, f"world_sizes=[{world}]", *overrides]).items
+        degrees = request.spec.parallel.mesh(world)
         parts |= {degrees.keys()[axis]: of for axis, of in degrees.axes().items()}
-    groups = make_groups(parts, rank=rank, world=WORLD, backend="gloo", timeout=timeout)
-    found = {f"{name} {mesh}": compare(name, mesh, rank, groups) for name in MODELS for mesh in MESHES}
+    groups = make_groups(parts, rank=rank, world=world, backend="gloo", timeout=timeout)
+    found = {}
+    for mesh, overrides in MESHES[world].items():
+        for name in TRIED[world, mesh]:
+            model = name if name in MODELS else "gpt2" if "dropout" in name else "llama"
+            asked, way = [*overrides, *WAYS.get(name, ())], name if name in WAYS else ""
+            found[f"{name} {mesh}"] = compare(model, asked, rank, world, groups, way)
     dist.barrier()
     dist.destroy_process_group()
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from pathlib import Path
 
@@ -24,29 +25,102 @@ MESHES = {
     "fsdp_tp": Mesh(shard=2, tensor=2),
     "hsdp_tp": Mesh(replicate=2, tensor=2),
 }
+TOKENS = ("tp tokens", "fsdp_tp tokens", "hsdp_tp tokens")
+"""Meshes with sequence parallel, which has no plan for the MLP."""
+OF_TWO = [(2, "tp", model) for model in MODELS]
+OF_TWO += [(2, "tp tokens", model) for model in ("llama", "gpt2", "vit", "synthetic")]
+OF_FOUR = [(4, mesh, model) for mesh in MESHES for model in MODELS]
+OF_FOUR += [(4, "tp tokens", model) for model in MODELS if model != "mlp"]
+OF_FOUR += [(4, mesh, model) for mesh in TOKENS[1:] for model in ("llama", "vit")]
+WITH = [(2, "tp"), (2, "tp tokens"), (4, "fsdp_tp"), (4, "fsdp_tp tokens")]
+"""Where other ways to train are tried."""
 LAYERS, ROWS = 2, 4 * 2 * 16 * 64
 """Layers, and bytes of the activations between them: two samples of 16 tokens."""
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return run_ranks(SCRIPT, 4, tmp_path_factory.mktemp("ranks") / "store")
+def all_ranks(tmp_path_factory):
+    """What the ranks of a world found, by its size."""
+
+    @functools.cache
+    def found(world):
+        return run_ranks(SCRIPT, world, tmp_path_factory.mktemp("ranks") / "store", world)
+
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks(all_ranks):
+    return all_ranks(4)
 
 
 def along(found, mesh, axis):
     """What was sent along an axis: (kind, phase, bytes) and how often."""
-    key = MESHES[mesh].keys()[axis]
+    key = MESHES[mesh.removesuffix(" tokens")].keys()[axis]
     return Counter((kind, phase, size) for kind, phase, _, size, group in found["rows"] if group == key)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
-@pytest.mark.parametrize("model", MODELS)
-def test_losses_and_weights_are_those_of_whole_models(ranks, model, mesh):
-    for rank in ranks:
+@pytest.mark.parametrize(("world", "mesh", "model"), OF_TWO + OF_FOUR)
+def test_losses_gradients_and_weights_are_those_of_whole_models(all_ranks, world, mesh, model):
+    for rank in all_ranks(world):
         found = rank[f"{model} {mesh}"]
         assert found["loss"] < 2e-6
+        assert found["gradients"] < 1e-5  # of the tensor's largest
         assert found["weights"] < 2e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "mesh"), WITH)
+@pytest.mark.parametrize("way", ["checkpointing", "accumulation"])
+def test_checkpointed_and_accumulated_gradients_are_those_of_whole_models(all_ranks, world, mesh, way):
+    for rank in all_ranks(world):
+        assert rank[f"{way} {mesh}"]["gradients"] < 1e-5
+        assert rank[f"{way} {mesh}"]["weights"] < 2e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "mesh"), WITH)
+def test_with_autocast_gradients_are_those_of_whole_models_to_its_precision(all_ranks, world, mesh):
+    for rank in all_ranks(world):
+        found = rank[f"bf16 {mesh}"]
+        assert found["loss"] < 2e-3
+        assert 1e-4 < found["gradients"] < 0.05  # bf16 has 8 bits of a number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "mesh"), WITH[:2])
+def test_checkpointed_layers_send_again_in_backward(all_ranks, world, mesh):
+    """Of a block all but what nothing of it depends on: the sum behind its last layer."""
+    for rank in all_ranks(world):
+        plain, again = (
+            Counter(map(tuple, rank[f"{name} {mesh}"]["rows"])) for name in ("llama", "checkpointing")
+        )
+        assert not plain - again
+        more = Counter((kind, phase) for kind, phase, *_ in (again - plain).elements())
+        if mesh == "tp":
+            assert more == {("all_reduce", "backward"): LAYERS}
+        else:
+            assert more == {("all_gather", "backward"): 2 * LAYERS, ("reduce_scatter", "backward"): LAYERS}
+
+
+@pytest.mark.slow
+def test_ranks_of_a_tensor_group_drop_the_same_activations_as_one_rank(all_ranks):
+    for rank in all_ranks(2):
+        found = rank["hidden dropout tp"]
+        assert found["loss"] < 2e-6
+        assert found["gradients"] < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "mesh"), WITH[:2])
+def test_dropout_within_heads_keeps_ranks_of_a_group_alike(all_ranks, world, mesh):
+    found = [rank[f"dropout {mesh}"] for rank in all_ranks(world)]
+    for one in found:
+        same = next(other for other in found if other["reader"] == one["reader"])
+        assert one["losses"] == same["losses"]
+        assert one["kept"] == found[0]["kept"]  # the weights after two steps, on every rank
+    assert found[0]["losses"][0] != pytest.approx(found[0]["losses"][1], rel=1e-6)
 
 
 @pytest.mark.slow
@@ -63,6 +137,36 @@ def test_a_layer_adds_up_twice_forward_and_twice_backward(ranks):
 def test_a_synthetic_layer_adds_up_once_forward_and_once_backward(ranks):
     sent = along(ranks[0]["synthetic tp"], "tp", "tensor")
     assert sent == {("all_reduce", phase, 4 * 2 * 64): LAYERS for phase in ("forward", "backward")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["tied", "gpt2", "bert"])
+def test_with_sequence_parallel_a_layer_gathers_and_scatters_tokens(ranks, model):
+    """Twice in place of adding up; tokens are divided before the first layer and gathered behind the last."""
+    sent = along(ranks[0][f"{model} tp tokens"], "tp", "tensor")
+    norms = sent.pop(("all_reduce", "backward", 4 * 64))  # the gradients of weights and biases of norms
+    assert norms == 2 * LAYERS * (1 if model == "tied" else 2)
+    assert sent == {
+        ("all_gather", "forward", ROWS): 2 * LAYERS + 1,
+        ("reduce_scatter", "forward", ROWS): 2 * LAYERS,
+        ("all_gather", "backward", ROWS): 2 * LAYERS + 1,
+        ("reduce_scatter", "backward", ROWS): 2 * LAYERS,
+    }
+
+
+@pytest.mark.slow
+def test_tokens_stay_divided_up_to_a_divided_vocabulary(ranks):
+    sent = along(ranks[0]["llama tp tokens"], "tp", "tensor")
+    assert sent["all_gather", "forward", ROWS] == 2 * LAYERS + 1
+    assert sent["reduce_scatter", "backward", ROWS] == 2 * LAYERS + 1
+    assert ("all_reduce", "backward", ROWS) not in sent
+    assert sent["all_reduce", "backward", 4 * 64] == 2 * LAYERS + 1  # the last norm too
+
+
+@pytest.mark.slow
+def test_tokens_that_ranks_do_not_divide_are_filled_up(ranks):
+    sent = along(ranks[0]["vit tp tokens"], "tp", "tensor")
+    assert sent["all_gather", "forward", 4 * 2 * 20 * 64] == 2 * LAYERS + 1  # 17 tokens on four ranks
 
 
 @pytest.mark.slow
@@ -93,6 +197,7 @@ def test_every_wait_is_stamped(ranks):
         for found in rank.values():
             assert found["order"]
             assert found["waits"] >= len(found["rows"]) > 0
+            assert all(unit >= 0 for _, _, unit, _, _ in found["rows"])
 
 
 def test_axes_of_a_mesh():
@@ -136,3 +241,22 @@ def test_a_model_of_which_most_would_stay_whole_is_refused():
     head = [nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2)]
     with pytest.raises(InputError, match=r"parallel\.tensor: 0 \(Conv2d\) is not known to be divided"):
         auto_plan(nn.Sequential(nn.Conv2d(3, 64, 7), nn.AdaptiveAvgPool2d(1), *head))
+
+
+def test_sequence_parallel_is_refused_where_tokens_cannot_be_divided():
+    one = type("Two", (), {"size": lambda _: 2})()
+    work = language.llama(64, 1, 4, 4, 16, 128, 96, False, 32, 16)
+    linear = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4))
+    with pytest.raises(InputError, match=r"parallel\.sequence=true: Sequential repeats no block"):
+        divide(dataclasses.replace(work, module=linear), linear, one, sequence=True)
+    with pytest.raises(InputError, match="has a tensor_plan and no sequence_plan"):
+        divide(
+            dataclasses.replace(work, tensor_plan={"x": ColwiseParallel()}), work.module, one, sequence=True
+        )
+
+
+def test_a_layer_among_divided_ones_that_is_not_known_is_refused():
+    work = language.llama(64, 1, 4, 4, 16, 128, 96, False, 32, 16)
+    work.module.model.model.layers[0].self_attn.q_norm = nn.LayerNorm(16)
+    with pytest.raises(InputError, match=r"self_attn\.q_norm \(LayerNorm\) lies among divided layers"):
+        auto_plan(work.module)

@@ -1,0 +1,257 @@
+"""Divide what lies between a model's divided layers by tokens: sequence parallel, beside tensor parallel.
+
+With tensor parallel alone every rank computes the norms, dropouts and additions between divided layers for all tokens
+and keeps their activations. Here each has a part of the tokens there, as in Korthikanti et al. 2022 (section 4.2.2).
+Ranks gather the tokens before each pair of divided layers and reduce-scatter what each has behind it, where they would
+add up. Backward does the reverse. A last part that is shorter than the others is filled up with zeros, which are cut
+off again.
+
+Tensors are (samples, tokens, width).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+from torch.distributed.tensor.parallel.style import ParallelStyle
+from torch.nn.utils import parametrize
+
+from scaling.errors import InputError
+from scaling.worker.parallel.collectives import reduce_scatter
+from scaling.worker.parallel.functional import FunctionalWaits
+from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
+
+_OPS = torch.ops._c10d_functional  # noqa: SLF001
+
+
+class Parts:
+    """The parts of a sequence that the ranks of one group have."""
+
+    def __init__(self, mesh: DeviceMesh, tokens: int = 0) -> None:
+        """`mesh`: of one axis. `tokens`: of the whole sequence; 0: as `enter` finds it."""
+        self.mesh, self._group = mesh, mesh.get_group()
+        self._ranks, self._rank = mesh.size(), mesh.get_local_rank()
+        self._host = backend_of(self._group, mesh.device_type) in HOST_BACKENDS
+        self._tokens = tokens
+
+    def enter(self, whole: torch.Tensor) -> torch.Tensor:
+        """Take this rank's part of what every rank has; its gradient is gathered."""
+        self._tokens = whole.shape[1]
+        return _Split.apply(whole, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def leave(self, part: torch.Tensor) -> torch.Tensor:
+        """Gather all tokens, for layers that every rank computes alike; of the gradient a rank takes its part."""
+        return _Join.apply(part, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def gathered(self, part: torch.Tensor) -> DTensor:
+        """Gather all tokens, for divided layers; what each rank adds to the gradient is reduce-scattered."""
+        return _Gather.apply(part, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def scattered(self, output: DTensor | torch.Tensor) -> torch.Tensor:
+        """Take this rank's part of the sum of what each has; its gradient is gathered. A DTensor has to be Partial."""
+        if isinstance(output, DTensor):
+            output = output.to_local(grad_placements=[Replicate()])
+        return _Scatter.apply(output, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    def split(self, whole: torch.Tensor) -> torch.Tensor:
+        """(n, tokens, ...) to (n, ceil(tokens / ranks), ...)."""
+        chunk = -(-whole.shape[1] // self._ranks)
+        part = whole[:, self._rank * chunk : (self._rank + 1) * chunk]
+        missing = chunk - part.shape[1]
+        return _filled(part, missing) if missing else part.contiguous()
+
+    def join(self, part: torch.Tensor) -> torch.Tensor:
+        """The reverse of `split`: an all-gather."""
+        rows = _OPS.all_gather_into_tensor(part.contiguous(), self._ranks, self._group.group_name)
+        parts = _OPS.wait_tensor(rows).unflatten(0, (self._ranks, part.shape[0]))
+        return parts.transpose(0, 1).flatten(1, 2)[:, : self._tokens].contiguous()  # type: ignore[no-any-return]
+
+    def reduced(self, whole: torch.Tensor) -> torch.Tensor:
+        """Take this rank's part of the sum over ranks: a reduce-scatter."""
+        chunk = -(-whole.shape[1] // self._ranks)
+        missing = chunk * self._ranks - whole.shape[1]
+        rows = (_filled(whole, missing) if missing else whole).reshape(
+            whole.shape[0], self._ranks, chunk, *whole.shape[2:]
+        )
+        rows = rows.transpose(0, 1).contiguous().flatten(0, 1)
+        if not self._host:
+            part = _OPS.reduce_scatter_tensor(rows, "sum", self._ranks, self._group.group_name)
+            return _OPS.wait_tensor(part)  # type: ignore[no-any-return]
+        output: torch.Tensor = rows.new_empty(whole.shape[0], *rows.shape[1:])
+        reduce_scatter(output, rows, self._group, around=FunctionalWaits.exchanging("reduce_scatter"))
+        return output
+
+    def summed(self, gradient: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks: an all-reduce."""
+        return _OPS.wait_tensor(_OPS.all_reduce(gradient, "sum", self._group.group_name))  # type: ignore[no-any-return]
+
+
+def _filled(rows: torch.Tensor, missing: int) -> torch.Tensor:
+    return torch.cat([rows, rows.new_zeros(rows.shape[0], missing, *rows.shape[2:])], 1)
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, parts: Parts) -> torch.Tensor:
+        ctx.parts = parts
+        return parts.split(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.parts.join(grads[0]), None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, parts: Parts) -> torch.Tensor:
+        ctx.parts = parts
+        return parts.join(part)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.parts.split(grads[0]), None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, parts: Parts) -> DTensor:
+        ctx.parts = parts
+        return DTensor.from_local(parts.join(part), parts.mesh, (Replicate(),), run_check=False)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: DTensor) -> tuple[torch.Tensor, None]:
+        mine = grads[0].redistribute(placements=[Partial()]).to_local()
+        return ctx.parts.reduced(mine), None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, parts: Parts) -> torch.Tensor:
+        ctx.parts = parts
+        return parts.reduced(whole)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.parts.join(grads[0]), None
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: torch.Tensor, parts: Parts) -> torch.Tensor:
+        ctx.parts = parts
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.parts.summed(grads[0].contiguous()), None
+
+
+class _OfAllTokens(nn.Module):
+    """A parameter whose gradient is added up over ranks, since each has a part of the tokens."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__()
+        self._parts = parts
+
+    def forward(self, parameter: torch.Tensor) -> torch.Tensor:
+        return _Sum.apply(parameter, self._parts)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def with_parts(plan: Mapping[str, ParallelStyle]) -> dict[str, ParallelStyle]:
+    """The plan with layers divided by rows that leave the sum over ranks to `divide_sequence`."""
+    rows = RowwiseParallel(output_layouts=Partial(), use_local_output=False)
+    return {name: rows if isinstance(style, RowwiseParallel) else style for name, style in plan.items()}
+
+
+class Region(NamedTuple):
+    """Where tokens are divided."""
+
+    blocks: list[str]
+    """Names of blocks that follow one another."""
+    gathers: list[str]
+    """Modules with divided layers that take all tokens."""
+    last: str | None
+    """A divided last layer, up to which tokens stay divided; None: they are gathered behind the last block."""
+
+
+def region_of(module: nn.Module, plan: Mapping[str, ParallelStyle], blocks: Sequence[nn.Module]) -> Region:
+    """Where the tokens of a module are divided, whose layers `plan` divides. InputError where that is not known."""
+    named = {id(part): name for name, part in module.named_modules()}
+    order = {name: place for place, name in enumerate(named.values())}
+    within = sorted((named[id(block)] for block in blocks if id(block) in named), key=order.__getitem__)
+    if not within:
+        raise InputError(
+            f"parallel.sequence=true: {type(module).__name__} repeats no block; a language model, a ViT, or a Workload "
+            "with a sequence_plan is expected"
+        )
+    inside = tuple(f"{one}." for one in within)
+    outside = [name for name in plan if not name.startswith(inside)]
+    vocabulary = [name for name in outside if not getattr(plan[name], "use_local_output", True)]
+    if outside != vocabulary or len(vocabulary) > 1:
+        raise InputError(
+            f"parallel.sequence=true: {outside[0]} is divided and lies outside of the repeated blocks, such as "
+            f"{within[0]}; a Workload with a sequence_plan is expected"
+        )
+    columns = [n for n, style in plan.items() if isinstance(style, ColwiseParallel) and n not in vocabulary]
+    gathers = sorted({name.rpartition(".")[0] for name in columns})
+    return Region(within, gathers, vocabulary[0] if vocabulary else None)
+
+
+def divide_sequence(
+    module: nn.Module, mesh: DeviceMesh, plan: Mapping[str, ParallelStyle], region: Region
+) -> None:
+    """Divide the tokens within a region of a module whose layers are divided by `with_parts(plan)`."""
+    parts = Parts(mesh)
+    gather = _first(parts.gathered)
+    module.get_submodule(region.blocks[0]).register_forward_pre_hook(_first(parts.enter), with_kwargs=True)
+    for name in (*region.gathers, *([region.last] if region.last else ())):
+        module.get_submodule(name).register_forward_pre_hook(gather, with_kwargs=True, prepend=True)
+    for name, style in plan.items():
+        if isinstance(style, RowwiseParallel):
+            module.get_submodule(name).register_forward_hook(lambda _m, _i, output: parts.scattered(output))
+    if region.last is None:
+        module.get_submodule(region.blocks[-1]).register_forward_hook(_left(parts))
+    for part in _whole_within(module, plan, region):
+        for key, parameter in list(part.named_parameters(recurse=False)):
+            if parameter.requires_grad:
+                parametrize.register_parametrization(part, key, _OfAllTokens(parts), unsafe=True)
+
+
+def _whole_within(module: nn.Module, plan: Mapping[str, ParallelStyle], region: Region) -> list[nn.Module]:
+    """Modules that every rank has whole and calls with its part of the tokens: in blocks, and up to a last layer."""
+    inside, behind = tuple(f"{one}." for one in region.blocks), False
+    found = []
+    for name, part in module.named_modules():
+        behind = region.last is not None and (behind or name.startswith(inside[-1]))
+        if name == region.last:
+            break
+        if (name.startswith(inside) or behind) and name not in plan:
+            found.append(part)
+    return found
+
+
+def _first(change: Any) -> Any:
+    """A hook that changes the first tensor which a module is called with."""
+
+    def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        if args:
+            return (change(args[0]), *args[1:]), kwargs
+        name = next(key for key, value in kwargs.items() if isinstance(value, torch.Tensor))
+        return args, {**kwargs, name: change(kwargs[name])}
+
+    return hook
+
+
+def _left(parts: Parts) -> Any:
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (parts.leave(output[0]), *output[1:])
+        return parts.leave(output)
+
+    return hook
