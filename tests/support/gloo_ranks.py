@@ -15,7 +15,9 @@ ROOT = Path(scaling.__file__).parents[1]
 TIMEOUT_S = 300
 
 
-def run_ranks(script: Path, count: int, store: Path, *arguments: object) -> list[Any]:
+def run_ranks(
+    script: Path, count: int, store: Path, *arguments: object, timeout_s: float = TIMEOUT_S
+) -> list[Any]:
     """`script RANK STORE ARGUMENTS...` on `count` ranks. Returns each rank's last line, which has to be JSON."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     ranks = [
@@ -29,7 +31,7 @@ def run_ranks(script: Path, count: int, store: Path, *arguments: object) -> list
         for rank in range(count)
     ]
     try:
-        ended = [process.communicate(timeout=TIMEOUT_S) for process in ranks]
+        ended = [process.communicate(timeout=timeout_s) for process in ranks]
     finally:
         for process in ranks:
             process.kill()

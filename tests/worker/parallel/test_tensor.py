@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections import Counter
 from pathlib import Path
 
@@ -34,24 +33,26 @@ OF_FOUR += [(4, "tp tokens", model) for model in MODELS if model != "mlp"]
 OF_FOUR += [(4, mesh, model) for mesh in TOKENS[1:] for model in ("llama", "vit")]
 WITH = [(2, "tp"), (2, "tp tokens"), (4, "fsdp_tp"), (4, "fsdp_tp tokens")]
 """Where other ways to train are tried."""
+TIMEOUT_S = 900
+"""A minute of two cores, where nothing runs beside."""
 LAYERS, ROWS = 2, 4 * 2 * 16 * 64
 """Layers, and bytes of the activations between them: two samples of 16 tokens."""
 
 
 @pytest.fixture(scope="module")
-def all_ranks(tmp_path_factory):
-    """What the ranks of a world found, by its size."""
-
-    @functools.cache
-    def found(world):
-        return run_ranks(SCRIPT, world, tmp_path_factory.mktemp("ranks") / "store", world)
-
-    return found
+def two(tmp_path_factory):
+    return run_ranks(SCRIPT, 2, tmp_path_factory.mktemp("two") / "store", 2, timeout_s=TIMEOUT_S)
 
 
 @pytest.fixture(scope="module")
-def ranks(all_ranks):
-    return all_ranks(4)
+def ranks(tmp_path_factory):
+    return run_ranks(SCRIPT, 4, tmp_path_factory.mktemp("four") / "store", 4, timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture
+def all_ranks(request):
+    """What the ranks of a world found, by its size."""
+    return lambda world: request.getfixturevalue({2: "two", 4: "ranks"}[world])
 
 
 def along(found, mesh, axis):
