@@ -50,6 +50,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "plain_step",
         "own_loop",
         "zoo",
+        "meshes",
         "simulated_gpu",
         "published_series",
         "curves",
