@@ -97,12 +97,13 @@ READERS_OWN = (
     "RATIO",
     "--resume",
     "--simulate",
+    "predict RUN parallel=auto",
     "cluster=ours",
     "=a,b",
     "cost.usd_per_gpu_hour=]",
     "no_p2p",
 )
-"""What stands for something of the reader's, GPUs among it: nothing can be composed or read there."""
+"""What stands for something of the reader's, GPUs among it, or takes minutes: nothing is composed or read there."""
 READS = {"analyze", "compare", "predict", "report"}
 """These need measured runs alone, and are run as they stand."""
 HYDRAS = {"--cfg", "--config-dir", "--help", "--multirun"}

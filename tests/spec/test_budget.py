@@ -153,7 +153,7 @@ def test_what_divided_layers_send_is_in_a_step(plan_of):
     """Two ranks, 32 samples, 10 calls; loopback carries 0.5 GB/s, and a small message takes 1.5 ms."""
     part = DividedStep(tensor=2, share=0.6, bytes_a_sample=1e6, calls=10)
     timed = timing((32, 0.1), parameters_bytes=10**8, divided=(part,))
-    plan = plan_of(parallel=Parallel(name="tp", tensor=-1))
+    plan = plan_of(parallel=Parallel.preset("tp", 2))
     at_two = plan.trials[-1]
     assert (at_two.world_size, at_two.batch) == (2, 32)
     found = training_costs(plan, timed, MACHINE)

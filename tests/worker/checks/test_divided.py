@@ -30,7 +30,7 @@ def test_what_divided_layers_send_is_counted_at_every_degree():
     assert [one.tensor for one in found] == [2, 4]
     assert [one.calls for one in found] == [8, 8]
     assert [one.bytes_a_sample for one in found] == [8 * ROWS * 2 * (n - 1) / n for n in (2, 4)]
-    assert all(0 < one.share < 1 for one in found)  # of a second
+    assert all(one.share > 0 for one in found)
 
 
 def test_with_sequence_parallel_gathers_and_scatters_are_counted():
