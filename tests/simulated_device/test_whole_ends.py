@@ -26,18 +26,30 @@ SIM = (
 )
 OWN = ("model=custom", "model._target_=mine.factory")
 MINE = """
+import os
 import torch
 from scaling import Workload
 
+RANK = int(os.environ.get("RANK", "-1"))  # -1: no rank of a launch
 
-def layers():
+
+class Hungry(torch.nn.Module):
+    '''On rank 1 a forward takes 200 MiB for a moment.'''
+
+    def forward(self, x):
+        if RANK == 1:
+            torch.empty(200 * 2**20, dtype=torch.uint8, device=x.device)
+        return x
+
+
+def layers(*more):
     torch.manual_seed(0)
-    return torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)])
+    return torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)], *more)
 
 
-def factory():
+def factory(hungry=False):
     return Workload(
-        module=layers(),
+        module=layers(*[Hungry()] * hungry),
         make_batch=lambda n, generator: (torch.randn(n, 512, generator=generator),) * 2,
         loss=lambda outputs, targets: (outputs - targets).square().mean(),
         optimizer=torch.optim.AdamW,
@@ -78,6 +90,22 @@ def test_a_model_that_needs_nine_tenths_of_a_device_is_measured_there(run, tmp_p
         assert memory["harness_bytes"] == 0
         assert memory["parameters_bytes"] == memory["gradients_bytes"] == 4 * 4 * (512 * 512 + 512)
         assert memory["optimizer_bytes"] == pytest.approx(2 * memory["parameters_bytes"], rel=1e-3)
+
+
+def test_a_rank_that_runs_out_of_memory_ends_its_world_size_alone(run, tmp_path):
+    """Both ranks agree on it before any gradient is reduced, and what fits is measured."""
+    small = "topology.simulated.capacity=128MiB"
+    done = run(
+        "run", *OWN, "+model.args.hungry=true", "batch_per_rank=32", "world_sizes=[1,2]", small, "run_dir=run"
+    )
+    assert done.returncode == 3, done.stderr
+    status = json.loads((tmp_path / "run/status.json").read_text())
+    assert {trial["world_size"]: trial["status"] for trial in status["trials"]} == {1: "done", 2: "oom"}
+    assert len(status["launches"]) == 1
+    assert "Traceback" not in done.stderr
+    one, two = document(tmp_path)["points"]
+    assert one["step_ms"] is not None
+    assert two["step_ms"] is None
 
 
 def test_the_largest_batch_is_the_one_that_a_device_holds(run, tmp_path):
