@@ -1,4 +1,4 @@
-"""Runs that fill simulated accelerators' memory, and the doctor there."""
+"""Runs that fill simulated accelerators' memory or lose one of them, and the doctor there."""
 
 from __future__ import annotations
 
@@ -33,6 +33,20 @@ from scaling import Workload
 RANK = int(os.environ.get("RANK", "-1"))  # -1: no rank of a launch
 
 
+class Lost(torch.nn.Module):
+    '''Rank 1 loses its device while the launch measures.'''
+
+    steps = 0
+
+    def forward(self, x):
+        Lost.steps += 1
+        if RANK == 1 and Lost.steps == 60:
+            from scaling.worker.simulated.device import lose_device
+
+            lose_device(1, after_us=5000)
+        return x
+
+
 class Hungry(torch.nn.Module):
     '''On rank 1 a forward takes 200 MiB for a moment.'''
 
@@ -47,9 +61,9 @@ def layers(*more):
     return torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(4)], *more)
 
 
-def factory(hungry=False):
+def factory(lost=False, hungry=False):
     return Workload(
-        module=layers(*[Hungry()] * hungry),
+        module=layers(*[Lost()] * lost, *[Hungry()] * hungry),
         make_batch=lambda n, generator: (torch.randn(n, 512, generator=generator),) * 2,
         loss=lambda outputs, targets: (outputs - targets).square().mean(),
         optimizer=torch.optim.AdamW,
@@ -122,6 +136,15 @@ def test_the_largest_batch_is_the_one_that_a_device_holds(run, tmp_path):
     most = 64 * 2**20
     assert max(ranks.run(alone_bytes, 2, batch=found["proved"])) <= most
     assert max(ranks.run(alone_bytes, 2, batch=int(1.15 * found["found"]))) > most
+
+
+def test_a_device_that_is_lost_is_named_as_the_cause(run, tmp_path):
+    done = run("run", *OWN, "+model.args.lost=true", "world_sizes=[2]", "run_dir=run")
+    assert done.returncode == 3, done.stderr
+    first = next(line for line in done.stderr.splitlines() if "launch 0 failed" in line)
+    assert "AcceleratorError: sim error: device 1 was lost" in first
+    assert "world size 2" in first
+    assert "log-1.txt" in first
 
 
 def test_the_doctor_finds_nothing_wrong_with_simulated_accelerators(run, tmp_path):
