@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from pickle import PickleError
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -36,7 +35,7 @@ END_S = 2.0
 _COMMAND = (
     "import sys; sys.path[:] = {path!r}; from scaling.records.processes import serve; serve({descriptor})"
 )
-_LOST = (EOFError, OSError, PickleError)
+_LOST = (EOFError, OSError)
 """What the caller sees of a process that died."""
 
 

@@ -53,6 +53,7 @@ def told(control, a_spec, tmp_path):
             launch_head=lambda **_: HeadRecord(schema=SCHEMA, rank=0, host=0),
             compare_clocks=lambda at: ClockRecord(at=at, offset_ns=0, bound_ns=0, time_ns=now_ns()),
             record_memory=lambda: None,
+            clocks_due=False,
             timed=lambda _key, _step_s: None,
             untimed=lambda: None,
         )
