@@ -40,7 +40,7 @@ class Lost(torch.nn.Module):
 
     def forward(self, x):
         Lost.steps += 1
-        if RANK == 1 and Lost.steps == 60:
+        if RANK == 1 and Lost.steps == 130:  # after the warm-up and a round
             from scaling.worker.simulated.device import lose_device
 
             lose_device(1, after_us=5000)
