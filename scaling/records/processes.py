@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any, TypeVar
@@ -28,6 +28,8 @@ MOST = 8
 """Processes at most; more would wait for the file system."""
 ANSWER_S = 300.0
 """How long no process may answer; a task takes seconds."""
+TICK_S = 1.0
+"""How long the caller waits at a time."""
 GRACE_S = 0.5
 """How long a process goes on whose caller is gone: one that has nothing to do ends by itself."""
 END_S = 2.0
@@ -101,7 +103,7 @@ class Processes:
                 made += 1
                 done[one[0]] = work(*one[1])
             elif at not in done:
-                ready = wait(list(running), ANSWER_S) or self._gave_up(running)
+                ready = _ready(running) or self._gave_up(running)
                 for connection in [one for one in running if one in ready]:
                     number, task = running.pop(connection)
                     done[number] = self._answer(connection, work, task)
@@ -158,6 +160,17 @@ class Processes:
                 with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel may not let go of it
                     process.wait(END_S)
         self._all.clear()
+
+
+def _ready(running: Collection[Connection]) -> Sequence[object]:
+    """Those that answer, within ANSWER_S.
+
+    Ctrl-C just before a wait is seen only after it, so a wait is short.
+    """
+    until = time.monotonic() + ANSWER_S
+    while not (ready := wait(list(running), min(TICK_S, ANSWER_S))) and time.monotonic() < until:
+        pass
+    return ready
 
 
 def serve(descriptor: int) -> None:
