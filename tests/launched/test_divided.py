@@ -74,8 +74,9 @@ def test_divided_layers_train_with_bf16_checkpointing_and_accumulation(scaling, 
     assert done.returncode == 0, done.stderr + done.stdout
     point = json.loads((tmp_path / "run/analysis.json").read_text())["points"][-1]
     assert point["step_ms"]["value"] > 0
-    # Each micro-step: two layers with two sums forward and two backward, and the checkpoint's own in backward.
-    assert sent(point) == {("all_reduce", "forward", "tensor"): 8, ("all_reduce", "backward", "tensor"): 12}
+    # Each micro-step: two layers with two sums forward and two backward. In backward the checkpoint does both forward
+    # sums again, since the dropout after each keeps its mask.
+    assert sent(point) == {("all_reduce", "forward", "tensor"): 8, ("all_reduce", "backward", "tensor"): 16}
 
 
 def test_what_cannot_be_divided_is_refused_before_a_launch(scaling, tmp_path):
