@@ -43,19 +43,19 @@ def test_what_is_set_already_wins(environment):
     assert environment("nccl", NCCL_DEBUG="WARN")["NCCL_DEBUG"] == "WARN"
 
 
+def command(spec, path):
+    """Of a launch of one and two ranks."""
+    plan = make_plan(spec, run_id="20260101-000000-abc", created="", version="")
+    folder = RunFolder(path)
+    request = LaunchRequest(plan=plan, folder=folder, launch=folder.launch(0), world_sizes=(1, 2))
+    return launcher_of(plan).command(request)
+
+
 @pytest.mark.parametrize(("backend", "named"), [("nccl", True), ("gloo", False)])
 def test_nccl_writes_into_the_launch_s_folder(tmp_path, backend, named):
     (asked,) = requests("plan", ["topology=local", "topology.device=cpu", "topology.ranks_per_host=2"]).items
     topology = dataclasses.replace(asked.spec.topology, backend=backend)
-    plan = make_plan(
-        dataclasses.replace(asked.spec, topology=topology),
-        run_id="20260101-000000-abc",
-        created="",
-        version="",
-    )
-    folder = RunFolder(tmp_path)
-    request = LaunchRequest(plan=plan, folder=folder, launch=folder.launch(0), world_sizes=(1, 2))
-    made = launcher_of(plan).command(request)
+    made = command(dataclasses.replace(asked.spec, topology=topology), tmp_path)
     assert made.env.get("NCCL_DEBUG_FILE") == (str(tmp_path / "launches/0/nccl-%h-%p.txt") if named else None)
 
 
@@ -80,15 +80,7 @@ def test_ranks_on_this_machine_are_bound_to_cores_as_on_slurm(tmp_path, device, 
     )
     (asked,) = requests("plan", local).items
     topology = dataclasses.replace(asked.spec.topology, device=device)
-    plan = make_plan(
-        dataclasses.replace(asked.spec, topology=topology),
-        run_id="20260101-000000-abc",
-        created="",
-        version="",
-    )
-    folder = RunFolder(tmp_path)
-    request = LaunchRequest(plan=plan, folder=folder, launch=folder.launch(0), world_sizes=(1, 2))
-    made = launcher_of(plan).command(request)
+    made = command(dataclasses.replace(asked.spec, topology=topology), tmp_path)
     begin = [str(resources.folder("launch") / name) for name in ("bind.sh", "torchrun.sh")]
     assert made.argv[:2] == ((begin[0], "2") if bound else (begin[1], "gloo"))
     assert made.env.get("SCALING_NUMA_BINDING") == ("node" if bound else None)
