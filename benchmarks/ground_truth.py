@@ -26,12 +26,17 @@ waits for the last of them only at the end of the reduce-scatter and of the all-
 A contended run (other programs or a hypervisor took the cores) is measured again, twice at most; the last one counts
 even if it is contended. `again` is the number of repetitions; `!` marks a last run that was contended too.
 
+Beside each DDP run of synthetic compute a plain loop sends the same buckets over the same links (truth_parts/plain.py):
+it uses nothing of this project, and what it sees of the links is what any program does. `loop` is the transfer compared
+with it, and whether the interval of the difference holds nothing. `--no-loop` leaves it out, and its bars.
+
 --keep DIR keeps the runs there. Whole runs that DIR already holds are analysed instead of measured; one that was cut
 off is measured again. So the benchmark can be ended at any time and goes on where it was.
 
 Bars (exit 1 when missed). DDP: pooled bias of transfer <= 3 %, each within 5 %, its interval holds what the link does
 in >= 90 %; A/A ratios hold 1 in >= 90 %; pooled bias of the straggler's cost <= 5 %, right rank and phase each time,
-bandwidth moved by <= 5 %; closure and unexplained within the greater of 3 % and the A/A floor. Sharded: bytes exact;
+bandwidth moved by <= 5 %; beside the plain loop each within 3 %, and equal by the interval of the difference in
+>= 90 %; closure and unexplained within the greater of 3 % and the A/A floor. Sharded: bytes exact;
 pooled bias of the transfer of each kind <= 3 %; of a late rank's cost <= 5 %, right rank and phase each time; closure
 within the greater of 3 % and the A/A floor. Exit 77 where the cells need namespaces and there are none.
 """
@@ -41,7 +46,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import harness
@@ -59,12 +64,16 @@ PLACES = {
 OF_DDP = ("quick", "most", "all")
 
 
-def of_ddp(which: str, folder: Path) -> tuple[list[replicated.Judged], dict[str, tuple[float, float, bool]]]:
+def of_ddp(
+    which: str, folder: Path, *, loop: bool
+) -> tuple[list[replicated.Judged], dict[str, tuple[float, float, bool]]]:
     """DDP's cells, printed as they come, and their bars."""
     print(replicated.HEAD)
     rows: list[replicated.Row] = []
     for index, cell in enumerate(replicated.cells(which)):
         row = replicated.judge(*measure(folder / f"{index:02}", replicated.overrides(*cell)), *cell)
+        if loop and row.model == "synthetic":
+            row = replace(row, loop=replicated.beside(row, folder / f"{index:02}-loop"))
         rows.append(row)
         print(replicated.line(row), flush=True)
     links = replicated.judged(rows)
@@ -92,6 +101,7 @@ def main() -> int:
     parser.add_argument("--cells", choices=(*OF_DDP, "sharded", "links", "simulated"), default="all")
     parser.add_argument("--out", type=Path, help="write the rows as JSON")
     parser.add_argument("--keep", type=Path, help="keep the runs here, and use those that are")
+    parser.add_argument("--no-loop", action="store_true", help="without the plain loops")
     options = parser.parse_args()
     if options.cells != "simulated" and not harness.has_namespaces():
         return harness.CANNOT
@@ -100,7 +110,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="scaling-truth-") as scratch:
         folder = (options.keep or Path(scratch)).absolute()
         if options.cells in OF_DDP:
-            ours, bars = of_ddp(options.cells, folder)
+            ours, bars = of_ddp(options.cells, folder, loop=not options.no_loop)
             rows, found = [*rows, *ours], found | bars
         if options.cells in PLACES:
             theirs, bars = of_shards(sharded.cells(PLACES[options.cells]), folder)

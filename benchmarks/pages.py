@@ -47,7 +47,6 @@ PAGES: dict[str, tuple[str, ...]] = {
         "simulation",
         "mesh_prediction",
         "plain_loop",
-        "plain_step",
         "own_loop",
         "zoo",
         "meshes",

@@ -7,8 +7,10 @@ import math
 import statistics
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from truth_parts.plain import Busy, busy_of
 from truth_parts.runs import TCP_SHARE, beyond, floor_of, holds, repeated
 
 from scaling import resources
@@ -29,6 +31,18 @@ BUDGET_S = {2: 24, 4: 42}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """A run's time on the links against a plain loop's."""
+
+    error: float
+    """Of the run."""
+    over_ideal: float
+    """Of the loop, over bytes / rate."""
+    equal: bool
+    """Whether the interval of their difference holds nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One run against its truth; None where it does not apply."""
 
@@ -44,6 +58,8 @@ class Row:
     busbw_gbit_s: dict[str, float]
     buckets: list[tuple[float, float]]
     """(ready, transfer) of each bucket, ms, in order."""
+    bucket_bytes: list[int]
+    late_ms: float
     step_ms: float
     alpha_us: float
     cost_ms: float | None
@@ -54,6 +70,8 @@ class Row:
     floor: float
     aa_held: bool
     """Whether the A/A interval contains 1."""
+    loop: Beside | None = None
+    """None: no plain loop was run beside it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +135,8 @@ def judge(
             (b["ready_ms"]["value"] + b["skew_ms"]["value"], b["transfer_ms"]["value"])
             for b in point["comm"]["buckets"]
         ],
+        bucket_bytes=[b["bytes"] for b in point["comm"]["buckets"]],
+        late_ms=stall_ms,
         step_ms=point["step_ms"]["value"],
         alpha_us=level["alpha_us"]["value"],
         cost_ms=cost,
@@ -127,6 +147,23 @@ def judge(
         floor=floor_of(point),
         aa_held=holds(same, 1.0),
     )
+
+
+def beside(row: Row, folder: Path) -> Beside:
+    """What a plain loop sees of the same buckets; it is measured once and kept in `folder`."""
+    loop = busy_of(
+        folder,
+        buckets=row.bucket_bytes,
+        compute_ms=COMPUTE_MS,
+        late_ms=row.late_ms,
+        hosts=row.hosts,
+        rate=f"{row.rate_mbit}mbit",
+    )
+    busy_ms, busbw = sum(transfer for _, transfer in row.buckets), row.busbw_gbit_s
+    half_ms = busy_ms * (busbw["high"] - busbw["low"]) / 2 / busbw["value"]
+    ours = Busy(mean_ms=busy_ms, half_ms=half_ms)
+    ideal_ms = busy_ms / (1 + row.transfer_error)
+    return Beside(error=ours.apart(loop), over_ideal=loop.mean_ms / ideal_ms - 1, equal=ours.same(loop))
 
 
 def judged(rows: list[Row]) -> list[Judged]:
@@ -203,20 +240,30 @@ def bars(rows: list[Row], links: list[Judged]) -> dict[str, tuple[float, float, 
         "bandwidth moved by a straggler, worst": (max(moved), 0.05),
         "closure and unexplained beyond 3 % and the A/A floor, worst": (max(closing), 0.0),
     }
+    loops = [row.loop for row in rows if row.loop]
+    if loops:
+        found |= {
+            "transfer against a plain loop, worst": (max(abs(one.error) for one in loops), 0.03),
+            "transfer against a plain loop, not equal by the interval": (
+                sum(not one.equal for one in loops) / len(loops),
+                0.10,
+            ),
+        }
     return {name: (value, bar, value <= bar) for name, (value, bar) in found.items()}
 
 
 HEAD = (
     f"{'model':<10} {'Mbit':>5} {'hosts':>5} {'fault':<15} {'transfer':>9} {'bare':>5} "
-    f"{'cost ms':>8} {'named':>6} {'closure':>8} {'unexpl.':>8} {'A/A':>6} {'again':>6}"
+    f"{'cost ms':>8} {'named':>6} {'closure':>8} {'unexpl.':>8} {'A/A':>6} {'again':>6} {'loop':>8}"
 )
 
 
 def line(row: Row) -> str:
     cost = "-" if row.cost_ms is None else f"{row.cost_ms:.1f}"
     again = repeated(row.contended)
+    loop = "-" if row.loop is None else f"{row.loop.error:+.1%}{'' if row.loop.equal else '*'}"
     return (
         f"{row.model:<10} {row.rate_mbit:>5} {row.hosts:>5} {row.fault:<15} {row.transfer_error:>+9.1%} "
         f"{row.bare_held!s:>5} {cost:>8} {row.named!s:>6} {row.closure:>+8.1%} "
-        f"{row.unexplained:>+8.1%} {row.floor:>6.1%} {again:>6}"
+        f"{row.unexplained:>+8.1%} {row.floor:>6.1%} {again:>6} {loop:>8}"
     )
