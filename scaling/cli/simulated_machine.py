@@ -59,14 +59,17 @@ class Measured(Machine):
         """The run's curve, where its back end is the host's."""
         if self._topology.backend == "nccl":
             return None
-        return measured.curves(self._topology, self._own, sources_of(self._run), mesh.dimensions, mesh.size)
+        return measured.curves(self._topology, self._own, sources_of(self._run), mesh)
 
     def links_said(self, mesh: Mesh) -> tuple[str, ...]:
         """Where the links' figures are from."""
         if self._topology.backend == "nccl":
             return super().links_said(mesh)
         same = self._topology == self._own
-        return ("as the run measured them" if same else "the run's curve, with the rate that was asked for",)
+        said = "as the run measured them" if same else "the run's curve, with the rate that was asked for"
+        if measured.inside_unknown(self._topology, self._own, sources_of(self._run), mesh):
+            said += "; within a host: not known, taken to be like the link between hosts"
+        return (said,)
 
     def test(self) -> None:
         """Simulate what the run measured, on its own machine, and compare."""

@@ -60,24 +60,34 @@ class Hops:
         return replace(self, alpha=alpha, beta_ns=self.beta_ns[:1])
 
 
-def ring_times(levels: Sequence[Hops], world_size: int, sizes: Sequence[float]) -> tuple[Floats, Floats]:
-    """(latency, rest) of an all-reduce of each size over the first `world_size` ranks, ns, S x K.
+def ring_times(
+    levels: Sequence[Hops],
+    ranks: int | Sequence[int],
+    sizes: Sequence[float],
+    *,
+    beside: float = 1.0,
+) -> tuple[Floats, Floats]:
+    """(latency, rest) of an all-reduce of each size over a ring of ranks, ns, S x K.
 
-    `levels` from the innermost out. NoPathError where they end before all ranks are joined.
+    `levels` from the innermost out. `ranks`: how many of the first ones, or which, by their places: host after host.
+    `beside`: how many times a rank's bytes a host's link carries (placed.Placed). NoPathError where the levels do not
+    join the ranks.
     """
-    n = world_size
+    places = np.arange(ranks) if isinstance(ranks, int) else np.asarray(ranks)
+    n = len(places)
+    after = np.roll(places, -1)
+    left = np.ones(n, bool)  # edges that no level has joined yet
     hops: list[tuple[int, Hops]] = []
-    edges, inside = n, 1
     for level in levels:
-        reach = n if level.ranks is None else min(level.ranks, n)
-        if reach > inside:
-            groups = -(-n // reach)
-            beyond = groups if groups > 1 else 0  # edges of the ring that leave this level's groups
-            hops.append((edges - beyond, level))
-            edges, inside = beyond, reach
-    if inside < n:
-        raise NoPathError(f"{levels[-1].name if levels else 'no link'} joins {inside} ranks")
+        joined = left if level.ranks is None else left & (places // level.ranks == after // level.ranks)
+        if n > 1 and joined.any():
+            hops.append((int(joined.sum()), level))
+        left = left & ~joined
+    if n > 1 and left.any():
+        reach = max((level.ranks or 0 for level in levels), default=1)
+        raise NoPathError(f"{levels[-1].name if levels else 'no link'} joins {reach} ranks")
     latency = [sum((count * level.alpha.at(size) for count, level in hops), np.zeros(1)) for size in sizes]
-    beta = np.max([np.atleast_1d(level.beta_ns) for _, level in hops], axis=0) if hops else np.zeros(1)
+    betas = [np.atleast_1d(level.beta_ns) * (beside if level.ranks is None else 1.0) for _, level in hops]
+    beta = np.max(betas, axis=0) if hops else np.zeros(1)
     rest = [2 * (n - 1) / n * size * beta for size in sizes]
     return np.stack(latency, axis=-1) * 2 * (n - 1) / n, np.stack(rest, axis=-1)

@@ -92,7 +92,7 @@ def _physics(
         return Physics(
             name=name,
             links=curves,
-            wires=() if own is not None or not axes else links.shared(topology, axes),
+            wires=links.shared(topology, axes),
             slowdown=causes["slowdown"],
             stretch=(1 + last * causes["persistent"]) * (1 + crowd),
             spread=last * causes["walk"],

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from scaling.analysis.network.placed import exchanged
 from scaling.analysis.network.ring import NoPathError
 from scaling.analysis.predict.fabrics import (
     DOUBT_SHARE,
@@ -67,10 +68,14 @@ class Wires:
         return min(self.inside_bytes_s, self.across_bytes_s)
 
 
+def on_a_host(topology: Topology, axis: Axis) -> int:
+    """Ranks of a group that lie on one host."""
+    return max(1, min(axis.size, topology.ranks_per_host // axis.stride))
+
+
 def wires(topology: Topology, axis: Axis) -> Wires:
     """The links that a group uses. NoPathError where the topology does not give the rate of one of them."""
-    per_host = topology.ranks_per_host
-    local = max(1, min(axis.size, per_host // axis.stride if axis.stride < per_host else 1))
+    local = on_a_host(topology, axis)
     hosts = -(-axis.size // local)
     inside = _level(topology, local * axis.stride) if local > 1 else None
     if local > 1 and inside is None:
@@ -80,7 +85,7 @@ def wires(topology: Topology, axis: Axis) -> Wires:
         )
     across = math.inf
     if hosts > 1:
-        beside = per_host // local  # groups of this axis that use the host's link at once
+        beside = topology.ranks_per_host // local  # groups of this axis that use the host's link at once
         across = _bytes_s(topology.link, topology, "link") / max(1, beside)
     return Wires(
         axis=axis,
@@ -116,7 +121,7 @@ def curves(
 
 def shared(topology: Topology, axes: tuple[Axis, ...]) -> tuple[str, ...]:
     """Groups whose transfers share a host's link, where there are several."""
-    across = [f"mesh_{axis.name}" for axis in axes if wires(topology, axis).hosts > 1]
+    across = [f"mesh_{axis.name}" for axis in axes if axis.size > on_a_host(topology, axis)]
     return tuple(across) if len(across) > 1 else ()
 
 
@@ -178,8 +183,11 @@ def _time_us(
     between = rounds * (hosts - 1)
     within = rounds * (n - 1) - between
     rate = found.bytes_s * bandwidth
-    if kind == "all_to_all":  # every pair on its own: nothing that enters a host is shared there
+    if kind == "all_to_all":
         within = between = 1
+    if kind in exchanged(
+        topology.backend
+    ):  # every pair on its own: nothing that enters a host is shared there
         leaving = (n - found.local) / max(1, n - 1)
         across = found.across_bytes_s / found.local / max(leaving, 1e-9)
         rate = min(found.inside_bytes_s, across) * bandwidth

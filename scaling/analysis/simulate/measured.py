@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from scaling.analysis.network.placed import place
 from scaling.analysis.network.ring import Hops, ring_times
 from scaling.analysis.predict.change import Source
 from scaling.analysis.predict.fabrics import measured_fabric, named_fabric
@@ -22,7 +23,7 @@ from scaling.analysis.simulate.links import SIZES
 from scaling.errors import InputError
 from scaling.records.checkup import COPY, LAUNCH, MATMUL, KernelTable, Roofline
 from scaling.records.tables import Tables
-from scaling.spec.parallel import Axis
+from scaling.spec.parallel import Mesh
 from scaling.spec.simulation import Chip, KernelTimes, LinkCurve
 from scaling.spec.topology import Topology
 
@@ -192,27 +193,30 @@ def _times(
     return KernelTimes(chip=chip, us=us, factors=factors), said
 
 
-def curves(
-    asked: Topology, own: Topology, sources: Sequence[Source], axes: tuple[Axis, ...], world_size: int
-) -> tuple[LinkCurve, ...]:
-    """Curves of a host's back end, from what the run measured: a ring over all ranks, the same for every axis."""
-    if world_size == 1 or not sources:
+def curves(asked: Topology, own: Topology, sources: Sequence[Source], mesh: Mesh) -> tuple[LinkCurve, ...]:
+    """Curves of a host's back end, from what the run measured: of each axis over the links that its ranks use.
+
+    All groups of an axis communicate at once, so those that leave a host share its link.
+    """
+    n = mesh.size
+    if n == 1 or not sources:
         return ()
     same = asked == own and any(s.world_size > 1 for s in sources)
-    fabric = measured_fabric(asked, sources) if same else named_fabric(asked, own, sources[-1], world_size)
+    fabric = measured_fabric(asked, sources) if same else named_fabric(asked, own, sources[-1], n)
     levels: list[Hops] = [level.estimate() for level in fabric.levels]
+    whole = (tuple(range(n)),)
+    known = max(1.0, place(whole, asked).ring)  # what was measured is a ring over all ranks
+    groups = {"*": whole, "default_pg": whole} | {f"mesh_{name}": of for name, of in mesh.axes().items()}
     found = []
-    for group, n in (
-        ("*", world_size),
-        ("default_pg", world_size),
-        *((f"mesh_{a.name}", a.size) for a in axes),
-    ):
+    for group, of in groups.items():
+        placed = place(of, asked)
         for kind in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
-            share = (2 if kind == "all_reduce" else 1) * (n - 1) / n
+            rounds = 2 if kind == "all_reduce" else 1
+            share = rounds * (placed.size - 1) / placed.size
+            beside = placed.carried(kind, asked.backend) / known if placed.across else 1.0
             sizes = [max(1.0, wire / share) for wire in SIZES]
-            fixed, moved = ring_times(levels, n, sizes)
-            half = 1.0 if kind == "all_reduce" else 0.5
-            us = (fixed + moved)[0] * half / 1e3
+            fixed, moved = ring_times(levels, placed.places, sizes, beside=beside)
+            us = (fixed + moved)[0] * rounds / 2 / 1e3
             found.append(
                 LinkCurve(
                     group=group,
@@ -221,3 +225,10 @@ def curves(
                 )
             )
     return tuple(found)
+
+
+def inside_unknown(asked: Topology, own: Topology, sources: Sequence[Source], mesh: Mesh) -> bool:
+    """Whether some ranks share a host, and nothing says how they are joined there: `curves` takes the outer link."""
+    if asked.ranks_per_host == 1 or asked.levels or place((tuple(range(mesh.size)),), asked).local == 1:
+        return False
+    return asked != own or all(own.hosts_of(s.world_size) > 1 for s in sources)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
-from scaling.analysis.simulate import measured
+from scaling.analysis.network.ring import Hops, PerHop
+from scaling.analysis.simulate import links, measured
 from scaling.errors import InputError
 from scaling.records.checkup import COPY, SCHEMA, Ceiling, Kernel, KernelTable, Roofline, StepWork
+from scaling.spec.parallel import Mesh
 from scaling.spec.simulation import Chip
+from scaling.spec.topology import Topology
 
 CHIP = Chip(name="here", flop_s=1e9, flop_s_fp32=1e9, memory_bytes_s=1e9, kernel_us=0.0)
 
@@ -86,3 +93,91 @@ def test_without_ceilings_it_is_the_best_that_kernels_reached_and_stands_for_its
     assert measured._measured_chip(roofline(), given, elsewhere=False).memory_bytes_s == 8e9
     with pytest.raises(InputError, match="cannot be scaled to another"):
         measured._measured_chip(roofline(), given, elsewhere=True)
+
+
+INSIDE_NS, LINK_NS = 0.5, 20.0
+"""Of a byte within a host, and on a host's link of 400 Mbit/s."""
+
+
+def source(n, name, byte_ns, hop_ns):
+    link = Hops(
+        name=name,
+        ranks=None,
+        alpha=PerHop(sizes=(1,), values=np.array([[hop_ns]])),
+        beta_ns=np.array([byte_ns]),
+    )
+    return SimpleNamespace(world_size=n, link=link, plain=np.ones(1))
+
+
+def microseconds(mesh, kind, wire, *, hosts=2, per_host=2, sources=None):
+    """By axis: what a transfer takes over emulated hosts whose links were measured over 2 and 4 ranks."""
+    where = Topology(
+        name="emulated_pcie",
+        kind="emulated",
+        hosts=hosts,
+        ranks_per_host=per_host,
+        device="cpu",
+        backend="gloo",
+    )
+    both = [source(2, "host", INSIDE_NS, 1e4), source(4, "network", LINK_NS, 1e5)]
+    found = measured.curves(where, where, both if sources is None else sources, mesh)
+    return {
+        curve.group.removeprefix("mesh_"): dict(curve.points)[float(wire)]
+        for curve in found
+        if curve.kind == kind
+    }
+
+
+WIRE = 2**28
+
+
+@pytest.mark.parametrize(
+    ("mesh", "kind", "axis", "byte_ns"),
+    [
+        (Mesh(replicate=4), "all_reduce", "replicate", LINK_NS),
+        (Mesh(replicate=2, shard=2), "all_gather", "shard", INSIDE_NS),  # neighbours share a host
+        (Mesh(replicate=2, shard=2), "reduce_scatter", "shard", INSIDE_NS),
+        (Mesh(replicate=2, shard=2), "all_reduce", "replicate", 2 * LINK_NS),  # two pairs leave each host
+        (Mesh(shard=2, tensor=2), "all_reduce", "tensor", INSIDE_NS),
+        (Mesh(shard=2, tensor=2), "all_gather", "shard", 2 * LINK_NS),
+        (Mesh(shard=2, tensor=2), "reduce_scatter", "shard", 2 * LINK_NS),
+        (Mesh(shard=4), "all_gather", "shard", LINK_NS),
+        (
+            Mesh(shard=4),
+            "reduce_scatter",
+            "shard",
+            4 / 3 * LINK_NS,
+        ),  # each rank sends to two on the other host
+        (Mesh(tensor=4), "all_reduce", "tensor", LINK_NS),
+    ],
+)
+def test_each_axis_has_the_links_that_its_ranks_use(mesh, kind, axis, byte_ns):
+    assert microseconds(mesh, kind, WIRE)[axis] == pytest.approx(WIRE * byte_ns / 1e3, rel=0.01)
+
+
+def test_hops_are_those_of_the_ranks_links():
+    small = microseconds(Mesh(replicate=2, shard=2), "all_reduce", 0)
+    assert small["shard"] == pytest.approx(2 * 10, rel=0.01)
+    assert small["replicate"] == pytest.approx(2 * 100, rel=0.01)
+    assert small["default_pg"] == pytest.approx(6 * (10 + 100) / 2, rel=0.01)
+
+
+def test_where_nothing_was_measured_within_a_host_that_is_said():
+    where = Topology(
+        name="emulated_pcie", kind="emulated", hosts=2, ranks_per_host=2, device="cpu", backend="gloo"
+    )
+    both = [source(2, "host", INSIDE_NS, 1e4), source(4, "network", LINK_NS, 1e5)]
+    mesh = Mesh(replicate=2, shard=2)
+    assert measured.inside_unknown(where, where, both[1:], mesh)
+    assert not measured.inside_unknown(where, where, both, mesh)
+    alone = microseconds(mesh, "all_gather", WIRE, sources=both[1:])
+    assert alone["shard"] == pytest.approx(WIRE * LINK_NS / 1e3, rel=0.01)
+
+
+def test_axes_that_leave_a_host_share_its_link():
+    where = Topology(
+        name="emulated_pcie", kind="emulated", hosts=4, ranks_per_host=1, device="cpu", backend="gloo"
+    )
+    assert links.shared(where, Mesh(replicate=2, shard=2).dimensions) == ("mesh_replicate", "mesh_shard")
+    within = dataclasses.replace(where, ranks_per_host=2, hosts=2)
+    assert links.shared(within, Mesh(replicate=2, shard=2).dimensions) == ()
