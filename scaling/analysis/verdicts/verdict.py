@@ -139,6 +139,13 @@ def _causes_of(
                 evidence=(f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}",),
             ),
         )
+    if not plan.own_loop and not _shares(point.loss):
+        return (
+            undecided(
+                point,
+                "the time held nothing that tells causes apart; measure longer (measure=standard, or measure.budget_s)",
+            ),
+        )
     longer = "probe more steps" if plan.own_loop else "measure longer (measure=thorough)"
     return (_undecided(point, f"no cause stands clear of the noise; {longer}"),)
 

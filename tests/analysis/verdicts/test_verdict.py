@@ -124,6 +124,14 @@ def test_the_largest_term_is_named_where_nothing_is_proven(plan):
     assert found[-1].evidence[1] == "the largest term, which is not certain, is neighbours: 30% of the step"
 
 
+def test_where_no_arm_tells_causes_apart_it_says_so(plan):
+    (found,) = verdicts(point({"unexplained": 0.99}), plan)
+    assert found.cause == "undecided"
+    assert found.evidence == (
+        "the time held nothing that tells causes apart; measure longer (measure=standard, or measure.budget_s)",
+    )
+
+
 def test_without_a_waterfall_it_is_undecided(plan):
     bare = replace(point({}), loss=None, efficiency=about(0.5))
     assert causes(verdicts(bare, plan)) == ["undecided"]
