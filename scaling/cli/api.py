@@ -227,8 +227,8 @@ def predict(
     searched = [] if config_dir is None else _searched(Path(config_dir).expanduser())
     before, after = changed(read_config(run.folder), [*overrides, *searched])
     asked = to_whatif(after, before, run.plan, [o for o in overrides if not o.startswith("hydra.")])
-    if run.plan.spec.parallel.sharded:
-        return predict_meshes(*_counted_tables(run), run.analysis, asked)
+    if asked.parallel is not None:
+        return predict_meshes(*counted_tables(run), run.analysis, asked)
     try:
         return predictions(sources_of(run), run.plan, run.analysis, asked, start=from_world_size)
     except NoPathError as error:
@@ -243,12 +243,12 @@ def _searched(folder: Path) -> list[str]:
     return [f"hydra.searchpath=[file://{folder.absolute()}]"]
 
 
-def _counted_tables(run: Run) -> tuple[Tables, Plan]:
-    """Checked tables of a run's first strategy, and the plan as recorded. InputError without rank files."""
+def counted_tables(run: Run) -> tuple[Tables, Plan]:
+    """Checked tables of a run with all its strategies, and the plan as recorded. InputError without rank files."""
     if not _has_records(run):
         raise InputError(f"{run.path}: has no rank files, from which a prediction starts")
     tables = checked(collect(run.folder, run.plan), run.plan)
-    return of_strategy(tables, as_recorded(run.plan, tables.blocks)[0])
+    return tables, as_recorded(run.plan, tables.blocks)[0]
 
 
 def _read_sources(run: Run, seed: int) -> tuple[Source, ...]:

@@ -12,7 +12,7 @@ from scaling.config.topology import FOUND, freeze_topology
 from scaling.config.values import check, check_batches, check_value, freeze
 from scaling.errors import InputError
 from scaling.spec import run as spec
-from scaling.spec.parallel import Fsdp, MeshError, Parallel
+from scaling.spec.parallel import SPREAD, Fsdp, MeshError, Parallel
 from scaling.spec.plan import Plan
 from scaling.spec.topology import BACKEND_OF, Topology
 
@@ -54,7 +54,10 @@ JOINS = (
 def to_whatif(config: Composed, base: Composed, plan: Plan, overrides: Sequence[str] = ()) -> spec.WhatIf:
     """Check the overrides against the run. `base` is the run's own config, `config` the same with `overrides`."""
     changes = _differences(config, base)
-    sharded = plan.spec.parallel.sharded
+    sharded = plan.spec.parallel.sharded or (
+        any(one.parallel.sharded for one in plan.spec.strategies)
+        and any(key.startswith("parallel.") for key in changes)
+    )
     of_run, taken = (" of a sharded run", KNOWN_SHARDED) if sharded else ("", KNOWN)
     for key in changes:
         if not any(key == known or key.startswith(known + ".") for known in taken):
@@ -98,13 +101,10 @@ def to_whatif(config: Composed, base: Composed, plan: Plan, overrides: Sequence[
 
 
 def _parallel(config: Composed, topology: Topology, world_sizes: Sequence[int]) -> Parallel:
-    """The strategy that is asked for, which has to be fully_shard's and to fit."""
+    """The strategy that is asked for, which has to be one of several ranks and to fit."""
     found = to_parallel(config.parallel, topology)
-    if found.name not in ("fsdp", "hsdp"):
-        raise InputError(
-            f"parallel={found.name}: parallel=fsdp or hsdp is expected, since only what fully_shard sends is listed; "
-            "add --simulate for other strategies, or measure it"
-        )
+    if found.name not in SPREAD:
+        raise InputError(f"parallel={found.name}: one of {', '.join(SPREAD)} is expected")
     for n in world_sizes:
         try:
             found.mesh(n)

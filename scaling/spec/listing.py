@@ -1,4 +1,4 @@
-"""What a step of a sharded program sends at a mesh that need not be there: the question, and torch's own answer."""
+"""What a step of a program over ranks sends at a mesh that need not be there: the question, and torch's own answer."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class Listing:
     mesh: Mesh
     host: bool
     """Whether the back end is the host's (Gloo): there the host itself waits."""
+    samples: int = 1
+    """Of a micro-step. What divided layers send goes by them: it is scaled from the few that the program runs with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +27,9 @@ class ListedCollective:
     kind: str
     phase: str
     unit: int
+    """A sharded unit; of DDP's buckets the one whose gradients complete it."""
     axis: str
-    """`shard` or `replicate`."""
+    """`shard`, `replicate` or `tensor`."""
     ranks: int
     bytes: int
     """As nccl-tests counts them."""

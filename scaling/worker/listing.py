@@ -2,7 +2,8 @@
 
 torch's fake process group stands for the ranks: its collectives return at once and move nothing, so one process runs
 the program of rank 0 at any world size, and the tap sees every collective with its communicator and bytes. Values are
-meaningless, so a step of the smallest batch is enough. Stamps are a counter: only their order counts.
+meaningless, so a step of the smallest batch is enough; what divided layers send goes by the samples and is scaled.
+Stamps are a counter: only their order counts.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from scaling.errors import InputError
 from scaling.records.codec import decode, encode
 from scaling.spec.listing import Listed, ListedCollective, ListedMark, Listing
 from scaling.spec.run import KINDS
@@ -25,8 +28,12 @@ from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import use_clock
 from scaling.worker.data.workload import Workload, build
 from scaling.worker.models.options import shaped
+from scaling.worker.parallel.compression import WIRE
+from scaling.worker.parallel.ddp import Wrapping, accumulating, bucket_bytes, bucket_parameters, settle
 from scaling.worker.parallel.groups import Group
+from scaling.worker.parallel.replicated import Replicas
 from scaling.worker.parallel.sharded import Shards
+from scaling.worker.parallel.units import unit_of_each
 
 SAMPLES = 2
 """Of a micro-step: BatchNorm refuses one."""
@@ -34,14 +41,14 @@ SAMPLES = 2
 
 def listed(asked: Listing) -> Listed:
     """The collectives of the program's second step, and what the rank holds; the first one makes torch's state."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
-
     spec, mesh = asked.spec, asked.mesh
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=mesh.size)
+    dist.init_process_group("fake", store=_store(), rank=0, world_size=mesh.size)
     use_clock(itertools.count(1).__next__, virtual=True, sleep_s=lambda _seconds: None)
     torch.manual_seed(spec.seed)
     workload = shaped(build(spec.model.target, spec.model.args), spec)
     groups = _groups(asked)
+    if not spec.parallel.sharded:
+        return _replicated(asked, workload, groups)
     shards = Shards(spec, workload, groups=groups, world_size=mesh.size, device=Cpu(), host=asked.host)
     made = shards.apply("listing", alone=False, sync=False)
     detail = made.detail(detailed=True)
@@ -60,7 +67,7 @@ def listed(asked: Listing) -> Listed:
             unit=row.unit,
             axis=axes.get(row.group, "shard"),
             ranks=len(made_by_torch[row.group]) if row.group in made_by_torch else sizes[row.group],
-            bytes=row.bytes,
+            bytes=row.bytes * (asked.samples if axes.get(row.group) == "tensor" else SAMPLES) // SAMPLES,
         )
         for row in rows
     ]
@@ -77,6 +84,57 @@ def listed(asked: Listing) -> Listed:
         marks=tuple(mark for *_, mark in sorted(marks, key=lambda item: item[:2])),
         memory=_memory(shards, made),
     )
+
+
+def _store() -> Any:
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
+
+    return FakeStore()
+
+
+def _replicated(asked: Listing, workload: Workload, groups: Mapping[int, Group]) -> Listed:
+    """DDP's buckets, as it settles them. Each is launched when the unit is reduced that completes it.
+
+    Units are numbered as those of fully_shard: the root comes first, where it has parameters of its own.
+    """
+    spec, n = asked.spec, asked.mesh.size
+    optimizer = workload.optimizer(workload.module.parameters())
+    wrapping = Wrapping(workload.module, spec.ddp, compiles=False)
+    if spec.ddp.comm_hook not in ("none", *WIRE):
+        raise InputError(
+            f"ddp.comm_hook={spec.ddp.comm_hook}: what it sends is not listed; predict without it"
+        )
+    ddp = wrapping.over(groups[n].data, "listing", hooked=False, sync=False)
+    ddp.register_comm_hook(None, lambda _state, bucket: _kept(bucket))
+    made = SimpleNamespace(module=ddp, optimizer=optimizer, accumulate=accumulating(ddp))
+    for _ in range(2):
+        _step(made, workload, spec.accumulation_steps)
+        settle(ddp)
+    units = unit_of_each(workload, spec.fsdp.units)
+    width = wrapping.wire_dtype.itemsize / torch.float32.itemsize
+    found = [
+        ListedCollective(
+            kind="all_reduce",
+            phase="backward",
+            unit=min(units[index] for index in members),
+            axis="replicate",
+            ranks=n,
+            bytes=round(size * width),
+        )
+        for members, size in zip(bucket_parameters(ddp), bucket_bytes(ddp), strict=True)
+    ]
+    launches = [ListedMark(waits=False, collective=k) for k in range(len(found))]
+    waits = [ListedMark(waits=True, collective=k) for k in reversed(range(len(found)))]
+    _stepped(ddp, optimizer)
+    replicas = Replicas(spec, workload.module, optimizer, group=groups[n], solo=groups[1], device=Cpu())
+    return Listed(collectives=tuple(found), marks=(*launches, *waits), memory=replicas.computed(optimizer))
+
+
+def _kept(bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook that sends nothing: the fake group's work has no result that DDP could take."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def _groups(asked: Listing) -> dict[int, Group]:
@@ -102,13 +160,18 @@ def _step(made: Any, workload: Workload, micro_steps: int) -> None:
 
 def _memory(shards: Shards, made: Any) -> dict[str, int]:
     """By arithmetic, with the optimizer's states as those of the sharded parameters once it has stepped."""
-    for parameter in made.module.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
-    made.optimizer.step()
+    _stepped(made.module, made.optimizer)
     nothing: Any = SimpleNamespace(state={})
     held: dict[str, int] = made.bytes()
     return shards.computed(nothing) | held
+
+
+def _stepped(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """A step with gradients of 0: the optimizer then has its states."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
 
 
 def main() -> None:

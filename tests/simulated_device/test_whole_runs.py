@@ -141,7 +141,7 @@ def test_hsdp_over_four_is_predicted_from_fsdp_over_two(tmp_path):
     assert point["memory"]["parameters_bytes"] == held["parameters_bytes"]
     assert point["memory"]["unsharded_bytes"] == held["computed_unsharded_bytes"]
     for words, said in (
-        (("parallel=ddp",), "parallel=fsdp or hsdp is expected"),
+        (("parallel=single",), "parallel=single: one of ddp, fsdp"),
         (("batch_per_rank=64",), "batch_per_rank: what it changes cannot be predicted of a sharded run"),
         (("parallel=hsdp", "parallel.shard=3", "world_sizes=[4]"), "does not fit world size 4"),
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from scaling.config.compose import requests
@@ -75,6 +77,29 @@ def test_where_fsdp_waits_depends_on_the_back_end(host, expected):
 def test_what_is_kept_until_backward_is_gathered_once():
     found = listing(asked(4, "parallel=fsdp", "fsdp.reshard_after_forward=false"))
     assert [one.phase for one in found.collectives if one.kind == "all_gather"] == ["forward", "forward"]
+
+
+def test_ddps_buckets_are_completed_by_the_units_of_their_gradients():
+    """The first bucket is small, so each layer has one; all are waited for at the end of backward."""
+    found = listing(asked(4, "parallel=ddp", host=True))
+    assert shown(found) == [
+        ("all_reduce", "backward", 1, "replicate", 4, UNIT),
+        ("all_reduce", "backward", 0, "replicate", 4, UNIT),
+    ]
+    assert order(found) == "l0 l1 w1 w0"
+    assert found.memory["parameters"] == 2 * UNIT
+
+
+def test_divided_layers_send_what_their_samples_have():
+    words = ("parallel=hsdp_tp", "parallel.shard=1", "model.activations=1000")
+    made = dataclasses.replace(asked(4, *words, host=True), samples=32)
+    sums = 32 * 1000 * 4
+    found = shown(listing(made))
+    layers = [one for one in found if one[3] == "tensor"]
+    assert {(kind, ranks, size) for kind, _, _, _, ranks, size in layers} == {("all_reduce", 2, sums)}
+    assert [phase for _, phase, *_ in layers] == ["forward", "forward", "backward", "backward"]
+    copies = [one for one in found if one[3] == "replicate"]
+    assert copies == [("all_reduce", "backward", unit, "replicate", 2, UNIT // 2) for unit in (1, 0)]
 
 
 def test_a_program_that_fails_says_why():

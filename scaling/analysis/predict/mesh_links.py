@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from scaling.analysis.network.curve import bus_factor
+from scaling.analysis.network.placed import Placed, groups_along, place
 from scaling.analysis.network.ring import NoPathError
 from scaling.analysis.predict.fabrics import carries
 from scaling.analysis.predict.units import UnitSource
@@ -35,28 +35,32 @@ class Question:
 def transfers(
     source: UnitSource, question: Question, listed: Listed, own: Topology, bandwidth: float, latency: float
 ) -> tuple[list[float], list[str]]:
-    """(ns, wire) of each collective on the question's links. NoPathError where a link is not known."""
-    topology, axes = question.topology, {axis.name: axis for axis in question.mesh.dimensions}
-    per_host, curves = topology.ranks_per_host, _curves(question, own, bandwidth, latency)
+    """(ns, wire) of each collective on the question's links. NoPathError where a link is not known.
+
+    All groups of an axis communicate at once, so those that leave a host share its link.
+    """
+    topology, curves = question.topology, _curves(question, own, bandwidth, latency)
+    known: dict[tuple[str, int], Placed] = {}
     times, wires = [], []
     for one in listed.collectives:
-        axis = dataclasses.replace(axes[one.axis], size=one.ranks)
-        local = max(1, min(axis.size, per_host // axis.stride if axis.stride < per_host else 1))
-        across = axis.size > local
+        placed = known.get((one.axis, one.ranks))
+        if placed is None:
+            placed = place(groups_along(question.mesh, one.axis, one.ranks), topology)
+            known[one.axis, one.ranks] = placed
+        across = placed.across
         wires.append("between hosts" if across else "within hosts")
         moved = one.bytes * bus_factor(one.ranks, one.kind)
         if curves is not None and (not across or not carries(own, topology)):
             wire, us = curves[one.axis, one.kind]
             times.append(float(np.interp(moved, wire, us)) * 1e3)
             continue
-        measured_across = own.hosts_of(source.world_size) > 1
-        if across != measured_across:
-            raise NoPathError(UNKNOWN_INSIDE if not across else "the run measured no link between hosts")
+        known_link = source.link(one.kind, across=across)
+        if known_link is None:
+            raise NoPathError("the run measured no link between hosts" if across else UNKNOWN_INSIDE)
         hops = (2 if one.kind == "all_reduce" else 1) * (one.ranks - 1)
-        each = source.moved_ns.get(one.kind, max(source.moved_ns.values()))
-        rate = _rate(own, topology) if across else 1.0
-        beside = per_host // local if across else 1
-        times.append(hops * source.alpha_ns * latency + moved * each * rate * beside / bandwidth)
+        rate = _rate(own, topology) * placed.carried(one.kind, topology.backend) if across else 1.0
+        each, hop_ns = known_link
+        times.append(hops * hop_ns * latency + moved * each * rate / bandwidth)
     return times, wires
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from scaling.analysis.network.ring import NoPathError
 from scaling.analysis.predict.fabrics import carries
-from scaling.analysis.predict.mesh_links import Question, transfers
-from scaling.analysis.predict.prediction import LAUNCH, LINK
-from scaling.analysis.predict.units import UnitSource, step_ns
+from scaling.analysis.predict.mesh_links import Question
+from scaling.analysis.predict.mesh_model import NO_SOURCE, Listings, MeshModel
+from scaling.analysis.predict.units import UnitSource
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
@@ -22,10 +22,9 @@ from scaling.analysis.results import (
     PredictedPoint,
     Prediction,
 )
-from scaling.analysis.simulate import links
 from scaling.hardware.datasheets import memory_of
 from scaling.spec.listing import Listed
-from scaling.spec.parallel import Mesh, Parallel
+from scaling.spec.parallel import Parallel
 from scaling.spec.plan import Plan
 from scaling.spec.run import WhatIf
 from scaling.spec.topology import Topology
@@ -33,35 +32,30 @@ from scaling.spec.topology import Topology
 NS_MS = 1e6
 RESERVED = 0.95
 """Share of a device's memory that tensors can have: the rest is the driver's, the context's and the communicators'."""
-NO_SOURCE = (
-    "no world size above 1 of this run has everything that a prediction starts from: the light probe, the strategy "
-    "over one rank, its collectives sent alone, and the link"
-)
-Listings = Callable[[Parallel, Mesh, Topology], Listed]
-"""What a program sends at a mesh, on a topology's back end."""
 
 
 def mesh_predictions(
     sources: Sequence[UnitSource], plan: Plan, analysis: Analysis, asked: WhatIf, listings: Listings
 ) -> Prediction:
-    """Everything that `scaling predict` shows of a sharded run."""
+    """Everything that `scaling predict` shows of a run with sharded strategies."""
     own, parallel = plan.spec.topology, asked.parallel or plan.spec.parallel
-    as_run = {s.world_size: _question(plan.spec.parallel, own, s.world_size) for s in sources}
-    tests = _backtest(sources, as_run, own, listings)
+    model = MeshModel(sources, plan, listings)
+    tests = backtests(sources, plan, listings)
     doubt = math.sqrt(sum(test.error**2 for test in tests) / len(tests)) if tests else 0.0
     points: list[PredictedPoint] = []
     leans: tuple[tuple[str, str, float], ...] = ()
+    notes: list[str] = []
     for n in asked.world_sizes:
         hosts = asked.topology.hosts_of(n)
-        source = _nearest(sources, n, own, asked.topology)
-        if n == 1 or source is None:
-            why = "one rank alone is measured, not predicted" if n == 1 else NO_SOURCE
+        question = Question(parallel=parallel, topology=asked.topology, mesh=parallel.mesh(n))
+        source = model.start(question)
+        cannot = "one rank alone is measured, not predicted" if n == 1 else model.cannot(question, source)
+        if source is None or cannot:
+            why = cannot or NO_SOURCE
             points.append(PredictedPoint(world_size=n, hosts=hosts, from_world_size=0, cannot=why))
             continue
-        question = _question(parallel, asked.topology, n)
-        listed = listings(parallel, question.mesh, asked.topology)
         try:
-            leans = _leans(source, as_run[source.world_size], question, listed, own, listings)
+            leans = model.leans(source, question)
         except NoPathError as error:
             points.append(
                 PredictedPoint(
@@ -69,8 +63,9 @@ def mesh_predictions(
                 )
             )
             continue
-        batch = asked.batch_at(n, plan.spec.mode) * n
-        points.append(_point(source, question, listed, leans, doubt, batch, analysis))
+        samples = asked.batch_at(question.mesh.data_parallel, plan.spec.mode) * question.mesh.data_parallel
+        points.append(_point(source, question, model.listed(question), leans, doubt, samples, analysis, plan))
+        notes += [note for note in model.notes(source, question) if note not in notes]
     return Prediction(
         schema=SCHEMA,
         run=analysis.run,
@@ -82,74 +77,12 @@ def mesh_predictions(
         backtest=tests,
         backtest_missing=None
         if tests
-        else "fewer than two world sizes above 1 were measured, so nothing is left to predict one of them from",
+        else "fewer than two meshes were measured, so nothing is left to predict one of them from",
         assumptions=tuple(
             Assumption(what=what, varied=varied, step_change=change, efficiency_change=None)
             for what, varied, change in sorted(leans[1:], key=lambda one: -abs(one[2]))
         ),
-        notes=_notes(plan, asked),
-    )
-
-
-def _question(parallel: Parallel, topology: Topology, n: int) -> Question:
-    return Question(parallel=parallel, topology=topology, mesh=parallel.mesh(n))
-
-
-def _nearest(sources: Sequence[UnitSource], n: int, own: Topology, asked: Topology) -> UnitSource | None:
-    """The largest measured world size up to this one, of those that cross hosts as it does."""
-    across = asked.hosts_of(n) > 1
-    alike = [s for s in sources if (own.hosts_of(s.world_size) > 1) == across] or list(sources)
-    below = [s for s in alike if s.world_size <= n]
-    return below[-1] if below else (alike[0] if alike else None)
-
-
-def _ratio(
-    source: UnitSource,
-    before: Question,
-    after: Question,
-    listed: tuple[Listed, Listed],
-    own: Topology,
-    *,
-    bandwidth: float = 1.0,
-    latency: float = 1.0,
-    pace: float = 1.0,
-) -> float:
-    """The simulated step at the asked mesh over the one at the measured mesh; factors act on the asked one."""
-    steps = []
-    for question, list_, factors in (
-        (before, listed[0], (1.0, 1.0, 1.0)),
-        (after, listed[1], (bandwidth, latency, pace)),
-    ):
-        times, wires = transfers(source, question, list_, own, factors[0], factors[1])
-        steps.append(step_ns(list_, source.own, times, wires, pace=factors[2]))
-    return steps[1] / steps[0]
-
-
-def _leans(
-    source: UnitSource, before: Question, after: Question, listed: Listed, own: Topology, listings: Listings
-) -> tuple[tuple[str, str, float], ...]:
-    """What the step depends on: first ("", "", ratio), then (what, what is varied, relative change of the step)."""
-    both = (listings(before.parallel, before.mesh, before.topology), listed)
-
-    def ratio(bandwidth: float = 1.0, latency: float = 1.0, pace: float = 1.0) -> float:
-        return _ratio(source, before, after, both, own, bandwidth=bandwidth, latency=latency, pace=pace)
-
-    upright = ratio()
-    if before == after:
-        return (("", "", upright),)
-    doubt = LINK
-    factor = 1.5
-    if not carries(own, after.topology):
-        doubt, factor = links.doubts(after.topology, after.mesh.dimensions)
-    return (
-        ("", "", upright),
-        (
-            "bandwidth of the links",
-            f"{doubt:.0%} less",
-            ratio(bandwidth=1 - doubt) / upright - 1,
-        ),
-        ("latency of a hop", f"{factor:g} times", ratio(latency=factor) / upright - 1),
-        ("compute is the same in another launch", f"{LAUNCH:.0%} more", ratio(pace=1 + LAUNCH) / upright - 1),
+        notes=(*notes, *_notes(own, asked)),
     )
 
 
@@ -161,6 +94,7 @@ def _point(
     doubt: float,
     samples: int,
     analysis: Analysis,
+    plan: Plan,
 ) -> PredictedPoint:
     step = source.step_ms * leans[0][2]
     moves = [change for *_, change in leans[1:]]
@@ -168,7 +102,7 @@ def _point(
     step = step.with_error(error * step.value)
     efficiency = None
     if source.bare_ms is not None:
-        bare = source.bare_ms.value
+        bare = source.bare_ms.value / question.mesh.tensor  # ranks that divide a layer do the work of one
         efficiency = Measured(
             bare / step.value,
             None if step.high is None else bare / step.high,
@@ -176,6 +110,7 @@ def _point(
             step.n,
         )
     mesh = question.mesh
+    measured = _measured_memory(analysis, plan, source)
     return PredictedPoint(
         world_size=mesh.size,
         hosts=question.topology.hosts_of(mesh.size),
@@ -185,7 +120,7 @@ def _point(
         speedup=None if efficiency is None else efficiency * float(mesh.size),
         efficiency=efficiency,
         parallel=Degrees(strategy=question.parallel.name, **dataclasses.asdict(mesh)),
-        memory=_memory(listed, question.topology, analysis, source.world_size),
+        memory=_memory(listed, question.topology, measured),
     )
 
 
@@ -196,10 +131,17 @@ def _rate_of(samples: int, step: Measured) -> Measured:
     return Measured(samples * 1e3 / step.value, of(step.high), of(step.low), step.n)
 
 
-def _memory(listed: Listed, topology: Topology, analysis: Analysis, measured_at: int) -> PredictedMemory:
-    """What a rank holds: the listing's parts, and the activations that the run measured, with the same batch."""
-    point = next((p for p in analysis.points if p.world_size == measured_at), None)
-    activations = None if point is None else point.memory.activations_bytes
+def _measured_memory(analysis: Analysis, plan: Plan, source: UnitSource) -> int | None:
+    """Activations of a rank, bytes, where the source was measured; with the same batch."""
+    points = analysis.points
+    for spec, one in zip(plan.spec.strategies, analysis.strategies, strict=False):
+        points = one.points if spec.parallel == source.parallel else points
+    point = next((p for p in points if p.world_size == source.world_size), None)
+    return None if point is None else point.memory.activations_bytes
+
+
+def _memory(listed: Listed, topology: Topology, activations: int | None) -> PredictedMemory:
+    """What a rank holds: the listing's parts, and the activations."""
     known = memory_of(topology.accelerator) if topology.accelerator else None
     total = sum(listed.memory.values()) + (activations or 0)
     return PredictedMemory(
@@ -210,40 +152,50 @@ def _memory(listed: Listed, topology: Topology, analysis: Analysis, measured_at:
     )
 
 
-def _backtest(
-    sources: Sequence[UnitSource], as_run: Mapping[int, Question], own: Topology, listings: Listings
-) -> tuple[Backtest, ...]:
-    """Every measured world size, predicted from the others."""
-    tests = []
+def backtests(sources: Sequence[UnitSource], plan: Plan, listings: Listings) -> tuple[Backtest, ...]:
+    """Every measured strategy and world size, predicted from the others."""
+    tests, several = [], len(plan.spec.strategies) > 1
     for left_out in sources:
-        others = [s for s in sources if s is not left_out]
-        source = _nearest(others, left_out.world_size, own, own)
-        if source is None:
+        others = [source for source in sources if source is not left_out]
+        found = predicted_step(MeshModel(others, plan, listings), left_out.parallel, left_out.world_size)
+        if found is None:
             continue
-        before, after = as_run[source.world_size], as_run[left_out.world_size]
-        listed = listings(after.parallel, after.mesh, own)
-        try:
-            leans = _leans(source, before, after, listed, own, listings)
-        except NoPathError:
-            continue
-        moves = [change for *_, change in leans[1:3]]
-        found = source.step_ms * leans[0][2]
-        found = found.with_error(math.hypot(*moves) * found.value if moves else 0.0)
+        source, step = found
         tests.append(
             Backtest(
                 world_size=left_out.world_size,
                 from_world_size=source.world_size,
-                predicted_ms=found,
+                strategy=left_out.parallel.name if several else None,
+                from_strategy=source.parallel.name if several else None,
+                predicted_ms=step,
                 measured_ms=left_out.step_ms,
-                error=found.value / left_out.step_ms.value - 1,
-                held=found.holds(left_out.step_ms.value),
+                error=step.value / left_out.step_ms.value - 1,
+                held=step.holds(left_out.step_ms.value),
             )
         )
     return tuple(tests)
 
 
-def _notes(plan: Plan, asked: WhatIf) -> tuple[str, ...]:
-    own, notes = plan.spec.topology, []
+def predicted_step(model: MeshModel, parallel: Parallel, n: int) -> tuple[UnitSource, Measured] | None:
+    """Where the prediction starts from, and the step on the run's own topology in the same launch, ms.
+
+    None where it cannot be predicted.
+    """
+    question = Question(parallel=parallel, topology=model.own, mesh=parallel.mesh(n))
+    source = model.start(question)
+    if source is None or model.cannot(question, source):
+        return None
+    try:
+        leans = model.leans(source, question)
+    except NoPathError:
+        return None
+    moves = [change for *_, change in leans[1:3]]
+    step = source.step_ms * leans[0][2]
+    return source, step.with_error(math.hypot(*moves) * step.value if moves else 0.0)
+
+
+def _notes(own: Topology, asked: WhatIf) -> tuple[str, ...]:
+    notes = []
     if asked.elsewhere and not carries(own, asked.topology):
         notes.append(
             f"the run used {own.backend} over {own.name}: a rank's own times are carried over as they were measured "

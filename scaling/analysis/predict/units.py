@@ -1,133 +1,148 @@
 """A sharded step at a mesh that was not run: torch's own list of collectives, times of the run, links' curves.
 
 What a rank does by itself is known from the arm over a mesh of one rank: when it comes to each unit's all-gather and
-reduction (decompose.sharded.Turns), stretched to what the light probe measured with the other ranks. What it sends, in
-which order and where it waits, comes from the listing at the mesh in question (spec.listing). With own times o and
-transfers T,
+reduction (decompose.sharded.Turns), stretched to what the light probe measured with the other ranks. Where layers are
+divided it is known from the detailed blocks: what lies between a rank's waits. What it sends, in which order and where
+it waits, comes from the listing at the mesh in question (spec.listing). With own times o and transfers T,
 
     at(launch) = resumed + o       begun = max(at(launch), wire free, what it reduces further is done)
     done = begun + T               resumed = max(resumed + o, done)    at a wait
 
-and the step is the last `resumed`. The prediction is this at the asked mesh over this at the measured one, times the
-measured step. All ranks are taken to do alike: the latest of more ranks costs what it cost among those measured.
+and the step is the last `resumed`, with what the rank has left to do. The prediction is this at the asked mesh over
+this at the measured one, times the measured step. All ranks are taken to do alike: the latest of more ranks costs what
+it cost among those measured.
 
 Times in ns.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.decompose.trials import read_trial
+from scaling.analysis.network.placed import groups_along, place
+from scaling.analysis.predict.own_times import OwnTimes, own_times, turns_of
 from scaling.analysis.quality.launches import counted, of_launches
-from scaling.analysis.results import Analysis, Measured
+from scaling.analysis.results import Analysis, Fabric, Measured, Point
+from scaling.analysis.strategies import of_strategy
 from scaling.records.tables import Tables
 from scaling.spec.listing import Listed, ListedCollective
+from scaling.spec.parallel import Mesh, Parallel
 from scaling.spec.plan import Plan
-from scaling.spec.schedule import PROBE
-
-Turn = tuple[str, str, int, int]
-"""(kind, phase, unit, how often before in the step)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnTimes:
-    """A typical rank's own times of a step, stretched: launch and wait of each turn since the step's begin."""
-
-    at: Mapping[Turn, tuple[float, float]]
+from scaling.spec.topology import Topology
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitSource:
-    """What a measured world size of a sharded run gives."""
+    """What a measured world size of a sharded strategy gives."""
 
+    parallel: Parallel
     world_size: int
     step_ms: Measured
     bare_ms: Measured | None
     """One rank alone with the whole model; None: it was not measured."""
     own: OwnTimes
-    moved_ns: Mapping[str, float]
-    """By kind: time of a byte on the rank's link, from collectives that were sent alone, less their latency."""
-    alpha_ns: float
-    """Latency of a ring's hop."""
+    moved_ns: Mapping[tuple[str, bool], float]
+    """By kind, and whether between hosts: time of a byte of the step's collectives, less their latency.
+
+    Between hosts it is a byte on a host's link, within a host one on a rank's."""
+    alpha_ns: Mapping[tuple[str, bool], float]
+    """Latency of a hop, likewise."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """Its degrees."""
+        return self.parallel.mesh(self.world_size)
+
+    def link(self, kind: str, *, across: bool) -> tuple[float, float] | None:
+        """Times of a byte and of a hop; of a kind that was not sent there the longest of others. None: nothing was."""
+        there = [key for key in self.moved_ns if key[1] == across]
+        if not there:
+            return None
+        key = (kind, across) if (kind, across) in there else max(there, key=lambda one: self.moved_ns[one])
+        return self.moved_ns[key], self.alpha_ns[key]
 
 
-def own_times(records: TrialRecords) -> OwnTimes | None:
-    """Mean over rounds and ranks; None where the arm over one rank, or the light probe, was not measured."""
-    if not records.turns:
-        return None
-    light = records.by_rank(PROBE, detailed=False)
-    both = {name: float(np.nanmean(light[name])) for name in ("forward", "compute")}
-    turns = list(records.turns.values())
-    names = turns[0].names
-    same = [one for one in turns if one.names == names]
-    alone = {name: float(np.mean([one.phases[name].mean() for one in same])) for name in both}
-    stretch = {"forward": both["forward"] / alone["forward"], "backward": both["compute"] / alone["compute"]}
-    at = np.mean([one.at.mean(axis=0) for one in same], axis=0)  # T x 2
-    seen: Counter[tuple[str, str, int]] = Counter()
-    found: dict[Turn, tuple[float, float]] = {}
-    before = grown = 0.0
-    for place in np.argsort(at[:, 1], kind="stable"):
-        name = names[int(place)]
-        turn = (*name, seen[name])
-        seen[name] += 1
-        launch, wait = (float(x) for x in at[place])
-        factor = stretch[name[1]] if found else 1.0  # the first own time holds the optimizer and the input
-        moved = grown + max(0.0, wait - before) * factor
-        found[turn] = (min(moved, grown + (launch - before) * factor), moved)
-        before, grown = max(before, wait), moved
-    return OwnTimes(at=found)
+Links = tuple[dict[tuple[str, bool], float], dict[tuple[str, bool], float]]
+"""Times of a byte and of a hop, ns, as a UnitSource has them."""
 
 
-def times_of_bytes(records: TrialRecords, alpha_ns: float) -> dict[str, float]:
-    """By kind, from the arm that replays a step's own collectives one after the other."""
-    spent: dict[str, list[float]] = {}
-    moved: dict[str, float] = {}
-    rounds = [times for times in records.replay.values() if len(times) == len(records.sent)]
+def times_of_links(
+    records: TrialRecords, mesh: Mesh, topology: Topology, hop_ns: float, least_ns: float
+) -> Links:
+    """What a step's collectives take a byte and a hop.
+
+    They are from the detailed blocks, where they move data as they do in the step; the median over rounds. `hop_ns`: of
+    a ring over all ranks. A hop takes no longer than the shortest collective took for each of its own. `least_ns`: a
+    byte on a host's link takes no less, so what it would be below that is not latency.
+    """
+    blocks = [one.transfer.mean(axis=(0, 1)) for one in records.programs.values()]
+    rounds = [times for times in blocks or records.replay.values() if len(times) == len(records.sent)]
     if not rounds:
-        return {}
-    for one, took in zip(records.sent, np.mean(rounds, axis=0), strict=True):
-        spent.setdefault(one.kind, []).append(max(0.0, float(took) - one.hops * alpha_ns))
-        moved[one.kind] = moved.get(one.kind, 0.0) + one.moved
-    return {kind: sum(times) / moved[kind] for kind, times in spent.items() if moved[kind]}
+        return {}, {}
+    took = np.median(rounds, axis=0)
+    of: dict[tuple[str, bool], list[tuple[float, float, int]]] = {}
+    for one, ns in zip(records.sent, took, strict=True):
+        at = place(groups_along(mesh, one.axis, one.ranks), topology)
+        load = one.moved * (at.carried(one.kind, topology.backend) if at.across else 1.0)
+        of.setdefault((one.kind, at.across), []).append((float(ns), load, one.hops))
+    moved, alpha = {}, {}
+    for key, rows in of.items():
+        time, size, hops = (float(sum(column)) for column in zip(*rows, strict=True))
+        latency = min(hop_ns, *(ns / count for ns, _, count in rows))
+        each = max(0.0, (time - hops * latency) / size)
+        if key[1] and each < least_ns:
+            each, latency = least_ns, max(0.0, (time - size * least_ns) / hops)
+        moved[key], alpha[key] = each, latency
+    return moved, alpha
 
 
 def unit_sources(tables: Tables, plan: Plan, analysis: Analysis) -> tuple[UnitSource, ...]:
-    """One for each measured world size above 1 that has all parts."""
-    found = []
-    points = {p.world_size: p for p in analysis.points}
-    levels = {level.world_size: level for level in analysis.fabric.levels}
+    """One for each sharded strategy and measured world size above 1 that has all parts."""
+    found: list[UnitSource] = []
+    for k, spec in enumerate(plan.spec.strategies):
+        if spec.parallel.sharded:
+            points = analysis.strategies[k].points if analysis.strategies else analysis.points
+            found += _of_strategy(*of_strategy(tables, plan, k), points, analysis.fabric)
+    return tuple(found)
+
+
+def _of_strategy(
+    tables: Tables, plan: Plan, measured: Sequence[Point], fabric: Fabric
+) -> Iterator[UnitSource]:
+    points = {p.world_size: p for p in measured}
+    levels = {level.world_size: level for level in fabric.levels}
+    topology, parallel = plan.spec.topology, plan.spec.parallel
     for trial in plan.trials:
         n = trial.world_size
         point, level = points.get(n), levels.get(n)
         if n == 1 or point is None or point.step_ms is None or level is None or level.alpha_us is None:
             continue
+        mesh, across = parallel.mesh(n), topology.hosts_of(n) > 1
         records = read_trial(of_launches(tables, counted(tables, plan, trial)), plan, trial)
-        own, alpha_ns = own_times(records), max(0.0, level.alpha_us.value) * 1e3
-        moved = times_of_bytes(records, alpha_ns)
+        own = own_times(records, divided=mesh.tensor > 1)
+        hop_ns = max(0.0, level.alpha_us.value) * 1e3
+        nominal = plan.nominal_bit_s(n) if topology.kind == "emulated" else None
+        least_ns = 0.0 if nominal is None else 8e9 / nominal  # a shaper does not let data through faster
+        moved, alpha = times_of_links(records, mesh, topology, hop_ns, least_ns)
         if own is None or not moved:
             continue
-        if level.busbw_gbit_s is not None:  # of kinds that the run's own step does not send
-            moved = {"all_reduce": 8 / level.busbw_gbit_s.value} | moved
-        nominal = plan.nominal_bit_s(n) if plan.spec.topology.kind == "emulated" else None
-        if nominal is not None:  # a shaper does not let data through faster
-            moved = {kind: max(ns, 8e9 / nominal) for kind, ns in moved.items()}
-        found.append(
-            UnitSource(
-                world_size=n,
-                step_ms=point.step_ms,
-                bare_ms=point.arms_ms.bare_one,
-                own=own,
-                moved_ns=moved,
-                alpha_ns=alpha_ns,
-            )
+        ring = ("all_reduce", across)
+        if level.busbw_gbit_s is not None and ring not in moved:  # the run's own step does not send it
+            moved[ring], alpha[ring] = max(least_ns, 8 / level.busbw_gbit_s.value), hop_ns
+        yield UnitSource(
+            parallel=parallel,
+            world_size=n,
+            step_ms=point.step_ms,
+            bare_ms=point.arms_ms.bare_one,
+            own=own,
+            moved_ns=moved,
+            alpha_ns=alpha,
         )
-    return tuple(found)
 
 
 def step_ns(
@@ -141,11 +156,11 @@ def step_ns(
     """The step of a rank. `transfer_ns`, `wires`: of each listed collective; `pace`: factor on own times."""
     count = len(listed.collectives)
     done, free = [0.0] * count, dict.fromkeys(wires, 0.0)
-    turns, further = _turns(listed.collectives), _further(listed.collectives)
+    turns, further = turns_of(listed.collectives), _further(listed.collectives)
     resumed = before = 0.0
     for mark in listed.marks:
         k = mark.collective
-        known = own.at.get(turns[k])
+        known = own.find(turns[k])
         at_alone = before if known is None else known[1 if mark.waits else 0]
         at = resumed + max(0.0, at_alone - before) * pace
         if mark.waits:
@@ -154,17 +169,7 @@ def step_ns(
         reduced = further[k]
         begun = max(at, free[wires[k]], 0.0 if reduced is None else done[reduced])
         done[k] = free[wires[k]] = begun + transfer_ns[k]
-    return resumed
-
-
-def _turns(collectives: Sequence[ListedCollective]) -> list[Turn]:
-    seen: Counter[tuple[str, str, int]] = Counter()
-    found = []
-    for one in collectives:
-        name = (one.kind, one.phase, one.unit)
-        found.append((*name, seen[name]))
-        seen[name] += 1
-    return found
+    return resumed + max(0.0, own.end - before) * pace
 
 
 def _further(collectives: Sequence[ListedCollective]) -> list[int | None]:
@@ -172,7 +177,8 @@ def _further(collectives: Sequence[ListedCollective]) -> list[int | None]:
     last: dict[int, int] = {}
     found: list[int | None] = []
     for k, one in enumerate(collectives):
-        found.append(last.get(one.unit) if one.kind == "all_reduce" else None)
+        copies = (one.kind, one.axis) == ("all_reduce", "replicate")
+        found.append(last.get(one.unit) if copies else None)
         if one.kind == "reduce_scatter":
             last[one.unit] = k
     return found

@@ -50,6 +50,10 @@ class Backtest(AtSize):
     """A measured world size, predicted from the other ones."""
 
     from_world_size: int
+    strategy: str | None = None
+    """Where strategies were measured side by side: the one that is predicted."""
+    from_strategy: str | None = None
+    """The one that the prediction starts from."""
     predicted_ms: Measured
     measured_ms: Measured
     error: float

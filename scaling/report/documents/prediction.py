@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.results import Assumption, Backtest, PredictedPoint, Prediction
+from scaling.analysis.results import Assumption, Backtest, Degrees, PredictedPoint, Prediction
 from scaling.plain import plain
 from scaling.report.key_figures import COLUMNS
 from scaling.report.model import Document, Lines, Section, Table, heads, lines, named
@@ -118,17 +118,25 @@ def _memory(points: Sequence[PredictedPoint]) -> Table:
         )
         sizes = (NONE if size is None else format_bytes(size) for size in parts)
         fits = NONE if held.fits is None else "yes" if held.fits else "NO"
-        rows.append((str(p.world_size), f"{mesh.replicate} x {mesh.shard}", *sizes, fits))
-    note = "mesh: copies x ranks that share one; activations with the run's batch, where it measured them"
+        rows.append((str(p.world_size), _mesh(mesh), *sizes, fits))
+    note = (
+        "mesh: copies x ranks that share one (x ranks that divide its layers); activations with the run's batch, where "
+        "it measured them"
+    )
     return Table(columns=columns, rows=tuple(rows), label="Memory", note=note)
+
+
+def _mesh(degrees: Degrees) -> str:
+    sizes = [degrees.replicate, degrees.shard, *([degrees.tensor] if degrees.tensor > 1 else [])]
+    return " x ".join(map(str, sizes))
 
 
 def _backtest(tests: Sequence[Backtest]) -> Table:
     columns = heads("ranks", "from", ("predicted", "ms"), ("measured", "ms"), ("error", "%"), "held")
     rows = tuple(
         (
-            str(t.world_size),
-            str(t.from_world_size),
+            _named(t.strategy, t.world_size),
+            _named(t.from_strategy, t.from_world_size),
             cell(t.predicted_ms),
             cell(t.measured_ms),
             f"{t.error * 100:+.1f}",
@@ -137,6 +145,11 @@ def _backtest(tests: Sequence[Backtest]) -> Table:
         for t in tests
     )
     return Table(columns=columns, rows=rows, label="Back-test")
+
+
+def _named(strategy: str | None, world_size: int) -> str:
+    """A measured mesh: `4`, or `hsdp 4` where strategies were measured side by side."""
+    return " ".join(part for part in (strategy, str(world_size)) if part)
 
 
 def _answer(prediction: Prediction) -> str:
@@ -157,7 +170,8 @@ def _answer(prediction: Prediction) -> str:
     if prediction.backtest:
         worst = max(prediction.backtest, key=lambda test: abs(test.error))
         said.append(
-            f"left out and predicted, {ranks(worst.world_size)} of this run came out {worst.error:+.1%} off"
+            f"left out and predicted, {' '.join(filter(None, (worst.strategy, ranks(worst.world_size))))} of this run "
+            f"came out {worst.error:+.1%} off"
         )
     said += [f"{ranks(p.world_size)}: cannot say, {plain(p.cannot)}" for p in prediction.points if p.cannot]
     return " ".join(sentence(part) for part in said)

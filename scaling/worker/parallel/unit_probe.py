@@ -91,8 +91,8 @@ class UnitProbe:
         )
 
     def _of_layers(self, seen: Seen) -> bool:
-        """Whether divided layers sent it: it is waited for, and is no unit's."""
-        return self._layers is not None and seen.unit < 0 and seen.wait > 0
+        """Whether divided layers sent it: it is waited for, and is no unit's. A device's tokens are below 0."""
+        return self._layers is not None and seen.unit < 0 and seen.wait != 0
 
     def _key(self, group: Any) -> int:
         """0: it is none of the strategy's communicators."""

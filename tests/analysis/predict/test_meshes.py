@@ -7,8 +7,11 @@ import dataclasses
 import pytest
 from support.results import good, plan
 
+from scaling.analysis.predict.mesh_links import Question
+from scaling.analysis.predict.mesh_model import MeshModel
 from scaling.analysis.predict.meshes import mesh_predictions
-from scaling.analysis.predict.units import OwnTimes, UnitSource
+from scaling.analysis.predict.own_times import OwnTimes
+from scaling.analysis.predict.units import UnitSource
 from scaling.analysis.results import Measured
 from scaling.spec.listing import Listed, ListedCollective, ListedMark
 from scaling.spec.parallel import Parallel
@@ -19,11 +22,14 @@ MIB, MS = 2**20, 1e6
 BYTE_NS = 20.0
 """8 / 20 ns: 0.4 Gbit/s on a link of 500 Mbit/s."""
 FSDP, HSDP = Parallel(name="fsdp", replicate=1, shard=-1), Parallel(name="hsdp", replicate=-1, shard=2)
+DDP, TP = Parallel(name="ddp"), Parallel(name="tp", replicate=1, tensor=-1)
+FSDP_TP = Parallel(name="fsdp_tp", replicate=1, shard=-1, tensor=2)
 OWN = OwnTimes(
     at={
-        ("all_gather", "forward", 0, 0): (5 * MS, 5 * MS),
-        ("reduce_scatter", "backward", 0, 0): (45 * MS, 45 * MS),
-    }
+        ("all_gather", "shard", "forward", 0, 0): (5 * MS, 5 * MS),
+        ("reduce_scatter", "shard", "backward", 0, 0): (45 * MS, 45 * MS),
+    },
+    phases={"forward": 20 * MS, "backward": 20 * MS},
 )
 
 
@@ -40,48 +46,51 @@ def topology(hosts=2, rate=500e6, **changes):
     return dataclasses.replace(found, **changes)
 
 
-def listings(parallel, mesh, _topology):
-    """One unit of a MiB: gathered, reduced, and summed over copies where there are any; the host waits each time."""
-    sent = [
-        ListedCollective(
-            kind="all_gather", phase="forward", unit=0, axis="shard", ranks=mesh.shard, bytes=MIB
-        ),
-        ListedCollective(
-            kind="reduce_scatter", phase="backward", unit=0, axis="shard", ranks=mesh.shard, bytes=MIB
-        ),
-    ]
-    if mesh.replicate > 1:
-        sent.append(
-            ListedCollective(
-                kind="all_reduce",
-                phase="backward",
-                unit=0,
-                axis="replicate",
-                ranks=mesh.replicate,
-                bytes=MIB // mesh.shard,
-            )
-        )
+def listings(question, samples):
+    """One unit of a MiB: gathered, reduced, summed over copies and over the ranks that divide it; the host waits."""
+    mesh, part = question.mesh, MIB // question.mesh.tensor
+    sent = []
+
+    def add(kind, phase, axis, size):
+        ranks = getattr(mesh, axis)
+        if ranks > 1:
+            sent.append(ListedCollective(kind=kind, phase=phase, unit=0, axis=axis, ranks=ranks, bytes=size))
+
+    add("all_gather", "forward", "shard", part)
+    add("all_reduce", "forward", "tensor", samples * SAMPLE)
+    add("reduce_scatter", "backward", "shard", part)
+    add("all_reduce", "backward", "replicate", part // mesh.shard)
     marks = [ListedMark(waits=waits, collective=k) for k in range(len(sent)) for waits in (False, True)]
-    held = {"parameters": MIB // mesh.shard, "gradients": MIB // mesh.shard, "optimizer": 0, "unsharded": MIB}
+    held = {
+        "parameters": part // mesh.shard,
+        "gradients": part // mesh.shard,
+        "optimizer": 0,
+        "unsharded": MIB,
+    }
     return Listed(collectives=tuple(sent), marks=tuple(marks), memory=held)
+
+
+SAMPLE = 2**15
+"""Bytes of a sample that a divided layer sums, of 32 samples a rank."""
 
 
 def source(n=2):
     """Two ranks: half of a MiB is gathered and half of one reduced."""
     step = 45 + 2 * MIB / 2 * BYTE_NS / MS
     return UnitSource(
+        parallel=FSDP,
         world_size=n,
         step_ms=Measured(step, step - 1, step + 1, 12),
         bare_ms=Measured(45.0),
         own=OWN,
-        moved_ns={"all_gather": BYTE_NS, "reduce_scatter": BYTE_NS, "all_reduce": BYTE_NS},
-        alpha_ns=0.0,
+        moved_ns={(kind, True): BYTE_NS for kind in ("all_gather", "reduce_scatter", "all_reduce")},
+        alpha_ns={(kind, True): 0.0 for kind in ("all_gather", "reduce_scatter", "all_reduce")},
     )
 
 
-def predicted(parallel=FSDP, n=2, where=None, sources=None):
+def predicted(parallel=FSDP, n=2, where=None, sources=None, own=None):
     run = plan()
-    spec = dataclasses.replace(run.spec, parallel=FSDP, topology=topology(), world_sizes=(2,))
+    spec = dataclasses.replace(run.spec, parallel=FSDP, topology=own or topology(), world_sizes=(2,))
     run = dataclasses.replace(run, spec=spec)
     where = where or topology(hosts=n)
     asked = WhatIf(
@@ -156,4 +165,110 @@ def test_every_measured_world_size_is_predicted_from_the_others():
 
 def test_without_a_source_it_says_what_is_missing():
     (point,) = predicted(sources=[]).points
-    assert "the strategy over one rank" in point.cannot
+    assert "its probe, light and detailed, and the link's size sweep" in point.cannot
+
+
+INSIDE_NS = 1.0
+TWO_BY_TWO = {"hosts": 2, "ranks_per_host": 2}
+WIRES = {
+    "hsdp": {("all_gather", False): INSIDE_NS, ("all_reduce", True): BYTE_NS},
+    "fsdp_tp": {("all_reduce", False): INSIDE_NS, ("all_gather", True): BYTE_NS},
+    "tp": {("all_reduce", True): BYTE_NS},
+}
+
+
+def own_at(tensor):
+    """5 ms of the optimizer, then 40 of compute that its ranks divide, but for 4 that all of them do."""
+    half = (36 / tensor + 4) / 2 * MS
+    return OwnTimes(
+        at={
+            ("all_gather", "shard", "forward", 0, 0): (5 * MS, 5 * MS),
+            ("all_reduce", "tensor", "forward", 0, 0): (5 * MS + half, 5 * MS + half),
+            ("reduce_scatter", "shard", "backward", 0, 0): (5 * MS + 2 * half, 5 * MS + 2 * half),
+        },
+        phases={"forward": half, "backward": half},
+    )
+
+
+def truth_ms(parallel):
+    """A step of four ranks on two hosts, by hand: compute, and every collective one after the other."""
+    across, inside = BYTE_NS / MS, INSIDE_NS / MS
+    summed = 32 * SAMPLE
+    moved = {
+        "ddp": 2 * 3 / 4 * MIB * across,
+        "fsdp": (3 / 4 + 1) * MIB * across,  # a reduce-scatter sends two of four parts to two ranks each
+        "hsdp": 2 * MIB / 2 * inside + 2 * (MIB / 2) * across,  # two pairs of copies at once
+        "tp": 2 * 3 / 4 * summed * across,
+        "fsdp_tp": summed * inside + 2 * 2 * (MIB / 2 / 2) * across,
+        "hsdp_tp": summed * inside + 2 * (MIB / 2) * across,
+    }
+    return 5 + 36 / parallel.mesh(4).tensor + 4 + moved[parallel.name]
+
+
+def measured_mesh(parallel):
+    name = parallel.name
+    step = truth_ms(parallel)
+    return UnitSource(
+        parallel=parallel,
+        world_size=4,
+        step_ms=Measured(step, step - 1, step + 1, 12),
+        bare_ms=Measured(45.0),
+        own=own_at(parallel.mesh(4).tensor),
+        moved_ns=WIRES[name],
+        alpha_ns=dict.fromkeys(WIRES[name], 0.0),
+    )
+
+
+@pytest.mark.parametrize("other", [FSDP_TP, TP], ids=["fsdp_tp", "tp"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "hsdp", "tp", "fsdp_tp", "hsdp_tp"])
+def test_two_measured_meshes_predict_all_others(name, other):
+    """One mesh with whole layers and one with divided ones, whose groups use both kinds of link."""
+    parallel = Parallel.preset(name, 2)
+    run, where = plan(), topology(**TWO_BY_TWO)
+    run = dataclasses.replace(run, spec=dataclasses.replace(run.spec, parallel=HSDP, topology=where))
+    both = [measured_mesh(HSDP), measured_mesh(other)]
+    model = MeshModel(both, run, listings)
+    question = Question(parallel=parallel, topology=where, mesh=parallel.mesh(4))
+    start = model.start(question)
+    found = start.step_ms.value * model.leans(start, question)[0][2]
+    assert found == pytest.approx(truth_ms(parallel))
+
+
+def test_what_a_point_is_made_from_is_said():
+    run, where = plan(), topology(**TWO_BY_TWO)
+    run = dataclasses.replace(run, spec=dataclasses.replace(run.spec, parallel=HSDP, topology=where))
+    model = MeshModel([measured_mesh(HSDP), measured_mesh(FSDP_TP)], run, listings)
+    question = Question(parallel=TP, topology=where, mesh=TP.mesh(4))
+    said = " ".join(model.notes(model.start(question), question))
+    assert "tp at 4: from fsdp_tp at 4" in said
+    assert "it is a + b / degree through 1 and 2" in said
+    one = MeshModel([measured_mesh(FSDP_TP)], run, listings)
+    assert "taken to divide by 2" in " ".join(one.notes(one.start(question), question))
+
+
+def test_divided_layers_do_the_work_of_one_rank_together():
+    where = topology(**TWO_BY_TWO)
+    (point,) = predicted(FSDP_TP, 4, where, [measured_mesh(FSDP_TP)], where).points
+    assert point.efficiency.value == pytest.approx(45 / 2 / truth_ms(FSDP_TP))
+    assert point.samples_per_s.value == pytest.approx(2 * 32 * 1e3 / truth_ms(FSDP_TP))
+
+
+def test_a_strong_run_says_where_the_batch_of_a_rank_would_be_another():
+    run = plan()
+    spec = dataclasses.replace(run.spec, parallel=FSDP, topology=topology(), mode="strong", global_batch=64)
+    model = MeshModel([source()], dataclasses.replace(run, spec=spec), listings)
+    question = Question(parallel=FSDP, topology=topology(hosts=4), mesh=FSDP.mesh(4))
+    assert "another part of it over 4 ranks" in model.cannot(question, model.start(question))
+
+
+def test_what_fully_shard_adds_is_taken_off_where_nothing_is_sharded():
+    """Of the 40 ms that HSDP computes the bare model takes 30: so does DDP."""
+    run, where = plan(), topology(**TWO_BY_TWO)
+    run = dataclasses.replace(run, spec=dataclasses.replace(run.spec, parallel=HSDP, topology=where))
+    known = measured_mesh(HSDP)
+    own = dataclasses.replace(known.own, bare={"forward": 15 * MS, "backward": 15 * MS})
+    model = MeshModel([dataclasses.replace(known, own=own)], run, listings)
+    question = Question(parallel=DDP, topology=where, mesh=DDP.mesh(4))
+    start = model.start(question)
+    found = start.step_ms.value * model.leans(start, question)[0][2]
+    assert found == pytest.approx(truth_ms(DDP) - 10)
