@@ -12,9 +12,9 @@ and 1000 Mbit. FSDP over 2 and 4 and HSDP over 4 simulated accelerators, at 1, 5
 times are exact on any machine. Clean, and with a rank that is 30 ms late in forward. The truth: bytes by arithmetic;
 transfer of each kind by bytes over rate; a late rank costs what it is late; the step closes.
 
-    python benchmarks/ground_truth.py [--cells quick|most|all|sharded|links|simulated] [--out FILE] [--keep DIR]
+    python benchmarks/ground_truth.py [--cells quick|most|ddp|all|sharded|links|simulated] [--out FILE] [--keep DIR]
 
-quick and most are parts of DDP's grid; sharded is all of the sharded cells, links and simulated are parts of these.
+ddp is all of DDP's grid, quick and most are parts of it; sharded is all of the sharded cells, links and simulated are parts of these.
 
 The interval of DDP's bandwidth is finer than that ideal, so it is judged against what the emulated link does in full:
 each time it has been idle the shaper lets a burst through for free, and each busy period pays 2 alpha (alpha: the
@@ -61,7 +61,7 @@ PLACES = {
     "simulated": (sharded.SIMULATED,),
 }
 """Where the sharded cells of a choice run."""
-OF_DDP = ("quick", "most", "all")
+OF_DDP = ("quick", "most", "ddp", "all")
 
 
 def of_ddp(
