@@ -49,10 +49,10 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     records = {t.world_size: read_trial(within[t.world_size], plan, t) for t in plan.trials}
     over = base_world_size(plan, records)
 
-    def whole_batch(trial: Trial) -> TrialRecords | None:
-        """Strong scaling's baseline, from the launches that the trial itself is read from."""
+    def base(trial: Trial) -> TrialRecords | None:
+        """The trial that is the baseline, from the launches that the trial itself is read from."""
         first = next((t for t in plan.trials if t.world_size == over), None)
-        if spec.mode != "strong" or first is None or trial.world_size == over > 1:
+        if (spec.mode != "strong" and over == 1) or first is None or trial.world_size == over > 1:
             return None
         if counted[trial.world_size] == counted[over]:
             return records[over]
@@ -78,7 +78,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
                 plan,
                 status=status[n],
                 warmup_steps=warmup.get(n),
-                whole_batch=whole_batch(trial),
+                base=base(trial),
                 base_world_size=over,
                 sweep=sweep,
                 link=link,
@@ -112,7 +112,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
             (
                 *launches.said(counted, tables),
                 *apart,
-                *no_single_rank(over),
+                *no_single_rank(over, spec.mode),
                 *crosscheck.warnings(points, spec),
                 *transports.warnings(fabric, spec),
                 *cliffs.warnings(fabric, spec),

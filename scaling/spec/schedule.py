@@ -37,6 +37,8 @@ REPLAYED = 3
 
 STEP_ARMS = (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE, VARIANT)
 """Arms whose records are training steps."""
+ALONE = (BARE_ONE, BARE_ALL, DDP_SOLO)
+"""Arms in which a rank trains the whole model by itself."""
 OF_NONE = (BARE_ONE, BARE_ALL, FABRIC)
 """Arms in which no strategy is at work. Strategies side by side share their blocks."""
 WRAPPED = (DDP_SOLO, PLAIN, PROBE, VARIANT)

@@ -122,6 +122,34 @@ def test_a_rank_that_runs_out_of_memory_ends_its_world_size_alone(run, tmp_path)
     assert two["step_ms"] is None
 
 
+def test_a_model_that_no_rank_holds_alone_is_held_against_the_smallest_world_size(run, tmp_path):
+    """Two ranks that share the parameters have room. One has none for the model beside its copy under fully_shard."""
+    alone = max(ranks.run(alone_bytes, 2))
+    done = run(
+        "run",
+        *OWN,
+        f"batch_per_rank={BATCH}",
+        "parallel=fsdp",
+        "topology.ranks_per_host=4",
+        "world_sizes=[2,4]",
+        f"topology.simulated.capacity={int(1.15 * alone)}B",
+        "run_dir=run",
+    )
+    assert done.returncode == 0, done.stderr
+    found = document(tmp_path)
+    two, four = found["points"]
+    assert four["base_world_size"] == 2
+    assert four["arms_ms"]["bare_one"] is None
+    assert four["efficiency"]["value"] == pytest.approx(
+        two["step_ms"]["value"] / four["step_ms"]["value"], rel=0.01
+    )
+    assert (two["efficiency"], four["loss"]) == (None, None)
+    assert four["comm"]["collectives"]
+    hidden = "what 2 ranks lose against one is hidden"
+    assert any(hidden in said for said in found["quality"]["warnings"])
+    assert "of the throughput a rank at 2 ranks" in " ".join(done.stdout.split())
+
+
 def test_the_largest_batch_is_the_one_that_a_device_holds(run, tmp_path):
     done = run(
         "run",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from scaling.analysis.decompose.efficiency import BASE
 from scaling.analysis.decompose.sent import Sent, by_kind
 from scaling.analysis.network.curve import AlphaBeta
 from scaling.analysis.quality import clocks
@@ -153,7 +154,7 @@ def loss(
     else:
         terms["link_bandwidth"] = linked_share
     if strong:
-        terms["small_batch"] = lambda m: (m[BARE_ONE] - m["whole_batch"] / n) / m[PLAIN]
+        terms["small_batch"] = lambda m: (m[BARE_ONE] - m[BASE] / n) / m[PLAIN]
     if partly and BARE_ONE not in rounds:
         terms["input"] = lambda m: m["typical.probe.input"] * probe(m)
     measured = {name: rounds.measure(term) for name, term in terms.items()}

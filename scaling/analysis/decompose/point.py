@@ -10,7 +10,7 @@ import numpy as np
 from scaling.analysis.decompose import own
 from scaling.analysis.decompose.comm import comm
 from scaling.analysis.decompose.cost import cost
-from scaling.analysis.decompose.efficiency import efficiency
+from scaling.analysis.decompose.efficiency import BASE, efficiency
 from scaling.analysis.decompose.loss import Link, by_kinds, loss
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.decompose.sharded import simulated
@@ -34,7 +34,7 @@ def point(
     *,
     status: str,
     warmup_steps: int | None,
-    whole_batch: TrialRecords | None,
+    base: TrialRecords | None,
     base_world_size: int = 1,
     sweep: dict[str, Floats],
     link: Link | None,
@@ -45,9 +45,9 @@ def point(
 ) -> Point:
     """Everything about one world size.
 
-    `whole_batch`: the trial at `base_world_size`, strong scaling's baseline. Where that is above 1, no rank ran the
-    whole batch alone, and the steps under DDP are the base. `clock_bound_ns`: error of corrected clocks. `fed_ns` and
-    `cores`: see scaling.analysis.decompose.starvation.
+    `base`: the trial at `base_world_size`, where that is the baseline: in strong scaling, and where it is above 1. Then
+    no rank ran the whole batch or model alone, and the steps over its ranks are the base. `clock_bound_ns`: error of
+    corrected clocks. `fed_ns` and `cores`: see scaling.analysis.decompose.starvation.
     """
     trial, spec = records.trial, plan.spec
     n = trial.world_size
@@ -57,12 +57,13 @@ def point(
     overhead = _overhead(rounds)
     rounds = rounds.extend(_merged_values(records, plan, typical)).extend(sweep)
     rounds = rounds.extend(clocks.quantities(records, typical))
-    if whole_batch is not None:
-        whole = whole_batch.arm(BARE_ONE if base_world_size == 1 else PLAIN, rounds=records.index)["step"]
-        rounds = rounds.extend({"whole_batch": base_world_size * whole})
     strong = spec.mode == "strong"
+    if base is not None:
+        whole = base.arm(BARE_ONE if base_world_size == 1 else PLAIN, rounds=records.index)["step"]
+        devices = base_world_size if strong else spec.parallel.mesh(base_world_size).tensor
+        rounds = rounds.extend({BASE: devices * whole})
     tensor = spec.parallel.mesh(n).tensor
-    ratio = efficiency(n, strong=strong, tensor=tensor)
+    ratio = efficiency(n, strong=strong, tensor=tensor, base=base_world_size)
     samples = trial.batch * n // tensor  # ranks of a tensor group have the same
     samples_per_s = rounds.ratio(lambda m: samples * 1e9 / m["plain"]) if samples else None
     return Point(

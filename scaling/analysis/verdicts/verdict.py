@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scaling.analysis.decompose.efficiency import nobody_alone
 from scaling.analysis.results import FabricLevel, Loss, Measured, NcclGroup, Point, Remedy, Verdict
 from scaling.analysis.verdicts.across import tensor_across_hosts
 from scaling.analysis.verdicts.by_measure import UNKNOWN, Host
@@ -118,7 +119,7 @@ def _causes_of(
     if point.world_size == 1 or (point.efficiency is None and point.loss is None):
         return ()  # an own loop without a baseline has causes without an efficiency
     if point.base_world_size > 1:
-        return (_undecided(point, "no rank ran the whole batch alone, so the loss is not split by cause"),)
+        return (_undecided(point, f"{nobody_alone(plan.spec.mode)}, so the loss is not split by cause"),)
     if point.loss is None or (point.efficiency is not None and point.efficiency.interval is None):
         more = "probe more steps" if plan.own_loop else "use measure=standard"
         return (_undecided(point, f"too few rounds for an interval; {more}"),)

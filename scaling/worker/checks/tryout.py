@@ -23,6 +23,7 @@ from scaling.spec.run import Data, Spec
 from scaling.spec.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator, Cpu
 from scaling.worker.accelerator.devices import open_device
+from scaling.worker.accelerator.memory import is_out_of_memory
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.timing import time_steps
 from scaling.worker.checks.work import watching
@@ -102,6 +103,12 @@ def count_flops(spec: Spec, batch: int) -> int:
     return flops
 
 
+def _may_fit_together(spec: Spec, error: InputError) -> bool:
+    """Whether one rank alone has no room for the model, and several that share it may have some: the launch tells."""
+    shared = max(spec.world_sizes) > 1 and any(one.parallel.sharded for one in spec.strategies)
+    return shared and isinstance(error, StepError) and is_out_of_memory(error.__cause__ or error)
+
+
 def _pair(batch: Any) -> tuple[Any, Any]:
     if not isinstance(batch, list | tuple) or len(batch) != 2:
         raise TypeError(f"samples of (inputs, targets) are expected, found {type(batch).__name__}")
@@ -124,5 +131,7 @@ if __name__ == "__main__":
             )
     except InputError as error:
         print(error, file=sys.stderr)
+        if _may_fit_together(asked, error):
+            sys.exit(0)
         elsewhere = asked.launcher == "slurm" and asked.topology.accelerated
         sys.exit(SHOWS_NOTHING if elsewhere and isinstance(error, StepError) else error.exit_code)

@@ -87,6 +87,8 @@ class Arms:
         """Whether other settings are measured beside the run's."""
         self.apart = apart
         """Whether a step is taken apart: DDP alone and the detailed probe run."""
+        self.whole = True
+        """Whether a rank has room for the whole model's training, which it needs to run alone."""
         self.communicator_bytes: int | None = None
         """Growth of device memory outside torch's allocator when the first wrapper over the group was made."""
         self._synced: set[str] = set()
@@ -115,6 +117,12 @@ class Arms:
                 loop.release()
                 self.optimizer.zero_grad(set_to_none=True)
 
+    def without_whole(self) -> None:
+        """No rank has room for the whole model's training: only arms over all ranks run."""
+        self.whole, self.half_batch = False, None
+        self.optimizer.state.clear()  # it may have run out of memory half way
+        self._device.release_memory()
+
     def compile(self, arm: str, *, detailed: bool, half: bool) -> None:
         """Run a step of an arm in which no rank needs another, since its graphs take ranks unequal times to make."""
         settings, use = self._use(arm, detailed=detailed, half=half)
@@ -130,10 +138,11 @@ class Arms:
     def warmed(self) -> tuple[tuple[str, bool, bool], ...]:
         """(arm, detailed, half batch) of each use of the module, in the order of warm-up: plain comes last."""
         return (
-            (BARE_ALL, False, False),
+            *([(BARE_ALL, False, False)] if self.whole else []),
             *([(BARE_ALL, False, True)] if self.half_batch is not None else []),
             *([(VARIANT, False, False)] if self._other is not None else []),
-            *([(DDP_SOLO, False, False), (PROBE, True, False)] if self.apart else []),
+            *([(DDP_SOLO, False, False)] if self.apart and self.whole else []),
+            *([(PROBE, True, False)] if self.apart else []),
             (PLAIN, False, False),
         )
 

@@ -34,9 +34,11 @@ class Efficiencies:
         """Half of the 95 % interval of the efficiency at world size n; None with too few rounds."""
         alone = self._alone.get(self._batch[n], {})
         plain = self._plain[n, strategy]
+        # Where no rank runs alone the efficiency is over another world size, about as far off as a mean step.
         ratios = [mean(alone[r]) / mean(times) for r, times in plain.items() if r in alone]
+        ratios = ratios if alone else [1e9 / mean(times) for times in plain.values()]
         relative = _relative(ratios)
-        return None if relative is None else mean(ratios) * relative
+        return None if relative is None else (mean(ratios) if alone else 1.0) * relative
 
     def half_widths(self) -> Sequence[float | None]:
         """Those of all strategies at all world sizes above 1."""

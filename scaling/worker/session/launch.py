@@ -11,7 +11,7 @@ from scaling.records.files import write_json
 from scaling.spec.plan import Trial
 from scaling.spec.promise import DETAILS, SWEEP
 from scaling.spec.run import Spec
-from scaling.spec.schedule import OF_NONE, PLAIN, PROBE, STEP_ARMS, Block, dropped_steps, round_blocks
+from scaling.spec.schedule import ALONE, OF_NONE, PLAIN, PROBE, STEP_ARMS, Block, dropped_steps, round_blocks
 from scaling.worker.accelerator.clock import is_virtual
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.kernels import note_kernels
@@ -51,6 +51,8 @@ class Launch:
         """By world size and strategy, where that fits into memory."""
         self._fitting: dict[int, list[int]] = {}
         """By world size, the strategies that fit into memory on all ranks."""
+        self._whole: dict[int, list[int]] = {}
+        """By world size, the strategies under which a rank has room for the whole model's training."""
         self._peaks: dict[tuple[int, int], int] = {}
         self._known = Efficiencies()
 
@@ -119,7 +121,10 @@ class Launch:
         if session.rank < participants and not any((n, k) in self._ready for k in range(len(strategies))):
             free(session.groups, n)
         fitting = [k for k in range(len(strategies)) if (n, k) in self._ready]
-        self._fitting[n] = session.control.agree(f"ready/{n}", fitting, lead=session.lead)
+        whole = [k for k in fitting if self._ready[n, k].arms.whole]
+        self._fitting[n], self._whole[n] = session.control.agree(
+            f"ready/{n}", [fitting, whole], lead=session.lead
+        )
         if not self._fitting[n] and session.lead:
             write_json(session.folder.out_of_memory(n), {"world_size": n})
         return bool(self._fitting[n])
@@ -145,7 +150,11 @@ class Launch:
             content=content,
         )
         session.say("first step", COMPILE_S if self._spec.compile else None)
-        if control.all_true(f"fits/{n}/{k}", participants, fits(arms)):
+        whole = control.all_true(f"fits/{n}/{k}", participants, fits(arms))
+        # Ranks that share the parameters may have room where one alone has none. Only their own steps tell.
+        if not whole and n > 1 and spec.parallel.sharded and session.plan.variant is None:
+            arms.without_whole()
+        if whole or not arms.whole:
             self._ready[n, k] = warm_up(
                 trial,
                 arms,
@@ -178,9 +187,7 @@ class Launch:
 
         def blocks(number: int) -> tuple[Block, ...]:
             found = round_blocks(plan, held, session.folder.index, number, beside, session.world)
-            return tuple(
-                b for b in found if b.arm in OF_NONE or b.strategy in self._fitting[b.trial.world_size]
-            )
+            return tuple(b for b in found if self._has_room(b))
 
         pace, own, took = None, None, [0]
         if session.lead:
@@ -212,6 +219,13 @@ class Launch:
             ]
 
         run_rounds(session, pace, turns, note=self._recorder.note)
+
+    def _has_room(self, block: Block) -> bool:
+        """Whether the ranks have memory for what the block runs."""
+        n, of_none = block.trial.world_size, block.arm in OF_NONE
+        fitting = self._fitting.get(n, [])
+        own = fitting[0] if of_none and fitting else block.strategy
+        return own in fitting and (block.arm not in ALONE or own in self._whole[n])
 
     def _of(self, block: Block) -> Ready:
         """What a block runs; where no strategy is at work, that of the first one that fits."""

@@ -1,4 +1,4 @@
-"""The base of efficiency where no rank ran strong scaling's whole batch alone."""
+"""The base of efficiency where no rank ran strong scaling's whole batch, or the whole model, alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from scaling.analysis.compare.runs import compare
 from scaling.analysis.results import Fits
 from scaling.report.answer import answer
+from scaling.spec.schedule import ALONE
 
 FRAMES = ("blocks", "steps", "buckets", "fabric")
 
@@ -70,3 +71,31 @@ def test_one_rank_with_the_whole_batch_is_the_base_where_there_is_one(whole):
     assert {point.base_world_size for point in whole.analysis.points} == {1}
     assert whole.point(4).loss is not None
     assert not [line for line in whole.analysis.quality.warnings if "whole batch alone" in line]
+
+
+@pytest.fixture(scope="module")
+def no_room(measure, cluster):
+    """Weak scaling whose model was trained by several ranks alone: it has no block of one rank by itself."""
+    run = measure(cluster.Truth(rounds=4, steps=6, world_sizes=(2, 4)))
+    together = ~pl.col("arm").is_in(ALONE)
+    tables = {name: getattr(run.tables, name).filter(together) for name in ("blocks", "steps", "buckets")}
+    return replace(run, analysis=run.analyze(replace(run.tables, **tables)))
+
+
+def test_a_model_that_no_rank_holds_alone_is_held_against_the_smallest_world_size(no_room):
+    two, four = no_room.point(2), no_room.point(4)
+    assert four.base_world_size == 2
+    assert four.efficiency.value == pytest.approx(two.step_ms.value / four.step_ms.value, rel=1e-3)
+    assert four.efficiency.low < four.efficiency.value < four.efficiency.high
+    assert four.speedup.value == pytest.approx(2 * four.efficiency.value)
+    assert (two.efficiency, two.speedup, four.efficiency_loaded) == (None, None, None)
+
+
+def test_and_what_that_hides_is_said(no_room):
+    assert [point.loss for point in no_room.analysis.points] == [None, None]
+    (said,) = [line for line in no_room.analysis.quality.warnings if "the whole model alone" in line]
+    assert "efficiency and speedup are relative to 2 ranks" in said
+    assert "what 2 ranks lose against one is hidden" in said
+    (verdict,) = [v for v in no_room.analysis.verdicts if v.world_size == 4 and v.cause == "undecided"]
+    assert "no rank ran the whole model alone" in verdict.evidence[0]
+    assert " of the throughput a rank at 2 ranks" in answer(no_room.analysis)
