@@ -131,9 +131,10 @@ def _check_settings(spec: Spec) -> None:
                 f"parallel={spec.parallel.name}: batch, vary and task=inference are measured with parallel=ddp; leave "
                 "them out"
             )
-        if spec.compile:
+        if spec.compile and spec.parallel.divided:
             raise InputError(
-                f"compile=true: parallel={spec.parallel.name} runs eager; leave one of them out, or use parallel=ddp"
+                f"compile=true: parallel={spec.parallel.name} runs eager, since the waits of divided layers lie within "
+                "their graphs and would not be seen; leave one of them out, or use parallel=ddp, fsdp or hsdp"
             )
         if spec.precision == "fp16" and spec.parallel.divided:
             raise InputError(

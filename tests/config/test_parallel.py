@@ -70,7 +70,7 @@ def test_communicators_have_keys_of_their_own_and_the_one_of_all_ranks_is_the_wo
         (["parallel=fsdp", "fsdp.reshard_after_forward=2", "world_sizes=[2,4]"], "use world_sizes=[1,4]"),
         (["parallel=fsdp", "batch=[4,8]"], "measured with parallel=ddp"),
         (["parallel=fsdp", "topology.placement=spread"], "packed"),
-        (["parallel=fsdp", "compile=true"], "runs eager"),
+        (["parallel=fsdp_tp", "compile=true"], "runs eager"),
         (["parallel=fsdp_tp", "parallel.tensor=2", "precision=fp16"], "loss scaler"),
         (["parallel=zero3"], "available: ddp, fsdp, fsdp_tp, hsdp, hsdp_tp, single, tp"),
     ],
@@ -131,7 +131,7 @@ def test_a_strategy_that_is_named_beside_has_the_degrees_given_there():
         (["vary.parallel=[ddp,fsdp]", "vary.precision=[fp32,bf16]"], "leave those out"),
         (["vary.parallel=[ddp,fsdp]", "batch=[8,16]"], "leave those out"),
         (["vary.parallel=[fsdp,hsdp]", "world_sizes=[1,2]"], "has the same mesh as fsdp"),
-        (["vary.parallel=[ddp,fsdp]", "compile=true"], "compile=true"),
+        (["vary.parallel=[ddp,tp]", "compile=true"], "compile=true: parallel=tp runs eager"),
     ],
 )
 def test_strategies_that_cannot_stand_side_by_side(overrides, said):

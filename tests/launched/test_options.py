@@ -39,6 +39,25 @@ def test_half_precision_on_the_wire_with_checkpoints_and_a_fused_optimizer(measu
 
 
 @pytest.mark.slow
+def test_compiled_units_of_a_sharded_model_beside_a_compiled_replica(measured):
+    run, _ = measured(
+        *[word for word in LOCAL if not word.startswith("measure.budget")],
+        "model=mlp model.depth=2 model.width=256 compile=true parallel=ddp vary.parallel=[ddp,fsdp]",
+        "measure.budget_s=90",
+    )
+    document = json.loads((run / "analysis.json").read_text())
+    ddp, fsdp = (one["points"][-1] for one in document["strategies"])
+    assert ddp["step_ms"]["value"] > 0
+    assert fsdp["step_ms"]["value"] > 0
+    kinds = {(row["kind"], row["phase"]) for row in fsdp["comm"]["collectives"]}
+    assert kinds == {
+        ("all_gather", "forward"),
+        ("all_gather", "backward"),
+        ("reduce_scatter", "backward"),
+    }
+
+
+@pytest.mark.slow
 def test_power_sgd_over_a_compiled_model(measured, point_of):
     run, _ = measured(*LOCAL, "model=mlp model.depth=1 model.width=1024 compile=true ddp.comm_hook=powersgd")
     comm = point_of(run, 2)["comm"]

@@ -126,10 +126,11 @@ class Arms:
     def compile(self, arm: str, *, detailed: bool, half: bool) -> None:
         """Run a step of an arm in which no rank needs another, since its graphs take ranks unequal times to make."""
         settings, use = self._use(arm, detailed=detailed, half=half)
+        strategy = settings.strategy
         made: Parallelized | torch.nn.Module = (
-            settings.strategy.module(use)
+            strategy.module(use)
             if use in (BARE, HALF)
-            else settings.strategy.apply(use, alone=use == DDP_SOLO, sync=False)
+            else strategy.apply(use, alone=use == DDP_SOLO or not strategy.steps_alone, sync=False)
         )
         loop = settings.loop(made, TRIED, self.half_batch if use == HALF else None)
         loop.local()

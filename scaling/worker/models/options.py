@@ -51,6 +51,21 @@ def compiled(module: nn.Module) -> nn.Module:
     each wrapper gets its own back end, and the cache has room for all their graphs. Shapes are static, since the
     batches of a training have one size.
     """
+    return torch.compile(module, backend=own_backend(), dynamic=False)  # type: ignore[return-value]
+
+
+def compile_units(units: Iterable[nn.Module], backend: Any) -> None:
+    """torch.compile for the forward of each of a sharded module's units.
+
+    Their hooks, which gather and free parameters, stay outside of the graphs. Units of one class share a graph, and so
+    do later copies of the module with the same `backend`.
+    """
+    for unit in units:
+        unit.forward = torch.compile(unit.forward, backend=backend, dynamic=False)
+
+
+def own_backend() -> Any:
+    """A back end with graphs of its own."""
     from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes a second, which only compiling needs
 
     torch._dynamo.config.recompile_limit = GRAPHS_MAX  # noqa: SLF001
@@ -58,7 +73,7 @@ def compiled(module: nn.Module) -> nn.Module:
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         return compile_fx(graph, inputs)
 
-    return torch.compile(module, backend=backend, dynamic=False)  # type: ignore[return-value]
+    return backend
 
 
 GRAPHS_MAX = 256

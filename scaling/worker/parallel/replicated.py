@@ -25,6 +25,8 @@ from scaling.worker.parallel.strategy import Detail, Take, Taken
 class Replicas:
     """DDP over a trial's group, or over a group of one rank. It trains the workload's own parameters."""
 
+    steps_alone = True
+
     def __init__(
         self,
         spec: Spec,

@@ -22,6 +22,7 @@ from scaling.spec.parallel import AXES, Mesh
 from scaling.spec.run import Spec
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.data.workload import MakeOptimizer, Workload
+from scaling.worker.models.options import compile_units, own_backend
 from scaling.worker.parallel.computed import share_bytes, unsharded_bytes
 from scaling.worker.parallel.ddp import Wrapping
 from scaling.worker.parallel.groups import Group
@@ -45,6 +46,8 @@ from scaling.worker.parallel.watch import Watch
 class Shards:
     """fully_shard over a mesh, or over a mesh of one rank. Each use shards a copy of the workload's module."""
 
+    steps_alone = False
+
     def __init__(
         self,
         spec: Spec,
@@ -65,6 +68,7 @@ class Shards:
         self._reduces: Any = None
         """The communicator of reduce-scatters alone, once one was made."""
         self._bare = Wrapping(workload.module, spec.ddp, compiles=spec.compile)
+        self._backend = own_backend() if spec.compile else None
 
     def module(self, use: str) -> nn.Module:
         """The workload's own module."""
@@ -93,6 +97,8 @@ class Shards:
                 reduces=self._reduces,
             )
             self._reduces = self._reduces or (None if alone else reduces_of(units))
+        if self._backend is not None:
+            compile_units([module.get_submodule(name) for name in self._names or [""]], self._backend)
         return Sharded(
             module,
             self._workload.optimizer,

@@ -102,6 +102,8 @@ class Strategy(Protocol):
 
     wire_dtype: torch.dtype
     """Type of the elements that are reduced."""
+    steps_alone: bool
+    """Whether the module over its ranks can take a step that needs none of them; else it takes a mesh of one rank."""
 
     @property
     def module(self) -> Callable[[str], torch.nn.Module]:

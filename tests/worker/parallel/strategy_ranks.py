@@ -1,4 +1,4 @@
-"""`strategy_ranks.py RANK STORE`: one of four Gloo ranks; trains with each strategy and by hand, told as JSON."""
+"""`strategy_ranks.py RANK STORE WORLD`: one of two or four Gloo ranks; trains with each strategy and by hand."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.distributed.tensor import DTensor
 
 from scaling.config.compose import requests
@@ -23,7 +24,9 @@ from scaling.worker.models.checkpoint import checkpoint_activations
 from scaling.worker.parallel.choose import strategy_of
 from scaling.worker.parallel.groups import make_groups
 
-WORLD, STEPS, MICRO, SAMPLES = 4, 3, 2, 8
+WORLD, STEPS, MICRO, SAMPLES = int(sys.argv[3]), 3, 2, 8
+OF_TWO = ("ddp", "fsdp", "fsdp compiled")
+"""Cases of two ranks: HSDP over two is one of these."""
 CASES = {
     "ddp": ["parallel=ddp"],
     "fsdp": ["parallel=fsdp"],
@@ -35,6 +38,7 @@ CASES = {
     "fsdp in one": ["parallel=fsdp", "fsdp.units=Tail"],
     "fsdp again": ["parallel=fsdp", "checkpointing=true"],
     "hsdp again": ["parallel=hsdp", "parallel.shard=2", "checkpointing=true"],
+    "fsdp compiled": ["parallel=fsdp", "compile=true"],
     "bf16": ["parallel=fsdp", "fsdp.reduce_dtype=bf16"],
 }
 
@@ -132,7 +136,7 @@ def compare(overrides, rank, groups, truth):
         "topology.device=cpu",
         *overrides,
     ]
-    (request,) = requests("run", [*asked, "world_sizes=[4]", "accumulation_steps=2"]).items
+    (request,) = requests("run", [*asked, f"world_sizes=[{WORLD}]", "accumulation_steps=2"]).items
     work = workload()
     if request.spec.checkpointing:
         checkpoint_activations(work)
@@ -162,6 +166,7 @@ def compare(overrides, rank, groups, truth):
         "weights": largest(weights, theirs[2]),
         "holds": held,
         "computed": strategy.computed(optimizer),
+        "graphs": counters["stats"]["unique_graphs"],
     }
     if request.spec.parallel.sharded:
         work.module.load_state_dict(workload().module.state_dict())
@@ -186,6 +191,7 @@ def compare(overrides, rank, groups, truth):
         found["waited"] = all(r.launch_ns <= r.resume_ns and 0 < r.wait_ns <= r.resume_ns for r in rows)
         found["waits"] = [sum(w.end - w.begin for w in waits if w.phase == p) / (end - begin) for p in (0, 1)]
         found["unsharded"] = detail.unsharded_bytes
+        found["graphs of two"] = counters["stats"]["unique_graphs"]
         found["units"], found["whole"] = made.units, made.buckets
         found["left"] = sorted(k for u in made.module.modules() for k in vars(u) if k == "post_backward")
         found["held"] = made.bytes()
@@ -240,13 +246,16 @@ def main(rank: int, store: str) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timeout
     )
-    (request,) = requests("run", ["topology=local", "topology.ranks_per_host=4", *CASES["hsdp"]]).items
+    names = [name for name in CASES if name != "fsdp compiled"] if WORLD > 2 else list(OF_TWO)
+    of_axes = CASES["hsdp" if "hsdp" in names else "fsdp"]
+    (request,) = requests("run", ["topology=local", f"topology.ranks_per_host={WORLD}", *of_axes]).items
     mesh = request.spec.parallel.mesh(WORLD)
     parts = {WORLD: [tuple(range(WORLD))]} | {mesh.keys()[axis]: of for axis, of in mesh.axes().items()}
     groups = make_groups(parts, rank=rank, world=WORLD, backend="gloo", timeout=timeout)
     truth = by_hand()
-    found = {name: compare(overrides, rank, groups, truth) for name, overrides in CASES.items()}
-    found["fp16"] = in_fp16(rank, groups)
+    found = {name: compare(CASES[name], rank, groups, truth) for name in names}
+    if "hsdp" in names:
+        found["fp16"] = in_fp16(rank, groups)
     dist.barrier()
     dist.destroy_process_group()
     print(json.dumps(found))

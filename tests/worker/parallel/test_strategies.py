@@ -1,4 +1,4 @@
-"""Every strategy on four real ranks, with accumulation: it trains as one rank with the whole batch does."""
+"""Every strategy on two and four real ranks, with accumulation: it trains as one rank with the whole batch does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ PADDING = 4 * 25
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return run_ranks(SCRIPT, 4, tmp_path_factory.mktemp("ranks") / "store")
+    return run_ranks(SCRIPT, 4, tmp_path_factory.mktemp("ranks") / "store", 4)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    return run_ranks(SCRIPT, 2, tmp_path_factory.mktemp("two") / "store", 2)
 
 
 def calls(found):
@@ -31,6 +36,22 @@ def calls(found):
 @pytest.mark.parametrize("name", [*EXACT, *AGAIN])
 def test_losses_gradients_and_weights_are_those_of_one_rank(ranks, name):
     for rank in ranks:
+        assert rank[name]["loss"] < 1e-6
+        assert rank[name]["gradients"] < 1e-6
+        assert rank[name]["weights"] < 1e-6
+
+
+def test_units_of_one_class_and_later_modules_share_their_graphs(two):
+    """Three blocks, forward with gradients, in two modules over two ranks."""
+    for rank in two:
+        found = rank["fsdp compiled"]
+        assert (found["graphs"], found["graphs of two"]) == (1, 1)
+        assert rank["fsdp"]["graphs"] == 0
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "fsdp compiled"])
+def test_and_on_two_ranks(two, name):
+    for rank in two:
         assert rank[name]["loss"] < 1e-6
         assert rank[name]["gradients"] < 1e-6
         assert rank[name]["weights"] < 1e-6
