@@ -15,7 +15,7 @@ LINK_REACHED = 0.9
 """If the sweep reaches less than this share of what the link can carry, the link did not limit the run."""
 NO_SOURCE = (
     "no world size above 1 has everything that a prediction starts from: a step's parts, its buckets, the link, and in "
-    "strong scaling the whole batch on one rank"
+    "strong scaling the whole batch on one rank; if the time did not hold them, raise measure.budget_s"
 )
 
 

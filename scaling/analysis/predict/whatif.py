@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri
 
 from scaling.analysis.network.channel import ONE
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.network.ring import ring_times
 from scaling.analysis.predict.buckets import bucketed
 from scaling.analysis.predict.change import AS_IT_WAS, UPRIGHT, Change, Lean, Phases, Source
+from scaling.analysis.statistics.latest import latest
 from scaling.analysis.statistics.rounds import Floats
 
 COMPUTE = ("forward", "compute", "optimizer")
@@ -124,7 +124,7 @@ def _settle(source: Source, change: Change, lean: Lean) -> _Target:
     typical = [change.without_straggler or r in source.peers for r in ranks]
     if change.without_straggler:
         ranks = [r if r in source.peers else PEERS for r in ranks]
-    later = _latest(n) - _latest(source.world_size)
+    later = latest(n) - latest(source.world_size)
     samples = _samples(source, change)
     return _Target(
         world_size=n,
@@ -167,11 +167,6 @@ def _factors(
 def _samples(source: Source, change: Change) -> float:
     """How many times as many samples; 1 where an own loop does not state its batch."""
     return (change.batch or source.batch) / source.batch if source.batch else 1.0
-
-
-def _latest(n: int) -> float:
-    """Expected lateness of the latest of n ranks, in standard deviations (Blom's approximation, 1958)."""
-    return float(ndtri((n - 0.375) / (n + 0.25))) if n > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from scipy.special import ndtri
-
 from scaling.analysis.simulate import links
 from scaling.analysis.simulate.inputs import Inputs
+from scaling.analysis.statistics.latest import latest
 from scaling.errors import InputError
 from scaling.spec.parallel import Mesh, MeshError, Parallel
 from scaling.spec.run import Spec
@@ -68,11 +67,6 @@ def simulation(
         physics=_physics(spec.topology, mesh, inputs, own_links, whole=whole and mesh.size > 1),
         timeline=whole and mesh.size > 1,
     )
-
-
-def latest(ranks: int) -> float:
-    """Expected lateness of the latest of n ranks, in standard deviations (Blom's approximation, 1958)."""
-    return float(ndtri((ranks - 0.375) / (ranks + 0.25))) if ranks > 1 else 0.0
 
 
 def _physics(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scaling.analysis.invariants import ABOVE_ONE
 from scaling.analysis.results import FabricLevel, Point
 from scaling.units import format_bytes
 
@@ -28,6 +29,8 @@ def evidence_of(cause: str, point: Point, level: FabricLevel | None = None) -> t
         if comm.busbw_gbit_s is not None:
             share = comm.nominal_share
             of_link = f", {share.value:.0%} of what the link can carry" if share else ""
+            if share and share.surely_above(1):
+                of_link += f": {ABOVE_ONE['nominal_share']}"
             lines.append(
                 f"{format_bytes(comm.bytes_per_step)} a step at {comm.busbw_gbit_s.value:.3g} Gbit/s{of_link}"
             )

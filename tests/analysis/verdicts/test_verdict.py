@@ -159,6 +159,19 @@ def test_without_a_late_rank_there_is_no_straggler(plan):
     assert causes(verdicts(point({"straggler": 0.1}), plan)) == ["undecided"]
 
 
+def test_more_than_the_link_can_carry_has_its_reason_beside_it(plan):
+    comm = Comm(
+        bytes_per_step=268 * 2**10,
+        buckets=(Bucket(bytes=268 * 2**10, ready_ms=None, transfer_ms=None, skew_ms=None),),
+        busbw_gbit_s=about(0.0524),
+        curve_share=None,
+        nominal_share=about(1.1, 0.03),
+        hidden_share=None,
+    )
+    (found,) = verdicts(point({"link_bandwidth": 0.3}, comm=comm), plan)
+    assert "110% of what the link can carry: a shaped link passes a burst at once" in found.evidence[-1]
+
+
 def test_evidence_has_numbers_and_units(plan):
     comm = Comm(
         bytes_per_step=9 * 2**20,
