@@ -14,7 +14,8 @@ transfer of each kind by bytes over rate; a late rank costs what it is late; the
 
     python benchmarks/ground_truth.py [--cells quick|most|ddp|all|sharded|links|simulated] [--out FILE] [--keep DIR]
 
-ddp is all of DDP's grid, quick and most are parts of it; sharded is all of the sharded cells, links and simulated are parts of these.
+ddp is all of DDP's grid, quick and most are parts of it; sharded is all of the sharded cells, links and simulated are
+parts of these.
 
 The interval of DDP's bandwidth is finer than that ideal, so it is judged against what the emulated link does in full:
 each time it has been idle the shaper lets a burst through for free, and each busy period pays 2 alpha (alpha: the
