@@ -8,84 +8,31 @@ host (telemetry) carry it.
 from __future__ import annotations
 
 import os
-import re
-import typing
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from scaling.reading import INT_MAX, RECORDS_BYTES_MAX, read_bytes
+from scaling.reading import RECORDS_BYTES_MAX, read_bytes
 from scaling.records.clock import Ints, Shift
+from scaling.records.columns import BLOCK_COLUMNS, HOST_TIMES, MEMORY_COLUMNS, SCHEMAS
 from scaling.records.format import (
     SCHEMA,
     SCHEMAS_READ,
-    BlockRecord,
     ClockRecord,
-    CollectiveRow,
-    MemoryRecord,
-    Record,
-    StepRecord,
-    StepRow,
 )
+from scaling.records.found import found_in, named, steps_in
 from scaling.records.lines import (
     Block,
     Clock,
     End,
     Memory,
-    Packed,
     Pause,
-    Step,
     decode_head,
-    decode_records,
 )
-from scaling.records.seal import Stretch, stretches
-
-Schema = dict[str, Any]
-"""Column names and their polars types."""
-
-_TYPES = {int: pl.Int64, int | None: pl.Int64, str: pl.String, bool: pl.Boolean}
-_RANK: Schema = {"launch": pl.Int64, "rank": pl.Int64}
-
-
-def _fields(record: type) -> Schema:
-    """A column for each field of a record or row that holds one value."""
-    found = {name: _TYPES.get(kind) for name, kind in typing.get_type_hints(record).items()}
-    return {name: kind for name, kind in found.items() if kind is not None}
-
-
-_BLOCK_COLUMNS = {"block" if name == "id" else name: name for name in _fields(BlockRecord)}
-_MEMORY_COLUMNS = {"block" if name == "b" else name: name for name in _fields(MemoryRecord)}
-"""Columns of a table, and the record's field that each holds."""
-_HOST_TIMES = {"host_begin_ns": "begin_ns", "host_end_ns": "end_ns"}
-"""Columns on the clock of the rank's own host, as its telemetry is, and their names on rank 0's clock."""
-_BLOCKS: Schema = {
-    **_RANK,
-    **{column: _fields(BlockRecord)[name] for column, name in _BLOCK_COLUMNS.items()},
-    **dict.fromkeys(_HOST_TIMES, pl.Int64),
-}
-_NAMES = ("launch", "rank", "block", "round", "world_size", "arm", "detailed", "solo_rank", "batch")
-BLOCK_NAMES: Schema = {name: _BLOCKS[name] for name in _NAMES}
-"""Columns of a block that each of its steps, collectives and parameters repeats."""
-_PLACE: Schema = {**_RANK, "block": pl.Int64, "step": pl.Int64}
-_COLLECTIVES: Schema = _PLACE | _fields(CollectiveRow) | BLOCK_NAMES
-
-SCHEMAS: dict[str, Schema] = {
-    "blocks": _BLOCKS,
-    "steps": _PLACE | _fields(StepRow) | BLOCK_NAMES,
-    "buckets": _COLLECTIVES,
-    "fabric": _COLLECTIVES,
-    "parameters": {**BLOCK_NAMES, "index": pl.Int64, "bytes": pl.Int64, "ready_ns": pl.Int64},
-    "memory": {**_RANK, **dict.fromkeys(_MEMORY_COLUMNS, pl.Int64)},
-}
-"""Columns of every table, by its name in records.tables.Tables."""
-
-STEP_TAG = b'{"t":"step'
-"""How a line of steps begins, packed or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,19 +117,6 @@ class Rank:
     stored: Stored
 
 
-@dataclass(slots=True)
-class _Found:
-    """What the lines of a file hold."""
-
-    records: list[Record] = field(default_factory=list)
-    """All but those of steps."""
-    blocks: list[tuple[int, int, int]] = field(default_factory=list)
-    loose: int = 0
-    """Steps that are followed by no line of their block."""
-    whole: bool = True
-    """Whether every line is one."""
-
-
 def read_rank(path: Path, launch: int, rank: int) -> Rank:
     """What a rank left, but for its steps.
 
@@ -199,7 +133,7 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         raise ValueError(f"written in format {head.schema}, this version reads format {SCHEMA}")
     if (head.launch, head.rank) != (launch, rank):
         raise ValueError(f"rank {head.rank} wrote it in launch {head.launch}, so it was copied or renamed")
-    found, damaged = _found(text, len(first))
+    found, damaged = found_in(text, len(first))
     clocks = [
         ClockRecord(at=of.at, offset_ns=of.offset_ns, bound_ns=of.bound_ns, time_ns=of.time_ns)
         for of in found.records
@@ -208,14 +142,14 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
     blocks = [record for record in found.records if isinstance(record, Block)]
     end = next((record for record in found.records if isinstance(record, End)), None)
     shift = Shift(clocks)
-    columns = _values(blocks, _BLOCK_COLUMNS, launch, rank)
-    for on_host, name in _HOST_TIMES.items():
+    columns = _values(blocks, BLOCK_COLUMNS, launch, rank)
+    for on_host, name in HOST_TIMES.items():
         columns[on_host] = np.array(columns[name], dtype=np.int64)
         columns[name] = shift.at(columns[on_host])
     memory = [record for record in found.records if isinstance(record, Memory)]
     tables = {
-        "blocks": pl.DataFrame(columns, schema=_BLOCKS),
-        "memory": pl.DataFrame(_values(memory, _MEMORY_COLUMNS, launch, rank), schema=SCHEMAS["memory"]),
+        "blocks": pl.DataFrame(columns, schema=SCHEMAS["blocks"]),
+        "memory": pl.DataFrame(_values(memory, MEMORY_COLUMNS, launch, rank), schema=SCHEMAS["memory"]),
     }
     file = RankFile(
         launch=launch,
@@ -236,95 +170,14 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         ended=any(clock.at == "end" for clock in clocks),
         plan_digest=head.plan_digest,
         blocks=end.blocks if end and end.blocks >= 0 else None,
-        damaged=tuple(_named(stretch) for stretch in damaged),
+        damaged=tuple(named(stretch) for stretch in damaged),
         state=end.state if end else None,
         error=end.error if end else "",
         paused_ns=tuple(record.gap_ns for record in found.records if isinstance(record, Pause)),
-        dropped_samples=found.loose + sum(_steps_in(stretch) for stretch in damaged),
+        dropped_samples=found.loose + sum(steps_in(stretch) for stretch in damaged),
     )
     places = np.array(found.blocks, dtype=np.int64).reshape(-1, 3)
     return Rank(file=file, tables=tables, places=places, stored=Stored(path=path, shift=shift, text=text))
-
-
-def _found(text: bytes, begin: int) -> tuple[_Found, list[bytes]]:
-    """The records from `begin` on, up to the first line that is none; and the stretches that changed."""
-    found, damaged = _Found(), []
-    sealed: list[Stretch] = []
-    for stretch in stretches(text):
-        if stretch.holds is False:
-            damaged.append(text[stretch.begin : stretch.end])
-        elif stretch.holds:
-            sealed.append(stretch)
-        else:
-            _seal_by_seal(text, begin, sealed, found)
-            sealed = []
-            if found.whole:
-                _line_by_line(text, max(begin, stretch.begin), found)
-    _seal_by_seal(text, begin, sealed, found)
-    return found, damaged
-
-
-def _seal_by_seal(text: bytes, begin: int, sealed: Sequence[Stretch], found: _Found) -> None:
-    """Only the last line of each stretch is decoded; those before it are steps, which the seal covers."""
-    places = []
-    for stretch in sealed:
-        last = text.rfind(b"\n", stretch.begin, stretch.end - 1) + 1 or stretch.begin
-        if last >= begin:  # the first stretch is the head
-            places.append((max(stretch.begin, begin), last, stretch.end))
-    records, whole = decode_records(b"".join([text[last:end] for _, last, end in places]))
-    for record, (first, last, end) in zip(records, places, strict=False):
-        if isinstance(record, Block):
-            found.blocks.append((record.id, first, end))
-        elif last > first:
-            found.loose += _steps_in(text[first:last])
-        found.records.append(record)
-    found.whole &= whole and len(records) == len(places)
-
-
-def _line_by_line(text: bytes, begin: int, found: _Found) -> None:
-    """Lines without seals; each of them is decoded, since nothing else tells whether it is whole."""
-    records, whole = decode_records(text[begin:])
-    at, loose = begin, 0
-    for record in records:
-        end = text.find(b"\n", at) + 1
-        if isinstance(record, Step | Packed):
-            if isinstance(record, Step) and not _fits(record):
-                raise ValueError("a number in it is no stamp, it has more than 64 bits")
-            loose += record.n if isinstance(record, Packed) else 1
-        else:
-            if isinstance(record, Block):
-                found.blocks.append((record.id, begin, end))
-            else:
-                found.loose += loose
-            found.records.append(record)
-            begin, loose = end, 0
-        at = end
-    found.loose += loose
-    found.whole &= whole
-
-
-def _fits(step: StepRecord) -> bool:
-    """Whether its numbers have 64 bits."""
-    return max(map(abs, chain(step.s, *step.c)), default=0) <= INT_MAX
-
-
-def _steps_in(lines: bytes) -> int:
-    """How many steps some lines hold, as far as they can still be read."""
-    packed = [record.n for record in decode_records(lines)[0] if isinstance(record, Packed)]
-    return sum(packed) + lines.count(STEP_TAG) - len(packed)
-
-
-def _named(stretch: bytes) -> str:
-    """What a damaged stretch of lines holds, as far as it can still be read."""
-    records, _ = decode_records(stretch)
-    blocks = sorted({record.id for record in records if isinstance(record, Block)})
-    blocks = blocks or sorted({record.b for record in records if isinstance(record, Step | Packed)})
-    if blocks:
-        return f"block {', '.join(map(str, blocks))}"
-    if stretch.count(STEP_TAG):
-        return "a block"
-    kind = re.match(rb'{"t":"(\w+)"', stretch)
-    return f"its {kind[1].decode()} line" if kind else "a line"
 
 
 def _values(records: Sequence[Any], columns: dict[str, str], launch: int, rank: int) -> dict[str, Any]:

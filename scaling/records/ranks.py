@@ -13,9 +13,10 @@ from typing import NamedTuple
 import polars as pl
 
 from scaling.reading import read_bytes
+from scaling.records.columns import SCHEMAS
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.processes import Processes
-from scaling.records.rank import SCHEMAS, Rank, RankFile, Stored, read_rank
+from scaling.records.rank import Rank, RankFile, Stored, read_rank
 from scaling.records.seal import digest
 from scaling.records.window import Stretch
 from scaling.spec.plan import Plan

@@ -16,7 +16,7 @@ from typing import Literal
 
 import polars as pl
 
-from scaling.records.rank import SCHEMAS
+from scaling.records.columns import SCHEMAS
 
 TABLE_SCHEMA = "1"
 """Version of the derived tables, kept in each Parquet file's metadata."""

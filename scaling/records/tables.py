@@ -16,9 +16,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import polars as pl
 
+from scaling.records.columns import SCHEMAS
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.processes import Processes, cores
-from scaling.records.rank import SCHEMAS, RankFile
+from scaling.records.rank import RankFile
 from scaling.records.ranks import OF_BLOCKS, Gap, Kept, Ranks, lacks, other_plan, read_ranks, size_bytes
 from scaling.records.run import read_status
 from scaling.records.spill import TABLES, Frame, Growing, Part, in_memory, write_frames, write_parquet

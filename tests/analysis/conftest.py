@@ -16,6 +16,7 @@ from scaling.analysis.results import Analysis, Point, TrialStatus
 from scaling.records.check import checked
 from scaling.records.files import read_json
 from scaling.records.paths import RunFolder
+from scaling.records.spill import TABLES, in_memory
 from scaling.records.tables import Tables, collect
 from scaling.spec import plan as plans
 from scaling.spec.plan import Plan
@@ -53,6 +54,9 @@ def measure(simulate) -> Callable[[Any], Run]:
             expected = simulate(truth, folder.path)
             plan = read_json(folder.plan, Plan, plans.SCHEMA)
             tables = checked(collect(folder, plan), plan)
+            # Those of a large run are in files of the folder, which goes here.
+            frames = {name: in_memory(getattr(tables, name)) for name in TABLES}
+            tables = tables.having(frames, parts=(), scratch=None)
         return Run(expected=expected, plan=plan, tables=tables, analysis=analyzed(tables, plan))
 
     return measured

@@ -25,7 +25,7 @@ from scaling.analysis.results import (
 from scaling.report.cases import largest_line
 from scaling.report.html import comparison_page, page
 from scaling.report.terminal import print_analysis, print_comparison
-from scaling.report.tracking import tables
+from scaling.report.tracking import charts, tables
 from scaling.spec.batch_search import Try
 
 
@@ -180,6 +180,6 @@ def test_wandb_gets_a_table_of_device_precision_and_batch():
     assert rows[1]["device"] == "Imaginary G1"
     assert (rows[1]["precision"], rows[1]["batch"], rows[1]["samples_per_s"]) == ("fp32", 8, 390)
     assert rows[1]["latency_p50_ms"] == pytest.approx(2000 * 8 / 390)
-    chart = tables.charts(SERVED)["throughput_chart"]
+    chart = charts.charts(SERVED)["throughput_chart"]
     assert chart["series"]["fp32, eager n=2"] == [(1, 100), (8, 390), (32, 400)]
     assert tables.tables(TRAINED)["largest_batch"]["rows"]

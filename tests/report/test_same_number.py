@@ -16,7 +16,7 @@ from scaling.report import text
 from scaling.report.html import figures_of, page
 from scaling.report.markdown import markdown
 from scaling.report.terminal import print_analysis
-from scaling.report.tracking import tables
+from scaling.report.tracking import charts, tables
 
 FIGURES = (
     # path in a point of analysis.json, name in W&B, scale
@@ -73,7 +73,7 @@ def test_the_figures_draw_these_numbers(sample):
         lost = fall["link bandwidth"]
         assert lost["x"][0] == pytest.approx(100 * point.loss.link_bandwidth.value)
         assert lost["customdata"] == [text.percent(point.loss.link_bandwidth)]
-        chart = dict(tables.charts(analysis)["waterfall_chart"]["bars"])
+        chart = dict(charts.charts(analysis)["waterfall_chart"]["bars"])
         if point.world_size == 4:
             assert chart["link bandwidth"] == lost["x"][0]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -48,22 +48,13 @@ def channels(tables: Tables, plan: Plan) -> ChannelOf:
 
 
 def read_detailed(
-    own: Frame,
-    buckets: Frame,
-    blocks: pl.DataFrame,
-    n: int,
-    channel: ChannelOf,
-    host_ns: float = 0.0,
+    blocks: Iterable[tuple[tuple[int, int], BlockStamps]],
 ) -> tuple[tuple[Cycle, ...], dict[str, dict[tuple[int, int], float]], tuple[int, ...]]:
-    """Cycles, block means by name and (launch, round), and bytes of the buckets, all of world size `n`.
-
-    `channel`: how the back end serves collectives on these communicators. `host_ns`: how long the host takes to bring
-    one to an idle device.
-    """
+    """Cycles, block means by name and (launch, round), and bytes of the buckets; `blocks`: as `detailed_blocks`."""
     cycles: list[Cycle] = []
     scalars: dict[str, dict[tuple[int, int], float]] = {}
     sizes: tuple[int, ...] = ()
-    for key, stamps in detailed_blocks(own, buckets, blocks, n, channel, host_ns):
+    for key, stamps in blocks:
         merged = merge(stamps)
         sizes = tuple(int(b) for b in stamps.bytes)
         for name, value in _scalars(stamps, merged).items():
@@ -117,9 +108,10 @@ def detailed_blocks(
     channel: ChannelOf,
     host_ns: float = 0.0,
 ) -> Iterator[tuple[tuple[int, int], BlockStamps]]:
-    """Detailed probe blocks that all ranks have whole, as arrays. `own`, `buckets`: of world size `n`.
+    """Detailed probe blocks that all ranks have whole, as arrays, by (launch, round).
 
-    Those of a large run are read a few rounds at a time.
+    Those of a large run are read a few rounds at a time. `own`, `buckets`: of world size `n`. `channel`: how the back
+    end serves collectives on these communicators. `host_ns`: how long the host takes to bring one to an idle device.
     """
     of_others = pl.col("phase") == PHASES.index("other")
     probed = blocks.filter((pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("rank") == 0))

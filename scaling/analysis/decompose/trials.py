@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from scaling.analysis.decompose.detailed import channels, read_detailed
+from scaling.analysis.decompose.detailed import channels, detailed_blocks, read_detailed
 from scaling.analysis.decompose.quantities import DEVICE_COLUMNS, DURATIONS, PHASES, TrialRecords
 from scaling.analysis.decompose.sent import Sent
 from scaling.analysis.decompose.sharded import groups_of, has_units, read_sharded, turns
@@ -41,7 +41,9 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         cycles, merged, sizes = shards.cycles, shards.merged, tuple(one.bytes for one in shards.sent)
         sent = shards.sent
     else:
-        cycles, merged, sizes = read_detailed(own, buckets, tables.blocks, n, channel, host_ns)
+        cycles, merged, sizes = read_detailed(
+            detailed_blocks(own, buckets, tables.blocks, n, channel, host_ns)
+        )
         sent = tuple(
             Sent(kind="all_reduce", phase="backward", unit=k, bytes=size, ranks=n, axis="replicate")
             for k, size in enumerate(sizes)

@@ -1,12 +1,9 @@
-"""What the summary run shows: W&B's own tables and charts, as plain data.
-
-A table is {columns, rows}; a chart is {kind: line | bar, title, ...} (see `scaling.report.tracking.sync`).
-"""
+"""The summary run's tables for W&B, as plain data: {columns, rows}."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from scaling.analysis.results import (
@@ -24,7 +21,7 @@ from scaling.analysis.results import (
     Verdict,
     at,
 )
-from scaling.report import cases, text, versus
+from scaling.report import cases, versus
 from scaling.report.hosts import ON_PAGE, slowest
 from scaling.report.waterfall import waterfall
 
@@ -79,7 +76,7 @@ def tables(analysis: Analysis) -> Json:
     found = {
         "efficiency_by_world_size": _table(rows, ("world_size", "hosts", "status", *EFFICIENCY, *STEP)),
         "parts_by_world_size": _table(rows, ("world_size", *PARTS_COLUMNS)),
-        "loss_waterfall": _table([row for p in analysis.points for row in _waterfall(p)]),
+        "loss_waterfall": _table([row for p in analysis.points for row in waterfall_rows(p)]),
         "buckets": _table([row for p in analysis.points for row in _buckets(p)]),
         "fabric_curve": _table(_fabric_rows(analysis.fabric)),
         "hosts": _table([_host_row(h) for h in slowest(analysis.hosts, ON_PAGE)]),
@@ -105,23 +102,6 @@ def tables(analysis: Analysis) -> Json:
     return {k: v for k, v in found.items() if v["rows"]}
 
 
-def charts(analysis: Analysis) -> Json:
-    """Every chart that has something to draw."""
-    rows = [numbers(p) for p in analysis.points]
-    fallen = [p for p in analysis.points if p.loss is not None]
-    found = {
-        "efficiency_chart": _lines("Scaling efficiency, with its 95 % interval", rows, EFFICIENCY),
-        "parts_chart": _lines("Where a step goes, ms", rows, PARTS_COLUMNS),
-        "loss_chart": _lines("Lost efficiency by cause", rows, LOSS_COLUMNS),
-        "fabric_chart": _fabric_chart(analysis.fabric),
-        "throughput_chart": _case_chart((*analysis.inference, *analysis.training)),
-    }
-    found = {k: v for k, v in found.items() if v["series"]}
-    if fallen:
-        found["waterfall_chart"] = _bars(max(fallen, key=lambda p: p.world_size))
-    return found
-
-
 def comparison_tables(comparisons: Sequence[Comparison]) -> Json:
     """Tables with a row a pair of runs and world size, case, or setting that differs."""
     found = {
@@ -132,23 +112,12 @@ def comparison_tables(comparisons: Sequence[Comparison]) -> Json:
     return {k: v for k, v in found.items() if v["rows"]}
 
 
-def comparison_charts(comparisons: Sequence[Comparison]) -> Json:
-    """The ratios over world sizes, a line a run."""
-    series: dict[str, list[tuple[float, float]]] = {}
-    for one in comparisons:
-        _, other = versus.run_names(one)
-        found = [(float(p.world_size), p.ratio.value) for p in one.points if p.ratio]
-        series |= {other: found} if found else {}
-    chart = {"kind": "line", "title": "Throughput over the base", "x": "world_size", "series": series}
-    return {"ratio_chart": chart} if series else {}
-
-
 def _table(rows: Sequence[Json], columns: Sequence[str] = ()) -> Json:
     columns = columns or list(dict.fromkeys(name for row in rows for name in row))
     return {"columns": list(columns), "rows": [[row.get(name) for name in columns] for row in rows]}
 
 
-def _waterfall(point: Point) -> Iterator[Json]:
+def waterfall_rows(point: Point) -> Iterator[Json]:
     """From ideal to measured, a fraction of the step each; between them the causes add up."""
     if point.loss is None:
         return
@@ -245,38 +214,3 @@ def _case_row(analysis: Analysis, row: InferenceCase | TrainingCase) -> Json:
     device = analysis.run.device_name or analysis.run.device
     latency = named("latency_{}_ms", getattr(row, "latency_ms", None))
     return {"device": device, "setting": cases.setting(row)} | spread(named("{}", row) | latency)
-
-
-def _lines(title: str, rows: Sequence[Json], columns: Iterable[str]) -> Json:
-    series = {name: [(row["world_size"], row[name]) for row in rows if name in row] for name in columns}
-    return {
-        "kind": "line",
-        "title": title,
-        "x": "world_size",
-        "series": {k: v for k, v in series.items() if v},
-    }
-
-
-def _bars(point: Point) -> Json:
-    """The waterfall of one world size, with the names that the report uses."""
-    bars = [(text.cause_name(row["cause"]), 100 * row["share"]) for row in _waterfall(point)]
-    title = f"Loss waterfall at {text.ranks(point.world_size)}, % of the step"
-    return {"kind": "bar", "title": title, "label": "cause", "value": "% of the step", "bars": bars}
-
-
-def _case_chart(rows: Sequence[InferenceCase | TrainingCase]) -> Json:
-    series: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        if row.samples_per_s is not None:
-            label = f"{cases.setting(row)} n={row.world_size}"
-            series.setdefault(label, []).append((row.batch, row.samples_per_s.value))
-    return {"kind": "line", "title": "Samples per second", "x": "batch", "series": series}
-
-
-def _fabric_chart(fabric: Fabric) -> Json:
-    series: dict[str, list[tuple[float, float]]] = {}
-    for level in fabric.levels:
-        for point in level.curve:
-            label = f"{level.name} {point.collective} n={level.world_size}"
-            series.setdefault(label, []).append((point.bytes, point.busbw_gbit_s.value))
-    return {"kind": "line", "title": "Bus bandwidth, Gbit/s", "x": "bytes", "series": series}

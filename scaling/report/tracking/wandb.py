@@ -19,11 +19,10 @@ from scaling.report import versus
 from scaling.report.answer import answer
 from scaling.report.tracking import settings, sync
 from scaling.report.tracking.alerts import alerts, regressions
+from scaling.report.tracking.charts import charts, comparison_charts
 from scaling.report.tracking.objective import objective
 from scaling.report.tracking.tables import (
     DRAWN,
-    charts,
-    comparison_charts,
     comparison_tables,
     named,
     numbers,

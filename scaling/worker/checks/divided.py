@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
-import time
 from collections.abc import Iterator
 
 import torch
@@ -19,14 +17,10 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from scaling.spec.promise import DividedStep
-from scaling.spec.run import KINDS, Inject, Spec
+from scaling.spec.run import KINDS, Spec
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.accelerator.precision import Precision
-from scaling.worker.data.feed import Feed, open_feed
+from scaling.worker.checks.alone import step_alone, timed_s
 from scaling.worker.data.workload import Workload
-from scaling.worker.measure.inject import Faults
-from scaling.worker.measure.step import Loop
-from scaling.worker.models.options import loading
 from scaling.worker.parallel.tap import Tap
 from scaling.worker.parallel.tensor import divide
 
@@ -63,36 +57,24 @@ def _timed(
     module = copy.deepcopy(workload.module)
     divided = divide(workload, module, mesh, sequence=spec.parallel.sequence)
     alone = torch.optim.SGD(module.parameters(), lr=0.0)  # what an optimizer takes is small beside a step
-    loader = dataclasses.replace(spec, data=dataclasses.replace(spec.data, workers=0))
-    feed: Feed = open_feed(loader, workload, batch, rank=0, device=device)
-    loop = Loop(
-        workload=workload,
-        module=module,
-        optimizer=alone,
-        fetch=feed.fetch,
-        accumulation=1,
+    step = step_alone(
+        spec,
+        workload,
+        module,
+        alone,
+        batch,
         device=device,
-        precision=Precision(spec.precision, device.type),
-        faults=Faults(Inject(), rank=0, first_on_host=False),
-        load=loading(spec, device.load),
+        precision=spec.precision,
         accumulate=lambda _last: loss_parallel() if divided.loss else contextlib.nullcontext(),
     )
-
-    def step() -> float:
-        begin = time.monotonic()
-        with device.clock.window(loop.stamps):
-            loop.plain()
-        device.synchronize()
-        return time.monotonic() - begin
-
     tap = Tap(device.clock)
     with tap.on():
-        step()
+        timed_s(step, device)
     sent, ranks = tap.take(), mesh.size()
     moved = sum(one.bytes * (2 if one.kind == ALL_REDUCE else 1) for one in sent) * (ranks - 1) / ranks
     return DividedStep(
         tensor=ranks,
-        share=min(step(), step()) / whole_s,
+        share=min(timed_s(step, device) for _ in range(2)) / whole_s,
         bytes_a_sample=moved / batch,
         calls=len(sent),
     )

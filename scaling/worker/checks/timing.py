@@ -15,17 +15,14 @@ import torch
 
 from scaling.spec.cases import Case, batches, variants
 from scaling.spec.promise import Sample, Timing
-from scaling.spec.run import Inject, Spec
+from scaling.spec.run import Spec
 from scaling.spec.topology import SIMULATED
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.devices import open_device
-from scaling.worker.accelerator.precision import Precision
 from scaling.worker.cases.inference import Inference
+from scaling.worker.checks.alone import step_alone, timed_s
 from scaling.worker.checks.divided import time_divided
-from scaling.worker.data.feed import Feed, open_feed
 from scaling.worker.data.workload import Workload, build
-from scaling.worker.measure.inject import Faults
-from scaling.worker.measure.step import Loop
 from scaling.worker.models.options import compiled, loading, shaped
 
 LEAST = 2
@@ -110,17 +107,10 @@ def following(spec: Spec, batch: int, timing: Timing) -> int | None:
 
 def _first(step: Step, device: Accelerator) -> tuple[float, float]:
     """Seconds of the first step, and of a steady one: long steps are run only once more."""
-
-    def timed() -> float:
-        begin = time.monotonic()
-        step()
-        device.synchronize()
-        return time.monotonic() - begin
-
-    first_s = timed()
-    took_s = timed()
+    first_s = timed_s(step, device)
+    took_s = timed_s(step, device)
     if took_s < STEADY_S:
-        took_s = min(took_s, timed())
+        took_s = min(took_s, timed_s(step, device))
     return first_s, took_s
 
 
@@ -142,27 +132,9 @@ def _training(spec: Spec, workload: Workload, device: Accelerator) -> Callable[[
     if spec.compile and device.type == "cpu":
         module = compiled(module)
     optimizer = workload.optimizer(workload.module.parameters())
-    alone = dataclasses.replace(spec, data=dataclasses.replace(spec.data, workers=0))
 
     def make(variant: int, batch: int) -> Step:
         precision = variants(spec)[variant].precision if spec.by_case else spec.precision
-        feed: Feed = open_feed(alone, workload, batch, rank=0, device=device)
-        loop = Loop(
-            workload=workload,
-            module=module,
-            optimizer=optimizer,
-            fetch=feed.fetch,
-            accumulation=1,
-            device=device,
-            precision=Precision(precision, device.type),
-            faults=Faults(Inject(), rank=0, first_on_host=False),
-            load=loading(spec, device.load),
-        )
-
-        def step() -> None:
-            with device.clock.window(loop.stamps):
-                loop.plain()
-
-        return step
+        return step_alone(spec, workload, module, optimizer, batch, device=device, precision=precision)
 
     return make

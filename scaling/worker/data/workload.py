@@ -11,6 +11,7 @@ import torch
 
 from scaling.errors import InputError
 
+MakeBatch = Callable[[int, torch.Generator], tuple[Any, Any]]
 MakeOptimizer = Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -27,7 +28,7 @@ class Workload:
     """
 
     module: torch.nn.Module
-    make_batch: Callable[[int, torch.Generator], tuple[Any, Any]]
+    make_batch: MakeBatch
     loss: Callable[[Any, Any], torch.Tensor]
     optimizer: MakeOptimizer
     blocks: Sequence[torch.nn.Module] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from scaling.worker.data.workload import Workload
+from scaling.worker.data.workload import MakeBatch, Workload
 from scaling.worker.models.extra import Logits, adamw, built, sizes
 
 MASKED = 0.15
@@ -77,14 +77,7 @@ def bert(
         hidden[:, 0] = True  # mask at least one token, since the mean over none is NaN
         return tokens.masked_fill(hidden, mask_token), tokens.masked_fill(~hidden, IGNORED)
 
-    module = Logits(model)
-    return Workload(
-        module=module,
-        make_batch=make_batch,
-        loss=_cross_entropy,
-        optimizer=adamw,
-        tokens_per_sample=sequence,
-    )
+    return _of_tokens(Logits(model), make_batch, sequence)
 
 
 def _next_token(module: nn.Module, vocabulary: int, sequence: int) -> Workload:
@@ -92,6 +85,10 @@ def _next_token(module: nn.Module, vocabulary: int, sequence: int) -> Workload:
         tokens = torch.randint(vocabulary, (n, sequence + 1), generator=generator)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
+    return _of_tokens(module, make_batch, sequence)
+
+
+def _of_tokens(module: nn.Module, make_batch: MakeBatch, sequence: int) -> Workload:
     return Workload(
         module=module,
         make_batch=make_batch,

@@ -11,8 +11,8 @@ Tensors are (samples, tokens, width).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ from scaling.worker.parallel.functional import FunctionalWaits
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 
 _OPS = torch.ops._c10d_functional  # noqa: SLF001
+_Way: TypeAlias = Callable[[Any], Any]
 
 
 class Parts:
@@ -43,21 +44,25 @@ class Parts:
     def enter(self, whole: torch.Tensor) -> torch.Tensor:
         """Take this rank's part of what every rank has; its gradient is gathered."""
         self._tokens = whole.shape[1]
-        return _Split.apply(whole, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _passed(whole, self.split, self.join)  # type: ignore[no-any-return]
 
     def leave(self, part: torch.Tensor) -> torch.Tensor:
         """Gather all tokens, for layers that every rank computes alike; of the gradient a rank takes its part."""
-        return _Join.apply(part, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _passed(part, self.join, self.split)  # type: ignore[no-any-return]
 
     def gathered(self, part: torch.Tensor) -> DTensor:
         """Gather all tokens, for divided layers; what each rank adds to the gradient is reduce-scattered."""
-        return _Gather.apply(part, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _passed(part, self._on_all, self._reduced_of)  # type: ignore[no-any-return]
 
     def scattered(self, output: DTensor | torch.Tensor) -> torch.Tensor:
         """Take this rank's part of the sum of what each has; its gradient is gathered. A DTensor has to be Partial."""
         if isinstance(output, DTensor):
             output = output.to_local(grad_placements=[Replicate()])
-        return _Scatter.apply(output, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _passed(output, self.reduced, self.join)  # type: ignore[no-any-return]
+
+    def of_all_tokens(self, parameter: torch.Tensor) -> torch.Tensor:
+        """A parameter that every rank uses for its part of the tokens; its gradient is added up over ranks."""
+        return _passed(parameter, lambda one: one.view_as(one), self.summed)  # type: ignore[no-any-return]
 
     def split(self, whole: torch.Tensor) -> torch.Tensor:
         """(n, tokens, ...) to (n, ceil(tokens / ranks), ...)."""
@@ -89,78 +94,46 @@ class Parts:
 
     def summed(self, gradient: torch.Tensor) -> torch.Tensor:
         """The sum over ranks: an all-reduce."""
-        return _OPS.wait_tensor(_OPS.all_reduce(gradient, "sum", self._group.group_name))  # type: ignore[no-any-return]
+        whole = _OPS.all_reduce(gradient.contiguous(), "sum", self._group.group_name)
+        return _OPS.wait_tensor(whole)  # type: ignore[no-any-return]
+
+    def _on_all(self, part: torch.Tensor) -> DTensor:
+        return DTensor.from_local(self.join(part), self.mesh, (Replicate(),), run_check=False)
+
+    def _reduced_of(self, gradient: DTensor) -> torch.Tensor:
+        return self.reduced(gradient.redistribute(placements=[Partial()]).to_local())
 
 
 def _filled(rows: torch.Tensor, missing: int) -> torch.Tensor:
     return torch.cat([rows, rows.new_zeros(rows.shape[0], missing, *rows.shape[2:])], 1)
 
 
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, parts: Parts) -> torch.Tensor:
-        ctx.parts = parts
-        return parts.split(whole)
+class _Passed(torch.autograd.Function):
+    """A tensor that goes `forth` by one function, and its gradient `back` by another."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.parts.join(grads[0]), None
-
-
-class _Join(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, parts: Parts) -> torch.Tensor:
-        ctx.parts = parts
-        return parts.join(part)
+    def forward(ctx: Any, tensor: torch.Tensor, forth: _Way, back: _Way) -> Any:
+        ctx.back = back
+        return forth(tensor)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.parts.split(grads[0]), None
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return ctx.back(grads[0]), None, None
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, parts: Parts) -> DTensor:
-        ctx.parts = parts
-        return DTensor.from_local(parts.join(part), parts.mesh, (Replicate(),), run_check=False)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: DTensor) -> tuple[torch.Tensor, None]:
-        mine = grads[0].redistribute(placements=[Partial()]).to_local()
-        return ctx.parts.reduced(mine), None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, parts: Parts) -> torch.Tensor:
-        ctx.parts = parts
-        return parts.reduced(whole)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.parts.join(grads[0]), None
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, parameter: torch.Tensor, parts: Parts) -> torch.Tensor:
-        ctx.parts = parts
-        return parameter.view_as(parameter)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.parts.summed(grads[0].contiguous()), None
+def _passed(tensor: torch.Tensor, forth: _Way, back: _Way) -> Any:
+    return _Passed.apply(tensor, forth, back)  # type: ignore[no-untyped-call]
 
 
 class _OfAllTokens(nn.Module):
-    """A parameter whose gradient is added up over ranks, since each has a part of the tokens."""
+    """`Parts.of_all_tokens`, as a parametrization wants it."""
 
     def __init__(self, parts: Parts) -> None:
         super().__init__()
         self._parts = parts
 
     def forward(self, parameter: torch.Tensor) -> torch.Tensor:
-        return _Sum.apply(parameter, self._parts)  # type: ignore[no-any-return, no-untyped-call]
+        return self._parts.of_all_tokens(parameter)
 
 
 def with_parts(plan: Mapping[str, ParallelStyle]) -> dict[str, ParallelStyle]:

@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from support.gloo_ranks import run_ranks
 
 from scaling.analysis.predict.sources import read_sources
-from scaling.cli.pipeline import rebuild
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 from scaling.records.tables import collect
@@ -17,38 +15,24 @@ from scaling.records.tables import collect
 pytestmark = pytest.mark.slow  # many trainings of two ranks
 
 SCRIPT = Path(__file__).with_name("two_ranks.py")
+RANKS = 2
 NO_HOOK = [0, 0, 0, 0, 0, False]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("own")
-
-
-@pytest.fixture(scope="module")
-def two(folder):
-    return run_ranks(SCRIPT, 2, folder / "store", folder)
-
-
-@pytest.fixture(scope="module")
-def found(two, folder):
-    return lambda name: rebuild(RunFolder(folder / name)).analysis
-
-
 @pytest.mark.parametrize("probe", ["on", "off", "again", "baseline"])
-def test_losses_and_weights_are_bitwise_what_they_are_without(two, probe):
-    for rank in two:
+def test_losses_and_weights_are_bitwise_what_they_are_without(ranks, probe):
+    for rank in ranks:
         assert rank[probe]["losses"] == rank["absent"]["losses"]
         assert rank[probe]["weights"] == rank["absent"]["weights"]
 
 
-def test_it_leaves_no_hook_behind_and_off_registers_none(two, folder):
-    for rank in two:
+def test_it_leaves_no_hook_behind_and_off_registers_none(ranks, kept):
+    for rank in ranks:
         assert rank["absent"]["during"] == NO_HOOK
         assert rank["off"]["during"] == NO_HOOK
         assert rank["on"]["during"] != NO_HOOK
         assert rank["on"]["after"] == rank["kinds"]["after"] == NO_HOOK
-    assert not (folder / "off").exists()
+    assert not (kept / "off").exists()
 
 
 def test_a_second_training_in_the_same_folder_is_another_launch(found):
@@ -70,26 +54,26 @@ def test_a_second_training_in_the_same_folder_is_another_launch(found):
         ("shared", "the step has collectives of its own"),
     ],
 )
-def test_misuse_is_told_in_one_line_and_the_training_goes_on(two, case, said):
-    (line,) = two[0]["misuse"]["lines"][case]
+def test_misuse_is_told_in_one_line_and_the_training_goes_on(ranks, case, said):
+    (line,) = ranks[0]["misuse"]["lines"][case]
     assert said in line
-    assert two[1]["misuse"]["lines"][case] == ([line] if case == "not_ddp" else [])  # rank 0 speaks for all
-    assert case == "not_ddp" or case in two[1]["misuse"]["trained"]
+    assert ranks[1]["misuse"]["lines"][case] == ([line] if case == "not_ddp" else [])  # rank 0 speaks for all
+    assert case == "not_ddp" or case in ranks[1]["misuse"]["trained"]
 
 
-def test_the_last_line_says_where_the_run_is(two, folder):
-    ends = [line.split("`")[1].split()[-1] for line in two[0]["misuse"]["lines"]["last"]]
-    assert str(folder / "nested") in ends
-    assert str(folder / "unwritable") not in ends
-    assert "last" not in two[1]["misuse"]["lines"]  # rank 0 speaks for all
+def test_the_last_line_says_where_the_run_is(ranks, kept):
+    ends = [line.split("`")[1].split()[-1] for line in ranks[0]["misuse"]["lines"]["last"]]
+    assert str(kept / "nested") in ends
+    assert str(kept / "unwritable") not in ends
+    assert "last" not in ranks[1]["misuse"]["lines"]  # rank 0 speaks for all
 
 
-def test_a_rank_that_stopped_recording_holds_up_no_baseline(two):
-    (said,) = two[0]["misuse"]["lines"]["full"]
+def test_a_rank_that_stopped_recording_holds_up_no_baseline(ranks):
+    (said,) = ranks[0]["misuse"]["lines"]["full"]
     assert "baseline() was not measured: rank 1 stopped (OSError: [Errno 28]" in said
-    (stopped,) = two[1]["misuse"]["lines"]["full"]
+    (stopped,) = ranks[1]["misuse"]["lines"]["full"]
     assert "stopped: OSError: [Errno 28]" in stopped
-    assert all("full" in rank["misuse"]["trained"] for rank in two)
+    assert all("full" in rank["misuse"]["trained"] for rank in ranks)
 
 
 def test_what_needs_no_baseline_is_there_and_what_needs_one_is_null(found):
@@ -124,27 +108,27 @@ def test_with_a_baseline_all_of_it_is_there(found):
     assert found("baseline").fabric.levels
 
 
-def test_a_prediction_of_it_knows_no_better_than_its_baseline(found, folder):
+def test_a_prediction_of_it_knows_no_better_than_its_baseline(found, kept):
     """Three rounds of one, whatever the loop itself has."""
-    run = RunFolder(folder / "baseline")
+    run = RunFolder(kept / "baseline")
     found("baseline")
     plan = read_plan(run)
     (source,) = read_sources(collect(run, plan), plan)
     assert (source.units, source.groups) == (3, 1)
 
 
-def test_accumulation_reduces_once_and_counts_all_samples(found, folder):
+def test_accumulation_reduces_once_and_counts_all_samples(found, kept):
     for name, samples in (("on", 16), ("micro", 16), ("optimizers", 8)):
         (point,) = found(name).points
-        payload = json.loads((folder / name / "launches/0/env-0.json").read_text())["parameter_bytes"]
+        payload = json.loads((kept / name / "launches/0/env-0.json").read_text())["parameter_bytes"]
         assert point.comm.bytes_per_step == payload
         assert point.samples_per_s.value == pytest.approx(2 * samples * 1e3 / point.step_ms.value)
 
 
-def test_gradients_reduced_in_every_micro_step_are_counted(found, folder):
+def test_gradients_reduced_in_every_micro_step_are_counted(found, kept):
     for name, times in (("unsynced", 2), ("micro", 1), ("compiled", 1), ("baseline", 1)):
         (point,) = found(name).points
-        payload = json.loads((folder / name / "launches/0/env-0.json").read_text())["parameter_bytes"]
+        payload = json.loads((kept / name / "launches/0/env-0.json").read_text())["parameter_bytes"]
         assert (point.comm.gradient_bytes, point.comm.reductions) == (payload, times)
         assert point.comm.bytes_per_step == times * payload
     tried = [t.code for v in found("unsynced").verdicts if v.cause == "link_bandwidth" for t in v.try_]
@@ -171,10 +155,10 @@ def test_an_exception_in_the_loop_is_told_and_what_was_measured_stays(found):
     assert analysis.points[0].step_ms is not None
 
 
-def test_clocks_of_two_kernels_are_compared_at_once_and_then_now_and_then(two):
-    for rank in two:
+def test_clocks_of_two_kernels_are_compared_at_once_and_then_now_and_then(ranks):
+    for rank in ranks:
         assert [slot for slot, _, _ in rank["clocks"]] == [1, 2]  # then two seconds later
         for _, kind, fields in rank["clocks"]:
             assert kind == "clock"
             assert abs(fields["offset_ns"]) <= fields["bound_ns"]  # it is one clock here
-    assert two[1]["clocks"][0][2]["bound_ns"] > 0
+    assert ranks[1]["clocks"][0][2]["bound_ns"] > 0

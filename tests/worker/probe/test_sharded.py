@@ -5,31 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.gloo_ranks import run_ranks
-
-from scaling.cli.pipeline import rebuild
-from scaling.records.paths import RunFolder
 
 pytestmark = pytest.mark.slow  # many trainings of four ranks
 
 SCRIPT = Path(__file__).with_name("sharded_ranks.py")
+RANKS = 4
 BLOCK, ROOT = (256 * 256 + 256) * 4, (256 * 4 + 4) * 4
 WHOLE = 3 * BLOCK + ROOT
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("own")
-
-
-@pytest.fixture(scope="module")
-def four(folder):
-    return run_ranks(SCRIPT, 4, folder / "store", folder)
-
-
-@pytest.fixture(scope="module")
-def found(four, folder):
-    return lambda name: rebuild(RunFolder(folder / name)).analysis
 
 
 def sent(analysis):
@@ -39,8 +21,8 @@ def sent(analysis):
 
 
 @pytest.mark.parametrize("name", ["fsdp", "hsdp"])
-def test_losses_and_weights_are_bitwise_what_they_are_without(four, name):
-    for rank in four:
+def test_losses_and_weights_are_bitwise_what_they_are_without(ranks, name):
+    for rank in ranks:
         with_it, without = rank[f"{name} probed"], rank[name]
         assert with_it["losses"] == without["losses"]
         assert with_it["weights"] == without["weights"]
@@ -98,8 +80,8 @@ def test_parts_add_up_to_the_step_and_blocks_are_whole(found):
         assert analysis.points[0].efficiency is None  # no rank had the whole model
 
 
-def test_what_cannot_be_seen_is_said_and_the_training_goes_on(four):
-    first, *others = (rank["said"] for rank in four)
+def test_what_cannot_be_seen_is_said_and_the_training_goes_on(ranks):
+    first, *others = (rank["said"] for rank in ranks)
     assert "no rank has the whole of a sharded model" in first["baseline"][0]
     assert "tensor parallel), which is not followed" in first["divided"][0]
     assert others == [{"baseline": [], "divided": []}] * 3  # rank 0 speaks for all

@@ -1,0 +1,232 @@
+"""From the lines of a few blocks of all ranks to frames: numbers go to arrays without an object for each row."""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from scaling.records.clock import Ints, Shift
+from scaling.records.columns import SCHEMAS
+from scaling.records.format import (
+    COLLECTIVE_DEFAULTS,
+    COLLECTIVE_FIELDS,
+    COLLECTIVE_WIDTHS,
+    STEP_FIELDS,
+    PackedRecord,
+    StepRecord,
+)
+from scaling.records.lines import PLAIN_WIDTH, WIDTHS, Block, Packed, Step, decode_records
+from scaling.records.packed import unpacked_bytes
+from scaling.records.rank import Stored
+from scaling.spec.schedule import FABRIC
+
+PARAMETERS = b'"parameters":['
+
+STAMPS = [
+    STEP_FIELDS.index(name)
+    for name in ("begin_ns", "end_ns", "compute_end_ns", "sync_end_ns", "buffer_begin_ns", "buffer_end_ns")
+]
+COLLECTIVE_STAMPS = [
+    COLLECTIVE_FIELDS.index(name)
+    for name in ("ready_ns", "launch_ns", "done_ns", "enqueue_ns", "wait_ns", "resume_ns")
+]
+_STEP_COLUMNS = (*STEP_FIELDS, "plain")
+"""Plain steps have no phases, which is not the same as phases that were not taken."""
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows of one kind, as pieces that follow each other."""
+
+    owner: list[Ints] = field(default_factory=list)
+    """The row of each in the launch's `blocks`."""
+    step: list[Ints] = field(default_factory=list)
+    values: list[Ints] = field(default_factory=list)
+    """Columns x rows."""
+
+    def add(self, owner: Ints, step: Ints, values: Ints) -> None:
+        self.owner.append(owner)
+        self.step.append(step)
+        self.values.append(values)
+
+    @property
+    def height(self) -> int:
+        return sum(map(len, self.owner))
+
+    def columns(self, names: Sequence[str]) -> tuple[Ints, dict[str, Ints]]:
+        """Owners, and columns by name."""
+        columns = {name: _joined([values[k] for values in self.values]) for k, name in enumerate(names)}
+        return _joined(self.owner), {"step": _joined(self.step), **columns}
+
+
+def _joined(pieces: Sequence[Ints]) -> Ints:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *pieces])
+
+
+class _Shape(NamedTuple):
+    """What steps have in common that can be unpacked together: see records.format.PackedRecord."""
+
+    first: int
+    steps: int
+    stamps: int
+    calls: int
+    width: int
+
+
+class Gathered:
+    """Rows of the blocks of one window, while they are read."""
+
+    def __init__(self) -> None:
+        self.steps, self.collectives, self.parameters = _Rows(), _Rows(), _Rows()
+        self.lost = 0
+
+    @property
+    def height(self) -> int:
+        """Rows so far."""
+        return self.steps.height + self.collectives.height
+
+    def frames(self, keys: pl.DataFrame) -> dict[str, pl.DataFrame]:
+        """The tables; `keys`: the launch's `blocks` with the columns that each row repeats."""
+        owner, columns = self.steps.columns(_STEP_COLUMNS)
+        plain = columns.pop("plain") > 0
+        steps = _rows(keys, owner, columns, "steps")
+        if plain.any():
+            names = STEP_FIELDS[PLAIN_WIDTH:]
+            steps = steps.with_columns(pl.when(pl.lit(pl.Series(~plain))).then(pl.col(names)))
+        owner, columns = self.collectives.columns(COLLECTIVE_FIELDS)
+        swept = (keys["arm"] == FABRIC).to_numpy()[owner]
+        found = {"steps": steps}
+        for name, chosen in (("buckets", ~swept), ("fabric", swept)):
+            every = bool(chosen.all())
+            of = columns if every else {column: values[chosen] for column, values in columns.items()}
+            found[name] = _rows(keys, owner if every else owner[chosen], of, name)
+        owner, columns = self.parameters.columns(("bytes", "ready_ns"))
+        columns["index"] = columns.pop("step")
+        return {**found, "parameters": _rows(keys, owner, columns, "parameters")}
+
+
+def gather(
+    number: int, rows: Ints, texts: Mapping[int, bytes], files: Sequence[Stored], into: Gathered
+) -> None:
+    """One block of all its ranks; `texts`: its lines, by the row in the launch's `blocks`.
+
+    Lines that cannot be read leave steps out, which records.impossible notices.
+    """
+    alike: dict[_Shape, list[tuple[int, Shift, bytes]]] = defaultdict(list)
+    for row, file in zip(rows.tolist(), files, strict=True):
+        text = texts[row]
+        last = text.rfind(b"\n", 0, -1) + 1
+        begin = 0 if text.find(PARAMETERS, last) >= 0 else last
+        records, _ = decode_records(text if begin == 0 else text[:last])
+        plain = [record for record in records if isinstance(record, Step)]
+        own = [step for step in plain if step.b == number]
+        into.lost += len(plain) - len(own)
+        if own:
+            _add_lines(row, own, file.shift, into)
+        for record in records:
+            if isinstance(record, Packed) and record.b != number:
+                into.lost += record.n
+            elif isinstance(record, Packed) and (numbers := _unpacked(record)) is not None:
+                alike[_Shape(record.i, record.n, record.s, record.c, record.w)].append(
+                    (row, file.shift, numbers)
+                )
+            elif isinstance(record, Block) and record.parameters:
+                each = _flat(record.parameters, 2)
+                into.parameters.add(np.full(len(each), row), np.arange(len(each)), each.T)
+    for shape, pieces in alike.items():
+        _add_packed(shape, pieces, into)
+
+
+def _unpacked(record: PackedRecord) -> bytes | None:
+    """The integers' bytes; None where there are more or fewer than the record says."""
+    size = unpacked_bytes(record)
+    unpacker = zlib.decompressobj()
+    try:
+        numbers = unpacker.decompress(record.z, size + 1)
+    except zlib.error:
+        return None
+    return numbers if len(numbers) == size and unpacker.eof else None
+
+
+def _add_packed(shape: _Shape, pieces: Sequence[tuple[int, Shift, bytes]], into: Gathered) -> None:
+    """Steps of one shape, of many ranks at once."""
+    first, count, stamps, calls, width = shape
+    ranks, columns = len(pieces), stamps + calls * width
+    packed = np.frombuffer(b"".join([numbers for _, _, numbers in pieces]), dtype="<i8")
+    table = packed.reshape(ranks, columns, count).cumsum(axis=2).transpose(1, 0, 2)  # columns x ranks x steps
+    shifts = [shift for _, shift, _ in pieces]
+    rows = np.array([row for row, _, _ in pieces], dtype=np.int64)
+    number = np.broadcast_to(np.arange(first, first + count), (ranks, count))
+    steps = np.zeros((len(_STEP_COLUMNS), ranks, count), dtype=np.int64)
+    steps[:stamps] = table[:stamps]
+    steps[-1] = stamps == PLAIN_WIDTH
+    _move(steps, STAMPS, shifts)
+    into.steps.add(np.repeat(rows, count), number.ravel(), steps.reshape(len(steps), -1))
+    if not calls:
+        return
+    sent = np.empty((len(COLLECTIVE_FIELDS), ranks, count, calls), dtype=np.int64)
+    for column, value in zip(sent[::-1], COLLECTIVE_DEFAULTS[::-1], strict=False):
+        column[...] = value
+    sent[:width] = table[stamps:].reshape(calls, width, ranks, count).transpose(1, 2, 3, 0)
+    _move(sent, COLLECTIVE_STAMPS, shifts)
+    number = np.repeat(number, calls, axis=1)
+    into.collectives.add(np.repeat(rows, count * calls), number.ravel(), sent.reshape(len(sent), -1))
+
+
+def _add_lines(row: int, steps: Sequence[StepRecord], shift: Shift, into: Gathered) -> None:
+    """A rank's steps of a block from a file of schema 1; none where a number has more than 64 bits."""
+    number = np.array([step.i for step in steps], dtype=np.int64)
+    calls = np.array([len(step.c) for step in steps], dtype=np.int64)
+    try:
+        stamps = _table([step.s for step in steps], WIDTHS, np.zeros(len(_STEP_COLUMNS), dtype=np.int64))
+        default = np.array(
+            [0] * (len(COLLECTIVE_FIELDS) - len(COLLECTIVE_DEFAULTS)) + list(COLLECTIVE_DEFAULTS)
+        )
+        sent = _table(list(chain.from_iterable(step.c for step in steps)), COLLECTIVE_WIDTHS, default)
+    except OverflowError:
+        into.lost += len(steps)
+        return
+    _move(stamps.T[:, None], STAMPS, [shift])
+    _move(sent.T[:, None], COLLECTIVE_STAMPS, [shift])
+    stamps[:, -1] = [len(step.s) == PLAIN_WIDTH for step in steps]
+    into.steps.add(np.full(len(steps), row), number, stamps.T)
+    if len(sent):
+        into.collectives.add(np.full(len(sent), row), np.repeat(number, calls), sent.T)
+
+
+def _move(values: Ints, columns: Sequence[int], shifts: Sequence[Shift]) -> None:
+    """Move stamps onto rank 0's clock, in place; `values`: columns x ranks x ..."""
+    for k, shift in enumerate(shifts):
+        if not shift.still:
+            values[columns, k] = shift.at(values[columns, k])
+
+
+def _table(rows: Sequence[Sequence[int]], widths: Iterable[int], default: Ints) -> Ints:
+    """Rows that may end early, as an array; OverflowError where a number has more than 64 bits."""
+    values = np.tile(default, (len(rows), 1))
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    for width in widths:
+        chosen = np.flatnonzero(lengths == width)
+        if chosen.size:
+            of_width = rows if chosen.size == len(rows) else [rows[k] for k in chosen.tolist()]
+            values[chosen, :width] = _flat(of_width, width)
+    return values
+
+
+def _flat(rows: Any, width: int) -> Ints:
+    """Rows of `width` numbers as one array."""
+    return np.fromiter(chain.from_iterable(rows), dtype=np.int64).reshape(-1, width)
+
+
+def _rows(keys: pl.DataFrame, owner: Ints, columns: Mapping[str, Ints], table: str) -> pl.DataFrame:
+    """Rows of a table; `owner`: the row of `keys` that each repeats."""
+    found = {of.name: of for of in keys[owner].iter_columns()}
+    found |= {name: pl.Series(name, of) for name, of in columns.items()}
+    return pl.DataFrame([found[name] for name in SCHEMAS[table]])
