@@ -35,7 +35,7 @@ from ending import exit_with
 from scaling.analysis.predict.mesh_model import MeshModel
 from scaling.analysis.predict.meshes import predicted_step
 from scaling.analysis.predict.units import unit_sources
-from scaling.cli.api import Run, counted_tables
+from scaling.cli.loaded import Run, counted_tables
 from scaling.cli.mesh_prediction import listings
 from scaling.spec.parallel import Mesh
 

@@ -34,7 +34,8 @@ from emulated import MODELS, left_out
 from ending import exit_with
 
 from scaling.analysis.results import Analysis, Measured
-from scaling.cli.api import Run, predict
+from scaling.cli.api import predict
+from scaling.cli.loaded import Run
 from scaling.cli.pipeline import read_analysis
 from scaling.records.paths import RunFolder
 

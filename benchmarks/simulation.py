@@ -32,7 +32,8 @@ from emulated import MODELS, left_out
 from ending import exit_with
 
 from scaling.analysis.simulate.ask import batch_of, mesh_of, simulation
-from scaling.cli.api import Run, predict
+from scaling.cli.api import predict
+from scaling.cli.loaded import Run
 from scaling.cli.pipeline import read_analysis
 from scaling.cli.simulated_machine import Measured
 from scaling.config.simulation import to_simulation

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scaling.analysis.results import Analysis, Comparison, Measured
-    from scaling.cli.api import Run, compare, load, predict
+    from scaling.cli.api import compare, predict
+    from scaling.cli.loaded import Run, load
     from scaling.errors import InputError, ScalingError
     from scaling.worker.data.workload import Workload
     from scaling.worker.probe.probe import Probe
@@ -39,11 +40,11 @@ _HOMES = {
     "InputError": "scaling.errors",
     "Measured": "scaling.analysis.results",
     "Probe": "scaling.worker.probe.probe",
-    "Run": "scaling.cli.api",
+    "Run": "scaling.cli.loaded",
     "ScalingError": "scaling.errors",
     "Workload": "scaling.worker.data.workload",
     "compare": "scaling.cli.api",
-    "load": "scaling.cli.api",
+    "load": "scaling.cli.loaded",
     "predict": "scaling.cli.api",
 }
 """A public name, and the module that defines it."""

@@ -21,22 +21,20 @@ from scaling.spec.run import WhatIf
 def predict_meshes(tables: Tables, plan: Plan, analysis: Analysis, asked: WhatIf) -> Prediction:
     """The prediction. `plan`: with all strategies that were measured side by side."""
     sources = unit_sources(tables, plan, analysis)
-    return mesh_predictions(sources, plan, analysis, asked, listings(plan, asked.fsdp))
+    return mesh_predictions(sources, plan, analysis, asked, listings(plan))
 
 
-def listings(plan: Plan, fsdp: Fsdp | None = None) -> Listings:
-    """Lists of the run's program, each made once. `fsdp`: settings of meshes and topologies that were not run."""
-    known: dict[tuple[Parallel, Mesh, bool, bool, int], Listed] = {}
-    ran = [spec.parallel for spec in plan.spec.strategies]
+def listings(plan: Plan) -> Listings:
+    """Lists of the run's program, each made once."""
+    known: dict[tuple[Parallel, Fsdp, Mesh, bool, int], Listed] = {}
 
     def listed(question: Question, samples: int) -> Listed:
-        parallel, topology = question.parallel, question.topology
-        host, own = topology.backend in HOSTS_OWN, parallel in ran and topology == plan.spec.topology
-        key = (parallel, question.mesh, host, own, samples if parallel.divided else 0)
+        parallel, fsdp, mesh = question.parallel, question.fsdp, question.mesh
+        host = question.topology.backend in HOSTS_OWN
+        key = (parallel, fsdp, mesh, host, samples if parallel.divided else 0)
         if key not in known:
-            settings = plan.spec.fsdp if own or fsdp is None else fsdp
-            spec = dataclasses.replace(plan.spec.strategies[0], parallel=parallel, fsdp=settings)
-            known[key] = listing(Listing(spec=spec, mesh=question.mesh, host=host, samples=samples))
+            spec = dataclasses.replace(plan.spec.strategies[0], parallel=parallel, fsdp=fsdp)
+            known[key] = listing(Listing(spec=spec, mesh=mesh, host=host, samples=samples))
         return known[key]
 
     return listed

@@ -6,7 +6,7 @@ from scaling.analysis.results.simulation import SimulatedBacktest
 from scaling.analysis.simulate import links, measured
 from scaling.analysis.simulate.ask import batch_of, mesh_of, simulation
 from scaling.analysis.simulate.inputs import assumed
-from scaling.cli.api import Run, sources_of, tables_of
+from scaling.cli.loaded import Run, sources_of, tables_of
 from scaling.config.simulation import Asked
 from scaling.launchers.simulate import simulate
 from scaling.records.launch import Launches

@@ -13,7 +13,7 @@ from scaling.analysis.network.ring import NoPathError
 from scaling.analysis.results.simulation import SimulatedPoint, SimulationResults
 from scaling.analysis.simulate.ask import batch_of, mesh_of, simulation
 from scaling.analysis.simulate.outcome import point, unlike
-from scaling.cli.api import Run
+from scaling.cli.loaded import Run
 from scaling.cli.output import say
 from scaling.cli.simulated_machine import Machine, Measured
 from scaling.config.simulation import Asked, to_simulation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ def answer(module: str, asked: Any, kind: type[Answer], *, what: str, limit_s: f
             input=json.dumps(codec.encode(asked)),
             capture_output=True,
             text=True,
+            errors="replace",  # a library may print anything
             timeout=limit_s,
             check=False,
             env={**os.environ, "PYTHONPATH": resources.import_path(), "OMP_NUM_THREADS": "1"},
@@ -37,5 +39,17 @@ def answer(module: str, asked: Any, kind: type[Answer], *, what: str, limit_s: f
         return codec.decode(kind, json.loads(done.stdout))
     except ValueError:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        said = lines[-1] if lines else f"it ended with {done.returncode}"
+        said = lines[-1] if lines and done.returncode >= 0 else _ended(done.returncode)
         raise ScalingError(f"{what} gave no answer: {said}") from None
+
+
+def _ended(status: int) -> str:
+    """How a process ended, by its exit status."""
+    if status >= 0:
+        return f"it ended with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    memory = ", as the kernel does where memory runs out" if -status == signal.SIGKILL else ""
+    return f"it was ended by {name}{memory}"

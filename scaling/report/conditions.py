@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from scaling.analysis.results import LAUNCHES_MIN, RunInfo
 from scaling.plain import plain
 from scaling.report.asked import case_batches, precisions
 from scaling.report.text import count, moment, ranks
+from scaling.spec.parallel import Fsdp, show_reshard
 from scaling.spec.plan import HARNESS, PUBLISHED, TRACE, Plan
 from scaling.spec.run import Ddp, Inject, Spec
 from scaling.units import format_duration, format_rate
@@ -68,6 +69,8 @@ def _plan_lines(plan: Plan) -> list[tuple[str, str]]:
         lines.append(
             ("strategies", f"{named}, in turns in one launch; figures without a name are the first one's")
         )
+    elif spec.parallel.sharded:
+        lines.append(("parallel", _strategy(spec)))
     lines.append(("topology", f"{top.name}, {hosts}"))
     if top.hosts > 1 or top.link.rate_bit_s is not None:
         rate = "rate unknown" if top.link.rate_bit_s is None else f"{format_rate(top.link.rate_bit_s)} a host"
@@ -89,6 +92,22 @@ def _plan_lines(plan: Plan) -> list[tuple[str, str]]:
     return lines
 
 
+def _strategy(spec: Spec) -> str:
+    """The strategy and its mesh at the largest world size."""
+    n = max(spec.world_sizes)
+    degrees = " x ".join(f"{axis.name} {axis.size}" for axis in spec.parallel.mesh(n).dimensions)
+    by_tokens = ", tokens divided between divided layers (sequence)" if spec.parallel.sequence else ""
+    return f"{spec.parallel.name}{f', {degrees} at {ranks(n)}' if degrees else ''}{by_tokens}"
+
+
+def _fsdp(spec: Spec) -> list[str]:
+    """The settings of fully_shard that are not torch's usual ones, as they are written."""
+    usual = Fsdp()
+    reshard = [] if spec.fsdp.reshard == usual.reshard else [show_reshard(spec.fsdp.reshard)]
+    named = [f"fsdp.reshard_after_forward={value}" for value in reshard]
+    return named + _changed("fsdp.", replace(spec.fsdp, reshard=usual.reshard), usual)
+
+
 def _settings(spec: Spec) -> list[str]:
     """Settings of the whole run. Those that vary between cases are left out, since each case names its own."""
     varied = {f.name for f in fields(spec.vary) if getattr(spec.vary, f.name)}
@@ -98,9 +117,10 @@ def _settings(spec: Spec) -> list[str]:
         if f.default is False and f.name not in {"batch_max", *varied} and getattr(spec, f.name)
     ]
     environment = [f"env.{name}={value}" for name, value in spec.env.items()]
-    return [f"{name}=true" for name in switches] + _changed("ddp.", spec.ddp, Ddp()) + environment
+    of_strategy = [*_changed("ddp.", spec.ddp, Ddp()), *_fsdp(spec)]
+    return [f"{name}=true" for name in switches] + of_strategy + environment
 
 
-def _changed(prefix: str, settings: Ddp | Inject, default: Ddp | Inject) -> list[str]:
+def _changed(prefix: str, settings: Ddp | Fsdp | Inject, default: Ddp | Fsdp | Inject) -> list[str]:
     pairs = ((f.name, getattr(settings, f.name), getattr(default, f.name)) for f in fields(settings))
     return [f"{prefix}{name}={str(value).lower()}" for name, value, usual in pairs if value != usual]

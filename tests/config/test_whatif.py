@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 from support.commands import refused
+from support.results import plan
 
 from scaling.cli.main import main
-from scaling.config.compose import requests
+from scaling.config.compose import changed, requests
+from scaling.config.whatif import to_whatif
 from scaling.records.paths import RunFolder
 from scaling.resources import folder
 
@@ -294,3 +297,18 @@ def test_a_contended_run_is_not_predicted_from_unless_asked_to(capsys, simulate,
     assert "9 of 16 compute blocks waited" in said
     assert "--anyway" in said
     assert predicted(capsys, path, "world_sizes=[4]", "--anyway")["points"][0]["step_ms"]
+
+
+def asked_of(words, *overrides):
+    """The what-if of a run with these words."""
+    (one,) = requests("run", ["topology=emulated_pcie", *words]).items
+    after, before = changed(one.yaml, list(overrides))[::-1]
+    return to_whatif(after, before, dataclasses.replace(plan(), spec=one.spec)), one.spec
+
+
+def test_settings_of_fully_shard_are_the_runs_until_they_are_changed():
+    words = ("parallel=fsdp", "model=synthetic", "world_sizes=[1,2]")
+    asked, spec = asked_of(words)
+    assert (asked.fsdp, asked.parallel) == (spec.fsdp, spec.parallel)
+    asked, spec = asked_of(words, "fsdp.reshard_after_forward=false")
+    assert asked.fsdp == dataclasses.replace(spec.fsdp, reshard=0)

@@ -1,6 +1,7 @@
 import dataclasses
 
 from scaling.report.conditions import conditions
+from scaling.spec.parallel import Fsdp, Parallel
 from scaling.spec.run import Vary
 
 
@@ -34,3 +35,17 @@ def test_how_ranks_were_bound_to_cores_is_said(sample):
     assert launched("bound (node)").endswith(", ranks bound (node)")
     assert launched("not bound: numactl is missing").endswith(", ranks not bound: numactl is missing")
     assert "bound" not in launched("")
+
+
+def test_a_strategy_other_than_ddp_is_named_with_its_mesh_and_settings(sample):
+    def shown(**changes):
+        spec = dataclasses.replace(sample.spec(), world_sizes=(1, 8), **changes)
+        return dict(conditions(sample.good().run, sample.plan(spec)))
+
+    hsdp = Parallel(name="hsdp", replicate=-1, shard=2)
+    found = shown(parallel=hsdp, fsdp=Fsdp(reshard=0, prefetch=2))
+    assert found["parallel"] == "hsdp, replicate 4 x shard 2 at 8 ranks"
+    assert found["settings"] == "fsdp.reshard_after_forward=false, fsdp.prefetch=2"
+    divided = Parallel(name="tp", replicate=1, tensor=-1, sequence=True)
+    assert shown(parallel=divided)["parallel"].startswith("tp, tensor 8 at 8 ranks, tokens divided")
+    assert "parallel" not in shown()

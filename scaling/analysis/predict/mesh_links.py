@@ -14,7 +14,7 @@ from scaling.analysis.predict.fabrics import carries
 from scaling.analysis.predict.units import UnitSource
 from scaling.analysis.simulate import links
 from scaling.spec.listing import Listed
-from scaling.spec.parallel import Mesh, Parallel
+from scaling.spec.parallel import Fsdp, Mesh, Parallel
 from scaling.spec.topology import Topology
 
 UNKNOWN_INSIDE = (
@@ -25,9 +25,10 @@ UNKNOWN_INSIDE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A mesh on a topology."""
+    """A mesh on a topology, and how fully_shard is called there."""
 
     parallel: Parallel
+    fsdp: Fsdp
     topology: Topology
     mesh: Mesh
 

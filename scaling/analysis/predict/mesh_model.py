@@ -31,7 +31,7 @@ class MeshModel:
 
     def __init__(self, sources: Sequence[UnitSource], plan: Plan, listings: Listings) -> None:
         self._sources, self._spec, self._listings = list(sources), plan.spec, listings
-        self.own = plan.spec.topology
+        self.own, self.fsdp = plan.spec.topology, plan.spec.fsdp
 
     def listed(self, question: Question) -> Listed:
         """What is sent there, with the run's batch."""
@@ -156,7 +156,7 @@ class MeshModel:
 
         The ratio is of the simulated step at the asked mesh to the one at the measured mesh.
         """
-        measured = Question(parallel=source.parallel, topology=self.own, mesh=source.mesh)
+        measured = Question(parallel=source.parallel, fsdp=self.fsdp, topology=self.own, mesh=source.mesh)
         before = self.step_ns(source, measured)
         upright = self.step_ns(source, question)
         if measured == question:

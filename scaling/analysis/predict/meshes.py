@@ -29,7 +29,6 @@ from scaling.spec.plan import Plan
 from scaling.spec.run import WhatIf
 from scaling.spec.topology import Topology
 
-NS_MS = 1e6
 RESERVED = 0.95
 """Share of a device's memory that tensors can have: the rest is the driver's, the context's and the communicators'."""
 
@@ -39,6 +38,7 @@ def mesh_predictions(
 ) -> Prediction:
     """Everything that `scaling predict` shows of a run with sharded strategies."""
     own, parallel = plan.spec.topology, asked.parallel or plan.spec.parallel
+    fsdp = asked.fsdp or plan.spec.fsdp
     model = MeshModel(sources, plan, listings)
     tests = backtests(sources, plan, listings)
     doubt = math.sqrt(sum(test.error**2 for test in tests) / len(tests)) if tests else 0.0
@@ -47,7 +47,7 @@ def mesh_predictions(
     notes: list[str] = []
     for n in asked.world_sizes:
         hosts = asked.topology.hosts_of(n)
-        question = Question(parallel=parallel, topology=asked.topology, mesh=parallel.mesh(n))
+        question = Question(parallel=parallel, fsdp=fsdp, topology=asked.topology, mesh=parallel.mesh(n))
         source = model.start(question)
         cannot = "one rank alone is measured, not predicted" if n == 1 else model.cannot(question, source)
         if source is None or cannot:
@@ -181,7 +181,7 @@ def predicted_step(model: MeshModel, parallel: Parallel, n: int) -> tuple[UnitSo
 
     None where it cannot be predicted.
     """
-    question = Question(parallel=parallel, topology=model.own, mesh=parallel.mesh(n))
+    question = Question(parallel=parallel, fsdp=model.fsdp, topology=model.own, mesh=parallel.mesh(n))
     source = model.start(question)
     if source is None or model.cannot(question, source):
         return None

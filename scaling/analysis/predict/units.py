@@ -44,7 +44,7 @@ class UnitSource:
     world_size: int
     step_ms: Measured
     bare_ms: Measured | None
-    """One rank alone with the whole model; None: it was not measured."""
+    """What a step's samples take one rank alone, over the ranks; None: it was not measured."""
     own: OwnTimes
     moved_ns: Mapping[tuple[str, bool], float]
     """By kind, and whether between hosts: time of a byte of the step's collectives, less their latency.
@@ -138,11 +138,22 @@ def _of_strategy(
             parallel=parallel,
             world_size=n,
             step_ms=point.step_ms,
-            bare_ms=point.arms_ms.bare_one,
+            bare_ms=_alone_ms(point, plan.spec.mode),
             own=own,
             moved_ns=moved,
             alpha_ns=alpha,
         )
+
+
+def _alone_ms(point: Point, mode: str) -> Measured | None:
+    """`arms_ms.bare_one` has a rank's part of the batch; with strong scaling one rank alone takes the whole batch."""
+    if mode == "weak" or point.arms_ms.bare_one is None:
+        return point.arms_ms.bare_one
+    if (
+        point.loss is None or point.efficiency is None or point.step_ms is None
+    ):  # efficiency is not over one rank
+        return None
+    return Measured(point.efficiency.value * point.step_ms.value)
 
 
 def step_ns(

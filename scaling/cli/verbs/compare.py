@@ -9,7 +9,8 @@ from typing import Any
 from rich.console import Console
 
 from scaling.analysis.compare.runs import Gate, gate
-from scaling.cli.api import Run, sweep_of
+from scaling.cli.api import sweep_of
+from scaling.cli.loaded import Run
 from scaling.cli.output import print_json, say, warn
 from scaling.cli.pipeline import read_analysis
 from scaling.cli.studying import make_study, same_script, show_study

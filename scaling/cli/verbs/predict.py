@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from scaling.cli.api import Run, predict
+from scaling.cli.api import predict
+from scaling.cli.loaded import Run
 from scaling.cli.output import print_json
 from scaling.cli.simulated_run import print_outcomes
 from scaling.cli.simulating import from_run

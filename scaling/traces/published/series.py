@@ -170,7 +170,7 @@ def _rate(log: RunLog, batch: int, devices: int) -> tuple[float | None, str, str
         for size in sizes
         for unit, scale in (("job", 1), ("device", devices))
     ]
-    off, rate, unit = min(fits)
+    off, rate, unit = min(fits, key=lambda one: one[0])  # with one device both are the job's
     if off > AGREE:
         if len(sizes) > 1:
             return None, "", "its throughput fits neither unit, and its train_samples may be samples or steps"

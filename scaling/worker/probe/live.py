@@ -34,11 +34,16 @@ class Live:
 def summary(number: int, steps: Sequence[StepRow]) -> str:
     """`scaling: step 1200: 98.1 ms on rank 0; input 1%, forward 20%, ...`, from steps of rank 0."""
     whole = sum(step.end_ns - step.begin_ns for step in steps)
-    waits = sum(step.sync_end_ns - step.compute_end_ns for step in steps)
+    in_forward = sum(step.buffer_wait_ns + step.forward_wait_ns for step in steps)
+    in_backward = sum(
+        step.sync_end_ns - step.compute_end_ns + step.earlier_wait_ns + step.backward_wait_ns
+        for step in steps
+    )
     phases = ("input", "forward", "backward", "optimizer")
     parts = {phase: sum(getattr(step, f"{phase}_ns") for step in steps) for phase in phases}
     host = whole - sum(parts.values())
-    parts["backward"] -= waits
-    parts |= {"communication": waits, "host": host}
+    parts["forward"] -= in_forward
+    parts["backward"] -= in_backward
+    parts |= {"communication": in_forward + in_backward, "host": host}
     text = ", ".join(f"{name} {ns / whole:.0%}" for name, ns in parts.items())
     return f"scaling: step {number}: {whole / len(steps) / 1e6:.1f} ms on rank 0; {text}"

@@ -14,7 +14,7 @@ from scaling.analysis.predict.own_times import OwnTimes
 from scaling.analysis.predict.units import UnitSource
 from scaling.analysis.results import Measured
 from scaling.spec.listing import Listed, ListedCollective, ListedMark
-from scaling.spec.parallel import Parallel
+from scaling.spec.parallel import Fsdp, Parallel
 from scaling.spec.run import WhatIf
 from scaling.spec.topology import Link, Topology
 
@@ -57,6 +57,8 @@ def listings(question, samples):
             sent.append(ListedCollective(kind=kind, phase=phase, unit=0, axis=axis, ranks=ranks, bytes=size))
 
     add("all_gather", "forward", "shard", part)
+    if question.fsdp.reshard > 1:
+        add("all_gather", "backward", "shard", part)
     add("all_reduce", "forward", "tensor", samples * SAMPLE)
     add("reduce_scatter", "backward", "shard", part)
     add("all_reduce", "backward", "replicate", part // mesh.shard)
@@ -88,7 +90,7 @@ def source(n=2):
     )
 
 
-def predicted(parallel=FSDP, n=2, where=None, sources=None, own=None):
+def predicted(parallel=FSDP, n=2, where=None, sources=None, own=None, **fsdp):
     run = plan()
     spec = dataclasses.replace(run.spec, parallel=FSDP, topology=own or topology(), world_sizes=(2,))
     run = dataclasses.replace(run, spec=spec)
@@ -106,7 +108,7 @@ def predicted(parallel=FSDP, n=2, where=None, sources=None, own=None):
         compression=1.0,
         without_straggler=False,
         parallel=parallel,
-        fsdp=spec.fsdp,
+        fsdp=dataclasses.replace(spec.fsdp, **fsdp),
     )
     return mesh_predictions([source()] if sources is None else sources, run, good(), asked, listings)
 
@@ -119,6 +121,14 @@ def step_ms(moved, rate=1.0):
 def test_what_was_measured_is_predicted_as_measured():
     (point,) = predicted().points
     assert (point.step_ms.value, point.step_ms.low) == pytest.approx((step_ms(1), step_ms(1) - 1))
+
+
+def test_a_setting_of_fully_shard_that_changes_alone_is_predicted():
+    """This program gathers again in backward where it keeps a part of a unit's parameters."""
+    (point,) = predicted(reshard=2).points
+    assert point.step_ms.value == pytest.approx(step_ms(1.5))
+    (point,) = predicted(n=4, reshard=2).points
+    assert point.step_ms.value == pytest.approx(step_ms(3 * 3 / 4))
 
 
 @pytest.mark.parametrize(
@@ -228,7 +238,7 @@ def test_two_measured_meshes_predict_all_others(name, other):
     run = dataclasses.replace(run, spec=dataclasses.replace(run.spec, parallel=HSDP, topology=where))
     both = [measured_mesh(HSDP), measured_mesh(other)]
     model = MeshModel(both, run, listings)
-    question = Question(parallel=parallel, topology=where, mesh=parallel.mesh(4))
+    question = Question(parallel=parallel, fsdp=Fsdp(), topology=where, mesh=parallel.mesh(4))
     start = model.start(question)
     found = start.step_ms.value * model.leans(start, question)[0][2]
     assert found == pytest.approx(truth_ms(parallel))
@@ -238,7 +248,7 @@ def test_what_a_point_is_made_from_is_said():
     run, where = plan(), topology(**TWO_BY_TWO)
     run = dataclasses.replace(run, spec=dataclasses.replace(run.spec, parallel=HSDP, topology=where))
     model = MeshModel([measured_mesh(HSDP), measured_mesh(FSDP_TP)], run, listings)
-    question = Question(parallel=TP, topology=where, mesh=TP.mesh(4))
+    question = Question(parallel=TP, fsdp=Fsdp(), topology=where, mesh=TP.mesh(4))
     said = " ".join(model.notes(model.start(question), question))
     assert "tp at 4: from fsdp_tp at 4" in said
     assert "it is a + b / degree through 1 and 2" in said
@@ -257,7 +267,7 @@ def test_a_strong_run_says_where_the_batch_of_a_rank_would_be_another():
     run = plan()
     spec = dataclasses.replace(run.spec, parallel=FSDP, topology=topology(), mode="strong", global_batch=64)
     model = MeshModel([source()], dataclasses.replace(run, spec=spec), listings)
-    question = Question(parallel=FSDP, topology=topology(hosts=4), mesh=FSDP.mesh(4))
+    question = Question(parallel=FSDP, fsdp=Fsdp(), topology=topology(hosts=4), mesh=FSDP.mesh(4))
     assert "another part of it over 4 ranks" in model.cannot(question, model.start(question))
 
 
@@ -268,7 +278,7 @@ def test_what_fully_shard_adds_is_taken_off_where_nothing_is_sharded():
     known = measured_mesh(HSDP)
     own = dataclasses.replace(known.own, bare={"forward": 15 * MS, "backward": 15 * MS})
     model = MeshModel([dataclasses.replace(known, own=own)], run, listings)
-    question = Question(parallel=DDP, topology=where, mesh=DDP.mesh(4))
+    question = Question(parallel=DDP, fsdp=Fsdp(), topology=where, mesh=DDP.mesh(4))
     start = model.start(question)
     found = start.step_ms.value * model.leans(start, question)[0][2]
     assert found == pytest.approx(truth_ms(DDP) - 10)

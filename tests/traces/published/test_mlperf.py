@@ -204,3 +204,19 @@ def test_a_submission_as_it_lies_in_its_repository(tmp_path):
     (one,) = import_mlperf([str(tmp_path)])
     (point,) = one.analysis.points
     assert (one.analysis.run.topology, point.world_size, point.hosts) == ("Somebody Machine", 8, 2)
+
+
+def test_the_throughput_of_one_device_is_the_jobs(tmp_path):
+    """It is both; a series whose logs all state the job's must not be said to hold one device's."""
+    paths = [
+        mllogs.write(
+            tmp_path / str(n),
+            mllogs.log(devices=n, stated="job"),
+            number_of_nodes="1",
+            accelerators_per_node=str(n),
+        )
+        for n in (1, 8)
+    ]
+    (one,) = import_mlperf(list(map(str, paths)))
+    assert [run.unit for size in one.series.sizes for run in size.runs] == ["job", "job"]
+    assert not any("of one device, not of the job" in said for said in one.analysis.quality.warnings)

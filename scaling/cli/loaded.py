@@ -1,0 +1,160 @@
+"""A run from Python: its plan, its analysis and its tables, read when they are first asked for.
+
+`scaling` itself exports Run and load, and docs/api.md shows them at work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from functools import cached_property
+from pathlib import Path
+
+import polars as pl
+
+from scaling.analysis.predict.change import Source
+from scaling.analysis.predict.sources import read_sources
+from scaling.analysis.results import Analysis, Point
+from scaling.analysis.strategies import of_strategy
+from scaling.cli.pipeline import read_analysis, read_tables
+from scaling.errors import InputError
+from scaling.records.access import LATEST, find_run
+from scaling.records.check import checked
+from scaling.records.columns import SCHEMAS
+from scaling.records.facts import as_recorded
+from scaling.records.run import read_plan
+from scaling.records.spill import in_memory
+from scaling.records.tables import Tables, collect
+from scaling.report.brief import brief, brief_html
+from scaling.spec.plan import Plan
+
+
+class Run:
+    """A measured run. Its parts are read from the run's folder when they are first asked for, and kept."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """A folder that `scaling run`, `scaling trace` or a Probe made, or a file in it; "latest". InputError else."""
+        self.folder = find_run(Path(path))
+        """The names of all files of the run, such as `run.folder.report_html`."""
+
+    @property
+    def path(self) -> Path:
+        """The run's folder."""
+        return self.folder.path
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What was to run: the settings in `plan.spec`, a trial for each world size. InputError for a damaged file."""
+        return read_plan(self.folder)
+
+    @cached_property
+    def analysis(self) -> Analysis:
+        """The whole of analysis.json; made from the rank files where it is missing.
+
+        InputError where it cannot be read; ScalingError where nothing was measured.
+        """
+        try:
+            return read_analysis(self.folder)
+        except OSError as error:
+            raise InputError(f"{error.filename or self.path}: {error.strerror}") from error
+
+    def point(self, world_size: int) -> Point:
+        """The results at one world size. InputError where the run has none of it."""
+        found = {p.world_size: p for p in self.analysis.points}
+        if world_size not in found:
+            there = ", ".join(map(str, found)) or "none (see analysis.inference and analysis.training)"
+            raise InputError(f"{self.path}: no world size {world_size}; the run has {there}")
+        return found[world_size]
+
+    @property
+    def steps(self) -> pl.DataFrame:
+        """A row for each timed step and rank. Stamps are ns on rank 0's clock, durations ns."""
+        return self._table("steps")
+
+    @property
+    def buckets(self) -> pl.DataFrame:
+        """A row for each gradient bucket, step and rank: bytes, and when it was ready, launched and done, ns."""
+        return self._table("buckets")
+
+    @property
+    def fabric(self) -> pl.DataFrame:
+        """A row for each message of the size sweep and rank: bytes, launched and done, ns."""
+        return self._table("fabric")
+
+    @property
+    def blocks(self) -> pl.DataFrame:
+        """A row for each block of steps and rank: arm, round, begin and end, CPU time, all times in ns."""
+        return self._table("blocks")
+
+    def __repr__(self) -> str:
+        return f"Run {self.path}\n{brief(self.analysis)}"
+
+    def _repr_html_(self) -> str:
+        return brief_html(self.analysis, str(self.path))
+
+    @cached_property
+    def _tables(self) -> Tables:
+        return read_tables(self.folder, self.plan)
+
+    def _table(self, name: str) -> pl.DataFrame:
+        """A table from its Parquet file; from the rank files where that is missing, damaged or has other columns."""
+        path = self.folder.table(name)
+        if path.is_file() and "_tables" not in self.__dict__:
+            with contextlib.suppress(pl.exceptions.PolarsError, OSError):  # a damaged file is made again
+                frame = pl.read_parquet(path)
+                if set(SCHEMAS[name]) <= set(frame.columns):
+                    return frame
+        if not _has_records(self):
+            raise InputError(
+                f"{self.path}: no table {name} that can be read, and no rank files to make it from"
+            )
+        return in_memory(getattr(self._tables, name))
+
+    @cached_property
+    def _sources(self) -> tuple[Source, ...]:
+        return sources_with(self, 0)
+
+
+def tables_of(run: Run) -> Tables:
+    """All records of a run, as checked as its analysis has them."""
+    return run._tables  # noqa: SLF001  not for users: the frozen API has the tables one by one
+
+
+def sources_of(run: Run) -> tuple[Source, ...]:
+    """What predictions start from: one for each measured world size above 1."""
+    return run._sources  # noqa: SLF001
+
+
+def load(path: str | os.PathLike[str] = LATEST) -> Run:
+    """Open a run by its folder, or by a file in it; "latest" is the newest run below ./runs.
+
+    Reads the plan and the analysis, so that a damaged run fails here. InputError with one line; ScalingError where
+    the run measured nothing.
+    """
+    run = Run(path)
+    _ = run.plan, run.analysis
+    return run
+
+
+def counted_tables(run: Run) -> tuple[Tables, Plan]:
+    """Checked tables of a run with all its strategies, and the plan as recorded. InputError without rank files."""
+    if not _has_records(run):
+        raise InputError(f"{run.path}: has no rank files, from which a prediction starts")
+    tables = checked(collect(run.folder, run.plan), run.plan)
+    return tables, as_recorded(run.plan, tables.blocks)[0]
+
+
+def sources_with(run: Run, seed: int) -> tuple[Source, ...]:
+    """Measurements that predictions start from, resampled with `seed` added to the run's; none without rank files."""
+    if not _has_records(run):
+        return ()
+    spec = dataclasses.replace(run.plan.spec, seed=run.plan.spec.seed + seed)
+    plan = dataclasses.replace(run.plan, spec=spec)
+    tables = checked(collect(run.folder, plan), plan)
+    return read_sources(*of_strategy(tables, as_recorded(plan, tables.blocks)[0]))
+
+
+def _has_records(run: Run) -> bool:
+    """Whether the rank files exist; traces and kept baselines have none."""
+    return any(run.path.glob("launches/*/rank-*.jsonl"))

@@ -1,0 +1,57 @@
+"""A worker that gives no answer is told by what it printed last, or by how it ended."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from scaling import resources
+from scaling.errors import ScalingError
+from scaling.launchers.answer import TooLongError, answer
+from scaling.spec.promise import Sample
+
+ASKED = Sample(batch=2, step_s=1.0)
+PROGRAMS = {
+    "echoes": "import sys; sys.stdout.write(sys.stdin.read())",
+    "is_killed": "import os, sys; print('begun', file=sys.stderr); os.kill(os.getpid(), 9)",
+    "says_why": "import sys; sys.stderr.buffer.write(b'\\xff odd bytes\\nno such model\\n'); sys.exit(1)",
+    "says_nothing": "raise SystemExit(3)",
+    "waits": "import time; time.sleep(60)",
+}
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    for name, text in PROGRAMS.items():
+        (tmp_path / f"{name}.py").write_text(text + "\n")
+    monkeypatch.setattr(resources, "import_path", lambda: str(tmp_path))
+    return lambda name, limit_s=30: answer(name, ASKED, Sample, what="the step", limit_s=limit_s)
+
+
+def test_an_answer_is_decoded(asked):
+    assert asked("echoes") == ASKED
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "is_killed",
+            "the step gave no answer: it was ended by SIGKILL, as the kernel does where memory runs out",
+        ),
+        ("says_why", "the step gave no answer: no such model"),
+        ("says_nothing", "the step gave no answer: it ended with status 3"),
+    ],
+)
+def test_where_there_is_none_the_message_says_why(asked, name, said):
+    with pytest.raises(ScalingError) as error:
+        asked(name)
+    assert str(error.value) == said
+
+
+def test_a_worker_that_takes_too_long_is_ended(asked):
+    begin = time.monotonic()
+    with pytest.raises(TooLongError):
+        asked("waits", 0.5)
+    assert time.monotonic() - begin < 30
