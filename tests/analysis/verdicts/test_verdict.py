@@ -332,10 +332,12 @@ def test_a_host_whose_ranks_are_all_late_is_named(plan):
     assert "all ranks of host 1 are late: look at what they share" in found.evidence
 
 
-def test_over_several_ranks_no_cause_is_told_and_a_longer_run_would_not_help(plan):
-    (found,) = verdicts(replace(point({}), loss=None, efficiency=about(0.5), base_world_size=2), plan)
+@pytest.mark.parametrize(("mode", "whole"), [("weak", "model"), ("strong", "batch")])
+def test_over_several_ranks_no_cause_is_told_and_a_longer_run_would_not_help(plan, mode, whole):
+    over_two = replace(point({}), loss=None, efficiency=about(0.5), base_world_size=2)
+    (found,) = verdicts(over_two, with_spec(plan, mode=mode))
     assert found.cause == "undecided"
-    assert "no rank ran the whole batch alone" in found.evidence[0]
+    assert f"no rank ran the whole {whole} alone" in found.evidence[0]
     assert not [line for line in found.evidence if "measure=" in line]
 
 
