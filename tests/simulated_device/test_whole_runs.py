@@ -94,6 +94,30 @@ def test_a_rank_that_is_late_in_its_forward(tmp_path):
     assert point["loss"]["straggler"]["value"] * point["step_ms"]["value"] == pytest.approx(30, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "rank"),
+    [(("parallel=tp", "world_sizes=[1,2]"), 1), (("parallel=fsdp_tp", "world_sizes=[4]"), 2)],
+    ids=["tp", "fsdp_tp"],
+)
+def test_a_slow_loader_of_one_rank_of_a_tensor_group(tmp_path, mesh, rank):
+    """A host that takes 60 ms a step for its batch is behind its device, which computes 30 of them.
+
+    The others of its group wait for it in their first layer, and no phase of theirs is blamed.
+    """
+    slow = (f"inject.rank={rank}", "inject.input_ms=60")
+    size = ("topology.ranks_per_host=4", "model.param_mb=8", "model.layers=2", "model.activations=1024")
+    document, done = run(tmp_path, "model=synthetic", *mesh, *size, *slow)
+    point = document["points"][-1]
+    assert (point["straggler"]["rank"], point["straggler"]["phase"]) == (rank, "input")
+    step = point["step_ms"]["value"]
+    assert step >= 60
+    without = 30 + point["parts_ms"]["exposed_transfer"]["value"]
+    assert point["loss"]["straggler"]["value"] * step == pytest.approx(step - without, rel=0.05)
+    main = next(v for v in document["verdicts"] if v["world_size"] == point["world_size"])
+    assert main["cause"] in ("straggler", "input")
+    assert f"ank {rank}" in " ".join(done.stdout.split())
+
+
 def test_gpt2_whose_kernels_take_their_time(tmp_path):
     """A real language model with AdamW, whose tryout times its steps on the device."""
     document, done = run(tmp_path, *GPT2)

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from scaling.errors import InputError
-from scaling.spec.parallel import Mesh
+from scaling.spec.parallel import Mesh, every_mesh
 from scaling.worker.models import language
 from scaling.worker.parallel.tensor import auto_plan, divide
 
@@ -69,6 +69,14 @@ def test_losses_gradients_and_weights_are_those_of_whole_models(all_ranks, world
         assert found["loss"] < 2e-6
         assert found["gradients"] < 1e-5  # of the tensor's largest
         assert found["weights"] < 2e-6
+
+
+@pytest.mark.parametrize(("world", "tried"), [(2, OF_TWO), (4, OF_FOUR)])
+def test_every_mesh_that_divides_layers_is_tried(world, tried):
+    """Those of whole layers are in test_strategies."""
+    names = {mesh.removesuffix(" tokens") for _, mesh, _ in tried}
+    found = {dataclasses.replace(MESHES[name], tensor=min(world, MESHES[name].tensor)) for name in names}
+    assert found == {p.mesh(world) for p in every_mesh(world, world) if p.tensor > 1}
 
 
 @pytest.mark.slow
