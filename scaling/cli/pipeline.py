@@ -6,7 +6,8 @@ All of it can be deleted and rebuilt.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from scaling.analysis.about import Ending
@@ -80,23 +81,42 @@ def read_analysis(folder: RunFolder) -> Analysis:
     return within(read_json(folder.analysis, Analysis, SCHEMA, remedy=remedy))
 
 
-def read_tables(folder: RunFolder, plan: Plan, found: Preflight | None = None) -> Tables:
-    """The rank files as tables, with the telemetry of each block. `found`: the preflight, if already read."""
-    samples = (found or preflight.inspect(Launches(folder, plan))).samples
-    tables = read_checked(folder, plan)
-    return dataclasses.replace(tables, blocks=clocks.with_telemetry(tables.blocks, samples))
+def read_tables(folder: RunFolder, plan: Plan) -> Tables:
+    """The rank files as tables, with the telemetry of each block."""
+    return _inspected(folder, plan, Launches(folder, plan))[0]
+
+
+def _inspected(folder: RunFolder, plan: Plan, launches: Launches) -> tuple[Tables, Preflight]:
+    """The tables and the preflight. Telemetry is read while other processes read the rank files of a large run."""
+    with ThreadPoolExecutor(1) as beside:
+        inspecting = beside.submit(preflight.inspect, launches)
+        tables = read_checked(folder, plan)
+        found = inspecting.result()
+    return dataclasses.replace(tables, blocks=clocks.with_telemetry(tables.blocks, found.samples)), found
 
 
 def rebuild(folder: RunFolder) -> Rebuilt:
     """Read a run's records and write everything derived from them. ScalingError when no block was measured."""
-    rebuilt, tables, launches = derive(folder)
-    write_tables(folder, tables)
+    with ThreadPoolExecutor(1) as beside:  # a large run's tables take seconds, and analysis has one core
+        writing: list[Future[None]] = []
+
+        def write(tables: Tables) -> None:
+            writing.append(beside.submit(write_tables, folder, tables))
+
+        rebuilt, _, launches = derive(folder, write)
+        for one in writing:
+            one.result()
     _write(folder, rebuilt, launches)
     return rebuilt
 
 
-def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches]:
-    """Everything that a run's records give, and the records themselves; writes nothing. Errors as `rebuild`."""
+def derive(
+    folder: RunFolder, once_read: Callable[[Tables], None] = lambda _tables: None
+) -> tuple[Rebuilt, Tables, Launches]:
+    """Everything that a run's records give, and the records themselves; writes nothing. Errors as `rebuild`.
+
+    `once_read`: called with the tables before they are analysed.
+    """
     plan = read_plan(folder)
     if plan.source == TRACE:
         raise InputError(f"{folder.path}: made from profiler traces; run `scaling trace` on them again")
@@ -106,8 +126,7 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches]:
         )
     status, launches = read_status(folder), Launches(folder, plan)
     plan = dataclasses.replace(plan, content=launches.content or plan.content)
-    found = preflight.inspect(launches)
-    tables = read_tables(folder, plan, found)
+    tables, found = _inspected(folder, plan, launches)
     plan, differing = as_recorded(plan, tables.blocks)
     check_meshes(plan, folder.plan)
     if differing:  # it may have other ranks
@@ -116,6 +135,7 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches]:
     if tables.empty:
         errors = [*(t.error for t in trials if t.error), *map(str, tables.gaps), "no worker wrote a record"]
         raise ScalingError(f"{folder.path}: nothing was measured: {errors[0]}")
+    once_read(tables)
     grown = memory.growth(tables.memory, tables.blocks)
     largest = read_largest(folder)
     ending = _ending(plan, tables, launches, status, trials, found, grown, largest)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,14 @@ DRIFT = 20e-6
 """Assumed drift between two kernels' clocks where nothing better is known: ns per ns, so 20 us per second."""
 
 
+class Compared(NamedTuple):
+    """A comparison with rank 0's clock, as ClockRecord has it; shifts go to other processes, so it has to be small."""
+
+    time_ns: int
+    offset_ns: int
+    bound_ns: int
+
+
 class Shift:
     """Moves a rank's stamps onto rank 0's clock.
 
@@ -31,7 +40,8 @@ class Shift:
     """
 
     def __init__(self, clocks: Sequence[ClockRecord]) -> None:
-        self._clocks = sorted(clocks, key=lambda clock: clock.time_ns)
+        compared = (Compared(c.time_ns, c.offset_ns, c.bound_ns) for c in clocks)
+        self._clocks = sorted(compared, key=lambda clock: clock.time_ns)
         self.still = all(abs(c.offset_ns) <= c.bound_ns for c in clocks)
         self.bend_ns = 0 if self.still else _bend_ns(self._clocks)
         """By how much the offset left the line between two comparisons at one between them, beyond their errors."""
@@ -64,7 +74,7 @@ class Shift:
         return math.ceil(max(largest_ns, before_ns, after_ns))
 
 
-def _bend_ns(clocks: Sequence[ClockRecord]) -> int:
+def _bend_ns(clocks: Sequence[Compared]) -> int:
     """The largest bend over three comparisons one after the other, ns; 0 with fewer, or where their errors explain it.
 
     Between two of them the clock may bend as much, so the errors of stamps there may be larger by this.
@@ -78,7 +88,7 @@ def _bend_ns(clocks: Sequence[ClockRecord]) -> int:
     return math.ceil(most)
 
 
-def _drift(clocks: Sequence[ClockRecord]) -> tuple[float, float]:
+def _drift(clocks: Sequence[Compared]) -> tuple[float, float]:
     """(rate, bound) in ns per ns: how the offset continues beyond the first of `clocks`, and the rate's largest error.
 
     The rate is 0 where its error is as large as what it would correct; the bound then covers the drift that remains.

@@ -62,7 +62,8 @@ class Source:
     @property
     def peers(self) -> list[int]:
         """Ranks that are not late."""
-        return [r for r in range(self.world_size) if r not in self.late]
+        late = set(self.late)
+        return [r for r in range(self.world_size) if r not in late]
 
     @property
     def whole_share(self) -> float:

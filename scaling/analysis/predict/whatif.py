@@ -120,10 +120,11 @@ def _settle(source: Source, change: Change, lean: Lean) -> _Target:
         fixed = np.clip(fixed, 0.0, times)
         moved = times - fixed
     fixed, moved = (times[: len(source.plain)] for times in (fixed * lean.alpha, moved * lean.transfer))
-    ranks = [r if r < source.world_size else source.peers[r % len(source.peers)] for r in range(n)]
-    typical = [change.without_straggler or r in source.peers for r in ranks]
+    peers, late = source.peers, set(source.late)
+    ranks = [r if r < source.world_size else peers[r % len(peers)] for r in range(n)]
+    typical = [change.without_straggler or r not in late for r in ranks]
     if change.without_straggler:
-        ranks = [r if r in source.peers else PEERS for r in ranks]
+        ranks = [PEERS if r in late else r for r in ranks]
     later = latest(n) - latest(source.world_size)
     samples = _samples(source, change)
     return _Target(
