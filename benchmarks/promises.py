@@ -69,6 +69,17 @@ ROWS = (
     Row("highmem_cnn", ("model=highmem_cnn", QUICK, "measure.budget_s=30")),
     Row("synthetic", ("model=synthetic", STANDARD, "measure.budget_s=60")),
     Row("mlp batch=max", ("model=mlp", "batch=max", "memory_limit=1GiB", QUICK)),
+    Row(
+        "64 ranks",
+        (
+            "model=synthetic",
+            "model.param_mb=2",
+            "model.compute_ms=100",
+            "topology.ranks_per_host=64",
+            "world_sizes=[1,64]",
+            QUICK,
+        ),
+    ),
     Row("highmem_cnn busy", ("model=highmem_cnn", QUICK), beside=2),
     Row("rtdetr inference busy", ("model=rtdetr", "task=inference", QUICK), beside=2),
 )
