@@ -144,6 +144,23 @@ def test_a_cnn_with_batch_normalisation(tmp_path):
 SHARDED = ("model=synthetic", "model.layers=2", "model.param_mb=32", "model.compute_ms=40")
 
 
+def test_units_that_stay_gathered_are_predicted_from_ones_that_do_not(tmp_path):
+    """Only a setting of fully_shard differs, and backward gathers nothing."""
+    slow = "topology.simulated.link_gb_s=1"  # so that gathers are exposed
+    words = (*SIM, *SHARDED, slow, "parallel=fsdp", "world_sizes=[2]", "measure.budget_s=300")
+    kept, measured = "fsdp.reshard_after_forward=false", {}
+    for name, more in {"freed": (), "kept": (kept,)}.items():
+        done = run_scaling("run", *words, *more, f"run_dir={tmp_path / name}", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        (*_, point) = json.loads((tmp_path / name / "analysis.json").read_text())["points"]
+        measured[name] = point["step_ms"]["value"]
+    done = run_scaling("predict", str(tmp_path / "freed"), kept, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (point,) = json.loads(done.stdout)["points"]
+    assert measured["kept"] < 0.98 * measured["freed"]
+    assert point["step_ms"]["value"] == pytest.approx(measured["kept"], rel=0.02)
+
+
 def test_hsdp_over_four_is_predicted_from_fsdp_over_two(tmp_path):
     """torch lists what it would send; the run's own times and link say how long it takes."""
     measured = {}
