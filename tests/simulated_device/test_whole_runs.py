@@ -141,6 +141,44 @@ def test_a_cnn_with_batch_normalisation(tmp_path):
     assert point["closure"]["value"] == pytest.approx(1, abs=0.02)
 
 
+NORMS = ("model=highmem_cnn_sync_bn", "batch_per_rank=64", "topology.simulated.launch_us=0.1")
+
+
+def test_norms_over_all_ranks_are_collectives_of_the_step(tmp_path):
+    """Three layers gather in forward and reduce in backward; alone they send nothing."""
+    document, _ = run(tmp_path, *NORMS)
+    one, two = document["points"]
+    assert one["arms_ms"]["bare_one"]["value"] == pytest.approx(two["arms_ms"]["bare_all"]["value"], rel=1e-3)
+    found = {(c["kind"], c["phase"]): c for c in two["comm"]["collectives"]}
+    gathers = found["all_gather", "forward"]
+    size = 4 * (2 * 256 + 1)  # of a layer's means, deviations and count, on each rank
+    assert (gathers["calls"], gathers["bytes"]) == (3, 3 * 2 * size)
+    known = 3 * transfer_ms(size)  # a rank receives the other one's
+    assert gathers["transfer_ms"]["value"] == pytest.approx(known, abs=1e-3)
+    assert gathers["exposed_transfer_ms"]["value"] == pytest.approx(known, abs=1e-3)
+    assert gathers["exposed_skew_ms"]["value"] == pytest.approx(0, abs=1e-3)
+    assert found["all_reduce", "backward"]["calls"] > 3  # the layers' and the buckets'
+    assert found["broadcast", "forward"]["calls"] == 1  # the buffers
+    assert two["closure"]["value"] == pytest.approx(1, abs=0.02)
+    assert two["straggler"] is None
+    step, parts = two["step_ms"]["value"], two["parts_ms"]
+    assert sum(part["value"] for part in parts.values() if part) == pytest.approx(step, rel=0.005)
+
+
+def test_a_rank_that_is_late_for_a_norm_is_found(tmp_path):
+    """It comes to the first layer 30 ms late in its forward. The other rank has no gradient to wait with by then."""
+    document, _ = run(
+        tmp_path, *NORMS, "inject.rank=1", "inject.compute_ms=30", "world_sizes=[2]", said="Rank 1 is late"
+    )
+    (point,) = document["points"]
+    assert (point["straggler"]["rank"], point["straggler"]["phase"]) == (1, "forward")
+    assert point["straggler"]["cost_ms"]["value"] == pytest.approx(30, rel=0.02)
+    assert point["parts_ms"]["exposed_skew"]["value"] == pytest.approx(15, rel=0.02)  # mean of both ranks
+    gathers = next(c for c in point["comm"]["collectives"] if c["kind"] == "all_gather")
+    assert gathers["exposed_skew_ms"]["value"] == pytest.approx(15, rel=0.02)
+    assert point["closure"]["value"] == pytest.approx(1, abs=0.02)
+
+
 SHARDED = ("model=synthetic", "model.layers=2", "model.param_mb=32", "model.compute_ms=40")
 
 

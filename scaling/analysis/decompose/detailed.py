@@ -35,6 +35,9 @@ def channels(tables: Tables, plan: Plan) -> ChannelOf:
     backend = plan.spec.topology.backend
     host = {(file.launch, file.rank): file.host for file in tables.ranks}
     across: dict[int, int] = {}
+    bounds = [file.clock_bound_ns for file in tables.ranks]
+    known = [bound for bound in bounds if bound is not None]
+    bound = max(known, default=0) if len(known) == len(bounds) else None
     for file in tables.ranks:
         for key, members in file.groups.items():
             if file.rank == members[0]:  # each group once
@@ -42,7 +45,7 @@ def channels(tables: Tables, plan: Plan) -> ChannelOf:
                 across[key] = max(across.get(key, 0), int(len(hosts) > 1))
 
     def channel(communicators: Sequence[int]) -> Channel:
-        return Channel.of(backend, communicators, lambda key: across.get(key, 0))
+        return Channel.of(backend, communicators, lambda key: across.get(key, 0), bound)
 
     return channel
 
@@ -75,7 +78,7 @@ def cycles_of(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Iter
         held, barriers = np.zeros_like(before), []
         for k in np.flatnonzero(in_which == index):
             begin, end = stamps.buffer_begin[1:, :, k], stamps.buffer_end[1:, :, k]
-            barriers.append(Barrier.of(begin, end, before + held))
+            barriers.append(Barrier.of(begin, end, before + held, stamps.channel.awaited(begin, end)))
             held = held + (end - begin)
         own = slice(index * each, (index + 1) * each)
         replay = Replay(

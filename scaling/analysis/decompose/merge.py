@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling.analysis.network.barrier import Barrier
 from scaling.analysis.network.channel import ONE, Channel, Floats, union
 
 
@@ -140,7 +139,7 @@ def _buffer_skew(stamps: BlockStamps) -> Floats:
     for k, (begin, end) in enumerate(
         zip(_last_axis(stamps.buffer_begin), _last_axis(stamps.buffer_end), strict=True)
     ):
-        skew[:, :, k] = Barrier.of(begin, end, stamps.begin).waited(begin, end)
+        skew[:, :, k] = stamps.channel.awaited(begin, end).waited(begin, end)
     return skew
 
 

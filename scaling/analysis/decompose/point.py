@@ -183,7 +183,7 @@ def _closure(records: TrialRecords, plan: Plan) -> dict[tuple[int, int], float]:
     """The step from ddp_solo's ready times, stretched by each rank's overlap, and replay's bucket times."""
     if records.programs:
         tensor = plan.spec.parallel.mesh(records.trial.world_size).tensor
-        return _closure_of_units(records) if tensor == 1 else _closure_of_divided(records)
+        return _closure_of_units(records) if tensor == 1 and records.turns else _closure_at_pace(records)
     sent = sum(records.bucket_bytes)
     if abs(sum(records.replayed) - sent) > REPLAYED_OFF * sent:  # other traffic than the step's
         return {}
@@ -225,8 +225,8 @@ def _closure_of_units(records: TrialRecords) -> dict[tuple[int, int], float]:
     return found
 
 
-def _closure_of_divided(records: TrialRecords) -> dict[tuple[int, int], float]:
-    """The same where layers are divided over ranks: no rank computes its part of them alone.
+def _closure_at_pace(records: TrialRecords) -> dict[tuple[int, int], float]:
+    """The same where no rank computes its part alone: of layers that are divided over ranks, of SyncBatchNorm.
 
     So own times are the detailed block's, at the light probe's pace.
     """

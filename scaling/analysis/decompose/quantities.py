@@ -29,6 +29,8 @@ _WAIT = (
     pl.col("sync_end_ns") - pl.col("compute_end_ns") + pl.col("earlier_wait_ns") + pl.col("backward_wait_ns")
 )
 _BUFFERS = pl.col("buffer_wait_ns") + pl.col("forward_wait_ns")
+WAITS = _WAIT + _BUFFERS
+"""All that a step waits for communication, by its own stamps."""
 
 DURATIONS = [
     (pl.col("end_ns") - pl.col("begin_ns")).alias("step"),
@@ -44,7 +46,7 @@ DURATIONS = [
         - pl.col("backward_ns")
         - pl.col("optimizer_ns")
     ).alias("host"),
-    (_WAIT + _BUFFERS).alias("exposed"),
+    WAITS.alias("exposed"),
     pl.col("earlier_wait_ns").alias(EARLIER),
 ]
 _COLUMNS = ("step", *PHASES, EARLIER)

@@ -1,8 +1,9 @@
-"""The detailed blocks of a sharded module: every collective by kind and unit, and where ranks wait for it.
+"""Detailed blocks that say of every collective where ranks wait for it: those of sharded modules, and of SyncBatchNorm.
 
-A rank is exposed only in the windows that the strategy stamps: before a unit's forward and backward, and where its
-gradients are reduced. In a window, until the collective that it waits for is done, instants in which any of the rank's
-collectives moves data are exposed transfer, the others exposed skew. What is left of the window is the strategy's own.
+A rank is exposed only in the windows that the strategy stamps: before a unit's forward and backward, in a norm, and
+where gradients are reduced. In a window, until the collective that it waits for is done, instants in which any of the
+rank's collectives moves data are exposed transfer, the others exposed skew. What is left of the window is the
+strategy's own.
 
 Arrays: S steps, R ranks, K collectives of a step in the order of launch; times in ns.
 """
@@ -15,9 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from scaling.analysis.decompose.detailed import ChannelOf
-from scaling.analysis.decompose.quantities import DURATIONS, Cycle
+from scaling.analysis.decompose.detailed import BROADCAST, ChannelOf
+from scaling.analysis.decompose.quantities import DURATIONS, WAITS, Cycle
 from scaling.analysis.decompose.sent import Sent, by_kind
+from scaling.analysis.network.awaited import Awaited
 from scaling.analysis.network.channel import ONE, Channel, union
 from scaling.analysis.network.program import Mark, Members, Program
 from scaling.analysis.statistics.rounds import Floats
@@ -47,9 +49,11 @@ class UnitStamps:
     channel: Channel
     """How the back end serves them."""
     released: Floats
-    """The latest launch of a collective's ranks."""
+    """The latest launch of a collective's ranks; of one that follows its data, of those that the rank waited for."""
     finished: Floats
-    """Their latest end."""
+    """Their latest end; there, the rank's own."""
+    follows: Mapping[int, Awaited]
+    """The collectives that follow their data."""
     begun: Floats
     transfer: Floats
     """What each has of its wire."""
@@ -89,7 +93,7 @@ def groups_of(tables: Tables) -> Groups:
 
 
 def has_units(buckets: pl.LazyFrame) -> bool:
-    """Whether some detailed step says where its ranks wait for a collective, as sharded modules do."""
+    """Whether some detailed step says where its ranks wait for a collective: a sharded module's, or one with norms."""
     rows = buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("unit") >= 0))
     return not rows.filter(pl.col("wait_ns") > 0).head(1).collect().is_empty()
 
@@ -160,17 +164,22 @@ def _stamps(
     ]
     launch, done = _grid(rows, "launch_ns", shape), _grid(rows, "done_ns", shape)
     released, finished = launch.copy(), done.copy()
+    follows: dict[int, Awaited] = {}
     for k, of in enumerate(members):
+        if int(first["kind"][k]) == BROADCAST and len(of) == 1:
+            follows[k] = channel(()).awaited(launch[:, :, k], done[:, :, k])
+            released[:, :, k] = follows[k].latest(launch[:, :, k])
+            continue
         for group in of:
             ranks = list(group)
             released[:, ranks, k] = launch[:, ranks, k].max(axis=1, keepdims=True)
             finished[:, ranks, k] = done[:, ranks, k].max(axis=1, keepdims=True)
     finished = np.maximum(finished, released)
     begun, transfer = np.empty_like(launch), np.empty_like(launch)
-    shared: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    shared: dict[tuple[object, ...], list[int]] = {}
     for rank in range(n):
         own = tuple(next(g for g in of if rank in g) for of in members)
-        shared.setdefault(own, []).append(rank)
+        shared.setdefault((own, rank if follows else 0), []).append(rank)
     over = ONE
     for ranks in shared.values():
         over = channel([int(key) for key in keys[ranks[0]]])
@@ -190,7 +199,7 @@ def _stamps(
             first["kind"], first["phase"], first["unit"], first["bytes"], members, strict=True
         )
     )
-    waited = steps.select(pl.col("forward_wait_ns") + pl.col("backward_wait_ns")).to_series()
+    waited = steps.select(WAITS).to_series()
     return UnitStamps(
         launch=launch,
         done=done,
@@ -201,6 +210,7 @@ def _stamps(
         channel=over,
         released=released,
         finished=finished,
+        follows=follows,
         begun=begun,
         transfer=transfer,
         waited=waited.to_numpy().astype(float).reshape(count, n),
@@ -286,6 +296,7 @@ def _program(stamps: UnitStamps) -> Program:
         members=stamps.members,
         channel=stamps.channel,
         start=ended[:-1] - origin,
+        follows={k: awaited.after_the_first for k, awaited in stamps.follows.items()},
     )
 
 

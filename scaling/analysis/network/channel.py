@@ -7,6 +7,8 @@ back end:
     others   from max(R_b, D_{b-1}) to D_b: NCCL and its like run one after the other on a communicator; b - 1 is the
              one before b on the same communicator. R_b is then the device's time of an event on the producing stream
 
+A broadcast follows its data, so it is released for each rank by itself (network.awaited).
+
 Where k of them move data over one wire at once, each has 1/k of it. `transfer` is what a collective has of the wire:
 the time that it takes alone. While anything is released the wire never idles, so the last one is done at
 
@@ -26,6 +28,8 @@ from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
+
+from scaling.analysis.network.awaited import CLOCKS_NS, STAMPS_NS, Awaited
 
 Floats = NDArray[np.float64]
 
@@ -55,14 +59,35 @@ class Channel:
     """K: on which communicator each runs; empty: all on one."""
     wire: tuple[int, ...] = ()
     """K: over which wire each goes; empty: all over one."""
+    clocks_ns: float = CLOCKS_NS
+    """By how much the stamps of two ranks may differ that were taken at the same time."""
 
     @classmethod
     def of(
-        cls, backend: str, communicator: Sequence[int] = (), wire_of: Callable[[int], int] | None = None
+        cls,
+        backend: str,
+        communicator: Sequence[int] = (),
+        wire_of: Callable[[int], int] | None = None,
+        clock_bound_ns: int | None = None,
     ) -> Channel:
-        """A back end's, by its name in torch.distributed. `wire_of`: the wire of a communicator."""
+        """A back end's, by its name in torch.distributed.
+
+        `wire_of`: the wire of a communicator. `clock_bound_ns`: the largest error of a rank's clock against rank 0's;
+        None: not known.
+        """
         wire = () if wire_of is None else tuple(map(wire_of, communicator))
-        return cls(fifo=is_fifo(backend), communicator=tuple(communicator), wire=wire)
+        fifo = is_fifo(backend)
+        known = fifo and clock_bound_ns is not None
+        return cls(
+            fifo=fifo,
+            communicator=tuple(communicator),
+            wire=wire,
+            clocks_ns=2 * (clock_bound_ns or 0) + STAMPS_NS if known else CLOCKS_NS,
+        )
+
+    def awaited(self, begin: Floats, end: Floats) -> Awaited:
+        """Whom ranks wait for in a collective that follows its data; stamps S x R."""
+        return Awaited.of(begin, end, fifo=self.fifo, clocks_ns=self.clocks_ns)
 
     def among(self, places: slice) -> Channel:
         """The same for some of the collectives."""

@@ -2,8 +2,9 @@
 
 A sharded step gathers each unit's parameters before its forward and its backward and reduces its gradients after it.
 A rank's own time before each launch and each wait counts from where it last went on after a wait. A collective is
-released when the last rank of its communicator has launched it, and moves its data as the channel of its back end has
-it (network.flow); a rank goes on when the collective that it waits for is done, or at once.
+released when the last rank of its communicator has launched it (a broadcast, for each rank, when those have that it
+waits for), and moves its data as the channel of its back end has it (network.flow); a rank goes on when the collective
+that it waits for is done, or at once.
 
     at(launch) = resumed + own            released_k = max over members of at(launch_k)
     done_k     = the channel's, for all that was released before
@@ -18,12 +19,13 @@ Arrays: S steps, R ranks, K collectives in the order of launch, M marks; times i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scaling.analysis.network.awaited import Awaited
 from scaling.analysis.network.channel import Channel, Floats
 from scaling.analysis.network.flow import Flow
 
@@ -57,6 +59,8 @@ class Program:
     """How the back end serves the K collectives."""
     start: Floats
     """S x R, zero or less: by how much a rank went on before the last one."""
+    follows: Mapping[int, Awaited] = field(default_factory=dict)
+    """Collectives that follow their data: their ranks wait for some of the others, and are done by themselves."""
 
     def run(self) -> tuple[Floats, Floats]:
         """S x R each: when each rank went on for the last time, and how long it waited for data to move."""
@@ -66,9 +70,11 @@ class Program:
         for place, mark in enumerate(self.marks):
             k, at = mark.collective, resumed + self.own[:, :, place]
             if not mark.waits:
-                flow.launch(k, _latest(at, self.members[k]), self.transfer[:, :, k])
+                awaited = self.follows.get(k)
+                released = awaited.latest(at) if awaited else _latest(at, self.members[k])
+                flow.launch(k, released, self.transfer[:, :, k])
                 continue
-            done = _latest(flow.end(k), self.members[k])
+            done = flow.end(k) if k in self.follows else _latest(flow.end(k), self.members[k])
             exposed += np.maximum(done - np.maximum(at, flow.begun[:, :, k]), 0.0)
             resumed = np.maximum(np.maximum(at, done) + self.lag[:, :, k], at)
         return resumed, exposed
@@ -87,6 +93,7 @@ class Program:
             transfer=np.broadcast_to(transfer, (1, ranks, len(transfer))),
             lag=np.zeros((1, ranks, len(transfer))),
             start=np.zeros((1, ranks)),
+            follows={},  # alike ranks wait for each other
         )
         return float(replay.period()[0])
 

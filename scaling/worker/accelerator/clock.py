@@ -95,11 +95,15 @@ class Clock(Protocol):
 
 
 def resolve_collective(clock: Clock, row: CollectiveRow) -> CollectiveRow:
-    """The row with its stamps in host time, ns. Only stamps are resolved, since group and unit may be below 0."""
+    """The row with its stamps in host time, ns. Only stamps are resolved, since group and unit may be below 0.
+
+    Who finds a collective done when it begins to wait for it goes on at once.
+    """
     values = list(row)
     for place, at in zip(_STAMPS, clock.resolve([values[place] for place in _STAMPS]), strict=True):
         values[place] = at
-    return CollectiveRow(*values)
+    found = CollectiveRow(*values)
+    return found._replace(resume_ns=max(found.resume_ns, found.wait_ns)) if found.resume_ns else found
 
 
 class HostClock:

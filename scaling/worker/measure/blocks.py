@@ -90,7 +90,7 @@ class BlockRunner:
                 feed.pause(arm)
             resolve = self._device.clock.resolve
             done = [
-                step_row(resolve(row), _resolved(resolve, one.waits))
+                step_row(resolve(row), _resolved(resolve, one.waits), waits_behind=one.waits_behind)
                 for row, one in zip(rows, taken, strict=True)
             ]
             collectives = [one.collectives for one in taken if one.collectives is not None]

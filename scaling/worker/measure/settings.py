@@ -18,7 +18,7 @@ from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
-from scaling.worker.measure.step import Loop, broadcasts
+from scaling.worker.measure.step import Loop, edges
 from scaling.worker.models.options import loading
 from scaling.worker.parallel.choose import strategy_of
 from scaling.worker.parallel.groups import Group
@@ -100,10 +100,8 @@ class Opened:
         return self.detail.taking()
 
     def all_of(self, taken: list[CollectiveRow], stamps: Sequence[int]) -> list[CollectiveRow]:
-        """The collectives of a detailed step, with those that the step's own stamps show; all as tokens."""
-        return (
-            taken if self.detail is None else [*taken, *self.detail.stamped(broadcasts(stamps), len(taken))]
-        )
+        """The collectives of a detailed step, with what the step's own stamps show; all as tokens."""
+        return taken if self.detail is None else self.detail.all_of(taken, edges(stamps))
 
     def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:
         """BlockRecord.parameters of the block."""

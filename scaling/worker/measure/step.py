@@ -20,7 +20,7 @@ from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
 from scaling.worker.parallel.buffers import BufferSync, sends_buffers
 from scaling.worker.parallel.ddp import accumulating
-from scaling.worker.parallel.strategy import FORWARD, Wait
+from scaling.worker.parallel.strategy import FORWARD, Edges, Wait
 from scaling.worker.session.beat import beat
 
 _ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is no other way to see the end of backward's compute
@@ -182,10 +182,13 @@ class Loop:
         self._optimizer.zero_grad(set_to_none=True)
 
 
-def step_row(stamps: Sequence[int], waits: Sequence[Wait] | None = None) -> AnyStepRow:
+def step_row(
+    stamps: Sequence[int], waits: Sequence[Wait] | None = None, *, waits_behind: bool = False
+) -> AnyStepRow:
     """The row of a step, from its stamps as host times, ns; a plain step has two.
 
-    `waits`: where the rank waited for communication, if the strategy tells; else it does after backward's compute.
+    `waits`: where the rank waited for communication, if the strategy tells. Without them, and with `waits_behind`
+    beside them, it waits after backward's compute.
     """
     if len(stamps) == 2:
         return PlainRow(*stamps)
@@ -196,6 +199,7 @@ def step_row(stamps: Sequence[int], waits: Sequence[Wait] | None = None) -> AnyS
     compute_end, buffers = rest[:count], [at for at in rest[count:] if at]
     fetch, forward, backward, backward_end = (micro_steps[phase::4] for phase in range(4))
     earlier = zip(compute_end[:-1], backward_end, strict=False)
+    behind = waits is None or waits_behind
     return StepRow(
         begin_ns=begin,
         end_ns=end,
@@ -203,11 +207,9 @@ def step_row(stamps: Sequence[int], waits: Sequence[Wait] | None = None) -> AnyS
         forward_ns=sum(backward) - sum(forward),
         backward_ns=sum(backward_end) - sum(backward),
         optimizer_ns=optimizer_end - optimizer_begin,
-        compute_end_ns=compute_end[-1] if waits is None else backward_end[-1],
+        compute_end_ns=compute_end[-1] if behind else backward_end[-1],
         sync_end_ns=backward_end[-1],
-        earlier_wait_ns=sum(done - computed for computed, done in earlier if computed)
-        if waits is None
-        else 0,
+        earlier_wait_ns=sum(done - computed for computed, done in earlier if computed) if behind else 0,
         buffer_wait_ns=sum(buffers[1::2]) - sum(buffers[::2]),
         buffer_begin_ns=buffers[-2] if buffers else 0,
         buffer_end_ns=buffers[-1] if buffers else 0,
@@ -216,11 +218,15 @@ def step_row(stamps: Sequence[int], waits: Sequence[Wait] | None = None) -> AnyS
     )
 
 
-def broadcasts(stamps: Sequence[int]) -> list[tuple[int, int]]:
-    """Begin and end of each broadcast of buffers in a stamped step."""
+def edges(stamps: Sequence[int]) -> Edges:
+    """What the stamps of a step show of its waits."""
     count = (len(stamps) - 4) // STAMPS_A_MICRO_STEP
-    taken = [at for at in stamps[len(stamps) - 2 * count :] if at]
-    return list(zip(taken[::2], taken[1::2], strict=True))
+    computed, buffers = stamps[-3 * count : -2 * count], [at for at in stamps[-2 * count :] if at]
+    ends = stamps[4 : 4 * count + 1 : 4]
+    return Edges(
+        broadcasts=list(zip(buffers[::2], buffers[1::2], strict=True)),
+        behind=[(end, whole) for end, whole in zip(computed, ends, strict=True) if end],
+    )
 
 
 def _at_end_of_backward(loss: torch.Tensor, stamp: Callable[[], int], cell: list[int]) -> None:

@@ -14,18 +14,15 @@ from torch.utils._pytree import tree_map_only
 
 from scaling.errors import InputError
 from scaling.spec.run import Spec
+from scaling.spec.topology import CPU
 from scaling.worker.data.workload import Workload
 from scaling.worker.models.checkpoint import checkpoint_activations
 
 
 def shaped(workload: Workload, spec: Spec) -> Workload:
-    """The workload with the options applied. InputError where one cannot apply, or a rank cannot run alone."""
-    together = spec.task != "inference" and max(spec.world_sizes) > 1
-    if together and any(isinstance(module, nn.SyncBatchNorm) for module in workload.module.modules()):
-        raise InputError(
-            "model: SyncBatchNorm waits for the other ranks in its forward, and a baseline is one rank alone; use "
-            "BatchNorm"
-        )
+    """The workload with the options applied. InputError where one cannot apply, or the model cannot be measured so."""
+    if spec.task != "inference" and any(isinstance(m, nn.SyncBatchNorm) for m in workload.module.modules()):
+        _check_norms(spec)
     if spec.channels_last:
         _to_channels_last(workload.module)
     if spec.checkpointing:
@@ -34,6 +31,24 @@ def shaped(workload: Workload, spec: Spec) -> Workload:
         fused = functools.partial(_fused, workload.optimizer)
         workload = dataclasses.replace(workload, optimizer=fused)
     return workload
+
+
+def _check_norms(spec: Spec) -> None:
+    """InputError where SyncBatchNorm does not run, or where its waits would not be told apart."""
+    if spec.topology.device == CPU:
+        raise InputError(
+            "model: SyncBatchNorm runs on accelerators alone, torch refuses it on a CPU; use BatchNorm"
+        )
+    unseen = {
+        "compile=true": spec.compile,
+        "a run by cases (batch=[...], batch=max, vary)": spec.by_case,
+        "parallel other than ddp": any(one.parallel.sharded for one in spec.strategies),
+    }
+    for what, asked in unseen.items():
+        if asked and max(spec.world_sizes) > 1:
+            raise InputError(
+                f"model: SyncBatchNorm waits for the other ranks inside the model, which is not measured with {what}"
+            )
 
 
 def loading(spec: Spec, load: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.spec.run import DEFAULT_BUCKET_MB, Ddp
 from scaling.worker.models.options import compiled
 from scaling.worker.parallel.compression import WIRE, register
+from scaling.worker.parallel.norms import Norms
 
 _SAMPLED_FIRST = 10
 """DDP takes statistics in so many first forwards, and waits for the device there (reducer.cpp)."""
@@ -26,14 +27,19 @@ class Wrapping:
     backward, and would count its gradients.
     """
 
-    def __init__(self, module: torch.nn.Module, settings: Ddp, *, compiles: bool) -> None:
+    def __init__(
+        self, module: torch.nn.Module, settings: Ddp, *, alone: dist.ProcessGroup, compiles: bool
+    ) -> None:
+        """`alone`: the group of this rank itself, over which the module's norms go without DDP."""
         self._module, self._settings, self._compiles = module, settings, compiles
+        self._norms, self._alone = Norms(module), alone
         self._compiled: dict[str, torch.nn.Module] = {}
         self.wire_dtype = WIRE.get(settings.comm_hook, torch.float32)
         """Type of the elements that are reduced."""
 
     def module(self, use: str) -> torch.nn.Module:
         """The module without DDP; it is compiled once for each `use`, since each has graphs of its own."""
+        self._norms.over(self._alone)
         if not self._compiles:
             return self._module
         if use not in self._compiled:
@@ -49,6 +55,7 @@ class Wrapping:
         ranks of the group; without it no rank waits for another.
         """
         wrapper = wrap(self.module(use), self._settings, group, sync=sync)
+        self._norms.over(group)
         if hooked:
             register(wrapper, self._settings.comm_hook, group)
         return wrapper

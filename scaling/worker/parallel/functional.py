@@ -48,7 +48,7 @@ class FunctionalWaits:
         operator, stamp = torch.ops._c10d_functional.wait_tensor.default, self._stamp  # noqa: SLF001
 
         def kernel(keys: Any, tensor: torch.Tensor) -> Any:
-            phase = _phase()
+            phase = phase_now()
             begin = stamp()
             result = operator.redispatch(keys.remove(SELECT), tensor)
             end = stamp()
@@ -63,7 +63,7 @@ class FunctionalWaits:
     @contextlib.contextmanager
     def around(self, kind: str) -> Iterator[None]:
         """Around an exchange that blocks the host and stands for a collective of another kind."""
-        tap, phase, begin = self._tap, _phase(), self._stamp()
+        tap, phase, begin = self._tap, phase_now(), self._stamp()
         place = tap.count if tap else 0
         with tap.stands_for(kind) if tap else contextlib.nullcontext():
             yield
@@ -77,5 +77,6 @@ class FunctionalWaits:
         return cls._now.around(kind) if cls._now else contextlib.nullcontext()
 
 
-def _phase() -> int:
+def phase_now() -> int:
+    """Whether this thread computes forward or backward."""
     return FORWARD if torch._C._current_graph_task_id() == -1 else BACKWARD  # noqa: SLF001

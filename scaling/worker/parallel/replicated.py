@@ -19,7 +19,9 @@ from scaling.worker.parallel.buffers import broadcast_rows
 from scaling.worker.parallel.computed import share_bytes
 from scaling.worker.parallel.ddp import Wrapping, accumulating, bucket_bytes, settle
 from scaling.worker.parallel.groups import Group
-from scaling.worker.parallel.strategy import Detail, Take, Taken
+from scaling.worker.parallel.inline_probe import InlineProbe
+from scaling.worker.parallel.norms import InlineWaits, Norms
+from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken
 
 
 class Replicas:
@@ -37,7 +39,8 @@ class Replicas:
         solo: Group,
         device: Accelerator,
     ) -> None:
-        self._wrapping, self._whole = Wrapping(module, spec.ddp, compiles=spec.compile), module
+        self._wrapping = Wrapping(module, spec.ddp, alone=solo.data, compiles=spec.compile)
+        self._whole, self._layers = module, len(Norms(module))
         self._optimizer, self._group, self._solo, self._device = optimizer, group, solo, device
         self._comm_hook = spec.ddp.comm_hook
         self._views = spec.ddp.gradient_as_bucket_view
@@ -52,7 +55,8 @@ class Replicas:
         probe = None
         if detailed and not alone:
             probe = BucketProbe(ddp, group.data, group.key, self._device, self._comm_hook)
-        return Replicated(ddp, self._optimizer, group, self._device, probe)
+        layers = 0 if alone else self._layers  # over one rank they call nothing
+        return Replicated(ddp, self._optimizer, group, self._device, probe, layers=layers)
 
     def free(self) -> None:
         """A wrapper goes with its last reference."""
@@ -74,12 +78,14 @@ class Replicated:
         group: Group,
         device: Accelerator,
         probe: BucketProbe | None,
+        *,
+        layers: int = 0,
     ) -> None:
-        """`probe`: the hook of its detailed blocks over several ranks."""
+        """`probe`: the hook of its detailed blocks over several ranks. `layers`: of norms that wait for other ranks."""
         self.module: torch.nn.Module = ddp
         self.optimizer, self._group, self._device = optimizer, group, device
         self.accumulate: Callable[[bool], contextlib.AbstractContextManager[Any]] = accumulating(ddp)
-        self._probe = probe
+        self._probe, self._layers = probe, layers
 
     @property
     def _ddp(self) -> DistributedDataParallel:
@@ -101,7 +107,11 @@ class Replicated:
         settle(self._ddp)
 
     def detail(self, *, detailed: bool) -> Detail | None:
-        """The buckets of detailed blocks."""
+        """The buckets of detailed blocks, and in every stamped one where the module waits inside."""
+        if self._layers:
+            inside = InlineWaits(self._group.data, self._device.clock.stamp)
+            probe = self._probe if detailed else None
+            return InlineProbe(inside, probe, self._ddp, self._group.key, layers=self._layers)
         if not detailed:
             return None
         return _Buckets(self._probe or SoloProbe(self._ddp, self._device), self._ddp)
@@ -134,11 +144,11 @@ class _Buckets:
         self.wire = [Message(row.kind, row.bytes) for row in rows]
         return Taken(rows, None)
 
-    def stamped(self, broadcasts: Sequence[tuple[int, int]], first: int) -> list[CollectiveRow]:
+    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
         ddp = self._ddp()
         if ddp is None or isinstance(self._probe, SoloProbe):
-            return []
-        return broadcast_rows(ddp, broadcasts, first)
+            return list(rows)
+        return [*rows, *broadcast_rows(ddp, edges.broadcasts, len(rows))]
 
     def discard(self) -> None:
         if isinstance(self._probe, BucketProbe):

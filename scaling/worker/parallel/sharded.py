@@ -67,7 +67,7 @@ class Shards:
         self._names = unit_names(workload.module, spec.fsdp.units, workload.blocks)
         self._reduces: Any = None
         """The communicator of reduce-scatters alone, once one was made."""
-        self._bare = Wrapping(workload.module, spec.ddp, compiles=spec.compile)
+        self._bare = Wrapping(workload.module, spec.ddp, alone=groups[1].data, compiles=spec.compile)
         self._backend = own_backend() if spec.compile else None
 
     def module(self, use: str) -> nn.Module:

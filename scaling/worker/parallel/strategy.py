@@ -36,6 +36,17 @@ class Taken(NamedTuple):
     """None where the block records none."""
     waits: list[Wait] | None
     """None where the strategy waits only behind backward's compute."""
+    waits_behind: bool = False
+    """Whether it waits there too, beside `waits`."""
+
+
+class Edges(NamedTuple):
+    """What a step's own stamps show of its waits; tokens, or ns once they are resolved."""
+
+    broadcasts: Sequence[tuple[int, int]]
+    """Begin and end of each broadcast of buffers."""
+    behind: Sequence[tuple[int, int]]
+    """End of backward's compute and of backward, of each micro-step whose gradients are reduced behind it."""
 
 
 Take = Callable[[int], Taken]
@@ -51,8 +62,8 @@ class Detail(Protocol):
     def taking(self) -> contextlib.AbstractContextManager[Take]:
         """Inside, `take` can be called after each step."""
 
-    def stamped(self, broadcasts: Sequence[tuple[int, int]], first: int) -> list[CollectiveRow]:
-        """Rows of a step's broadcasts of buffers, from begin and end of each; `first`: position of the first."""
+    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
+        """A step's rows, as taken, with what its own stamps show."""
 
     def discard(self) -> None:
         """Forget what was seen so far."""

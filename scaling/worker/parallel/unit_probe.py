@@ -14,7 +14,7 @@ from scaling.spec.schedule import PHASES
 from scaling.spec.sweep import Message
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.functional import FunctionalWaits
-from scaling.worker.parallel.strategy import Take, Taken
+from scaling.worker.parallel.strategy import Edges, Take, Taken
 from scaling.worker.parallel.tap import Seen, Tap
 from scaling.worker.parallel.watch import Mark, Watch
 
@@ -116,9 +116,9 @@ class UnitProbe:
             resume_ns=mark.wait,
         )
 
-    def stamped(self, broadcasts: Sequence[tuple[int, int]], first: int) -> list[CollectiveRow]:  # noqa: ARG002
-        """fully_shard sends no buffers."""
-        return []
+    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:  # noqa: ARG002
+        """fully_shard sends no buffers, and its waits are stamped."""
+        return list(rows)
 
     def discard(self) -> None:
         """Forget the steps so far."""

@@ -16,7 +16,7 @@ from scaling.spec.schedule import PHASES
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.measure.recorder import Reading, Usage
-from scaling.worker.parallel.strategy import Detail, Take, Taken, Wait
+from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken, Wait
 from scaling.worker.probe.phases import Marks, Phases, broadcasts, step_row
 from scaling.worker.probe.schedule import ROUND_STEPS, Planned, round_of, slot_of
 
@@ -225,7 +225,7 @@ class Track:
                 done = [resolve_collective(self._clock, one) for one in row.taken.collectives or ()]
                 known = [one._replace(done_ns=_done(one, step)) for one in done]
                 if block.detail is not None and (met := broadcasts(marks)):
-                    known += block.detail.stamped(met, len(known))
+                    known = block.detail.all_of(known, Edges(met, ()))
                 collectives.append(known)
         record = BlockRecord(
             id=planned.id,

@@ -18,7 +18,7 @@ from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.buckets import Buckets
 from scaling.worker.parallel.buffers import broadcast_rows, sends_buffers, will_send_buffers
 from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
-from scaling.worker.parallel.strategy import Detail, Take, Taken
+from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken
 from scaling.worker.parallel.tap import Tap, backend_of
 
 
@@ -117,9 +117,9 @@ class LoopBuckets:
         with self._tap.on():
             yield lambda _forward_end_ns: Taken(self._buckets.rows(self._tap.take()), None)
 
-    def stamped(self, broadcasts: Sequence[tuple[int, int]], first: int) -> list[CollectiveRow]:
-        """Rows of the step's broadcasts of buffers."""
-        return broadcast_rows(self._ddp, broadcasts, first)
+    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
+        """The rows with those of the step's broadcasts of buffers."""
+        return [*rows, *broadcast_rows(self._ddp, edges.broadcasts, len(rows))]
 
     def discard(self) -> None:
         """Forget what was seen."""

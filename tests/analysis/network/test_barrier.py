@@ -16,7 +16,7 @@ def barrier(begin, end):
 
 def test_all_go_on_when_the_last_one_has_come():
     met = barrier(begin=[1, 40, 2], end=[41, 41, 41])
-    assert met.waited(np.array([[1, 40, 2]]) * MS, np.array([[41, 41, 41]]) * MS).tolist() == [
+    assert met.awaited.waited(np.array([[1, 40, 2]]) * MS, np.array([[41, 41, 41]]) * MS).tolist() == [
         [39e6, 0, 38e6]
     ]
     assert met.transfer.tolist() == [[MS, MS, MS]]

@@ -11,7 +11,8 @@ from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.measure.inject import Faults
-from scaling.worker.measure.step import _ENGINE, Loop, step_row
+from scaling.worker.measure.step import _ENGINE, Loop, edges, step_row
+from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Wait
 
 MS = 1_000_000
 TOLERANCE_NS = 20_000
@@ -64,6 +65,22 @@ def make_loop(module, device, *, optimizer=None, accumulation=1, inject=None, pr
 
 def named(stamps):
     return step_row(stamps)._asdict()
+
+
+def test_what_a_step_s_stamps_show_of_its_waits():
+    """Two micro-steps, of which the last one reduces; buffers are sent once."""
+    stamps = [100, 110, 130, 160, 210, 215, 230, 260, 310, 320, 330, 350, 0, 300, 135, 140, 0, 0]
+    assert edges(stamps) == ([(135, 140)], [(300, 310)])
+
+
+def test_waits_inside_and_behind_backward():
+    one = [100, 110, 130, 160, 210, 220, 230, 250, 205, 0, 0]
+    row = step_row(one, [Wait(FORWARD, 132, 135), Wait(BACKWARD, 170, 180)], waits_behind=True)
+    assert (row.forward_wait_ns, row.backward_wait_ns) == (3, 10)
+    assert (row.compute_end_ns, row.sync_end_ns) == (205, 210)
+    assert (
+        step_row(one, [Wait(FORWARD, 132, 135)]).compute_end_ns == 210
+    )  # of a sharded one nothing is behind
 
 
 def test_durations_are_sums_over_micro_steps():

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import InputError
+from scaling.spec.parallel import Parallel
 from scaling.spec.run import Measure, Model, Spec
 from scaling.spec.topology import Topology
 from scaling.worker.data.workload import Workload, sgd
@@ -43,11 +44,38 @@ def gradients(module, inputs):
     return [p.grad.clone() for p in module.parameters()]
 
 
-def test_a_model_whose_ranks_wait_for_each_other_has_no_baseline():
-    module = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
-    with pytest.raises(InputError, match="SyncBatchNorm waits for the other ranks"):
-        shaped(workload(module), dataclasses.replace(spec(), world_sizes=(1, 2)))
-    assert shaped(workload(module), spec()).module is module  # one rank waits for no other
+NORMED = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
+
+
+def on_accelerators(**more):
+    one = spec(**more)
+    topology = dataclasses.replace(one.topology, device="sim", backend="simccl")
+    return dataclasses.replace(one, topology=topology, world_sizes=(1, 2))
+
+
+@pytest.mark.parametrize("world_sizes", [(1,), (1, 2)])
+def test_norms_over_all_ranks_do_not_run_on_a_cpu(world_sizes):
+    with pytest.raises(
+        InputError, match="SyncBatchNorm runs on accelerators alone, torch refuses it on a CPU"
+    ):
+        shaped(workload(NORMED), dataclasses.replace(spec(), world_sizes=world_sizes))
+
+
+def test_norms_over_all_ranks_are_measured_on_accelerators():
+    assert shaped(workload(NORMED), on_accelerators()).module is NORMED
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"compile": True}, "compile=true"),
+        ({"batches": (2, 4)}, "by cases"),
+        ({"parallel": Parallel(name="fsdp")}, "parallel other than ddp"),
+    ],
+)
+def test_where_the_waits_of_norms_would_not_be_told_apart(settings, said):
+    with pytest.raises(InputError, match=said):
+        shaped(workload(NORMED), on_accelerators(**settings))
 
 
 # Memory format

@@ -1,0 +1,143 @@
+"""What the stamped blocks of a DDP wrapper record whose module waits for ranks inside its forward and backward.
+
+A rank then waits in many places, as a sharded one does: at each collective of the module, behind backward for its
+buckets, and at the begin of forward for the broadcast of buffers. Each row says when its rank, or its stream, began to
+wait for it and went on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.records.format import CollectiveRow
+from scaling.spec.run import KINDS
+from scaling.spec.sweep import Message
+from scaling.worker.measure.probe import BucketProbe
+from scaling.worker.parallel.buffers import broadcast_rows, sends_buffers
+from scaling.worker.parallel.ddp import bucket_bytes
+from scaling.worker.parallel.norms import Inline, InlineWaits
+from scaling.worker.parallel.strategy import Edges, Take, Taken, Wait
+
+_BROADCAST = KINDS.index("broadcast")
+STAMPS_A_LAYER = 4
+"""Launch and end of a layer's collective in forward, and of that in backward."""
+
+
+class InlineProbe:
+    """The stamps of one arm over several ranks. The module's own collectives are a unit behind the buckets."""
+
+    unsharded_bytes = 0
+
+    def __init__(
+        self,
+        waits: InlineWaits,
+        buckets: BucketProbe | None,
+        ddp: DistributedDataParallel,
+        group_key: int,
+        *,
+        layers: int,
+    ) -> None:
+        """`buckets`: the hook of a detailed block; None in a light one. `layers`: that send something."""
+        self._waits, self._buckets, self._key, self._layers = waits, buckets, group_key, layers
+        self._ddp = weakref.ref(ddp)  # the loop alone keeps the wrapper
+        self._count = len(bucket_bytes(ddp))
+        self._buffers_bytes = sum(b.nbytes for b in ddp.module.buffers()) if sends_buffers(ddp) else 0
+        self.wire: list[Message] = []
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[Take]:
+        """Inside, the module's own collectives are stamped."""
+        with self._waits.on():
+            yield self._take
+
+    def _take(self, forward_end_ns: int) -> Taken:
+        found = self._waits.take()
+        waits = [Wait(one.phase, one.launch, one.done) for one in found]
+        if self._buckets is None:
+            return Taken(None, waits, waits_behind=True)
+        rows = _in_order([*map(self._row, found), *_units(self._buckets.take(forward_end_ns))])
+        self.wire = self._messages(rows)
+        return Taken(rows, waits, waits_behind=True)
+
+    def _row(self, one: Inline) -> CollectiveRow:
+        return CollectiveRow(
+            seq=0,
+            kind=one.kind,
+            group=self._key,
+            bytes=one.bytes,
+            ready_ns=one.launch,
+            launch_ns=one.launch,
+            done_ns=one.done,
+            enqueue_ns=one.enqueue_ns,
+            phase=one.phase,
+            unit=self._count,
+            wait_ns=one.launch,
+            resume_ns=one.done,
+        )
+
+    def _messages(self, rows: Sequence[CollectiveRow]) -> list[Message]:
+        """What a step sends: buffers at its begin, and behind each reduction of all buckets but the last."""
+        found: list[Message] = []
+        due, reduced = self._buffers_bytes > 0, 0
+        for row in rows:
+            if due:
+                found.append(Message(_BROADCAST, self._buffers_bytes))
+            found.append(Message(row.kind, row.bytes))
+            first = row.unit < self._count and row.ready_ns != 0  # of a bucket's messages
+            reduced += first
+            due = first and self._buffers_bytes > 0 and reduced % self._count == 0
+        return found
+
+    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
+        """The rows with the broadcasts of buffers, and with where the rank waits for its buckets."""
+        buckets = [row for row in rows if row.unit < self._count]
+        each = max(1, len(buckets) // max(1, len(edges.behind)))
+        waits = {
+            id(row): edges.behind[k // each][0] for k, row in enumerate(buckets[: each * len(edges.behind)])
+        }
+        known = [
+            row._replace(wait_ns=waits[id(row)], resume_ns=row.done_ns) if id(row) in waits else row
+            for row in rows
+        ]
+        ddp = self._ddp()
+        sent = () if ddp is None else broadcast_rows(ddp, edges.broadcasts, 0)
+        known += [
+            row._replace(
+                ready_ns=row.launch_ns, unit=self._count + 1, wait_ns=row.launch_ns, resume_ns=row.done_ns
+            )
+            for row in sent
+        ]
+        return _in_order(known)
+
+    def discard(self) -> None:
+        """Forget the steps so far."""
+        self._waits.take()
+        if self._buckets is not None:
+            self._buckets.discard()
+
+    def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:  # noqa: ARG002
+        """Ready times are those of ddp_solo."""
+        return []
+
+    @property
+    def stamps(self) -> int:
+        """Of the layers and the buckets."""
+        return STAMPS_A_LAYER * self._layers + 2 * self._count
+
+
+def _units(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
+    """Further messages of a bucket (of a communication hook) are of the bucket before them."""
+    found: list[CollectiveRow] = []
+    for row in rows:
+        found.append(row if row.unit >= 0 else row._replace(unit=found[-1].unit))
+    return found
+
+
+def _in_order(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
+    """By their launch: tokens of events fall, host times rise."""
+    ordered = sorted(rows, key=lambda row: abs(row.launch_ns))
+    return [row._replace(seq=seq) for seq, row in enumerate(ordered)]

@@ -1,0 +1,94 @@
+"""SyncBatchNorm inside a module: over which ranks it takes its statistics, and where a rank waits for them.
+
+A layer gathers its mean and variance from all ranks in forward and adds up two sums over them in backward. torch makes
+these calls without async_op (torch/nn/modules/_functions.py), so the current stream goes on when the result is there.
+Over one rank a layer does what BatchNorm does and calls nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from scaling.spec.run import KINDS
+from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.parallel.functional import phase_now
+
+_CALLS = {
+    "all_reduce": "all_reduce",
+    "all_gather_single": "all_gather",  # since torch 2.13
+    "all_gather_into_tensor": "all_gather",
+}
+"""What the layers call in torch.distributed, and its kind. The group is the third argument, async_op the fourth."""
+
+
+class Norms:
+    """The SyncBatchNorm layers of a module; there may be none."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._layers = [layer for layer in module.modules() if isinstance(layer, nn.SyncBatchNorm)]
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def over(self, group: Any) -> None:
+        """Take statistics over the ranks of a process group from here on."""
+        for layer in self._layers:
+            layer.process_group = group
+
+
+class Inline(NamedTuple):
+    """A collective that the module waits for where it calls it. Stamps are tokens."""
+
+    kind: int
+    """Index into spec.run.KINDS."""
+    phase: int
+    """strategy.FORWARD or strategy.BACKWARD."""
+    bytes: int
+    """As nccl-tests counts them: the whole result of an all-gather."""
+    enqueue_ns: int
+    launch: int
+    done: int
+
+
+class InlineWaits:
+    """Stamps the calls over one process group that are not asynchronous, in probe blocks only."""
+
+    def __init__(self, group: Any, stamp: Callable[[], int]) -> None:
+        self._group, self._stamp = group, stamp
+        self._found: list[Inline] = []
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Inside, torch.distributed's functions stamp such calls. They are put back afterwards."""
+        self._found = []
+        before = {name: getattr(dist, name) for name in _CALLS if hasattr(dist, name)}
+        for name, call in before.items():
+            setattr(dist, name, functools.partial(self._call, call, KINDS.index(_CALLS[name])))
+        try:
+            yield
+        finally:
+            for name, call in before.items():
+                setattr(dist, name, call)
+
+    def take(self) -> list[Inline]:
+        """What was stamped since the last call, in order."""
+        found, self._found = self._found, []
+        return found
+
+    def _call(self, call: Callable[..., Any], kind: int, *args: Any, **named: Any) -> Any:
+        group = args[2] if len(args) > 2 else named.get("group")
+        asynchronous = args[3] if len(args) > 3 else named.get("async_op", False)
+        if group is not self._group or asynchronous:
+            return call(*args, **named)
+        result: torch.Tensor = args[0]
+        enqueue, launch = now_ns(), self._stamp()
+        answer = call(*args, **named)
+        self._found.append(Inline(kind, phase_now(), result.nbytes, enqueue, launch, self._stamp()))
+        return answer
