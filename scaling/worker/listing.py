@@ -31,6 +31,7 @@ from scaling.worker.models.options import shaped
 from scaling.worker.parallel.compression import WIRE
 from scaling.worker.parallel.ddp import Wrapping, accumulating, bucket_bytes, bucket_parameters, settle
 from scaling.worker.parallel.groups import Group
+from scaling.worker.parallel.norms import Norms
 from scaling.worker.parallel.replicated import Replicas
 from scaling.worker.parallel.sharded import Shards
 from scaling.worker.parallel.units import unit_of_each
@@ -99,11 +100,13 @@ def _replicated(asked: Listing, workload: Workload, groups: Mapping[int, Group])
     """
     spec, n = asked.spec, asked.mesh.size
     optimizer = workload.optimizer(workload.module.parameters())
-    wrapping = Wrapping(workload.module, spec.ddp, compiles=False)
+    wrapping = Wrapping(workload.module, spec.ddp, alone=groups[1].data, compiles=False)
     if spec.ddp.comm_hook not in ("none", *WIRE):
         raise InputError(
             f"ddp.comm_hook={spec.ddp.comm_hook}: what it sends is not listed; predict without it"
         )
+    if Norms(workload.module):
+        raise InputError("model: what SyncBatchNorm sends is not listed, so no other mesh can be predicted")
     ddp = wrapping.over(groups[n].data, "listing", hooked=False, sync=False)
     ddp.register_comm_hook(None, lambda _state, bucket: _kept(bucket))
     made = SimpleNamespace(module=ddp, optimizer=optimizer, accumulate=accumulating(ddp))
