@@ -78,8 +78,10 @@ class Cluster:
                     if kind == GATHER:
                         self.now = [at + compute for at in self.now]
         for rank in range(RANKS):
-            at = {"begin_ns": begin[rank], "end_ns": self.now[rank], "sync_end_ns": self.now[rank]}
-            durations = {"input_ns": 0.0, "optimizer_ns": 0.0, "backward_ns": 0.0}
+            at = dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), self.now[rank])
+            at["begin_ns"] = begin[rank]
+            none = ("input_ns", "optimizer_ns", "backward_ns", "earlier_wait_ns", "buffer_wait_ns")
+            durations = dict.fromkeys(none, 0.0)
             durations |= {"forward_wait_ns": waits[1][rank], "backward_wait_ns": waits[0][rank]}
             values = {name: (value + 1000) * MS for name, value in at.items()}
             values |= {name: value * MS for name, value in durations.items()}

@@ -60,8 +60,10 @@ def tables(late):
                 "arm": "probe",
                 "detailed": True,
             }
-            row |= {"begin_ns": begin[rank] * MS, "end_ns": now[rank] * MS, "sync_end_ns": now[rank] * MS}
-            row |= {"input_ns": 0.0, "optimizer_ns": 0.0, "backward_ns": 0.0}
+            row |= {"begin_ns": begin[rank] * MS}
+            row |= dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), now[rank] * MS)
+            none = ("input_ns", "optimizer_ns", "backward_ns", "earlier_wait_ns", "buffer_wait_ns")
+            row |= dict.fromkeys(none, 0.0)
             row |= {"forward_wait_ns": waits[rank][1] * MS, "backward_wait_ns": waits[rank][0] * MS}
             steps.append(row)
     return pl.DataFrame(steps), pl.DataFrame(rows).lazy()
