@@ -183,7 +183,9 @@ def _closure(records: TrialRecords, plan: Plan) -> dict[tuple[int, int], float]:
     """The step from ddp_solo's ready times, stretched by each rank's overlap, and replay's bucket times."""
     if records.programs:
         tensor = plan.spec.parallel.mesh(records.trial.world_size).tensor
-        return _closure_of_units(records) if tensor == 1 and records.turns else _closure_at_pace(records)
+        by_itself = bool(np.isfinite(records.arm(DDP_SOLO)["step"]).any())  # else no rank can train alone
+        turnless = tensor > 1 or (by_itself and not records.turns)
+        return _closure_at_pace(records) if turnless else _closure_of_units(records)
     sent = sum(records.bucket_bytes)
     if abs(sum(records.replayed) - sent) > REPLAYED_OFF * sent:  # other traffic than the step's
         return {}
