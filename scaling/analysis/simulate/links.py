@@ -185,9 +185,8 @@ def _time_us(
     rate = found.bytes_s * bandwidth
     if kind == "all_to_all":
         within = between = 1
-    if kind in exchanged(
-        topology.backend
-    ):  # every pair on its own: nothing that enters a host is shared there
+    if kind in exchanged(topology.backend):
+        # Every pair is on its own: nothing that enters a host is shared there.
         leaving = (n - found.local) / max(1, n - 1)
         across = found.across_bytes_s / found.local / max(leaving, 1e-9)
         rate = min(found.inside_bytes_s, across) * bandwidth
