@@ -218,8 +218,10 @@ def shapes_that_depend_on_data(rank, world):
 def devices(rank, world):
     with torch.device("sim:3"):
         z = torch.ones(4)
-    moved = z.to("sim:1")
     where = torch.accelerator.memory_allocated(3)
+    with torch.device("sim:3"):  # long in the making: a copy must not overtake it
+        large = torch.ones(2**24)
+    moved = large.to("sim:1")[-4:]
     with pytest.raises(RuntimeError, match="invalid device ordinal 8"):
         torch.accelerator.set_device_index(8)
     return (

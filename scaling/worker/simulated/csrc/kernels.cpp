@@ -43,6 +43,8 @@ Tensor& copy_(Tensor& self, const Tensor& from, bool non_blocking) {
   auto duration = copy_cost(self, source, within);
   Tensor to = to_device ? host_view(self) : self.detach(),
          what = from_device ? host_view(source) : source.detach();
+  if (within && source.device() != self.device())
+    sync_stream(current_stream(source.device().index()));  // the copy runs behind what the source is made by
   auto* name = within ? "copy_d2d" : to_device ? "copy_h2d" : "copy_d2h";
   state_of(current_stream(device))
       .push(name, bytes, [to, what, duration, device, bytes](ns_t start, Notes& notes) mutable {
