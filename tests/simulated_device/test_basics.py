@@ -129,6 +129,21 @@ def memory(rank, world):
     return held, after, peak, str(refused.value), fits.numel(), accelerator.get_memory_info()[1]
 
 
+def memory_of_a_capacity_that_falls(rank, world):
+    accelerator, mib = torch.accelerator, 1 << 20
+    configure(capacity_bytes=5 * mib)
+    held = torch.empty(9 * mib // 2, dtype=torch.uint8, device="sim")
+    accelerator.empty_cache()
+    whole = accelerator.get_memory_info()
+    configure(capacity_bytes=2 * mib)
+    lowered = accelerator.get_memory_info()
+    with pytest.raises(torch.OutOfMemoryError) as refused:
+        torch.empty(1, device="sim")
+    del held
+    accelerator.empty_cache()
+    return whole, lowered, str(refused.value), accelerator.get_memory_info()
+
+
 def memory_that_a_stream_uses(rank, world):
     configure(capacity_bytes=64 << 20)
     side = torch.Stream("sim:0")
@@ -233,6 +248,18 @@ def devices(rank, world):
     )
 
 
+def copy_between_devices(rank, world):
+    set_cost(10_000, "aten::mm")
+    x = torch.ones(64, 64, device="sim:3")
+    torch.accelerator.synchronize(3)
+    before = host_ms()
+    product = torch.mm(x, x)
+    moved = product.to("sim:1")
+    product.zero_()  # behind the copy, which is made on this stream
+    launched = exactly(host_ms() - before)
+    return launched, moved[0, 0].item(), exactly(host_ms() - before)
+
+
 def loader_with_pinned_memory(rank, world):
     data = torch.utils.data.TensorDataset(torch.arange(16.0))
     batches = [b for (b,) in torch.utils.data.DataLoader(data, batch_size=4, num_workers=2, pin_memory=True)]
@@ -294,6 +321,14 @@ def test_memory_is_counted_and_has_an_end():
     assert (fits, capacity) == (60 << 20, 64 << 20)
 
 
+def test_nothing_is_free_where_more_is_held_than_the_capacity_is_now():
+    whole, lowered, refused, empty = on_one(memory_of_a_capacity_that_falls)
+    assert whole == (0, 5 << 20)
+    assert lowered == (0, 2 << 20)
+    assert "has a capacity of 2097152 bytes, of which 0 are free" in refused
+    assert empty == (2 << 20, 2 << 20)
+
+
 def test_memory_that_another_stream_uses_is_free_when_that_one_gets_there():
     assert on_one(memory_that_a_stream_uses) == (0, 40, 30.0, 0)
 
@@ -324,6 +359,12 @@ def test_results_whose_shape_depends_on_data():
 
 def test_several_devices():
     assert on_one(devices) == ("sim:3", 4.0, 512, 8, True)
+
+
+def test_a_copy_between_devices_waits_for_its_source_on_the_stream_and_not_on_the_host():
+    launched, value, done = on_one(copy_between_devices)
+    assert (launched, value) == (0, 64.0)
+    assert done == 10 * MS + 2_000  # the copy is a kernel
 
 
 def test_a_loader_pins_what_goes_to_the_device():

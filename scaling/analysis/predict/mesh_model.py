@@ -171,7 +171,7 @@ class MeshModel:
         return (
             ("", "", upright / before),
             ("bandwidth of the links", f"{doubt:.0%} less", change(bandwidth=1 - doubt)),
-            ("latency of a hop", f"{factor:g} times", change(latency=factor)),
+            ("latency of the links", f"{factor:g} times", change(latency=factor)),
             ("compute is the same in another launch", f"{LAUNCH:.0%} more", change(pace=1 + LAUNCH)),
         )
 

@@ -44,7 +44,7 @@ class UnitSource:
     world_size: int
     step_ms: Measured
     bare_ms: Measured | None
-    """What a step's samples take one rank alone, over the ranks; None: it was not measured."""
+    """What a rank's samples take one rank that has the whole model; None: it was not measured."""
     own: OwnTimes
     moved_ns: Mapping[tuple[str, bool], float]
     """By kind, and whether between hosts: time of a byte of the step's collectives, less their latency.
@@ -138,22 +138,25 @@ def _of_strategy(
             parallel=parallel,
             world_size=n,
             step_ms=point.step_ms,
-            bare_ms=_alone_ms(point, plan.spec.mode),
+            bare_ms=alone_ms(point, plan.spec.mode, mesh.tensor),
             own=own,
             moved_ns=moved,
             alpha_ns=alpha,
         )
 
 
-def _alone_ms(point: Point, mode: str) -> Measured | None:
-    """`arms_ms.bare_one` has a rank's part of the batch; with strong scaling one rank alone takes the whole batch."""
+def alone_ms(point: Point, mode: str, tensor: int) -> Measured | None:
+    """What a rank's samples take one rank with the whole model, ms; the `tensor` ranks of a group have the same.
+
+    In strong scaling it is the part of the whole batch that was measured on one rank, from efficiency, which is over
+    that. `arms_ms.bare_one` is a rank with a part of the batch, which takes longer than its share.
+    """
     if mode == "weak" or point.arms_ms.bare_one is None:
         return point.arms_ms.bare_one
-    if (
-        point.loss is None or point.efficiency is None or point.step_ms is None
-    ):  # efficiency is not over one rank
+    over_one_rank = point.loss is not None
+    if not over_one_rank or point.efficiency is None or point.step_ms is None:
         return None
-    return Measured(point.efficiency.value * point.step_ms.value)
+    return Measured(tensor * point.efficiency.value * point.step_ms.value)
 
 
 def step_ns(

@@ -102,6 +102,8 @@ def curves(
 ) -> tuple[LinkCurve, ...]:
     """A curve for each axis and kind; the default group has the whole world's. Factors vary all of them.
 
+    `latency` is a factor on all that does not depend on the bytes: the base and the hops.
+
     Axes have the names of the mesh's dimensions; a mesh of one dimension uses the default group.
     """
     world = math.prod(axis.size for axis in axes)
@@ -197,12 +199,12 @@ def _time_us(
         if topology.backend != "nccl":  # one protocol, and no fixed cost beside the hops
             return latency * (within * inside[2] + between * network[2]) + wire / rate * 1e6
         hops = within * inside[protocol] + between * network[protocol]
-        best = min(best, BASE_US["ring"][protocol] + latency * hops + moved)
+        best = min(best, latency * (BASE_US["ring"][protocol] + hops) + moved)
         if kind == "all_reduce" and n > 2:
             up = 2 * math.log2(hosts) * network[protocol] if hosts > 1 else 0.0
             chain = 2 * (n / hosts - 1) * inside[protocol]
             more = n / (n - 1) / TREE
-            best = min(best, BASE_US["tree"][protocol] + latency * (up + chain) + moved * more)
+            best = min(best, latency * (BASE_US["tree"][protocol] + up + chain) + moved * more)
     return best
 
 

@@ -11,8 +11,8 @@ from scaling.analysis.predict.mesh_links import Question
 from scaling.analysis.predict.mesh_model import MeshModel
 from scaling.analysis.predict.meshes import mesh_predictions
 from scaling.analysis.predict.own_times import OwnTimes
-from scaling.analysis.predict.units import UnitSource
-from scaling.analysis.results import Measured
+from scaling.analysis.predict.units import UnitSource, alone_ms
+from scaling.analysis.results import ArmTimes, Loss, Measured, Point
 from scaling.spec.listing import Listed, ListedCollective, ListedMark
 from scaling.spec.parallel import Fsdp, Parallel
 from scaling.spec.run import WhatIf
@@ -90,9 +90,11 @@ def source(n=2):
     )
 
 
-def predicted(parallel=FSDP, n=2, where=None, sources=None, own=None, **fsdp):
+def predicted(parallel=FSDP, n=2, where=None, sources=None, own=None, mode="weak", **fsdp):
     run = plan()
-    spec = dataclasses.replace(run.spec, parallel=FSDP, topology=own or topology(), world_sizes=(2,))
+    spec = dataclasses.replace(
+        run.spec, parallel=FSDP, topology=own or topology(), world_sizes=(2,), mode=mode
+    )
     run = dataclasses.replace(run, spec=spec)
     where = where or topology(hosts=n)
     asked = WhatIf(
@@ -261,6 +263,30 @@ def test_divided_layers_do_the_work_of_one_rank_together():
     (point,) = predicted(FSDP_TP, 4, where, [measured_mesh(FSDP_TP)], where).points
     assert point.efficiency.value == pytest.approx(45 / 2 / truth_ms(FSDP_TP))
     assert point.samples_per_s.value == pytest.approx(2 * 32 * 1e3 / truth_ms(FSDP_TP))
+
+
+@pytest.mark.parametrize("parallel", [FSDP, FSDP_TP], ids=["fsdp", "fsdp_tp"])
+def test_a_strong_run_is_predicted_with_the_efficiency_that_was_measured(parallel):
+    """One rank takes 180 ms for the whole batch, so four have 45 each; it takes 60 for a quarter of it."""
+    where, known = topology(**TWO_BY_TWO), measured_mesh(parallel if parallel.divided else HSDP)
+    known = dataclasses.replace(known, parallel=parallel, step_ms=Measured(75.0))
+    alone = Point(
+        world_size=4,
+        hosts=2,
+        status="done",
+        step_ms=known.step_ms,
+        efficiency=Measured(180 / 4 / 75),
+        arms_ms=ArmTimes(bare_one=Measured(60.0)),
+        loss=Loss(),
+    )
+    mesh = parallel.mesh(4)
+    known = dataclasses.replace(known, bare_ms=alone_ms(alone, "strong", mesh.tensor))
+    (point,) = predicted(parallel, 4, where, [known], where, mode="strong").points
+    assert point.step_ms.value == pytest.approx(75)
+    assert point.efficiency.value == pytest.approx(0.6)
+    over_several = dataclasses.replace(alone, loss=None)
+    assert alone_ms(over_several, "strong", mesh.tensor) is None
+    assert alone_ms(alone, "weak", mesh.tensor) == Measured(60.0)
 
 
 def test_a_strong_run_says_where_the_batch_of_a_rank_would_be_another():

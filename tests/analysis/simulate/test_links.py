@@ -62,6 +62,16 @@ def test_small_ones_take_the_hops_of_a_ring_and_an_all_reduce_has_a_tree():
     assert tree[1] < 2 * tree[0]  # and a tree's with their logarithm
 
 
+def test_a_factor_on_latency_is_on_all_that_does_not_depend_on_the_bytes():
+    """Without latency a transfer takes what its bytes take with the protocol that moves most."""
+    axis = Axis(name="shard", size=16, stride=1)
+    usual, double, none = (links.curves(machine(), (axis,), latency=factor) for factor in (1, 2, 0))
+    for one, two, without in zip(usual, double, none, strict=True):
+        assert dict(two.points)[0.0] == pytest.approx(2 * dict(one.points)[0.0])
+        for wire, took in without.points:
+            assert took == pytest.approx(dict(without.points)[2.0**33] * wire / 2**33)
+
+
 def test_gloo_has_neither_protocols_nor_a_fixed_cost():
     gloo = machine(backend="gloo", levels=(), ranks_per_host=1)
     took = us(gloo, Axis(name="replicate", size=4, stride=1), "all_reduce", 0)

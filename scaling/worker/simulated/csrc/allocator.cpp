@@ -32,6 +32,8 @@ void add(StatArray& a, int64_t n) {
   n >= 0 ? s.increase(size_t(n)) : s.decrease(size_t(-n));
 }
 int64_t segments(int64_t bytes) { return (bytes + kSegment - 1) / kSegment * kSegment; }
+// What the capacity leaves beside memory that is taken; it may have been lowered since.
+int64_t free_beside(StatArray& taken) { return std::max<int64_t>(0, config().capacity_bytes - now(taken)); }
 
 struct Allocator final : c10::DeviceAllocator {
   std::mutex m;
@@ -68,7 +70,7 @@ struct Allocator final : c10::DeviceAllocator {
   void take(int d, int64_t size, int64_t asked) {
     std::lock_guard<std::mutex> l(m);
     auto& s = stats[d];
-    int64_t free = config().capacity_bytes - now(s.active_bytes);
+    int64_t free = free_beside(s.active_bytes);
     if (size > free) {
       ++s.num_ooms;
       TORCH_CHECK_WITH(OutOfMemoryError, false, "sim out of memory. Tried to allocate ", asked,
@@ -81,7 +83,7 @@ struct Allocator final : c10::DeviceAllocator {
     // capacity.
     int64_t more = now(s.active_bytes) - now(s.reserved_bytes);
     if (more > 0)
-      add(s.reserved_bytes, std::min(segments(more), config().capacity_bytes - now(s.reserved_bytes)));
+      add(s.reserved_bytes, std::min(segments(more), free_beside(s.reserved_bytes)));
   }
   void left(int d, int64_t size) {
     std::lock_guard<std::mutex> l(m);
@@ -122,7 +124,10 @@ struct Allocator final : c10::DeviceAllocator {
   bool initialized() override { return true; }
   void emptyCache(c10::MempoolId_t) override {
     std::lock_guard<std::mutex> l(m);
-    for (auto& [d, s] : stats) add(s.reserved_bytes, segments(now(s.active_bytes)) - now(s.reserved_bytes));
+    for (auto& [d, s] : stats) {
+      int64_t kept = std::min(segments(now(s.active_bytes)), now(s.reserved_bytes));
+      add(s.reserved_bytes, kept - now(s.reserved_bytes));
+    }
   }
   void recordStream(const c10::DataPtr& p, c10::Stream s) override {
     auto* b = static_cast<Block*>(p.get_context());
@@ -152,7 +157,7 @@ struct Allocator final : c10::DeviceAllocator {
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex d) override {
     std::lock_guard<std::mutex> l(m);
-    return {size_t(config().capacity_bytes - now(stats[d].reserved_bytes)), size_t(config().capacity_bytes)};
+    return {size_t(free_beside(stats[d].reserved_bytes)), size_t(config().capacity_bytes)};
   }
   static Allocator& self() {
     static auto* a = new Allocator;

@@ -38,24 +38,27 @@ Tensor& copy_(Tensor& self, const Tensor& from, bool non_blocking) {
     return self;
   auto source = from.expand_as(self);
   bool to_device = on_sim(self), from_device = on_sim(source), within = to_device && from_device;
-  int device = (to_device ? self : source).device().index();
+  int device = (from_device ? source : self).device().index();
   auto bytes = int64_t(self.nbytes());
   auto duration = copy_cost(self, source, within);
   Tensor to = to_device ? host_view(self) : self.detach(),
          what = from_device ? host_view(source) : source.detach();
-  if (within && source.device() != self.device())
-    sync_stream(current_stream(source.device().index()));  // the copy runs behind what the source is made by
+  auto& on = state_of(current_stream(device));
+  auto& there = within ? state_of(current_stream(self.device().index())) : on;
+  if (&there != &on)
+    on.wait_for(there.record());  // as CUDA's: on the source's stream, behind both, and the target's waits for it
   auto* name = within ? "copy_d2d" : to_device ? "copy_h2d" : "copy_d2h";
-  state_of(current_stream(device))
-      .push(name, bytes, [to, what, duration, device, bytes](ns_t start, Notes& notes) mutable {
-        return run_kernel(device, start, duration, notes, [&] {
-          at::AutoDispatchBelowADInplaceOrView g;
-          if (computes(bytes))
-            to.copy_(what);
-          to = Tensor();
-          what = Tensor();
-        });
-      });
+  on.push(name, bytes, [to, what, duration, device, bytes](ns_t start, Notes& notes) mutable {
+    return run_kernel(device, start, duration, notes, [&] {
+      at::AutoDispatchBelowADInplaceOrView g;
+      if (computes(bytes))
+        to.copy_(what);
+      to = Tensor();
+      what = Tensor();
+    });
+  });
+  if (&there != &on)
+    there.wait_for(on.record());
   if (!within && !non_blocking)
     sync_stream(current_stream(device));
   return self;
