@@ -8,6 +8,7 @@ wait for it and went on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Iterator, Sequence
 
@@ -15,14 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import CollectiveRow
 from scaling.spec.run import KINDS
+from scaling.spec.schedule import PHASES
 from scaling.spec.sweep import Message
-from scaling.worker.measure.probe import BucketProbe
 from scaling.worker.parallel.buffers import broadcast_rows, sends_buffers
 from scaling.worker.parallel.ddp import bucket_bytes
 from scaling.worker.parallel.norms import Inline, InlineWaits
-from scaling.worker.parallel.strategy import Edges, Take, Taken, Wait
+from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken, Wait
 
-_BROADCAST = KINDS.index("broadcast")
+_BROADCAST, _OTHER = KINDS.index("broadcast"), PHASES.index("other")
 STAMPS_A_LAYER = 4
 """Launch and end of a layer's collective in forward, and of that in backward."""
 
@@ -35,13 +36,13 @@ class InlineProbe:
     def __init__(
         self,
         waits: InlineWaits,
-        buckets: BucketProbe | None,
+        buckets: Detail | None,
         ddp: DistributedDataParallel,
         group_key: int,
         *,
         layers: int,
     ) -> None:
-        """`buckets`: the hook of a detailed block; None in a light one. `layers`: that send something."""
+        """`buckets`: what a detailed block records of them; None in a light one. `layers`: that send something."""
         self._waits, self._buckets, self._key, self._layers = waits, buckets, group_key, layers
         self._ddp = weakref.ref(ddp)  # the loop alone keeps the wrapper
         self._count = len(bucket_bytes(ddp))
@@ -50,16 +51,18 @@ class InlineProbe:
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[Take]:
-        """Inside, the module's own collectives are stamped."""
-        with self._waits.on():
-            yield self._take
+        """Inside, the module's own collectives are stamped, and in a detailed block the buckets."""
+        buckets = self._buckets.taking() if self._buckets else contextlib.nullcontext()
+        with self._waits.on(), buckets as take:
+            yield functools.partial(self._take, take)
 
-    def _take(self, forward_end_ns: int) -> Taken:
+    def _take(self, take: Take | None, forward_end_ns: int) -> Taken:
         found = self._waits.take()
         waits = [Wait(one.phase, one.launch, one.done) for one in found]
-        if self._buckets is None:
+        if take is None:
             return Taken(None, waits, waits_behind=True)
-        rows = _in_order([*map(self._row, found), *_units(self._buckets.take(forward_end_ns))])
+        sent = take(forward_end_ns).collectives or []
+        rows = _in_order([*map(self._row, found), *_units(sent, self._count)])
         self.wire = self._messages(rows)
         return Taken(rows, waits, waits_behind=True)
 
@@ -94,13 +97,10 @@ class InlineProbe:
 
     def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
         """The rows with the broadcasts of buffers, and with where the rank waits for its buckets."""
-        buckets = [row for row in rows if row.unit < self._count]
-        each = max(1, len(buckets) // max(1, len(edges.behind)))
-        waits = {
-            id(row): edges.behind[k // each][0] for k, row in enumerate(buckets[: each * len(edges.behind)])
-        }
         known = [
-            row._replace(wait_ns=waits[id(row)], resume_ns=row.done_ns) if id(row) in waits else row
+            row._replace(wait_ns=_behind(row, edges), resume_ns=row.done_ns)
+            if 0 <= row.unit < self._count
+            else row
             for row in rows
         ]
         ddp = self._ddp()
@@ -129,15 +129,29 @@ class InlineProbe:
         return STAMPS_A_LAYER * self._layers + 2 * self._count
 
 
-def _units(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
-    """Further messages of a bucket (of a communication hook) are of the bucket before them."""
+def _behind(row: CollectiveRow, edges: Edges) -> int:
+    """Where the rank waits for a bucket: at the end of the compute of the backward that launched it."""
+    launch = abs(row.launch_ns)  # tokens of events fall, host times rise
+    return next((computed for computed, whole in edges.behind if abs(whole) >= launch), 0)
+
+
+def _units(rows: Sequence[CollectiveRow], count: int) -> list[CollectiveRow]:
+    """The rows with their buckets, of which there are `count`, as units; those of others have none.
+
+    Further messages of a hook are of the bucket before them. Rows that name no bucket are in the order of buckets.
+    """
+    named, place = any(row.unit >= 0 for row in rows), -1
     found: list[CollectiveRow] = []
     for row in rows:
-        found.append(row if row.unit >= 0 else row._replace(unit=found[-1].unit))
+        if row.phase == _OTHER:
+            found.append(row)
+            continue
+        place = row.unit if row.unit >= 0 else place if named else (place + 1) % count
+        found.append(row._replace(unit=place))
     return found
 
 
 def _in_order(rows: Sequence[CollectiveRow]) -> list[CollectiveRow]:
-    """By their launch: tokens of events fall, host times rise."""
-    ordered = sorted(rows, key=lambda row: abs(row.launch_ns))
+    """By their launch, and behind them what is not the module's: tokens of events fall, host times rise."""
+    ordered = sorted(rows, key=lambda row: (row.unit < 0, abs(row.launch_ns)))
     return [row._replace(seq=seq) for seq, row in enumerate(ordered)]

@@ -19,6 +19,7 @@ from torch import nn
 from scaling.spec.run import KINDS
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.functional import phase_now
+from scaling.worker.parallel.tap import Tap
 
 _CALLS = {
     "all_reduce": "all_reduce",
@@ -26,6 +27,7 @@ _CALLS = {
     "all_gather_into_tensor": "all_gather",
 }
 """What the layers call in torch.distributed, and its kind. The group is the third argument, async_op the fourth."""
+_GATHER, _REDUCE = KINDS.index("all_gather"), KINDS.index("all_reduce")
 
 
 class Norms:
@@ -41,6 +43,18 @@ class Norms:
         """Take statistics over the ranks of a process group from here on."""
         for layer in self._layers:
             layer.process_group = group
+
+    def are_over(self, group: Any) -> bool:
+        """Whether all of them take statistics over the ranks of this process group."""
+        return all((layer.process_group or dist.group.WORLD) is group for layer in self._layers)
+
+    def sent(self, ranks: int) -> frozenset[tuple[int, int]]:
+        """What they send over so many ranks: kind, and elements of the result.
+
+        A rank's means, inverse deviations and count in forward; in backward two sums a channel.
+        """
+        gathered = {(_GATHER, ranks * (2 * one.num_features + 1)) for one in self._layers}
+        return frozenset(gathered | {(_REDUCE, 2 * one.num_features) for one in self._layers})
 
 
 class Inline(NamedTuple):
@@ -58,10 +72,12 @@ class Inline(NamedTuple):
 
 
 class InlineWaits:
-    """Stamps the calls over one process group that are not asynchronous, in probe blocks only."""
+    """Stamps what the layers call over a process group, in probe blocks only. Other calls pass."""
 
-    def __init__(self, group: Any, stamp: Callable[[], int]) -> None:
-        self._group, self._stamp = group, stamp
+    def __init__(self, norms: Norms, group: Any, stamp: Callable[[], int], tap: Tap | None = None) -> None:
+        """`tap`: one that is open meanwhile, and is not to note what is stamped here."""
+        self._group, self._stamp, self._tap = group, stamp, tap
+        self._sent = norms.sent(dist.get_world_size(group))
         self._found: list[Inline] = []
 
     @contextlib.contextmanager
@@ -85,10 +101,12 @@ class InlineWaits:
     def _call(self, call: Callable[..., Any], kind: int, *args: Any, **named: Any) -> Any:
         group = args[2] if len(args) > 2 else named.get("group")
         asynchronous = args[3] if len(args) > 3 else named.get("async_op", False)
-        if group is not self._group or asynchronous:
+        result: Any = args[0] if args else None
+        ours = group is self._group and not asynchronous and isinstance(result, torch.Tensor)
+        if not ours or (kind, result.numel()) not in self._sent:
             return call(*args, **named)
-        result: torch.Tensor = args[0]
         enqueue, launch = now_ns(), self._stamp()
-        answer = call(*args, **named)
+        with self._tap.passing() if self._tap else contextlib.nullcontext():
+            answer = call(*args, **named)
         self._found.append(Inline(kind, phase_now(), result.nbytes, enqueue, launch, self._stamp()))
         return answer

@@ -40,7 +40,7 @@ class Replicas:
         device: Accelerator,
     ) -> None:
         self._wrapping = Wrapping(module, spec.ddp, alone=solo.data, compiles=spec.compile)
-        self._whole, self._layers = module, len(Norms(module))
+        self._whole, self._norms = module, Norms(module)
         self._optimizer, self._group, self._solo, self._device = optimizer, group, solo, device
         self._comm_hook = spec.ddp.comm_hook
         self._views = spec.ddp.gradient_as_bucket_view
@@ -55,8 +55,8 @@ class Replicas:
         probe = None
         if detailed and not alone:
             probe = BucketProbe(ddp, group.data, group.key, self._device, self._comm_hook)
-        layers = 0 if alone else self._layers  # over one rank they call nothing
-        return Replicated(ddp, self._optimizer, group, self._device, probe, layers=layers)
+        norms = self._norms if not alone and len(self._norms) else None  # over one rank they call nothing
+        return Replicated(ddp, self._optimizer, group, self._device, probe, norms)
 
     def free(self) -> None:
         """A wrapper goes with its last reference."""
@@ -78,14 +78,13 @@ class Replicated:
         group: Group,
         device: Accelerator,
         probe: BucketProbe | None,
-        *,
-        layers: int = 0,
+        norms: Norms | None,
     ) -> None:
-        """`probe`: the hook of its detailed blocks over several ranks. `layers`: of norms that wait for other ranks."""
+        """`probe`: the hook of its detailed blocks over several ranks. `norms`: layers that wait for other ranks."""
         self.module: torch.nn.Module = ddp
         self.optimizer, self._group, self._device = optimizer, group, device
         self.accumulate: Callable[[bool], contextlib.AbstractContextManager[Any]] = accumulating(ddp)
-        self._probe, self._layers = probe, layers
+        self._probe, self._norms = probe, norms
 
     @property
     def _ddp(self) -> DistributedDataParallel:
@@ -108,10 +107,10 @@ class Replicated:
 
     def detail(self, *, detailed: bool) -> Detail | None:
         """The buckets of detailed blocks, and in every stamped one where the module waits inside."""
-        if self._layers:
-            inside = InlineWaits(self._group.data, self._device.clock.stamp)
-            probe = self._probe if detailed else None
-            return InlineProbe(inside, probe, self._ddp, self._group.key, layers=self._layers)
+        if self._norms is not None:
+            inside = InlineWaits(self._norms, self._group.data, self._device.clock.stamp)
+            buckets = _Buckets(self._probe, self._ddp) if detailed and self._probe else None
+            return InlineProbe(inside, buckets, self._ddp, self._group.key, layers=len(self._norms))
         if not detailed:
             return None
         return _Buckets(self._probe or SoloProbe(self._ddp, self._device), self._ddp)

@@ -102,6 +102,7 @@ class Tap:
         """Bucket or sharded unit of collectives from here on; -1: none."""
         self.kind: int | None = None
         """What collectives from here on count as; None: as what they are. `stands_for` sets it."""
+        self._passing = False
 
     @property
     def opened(self) -> bool:
@@ -144,6 +145,15 @@ class Tap:
         finally:
             self.kind = before
 
+    @contextlib.contextmanager
+    def passing(self) -> Iterator[None]:
+        """Collectives inside are not noted: they are stamped elsewhere."""
+        self._passing = True
+        try:
+            yield
+        finally:
+            self._passing = False
+
     def take(self) -> list[Seen]:
         """What was noted since the last call, in the order of launch. A `done` may still be missing."""
         seen, self._seen = self._seen, []
@@ -170,6 +180,8 @@ class Tap:
         stamp = self._clock.stamp
 
         def kernel(keys: Any, *args: Any, **named: Any) -> Any:
+            if self._passing:
+                return operator.redispatch(keys.remove(SELECT), *args, **named)
             tensor = _first(args[sized_by])
             group = dist.ProcessGroup.unbox(args[at])
             seen = Seen(

@@ -16,7 +16,7 @@ def follow(model: torch.nn.Module) -> Followed:
     """InputError where `model` is neither DDP's wrapper, nor sharded by fully_shard, nor compiled from one of them."""
     inner = getattr(model, "_orig_mod", model)
     if isinstance(inner, DistributedDataParallel):
-        return WrappedModel(inner)
+        return WrappedModel(inner, compiled=inner is not model)
     if isinstance(inner, FSDPModule):
         return ShardedModel(inner)
     given = f"Probe({type(model).__name__}): "

@@ -173,12 +173,25 @@ def broadcasts(marks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return [(begin, end) for (_, begin), (kind, end) in itertools.pairwise(marks) if kind == BUFFERS_END]
 
 
+def behind(marks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """End of backward's compute and of backward, of each backward of a step."""
+    return [
+        (computed, whole) for (kind, computed), (_, whole) in itertools.pairwise(marks) if kind == COMPUTE_END
+    ]
+
+
 def step_row(
-    begin: int, marks: Sequence[tuple[int, int]], end: int, waits: Sequence[Wait] | None = None
+    begin: int,
+    marks: Sequence[tuple[int, int]],
+    end: int,
+    waits: Sequence[Wait] | None = None,
+    *,
+    waits_behind: bool = False,
 ) -> StepRow | None:
     """The row of a step, from its marks as host times, ns; None where no backward was seen.
 
-    `waits`: where the rank waited for communication, if the model tells; else it does after backward's compute.
+    `waits`: where the rank waited for communication, if the model tells. Without them, and with `waits_behind` beside
+    them, it waits after backward's compute.
 
     The time from the begin to the first forward is `input`. So is the time between a backward and the next forward,
     where the next micro-batch is fetched, unless an optimizer stepped in between. The time between a backward and the
@@ -213,6 +226,7 @@ def step_row(
             phase, since = "host", at
     if not sync_end:
         return None
+    after = waits is None or waits_behind
     return StepRow(
         begin_ns=begin,
         end_ns=end,
@@ -220,9 +234,9 @@ def step_row(
         forward_ns=spent["forward"],
         backward_ns=spent["backward"],
         optimizer_ns=spent["optimizer"],
-        compute_end_ns=compute_end if waits is None else sync_end,
+        compute_end_ns=compute_end if after else sync_end,
         sync_end_ns=sync_end,
-        earlier_wait_ns=waited if waits is None else 0,
+        earlier_wait_ns=waited if after else 0,
         buffer_wait_ns=buffered,
         buffer_begin_ns=buffers_begin,
         buffer_end_ns=buffers_end,

@@ -17,7 +17,7 @@ from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.measure.recorder import Reading, Usage
 from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken, Wait
-from scaling.worker.probe.phases import Marks, Phases, broadcasts, step_row
+from scaling.worker.probe.phases import Marks, Phases, behind, broadcasts, step_row
 from scaling.worker.probe.schedule import ROUND_STEPS, Planned, round_of, slot_of
 
 STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 5, 8
@@ -216,7 +216,8 @@ class Track:
             waits = row.taken.waits
             if waits is not None:
                 waits = [Wait(one.phase, *resolve([one.begin, one.end])) for one in waits]
-            step = step_row(begin, marks, end, waits) if all(times) else None
+            after = row.taken.waits_behind
+            step = step_row(begin, marks, end, waits, waits_behind=after) if all(times) else None
             if step is None:
                 self.blind += 1
                 return None
@@ -224,8 +225,8 @@ class Track:
             if planned.detailed:
                 done = [resolve_collective(self._clock, one) for one in row.taken.collectives or ()]
                 known = [one._replace(done_ns=_done(one, step)) for one in done]
-                if block.detail is not None and (met := broadcasts(marks)):
-                    known = block.detail.all_of(known, Edges(met, ()))
+                if block.detail is not None:
+                    known = block.detail.all_of(known, Edges(broadcasts(marks), behind(marks)))
                 collectives.append(known)
         record = BlockRecord(
             id=planned.id,

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn import SyncBatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import CollectiveRow
@@ -18,6 +17,8 @@ from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.buckets import Buckets
 from scaling.worker.parallel.buffers import broadcast_rows, sends_buffers, will_send_buffers
 from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
+from scaling.worker.parallel.inline_probe import InlineProbe
+from scaling.worker.parallel.norms import InlineWaits, Norms
 from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken
 from scaling.worker.parallel.tap import Tap, backend_of
 
@@ -27,10 +28,12 @@ class WrappedModel:
 
     hooks_first = False
 
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self.ddp = ddp
+    def __init__(self, ddp: DistributedDataParallel, *, compiled: bool) -> None:
+        """`compiled`: the loop calls what torch.compile made of the wrapper."""
+        self.ddp, self._compiled = ddp, compiled
         self.members = list(dist.get_process_group_ranks(ddp.process_group))
         self.sends_buffers = sends_buffers(ddp)
+        self._norms = Norms(ddp.module)
 
     @property
     def root(self) -> torch.nn.Module:
@@ -62,8 +65,19 @@ class WrappedModel:
         return bool(self.ddp.require_backward_grad_sync)
 
     def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:
-        """What a stamped block records."""
-        return LoopBuckets(self.ddp, device) if detailed else None
+        """What a stamped block records: its buckets, and where its norms wait for other ranks."""
+        if not self._waits_inside():
+            return LoopBuckets(self.ddp, Tap(device.clock)) if detailed else None
+        tap, group = Tap(device.clock), self.ddp.process_group
+        waits = InlineWaits(self._norms, group, device.clock.stamp, tap)
+        buckets = LoopBuckets(self.ddp, tap) if detailed else None
+        return InlineProbe(waits, buckets, self.ddp, len(self.members), layers=len(self._norms))
+
+    def _waits_inside(self) -> bool:
+        """Whether norms wait for the wrapper's ranks, and that can be seen: not in what torch.compile made."""
+        if not len(self._norms) or len(self.members) == 1 or self._compiled:
+            return False
+        return self._norms.are_over(self.ddp.process_group) and not any(map(_compiled, self.ddp.modules()))
 
     def sizes(self) -> list[int]:
         """Bytes of each bucket."""
@@ -97,7 +111,7 @@ class WrappedModel:
                 "with static_graph or find_unused_parameters DDP counts gradients from backward to backward, and "
                 "would count those of the baseline in the training"
             )
-        if any(isinstance(module, SyncBatchNorm) for module in self.ddp.module.modules()):
+        if len(self._norms):
             return "SyncBatchNorm waits for the other ranks, and a rank alone has none"
         return ""
 
@@ -107,8 +121,8 @@ class LoopBuckets:
 
     unsharded_bytes = 0
 
-    def __init__(self, ddp: DistributedDataParallel, device: Accelerator) -> None:
-        self._ddp, self._tap, self._buckets = ddp, Tap(device.clock), Buckets(ddp)
+    def __init__(self, ddp: DistributedDataParallel, tap: Tap) -> None:
+        self._ddp, self._tap, self._buckets = ddp, tap, Buckets(ddp)
         self.wire: list[Message] = []
 
     @contextlib.contextmanager
@@ -133,3 +147,7 @@ class LoopBuckets:
     def stamps(self) -> int:
         """Launch and end of each bucket."""
         return 2 * max(1, len(bucket_bytes(self._ddp)))
+
+
+def _compiled(module: torch.nn.Module) -> bool:
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None  # noqa: SLF001
