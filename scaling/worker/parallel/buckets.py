@@ -14,6 +14,7 @@ from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
 from scaling.worker.parallel.tap import Seen
 
 _ALL_REDUCE, _BROADCAST = KINDS.index("all_reduce"), KINDS.index("broadcast")
+_OTHER = PHASES.index("other")
 
 
 class Buckets:
@@ -46,35 +47,14 @@ class Buckets:
             own = self._in_order(own)
         known = {id(one) for one in (*own, *(one for one in ours if one.kind == _BROADCAST))}
         others = [one for one in seen if id(one) not in known]
-        return [*self._buckets(own), *self._others(others, len(own))]
-
-    def _buckets(self, own: Sequence[Seen]) -> list[CollectiveRow]:
-        return [
-            CollectiveRow(
-                seq=seq,
-                kind=one.kind,
-                group=self._key,
-                bytes=one.bytes,
-                ready_ns=one.launch,
-                launch_ns=one.launch,
-                done_ns=one.done,
-            )
-            for seq, one in enumerate(own)
-        ]
+        buckets = (one.row(seq, self._key) for seq, one in enumerate(own))
+        return [*buckets, *self._others(others, len(own))]
 
     def _others(self, others: Sequence[Seen], first: int) -> list[CollectiveRow]:
+        rows = (one.row(seq, self._key, phase=_OTHER) for seq, one in enumerate(others, first))
         return [
-            CollectiveRow(
-                seq=first + index,
-                kind=one.kind,
-                group=self._key,
-                bytes=max(1, one.bytes),
-                ready_ns=0,
-                launch_ns=one.launch,
-                done_ns=one.done or one.launch,
-                phase=PHASES.index("other"),
-            )
-            for index, one in enumerate(others)
+            row._replace(bytes=max(1, row.bytes), ready_ns=0, done_ns=row.done_ns or row.launch_ns)
+            for row in rows
         ]
 
     def _in_order(self, seen: Sequence[Seen]) -> list[Seen]:

@@ -20,7 +20,7 @@ from scaling.spec.schedule import PHASES
 from scaling.spec.sweep import Message
 from scaling.worker.parallel.buffers import broadcast_rows, sends_buffers
 from scaling.worker.parallel.ddp import bucket_bytes
-from scaling.worker.parallel.norms import Inline, InlineWaits
+from scaling.worker.parallel.norms import InlineWaits
 from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken, Wait
 
 _BROADCAST, _OTHER = KINDS.index("broadcast"), PHASES.index("other")
@@ -62,25 +62,10 @@ class InlineProbe:
         if take is None:
             return Taken(None, waits, waits_behind=True)
         sent = take(forward_end_ns).collectives or []
-        rows = _in_order([*map(self._row, found), *_units(sent, self._count)])
+        own = [one.waited_row(0, self._key, phase=one.phase, unit=self._count) for one in found]
+        rows = _in_order([*own, *_units(sent, self._count)])
         self.wire = self._messages(rows)
         return Taken(rows, waits, waits_behind=True)
-
-    def _row(self, one: Inline) -> CollectiveRow:
-        return CollectiveRow(
-            seq=0,
-            kind=one.kind,
-            group=self._key,
-            bytes=one.bytes,
-            ready_ns=one.launch,
-            launch_ns=one.launch,
-            done_ns=one.done,
-            enqueue_ns=one.enqueue_ns,
-            phase=one.phase,
-            unit=self._count,
-            wait_ns=one.launch,
-            resume_ns=one.done,
-        )
 
     def _messages(self, rows: Sequence[CollectiveRow]) -> list[Message]:
         """What a step sends: buffers at its begin, and behind each reduction of all buckets but the last."""

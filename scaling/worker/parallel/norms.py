@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from torch import nn
 from scaling.spec.run import KINDS
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.functional import phase_now
-from scaling.worker.parallel.tap import Tap
+from scaling.worker.parallel.tap import Seen, Tap
 
 _CALLS = {
     "all_reduce": "all_reduce",
@@ -57,20 +57,6 @@ class Norms:
         return frozenset(gathered | {(_REDUCE, 2 * one.num_features) for one in self._layers})
 
 
-class Inline(NamedTuple):
-    """A collective that the module waits for where it calls it. Stamps are tokens."""
-
-    kind: int
-    """Index into spec.run.KINDS."""
-    phase: int
-    """strategy.FORWARD or strategy.BACKWARD."""
-    bytes: int
-    """As nccl-tests counts them: the whole result of an all-gather."""
-    enqueue_ns: int
-    launch: int
-    done: int
-
-
 class InlineWaits:
     """Stamps what the layers call over a process group, in probe blocks only. Other calls pass."""
 
@@ -78,7 +64,7 @@ class InlineWaits:
         """`tap`: one that is open meanwhile, and is not to note what is stamped here."""
         self._group, self._stamp, self._tap = group, stamp, tap
         self._sent = norms.sent(dist.get_world_size(group))
-        self._found: list[Inline] = []
+        self._found: list[Seen] = []
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -93,7 +79,7 @@ class InlineWaits:
             for name, call in before.items():
                 setattr(dist, name, call)
 
-    def take(self) -> list[Inline]:
+    def take(self) -> list[Seen]:
         """What was stamped since the last call, in order."""
         found, self._found = self._found, []
         return found
@@ -105,8 +91,19 @@ class InlineWaits:
         ours = group is self._group and not asynchronous and isinstance(result, torch.Tensor)
         if not ours or (kind, result.numel()) not in self._sent:
             return call(*args, **named)
-        enqueue, launch = now_ns(), self._stamp()
+        seen = Seen(
+            kind=kind,
+            group=group,
+            bytes=result.nbytes,
+            dtype=result.dtype,
+            phase=phase_now(),
+            unit=-1,
+            enqueue_ns=now_ns(),
+            launch=self._stamp(),
+        )
         with self._tap.passing() if self._tap else contextlib.nullcontext():
             answer = call(*args, **named)
-        self._found.append(Inline(kind, phase_now(), result.nbytes, enqueue, launch, self._stamp()))
+        seen.wait, seen.done = seen.launch, self._stamp()
+        seen.resume = seen.done
+        self._found.append(seen)
         return answer

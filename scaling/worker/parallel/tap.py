@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from scaling.records.format import CollectiveRow
 from scaling.spec.run import KINDS
 from scaling.worker.accelerator.clock import Clock, now_ns
 
@@ -56,6 +57,17 @@ class Seen:
     """The rank, or its compute stream, began to wait for it; 0: nobody told."""
     resume: int = 0
     """It went on."""
+
+    def row(self, seq: int, key: int, **known: int) -> CollectiveRow:
+        """Its row on the communicator `key`, ready when it was launched; `known`: what else is known of it."""
+        return CollectiveRow(
+            seq, self.kind, key, self.bytes, self.launch, self.launch, self.done or self.resume, **known
+        )
+
+    def waited_row(self, seq: int, key: int, *, phase: int, unit: int) -> CollectiveRow:
+        """Its row with where the rank waited for it."""
+        more = {"enqueue_ns": self.enqueue_ns, "wait_ns": self.wait, "resume_ns": self.resume}
+        return self.row(seq, key, phase=phase, unit=unit, **more)
 
 
 def _nbytes(value: Any) -> int:

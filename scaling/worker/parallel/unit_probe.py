@@ -75,20 +75,9 @@ class UnitProbe:
 
     def _row(self, seq: int, seen: Seen) -> CollectiveRow:
         of_layers = self._of_layers(seen)
-        return CollectiveRow(
-            seq=seq,
-            kind=seen.kind,
-            group=self._key(seen.group),
-            bytes=seen.bytes,
-            ready_ns=seen.launch,
-            launch_ns=seen.launch,
-            done_ns=seen.done or seen.resume,
-            enqueue_ns=seen.enqueue_ns,
-            phase=seen.phase if of_layers or seen.unit >= 0 else _OTHER,
-            unit=len(self._sizes) if of_layers else seen.unit,
-            wait_ns=seen.wait,
-            resume_ns=seen.resume,
-        )
+        phase = seen.phase if of_layers or seen.unit >= 0 else _OTHER
+        unit = len(self._sizes) if of_layers else seen.unit
+        return seen.waited_row(seq, self._key(seen.group), phase=phase, unit=unit)
 
     def _of_layers(self, seen: Seen) -> bool:
         """Whether divided layers sent it: it is waited for, and is no unit's. A device's tokens are below 0."""
