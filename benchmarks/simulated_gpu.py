@@ -32,13 +32,14 @@ from ending import exit_with  # noqa: E402
 from harness import parser, result, skipped  # noqa: E402
 from simulated_parts import communicators  # noqa: E402
 from simulated_parts import norms as synchronised  # noqa: E402
-from simulated_parts.case import draw  # noqa: E402
+from simulated_parts.case import LAUNCH_BOUND, draw  # noqa: E402
 from simulated_parts.run import MS, Figure, Ran, curve_figures, describe, figures, run  # noqa: E402
 
 from scaling.worker.simulated import build  # noqa: E402
 
 SHARE, LEAST_MS = 0.02, 0.020
 HELD, WIDTH = 0.9, 0.05
+EXACT = 1e-6
 NOISE = 0.03
 MEASURED = ("exposed transfer", "exposed skew", "busbw")
 """Judged under noise beside the buckets' transfers."""
@@ -132,14 +133,17 @@ def norms(seed: int, bars: Bars) -> None:
 
 
 def launches(seed: int, bars: Bars) -> None:
-    """Kernels that are shorter than their launches."""
-    fast = ((0.0, 20.0), (64.0 * 2**20, 1400.0))
-    ran = run(draw(seed, 2, product_us=100.0, launch_us=150.0, link=fast))
+    """Kernels that are shorter than their launches. The detailed probe makes none that the training has not."""
+    ran = run(draw(seed, 2, **LAUNCH_BOUND))
     comm = ran.point.comm
     assert comm is not None
     print("2 ranks, launches of 150 us and kernels of 100 us")
     causes = [verdict.cause for verdict in ran.analysis.verdicts]
     bars.check("launch_bound" in causes, f"verdicts: {', '.join(causes)}; starved at {comm.starved_share}")
+    over = ran.detailed_ns / ran.plain_ns
+    bars.check(
+        abs(over - 1) < EXACT, f"a detailed step takes {over:.6f} of a plain one; closure {ran.point.closure}"
+    )
 
 
 def noisy(seed: int, runs: int, bars: Bars) -> tuple[float, float]:

@@ -11,6 +11,14 @@ CLOCK_BOUND_NS = 8_000
 """Clocks of the ranks are compared to within this; each is off by a part of it."""
 
 
+LAUNCH_BOUND: dict[str, Any] = {
+    "product_us": 100.0,
+    "launch_us": 150.0,
+    "link": ((0.0, 20.0), (64.0 * MIB, 1400.0)),
+}
+"""Changes of a case: the device waits for the host to launch its kernels, and the link for neither."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One launch of DDP on simulated devices. Times are us."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 from simulated_device import ranks as processes
 
 from scaling.analysis.about import Ending
@@ -19,9 +20,11 @@ from scaling.analysis.results import Analysis, Measured, Point, TrialStatus
 from scaling.records import files, status
 from scaling.records.check import checked
 from scaling.records.paths import RunFolder
+from scaling.records.spill import in_memory
 from scaling.records.tables import Tables, collect
 from scaling.spec.plan import Plan, make_plan
 from scaling.spec.run import Ddp, Measure, Model, Spec
+from scaling.spec.schedule import PROBE
 from scaling.spec.topology import Topology
 from scaling.units import format_bytes
 from simulated_parts import rank as ranking
@@ -56,6 +59,12 @@ class Ran:
         step = self.point.step_ms
         assert step is not None
         return step.value * MS
+
+    @property
+    def detailed_ns(self) -> float:
+        """Mean step over all ranks in the detailed blocks."""
+        steps = in_memory(self.tables.steps.filter((pl.col("arm") == PROBE) & pl.col("detailed")))
+        return float((steps["end_ns"] - steps["begin_ns"]).to_numpy().mean())
 
     def steps(self) -> list[list[Seen]]:
         """Every detailed step, as its ranks saw it."""

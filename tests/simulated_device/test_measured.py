@@ -49,6 +49,14 @@ def test_the_late_rank_is_found_with_what_it_costs(pair):
     assert found.cost_ms.value * 1e6 == pytest.approx(late.plain_ns - clean.plain_ns, rel=SHARE)
 
 
+def test_a_step_that_waits_for_its_launches_is_as_long_in_detailed_blocks(parts):
+    """The probe's hook averages in the all-reduce: a kernel of its own for each bucket took 9 % more."""
+    ran = parts.run.run(parts.case.draw(7, 2, rounds=3, steps=4, **parts.case.LAUNCH_BOUND))
+    assert "launch_bound" in [verdict.cause for verdict in ran.analysis.verdicts]
+    assert ran.detailed_ns == pytest.approx(ran.plain_ns, abs=10)  # ns; its stamps cost nothing there
+    assert ran.point.closure.value == pytest.approx(1, abs=1e-3)
+
+
 def test_the_size_sweep_is_the_links_own_curve(parts, pair):
     assert missed(parts.run.curve_figures(pair[0])) == []
     one, many, link = pair[0].smallest_us()

@@ -57,7 +57,10 @@ class BucketProbe:
         self._group_key = group_key
         self._size = dist.get_world_size(group)
         self._stamp = device.clock.stamp
-        self._stamp_done = now_ns if backend_of(group, device.type) in HOST_BACKENDS else device.clock.stamp
+        host = backend_of(group, device.type) in HOST_BACKENDS
+        self._stamp_done = now_ns if host else device.clock.stamp
+        # A device's back ends average, as fully_shard has them do it. Gloo does not.
+        self._op = dist.ReduceOp.SUM if host else dist.ReduceOp.AVG
         # DDP keeps its ready times in host time, when a device's kernels are only queued.
         self._ready = ReadyTimes(ddp) if device.type == CPU else None
         self._rows: list[list[int]] = []
@@ -75,10 +78,12 @@ class BucketProbe:
         if self._reduce is not None:
             return self._reduce(_Stamped(self._group, self._begin, self._stamp_done, bucket.index()), bucket)
         tensor = bucket.buffer()
-        # DDP's default divides while it copies into the bucket; a hook has to do it itself.
-        tensor.mul_(1 / self._size)
+        # DDP's default divides while it copies into the bucket; a hook has to do it itself. A kernel of its own would
+        # make a step longer that waits for its launches.
+        if self._op == dist.ReduceOp.SUM:
+            tensor.mul_(1 / self._size)
         row = self._begin(bucket.index(), tensor)
-        work = dist.all_reduce(tensor, group=self._group, async_op=True)
+        work = dist.all_reduce(tensor, self._op, group=self._group, async_op=True)
 
         def done(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
             row[3] = self._stamp_done()
