@@ -87,6 +87,23 @@ def read_tail(path: Path, most_bytes: int) -> bytes:
         return file.read(most_bytes)
 
 
+def system_text(path: Path) -> str | None:
+    """What a file of the kernel's (/proc, /sys) says; None where there is none that can be read."""
+    try:
+        return read_text(path, strict=False).strip()
+    except (OSError, RefusedError):
+        return None
+
+
+def system_number(path: Path) -> int | None:
+    """The number in such a file; None where it has none."""
+    text = system_text(path)
+    try:
+        return int(text) if text else None
+    except ValueError:
+        return None
+
+
 def as_number(text: str) -> int | None:
     """A number in a file's or a folder's name, in ASCII digits; None for any other text."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX else None

@@ -13,6 +13,8 @@ from scaling.reading import (
     read_bytes,
     read_json,
     read_text,
+    system_number,
+    system_text,
 )
 
 
@@ -91,6 +93,15 @@ def test_json_within_bounds_is_read(tmp_path):
         b'{"least": -9223372036854775808, "text": "NaN [[1e999", "small": 1e-300}'
     )
     assert read_json(tmp_path / "a.json") == {"least": -(2**63), "text": "NaN [[1e999", "small": 1e-300}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("12\n", 12), ("-1\n", -1), ("max\n", None), ("", None), ("1 2", None)]
+)
+def test_a_file_of_the_kernels_says_a_text_or_a_number(tmp_path, text, number):
+    (tmp_path / "speed").write_text(text)
+    assert (system_text(tmp_path / "speed"), system_number(tmp_path / "speed")) == (text.strip(), number)
+    assert system_text(tmp_path / "none") is system_number(tmp_path) is None
 
 
 OURS = {

@@ -39,9 +39,7 @@ class Ending:
     """Of the module, which DDP keeps alike on all ranks."""
 
 
-def run_info(
-    plan: Plan, *, duration_s: float, launches: int, device_name: str = "", binding: str = ""
-) -> RunInfo:
+def run_info(plan: Plan, ending: Ending) -> RunInfo:
     """What was run and on what: the plan's names, and how long it took in how many launches."""
     spec = plan.spec
     return RunInfo(
@@ -54,12 +52,12 @@ def run_info(
         backend=spec.topology.backend,
         device=spec.topology.device,
         started=plan.created,
-        duration_s=duration_s,
+        duration_s=ending.duration_s,
         synthetic=spec.model.synthetic,
         simulated=spec.topology.is_simulated,
-        launches=launches,
-        device_name=device_name,
-        binding=binding,
+        launches=ending.launches,
+        device_name=ending.device_name,
+        binding=ending.binding,
     )
 
 

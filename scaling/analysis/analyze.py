@@ -92,13 +92,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     floor = next(p.overhead.floor for p in points if p.world_size == plan.ranks)
     return Analysis(
         schema=SCHEMA,
-        run=run_info(
-            plan,
-            duration_s=ending.duration_s,
-            launches=ending.launches,
-            device_name=ending.device_name,
-            binding=ending.binding,
-        ),
+        run=run_info(plan, ending),
         points=tuple(points),
         fabric=fabric,
         fits=fits(points, spec.mode),

@@ -8,6 +8,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from scaling.reading import system_number, system_text
+
 _PORT = (
     "port_xmit_data",
     "port_rcv_data",
@@ -59,7 +61,7 @@ class Host:
     def _nodes(self) -> dict[str, str]:
         """The processors of each NUMA node, as the kernel writes them."""
         nodes = sorted((self._root / "sys/devices/system/node").glob("node[0-9]*"))
-        return {n.name[4:]: _read(n / "cpulist") or "" for n in nodes}
+        return {n.name[4:]: system_text(n / "cpulist") or "" for n in nodes}
 
     def _nics(self) -> list[dict[str, Any]]:
         """InfiniBand devices, and network interfaces that are real devices."""
@@ -69,30 +71,30 @@ class Host:
                 device = entry / "device"
                 if not device.exists():
                     continue
-                rates = [_read(port / "rate") for port in sorted(entry.glob("ports/*"))]
-                speed = _number(entry / "speed")
+                rates = [system_text(port / "rate") for port in sorted(entry.glob("ports/*"))]
+                speed = system_number(entry / "speed")
                 found.append(
                     {
                         "name": entry.name,
                         "kind": kind,
                         "pci": self.pci_path(device.resolve().name),
-                        "numa_node": _node(_number(device / "numa_node")),
+                        "numa_node": _node(system_number(device / "numa_node")),
                         "rate": rates[0] if rates else f"{speed} Mb/sec" if speed and speed > 0 else None,
-                        "state": _read(entry / "operstate")
-                        or next((_read(p / "state") for p in sorted(entry.glob("ports/*"))), None),
+                        "state": system_text(entry / "operstate")
+                        or next((system_text(p / "state") for p in sorted(entry.glob("ports/*"))), None),
                     }
                 )
         return found
 
     def numa_node(self, address: str) -> int | None:
         """The NUMA node of a PCI device."""
-        return _node(_number(self._root / "sys/bus/pci/devices" / address / "numa_node"))
+        return _node(system_number(self._root / "sys/bus/pci/devices" / address / "numa_node"))
 
     def _acs_bridges(self) -> int | None:
         """How many PCI bridges send peer-to-peer traffic through the root complex; None where only root may know."""
         count = None
         for device in (self._root / "sys/bus/pci/devices").glob("*"):
-            if not (_read(device / "class") or "").startswith(_BRIDGE_CLASS):
+            if not (system_text(device / "class") or "").startswith(_BRIDGE_CLASS):
                 continue
             try:
                 config = (device / "config").read_bytes()
@@ -104,7 +106,7 @@ class Host:
 
     def _cpu_times(self) -> dict[str, int | None]:
         """Sums over the processors since the host started. Stolen: the hypervisor ran something else meanwhile."""
-        first = (_read(self._root / "proc/stat") or "").split("\n")[0].split()
+        first = (system_text(self._root / "proc/stat") or "").split("\n")[0].split()
         if len(first) < 9:
             return {"cpu_busy_ns": None, "cpu_stolen_ns": None}
         user, nice, system, _idle, _wait, irq, soft, steal = (int(ticks) * _TICK_NS for ticks in first[1:9])
@@ -113,26 +115,26 @@ class Host:
     def _cpu_mhz(self) -> int | None:
         """The mean clock of the processors."""
         files = (self._root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
-        khz = [f for f in map(_number, files) if f]
+        khz = [f for f in map(system_number, files) if f]
         return round(sum(khz) / len(khz) / 1000) if khz else None
 
     def _pressure(self, name: str) -> int | None:
-        found = re.search(r"some .*total=(\d+)", _read(self._root / "proc/pressure" / name) or "")
+        found = re.search(r"some .*total=(\d+)", system_text(self._root / "proc/pressure" / name) or "")
         return int(found.group(1)) * 1000 if found else None
 
     def _memory_available(self) -> int | None:
-        found = re.search(r"MemAvailable:\s+(\d+) kB", _read(self._root / "proc/meminfo") or "")
+        found = re.search(r"MemAvailable:\s+(\d+) kB", system_text(self._root / "proc/meminfo") or "")
         return int(found.group(1)) * 1024 if found else None
 
     def _temperature(self) -> float | None:
         zones = (self._root / "sys/class/thermal").glob("thermal_zone*/temp")
-        found = [t for t in map(_number, zones) if t is not None]
+        found = [t for t in map(system_number, zones) if t is not None]
         return max(found) / 1000 if found else None
 
     def _network(self) -> dict[str, dict[str, int]]:
         """Counters by interface in this network namespace; sysfs may show those of another one."""
         found = {}
-        for line in (_read(self._root / "proc/self/net/dev") or "").split("\n")[2:]:
+        for line in (system_text(self._root / "proc/self/net/dev") or "").split("\n")[2:]:
             name, _, rest = line.partition(":")
             values = rest.split()
             if len(values) >= 12:
@@ -151,8 +153,8 @@ class Host:
         """Counters by InfiniBand or RoCE port."""
         found: dict[str, dict[str, int | None]] = {}
         for port in sorted((self._root / "sys/class/infiniband").glob("*/ports/*")):
-            counters = {n: _number(port / "counters" / n) for n in _PORT}
-            roce = {n: v for n in _ROCE if (v := _number(port / "hw_counters" / n)) is not None}
+            counters = {n: system_number(port / "counters" / n) for n in _PORT}
+            roce = {n: v for n in _ROCE if (v := system_number(port / "hw_counters" / n)) is not None}
             found[f"{port.parent.parent.name}/{port.name}"] = {**counters, **roce}
         return found
 
@@ -188,18 +190,3 @@ def _redirects(config: bytes) -> bool:
 def _node(value: int | None) -> int | None:
     """None for -1, which the kernel writes where a machine has no nodes."""
     return None if value is None or value < 0 else value
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None
-
-
-def _number(path: Path) -> int | None:
-    text = _read(path)
-    try:
-        return int(text) if text else None
-    except ValueError:
-        return None

@@ -69,13 +69,7 @@ def analyze_cases(tables: Tables, plan: Plan, ending: Ending, files: CaseFiles) 
                 training.append(_training(here, n, case, outcome, spec.seed))
     return Analysis(
         schema=SCHEMA,
-        run=run_info(
-            plan,
-            duration_s=ending.duration_s,
-            launches=ending.launches,
-            device_name=ending.device_name,
-            binding=ending.binding,
-        ),
+        run=run_info(plan, ending),
         points=(),
         fabric=Fabric(),
         fits=Fits(),

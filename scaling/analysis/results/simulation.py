@@ -95,13 +95,19 @@ class SimulationResults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankedMesh(AtSize):
-    """One mesh among all of its world size."""
+class AtMesh(AtSize):
+    """A mesh of one world size."""
 
     strategy: str
     replicate: int
     shard: int
     tensor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedMesh(AtMesh):
+    """One mesh among all of its world size."""
+
     step_ms: Measured | None
     samples_per_s: Measured | None
     """Meshes are ranked by it: their steps have different numbers of samples."""
@@ -116,13 +122,9 @@ class RankedMesh(AtSize):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeshLeftOut(AtSize):
+class MeshLeftOut(AtMesh):
     """A mesh that gave no step."""
 
-    strategy: str
-    replicate: int
-    shard: int
-    tensor: int
     why: str
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any
 
 from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.simulation import (
+    AtMesh,
     MeshLeftOut,
     RankedMesh,
     RankedMeshes,
@@ -31,11 +34,7 @@ def ranked(found: Sequence[SimulationResults]) -> RankedMeshes:
         before = ran[place - 1] if place else None
         meshes.append(
             RankedMesh(
-                world_size=p.world_size,
-                strategy=p.strategy,
-                replicate=p.replicate,
-                shard=p.shard,
-                tensor=p.tensor,
+                **_mesh(p),
                 step_ms=p.step_ms,
                 samples_per_s=p.samples_per_s,
                 over_first=_rate(p) / _rate(ran[0]),
@@ -46,11 +45,7 @@ def ranked(found: Sequence[SimulationResults]) -> RankedMeshes:
         )
     left_out = tuple(
         MeshLeftOut(
-            world_size=p.world_size,
-            strategy=p.strategy,
-            replicate=p.replicate,
-            shard=p.shard,
-            tensor=p.tensor,
+            **_mesh(p),
             why="does not fit into memory" if p.fits is False else (p.why or "the program failed"),
         )
         for p in last
@@ -72,6 +67,10 @@ def ranked(found: Sequence[SimulationResults]) -> RankedMeshes:
         backtest=first.backtest,
         backtest_missing=first.backtest_missing,
     )
+
+
+def _mesh(p: SimulatedPoint) -> dict[str, Any]:
+    return {field.name: getattr(p, field.name) for field in fields(AtMesh)}
 
 
 def slower_by(better: SimulatedPoint, worse: SimulatedPoint) -> str | None:

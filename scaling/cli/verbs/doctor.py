@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from scaling.analysis.about import run_info
+from scaling.analysis.about import Ending, run_info
 from scaling.analysis.doctor import parity
 from scaling.analysis.doctor.examine import Evidence, collect, examine, identity, machine
 from scaling.cli.measuring import end_in_order, watch, why
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     found = examine(
         evidence,
         job.plan,
-        run_info(job.plan, duration_s=status.duration_s, launches=1),
+        run_info(job.plan, Ending(duration_s=status.duration_s, launches=1, trials=())),
         error=error,
         other=other,
         file=None if file is None else str(file),

@@ -21,6 +21,8 @@ from scaling.reading import read_text
 
 TABLE = Path(__file__).parent / "tables" / "scaling.csv"
 MLPERF_TERMS = "figures from MLPerf logs are derived and not verified by MLCommons"
+_SAID = ("source", "model", "device", "network", "strategy", "licence")
+"""What a series says of its training."""
 _GENERATION = re.compile(r"\b([AHBVPLT]\d{2,3}|GB?H?\d{3}|MI\d{3}X?|RTX \w+)", re.IGNORECASE)
 
 
@@ -63,10 +65,8 @@ def table() -> tuple[PublishedSeries, ...]:
             PublishedSeries(
                 name=name,
                 throughput={int(row["devices"]): float(row["throughput"]) for row in sizes},
-                **{
-                    key: first[key]
-                    for key in ("source", "model", "device", "network", "strategy", "mode", "licence")
-                },
+                mode=first["mode"],
+                **{name: first[name] for name in _SAID},
             )
         )
     return tuple(made)
@@ -116,16 +116,7 @@ def _closest(
         mode=analysis.run.mode,
         alike=tuple(alike),
         others=tuple(
-            OtherTraining(
-                efficiency=ratio,
-                series=one.name,
-                source=one.source,
-                model=one.model,
-                device=one.device,
-                network=one.network,
-                strategy=one.strategy,
-                licence=one.licence,
-            )
+            OtherTraining(efficiency=ratio, series=one.name, **{name: getattr(one, name) for name in _SAID})
             for one, ratio in ordered
         ),
         terms=MLPERF_TERMS if any("MLCommons" in one.licence for one, _ in ordered) else "",

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from scaling.reading import system_number, system_text
 from scaling.units import spans
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.cuda import cudnn_tf32, matmul_tf32
@@ -87,7 +88,7 @@ def _placement(root: Path) -> dict[str, Any]:
     nodes = {
         int(node.name[4:])
         for node in (root / "sys/devices/system/node").glob("node[0-9]*")
-        if cpus & set(numbers(_text(node / "cpulist") or ""))
+        if cpus & set(numbers(system_text(node / "cpulist") or ""))
     }
     return {"cores": len(cpus), "cpus": ranges(cpus), "numa_nodes": ranges(nodes) if nodes else None}
 
@@ -97,18 +98,18 @@ def _cgroup(root: Path) -> dict[str, Any]:
     cores: list[float] = []
     memory: list[int] = []
     base = root / "sys/fs/cgroup"
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+    for line in (system_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = line.split(":", 2)
         for folder in _and_parents(base / (controllers or "."), path):
-            quota = (_text(folder / "cpu.max") or "").split()
+            quota = (system_text(folder / "cpu.max") or "").split()
             if len(quota) == 2 and quota[0] != "max":
                 cores.append(int(quota[0]) / int(quota[1]))
-            share = _number(folder / "cpu.cfs_quota_us")
-            period = _number(folder / "cpu.cfs_period_us")
+            share = system_number(folder / "cpu.cfs_quota_us")
+            period = system_number(folder / "cpu.cfs_period_us")
             if share and period and share > 0:
                 cores.append(share / period)
             for name in ("memory.max", "memory.limit_in_bytes"):
-                limit = _number(folder / name)
+                limit = system_number(folder / name)
                 if limit is not None and limit < _UNLIMITED_V1:
                     memory.append(limit)
     return {
@@ -129,7 +130,7 @@ def _limit(number: int) -> int | None:
 
 
 def _memory(root: Path) -> dict[str, Any]:
-    total = re.search(r"MemTotal:\s+(\d+) kB", _text(root / "proc/meminfo") or "")
+    total = re.search(r"MemTotal:\s+(\d+) kB", system_text(root / "proc/meminfo") or "")
     shared = None
     with contextlib.suppress(OSError):
         stat = os.statvfs(root / "dev/shm")
@@ -143,12 +144,12 @@ def _memory(root: Path) -> dict[str, Any]:
 def _platform(root: Path) -> dict[str, Any]:
     cpufreq = root / "sys/devices/system/cpu/cpu0/cpufreq"
     iommu = root / "sys/class/iommu"
-    khz = _number(cpufreq / "cpuinfo_max_freq")
+    khz = system_number(cpufreq / "cpuinfo_max_freq")
     return {
-        "governor": _text(cpufreq / "scaling_governor"),
+        "governor": system_text(cpufreq / "scaling_governor"),
         "cpu_max_mhz": khz // 1000 if khz else None,
         "iommu": any(iommu.iterdir()) if iommu.is_dir() else False,
-        "virtual_machine": " hypervisor " in (_text(root / "proc/cpuinfo") or ""),
+        "virtual_machine": " hypervisor " in (system_text(root / "proc/cpuinfo") or ""),
     }
 
 
@@ -164,15 +165,3 @@ def numbers(text: str) -> list[int]:
 def ranges(values: set[int]) -> str:
     """Write {0, 1, 2, 5} as `0-2,5`."""
     return ",".join(spans(values))
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None
-
-
-def _number(path: Path) -> int | None:
-    text = _text(path)
-    return int(text) if text and text.lstrip("-").isdigit() else None

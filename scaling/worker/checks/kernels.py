@@ -20,7 +20,7 @@ from scaling.records.files import write_json
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns, sleeps
 from scaling.worker.accelerator.precision import Precision
-from scaling.worker.checks.steps import Bench
+from scaling.worker.checks.steps import Bench, benched
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.step import Loop
 from scaling.worker.session.session import LaunchSession
@@ -49,20 +49,14 @@ TYPES = {
 
 def note_kernels(session: LaunchSession, workload: Workload, precision: Precision) -> None:
     """Write kernels-0.json from rank 0, while all ranks do the same. A step that fails leaves no file."""
-    plan, device, rank = session.plan, session.device, session.rank
-    trial = max(plan.trials, key=lambda t: t.world_size)
-    try:
-        loop = Bench(plan, trial, workload, device, precision, rank).loop(trial.batch)
-        found = measure(loop, device, batch=trial.batch, precision=plan.spec.precision)
-    except Exception as error:  # noqa: BLE001  # a model may raise anything
-        print(f"no kernel times: {type(error).__name__}: {error}")
-        return
-    finally:
-        workload.module.zero_grad(set_to_none=True)
-        device.release_memory()
-        device.reset_peak()
-    if rank == 0:
-        write_json(session.folder.kernels(rank), found, indent=None)
+    device, spec = session.device, session.plan.spec
+
+    def times(bench: Bench) -> KernelTable:
+        return measure(bench.loop(bench.batch), device, batch=bench.batch, precision=spec.precision)
+
+    found = benched(session, workload, precision, "kernel times", times)
+    if found is not None and session.rank == 0:
+        write_json(session.folder.kernels(0), found, indent=None)
 
 
 def measure(loop: Loop, device: Accelerator, *, batch: int, precision: str) -> KernelTable:

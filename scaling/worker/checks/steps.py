@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -21,10 +22,12 @@ from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.recorder import resident_bytes
 from scaling.worker.measure.step import Loop, step_row
+from scaling.worker.session.session import LaunchSession
 
 WARMUP = 3
 STEPS = 8
 BATCHES = 2
+Found = TypeVar("Found")
 
 
 class Bench:
@@ -42,6 +45,8 @@ class Bench:
         self._plan, self._trial, self._workload = plan, trial, workload
         self._device, self._precision, self._rank = device, precision, rank
         self._faults = Faults(Inject(), rank=rank, first_on_host=False)
+        self.batch = trial.batch
+        """Samples a rank and step."""
 
     def work(self) -> StepWork:
         """Count one step, after another one in which the optimizer makes its state."""
@@ -143,6 +148,26 @@ class Bench:
         optimizer.zero_grad(set_to_none=True)
         note("optimizer")
         return tuple(found)
+
+
+def benched(
+    session: LaunchSession, workload: Workload, precision: Precision, what: str, do: Callable[[Bench], Found]
+) -> Found | None:
+    """What `do` finds at the batch of the largest world size; nothing of it stays on the device.
+
+    A step that fails gives None and a line that there is no `what`, and the run goes on.
+    """
+    plan, device = session.plan, session.device
+    trial = max(plan.trials, key=lambda t: t.world_size)
+    try:
+        return do(Bench(plan, trial, workload, device, precision, session.rank))
+    except Exception as error:  # noqa: BLE001  # a model may raise anything
+        print(f"no {what}: {type(error).__name__}: {error}")
+        return None
+    finally:
+        workload.module.zero_grad(set_to_none=True)
+        device.release_memory()
+        device.reset_peak()
 
 
 def _tensors(batch: Any) -> list[torch.Tensor]:

@@ -5,21 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-KEPT: list[torch.library.Library] = []
-
-
-def register() -> None:
-    """Once a process. The library lives as long as its kernels."""
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for kernel in (
-        _thnn_fused_lstm_cell,
-        _thnn_fused_lstm_cell_backward_impl,
-        _thnn_fused_gru_cell,
-        _thnn_fused_gru_cell_backward,
-    ):
-        library.impl(kernel.__name__, kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
-    KEPT.append(library)
-
 
 def _biased(gates: Tensor, bias: Tensor | None) -> Tensor:
     return gates if bias is None else gates + bias
@@ -90,3 +75,11 @@ def _thnn_fused_gru_cell_backward(
     into, hidden = torch.cat([reset, update, new], 1), torch.cat([reset, update, new * r], 1)
     biases = (into.sum(0), hidden.sum(0)) if has_bias else (None, None)
     return into, hidden, grad_hy * z, *biases
+
+
+KERNELS = (
+    _thnn_fused_lstm_cell,
+    _thnn_fused_lstm_cell_backward_impl,
+    _thnn_fused_gru_cell,
+    _thnn_fused_gru_cell_backward,
+)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import math
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from scaling.worker.simulated import build
 
 library: ModuleType | None = None
+_kept: list[Any] = []
 
 
 def load() -> ModuleType:
@@ -38,11 +40,20 @@ def load() -> ModuleType:
     torch._register_device_module("sim", module)  # type: ignore[no-untyped-call]  # noqa: SLF001
     sys.modules["torch.sim"] = module
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)  # type: ignore[attr-defined]
-    norms.register()
-    cells.register()
+    _add(*norms.KERNELS, *cells.KERNELS)
     dist.Backend.register_backend("simccl", _create, extended_api=True, devices=["sim"])
     atexit.register(library.shut_down)
     return library
+
+
+def _add(*kernels: Callable[..., Any]) -> None:
+    """Operators of torch's by their names, once a process. The library lives as long as its kernels."""
+    import torch  # noqa: PLC0415
+
+    added = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    for kernel in kernels:
+        added.impl(kernel.__name__, kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
+    _kept.append(added)
 
 
 def _create(options: Any, _: Any = None) -> Any:

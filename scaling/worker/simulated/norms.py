@@ -4,24 +4,7 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
-
-KEPT: list[torch.library.Library] = []
-
-
-def register() -> None:
-    """Once a process. The library lives as long as its kernels."""
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for kernel in (
-        batch_norm_stats,
-        batch_norm_gather_stats_with_counts,
-        batch_norm_elemt,
-        batch_norm_backward_reduce,
-        batch_norm_backward_elemt,
-    ):
-        library.impl(kernel.__name__, kernel, "PrivateUse1")  # type: ignore[no-untyped-call]
-    KEPT.append(library)
 
 
 def _all_but_channels(x: Tensor) -> list[int]:
@@ -99,3 +82,12 @@ def batch_norm_backward_elemt(
     slope = _by_channel(sum_dy_xmu / total * invstd.pow(2), x)
     dx = (dy - _by_channel(sum_dy / total, x) - (x - _by_channel(mean, x)) * slope) * _by_channel(scale, x)
     return dx.to(x.dtype)
+
+
+KERNELS = (
+    batch_norm_stats,
+    batch_norm_gather_stats_with_counts,
+    batch_norm_elemt,
+    batch_norm_backward_reduce,
+    batch_norm_backward_elemt,
+)
