@@ -75,7 +75,9 @@ def _check_mesh(spec: Spec) -> None:
             "number for one of them is expected"
         )
     if parallel.pipeline != 1:
-        raise InputError(f"parallel.pipeline={parallel.pipeline}: 1 is expected; pipelines are not measured")
+        raise InputError(
+            f"parallel.pipeline={parallel.pipeline}: 1 is expected; a Probe in a script of your own measures pipelines"
+        )
     if not parallel.divided and parallel.tensor != 1:
         raise InputError(
             f"parallel.tensor={parallel.tensor}: parallel={parallel.name} divides no layers; use parallel=tp, fsdp_tp "

@@ -13,6 +13,7 @@ from scaling.config.topology import check_emulated, to_topology
 from scaling.config.values import check_batches, freeze
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine
+from scaling.spec.parallel import Pipeline
 from scaling.spec.plan import RANKS_MAX
 from scaling.spec.run import Spec
 from scaling.spec.topology import MULTI_RANK, Topology
@@ -49,6 +50,7 @@ def to_spec(config: Composed, machine: Machine) -> Spec:
         launcher=launcher,
         cluster=to_cluster(config.cluster),
         parallel=to_parallel(config.parallel, topology),
+        pipeline=Pipeline(),
         data=to_data(config.data),
         env=env,
         batches=listed,

@@ -93,6 +93,7 @@ Config: Any = schema_of(
         "launcher": _CHOSEN,
         "batches": None,
         "batch_max": None,
+        "pipeline": None,
     },
     also={"batch": (Any, _null), "run_dir": (typing.Optional[str], _null)},  # noqa: UP045
 )

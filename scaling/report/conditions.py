@@ -8,7 +8,7 @@ from scaling.analysis.results import LAUNCHES_MIN, RunInfo
 from scaling.plain import plain
 from scaling.report.asked import case_batches, precisions
 from scaling.report.text import count, moment, ranks
-from scaling.spec.parallel import Fsdp, show_reshard
+from scaling.spec.parallel import PIPELINED, Fsdp, show_reshard
 from scaling.spec.plan import HARNESS, PUBLISHED, TRACE, Plan
 from scaling.spec.run import Ddp, Inject, Spec
 from scaling.units import format_duration, format_rate
@@ -44,6 +44,8 @@ def conditions(run: RunInfo, plan: Plan | None = None) -> tuple[tuple[str, str],
 
 def _batch(plan: Plan) -> str:
     spec = plan.spec
+    if spec.parallel.name == PIPELINED:
+        return f"{spec.batch_per_rank} over all ranks, in {spec.accumulation_steps} microbatches"
     batch = f"{spec.batch_per_rank} a rank" if spec.mode == "weak" else f"{spec.global_batch} over all ranks"
     micro = f", {spec.accumulation_steps} accumulation steps" if spec.accumulation_steps > 1 else ""
     scaled_so = "" if plan.own_loop else f" ({spec.mode} scaling)"
@@ -69,7 +71,7 @@ def _plan_lines(plan: Plan) -> list[tuple[str, str]]:
         lines.append(
             ("strategies", f"{named}, in turns in one launch; figures without a name are the first one's")
         )
-    elif spec.parallel.sharded:
+    elif spec.parallel.sharded or spec.parallel.name == PIPELINED:
         lines.append(("parallel", _strategy(spec)))
     lines.append(("topology", f"{top.name}, {hosts}"))
     if top.hosts > 1 or top.link.rate_bit_s is not None:
@@ -96,8 +98,10 @@ def _strategy(spec: Spec) -> str:
     """The strategy and its mesh at the largest world size."""
     n = max(spec.world_sizes)
     degrees = " x ".join(f"{axis.name} {axis.size}" for axis in spec.parallel.mesh(n).dimensions)
+    how = spec.pipeline
+    turns = f", {how.schedule}, {count(how.stages_per_rank, 'stage')} a rank" if how.schedule else ""
     by_tokens = ", tokens divided between divided layers (sequence)" if spec.parallel.sequence else ""
-    return f"{spec.parallel.name}{f', {degrees} at {ranks(n)}' if degrees else ''}{by_tokens}"
+    return f"{spec.parallel.name}{f', {degrees} at {ranks(n)}' if degrees else ''}{turns}{by_tokens}"
 
 
 def _fsdp(spec: Spec) -> list[str]:

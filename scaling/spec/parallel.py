@@ -12,6 +12,8 @@ from typing import Annotated
 from scaling.errors import InputError
 from scaling.spec.settings import AtLeast, Nullable, OneOf, Text
 
+PIPELINED = "pp"
+"""The strategy of a loop of one's own whose ranks each have some of the layers; `scaling run` does not offer it."""
 STRATEGIES = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp", "hsdp_tp", "single")
 SPREAD = STRATEGIES[:-1]
 """Strategies of several ranks, which can be measured side by side."""
@@ -27,6 +29,8 @@ DIGITS = 7
 """A number of ranks has fewer."""
 _KEYS, _TENSOR = 2**18, 2**40
 """Keys of axes lie below those of the pairings of hosts, and differ by world size and degrees."""
+_PAIR, _OTHER = 2**52, 2**20
+"""Keys of two ranks that send each other messages lie below all others."""
 REST = -1
 """A degree that is whatever the others leave."""
 
@@ -59,6 +63,21 @@ class Fsdp:
     reduce_dtype: Annotated[str, OneOf(REDUCE_TYPES)] = "fp32"
     separate_reduce_scatter_group: bool = False
     """Give reduce-scatters a communicator of their own, so that they do not wait for all-gathers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """How the stages of a pipeline take turns."""
+
+    schedule: str = ""
+    """torch's class of the schedule, such as ScheduleGPipe; empty: no pipeline."""
+    stages_per_rank: int = 1
+
+
+def pair_key(one: int, other: int) -> int:
+    """The key in the records of two ranks that send each other messages."""
+    low, high = sorted((one, other))
+    return -(_PAIR + low * _OTHER + high)
 
 
 def _key(world_size: int, degree: int, axis: str, tensor: int = 1) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from scaling.spec.cluster import Cluster
-from scaling.spec.parallel import SPREAD, Fsdp, Parallel
+from scaling.spec.parallel import SPREAD, Fsdp, Parallel, Pipeline
 from scaling.spec.settings import AtLeast, NotEmpty, Nullable, OneOf, Positive, Text
 from scaling.spec.topology import Topology
 from scaling.units import format_bytes, format_rate, parse_bytes, parse_rate_bit_s
@@ -25,8 +25,10 @@ DEFAULT_BUCKET_MB = 25
 """torch's default of `ddp.bucket_cap_mb`. With the default, DDP limits the first bucket to 1 MiB."""
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 """Collectives that the size sweep can run."""
-KINDS = (*COLLECTIVES, "all_to_all", "reduce", "gather", "scatter")
-"""Kinds of collectives in the order in which records number them."""
+MESSAGES = ("send", "recv")
+"""What one rank sends another: each of the two has it under its own kind."""
+KINDS = (*COLLECTIVES, "all_to_all", "reduce", "gather", "scatter", *MESSAGES)
+"""Kinds of collectives and messages in the order in which records number them."""
 FABRIC_BYTES_MIN = 2**10
 """The size sweep's smallest message."""
 SWEEP_SHARE = 0.01
@@ -202,6 +204,8 @@ class Spec:
     parallel: Parallel = field(default_factory=Parallel)
     ddp: Ddp = field(default_factory=Ddp)
     fsdp: Fsdp = field(default_factory=Fsdp)
+    pipeline: Pipeline = field(default_factory=Pipeline)
+    """Only of a loop of one's own."""
     task: Annotated[str, OneOf(TASKS)] = "train"
     repeats: AtLeastOne = 1
     seed: int = 0

@@ -98,4 +98,4 @@ def test_the_root_has_the_fields_of_a_spec():
     ours = {field.name for field in fields(Config)}
     theirs = {field.name for field in fields(Spec)}
     assert ours - theirs == {"batch", "run_dir", "memory_limit"}
-    assert theirs - ours == {"batches", "batch_max", "memory_limit_bytes"}
+    assert theirs - ours == {"batches", "batch_max", "memory_limit_bytes", "pipeline"}

@@ -18,7 +18,7 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
 
     `clock_bound_ns`: error of corrected clocks; `floor`: A/A floor, the fraction to which bandwidth can be known.
     """
-    n, total = records.trial.world_size, sum(records.bucket_bytes)
+    n, total = records.trial.world_size, sum(records.bucket_bytes) or records.most_sent
     nominal, micro_steps = plan.nominal_bit_s(n), plan.spec.accumulation_steps
     busy = rounds.measure("busy")
     # The baseline of an own loop replays each bucket once, however often and in whatever size the loop sends it.

@@ -71,10 +71,17 @@ def linked_share(m: Means) -> Floats:
     return share_of_wait(m, m["link_exposed"])
 
 
-def by_kinds(rounds: Rounds, sent: Sequence[Sent], link: Link | None) -> tuple[LossOfKind, ...]:
+def waited_for_data(m: Means) -> Floats:
+    """The same of a pipeline, whose steps are not replayed: exposed transfer as it was."""
+    return share_of_wait(m, m["exposed_transfer"])
+
+
+def by_kinds(
+    rounds: Rounds, sent: Sequence[Sent], link: Link | None, *, linked: Term = linked_share
+) -> tuple[LossOfKind, ...]:
     """`link_latency` and `link_bandwidth` by kind and phase; without a fitted link all of it is bandwidth."""
     found: dict[tuple[str, str], list[tuple[Term, Term]]] = {}
-    for places, terms in zip(by_kind(sent), split_by_kind(sent, link, linked_share), strict=True):
+    for places, terms in zip(by_kind(sent), split_by_kind(sent, link, linked), strict=True):
         one = sent[places[0]]
         kind = TENSOR if one.axis == TENSOR else one.kind
         found.setdefault((kind, one.phase), []).append(terms)
@@ -101,6 +108,7 @@ def loss(
     *,
     strong: bool,
     tensor: int = 1,
+    pipeline: bool = False,
     sent: tuple[Sent, ...],
     partly: bool,
 ) -> Loss | None:
@@ -108,6 +116,7 @@ def loss(
 
     `tensor`: ranks that divide the layers; each would then take the tensor-th part of a rank's time alone. What a rank
     computes beyond that, the strategy costs; a slowdown by communication cannot be told from it.
+    `pipeline`: ranks have layers of their own, and what they wait for each other is its bubble.
     `partly`: return the known terms even where the efficiency is not known; input is then its whole phase.
     """
     if n == 1:
@@ -123,7 +132,8 @@ def loss(
         """Factor from the light probe's ns to shares of the plain step, without the probe's own cost."""
         return 1 / m[PROBE]
 
-    kinds = split_by_kind(sent, link, linked_share)
+    linked = waited_for_data if pipeline else linked_share
+    kinds = split_by_kind(sent, link, linked)
 
     def enqueuing(m: Means) -> Floats:
         """Collectives that wait for the host."""
@@ -152,7 +162,9 @@ def loss(
         terms["link_latency"] = lambda m: sum((latency(m) for latency, _ in kinds), np.zeros(1))
         terms["link_bandwidth"] = lambda m: sum((rest(m) for _, rest in kinds), np.zeros(1))
     else:
-        terms["link_bandwidth"] = linked_share
+        terms["link_bandwidth"] = linked
+    if pipeline:
+        terms["pipeline_bubble"] = lambda m: share_of_wait(m, m["exposed_skew"])
     if strong:
         terms["small_batch"] = lambda m: (m[BARE_ONE] - m[BASE] / n) / m[PLAIN]
     if partly and BARE_ONE not in rounds:

@@ -11,11 +11,12 @@ from scaling.analysis.decompose import own
 from scaling.analysis.decompose.comm import comm
 from scaling.analysis.decompose.cost import cost
 from scaling.analysis.decompose.efficiency import BASE, efficiency
-from scaling.analysis.decompose.loss import Link, by_kinds, loss
+from scaling.analysis.decompose.loss import Link, by_kinds, linked_share, loss, waited_for_data
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.decompose.sharded import simulated
 from scaling.analysis.decompose.starvation import loader
 from scaling.analysis.decompose.stragglers import Late, describe, late_ranks
+from scaling.analysis.decompose.turns import turns
 from scaling.analysis.network.barrier import Barrier
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.quality import clocks
@@ -62,9 +63,10 @@ def point(
         whole = base.arm(BARE_ONE if base_world_size == 1 else PLAIN, rounds=records.index)["step"]
         devices = base_world_size if strong else spec.parallel.mesh(base_world_size).tensor
         rounds = rounds.extend({BASE: devices * whole})
-    tensor = spec.parallel.mesh(n).tensor
+    mesh = spec.parallel.mesh(n)
+    tensor, pipeline = mesh.tensor, mesh.pipeline > 1
     ratio = efficiency(n, strong=strong, tensor=tensor, base=base_world_size)
-    samples = trial.batch * n // tensor  # ranks of a tensor group have the same
+    samples = trial.batch * mesh.data_parallel  # ranks that divide a model have the same
     samples_per_s = rounds.ratio(lambda m: samples * 1e9 / m["plain"]) if samples else None
     return Point(
         world_size=n,
@@ -89,17 +91,23 @@ def point(
             link,
             strong=strong,
             tensor=tensor,
+            pipeline=pipeline,
             sent=records.sent,
             partly=plan.own_loop,
         )
         if base_world_size == 1
         else None,
-        loss_by_kind=by_kinds(rounds, records.sent, link) if base_world_size == 1 and n > 1 else (),
+        loss_by_kind=by_kinds(
+            rounds, records.sent, link, linked=waited_for_data if pipeline else linked_share
+        )
+        if base_world_size == 1 and n > 1
+        else (),
         parallel=_degrees(plan, n),
+        pipeline=turns(rounds, records, plan),
         straggler=describe(late, records, typical, rounds) if late else None,
         overhead=overhead,
         comm=comm(rounds, records, plan, clock_bound_ns, overhead.floor)
-        if n > 1 and records.bucket_bytes
+        if n > 1 and (records.bucket_bytes or records.sent)
         else None,
         memory=memory or PeakMemory(),
         loader=loader(records, rounds, plan, fed_ns=fed_ns, cores=cores),

@@ -106,6 +106,8 @@ class TrialRecords:
     """Bytes of each message of a replay."""
     sent: tuple[Sent, ...] = ()
     """The collectives of a step, in the order of launch."""
+    most_sent: int = 0
+    """Bytes of a step's messages on the rank that sends most; 0 where all ranks send the same."""
     programs: Mapping[tuple[int, int], Program] = field(default_factory=dict)
     """Sharded: the steps of each round's detailed block."""
     turns: Mapping[tuple[int, int], Any] = field(default_factory=dict)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import polars as pl
 
 from scaling.analysis.decompose.detailed import channels, detailed_blocks, read_detailed
-from scaling.analysis.decompose.quantities import DEVICE_COLUMNS, DURATIONS, PHASES, TrialRecords
+from scaling.analysis.decompose.messages import read_messages
+from scaling.analysis.decompose.quantities import DEVICE_COLUMNS, DURATIONS, PHASES, Cycle, TrialRecords
 from scaling.analysis.decompose.sent import Sent
 from scaling.analysis.decompose.sharded import groups_of, has_units, read_sharded, turns
 from scaling.analysis.network.curve import host_latency
@@ -34,9 +35,14 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     index = rounds.sort("launch", "round")
     buckets = tables.buckets.filter(first)
     channel, host_ns = channels(tables, plan), _host_ns(tables, n)
-    shards = None
-    if has_units(buckets.lazy()):
-        own, mesh = in_memory(own), plan.spec.parallel.mesh(n)
+    mesh, shards, most_sent = plan.spec.parallel.mesh(n), None, 0
+    cycles: tuple[Cycle, ...] = ()
+    sizes: tuple[int, ...] = ()
+    if mesh.pipeline > 1:
+        of_stages = read_messages(in_memory(own), buckets.lazy(), n, groups_of(tables), channel(()).clocks_ns)
+        merged, sent, most_sent = dict(of_stages.merged), of_stages.sent, of_stages.most_sent
+    elif has_units(buckets.lazy()):
+        own = in_memory(own)
         shards = read_sharded(own, buckets.lazy(), mesh, channel, groups_of(tables))
         cycles, merged, sizes = shards.cycles, shards.merged, tuple(one.bytes for one in shards.sent)
         sent = shards.sent
@@ -56,6 +62,7 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         merged=merged,
         bucket_bytes=sizes,
         sent=sent,
+        most_sent=most_sent,
         programs=shards.programs if shards else {},
         turns=turns(in_memory(own), buckets.lazy(), n, DDP_SOLO) if shards else {},
         solo={} if shards else _solo(own, buckets, n),

@@ -52,6 +52,8 @@ def bus_factor(world_size: int, collective: str = "all_reduce") -> float:
         "all_gather": (n - 1) / n,
         "reduce_scatter": (n - 1) / n,
         "broadcast": 1.0,
+        "send": 1.0,
+        "recv": 1.0,
     }[collective]
 
 

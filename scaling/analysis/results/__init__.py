@@ -45,6 +45,7 @@ from scaling.analysis.results.point import (
     StepParts,
     Straggler,
     Throttled,
+    Turns,
 )
 from scaling.analysis.results.prediction import (
     Assumption,
@@ -140,6 +141,7 @@ __all__ = [
     "Timeline",
     "TrainingCase",
     "TrialStatus",
+    "Turns",
     "Usl",
     "Verdict",
     "Verification",

@@ -29,6 +29,7 @@ from scaling.analysis.study.causes import causes
 from scaling.analysis.study.quality import quality, warnings
 from scaling.analysis.study.size import Size
 from scaling.errors import InputError
+from scaling.spec.parallel import PIPELINED
 from scaling.spec.plan import Plan
 
 _SAME = ("model", "precision", "device", "backend")
@@ -133,6 +134,11 @@ def _checked(sizes: Sequence[Size]) -> str:
                 "into one folder, Probe(run_dir=...), to be resampled together"
             )
     for size in sizes:
+        if size.plan.spec.parallel.name == PIPELINED:
+            raise InputError(
+                f"{size.path}: the stages of a pipeline, which have the samples of a step together; runs whose ranks "
+                "have samples of their own are expected"
+            )
         for name in _SAME:
             a, b = getattr(first.analysis.run, name), getattr(size.analysis.run, name)
             if a != b:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from scaling.analysis.predict.change import Change
 from scaling.analysis.results import Point
+from scaling.analysis.verdicts import staged
 from scaling.analysis.verdicts.by_measure import UNKNOWN, Host, Offer, fed, lighter_optimizer, own_cores
 from scaling.analysis.verdicts.sharded import sharded_link, sharded_overhead
+from scaling.spec.parallel import PIPELINED
 from scaling.spec.plan import Plan
 from scaling.spec.run import Spec
 
@@ -17,6 +19,8 @@ FEWER_UPDATES = "half as many optimizer steps for the same samples; check the lo
 def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[Offer, ...]:
     """Remedies for a cause at one world size, the most promising first."""
     spec = plan.spec
+    if spec.parallel.name == PIPELINED and cause in staged.CAUSES:
+        return tuple(Offer(overrides="", code=code) for code in staged.by_hand(cause, point))
     if cause == "neighbours":
         return own_cores(point, spec, host)
     if cause == "input":
@@ -24,7 +28,8 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
     if cause == "launch_bound":
         return _fewer_launches(spec, point.world_size)
     if cause == "optimizer":
-        return (*lighter_optimizer(point, spec), *_less_often(spec, point.world_size))
+        less_often = () if spec.parallel.name == PIPELINED else _less_often(spec, point.world_size)
+        return (*lighter_optimizer(point, spec), *less_often)
     if spec.parallel.sharded and cause in ("link_bandwidth", "link_latency"):
         return sharded_link(point, spec)
     if spec.parallel.sharded and cause == "strategy_overhead":

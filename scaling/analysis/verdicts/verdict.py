@@ -37,6 +37,7 @@ _CAUSES = (
     "input",
     "host",
     "clocks",
+    "pipeline_bubble",
 )
 
 _BETWEEN_ARMS = ("neighbours", "strategy_overhead", "overlap", "clocks")

@@ -8,7 +8,7 @@ import polars as pl
 
 from scaling.records.rules.broken import BLOCK, STEP, apart_in_time, broken, unlike
 from scaling.records.tables import Tables
-from scaling.spec.run import COLLECTIVES, KINDS
+from scaling.spec.run import COLLECTIVES, KINDS, MESSAGES
 from scaling.spec.schedule import DDP_SOLO, FABRIC, PAIRS, PHASES, PROBE, REPLAY
 
 ALL_REDUCE = COLLECTIVES.index("all_reduce")
@@ -76,9 +76,10 @@ def of_collectives(
 
 
 def traffic_of(rows: pl.DataFrame) -> pl.DataFrame:
-    """What a step of each block sent on each rank."""
+    """What a step of each block sent on each rank, but for messages: of a pipeline each rank has others."""
+    messages = pl.col("kind").is_in([KINDS.index(kind) for kind in MESSAGES])
     return (
-        rows.filter(pl.col("arm").is_in([PROBE, DDP_SOLO, REPLAY, FABRIC]))
+        rows.filter(pl.col("arm").is_in([PROBE, DDP_SOLO, REPLAY, FABRIC]) & ~messages)
         .group_by(*BLOCK, "world_size", "arm")
         .agg(
             steps=pl.col("step").n_unique(),

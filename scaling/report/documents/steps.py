@@ -55,10 +55,13 @@ def points(analysis: Analysis, plan: Plan) -> Iterator[Section]:
 def _facts(point: Point, rate_source: str, analysis: Analysis) -> Iterator[Line]:
     if point.straggler is not None:
         yield Line(name="straggler", text=findings.straggler_line(point.straggler), tone="alarm")
+    if point.pipeline is not None:
+        yield Line(name="pipeline", text=findings.turns_line(point.pipeline))
     if point.loader is not None:
         yield Line(name="batches", text=findings.loader_line(point.loader))
     if point.comm is not None:
-        yield Line(name="gradients", text=findings.comm_line(point.comm, rate_source))
+        sent = "gradients" if point.pipeline is None else "messages"
+        yield Line(name=sent, text=findings.comm_line(point.comm, rate_source))
     if point.memory != PeakMemory():
         yield Line(name="memory", text=findings.memory_line(point.memory, analysis.run.device))
     if analysis.roofline is not None and point.mfu is not None:
@@ -108,7 +111,12 @@ def _communication(analysis: Analysis, plan: Plan) -> tuple[Block, ...]:
         title = f"{level.name}, {text.ranks(level.world_size)}"
         curves.append(Figure(plot=fabric(level, sizes), title=title, beside=True))
     kinds = [table for n, comm in with_comm.items() for table in _by_kind(comm, n)]
-    return (lines(*said, *nccl_lines(analysis.fabric.nccl)), *kinds, *curves)
+    turns = [
+        f"{text.ranks(p.world_size)}: {findings.turns_line(p.pipeline)}"
+        for p in analysis.points
+        if p.pipeline
+    ]
+    return (lines(*turns, *said, *nccl_lines(analysis.fabric.nccl)), *kinds, *curves)
 
 
 def _by_kind(comm: Comm, world_size: int) -> list[Table]:

@@ -7,6 +7,7 @@ from collections import Counter
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from scaling.spec.parallel import Parallel
 from scaling.spec.plan import OWN_LOOP, SCHEMA, Plan, Trial
 from scaling.spec.run import Measure, Model, Spec, Tracking
 from scaling.spec.topology import Topology
@@ -46,6 +47,8 @@ def describe_loop(
     device = next(followed.module.parameters()).device.type
     ranks_per_host = max(Counter(agreement.hosts).values())
     hosts = len(set(agreement.hosts))
+    settings = followed.settings()
+    copies = settings.get("parallel", Parallel()).mesh(agreement.world).data_parallel
     spec = Spec(
         model=Model(name=name or _name(followed.module), target="", args={}),
         topology=Topology(
@@ -59,13 +62,13 @@ def describe_loop(
         world_sizes=(agreement.world,),
         mode="weak",
         batch_per_rank=batch,
-        global_batch=batch * agreement.world,
+        global_batch=batch * copies,
         precision=_tf32(precision, device),
         measure=MEASURE,
         accumulation_steps=accumulation,
         threads=torch.get_num_threads(),
         tracking=Tracking(mode="disabled"),
-        **followed.settings(),
+        **settings,
     )
     trial = Trial(world_size=agreement.world, hosts=hosts, batch=batch)
     return Plan(
@@ -80,6 +83,8 @@ def describe_loop(
 
 
 def _name(module: torch.nn.Module) -> str:
+    if isinstance(module, torch.nn.ModuleList):  # stages of a pipeline
+        return _name(module[0])
     kind = type(getattr(module, "_orig_mod", module))
     return kind.__name__.removeprefix("FSDP") if issubclass(kind, FSDPModule) else kind.__name__
 

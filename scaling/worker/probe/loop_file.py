@@ -16,7 +16,7 @@ from scaling.worker.probe.agreement import Agreement
 from scaling.worker.probe.clocks import FIRST_SLOT, Clocks
 from scaling.worker.probe.facts import describe_loop
 from scaling.worker.probe.followed import Followed
-from scaling.worker.probe.phases import Phases
+from scaling.worker.probe.step_marks import StepMarks
 from scaling.worker.session.session import Session, cores_of_host
 
 FLUSH_S = 5.0
@@ -31,7 +31,7 @@ class LoopFile:
         session: Session,
         agreement: Agreement,
         clocks: Clocks,
-        phases: Phases,
+        phases: StepMarks,
         *,
         batch: int | None,
         name: str | None = None,

@@ -18,56 +18,40 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 from torch.nn.parallel.distributed import _find_tensors  # lists, tuples, dicts and dataclasses
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
 
 from scaling.records.format import StepRow
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.strategy import FORWARD as IN_FORWARD
 from scaling.worker.parallel.strategy import Wait
 from scaling.worker.probe.followed import Followed
+from scaling.worker.probe.step_marks import (
+    BACKWARD,
+    BUFFERS_END,
+    COMPUTE_END,
+    FORWARD,
+    OPTIMIZER,
+    OPTIMIZER_END,
+    SYNC_END,
+    StepMarks,
+)
 
 _ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is no other way to see the end of backward's compute
 
-FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END, BUFFERS_END = range(7)
 
-Marks = list[tuple[int, int]]
-"""(what begins or ends, clock token), in order."""
-
-
-class Phases:
-    """Collects the marks of the current step. `wrapped` is the followed model, or what torch.compile made of it."""
+class Phases(StepMarks):
+    """Of DDP's wrapper or a sharded module. `wrapped` is the followed model, or what torch.compile made of it."""
 
     def __init__(self, followed: Followed, wrapped: torch.nn.Module, stamp: Callable[[], int]) -> None:
-        self._followed, self._wrapped = followed, wrapped
-        self._stamp = stamp
-        self._marking = False
+        super().__init__(followed, stamp)
+        self._wrapped = wrapped
         self._sends_buffers = followed.sends_buffers
         self._sending = False
         """Whether the forward that has begun broadcasts the buffers before it reaches the module."""
         self._in_backward = False
-        self.inside = False
-        """Whether a step has begun and not ended."""
-        self.marks: Marks = []
-        self.forward_end_ns = 0
-        """Host time at which the last forward ended. DDP's ready times count from there."""
-        self.forwards = self.samples = 0
-        """In this step: calls of forward with gradients, and the first dimensions of their first tensors, summed."""
-        self.synced = self.stepped = False
-        """Whether this step reduces gradients, and whether an optimizer stepped in it."""
-        self.elsewhere = self.astray = 0
-        """Calls of forward outside of any step: all since the last step, and those with gradients since the start."""
-        self.looking = True
-        """Whether `samples` and `precision` are still to be found."""
-        self.precision = ""
-        self.optimizers: dict[int, torch.optim.Optimizer] = {}
-        """Optimizers that stepped, by id."""
         first = followed.hooks_first
-        self._handles = [
+        self._handles += [
             wrapped.register_forward_pre_hook(self._before_forward, prepend=first, with_kwargs=True),
             wrapped.register_forward_hook(self._after_forward, prepend=first),
-            register_optimizer_step_pre_hook(self._before_optimizer),
-            register_optimizer_step_post_hook(self._after_optimizer),
         ]
         inner = followed.module
         if wrapped is followed.root is not inner:  # torch.compile would trace hooks inside a compiled module
@@ -86,37 +70,21 @@ class Phases:
             for handle in handles:
                 handle.remove()
 
-    def close(self) -> None:
-        """Remove every hook."""
-        for handle in self._handles:
-            handle.remove()
-
     def begin(self, *, marking: bool) -> None:
         """Begin a new step."""
-        self.marks, self._marking, self._in_backward = [], marking, False
-        self.forwards = self.samples = self.elsewhere = 0
-        self.synced = self.stepped = False
-        self.inside = True
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether the step has only run micro-steps so far: nothing was reduced and no optimizer stepped."""
-        return self.forwards > 0 and not self.synced and not self.stepped
+        super().begin(marking=marking)
+        self._in_backward = False
 
     def _before_forward(self, module: Any, args: Any, kwargs: Any) -> None:
         if not self.inside:
-            self.elsewhere += 1
-            self.astray += torch.is_grad_enabled()
+            self._outside()
             return
         if self._marking:
             sends = self._sends_buffers and module is self._wrapped
             self._sending = sends and self._followed.will_send_buffers()
             self.marks.append((FORWARD, self._stamp()))
         if torch.is_grad_enabled():
-            self.forwards += 1
-            self.synced |= self._followed.reduces()
-            if self.looking:
-                self._look(args, kwargs)
+            self._count(args, kwargs)
 
     def _before_inner(self, _module: Any, _args: Any) -> None:
         if not self.inside:
@@ -124,16 +92,6 @@ class Phases:
         elif self._sending:
             self._sending = False
             self.marks.append((BUFFERS_END, self._stamp()))
-
-    def _look(self, args: Any, kwargs: Any) -> None:
-        """Note the batch size and the number format, which the model itself cannot tell."""
-        tensors = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dim())
-        first = next(tensors, None)
-        self.samples += 0 if first is None else first.shape[0]
-        device, dtype = next(self._followed.module.parameters()).device.type, self._followed.dtype
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-        self.precision = {torch.float16: "fp16", torch.bfloat16: "bf16"}.get(dtype, "fp32")
 
     def _after_forward(self, _module: Any, _args: Any, output: Any) -> None:
         if self._marking and self.inside and torch.is_grad_enabled():
@@ -155,17 +113,6 @@ class Phases:
     def _at_sync_end(self) -> None:
         self.marks.append((SYNC_END, self._stamp()))
         self._in_backward = False
-
-    def _before_optimizer(self, optimizer: torch.optim.Optimizer, *_rest: Any) -> None:
-        if self.inside:
-            self.stepped = True
-            self.optimizers[id(optimizer)] = optimizer
-            if self._marking:
-                self.marks.append((OPTIMIZER, self._stamp()))
-
-    def _after_optimizer(self, *_arguments: Any) -> None:
-        if self.inside and self._marking:
-            self.marks.append((OPTIMIZER_END, self._stamp()))
 
 
 def broadcasts(marks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

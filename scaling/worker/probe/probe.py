@@ -31,7 +31,7 @@ from scaling.worker.accelerator.devices import device_of
 from scaling.worker.probe.agreement import Agreement
 from scaling.worker.probe.baseline import Baseline, SharedStepError, Step, why_not
 from scaling.worker.probe.clocks import Clocks
-from scaling.worker.probe.follow import follow
+from scaling.worker.probe.follow import follow, marks_of
 from scaling.worker.probe.live import Live
 from scaling.worker.probe.loop_file import LoopFile
 from scaling.worker.probe.phases import Phases
@@ -63,14 +63,17 @@ class Probe:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: Any,
         *,
         run_dir: str | os.PathLike[str] | None = None,
         name: str | None = None,
         batch: int | None = None,
         live: bool = False,
     ) -> None:
-        """`model`: DDP's wrapper, a module after fully_shard, or what torch.compile made of one. Else InputError."""
+        """`model`: DDP's wrapper, a module after fully_shard, what torch.compile made of one, or a pipeline's schedule.
+
+        Else InputError.
+        """
         self._on = self._failed = False
         self._nothing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         self.run_dir: Path | None = None
@@ -129,7 +132,7 @@ class Probe:
             control=Control(agreement.store, agreement.rank, patience_s=PATIENCE_S),
         )
         self._device = device
-        self.phases = Phases(followed, self._model, device.clock.stamp)
+        self.phases = marks_of(followed, self._model, device.clock.stamp)
         self._track = Track(
             self.phases,
             lambda detailed: followed.detail(device, detailed=detailed),
@@ -205,7 +208,9 @@ class Probe:
 
     def _measure(self, step: Step, rounds: int, steps: int, restore: Sequence[Any]) -> None:
         ddp = self._followed.root
-        assert isinstance(ddp, DistributedDataParallel)  # of others no_baseline says why not
+        # of others no_baseline says why not
+        assert isinstance(ddp, DistributedDataParallel)
+        assert isinstance(self.phases, Phases)
         members = self._agreement.members
         self._baseline = self._baseline or Baseline(ddp, self._session, members, self.phases, self._record)
         compiled = self._model is not ddp

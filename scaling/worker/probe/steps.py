@@ -12,7 +12,7 @@ from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.probe.gaps import Gaps
 from scaling.worker.probe.live import Live
 from scaling.worker.probe.loop_file import LoopFile
-from scaling.worker.probe.phases import Phases
+from scaling.worker.probe.step_marks import StepMarks
 from scaling.worker.probe.track import Track
 
 ASTRAY = 8
@@ -24,7 +24,7 @@ class Steps:
 
     def __init__(
         self,
-        phases: Phases,
+        phases: StepMarks,
         track: Track,
         file: LoopFile,
         *,

@@ -17,8 +17,9 @@ from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.measure.recorder import Reading, Usage
 from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken, Wait
-from scaling.worker.probe.phases import Marks, Phases, behind, broadcasts, step_row
+from scaling.worker.probe.phases import behind, broadcasts, step_row
 from scaling.worker.probe.schedule import ROUND_STEPS, Planned, round_of, slot_of
+from scaling.worker.probe.step_marks import Marks, StepMarks
 
 STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 5, 8
 
@@ -53,7 +54,7 @@ class _Open:
 class Track:
     """Follows the steps of one rank. Slow work happens between the last step of a block and the next block only."""
 
-    def __init__(self, phases: Phases, detail_of: DetailOf, device: Accelerator, sink: Sink) -> None:
+    def __init__(self, phases: StepMarks, detail_of: DetailOf, device: Accelerator, sink: Sink) -> None:
         self._phases, self._detail_of, self._device, self._sink = phases, detail_of, device, sink
         self._clock = device.clock
         self.steps = 0

@@ -22,6 +22,7 @@ from scaling.errors import InputError
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 from scaling.records.tables import collect
+from scaling.spec.parallel import Parallel
 from scaling.spec.plan import OWN_LOOP
 from scaling.spec.schedule import PLAIN, PROBE
 
@@ -190,6 +191,7 @@ def test_without_world_size_one_the_smallest_is_the_base_and_the_loss_is_not_spl
         (lambda a, b: [a, b, b], "belong into one folder"),
         (lambda a, b: [a, _batch(b, 24)], "neither equal"),
         (lambda a, b: [a, _model(b)], "model is Other"),
+        (lambda a, b: [a, _staged(b)], "the stages of a pipeline"),
     ],
 )
 def test_what_is_no_study_is_refused(sizes, change, said):
@@ -213,6 +215,11 @@ def test_measured_numbers_multiply_with_their_errors():
 def _batch(size, batch):
     trial = dataclasses.replace(size.plan.trials[0], batch=batch)
     return dataclasses.replace(size, plan=dataclasses.replace(size.plan, trials=(trial,)))
+
+
+def _staged(size):
+    spec = dataclasses.replace(size.plan.spec, parallel=Parallel(name="pp", replicate=1, pipeline=-1))
+    return dataclasses.replace(size, plan=dataclasses.replace(size.plan, spec=spec))
 
 
 def _model(size):

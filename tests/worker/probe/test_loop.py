@@ -46,7 +46,11 @@ def test_a_second_training_in_the_same_folder_is_another_launch(found):
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ("not_ddp", "a DistributedDataParallel, or a module after fully_shard, is expected"),
+        (
+            "not_ddp",
+            "a DistributedDataParallel, a module after fully_shard, or a schedule of torch.distributed.pipelining "
+            "is expected",
+        ),
         ("nested", "step() inside step()"),
         ("left_out", "step() was never entered"),
         ("two", "another Probe is open in this process"),
