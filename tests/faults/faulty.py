@@ -1,7 +1,9 @@
 """A model, or its data, that fails for real in a chosen phase of one rank: copied into a test's folder and run there.
 
 `faults` has an entry a launch, `WHAT@WHERE@RANK@STEP` or "": in launch k, entry k happens in the
-rank's STEP-th step (in a data worker: at its STEP-th sample). Outside of a worker (no RANK) nothing happens.
+rank's STEP-th step (in a data worker: at its STEP-th sample). Outside of a worker (no RANK) nothing happens. Steps in
+which a rank counts work and times operators, before it meets the others, are counted apart, as `bench`: how many they
+are depends on how long they take.
 """
 
 import ctypes
@@ -33,6 +35,10 @@ class Fault:
             self.after_the_last_step()
 
     def here(self, where):
+        if on_the_bench():
+            if self.mine and where == "forward" and self.where == "bench":
+                getattr(self, self.what)()
+            return
         if where in ("forward", "sample"):
             self.step += 1
             if self.where == "collective" and self.step >= self.at:
@@ -112,6 +118,14 @@ class Fault:
             torch.ones(2**28)
         finally:
             resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def on_the_bench():
+    """Whether the harness takes this step in scaling.worker.checks.steps.benched."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "benched":
+        frame = frame.f_back
+    return frame is not None
 
 
 class Batch(tuple):

@@ -44,7 +44,7 @@ def assert_hang_is_told(ended, index, function):
 
 @pytest.mark.slow
 def test_stopped_in_a_collective(faulty):
-    ended = faulty("stop@collective@1@6")
+    ended = faulty("stop@collective@1@20")
     assert_survived(ended, STOPPED)
     assert_hang_is_told(ended, 0, "_engine_run_backward")
     assert "the last collective it entered: gloo:all_reduce number" in ended.launch(0)["error"]
@@ -64,14 +64,14 @@ FAULTS = {
     "killed in forward, then in the optimizer": {"kill@forward@1@30": KILLED, "kill@optimizer@1@30": KILLED},
     # Rank 0 starts every block; the others must not wait for it for ever.
     "killed in a collective, then rank 0": {
-        "kill@collective@1@6": KILLED,
+        "kill@collective@1@20": KILLED,
         "kill@backward@0@30": ("failed", 0, "rank 0 was ended by SIGKILL"),
     },
     "stopped at start, then in the input": {"stop@start@1@0": STOPPED, "stop@input@1@30": STOPPED},
     "hangs in Python at start, then in forward": {"sleep@start@1@0": HUNG, "sleep@forward@1@30": HUNG},
     "sleeps in the first forward, then in the first with its peer": {
-        "sleep@forward@1@1": HUNG,
-        "sleep@forward@1@3": HUNG,
+        "sleep@bench@1@1": HUNG,
+        "sleep@forward@1@13": HUNG,
     },
     "spins on a device that hangs": {"spin@forward@1@30": HUNG},
     "ends without an error": {"vanish@forward@1@30": ("failed", 1, "rank 1 ended without an error message")},
@@ -197,7 +197,7 @@ def test_what_an_earlier_launch_finished_is_not_measured_again(faulty):
 @pytest.mark.slow
 def test_a_first_step_that_takes_longer_than_a_hang_may_is_waited_for(faulty):
     """In a collective: its peer waits for it."""
-    ended = faulty("compute@forward@1@3")
+    ended = faulty("compute@forward@1@13")
     assert ended.code == 0, (ended.out, ended.err)
     (launch,) = ended.status["launches"]
     assert launch["state"] == "done"
@@ -206,7 +206,7 @@ def test_a_first_step_that_takes_longer_than_a_hang_may_is_waited_for(faulty):
 
 @pytest.mark.slow
 def test_what_hangs_twice_in_the_same_way_is_not_tried_a_third_time(faulty):
-    ended = faulty(*["sleep@forward@1@1"] * 3)
+    ended = faulty(*["sleep@bench@1@1"] * 3)
     assert ended.code == 1
     first, second = ended.status["launches"]
     assert (first["state"], first["rank"]) == ("timeout", 1)
