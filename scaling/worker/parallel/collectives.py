@@ -3,16 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
+from scaling.worker.parallel.duplex import Exchange, exchange
+from scaling.worker.parallel.tap import HOST_BACKENDS, Tap, backend_of
 
 # torch 2.13 renamed them; the older names still exist there and warn.
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_PAIR = 2
+
+
+def all_gather(
+    whole: torch.Tensor,
+    part: torch.Tensor,
+    group: Any,
+    *,
+    async_op: bool = False,
+    around: contextlib.AbstractContextManager[Any] | None = None,
+) -> dist.Work | None:
+    """Gather every rank's `part` in `whole`, of which it may be a view. Returns the work where it is asynchronous.
+
+    Gloo's own sends over the link of two ranks in one direction after the other, so these exchange their parts. Among
+    more its ring uses both. `around` is entered for a synchronous one.
+    """
+    pair = dist.get_world_size(group) == _PAIR and part.device.type == "cpu"
+    with around or contextlib.nullcontext():
+        if not pair or backend_of(group, part.device.type) not in HOST_BACKENDS:
+            work: dist.Work | None = _all_gather(whole, part, group=group, async_op=async_op)
+            return work
+        mine = dist.get_rank(group)
+        theirs = 1 - mine
+        parts = whole.view(_PAIR, -1)
+
+        def begin() -> Exchange:
+            begun = exchange({theirs: parts[theirs]}, {theirs: part}, group)
+            if parts[mine].data_ptr() != part.data_ptr():
+                parts[mine].copy_(part.view(-1))
+            return begun
+
+        begun = _begin("all_gather", begin, group, whole, waits=not async_op)
+        return begun if async_op else None
 
 
 def reduce_scatter(
@@ -31,10 +66,30 @@ def reduce_scatter(
     if backend_of(group, whole.device.type) not in HOST_BACKENDS:
         _reduce_scatter(output, whole, group=group, op=dist.ReduceOp.AVG if mean else dist.ReduceOp.SUM)
         return
-    n = dist.get_world_size(group)
-    received = torch.empty_like(whole)
+    n, mine = dist.get_world_size(group), dist.get_rank(group)
     with around or contextlib.nullcontext():
-        dist.all_to_all_single(received, whole, group=group)
-    torch.sum(received.view(n, -1), dim=0, out=output.view(-1))
+        own = whole.cpu().view(n, -1)  # messages are of the host's memory
+        received = torch.empty_like(own)
+
+        def begin() -> Exchange:
+            others = [rank for rank in range(n) if rank != mine]
+            begun = exchange({r: received[r] for r in others}, {r: own[r] for r in others}, group)
+            received[mine] = own[mine]
+            return begun
+
+        _begin("reduce_scatter", begin, group, own, waits=True)
+    torch.sum(received.to(whole.device), dim=0, out=output.view(-1))
     if mean:
         output.div_(n)
+
+
+def _begin(
+    kind: str, begin: Callable[[], dist.Work], group: Any, sized: torch.Tensor, *, waits: bool
+) -> dist.Work:
+    """Begin a collective that is made of messages; `waits`: and wait for its end."""
+    if Tap.now is not None:
+        return Tap.now.begin(kind, begin, group, sized, waits=waits)
+    work = begin()
+    if waits:
+        work.wait()
+    return work

@@ -2,7 +2,7 @@
 
 Their result is waited for by the operator `wait_tensor`, in forward and in backward. While a watch is on, the operator
 has a kernel that takes a stamp before and after it. On an accelerator the stamps are events: the stream waits. Nothing
-else changes, and the kernel is removed after the block. An exchange that blocks the host is stamped by `exchanging`.
+else changes, and the kernel is removed after the block. A collective that blocks the host is stamped by `exchanging`.
 """
 
 from __future__ import annotations
@@ -61,20 +61,19 @@ class FunctionalWaits:
         return kernel
 
     @contextlib.contextmanager
-    def around(self, kind: str) -> Iterator[None]:
-        """Around an exchange that blocks the host and stands for a collective of another kind."""
+    def around(self) -> Iterator[None]:
+        """Around a collective that blocks the host."""
         tap, phase, begin = self._tap, phase_now(), self._stamp()
         place = tap.count if tap else 0
-        with tap.stands_for(kind) if tap else contextlib.nullcontext():
-            yield
+        yield
         self.waits.append(Wait(phase, begin, self._stamp()))
         for seen in tap.since(place) if tap else ():
             seen.phase = phase
 
     @classmethod
-    def exchanging(cls, kind: str) -> contextlib.AbstractContextManager[None]:
+    def exchanging(cls) -> contextlib.AbstractContextManager[None]:
         """`around` of the watch that is on; nothing where none is."""
-        return cls._now.around(kind) if cls._now else contextlib.nullcontext()
+        return cls._now.around() if cls._now else contextlib.nullcontext()
 
 
 def phase_now() -> int:

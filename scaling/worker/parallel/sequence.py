@@ -23,7 +23,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 from torch.nn.utils import parametrize
 
 from scaling.errors import InputError
-from scaling.worker.parallel.collectives import reduce_scatter
+from scaling.worker.parallel.collectives import all_gather, reduce_scatter
 from scaling.worker.parallel.functional import FunctionalWaits
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 
@@ -73,9 +73,14 @@ class Parts:
 
     def join(self, part: torch.Tensor) -> torch.Tensor:
         """The reverse of `split`: an all-gather."""
-        rows = _OPS.all_gather_into_tensor(part.contiguous(), self._ranks, self._group.group_name)
-        parts = _OPS.wait_tensor(rows).unflatten(0, (self._ranks, part.shape[0]))
-        return parts.transpose(0, 1).flatten(1, 2)[:, : self._tokens].contiguous()  # type: ignore[no-any-return]
+        part = part.contiguous()
+        if self._host:
+            rows: torch.Tensor = part.new_empty(self._ranks * part.shape[0], *part.shape[1:])
+            all_gather(rows, part, self._group, around=FunctionalWaits.exchanging())
+        else:
+            rows = _OPS.wait_tensor(_OPS.all_gather_into_tensor(part, self._ranks, self._group.group_name))
+        parts = rows.view(self._ranks, *part.shape)
+        return parts.transpose(0, 1).flatten(1, 2)[:, : self._tokens].contiguous()
 
     def reduced(self, whole: torch.Tensor) -> torch.Tensor:
         """Take this rank's part of the sum over ranks: a reduce-scatter."""
@@ -89,7 +94,7 @@ class Parts:
             part = _OPS.reduce_scatter_tensor(rows, "sum", self._ranks, self._group.group_name)
             return _OPS.wait_tensor(part)  # type: ignore[no-any-return]
         output: torch.Tensor = rows.new_empty(whole.shape[0], *rows.shape[1:])
-        reduce_scatter(output, rows, self._group, around=FunctionalWaits.exchanging("reduce_scatter"))
+        reduce_scatter(output, rows, self._group, around=FunctionalWaits.exchanging())
         return output
 
     def summed(self, gradient: torch.Tensor) -> torch.Tensor:

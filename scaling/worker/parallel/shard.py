@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from scaling.spec.parallel import Fsdp
-from scaling.worker.parallel.collectives import reduce_scatter
+from scaling.worker.parallel.collectives import all_gather, reduce_scatter
 from scaling.worker.parallel.watch import Watch
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -21,15 +21,31 @@ HALF = ("bf16", "fp16")
 """Precisions in which parameters are gathered and computed with."""
 
 
-class HostReduceScatter:
+class _Allocates:
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A buffer, as torch asks for it."""
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class HostAllGather(_Allocates):
+    """torch's AllGather for the host's back end: between two ranks both directions of the link carry at once."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Gather every rank's part."""
+        return all_gather(output_tensor, input_tensor, group, async_op=async_op)
+
+
+class HostReduceScatter(_Allocates):
     """torch's ReduceScatter for the host's back end: it moves what NCCL's does, and blocks the host meanwhile."""
 
     def __init__(self) -> None:
         self.watch: Watch | None = None
-
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A buffer, as torch asks for it."""
-        return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -85,6 +101,8 @@ def shard(
             assert isinstance(unit, FSDPModule)
             unit._set_unshard_async_op(True)  # noqa: SLF001
             unit.set_custom_reduce_scatter(HostReduceScatter())  # type: ignore[arg-type]
+            if hasattr(unit, "set_custom_all_gather"):  # older torch has none
+                unit.set_custom_all_gather(HostAllGather())  # type: ignore[arg-type]
     if settings.separate_reduce_scatter_group and mesh.size() > 1:
         _separate_reduce_scatters(module, reduces)
     return units, labels

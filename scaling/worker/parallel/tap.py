@@ -1,9 +1,10 @@
 """See every collective of this process, whoever starts it: DDP, FSDP, SyncBatchNorm, a user's own call.
 
-All of them pass torch's dispatcher as operators of `c10d`. While a tap is open it has a kernel for each of these under
-the key BackendSelect, which every call reaches, with gradients or without. The kernel notes the call, passes the same
-arguments on to the back end's kernel, and notes when the collective is done. The kernels are the process's, so a tap is
-open in probe blocks only and is removed after them; `benchmarks/tap.py` shows what a call costs with it and after it.
+All of them pass torch's dispatcher as operators of `c10d`, but for those that are made of messages, which tell the tap
+(`begin`). While a tap is open it has a kernel for each operator under the key BackendSelect, which every call reaches,
+with gradients or without. The kernel notes the call, passes the same arguments on to the back end's kernel, and notes
+when the collective is done. The kernels are the process's, so a tap is open in probe blocks only and is removed after
+them; `benchmarks/tap.py` shows what a call costs with it and after it.
 
 A stamp is taken on the calling thread: on an accelerator it is an event on the stream that produces the data. The end
 is stamped in one of three ways:
@@ -19,7 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -102,6 +103,9 @@ _SIZED_BY = {
 class Tap:
     """Notes collectives while it is open. One is open at a time in a process."""
 
+    now: ClassVar[Tap | None] = None
+    """The one that is open."""
+
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._library: torch.library.Library | None = None
@@ -112,8 +116,6 @@ class Tap:
         """Index into spec.schedule.PHASES of collectives from here on."""
         self.unit = -1
         """Bucket or sharded unit of collectives from here on; -1: none."""
-        self.kind: int | None = None
-        """What collectives from here on count as; None: as what they are. `stands_for` sets it."""
         self._passing = False
 
     @property
@@ -125,7 +127,7 @@ class Tap:
         """Begin to note collectives."""
         if self._library is not None:
             return
-        self._seen, self.unit, self.kind = [], -1, None
+        self._seen, self.unit, Tap.now = [], -1, self
         self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
         for name, (kind, sized_by) in _SIZED_BY.items():
             packet = getattr(torch.ops.c10d, name, None)
@@ -137,7 +139,7 @@ class Tap:
         """Stop, and leave nothing in the dispatcher."""
         if self._library is not None:
             self._library._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001
-            self._library = None
+            self._library = Tap.now = None
 
     @contextlib.contextmanager
     def on(self) -> Iterator[Tap]:
@@ -147,15 +149,6 @@ class Tap:
             yield self
         finally:
             self.close()
-
-    @contextlib.contextmanager
-    def stands_for(self, kind: str) -> Iterator[None]:
-        """Collectives inside count as another kind, which they implement."""
-        before, self.kind = self.kind, KINDS.index(kind)
-        try:
-            yield
-        finally:
-            self.kind = before
 
     @contextlib.contextmanager
     def passing(self) -> Iterator[None]:
@@ -189,31 +182,44 @@ class Tap:
         at = names.index("process_group")
         flag = next((name for name in ("async_op", "asyncOp") if name in names), None)
         place = names.index(flag) if flag else -1
-        stamp = self._clock.stamp
 
         def kernel(keys: Any, *args: Any, **named: Any) -> Any:
             if self._passing:
                 return operator.redispatch(keys.remove(SELECT), *args, **named)
-            tensor = _first(args[sized_by])
+            device = _first(args[sized_by]).device
             group = dist.ProcessGroup.unbox(args[at])
-            seen = Seen(
-                kind=kind if self.kind is None else self.kind,
-                group=group,
-                bytes=_nbytes(args[sized_by]),
-                dtype=tensor.dtype,
-                phase=self.phase,
-                unit=self.unit,
-                enqueue_ns=now_ns(),
-                launch=stamp(),
-                result=_first(args[0]).data_ptr(),
-            )
-            self._seen.append(seen)
+            seen = self._noted(kind, group, args[sized_by], _first(args[0]))
             result = operator.redispatch(keys.remove(SELECT), *args, **named)
             waits = flag is not None and not (args[place] if len(args) > place else named.get(flag, True))
-            self._stamp_end(seen, _work(result), waits=waits, device=tensor.device)
+            self._stamp_end(seen, _work(result), waits=waits, device=device)
             return result
 
         return kernel
+
+    def _noted(self, kind: int, group: Any, sized: Any, result: torch.Tensor) -> Seen:
+        """Note a collective that begins now. `sized`: the tensor, or lists of tensors, whose bytes count."""
+        seen = Seen(
+            kind=kind,
+            group=group,
+            bytes=_nbytes(sized),
+            dtype=_first(sized).dtype,
+            phase=self.phase,
+            unit=self.unit,
+            enqueue_ns=now_ns(),
+            launch=self._clock.stamp(),
+            result=result.data_ptr(),
+        )
+        self._seen.append(seen)
+        return seen
+
+    def begin(
+        self, kind: str, begin: Callable[[], dist.Work], group: Any, sized: torch.Tensor, *, waits: bool
+    ) -> dist.Work:
+        """Begin and note a collective that is made of messages. `sized`: whose bytes count; `waits`: wait for it."""
+        seen = self._noted(KINDS.index(kind), group, sized, sized)
+        work = begin()
+        self._stamp_end(seen, work, waits=waits, device=sized.device)
+        return work
 
     def _stamp_end(self, seen: Seen, work: Any, *, waits: bool, device: torch.device) -> None:
         host = self._of_host(seen.group, device)
