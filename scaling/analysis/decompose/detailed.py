@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import polars as pl
 
 from scaling.analysis.decompose.merge import BlockStamps, Merged, merge
 from scaling.analysis.decompose.quantities import Cycle
+from scaling.analysis.decompose.served import ChannelOf
 from scaling.analysis.network.barrier import Barrier
-from scaling.analysis.network.channel import Channel
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.spill import Frame, few_rounds
-from scaling.records.tables import Tables
-from scaling.spec.plan import Plan
 from scaling.spec.run import COLLECTIVES
 from scaling.spec.schedule import PHASES, PROBE
 
@@ -26,28 +24,6 @@ STARVED_NS = 50_000.0
 
 An idle device takes 5 to 10 us from a launch to its start; the stamps' own errors are some 10 us.
 """
-ChannelOf = Callable[[Sequence[int]], Channel]
-"""From the communicator of each collective of a step, in order."""
-
-
-def channels(tables: Tables, plan: Plan) -> ChannelOf:
-    """The back end of a plan. Communicators between hosts share a wire, and so do those within hosts."""
-    backend = plan.spec.topology.backend
-    host = {(file.launch, file.rank): file.host for file in tables.ranks}
-    across: dict[int, int] = {}
-    bounds = [file.clock_bound_ns for file in tables.ranks]
-    known = [bound for bound in bounds if bound is not None]
-    bound = max(known, default=0) if len(known) == len(bounds) else None
-    for file in tables.ranks:
-        for key, members in file.groups.items():
-            if file.rank == members[0]:  # each group once
-                hosts = {host.get((file.launch, rank), file.host) for rank in members}
-                across[key] = max(across.get(key, 0), int(len(hosts) > 1))
-
-    def channel(communicators: Sequence[int]) -> Channel:
-        return Channel.of(backend, communicators, lambda key: across.get(key, 0), bound)
-
-    return channel
 
 
 def read_detailed(

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from scaling.analysis.decompose.detailed import BROADCAST, ChannelOf
+from scaling.analysis.decompose.detailed import BROADCAST
 from scaling.analysis.decompose.quantities import DURATIONS, WAITS, Cycle
 from scaling.analysis.decompose.sent import Sent, by_kind
+from scaling.analysis.decompose.served import ChannelOf
 from scaling.analysis.network.awaited import Awaited
 from scaling.analysis.network.channel import ONE, Channel, union
 from scaling.analysis.network.program import Mark, Members, Program
@@ -182,7 +183,7 @@ def _stamps(
         shared.setdefault((own, rank if follows else 0), []).append(rank)
     over = ONE
     for ranks in shared.values():
-        over = channel([int(key) for key in keys[ranks[0]]])
+        over = channel([int(key) for key in keys[ranks[0]]], first["kind"].to_list())
         at = over.begun(released[:, ranks[0]], finished[:, ranks[0]])
         moved = over.shares(at, finished[:, ranks[0]]).transfer
         begun[:, ranks], transfer[:, ranks] = at[:, None], moved[:, None]

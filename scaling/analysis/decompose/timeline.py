@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from scaling.analysis.decompose.detailed import channels, detailed_blocks
+from scaling.analysis.decompose.detailed import detailed_blocks
 from scaling.analysis.decompose.merge import BlockStamps, merge
+from scaling.analysis.decompose.served import channels
 from scaling.analysis.decompose.sharded import groups_of, has_units, unit_blocks
 from scaling.analysis.decompose.unit_timeline import typical_step
 from scaling.analysis.quality.launches import counted, of_launches

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from scaling.analysis.decompose.detailed import channels, detailed_blocks, read_detailed
+from scaling.analysis.decompose.detailed import detailed_blocks, read_detailed
 from scaling.analysis.decompose.messages import read_messages
 from scaling.analysis.decompose.quantities import DEVICE_COLUMNS, DURATIONS, PHASES, Cycle, TrialRecords
 from scaling.analysis.decompose.sent import Sent
+from scaling.analysis.decompose.served import channels
 from scaling.analysis.decompose.sharded import groups_of, has_units, read_sharded, turns
 from scaling.analysis.network.curve import host_latency
 from scaling.analysis.statistics.rounds import Floats

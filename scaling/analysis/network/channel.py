@@ -7,6 +7,9 @@ back end:
     others   from max(R_b, D_{b-1}) to D_b: NCCL and its like run one after the other on a communicator; b - 1 is the
              one before b on the same communicator. R_b is then the device's time of an event on the producing stream
 
+Two ranks whose all-gathers and reduce-scatters are messages (worker/parallel/duplex.py) send these over one connection,
+so over Gloo too these begin in turn.
+
 A broadcast follows its data, so it is released for each rank by itself (network.awaited).
 
 Where k of them move data over one wire at once, each has 1/k of it. `transfer` is what a collective has of the wire:
@@ -59,6 +62,8 @@ class Channel:
     """K: on which communicator each runs; empty: all on one."""
     wire: tuple[int, ...] = ()
     """K: over which wire each goes; empty: all over one."""
+    in_turn: tuple[bool, ...] = ()
+    """K: whether it begins once those before it on its communicator that do so are done, though others run at once."""
     clocks_ns: float = CLOCKS_NS
     """By how much the stamps of two ranks may differ that were taken at the same time."""
 
@@ -69,6 +74,7 @@ class Channel:
         communicator: Sequence[int] = (),
         wire_of: Callable[[int], int] | None = None,
         clock_bound_ns: int | None = None,
+        in_turn: Sequence[bool] = (),
     ) -> Channel:
         """A back end's, by its name in torch.distributed.
 
@@ -82,6 +88,7 @@ class Channel:
             fifo=fifo,
             communicator=tuple(communicator),
             wire=wire,
+            in_turn=tuple(in_turn),
             clocks_ns=2 * (clock_bound_ns or 0) + STAMPS_NS if known else CLOCKS_NS,
         )
 
@@ -91,14 +98,20 @@ class Channel:
 
     def among(self, places: slice) -> Channel:
         """The same for some of the collectives."""
-        return dataclasses.replace(self, communicator=self.communicator[places], wire=self.wire[places])
+        return dataclasses.replace(
+            self,
+            communicator=self.communicator[places],
+            wire=self.wire[places],
+            in_turn=self.in_turn[places],
+        )
 
     def begun(self, released: Floats, finished: Floats) -> Floats:
         """S x K: when each begins to move data."""
-        if not self.fifo:
+        if not self.fifo and not any(self.in_turn):
             return released
         begun = released.copy()
-        for places in _places(self.communicator, released.shape[-1]):
+        for of_one in _places(self.communicator, released.shape[-1]):
+            places = [k for k in of_one if self.fifo or self.in_turn[k]]
             behind = np.maximum.accumulate(finished[..., places], axis=-1)
             begun[..., places[1:]] = np.maximum(begun[..., places[1:]], behind[..., :-1])
         earliest: Floats = np.minimum(begun, finished)

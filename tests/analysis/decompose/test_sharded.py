@@ -93,7 +93,7 @@ class Cluster:
             pl.DataFrame(self.steps),
             pl.DataFrame(self.rows).lazy(),
             Mesh(shard=RANKS),
-            lambda keys: Channel.of("gloo", keys, lambda _key: 0),
+            lambda keys, _kinds=(): Channel.of("gloo", keys, lambda _key: 0),
             lambda _rank, _key: tuple(range(RANKS)),
         )
         return read_sharded(*arguments), unit_blocks(*arguments)[0][1]

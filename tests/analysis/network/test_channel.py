@@ -57,6 +57,14 @@ def test_a_fifo_back_end_begins_a_collective_when_the_one_before_it_is_done():
     assert shares.busy.tolist() == [30]
 
 
+def test_messages_of_two_ranks_begin_in_turn_though_the_back_end_runs_others_at_once():
+    """An all-reduce is released at 2, between two messages; the other communicator's message waits for nobody."""
+    pair = Channel.of("gloo", (5, 5, 5, 6), in_turn=(True, False, True, True))
+    begun = pair.begun(one([0, 2, 4, 6]), one([10, 20, 30, 40]))
+    assert begun.tolist() == [[0, 2, 10, 6]]
+    assert pair.among(slice(1, 3)).begun(one([2, 4]), one([20, 30])).tolist() == [[2, 4]]
+
+
 def test_gloo_runs_them_at_once_and_divides_the_link():
     gloo = Channel.of("gloo")
     begun = gloo.begun(one([0, 2]), one([10, 24]))
