@@ -8,13 +8,16 @@ read without. Needs only the standard library, since workers use it.
 from __future__ import annotations
 
 import hashlib
-import zlib
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
+from zlib import crc32
 
 KEY = b',"crc":'
 DIGITS = 10
 """Of a 32-bit number."""
+_SEAL = re.compile(KEY + rb"([0-9]{1,%d})\}?(?:\n|\Z)" % DIGITS)
+"""The seal at the end of a line, or of a text that was cut off behind it."""
 
 
 class Sealer:
@@ -25,20 +28,19 @@ class Sealer:
 
     def pass_on(self, line: str) -> str:
         """A line without a seal, which the next seal covers."""
-        self._sum = zlib.crc32(line.encode(), self._sum)
+        self._sum = crc32(line.encode(), self._sum)
         return line
 
     def seal(self, line: str) -> str:
         """A line, `{...}` and a newline, with its seal."""
         body = line.rstrip("\n").removesuffix("}")
-        total = zlib.crc32(body.encode(), self._sum)
+        total = crc32(body.encode(), self._sum)
         self._sum = 0
         return f"{body}{KEY.decode()}{total}}}\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
-    """Whole lines up to a seal, as places in the text."""
+class Stretch(NamedTuple):
+    """Whole lines up to a seal, as places in the text: a small run has thousands of them."""
 
     begin: int
     end: int
@@ -52,15 +54,12 @@ def stretches(text: bytes) -> Iterator[Stretch]:
     A text whose first line has no seal is of an older version and one stretch without a seal.
     """
     first = text.find(KEY)
-    at = first if 0 <= first <= text.find(b"\n") else -1
     view, begin = memoryview(text), 0
-    while at >= 0:
-        end = text.find(b"\n", at) + 1 or len(text)
-        number = text[at + len(KEY) : end].removesuffix(b"\n").removesuffix(b"}")
-        if number.isdigit() and len(number) <= DIGITS:
-            yield Stretch(begin, end, int(number) == zlib.crc32(view[begin:at]))
-            begin = end
-        at = text.find(KEY, max(begin, at + 1))
+    sealed = 0 <= first <= text.find(b"\n")
+    for found in _SEAL.finditer(text) if sealed else ():
+        at, end = found.span()
+        yield Stretch(begin, end, int(found[1]) == crc32(view[begin:at]))
+        begin = end
     if begin < len(text):
         yield Stretch(begin, len(text), None)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import polars as pl
-from scipy.stats import theilslopes
 
 from scaling.analysis.results import Measured, MemoryGrowth
 from scaling.records.clock import Ints
@@ -74,6 +73,8 @@ def _slopes(held: Ints, steps: Ints) -> tuple[float, float, float, float]:
     """What theilslopes gives; most ranks hold the same all the time, so that every slope is 0."""
     if (held == held[0]).all():
         return 0.0, float(held[0]), 0.0, 0.0
+    from scipy.stats import theilslopes  # noqa: PLC0415  half a second to import, and rarely asked for
+
     slope, intercept, low, high = theilslopes(held, steps, 0.95)
     return slope, intercept, low, high
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.optimize import nnls  # type: ignore[attr-defined]
 
 from scaling.analysis.results import Fits, KarpFlatt, Measured, Point, Usl
 from scaling.analysis.statistics.rounds import student
@@ -48,6 +47,8 @@ def _usl(known: Sequence[tuple[int, Measured]]) -> Usl | None:
     sure = [(n, s) for n, s in known if s.surely_above(0)]
     if len(sure) < SIZES_MIN:
         return None
+    from scipy.optimize import nnls  # type: ignore[attr-defined]  # noqa: PLC0415  slow to import
+
     n = np.array([size for size, _ in sure], dtype=float)
     found = n / np.array([s.value for _, s in sure]) - 1
     half = np.array([(size / s).half_width for size, s in sure])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import polars as pl
 
+from scaling.reading import INT_MAX
 from scaling.records.rules.broken import BLOCK, STEP, apart_in_time, broken, unlike
+from scaling.records.rules.runs import runs
 from scaling.records.tables import Tables
 from scaling.spec.run import COLLECTIVES, KINDS, MESSAGES
 from scaling.spec.schedule import DDP_SOLO, FABRIC, PAIRS, PHASES, PROBE, REPLAY
@@ -38,23 +41,16 @@ def of_collectives(
         },
     )
     # A host may enqueue a collective while its device is in an earlier step.
-    taken = (pl.when(pl.col(name) > 0).then(name) for name in ("ready_ns", "launch_ns"))
-    of_step = (
-        rows.select(
-            *STEP,
-            "arm",
-            "seq",
-            first=pl.min_horizontal(*taken),
-            last=pl.max_horizontal("ready_ns", "launch_ns", "done_ns"),
-        )
-        .group_by(STEP)
-        .agg(
-            pl.col("arm").first(),
-            pl.col("first").min(),
-            pl.col("last").max(),
-            rows=pl.len(),
-            different=pl.col("seq").max() - pl.col("seq").min() + 1,
-        )
+    each = runs(rows, STEP)
+    ready, launched, done = (each.frame[f"{name}_ns"].to_numpy() for name in ("ready", "launch", "done"))
+    seq = each.frame["seq"].to_numpy()
+    taken = np.minimum(*(np.where(stamps > 0, stamps, INT_MAX) for stamps in (ready, launched)))
+    of_step = each.table(
+        ["arm"],
+        first=each.least(taken),
+        last=each.most(np.maximum(np.maximum(ready, launched), done)),
+        rows=each.lengths,
+        different=each.most(seq) - each.least(seq) + 1,
     )
     of_step = of_step.join(extent, on=STEP, how="left")
     room = slack + (pl.col("step_end") - pl.col("step_begin")) // 20

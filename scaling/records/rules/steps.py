@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import polars as pl
 
 from scaling.records.rules.broken import BLOCK, STEP, apart_in_time, broken
+from scaling.records.rules.runs import runs
 from scaling.records.tables import Tables
 from scaling.spec.cases import THROUGHPUT, TRAINING
 from scaling.spec.plan import Plan
@@ -18,15 +20,20 @@ TOGETHER = (PLAIN, PROBE, VARIANT, TRAINING)
 
 def of_steps(tables: Tables, steps: pl.DataFrame, plan: Plan, slack: int) -> Iterator[pl.DataFrame]:
     """Steps, and blocks by their steps, that break a rule; `tables`: with the blocks. `slack`: ns."""
-    steps = steps.sort(STEP)
-    by_block = steps.group_by(BLOCK).agg(
-        rows=pl.len(),
-        different=pl.col("step").n_unique(),
-        last=pl.col("step").max(),
-        first=pl.col("step").min(),
-        first_ns=pl.col("begin_ns").min(),
-        last_ns=pl.col("end_ns").max(),
+    each = runs(steps, STEP)
+    steps = each.frame
+    of_block = runs(steps, BLOCK)
+    number, begin_ns = steps["step"].to_numpy(), steps["begin_ns"].to_numpy()
+    by_block = of_block.table(
+        rows=of_block.lengths,
+        different=each.inside(of_block),
+        last=of_block.most(number),
+        first=of_block.least(number),
+        first_ns=of_block.least(begin_ns),
+        last_ns=of_block.most(steps["end_ns"].to_numpy()),
     )
+    follows = np.ones(steps.height, dtype=bool)
+    follows[of_block.begins] = False
     whole = tables.blocks.join(by_block, on=BLOCK, how="left").with_columns(pl.col("rows").fill_null(0))
     at_once = (pl.col("arm") == THROUGHPUT) & (pl.col("rows") == 1)
     rules = {
@@ -47,8 +54,8 @@ def of_steps(tables: Tables, steps: pl.DataFrame, plan: Plan, slack: int) -> Ite
     stamped = pl.col("compute_end_ns").is_not_null()
     of_steps = {
         "a step ends before it begins": length <= 0,
-        "a step begins before the one before it ends": pl.col("begin_ns")
-        < pl.col("end_ns").shift(1).over(BLOCK) - slack,
+        "a step begins before the one before it ends": pl.lit(pl.Series(follows))
+        & (pl.col("begin_ns") < pl.col("end_ns").shift(1) - slack),
         "a part of a step is negative": pl.min_horizontal(
             "input_ns",
             "forward_ns",
