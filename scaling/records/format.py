@@ -67,6 +67,8 @@ class StepRow(NamedTuple):
     """
     backward_wait_ns: int = 0
     """Duration: the part of backward in which it waits for parameters or for the reduction of gradients."""
+    tokens: int = -1
+    """Own loops: how many tokens (or samples) this rank's step had, as the loop told; -1 and left out: it told none."""
 
 
 class CollectiveRow(NamedTuple):
@@ -110,6 +112,9 @@ WITHOUT_BUFFERS = STEP_FIELDS.index("buffer_wait_ns")
 """Length of a step's row that leaves out its broadcast of buffers."""
 WITHOUT_WAITS = STEP_FIELDS.index("forward_wait_ns")
 """Length of a step's row of a strategy that is not sharded."""
+WITHOUT_TOKENS = STEP_FIELDS.index("tokens")
+"""Length of a step's row without its number of tokens."""
+NO_TOKENS: int = StepRow._field_defaults["tokens"]
 COLLECTIVE_FIELDS = CollectiveRow._fields
 COLLECTIVE_DEFAULTS = tuple(CollectiveRow._field_defaults.values())
 """What a collective's row stands for where it ends early."""
@@ -121,8 +126,13 @@ AnyStepRow = PlainRow | StepRow
 
 
 def shortest(row: AnyStepRow) -> Sequence[int]:
-    """What is written of a step's row, without the waits of a sharded module and the buffers where there were none."""
-    found: Sequence[int] = row
+    """What is written of a step's row: without what is not known of it, or what there was none of.
+
+    These are the number of tokens, and before that the waits of a sharded module and the buffers.
+    """
+    if len(row) > WITHOUT_TOKENS and row[WITHOUT_TOKENS] != NO_TOKENS:
+        return row
+    found: Sequence[int] = row[:WITHOUT_TOKENS]
     for width in (WITHOUT_WAITS, WITHOUT_BUFFERS):
         if len(found) > width and not any(found[width:]):
             found = found[:width]

@@ -18,6 +18,7 @@ from scaling.records.format import (
     COLLECTIVE_DEFAULTS,
     COLLECTIVE_FIELDS,
     COLLECTIVE_WIDTHS,
+    NO_TOKENS,
     STEP_FIELDS,
     PackedRecord,
     StepRecord,
@@ -39,6 +40,9 @@ COLLECTIVE_STAMPS = [
 ]
 _STEP_COLUMNS = (*STEP_FIELDS, "plain")
 """Plain steps have no phases, which is not the same as phases that were not taken."""
+_STEP_DEFAULTS = np.zeros(len(_STEP_COLUMNS), dtype=np.int64)
+_STEP_DEFAULTS[STEP_FIELDS.index("tokens")] = NO_TOKENS
+"""What a step's row stands for where it ends early."""
 
 
 @dataclass(slots=True)
@@ -100,6 +104,7 @@ class Gathered:
         if plain.any():
             names = STEP_FIELDS[PLAIN_WIDTH:]
             steps = steps.with_columns(pl.when(pl.lit(pl.Series(~plain))).then(pl.col(names)))
+        steps = steps.with_columns(tokens=pl.when(pl.col("tokens") >= 0).then("tokens"))
         owner, columns = self.collectives.columns(COLLECTIVE_FIELDS)
         swept = (keys["arm"] == FABRIC).to_numpy()[owner]
         found = {"steps": steps}
@@ -164,7 +169,8 @@ def _add_packed(shape: _Shape, pieces: Sequence[tuple[int, Shift, bytes]], into:
     shifts = [shift for _, shift, _ in pieces]
     rows = np.array([row for row, _, _ in pieces], dtype=np.int64)
     number = np.broadcast_to(np.arange(first, first + count), (ranks, count))
-    steps = np.zeros((len(_STEP_COLUMNS), ranks, count), dtype=np.int64)
+    steps = np.empty((len(_STEP_COLUMNS), ranks, count), dtype=np.int64)
+    steps[:] = _STEP_DEFAULTS[:, None, None]
     steps[:stamps] = table[:stamps]
     steps[-1] = stamps == PLAIN_WIDTH
     _move(steps, STAMPS, shifts)
@@ -185,7 +191,7 @@ def _add_lines(row: int, steps: Sequence[StepRecord], shift: Shift, into: Gather
     number = np.array([step.i for step in steps], dtype=np.int64)
     calls = np.array([len(step.c) for step in steps], dtype=np.int64)
     try:
-        stamps = _table([step.s for step in steps], WIDTHS, np.zeros(len(_STEP_COLUMNS), dtype=np.int64))
+        stamps = _table([step.s for step in steps], WIDTHS, _STEP_DEFAULTS)
         default = np.array(
             [0] * (len(COLLECTIVE_FIELDS) - len(COLLECTIVE_DEFAULTS)) + list(COLLECTIVE_DEFAULTS)
         )

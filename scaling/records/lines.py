@@ -17,6 +17,7 @@ from scaling.records.format import (
     COLLECTIVE_WIDTHS,
     STEP_FIELDS,
     WITHOUT_BUFFERS,
+    WITHOUT_TOKENS,
     WITHOUT_WAITS,
     BlockRecord,
     ClockRecord,
@@ -34,9 +35,16 @@ from scaling.records.packed import unpacked_bytes
 T = TypeVar("T", bound=Record)
 
 PLAIN_WIDTH = len(PlainRow._fields)
-WIDTHS = (PLAIN_WIDTH, WITHOUT_BUFFERS - 1, WITHOUT_BUFFERS, WITHOUT_WAITS, len(STEP_FIELDS))
+WIDTHS = (
+    PLAIN_WIDTH,
+    WITHOUT_BUFFERS - 1,
+    WITHOUT_BUFFERS,
+    WITHOUT_WAITS,
+    WITHOUT_TOKENS,
+    len(STEP_FIELDS),
+)
 """Lengths of a step's row: a plain step, one of an older file without earlier_wait_ns, one without buffers, one of a
-module that is not sharded, a step of one that is."""
+module that is not sharded, a step of one that is, a step of an own loop that tells its tokens."""
 
 
 def _decoded(kind: type[T], **options: Any) -> type[T]:

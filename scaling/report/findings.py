@@ -18,6 +18,7 @@ from scaling.analysis.results import (
     RooflineResult,
     SampleCost,
     Straggler,
+    TokenBalance,
     TrialStatus,
     Turns,
     Verdict,
@@ -39,6 +40,7 @@ from scaling.units import format_bytes
 IN_WORDS = {
     "neighbours": "ranks sharing a host slow each other",
     "straggler": "a late rank holds up the others",
+    "imbalance": "ranks with more tokens hold up the others",
     "overlap": "compute slowed while gradients are reduced",
     "small_batch": "a rank's part of the batch is too small",
     "launch_bound": "the device waits for the host to launch its kernels",
@@ -46,6 +48,8 @@ IN_WORDS = {
     "slow_path": "data take a slower path than the topology promises",
 }
 """Causes whose names say too little to stand alone."""
+EQUAL = 1.0005
+"""Tokens of the fullest rank over the mean rank's that read as the same number."""
 
 
 def straggler_line(straggler: Straggler) -> str:
@@ -61,6 +65,24 @@ def straggler_line(straggler: Straggler) -> str:
     if straggler.host is not None:
         who = f"all ranks of host {straggler.host} are late in {phase}, rank {straggler.rank} most, and cost"
     return f"{who} {cost} a step (skew {skew}); {alone}"
+
+
+def tokens_line(tokens: TokenBalance, step_ms: Measured | None) -> str:
+    """How many tokens a rank's step has, what one takes, and what it would save if all ranks had as many."""
+    said = f"{quantity(tokens.per_step)} a rank and step"
+    if tokens.most_over_mean.value < EQUAL:
+        return f"{said}, the same on all ranks"
+    said += f"; the rank that has most in its step has {percent(tokens.most_over_mean)} of the mean"
+    if tokens.rank is not None:
+        said += f"; rank {tokens.rank} has most over all steps, {quantity(tokens.rank_extra)} more than the mean rank"
+    if tokens.saves_ms is not None:
+        return (
+            f"{said}; lateness follows tokens, {quantity(tokens.per_token_us, 'us')} each: balancing them would save "
+            f"{quantity(tokens.saves_ms, 'ms')} of {quantity(step_ms, 'ms')}"
+        )
+    if tokens.per_token_us is not None:
+        return f"{said}; a token takes {quantity(tokens.per_token_us, 'us')}, no sure time"
+    return f"{said}; what a token takes cannot be told, since the numbers do not vary enough"
 
 
 def overhead_line(overhead: Overhead) -> str:

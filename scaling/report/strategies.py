@@ -13,7 +13,7 @@ NOTE = (
     "times x: samples a second over the first strategy's in the same rounds; transfer, skew: what a step waits for; "
     "state: parameters, gradients and optimizer that a rank holds; ±: half of the 95 % interval"
 )
-SHARDING_TERMS = ("straggler", "link_latency", "link_bandwidth", "overlap", "strategy_overhead")
+SHARDING_TERMS = ("straggler", "imbalance", "link_latency", "link_bandwidth", "overlap", "strategy_overhead")
 """Terms of the loss that a strategy can change."""
 
 

@@ -34,6 +34,7 @@ CAUSES = {
     "neighbours": "busy neighbours",
     "strategy_overhead": "strategy overhead",
     "straggler": "straggler",
+    "imbalance": "token imbalance",
     "link_latency": "link latency",
     "link_bandwidth": "link bandwidth",
     "overlap": "overlap slowdown",

@@ -62,6 +62,21 @@ def test_plain_pytorch_and_a_late_rank_in_sixty_steps(launched, scaling, tmp_pat
     assert (run / "report.html").exists()
 
 
+@pytest.mark.measures
+def test_uneven_lengths_and_what_bucketing_them_does(launched, scaling, tmp_path, point_of, analysis_of):
+    runs = [tmp_path / "mixed", tmp_path / "bucketed"]
+    for run, more in zip(runs, ([], ["--bucket"]), strict=True):
+        launched("uneven_lengths.py", "--run-dir", str(run), *more, cwd=tmp_path)
+        assert scaling("analyze", str(run), cwd=tmp_path).returncode == 0
+    mixed, bucketed = (point_of(run, 2)["tokens"] for run in runs)
+    assert mixed["most_over_mean"]["value"] > 1.15
+    assert mixed["per_token_us"]["low"] > 0
+    assert mixed["saves_ms"]["low"] > 0
+    assert bucketed["most_over_mean"]["value"] < 1.05
+    causes = [[verdict["cause"] for verdict in analysis_of(run)["verdicts"]] for run in runs]
+    assert ["imbalance" in found for found in causes] == [True, False]
+
+
 @pytest.mark.slow
 def test_accelerate_with_accumulation(launched, scaling, tmp_path, point_of):
     pytest.importorskip("accelerate")

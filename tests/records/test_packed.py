@@ -96,18 +96,24 @@ def test_a_recorders_steps_come_back_whatever_their_shapes(tmp_path):
         PlainRow(10, 20),
         StepRow(30, 40, 1, 2, 3, 1, 35, 36),
         StepRow(50, 65, 1, 2, 3, 1, 55, 56, 4, 1, 51, 52),
+        StepRow(70, 85, 1, 2, 3, 1, 75, 76, tokens=512),
+        StepRow(90, 95, 1, 2, 3, 1, 93, 94, tokens=0),
     ]
     sent = [
         [],
         [CollectiveRow(0, 0, 1, 64, 31, 32, 33), CollectiveRow(1, 3, 1, 32, 32, 33, 34, 30, 1, 2)],
         [CollectiveRow(0, 0, 1, 64, 51, 52, 53, 51)],
+        [],
+        [],
     ]
     written(launch.rank(0), steps, sent)
     back = read(tmp_path)
     assert back.gaps == ()
     found = back.steps.sort("step")
-    assert found["step"].to_list() == [0, 1, 2]
-    assert found.select(StepRow._fields).rows()[1:] == [tuple(step) for step in steps[1:]]
+    assert found["step"].to_list() == [0, 1, 2, 3, 4]
+    assert found["tokens"].to_list() == [None, None, None, 512, 0]
+    times = StepRow._fields[:-1]
+    assert found.select(times).rows()[1:] == [tuple(step)[:-1] for step in steps[1:]]
     assert found.select(StepRow._fields).row(0) == (10, 20, *[None] * (len(StepRow._fields) - 2))
     rows = back.buckets.sort("step", "seq")
     assert rows.select(CollectiveRow._fields).rows() == [tuple(row) for of in sent for row in of]

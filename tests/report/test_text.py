@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from support.results import about
 
-from scaling.analysis.results import Fabric, Fits, KarpFlatt, Loss, Measured, TrialStatus, Usl
+from scaling.analysis.results import Fabric, Fits, KarpFlatt, Loss, Measured, TokenBalance, TrialStatus, Usl
 from scaling.report import findings, text
 from scaling.report.answer import answer
 from scaling.report.html import page
@@ -219,6 +219,32 @@ def test_straggler(sample, by_itself, said):
     line = findings.straggler_line(straggler)
     assert line.startswith("rank 1 is late in forward and costs 34 ms ±4 a step")
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {},
+            "850 ±4 a rank and step; the rank that has most in its step has 125.0 % ±0.4 of the mean; rank 2 has most "
+            "over all steps, 90 ±20 more than the mean rank; lateness follows tokens, 20.0 us ±0.4 each: balancing "
+            "them would save 12.0 ms ±1.0 of 60.0 ms ±0.5",
+        ),
+        ({"rank": None, "saves_ms": None}, "of the mean; a token takes 20.0 us ±0.4, no sure time"),
+        ({"per_token_us": None, "saves_ms": None}, "cannot be told, since the numbers do not vary enough"),
+        ({"most_over_mean": Measured(1.0)}, "850 ±4 a rank and step, the same on all ranks"),
+    ],
+)
+def test_tokens(change, said):
+    tokens = TokenBalance(
+        per_step=about(850.0, 4.0),
+        most_over_mean=about(1.25, 0.004),
+        rank=2,
+        rank_extra=about(90.0, 20.0),
+        per_token_us=about(20.0, 0.4),
+        saves_ms=about(12.0, 1.0),
+    )
+    assert findings.tokens_line(replace(tokens, **change), about(60.0, 0.5)).endswith(said)
 
 
 def test_a_percentage_has_two_decimals_at_most():

@@ -106,6 +106,10 @@ class Truth:
     channels: int = 2  # 1: first in, first out, shown as nccl; 2: two collectives share the link, as gloo
     communicators: tuple[int, ...] = ()  # of each bucket, 0 is the world's; all share the link; empty: one
     stragglers: tuple[Straggler, ...] = ()
+    tokens: tuple[float, ...] = ()  # mean of each rank's step, told in steps of the probe; empty: not told
+    tokens_vary: float = 0.0  # standard deviation of their logarithm, for each rank and step by itself
+    tokens_even: bool = False  # the same tokens, but those of a step shared out evenly
+    token_ns: float = 0.0  # what one takes, a third of it in forward and the rest in backward
     probe_light_ns: float = 30e3  # the probe's own cost a step, in backward
     probe_detailed_ns: float = 120e3
     block_noise: float = 0.01  # of compute, the same for all ranks of a block
@@ -198,6 +202,7 @@ class Track:
     done: np.ndarray  # (collectives, steps), the same instant on all ranks
     whole: np.ndarray  # `at` with the lead-in
     buffered: np.ndarray | None = None  # (steps), when all have the buffers; None without a broadcast
+    tokens: np.ndarray | None = None  # (steps, ranks); None where they are not told
 
     @property
     def launch(self) -> np.ndarray:
@@ -241,6 +246,17 @@ def compute_ns(truth: Truth, block: Block, ranks: np.ndarray) -> np.ndarray:
         if together or straggler.alone:
             own[PHASES.index(straggler.phase), ranks == straggler.rank] += straggler.extra_ns
     return own
+
+
+def tokens_of(truth: Truth, block: Block, ranks: np.ndarray) -> np.ndarray | None:
+    """Tokens of each step and rank; None where none are told."""
+    if not truth.tokens:
+        return None
+    rng = np.random.default_rng((truth.seed, 2, block.id))  # its own: all else stays as it is without tokens
+    means = np.array(truth.tokens)[ranks]
+    steps = truth.lead_in + truth.steps
+    found = np.rint(means * lognormal(rng, truth.tokens_vary, (steps, len(ranks))))
+    return np.repeat(found.mean(axis=1, keepdims=True), len(ranks), axis=1) if truth.tokens_even else found
 
 
 def transfers(
@@ -305,11 +321,14 @@ def train(
     fraction = np.array([[b.at] for b in truth.buckets])
     at, ready = np.empty((7, steps, len(ranks))), np.empty((count, steps, len(ranks)))
     done = np.zeros((count, steps))
+    tokens = tokens_of(truth, block, ranks)
     meets = communicates(block) and truth.buffers_ns > 0
     buffered = np.zeros(steps)
     now = begin_ns + truth.skew_ns * np.abs(rng.standard_normal(len(ranks)))
     for k in range(steps):
         spent = own * factor[k]
+        if tokens is not None:
+            spent[1:3] += tokens[k] * truth.token_ns * pace * np.array([[1 / 3], [2 / 3]])
         at[0, k] = now
         at[1:4, k] = now + np.cumsum(spent[:3], axis=0)
         if meets:
@@ -325,7 +344,10 @@ def train(
         now = at[6, k]
     timed, payload, ready, done = (a[:, truth.lead_in :] for a in (at, payload, ready, done))
     met = buffered[truth.lead_in :] if meets else None
-    return Track(ranks=ranks, at=timed, payload=payload, ready=ready, done=done, whole=at, buffered=met)
+    told = None if tokens is None else np.rint(tokens[truth.lead_in :]).astype(np.int64)
+    return Track(
+        ranks=ranks, at=timed, payload=payload, ready=ready, done=done, whole=at, buffered=met, tokens=told
+    )
 
 
 def exchange(
@@ -568,6 +590,9 @@ class RankFiles:
             if track.buffered is not None:
                 end = self.stamps(np.broadcast_to(track.buffered[:, None], track.at[0].shape), ranks)
                 columns += [np.zeros_like(end), end - at[1], at[1], end]
+            if track.tokens is not None and block.arm == PROBE:
+                left_out = len(records.STEP_FIELDS) - 1 - len(columns)
+                columns += [*[np.zeros_like(track.tokens)] * left_out, track.tokens]
         template = f'{{"t":"step","b":{block.id},"i":%d,"s":[{",".join(["%d"] * len(columns))}]'
         if block.detailed:
             ready = self.stamps(track.ready, ranks)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from scaling.analysis.decompose import imbalance
 from scaling.analysis.decompose.efficiency import BASE
 from scaling.analysis.decompose.sent import Sent, by_kind
 from scaling.analysis.network.curve import AlphaBeta
@@ -151,6 +152,10 @@ def loss(
         "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input", over=tensor) * probe(m),
         "host": lambda m: grown(m, "typical.probe", BARE_ONE, "host", over=tensor) * probe(m) + enqueuing(m),
     }
+    if imbalance.EVEN in rounds:
+        with_tokens = terms["straggler"]
+        terms["straggler"] = lambda m: with_tokens(m) - imbalance.share(m)
+        terms["imbalance"] = imbalance.share
     if tensor > 1:
         of_whole_layers = terms["strategy_overhead"]
         computes = ("forward", "compute", "optimizer")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
-from scaling.analysis.decompose import own
+from scaling.analysis.decompose import imbalance, own
 from scaling.analysis.decompose.comm import comm
 from scaling.analysis.decompose.cost import cost
 from scaling.analysis.decompose.efficiency import BASE, efficiency
@@ -15,7 +16,8 @@ from scaling.analysis.decompose.loss import Link, by_kinds, linked_share, loss, 
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.decompose.sharded import simulated
 from scaling.analysis.decompose.starvation import loader
-from scaling.analysis.decompose.stragglers import Late, describe, late_ranks
+from scaling.analysis.decompose.stragglers import Late, describe
+from scaling.analysis.decompose.token_rows import MEAN
 from scaling.analysis.decompose.turns import turns
 from scaling.analysis.network.barrier import Barrier
 from scaling.analysis.network.replay import Replay
@@ -54,9 +56,10 @@ def point(
     n = trial.world_size
     if records.index.is_empty():
         return Point(world_size=n, hosts=trial.hosts, status=status, warmup_steps=warmup_steps)
-    rounds, late, typical = arms(records, plan)
+    found = arms(records, plan)
+    rounds, late, typical = found.rounds, found.late, found.typical
     overhead = _overhead(rounds)
-    rounds = rounds.extend(_merged_values(records, plan, typical)).extend(sweep)
+    rounds = rounds.extend(_merged_values(records, found, plan)).extend(sweep)
     rounds = rounds.extend(clocks.quantities(records, typical))
     strong = spec.mode == "strong"
     if base is not None:
@@ -104,7 +107,9 @@ def point(
         else (),
         parallel=_degrees(plan, n),
         pipeline=turns(rounds, records, plan),
-        straggler=describe(late, records, typical, rounds) if late else None,
+        tokens=imbalance.balance(records, rounds),
+        tokens_per_s=rounds.ratio(lambda m: mesh.data_parallel * m[MEAN] * 1e9 / m["plain"]),
+        straggler=describe(late, found.evened, typical, rounds, found.explained_ns) if late else None,
         overhead=overhead,
         comm=comm(rounds, records, plan, clock_bound_ns, overhead.floor)
         if n > 1 and (records.bucket_bytes or records.sent)
@@ -128,16 +133,39 @@ def _degrees(plan: Plan, n: int) -> Degrees:
     return Degrees(strategy=parallel.name, **dataclasses.asdict(parallel.mesh(n)))
 
 
-def arms(records: TrialRecords, plan: Plan) -> tuple[Rounds, Late | None, set[int]]:
-    """The arms' steps and phases in rounds, the late ranks, and the typical ones, whose phases are `typical.<arm>`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arms:
+    """The arms' steps and phases in rounds, and which ranks are late."""
+
+    rounds: Rounds
+    """Phases of the typical ranks are `typical.<arm>`."""
+    late: Late | None
+    typical: set[int]
+    """The ranks that are not late."""
+    evened: TrialRecords
+    """The records as if all ranks had equal tokens, where these are known to take time; else as they are."""
+    explained_ns: Mapping[str, float]
+    """By phase: how much longer the latest rank's tokens make it."""
+
+
+def arms(records: TrialRecords, plan: Plan) -> Arms:
+    """Read the arms of a trial, and find its late ranks."""
     n = records.trial.world_size
     everybody = set(range(n))
     rounds = own.independent(_arm_values(records, everybody), records, plan)
     hosts = [plan.spec.topology.host_of(rank) for rank in range(n)]
-    late = late_ranks(records, rounds, _overhead(rounds).floor, hosts)
+    rounds = rounds.extend(imbalance.quantities(records))
+    of_tokens = imbalance.effect(records, rounds)
+    late = imbalance.late_apart(records, rounds, of_tokens, _overhead(rounds).floor, hosts)
     typical = everybody - set(late.ranks) if late else everybody
     rounds = rounds.extend(_arm_values(records, typical, typical_only=True))
-    return (rounds if records.cycles else rounds.extend(_of_the_least(records))), late, typical
+    return Arms(
+        rounds=rounds if records.cycles else rounds.extend(_of_the_least(records)),
+        late=late,
+        typical=typical,
+        evened=of_tokens.evened(records) if of_tokens else records,
+        explained_ns=of_tokens.explained_ns(records, late.ranks[0], typical) if of_tokens and late else {},
+    )
 
 
 def _of_the_least(records: TrialRecords) -> dict[str, Floats]:
@@ -173,14 +201,16 @@ def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = 
     return values
 
 
-def _merged_values(records: TrialRecords, plan: Plan, typical: set[int]) -> dict[str, Floats]:
+def _merged_values(records: TrialRecords, found: Arms, plan: Plan) -> dict[str, Floats]:
     """Quantities of all ranks together: merged blocks, their replays, and the step simulated for closure."""
     values = {name: records.per_round(found) for name, found in records.merged.items()}
     values[EARLIER] = records.arm(PROBE, detailed=True)[EARLIER]
-    mask = np.array([r in typical for r in range(records.trial.world_size)])
+    evened, mask = found.evened, np.array([r in found.typical for r in range(records.trial.world_size)])
     values["sim"] = records.of_cycles(lambda c: float(c.replay.period().mean()))
-    values["sim_typical"] = records.of_cycles(lambda c: float(c.replay.of_mean(mask)[0].mean()))
-    values["link_exposed"] = records.of_cycles(lambda c: float(c.replay.of_mean(mask)[1].mean()))
+    if evened is not records:
+        values[imbalance.EVEN] = evened.of_cycles(lambda c: float(c.replay.period().mean()))
+    values["sim_typical"] = evened.of_cycles(lambda c: float(c.replay.of_mean(mask)[0].mean()))
+    values["link_exposed"] = evened.of_cycles(lambda c: float(c.replay.of_mean(mask)[1].mean()))
     values["sim_free"] = records.of_cycles(lambda c: float(c.replay.free().period().mean()))
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
     values["closure"] = records.per_round(_closure(records, plan))

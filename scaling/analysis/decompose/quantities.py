@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -19,6 +19,9 @@ from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Floats
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.schedule import BARE_ONE
+
+if TYPE_CHECKING:  # it needs the names of this module
+    from scaling.analysis.decompose.token_rows import TokenRows
 
 PHASES = ("input", "forward", "compute", "optimizer", "host", "exposed")
 """`compute`: backward without its wait for communication. `exposed`: that wait, and the one for buffers in forward."""
@@ -112,6 +115,8 @@ class TrialRecords:
     """Sharded: the steps of each round's detailed block."""
     turns: Mapping[tuple[int, int], Any] = field(default_factory=dict)
     """Sharded: the units' turns over a mesh of one rank, by round (decompose.sharded.Turns)."""
+    tokens: TokenRows | None = None
+    """What an own loop told of its steps' tokens; None where it told nothing."""
     devices: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=DEVICE_COLUMNS))
     """Blocks with the telemetry of their devices; empty without telemetry."""
 

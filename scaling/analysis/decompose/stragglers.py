@@ -6,7 +6,7 @@ agree. What differs is when each rank is ready with each bucket.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,13 +120,22 @@ def _skew(records: TrialRecords, rank: int, late: tuple[int, ...]) -> Floats:
     return records.per_round(found)
 
 
-def describe(late: Late, records: TrialRecords, typical: set[int], rounds: Rounds) -> Straggler:
-    """The late rank's phase, and whether it is slow in bare_one too."""
+def describe(
+    late: Late,
+    records: TrialRecords,
+    typical: set[int],
+    rounds: Rounds,
+    explained_ns: Mapping[str, float] | None = None,
+) -> Straggler:
+    """The late rank's phase, and whether it is slow in bare_one too.
+
+    `explained_ns`: by phase, what the rank takes longer for another reason.
+    """
     mine, others = records.arm("probe", ranks={late.ranks[0]}), records.arm("probe", ranks=typical)
     excess: dict[str, float] = {}
     for phase in PHASES[:-1]:  # `exposed` is left out: the others wait, not the late rank
         difference = mine[phase] - others[phase]
-        excess[phase] = float(np.nanmean(difference))
+        excess[phase] = float(np.nanmean(difference)) - (explained_ns or {}).get(phase, 0.0)
     phase = max(excess, key=lambda name: excess[name])
     return Straggler(
         rank=late.ranks[0],

@@ -10,6 +10,7 @@ from scaling.analysis.decompose.quantities import DEVICE_COLUMNS, DURATIONS, PHA
 from scaling.analysis.decompose.sent import Sent
 from scaling.analysis.decompose.served import channels
 from scaling.analysis.decompose.sharded import groups_of, has_units, read_sharded, turns
+from scaling.analysis.decompose.token_rows import read_tokens
 from scaling.analysis.network.curve import host_latency
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.spill import Frame, few_rounds, in_memory
@@ -71,6 +72,7 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         replay=_replay(buckets, n),
         gradients=() if shards else _messages(buckets, DDP_SOLO) or _of_wrapper(tables),
         replayed=_messages(buckets, REPLAY),
+        tokens=read_tokens(own, n) if n > 1 else None,
         devices=_devices(tables.blocks, trial),
     )
 

@@ -115,6 +115,10 @@ class Program:
         own[:, :, : None if first is None else first + 1] -= by[:, :, None]
         return dataclasses.replace(self, own=own)
 
+    def stretched(self, by: Floats) -> Program:
+        """Every rank's own times so many times as long, S x R."""
+        return dataclasses.replace(self, own=self.own * by[:, :, None])
+
     def free(self) -> Program:
         """The same if communication took no time."""
         return dataclasses.replace(self, transfer=np.zeros_like(self.transfer), lag=np.zeros_like(self.lag))

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
+from scaling.analysis.decompose import imbalance
 from scaling.analysis.decompose import own as own_loop
 from scaling.analysis.decompose.quantities import DURATIONS, TrialRecords
-from scaling.analysis.decompose.stragglers import late_ranks
 from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.network import curve
 from scaling.analysis.network.channel import is_fifo
@@ -55,7 +55,9 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
     spec, n = plan.spec, trial.world_size
     rounds = own_loop.independent(_values(tables, plan, records), records, plan)
     floor = Overhead(aa_floor=rounds.ratio(lambda m: m["plain.1"] / m["plain.0"])).floor
-    late = late_ranks(records, rounds, floor, [spec.topology.host_of(r) for r in range(n)])
+    of_tokens = imbalance.effect(records, rounds.extend(imbalance.quantities(records)))
+    hosts = [spec.topology.host_of(r) for r in range(n)]
+    late = imbalance.late_apart(records, rounds, of_tokens, floor, hosts)
     late_set = late.ranks if late else ()
     peers = [r for r in range(n) if r not in late_set]
     bare = records.arm(BARE_ONE, ranks=set(peers))  # a typical rank alone, as in the efficiency

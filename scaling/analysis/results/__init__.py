@@ -45,6 +45,7 @@ from scaling.analysis.results.point import (
     StepParts,
     Straggler,
     Throttled,
+    TokenBalance,
     Turns,
 )
 from scaling.analysis.results.prediction import (
@@ -139,6 +140,7 @@ __all__ = [
     "SweepRow",
     "Throttled",
     "Timeline",
+    "TokenBalance",
     "TrainingCase",
     "TrialStatus",
     "Turns",

@@ -42,6 +42,8 @@ class Loss:
     neighbours: Measured | None = None
     strategy_overhead: Measured | None = None
     straggler: Measured | None = None
+    imbalance: Measured | None = None
+    """Ranks that wait for those with more tokens in their step; None where tokens are not told, or have no effect."""
     link_latency: Measured | None = None
     link_bandwidth: Measured | None = None
     overlap: Measured | None = None
@@ -68,6 +70,24 @@ class Straggler:
     skew_ms: Measured
     host: int | None = None
     """Its host, if that has several ranks and all of them are late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBalance:
+    """How the tokens of an own loop's steps are spread over the ranks, and what that costs."""
+
+    per_step: Measured
+    """Of a rank and step, mean over the ranks."""
+    most_over_mean: Measured
+    """Of the rank that has most in its step over the mean rank's, mean over the steps: 1 where all have as many."""
+    rank: int | None
+    """The rank that has most over all steps; None where that is chance."""
+    rank_extra: Measured | None
+    """How many more it has in a step than the mean rank."""
+    per_token_us: Measured | None
+    """A rank's own time a token; None where the ranks' tokens do not vary enough from step to step to tell."""
+    saves_ms: Measured | None
+    """What a step would save if each rank had the mean of its tokens; None where they have no sure effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,8 +326,10 @@ class Point(KeyFigures):
     """Model FLOPs utilisation of the plain step; `hfu` counts what checkpointing runs again too. See RooflineResult."""
     hfu: Measured | None = None
     tokens_per_s: Measured | None = None
-    """Of all ranks; None where the model does not say how many tokens a sample has."""
+    """Of all ranks; None where neither the model tells the tokens of a sample, nor an own loop those of its steps."""
     straggler: Straggler | None = None
+    tokens: TokenBalance | None = None
+    """None where the loop does not tell its tokens (Probe.tokens)."""
     overhead: Overhead = field(default_factory=Overhead)
     comm: Comm | None = None
     memory: PeakMemory = field(default_factory=PeakMemory)

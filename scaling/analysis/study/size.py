@@ -59,7 +59,7 @@ def read_size(path: str, plan: Plan, analysis: Analysis, tables: Tables) -> Size
     records = read_trial(tables, plan, trial)
     if records.index.is_empty():
         return Size(path=path, plan=plan, analysis=analysis, launch_ns=(), shares={})
-    rounds, _, _ = arms(records, plan)
+    rounds = arms(records, plan).rounds
     steps, launch = rounds.values[PLAIN], rounds.launch
     there = np.isfinite(steps)
     means = tuple(float(steps[there & (launch == k)].mean()) for k in np.unique(launch[there]))

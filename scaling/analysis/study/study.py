@@ -201,7 +201,7 @@ def _loss(size: Size, base: Size, efficiency: Measured) -> Loss | None:
     own = size.point.loss
     known = {
         name: getattr(own, name)
-        for name in ("straggler", "link_latency", "link_bandwidth")
+        for name in ("straggler", "imbalance", "link_latency", "link_bandwidth")
         if own is not None and getattr(own, name) is not None
     }
     return Loss(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scaling.analysis.invariants import ABOVE_ONE
 from scaling.analysis.results import FabricLevel, Point
+from scaling.analysis.verdicts import imbalance
 from scaling.units import format_bytes
 
 UNEVEN = 0.02
@@ -52,6 +53,8 @@ def evidence_of(cause: str, point: Point, level: FabricLevel | None = None) -> t
         if late.host is not None:
             lines.append(f"all ranks of host {late.host} are late: look at what they share")
         lines += [line for rank, line in _throttled(point) if rank == late.rank]
+    if cause == "imbalance":
+        lines += imbalance.evidence(point)
     if cause == "neighbours" and arms.bare_all and arms.bare_one:
         lines.append(
             f"ranks that share a host slow each other: without DDP a step takes {arms.bare_all.value:.1f} ms while "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scaling.analysis.predict.change import Change
 from scaling.analysis.results import Point
-from scaling.analysis.verdicts import staged
+from scaling.analysis.verdicts import imbalance, staged
 from scaling.analysis.verdicts.by_measure import UNKNOWN, Host, Offer, fed, lighter_optimizer, own_cores
 from scaling.analysis.verdicts.sharded import sharded_link, sharded_overhead
 from scaling.spec.parallel import PIPELINED
@@ -42,6 +42,8 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
         return _lighter_ddp(spec)
     if cause == "straggler" and point.straggler is not None:
         return (_late_rank(point.straggler.rank, point.straggler.phase),)
+    if cause == "imbalance":
+        return imbalance.evened(point)
     if cause == "small_batch":
         batch = spec.global_batch * 2
         return (

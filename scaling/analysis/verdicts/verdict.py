@@ -9,6 +9,7 @@ from scaling.analysis.results import FabricLevel, Loss, Measured, NcclGroup, Poi
 from scaling.analysis.verdicts.across import tensor_across_hosts
 from scaling.analysis.verdicts.by_measure import UNKNOWN, Host
 from scaling.analysis.verdicts.evidence import evidence_of
+from scaling.analysis.verdicts.imbalance import or_fuller
 from scaling.analysis.verdicts.launch_bound import doubted, launch_bound
 from scaling.analysis.verdicts.offered import Gain, each_remedy_once, no_gain, remedies
 from scaling.spec.plan import Plan
@@ -31,6 +32,7 @@ _CAUSES = (
     "neighbours",
     "strategy_overhead",
     "straggler",
+    "imbalance",
     "link_latency",
     "link_bandwidth",
     "overlap",
@@ -128,7 +130,8 @@ def _causes_of(
     for cause, share in _shares(point.loss):
         if _stands_out(cause, share, point) and (cause != "straggler" or point.straggler):
             tried, nothing = remedies(cause, point, plan, gain, host)
-            found.append(named(cause, point, share, (*evidence_of(cause, point, level), *nothing), tried))
+            verdict = named(cause, point, share, (*evidence_of(cause, point, level), *nothing), tried)
+            found.append(or_fuller(verdict, point) if cause == "straggler" else verdict)
     if found:
         return tuple(found)
     if point.efficiency is not None and point.efficiency.surely_above(SCALES_WELL):

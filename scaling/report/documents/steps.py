@@ -28,7 +28,12 @@ def efficiency(points: Sequence[Point]) -> Iterator[Section]:
     late = [
         f"{text.ranks(p.world_size)}: {findings.straggler_line(p.straggler)}" for p in points if p.straggler
     ]
-    yield Section(title=EFFICIENCY, blocks=(*figures[:1], *others, lines(*late)), on=PAGE)
+    told = [
+        f"{text.ranks(p.world_size)}, tokens: {findings.tokens_line(p.tokens, p.step_ms)}"
+        for p in points
+        if p.tokens
+    ]
+    yield Section(title=EFFICIENCY, blocks=(*figures[:1], *others, lines(*late, *told)), on=PAGE)
     for point in fallen[:1]:
         if point.loss is not None and point.world_size > 1:
             bars = waterfall_bars(point.loss, point.efficiency)
@@ -55,6 +60,8 @@ def points(analysis: Analysis, plan: Plan) -> Iterator[Section]:
 def _facts(point: Point, rate_source: str, analysis: Analysis) -> Iterator[Line]:
     if point.straggler is not None:
         yield Line(name="straggler", text=findings.straggler_line(point.straggler), tone="alarm")
+    if point.tokens is not None:
+        yield Line(name="tokens", text=findings.tokens_line(point.tokens, point.step_ms))
     if point.pipeline is not None:
         yield Line(name="pipeline", text=findings.turns_line(point.pipeline))
     if point.loader is not None:

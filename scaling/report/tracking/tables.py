@@ -62,6 +62,7 @@ def numbers(point: Point | None) -> Json:
         | named("parts_{}_ms", point.parts_ms)
         | named("loss_{}", point.loss)
         | named("straggler_{}", point.straggler)
+        | named("tokens_{}", point.tokens)
         | named("{}", point.overhead)
         | named("{}", point.comm)
         | named("{}", point.memory)

@@ -173,6 +173,15 @@ class Probe:
         """Put this around one training step, from the forward to the optimizer, or around each micro-step."""
         return self._step if self._on else self._nothing
 
+    def tokens(self, count: int) -> None:
+        """Say inside `step()` how many tokens (or samples) this rank's step has, at once or micro-batch by micro-batch.
+
+        Where ranks have unequal batches, the report then tells their lateness from that of a slow rank. A number on the
+        host is expected, so that nothing waits for a device.
+        """
+        if self._on:
+            self._steps.tokens(count)
+
     def baseline(self, step: Step, *, rounds: int = 5, steps: int = 4, restore: Sequence[Any] = ()) -> None:
         """Measure what a loop does not show: one rank alone, no DDP, DDP over one rank, messages without training.
 
@@ -197,6 +206,7 @@ class Probe:
         with self._guard():
             self._track.begin(paused=True)
             self.phases.inside = False
+            self._steps.aside = True
             try:
                 self._measure(step, rounds, steps, restore)
             except SharedStepError as error:  # on every rank
@@ -204,6 +214,8 @@ class Probe:
             except (Aborted, TimeoutError) as error:  # another rank failed; this one goes on recording
                 self._abort(error)
                 self._say(f"baseline() was not measured: {why_not(error)}; the training goes on")
+            finally:
+                self._steps.aside = False
         self.phases.elsewhere += 1
 
     def _measure(self, step: Step, rounds: int, steps: int, restore: Sequence[Any]) -> None:

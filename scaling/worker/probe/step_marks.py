@@ -13,6 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
+from scaling.records.format import NO_TOKENS
 from scaling.worker.probe.followed import Followed
 
 FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END, BUFFERS_END = range(7)
@@ -34,6 +35,8 @@ class StepMarks:
         """Host time at which the last forward ended. DDP's ready times count from there."""
         self.forwards = self.samples = 0
         """In this step: calls of forward with gradients, and the first dimensions of their first tensors, summed."""
+        self.tokens = NO_TOKENS
+        """What the loop told of this step's tokens, summed over its micro-steps."""
         self.synced = self.stepped = False
         """Whether this step reduces gradients, and whether an optimizer stepped in it."""
         self.elsewhere = self.astray = 0
@@ -57,8 +60,13 @@ class StepMarks:
         """Begin a new step."""
         self.marks, self._marking = [], marking
         self.forwards = self.samples = self.elsewhere = 0
+        self.tokens = NO_TOKENS
         self.synced = self.stepped = False
         self.inside = True
+
+    def add_tokens(self, count: int) -> None:
+        """So many tokens more in this step."""
+        self.tokens = max(self.tokens, 0) + count
 
     @property
     def unfinished(self) -> bool:

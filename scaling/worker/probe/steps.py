@@ -13,6 +13,7 @@ from scaling.worker.probe.gaps import Gaps
 from scaling.worker.probe.live import Live
 from scaling.worker.probe.loop_file import LoopFile
 from scaling.worker.probe.step_marks import StepMarks
+from scaling.worker.probe.tokens import as_count
 from scaling.worker.probe.track import Track
 
 ASTRAY = 8
@@ -37,6 +38,8 @@ class Steps:
         self._say, self._guard = say, guard
         self._depth, self._left_ns = 0, 0
         self._gaps = Gaps()
+        self.aside = False
+        """Whether the loop's step is run for a baseline now, whose tokens nobody asks for."""
         track.between = self._between
 
     @property
@@ -75,6 +78,18 @@ class Steps:
             with self._guard():
                 self._track.end(failed=failed)
         self._left_ns = now_ns()
+
+    def tokens(self, given: Any) -> None:
+        """So many tokens more in the step that runs; what is no such number is said once and left out."""
+        if self.aside:
+            return
+        if not self.inside:
+            self._say("tokens() is called inside step(); what is told outside of it is left out")
+            return
+        try:
+            self._phases.add_tokens(as_count(given))
+        except ValueError as error:
+            self._say(f"tokens() is left out: {error}")
 
     def _paused(self) -> bool:
         """Whether the loop did something else since the last step: another forward, or a far longer gap than usual."""

@@ -37,6 +37,8 @@ class _Row:
     end: int
     marks: Marks
     taken: Taken
+    tokens: int
+    """How many this rank's step had; NO_TOKENS where the loop told none."""
 
 
 @dataclass(slots=True)
@@ -118,7 +120,7 @@ class Track:
         else:
             self._since = self._clock.stamp()
             taken = self._take(self._phases.forward_end_ns)
-            block.rows.append(_Row(self._begin, self._since, self._phases.marks, taken))
+            block.rows.append(_Row(self._begin, self._since, self._phases.marks, taken, self._phases.tokens))
             block.micro_steps = max(block.micro_steps, self._phases.forwards)
         over = self._close() if block is not None and len(block.rows) == block.planned.steps else None
         if (self.steps in self._planned) or slot_of(self.steps) != slot_of(self.steps - 1):
@@ -222,7 +224,7 @@ class Track:
             if step is None:
                 self.blind += 1
                 return None
-            steps.append(step)
+            steps.append(step._replace(tokens=row.tokens))
             if planned.detailed:
                 done = [resolve_collective(self._clock, one) for one in row.taken.collectives or ()]
                 known = [one._replace(done_ns=_done(one, step)) for one in done]

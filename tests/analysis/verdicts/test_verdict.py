@@ -18,6 +18,7 @@ from scaling.analysis.results import (
     Point,
     StepParts,
     Straggler,
+    TokenBalance,
 )
 from scaling.analysis.verdicts.by_measure import Host
 from scaling.analysis.verdicts.verdict import verdicts
@@ -26,6 +27,16 @@ from scaling.spec.plan import make_plan
 
 def about(value, half=0.005):
     return Measured(value, value - half, value + half, 8)
+
+
+UNEVEN = TokenBalance(
+    per_step=about(850.0),
+    most_over_mean=about(1.25),
+    rank=2,
+    rank_extra=about(90.0, 20.0),
+    per_token_us=about(20.0, 0.4),
+    saves_ms=about(12.0, 1.0),
+)
 
 
 SWEEP = FabricLevel(
@@ -199,6 +210,36 @@ def test_evidence_has_numbers_and_units(plan):
     assert "8.0 ms" in said["host"]
 
 
+def test_unequal_tokens_are_named_with_what_evening_them_out_would_gain(plan):
+    (found,) = verdicts(point({"imbalance": 0.2}, tokens=UNEVEN), plan)
+    assert (found.cause, found.confidence) == ("imbalance", "high")
+    assert found.evidence[0].startswith(
+        "the ranks' lateness follows their tokens: 20 us a token; balancing them would save 12.0 ±1.0 of "
+    )
+    assert found.evidence[2] == "rank 2 has most over all steps, 90 more than the mean rank"
+    bucketed, filled = found.try_
+    assert (bucketed.overrides, filled.overrides) == ("", "")
+    assert bucketed.predicted_gain.value == pytest.approx(1 / 0.8)
+
+
+@pytest.mark.parametrize(
+    ("per_token", "rank", "confidence"),
+    [
+        (None, 2, "low"),  # it always has as many more
+        (about(100.0, 300.0), 2, "low"),  # 90 tokens may take 36 ms
+        (about(0.0, 50.0), 2, "high"),  # or 4.5 ms at most
+        (about(20.0, 1.0), 2, "high"),  # the straggler is what these leave
+        (None, 1, "high"),  # another rank has more
+    ],
+)
+def test_a_late_rank_that_may_only_have_more_to_do_is_undecided(plan, per_token, rank, confidence):
+    late = Straggler(rank=2, phase="forward", by_itself=None, cost_ms=about(30.0), skew_ms=about(28.0))
+    tokens = replace(UNEVEN, per_token_us=per_token, rank=rank)
+    (found,) = verdicts(point({"straggler": 0.3}, straggler=late, tokens=tokens), plan)
+    assert (found.cause, found.confidence) == ("straggler", confidence)
+    assert ("undecided whether it is slow" in found.evidence[-1]) == (confidence == "low")
+
+
 def test_every_cause_has_evidence_of_its_own(plan):
     late = Straggler(rank=2, phase="input", by_itself=False, cost_ms=about(30.0), skew_ms=about(28.0))
     clocks = DeviceClocks(alone_mhz=about(1900.0), together_mhz=about(1700.0))
@@ -206,6 +247,7 @@ def test_every_cause_has_evidence_of_its_own(plan):
         {field.name: 0.05 for field in fields(Loss) if field.name != "unexplained"},
         comm=reduced(1),
         straggler=late,
+        tokens=UNEVEN,
         clocks=clocks,
         arms_ms=ArmTimes(bare_one=about(50.0), bare_all=about(60.0), ddp_solo=about(65.0)),
         parts_ms=StepParts(exposed_transfer=about(20.0), input=about(7.0), host=about(8.0)),

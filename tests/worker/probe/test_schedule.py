@@ -82,6 +82,7 @@ def test_the_parts_of_a_step():
         "buffer_end_ns": 0,
         "forward_wait_ns": 0,
         "backward_wait_ns": 0,
+        "tokens": -1,
     }
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scaling.records.format import SCHEMA, SLOTS_WHOLE, CollectiveRow, HeadRecord, generation
+from scaling.records.format import NO_TOKENS, SCHEMA, SLOTS_WHOLE, CollectiveRow, HeadRecord, generation
 from scaling.worker.accelerator.clock import HostClock, now_ns
 from scaling.worker.measure.recorder import Recorder
 from scaling.worker.parallel.strategy import Taken
@@ -27,6 +27,7 @@ class Phases:
 
     def __init__(self):
         self.forwards, self.marks, self.forward_end_ns = 1, [], 0
+        self.tokens = NO_TOKENS
 
     def begin(self, *, marking):
         begin = now_ns()

@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
+from scaling.records.format import NO_TOKENS
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 from scaling.records.tables import collect
@@ -72,7 +73,7 @@ class Loop:
         self.blocks = {}
         self.entered: list[int] = []
         self.left: list[int] = []
-        phases = SimpleNamespace(forwards=1, marks=[], forward_end_ns=0, begin=self.mark)
+        phases = SimpleNamespace(forwards=1, marks=[], tokens=NO_TOKENS, forward_end_ns=0, begin=self.mark)
         self.phases = phases
         self.track = Track(phases, lambda _detailed: None, SimpleNamespace(clock=self.clock), self.sink)
         self.slots: list[int] = []

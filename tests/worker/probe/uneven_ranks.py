@@ -1,0 +1,82 @@
+"""`uneven_ranks.py RANK STORE FOLDER`: a training on two Gloo ranks whose steps take 20 us a token, told as JSON.
+
+A busy machine stretches sleeps and keeps a rank waiting for a core, so the loop itself notes how long each step really
+took outside of backward, where ranks wait for each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling import Probe
+
+STEPS = {"told": 165, "untold": 45}
+"""Sixteen rounds, or four, behind the warm-up."""
+TOKEN_S = 20e-6
+LEAST, MOST = (300, 700), (2300, 2700)
+"""Tokens of a step, by rank."""
+
+
+class Reader(torch.nn.Module):
+    """Takes so long a token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+
+    def forward(self, inputs: torch.Tensor, tokens: int) -> torch.Tensor:
+        time.sleep(tokens * TOKEN_S)
+        return self.layer(inputs)
+
+
+def train(rank: int, folder: Path, steps: int, *, tell: bool) -> dict[str, Any]:
+    ddp = DistributedDataParallel(Reader())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(rank)
+    told = torch.randint(LEAST[rank], MOST[rank], (steps,), generator=generator).tolist()
+    took_s, said = [], io.StringIO()
+    with contextlib.redirect_stderr(said), Probe(ddp, run_dir=folder) as probe:
+        if not tell:
+            probe.tokens(300)
+        end = time.perf_counter()
+        for tokens in told:
+            begin = end
+            with probe.step():
+                if tell:  # as micro-batches would
+                    probe.tokens(tokens // 3)
+                    probe.tokens(tokens - tokens // 3)
+                loss = ddp(torch.ones(8, 64), tokens).square().mean()
+                before = time.perf_counter()
+                loss.backward()
+                behind = time.perf_counter()
+                optimizer.step()
+                optimizer.zero_grad()
+            end = time.perf_counter()
+            took_s.append(end - begin - (behind - before))
+    return {"tokens": told, "took_s": took_s, "said": said.getvalue().splitlines()[:-1]}
+
+
+def main(rank: int, store: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+    )
+    result = {name: train(rank, folder / name, STEPS[name], tell=name == "told") for name in STEPS}
+    dist.barrier()
+    dist.destroy_process_group()
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
