@@ -16,8 +16,9 @@ from scaling.records import processes as of_processes
 from scaling.records.processes import Processes
 
 CALLER = """
-import sys, time
+import signal, sys, time
 from scaling.records.processes import Processes
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 with Processes(2) as processes:
     list(processes.each(abs, [(1,), (2,)]))
     print(*processes.pids, flush=True)
