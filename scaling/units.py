@@ -84,6 +84,11 @@ def spans(values: Iterable[int]) -> list[str]:
     return [str(first) if first == last else f"{first}-{last}" for first, last in found]
 
 
+def two_digits(number: float) -> str:
+    """Two significant digits, more where the number is larger; no exponent from 10 on."""
+    return f"{number:.0f}" if number >= 10 else f"{number:.2g}"
+
+
 def format_bytes(count: float) -> str:
     """1536 -> `1.5 KiB`."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

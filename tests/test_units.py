@@ -15,6 +15,7 @@ from scaling.units import (
     parse_rate_bit_s,
     parse_time_limit_s,
     spans,
+    two_digits,
 )
 
 
@@ -123,3 +124,11 @@ def test_what_is_no_time_limit_is_refused(text):
 )
 def test_ranks_are_written_as_ranges(values, text):
     assert spans(values) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0.0, "0"), (0.523, "0.52"), (4.83, "4.8"), (12.4, "12"), (99.7, "100"), (476.3, "476")],
+)
+def test_two_digits_need_no_exponent(number, text):
+    assert two_digits(number) == text

@@ -12,7 +12,7 @@ from scaling.analysis.results import NcclLog, PeakMemory, Point, Quality, RunInf
 from scaling.analysis.results.measured import LAUNCHES_MIN
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
-from scaling.units import format_duration
+from scaling.units import format_duration, two_digits
 
 TARGETS = (5.0, 2.0, 1.0, 0.5)
 """Half-widths of the efficiency that are worth aiming at, percentage points."""
@@ -102,7 +102,7 @@ def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
     many = tables.blocks["launch"].n_unique()
     # From LAUNCHES_MIN launches on, the launches are resampled, and more rounds would not help.
     unit = "launches" if many >= LAUNCHES_MIN and units <= many else "rounds"
-    text = f"efficiency at {known[-1].world_size} ranks is known to ±{half:.2g} points from {units} {unit}"
+    text = f"efficiency at {known[-1].world_size} ranks is known to ±{two_digits(half)} points from {units} {unit}"
     target = next((width for width in TARGETS if width < half / 1.2), None)
     if target is None:
         return (text,)

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -202,8 +202,12 @@ def _one_line(error: Exception) -> str:
         return f"{group}={name}: no such {group}; available: {', '.join(error.options)}"
     text = str(error).strip()
     cause: BaseException | None = error.__cause__
+    beside: Sequence[str] = ()
+    """Keys of the group that a key is missing in."""
     while cause is not None:
         if isinstance(cause, OmegaConfBaseException):
+            if isinstance(cause.parent_node, DictConfig):
+                beside = [str(name) for name in cause.parent_node]
             text = str(cause).strip() if len(str(cause)) > 5 else text
         cause = cause.__cause__
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -217,12 +221,14 @@ def _one_line(error: Exception) -> str:
         return f"{key}: a value is expected, such as {key}={EXAMPLES.get(key, '...')}"
     message = message.removesuffix(".").replace("To append to your config use", "To add a new key use")
     if "is not in struct" in message or "not in '" in message:
-        return _unknown_key(message, key)
+        return _unknown_key(message, key, beside)
     return f"{key}: {message}" if key and key not in message else message
 
 
-def _unknown_key(message: str, key: str) -> str:
-    known = sorted(_keys(OmegaConf.structured(Config)))
+def _unknown_key(message: str, key: str, beside: Sequence[str]) -> str:
+    group, dot, _ = key.rpartition(".")
+    # A model's own keys are in no schema, only beside the one that is missing.
+    known = sorted({*_keys(OmegaConf.structured(Config)), *(f"{group}{dot}{name}" for name in beside)})
     near = difflib.get_close_matches(key or message, known, n=3)
     hint = f"did you mean {', '.join(near)}?" if near else "see `scaling run --help` for the keys there are"
     return f"{key or message}: no such key; {hint}"

@@ -16,6 +16,7 @@ CASES = [
     (["run", "topology=hgx"], "available: dgx1_v100, dgx_a100, emulated_nvlink"),
     (["run", "topologi=local"], "topology"),
     (["run", "measure.step=3"], "measure.steps"),
+    (["run", "model=highmem_cnn", "model.hiden=3"], "did you mean model.hidden"),
     (["run", "measure.collectives=[]"], "such as [all_reduce]"),
     (["run", "measure.fabric_max=512B"], "measure.fabric_max=512B: at least 1 KiB is expected"),
     (["run", "measure.warmup_max=3"], "measure.warmup_max=3: at least 4 is expected"),

@@ -37,6 +37,11 @@ class AlphaBeta:
     alpha_ns: Floats
     beta_ns: Floats
 
+    @property
+    def busbw_gbit_s(self) -> Floats:
+        """What large messages approach; infinite where their times do not grow with their bytes."""
+        return np.divide(8, self.beta_ns, out=np.full_like(self.beta_ns, np.inf), where=self.beta_ns > 0)
+
     def time_ns(self, size: Floats | float) -> Floats:
         """T(m) of an all-reduce."""
         n = self.world_size
@@ -156,7 +161,7 @@ def level(
         name="network" if across else "host",
         world_size=world_size,
         alpha_us=alpha and alpha.widened(clock_bound_ns / 1e3 / (2 * (world_size - 1))).not_below(0.0),
-        busbw_gbit_s=rounds.ratio(lambda m: 8 / fit(m, sizes, world_size).beta_ns) if fitted else None,
+        busbw_gbit_s=rounds.ratio(lambda m: fit(m, sizes, world_size).busbw_gbit_s) if fitted else None,
         nominal_gbit_s=None if nominal is None else nominal / 1e9,
         curve=tuple(
             _curve_point(collective, size, found, world_size, clock_bound_ns)

@@ -111,8 +111,8 @@ def warnings(blocks: pl.DataFrame, plan: Plan, stolen: Sequence[Stolen] = ()) ->
         )
     elif plan.own_loop and (share := _share_waited(blocks)) > CONTENDED:
         said.append(
-            f"the ranks waited for a core {share:.0%} of the time, and their own threads may be why: there are more of "
-            "them than cores (torch.set_num_threads, OMP_NUM_THREADS)"
+            f"the ranks waited for a core {share:.0%} of the time, and their own threads may be why, if there are more "
+            "of them than cores (torch.set_num_threads, OMP_NUM_THREADS)"
         )
     return tuple(said)
 

@@ -61,8 +61,10 @@ def evidence_of(cause: str, point: Point, level: FabricLevel | None = None) -> t
             f"the other ranks run, and {arms.bare_one.value:.1f} ms alone"
         )
     if cause == "strategy_overhead" and arms.ddp_solo and arms.bare_all:
+        wrapper = "DDP" if point.parallel is None else point.parallel.strategy.partition("_")[0].upper()
         lines.append(
-            f"DDP over one rank takes {arms.ddp_solo.value:.1f} ms a step, the bare module {arms.bare_all.value:.1f} ms"
+            f"{wrapper} over one rank takes {arms.ddp_solo.value:.1f} ms a step, "
+            f"the bare module {arms.bare_all.value:.1f} ms"
         )
     if cause == "overlap":
         longer = _of_step("overlap", point)

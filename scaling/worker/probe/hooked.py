@@ -33,6 +33,12 @@ _SHARDING: list[Any] = [fsdp, fsdp._fully_shard, torch.distributed._composable.f
 """Where scripts find fully_shard."""
 
 
+class _Found(Probe):
+    """The Probe of a script that has no line of one, and so no `step()` that could be left out."""
+
+    _never_entered = "the training ended before a step could be recorded; train for more steps (60 or more)"
+
+
 class Hooked:
     """Finds the model and its steps, and puts a Probe around them."""
 
@@ -127,7 +133,7 @@ class Hooked:
             return
         if self._probe is None:
             # The probe's own hooks act from the next forward on.
-            self._probe = Probe(module).open()
+            self._probe = _Found(module).open()
             self._models[self._chosen].remove()
             self._models[self._chosen] = module.register_forward_pre_hook(self._before_forward, prepend=True)
             self._last()

@@ -61,6 +61,8 @@ class Probe:
     turns the probe off.
     """
 
+    _never_entered = "step() was never entered: put `with probe.step():` around each training step"
+
     def __init__(
         self,
         model: Any,
@@ -156,7 +158,7 @@ class Probe:
         if not self._on:
             return
         if not self._steps.inside and self._track.steps == 0:
-            self._say("step() was never entered: put `with probe.step():` around each training step")
+            self._say(self._never_entered)
         with self._guard():
             fine = error is None and getattr(sys, "last_value", None) is None
             if fine or self._device.torch_device.type == "cpu":

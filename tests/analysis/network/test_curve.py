@@ -89,6 +89,14 @@ def test_alpha_is_never_negative():
     assert fitted(times, 2).alpha_ns[0] == 0
 
 
+def test_times_that_do_not_grow_with_their_bytes_tell_no_bandwidth(curve_of):
+    found, _ = curve_of(4, times=dict.fromkeys(SWEEP, 40e3))
+    assert found.busbw_gbit_s is None
+    assert fitted(dict.fromkeys(SWEEP, 40e3), 2).busbw_gbit_s[0] > 1e3
+    shrinking = {size: 40e3 - k for k, size in enumerate(SWEEP)}
+    assert fitted(shrinking, 2).busbw_gbit_s[0] == np.inf
+
+
 def test_bus_factor_is_that_of_nccl_tests():
     assert (bus_factor(2), bus_factor(4), bus_factor(8)) == (1.0, 1.5, 1.75)
 

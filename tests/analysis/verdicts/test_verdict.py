@@ -10,6 +10,7 @@ from scaling.analysis.results import (
     ArmTimes,
     Bucket,
     Comm,
+    Degrees,
     DeviceClocks,
     FabricLevel,
     Loss,
@@ -21,6 +22,7 @@ from scaling.analysis.results import (
     TokenBalance,
 )
 from scaling.analysis.verdicts.by_measure import Host
+from scaling.analysis.verdicts.evidence import evidence_of
 from scaling.analysis.verdicts.verdict import verdicts
 from scaling.spec.plan import make_plan
 
@@ -204,10 +206,14 @@ def test_evidence_has_numbers_and_units(plan):
     assert "20.0 of 100.0 ms" in said["link_bandwidth"]
     assert "9 MiB a step at 0.185 Gbit/s, 97% of what the link can carry" in said["link_bandwidth"]
     assert "60.0 ms while the other ranks run, and 50.0 ms alone" in said["neighbours"]
-    assert "65.0 ms" in said["strategy_overhead"]
+    assert "DDP over one rank takes 65.0 ms" in said["strategy_overhead"]
     assert "50.0 ms" in said["small_batch"]
     assert "7.0 ms" in said["input"]
     assert "8.0 ms" in said["host"]
+    sharded = replace(full, parallel=Degrees(strategy="fsdp_tp", shard=2))
+    assert any(
+        "FSDP over one rank takes 65.0 ms" in line for line in evidence_of("strategy_overhead", sharded)
+    )
 
 
 def test_unequal_tokens_are_named_with_what_evening_them_out_would_gain(plan):

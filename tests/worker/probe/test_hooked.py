@@ -80,6 +80,20 @@ def test_a_compiled_wrapper_is_followed_and_one_that_is_compiled_in_place_trains
         assert derive(folder)[0].analysis.points[0].parts_ms.forward.value > 0
 
 
+def test_a_training_of_a_few_steps_is_told_that_it_is_too_short(folder, capsys):
+    hooked = Hooked()
+    with hooked.installed():
+        ddp = DistributedDataParallel(torch.nn.Linear(8, 16))
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+        for _ in range(3):
+            ddp(torch.ones(3, 8)).sum().backward()
+            optimizer.step()
+        hooked.close(None)
+    said = capsys.readouterr().err
+    assert "train for more steps" in said
+    assert "probe.step()" not in said  # the script has no line of a Probe
+
+
 def test_without_a_model_it_says_so_and_leaves_nothing(folder, capsys):
     hooked = Hooked()
     with hooked.installed():
