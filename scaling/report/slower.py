@@ -23,8 +23,8 @@ def slower_lines(rows: Sequence[Row]) -> Iterator[str]:
             continue
         said = f"{n} ranks are slower than 1"
         if len(here) == len(found) > 1:
-            least, most = (f(found, key=lambda one: one[1].value)[1] for f in (min, max))
-            yield f"{said} in every row: {value_of(least)} to {value_of(most)} times its samples a second"
+            ends = [value_of(f(found, key=lambda one: one[1].value)[1]) for f in (min, max)]
+            yield f"{said} in every row: {' to '.join(dict.fromkeys(ends))} times its samples a second"
         elif len(found) == 1:
             name, speedup = found[0]
             yield f"{said}{f' with {name}' if name else ''}: {quantity(speedup)} times its samples a second"

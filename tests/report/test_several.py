@@ -82,6 +82,8 @@ def test_every_row_slower_than_one_rank_is_one_sentence(sample):
     assert answer(swept(*rows)).endswith(
         "2 ranks are slower than 1 in every row: 0.44 to 0.72 times its samples a second."
     )
+    alike = [row(sample, b, n, 100 * b, None if n == 1 else 0.5) for b in (4, 16) for n in (1, 2)]
+    assert answer(swept(*alike)).endswith("in every row: 0.50 times its samples a second.")
 
 
 def test_rows_that_cannot_be_told_from_the_best_are_named(batches):
