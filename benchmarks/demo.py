@@ -103,8 +103,8 @@ def tour_lines(demo: Demo) -> str:
 
 
 def _lead(report: str) -> str:
-    """The answer, why, how sure and what to try: all above the first line of conditions."""
-    return re.split(r"^#", report, flags=re.MULTILINE)[0]
+    """The answer, why, how sure and what to try: all above the first line of conditions, but for where the page is."""
+    return re.sub(r"^page .*\n", "", re.split(r"^#", report, flags=re.MULTILINE)[0], flags=re.MULTILINE)
 
 
 def _comparison(demo: Demo) -> str:
