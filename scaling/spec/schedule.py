@@ -217,3 +217,8 @@ def bare_ranks(world_sizes: Sequence[int], number: int, most: int = BARE_RANKS_A
         for ranks, count in zip(stretches, turns, strict=True)
         for i in range(count)
     )
+
+
+def nobody_alone(mode: str) -> str:
+    """What no rank ran."""
+    return f"no rank ran the whole {'batch' if mode == 'strong' else 'model'} alone"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.statistics.rounds import Floats, Means
 from scaling.spec.plan import Plan
-from scaling.spec.schedule import BARE_ONE
+from scaling.spec.schedule import BARE_ONE, nobody_alone
 
 BASE = "base"
 """Time that all devices of the base take for a step together, ns: of a rank and its own batch in weak scaling."""
@@ -50,8 +50,3 @@ def no_single_rank(size: int, mode: str) -> tuple[str, ...]:
         f"{nobody_alone(mode)}, so efficiency and speedup are relative to {size} ranks, the smallest world size that "
         f"was measured: what {size} ranks lose against one is hidden, and the loss is not split by cause",
     )
-
-
-def nobody_alone(mode: str) -> str:
-    """What no rank ran."""
-    return f"no rank ran the whole {'batch' if mode == 'strong' else 'model'} alone"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scaling.analysis.network.curve import bus_factor
+from scaling.analysis.network.bus import bus_factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

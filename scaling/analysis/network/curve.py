@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from scaling.analysis.network import cliffs
+from scaling.analysis.network.bus import bus_factor
 from scaling.analysis.results import CurvePoint, FabricLevel, Measured
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds, UnknownQuantityError
 from scaling.records.spill import Frame, in_memory
@@ -47,19 +48,6 @@ class AlphaBeta:
         n = self.world_size
         result: Floats = 2 * (n - 1) * (self.alpha_ns + size * self.beta_ns / n)
         return result
-
-
-def bus_factor(world_size: int, collective: str = "all_reduce") -> float:
-    """busbw / algbw of a collective (nccl-tests, doc/PERFORMANCE.md)."""
-    n = world_size
-    return {
-        "all_reduce": 2 * (n - 1) / n,
-        "all_gather": (n - 1) / n,
-        "reduce_scatter": (n - 1) / n,
-        "broadcast": 1.0,
-        "send": 1.0,
-        "recv": 1.0,
-    }[collective]
 
 
 def sweep_times(fabric: Frame, world_size: int, collective: str = "all_reduce") -> pl.DataFrame:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling.analysis.network.curve import bus_factor
+from scaling.analysis.network.bus import bus_factor
 from scaling.analysis.network.placed import Placed, groups_along, place
 from scaling.analysis.network.ring import NoPathError
 from scaling.analysis.predict.fabrics import carries

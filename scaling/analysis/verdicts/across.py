@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import reduce
 from operator import add
 
-from scaling.analysis.network.curve import bus_factor
+from scaling.analysis.network.bus import bus_factor
 from scaling.analysis.results import Collective, FabricLevel, Measured, Point, Remedy, Verdict
 from scaling.analysis.verdicts.by_measure import saved
 from scaling.analysis.verdicts.sharded import TENSOR

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scaling.analysis.decompose.efficiency import nobody_alone
 from scaling.analysis.results import FabricLevel, Loss, Measured, NcclGroup, Point, Remedy, Verdict
 from scaling.analysis.verdicts.across import tensor_across_hosts
 from scaling.analysis.verdicts.by_measure import UNKNOWN, Host
@@ -13,6 +12,7 @@ from scaling.analysis.verdicts.imbalance import or_fuller
 from scaling.analysis.verdicts.launch_bound import doubted, launch_bound
 from scaling.analysis.verdicts.offered import Gain, each_remedy_once, no_gain, remedies
 from scaling.spec.plan import Plan
+from scaling.spec.schedule import nobody_alone
 
 NOTABLE = 0.03
 """A cause that costs a smaller share of the step gets no verdict."""

@@ -10,7 +10,6 @@ import pytest
 
 from scaling.analysis.network.curve import (
     AlphaBeta,
-    bus_factor,
     fit,
     host_latency,
     level,
@@ -95,10 +94,6 @@ def test_times_that_do_not_grow_with_their_bytes_tell_no_bandwidth(curve_of):
     assert fitted(dict.fromkeys(SWEEP, 40e3), 2).busbw_gbit_s[0] > 1e3
     shrinking = {size: 40e3 - k for k, size in enumerate(SWEEP)}
     assert fitted(shrinking, 2).busbw_gbit_s[0] == np.inf
-
-
-def test_bus_factor_is_that_of_nccl_tests():
-    assert (bus_factor(2), bus_factor(4), bus_factor(8)) == (1.0, 1.5, 1.75)
 
 
 # Sweep
@@ -214,14 +209,6 @@ def test_a_nominal_link_is_known_between_hosts_only(curve_of):
     assert (network.name, network.nominal_gbit_s) == ("network", link.nominal_bit_s / 1e9)
     host, _ = curve_of(4, ranks_per_host=4)
     assert (host.name, host.nominal_gbit_s) == ("host", None)
-
-
-@pytest.mark.parametrize(
-    ("collective", "factor"),
-    [("all_reduce", 1.5), ("all_gather", 0.75), ("reduce_scatter", 0.75), ("broadcast", 1.0)],
-)
-def test_every_collective_has_its_own_bus_factor(collective, factor):
-    assert bus_factor(4, collective) == factor
 
 
 def test_other_collectives_stand_beside_and_do_not_enter_the_fit(cluster):
