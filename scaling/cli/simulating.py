@@ -150,7 +150,7 @@ def _outcome(asked: Asked, parallel: Parallel, machine: Machine, known: _Known) 
     results = SimulationResults(
         simulated=True,
         model=spec.model.name,
-        parameters=max((0 if last is None else last.parameters), 0),
+        parameters=max(found.parameters for found in answers),
         precision=spec.precision,
         topology=topology.name,
         accelerator=inputs.chip.name,

@@ -99,7 +99,7 @@ def together(rank, world, mesh, **more):
     """The same program on a rank whose peers are there."""
     given = asked(mesh, world, rank, **more)
     alone.equip(given)
-    return program.Program(given).run()
+    return program.Program(given, program.workload_of(given.spec)).run()
 
 
 def by_itself(rank, _ranks, mesh, world, **more):
@@ -192,7 +192,7 @@ def uneasy(rank, world, mesh, noise, steps, seed):
     given = asked(mesh, world, rank)
     alone.equip(given)
     configure(noise=noise, noise_seed=seed + rank)
-    return mean_step_ns(program.Program(given), steps)
+    return mean_step_ns(program.Program(given, program.workload_of(given.spec)), steps)
 
 
 def waiting(_rank, _ranks, mesh, world, spread, steps):
@@ -200,7 +200,7 @@ def waiting(_rank, _ranks, mesh, world, spread, steps):
     physics = Physics(name="spread", links=LINKS, spread=spread * latest(world))
     given = asked(mesh, world, physics=(physics,))
     alone.begin(given)
-    return mean_step_ns(program.Program(given), steps)
+    return mean_step_ns(program.Program(given, program.workload_of(given.spec)), steps)
 
 
 def mean_step_ns(made, steps):

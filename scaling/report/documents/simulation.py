@@ -62,11 +62,9 @@ def backtest(tests: Sequence[SimulatedBacktest], missing: str | None) -> Section
 
 def _conditions(found: SimulationResults) -> Lines:
     source = "none: the data sheet's rates" if found.run is None else found.run
+    size = f"{found.parameters / 1e9:.3g} B parameters, " if found.parameters else ""
     return named(
-        (
-            "model",
-            f"{found.model}, {found.parameters / 1e9:.3g} B parameters, {found.precision}, {found.mode} scaling",
-        ),
+        ("model", f"{found.model}, {size}{found.precision}, {found.mode} scaling"),
         ("machine", f"{found.topology}, {found.accelerator}: SIMULATED, nothing was measured on it"),
         ("run", source),
         look="conditions",

@@ -37,18 +37,30 @@ TIMELINE_MAX = 100_000
 def simulate(asked: Simulation) -> Simulated:
     """Simulate a step for each physics. Never raises for what the program itself does: `failed` says it."""
     alone.begin(asked)
+    parameters = 0
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = Program(asked).run()
+            workload = workload_of(asked.spec)
+            parameters = sum(p.numel() for p in workload.module.parameters())
+            found = dataclasses.replace(Program(asked, workload).run(), parameters=parameters)
     except Exception as error:  # noqa: BLE001  # a user's program may raise anything
         text = str(error).strip().split("\n")[0]
         said = text if isinstance(error, InputError) else f"{type(error).__name__}: {text}"
         return Simulated(
-            failed=said, out_of_memory=is_out_of_memory(error), host_peak_bytes=_host_peak_bytes()
+            failed=said,
+            out_of_memory=is_out_of_memory(error),
+            parameters=parameters,
+            host_peak_bytes=_host_peak_bytes(),
         )
     said_warnings = dict.fromkeys(str(w.message).split("\n")[0] for w in caught if "sim" in str(w.message))
     return dataclasses.replace(found, warnings=(*found.warnings, *said_warnings))
+
+
+def workload_of(spec: Spec) -> Workload:
+    """The run's model without memory, and its batches."""
+    with torch.device("meta"):
+        return shaped(build(spec.model.target, spec.model.args), spec)
 
 
 class _SimulatedDevice(Cpu):
@@ -68,14 +80,11 @@ class _SimulatedDevice(Cpu):
 class Program:
     """The training loop of a run on the simulated device."""
 
-    def __init__(self, asked: Simulation) -> None:
+    def __init__(self, asked: Simulation, workload: Workload) -> None:
         spec, mesh = asked.spec, asked.mesh
         self._asked = asked
         device = _SimulatedDevice()
-        with torch.device("meta"):
-            workload = shaped(build(spec.model.target, spec.model.args), spec)
         shards.refuse_experts(workload.module)
-        self._parameters = sum(p.numel() for p in workload.module.parameters())
         trained = shards.spread(workload, spec, mesh, device)
         self._module, self._optimizer = trained.module, trained.optimizer
         batch = workload.make_batch(
@@ -122,7 +131,6 @@ class Program:
                 optimizer_bytes=held["optimizer"],
                 activations_bytes=max(0, peak - sum(held.values())),
             ),
-            parameters=self._parameters,
             flops=flops / 2,
             kernels=len(inside),
             digest=figures.digest(inside),
