@@ -212,11 +212,12 @@ class Parallel:
         """The mesh of `world_size` ranks, from the first ones on. MeshError where the degrees do not fit it.
 
         A single rank has every degree 1: it is the baseline. HSDP over the ranks of one host or fewer has one group,
-        and layers are split over no more ranks than there are.
+        and layers are split over no more ranks than there are. A degree that the strategy does not have is 1: config
+        refuses it, and a plan.json that was changed later cannot make a pipeline of data-parallel ranks.
         """
         if world_size == 1:
             return Mesh()
-        degrees = {name: getattr(self, name) for name in DEGREES}
+        degrees = {name: getattr(self, name) if self._has(name) else 1 for name in DEGREES}
         degrees["tensor"] = min(degrees["tensor"], world_size)
         if self.name in ("hsdp", "hsdp_tp") and degrees["shard"] > 0:
             degrees["shard"] = min(degrees["shard"], max(1, world_size // max(1, degrees["tensor"])))
@@ -228,6 +229,11 @@ class Parallel:
         for index, name in enumerate(left):
             degrees[name] = world_size // fixed if index == 0 else 1
         return Mesh(**degrees)
+
+    def _has(self, degree: str) -> bool:
+        """Whether the strategy has a degree of its own there."""
+        own = {"shard": self.sharded, "tensor": self.divided, "pipeline": self.name == PIPELINED}
+        return own.get(degree, True)
 
     def _fitting(self, world_size: int, degrees: dict[str, int], left: list[str]) -> str:
         given = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree not in (REST, 1))
