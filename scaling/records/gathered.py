@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from scaling.records.format import (
     NO_TOKENS,
     STEP_FIELDS,
     PackedRecord,
+    Record,
     StepRecord,
 )
 from scaling.records.lines import PLAIN_WIDTH, WIDTHS, Block, Packed, Step, decode_records
@@ -125,33 +126,52 @@ def gather(
     Lines that cannot be read leave steps out, which records.impossible notices.
     """
     alike: dict[_Shape, list[tuple[int, Shift, bytes]]] = defaultdict(list)
-    for row, file in zip(rows.tolist(), files, strict=True):
-        text = texts[row]
-        last = text.rfind(b"\n", 0, -1) + 1
-        begin = 0 if text.find(PARAMETERS, last) >= 0 else last
-        records, _ = decode_records(text if begin == 0 else text[:last])
-        plain = [record for record in records if isinstance(record, Step)]
-        own = [step for step in plain if step.b == number]
-        into.lost += len(plain) - len(own)
-        if own:
-            _add_lines(row, own, file.shift, into)
+    read = _decoded([_steps_of(texts[row]) for row in rows.tolist()])
+    for row, file, records in zip(rows.tolist(), files, read, strict=True):
+        own: list[StepRecord] = []
         for record in records:
-            if isinstance(record, Packed) and record.b != number:
-                into.lost += record.n
-            elif isinstance(record, Packed) and (numbers := _unpacked(record)) is not None:
-                alike[_Shape(record.i, record.n, record.s, record.c, record.w)].append(
-                    (row, file.shift, numbers)
-                )
+            if isinstance(record, Packed):
+                if record.b != number:
+                    into.lost += record.n
+                elif (numbers := _unpacked(record)) is not None:
+                    shape = _Shape(record.i, record.n, record.s, record.c, record.w)
+                    alike[shape].append((row, file.shift, numbers))
+            elif isinstance(record, Step):
+                if record.b == number:
+                    own.append(record)
+                else:
+                    into.lost += 1
             elif isinstance(record, Block) and record.parameters:
                 each = _flat(record.parameters, 2)
                 into.parameters.add(np.full(len(each), row), np.arange(len(each)), each.T)
+        if own:
+            _add_lines(row, own, file.shift, into)
     for shape, pieces in alike.items():
         _add_packed(shape, pieces, into)
 
 
+def _steps_of(text: bytes) -> bytes:
+    """The lines of a block that hold steps; with its own line, the last one, where that holds parameters."""
+    last = text.rfind(b"\n", 0, -1) + 1
+    return text if text.find(PARAMETERS, last) >= 0 else text[:last]
+
+
+def _decoded(texts: Sequence[bytes]) -> Iterator[Sequence[Record]]:
+    """The records of each text, up to its first line that is none; all are decoded at once where every line is one."""
+    records, whole = decode_records(b"".join(texts))
+    counts = [text.count(b"\n") for text in texts]
+    if not whole or len(records) != sum(counts):
+        yield from (decode_records(text)[0] for text in texts)
+        return
+    end = 0
+    for count in counts:
+        begin, end = end, end + count
+        yield records[begin:end]
+
+
 def _unpacked(record: PackedRecord) -> bytes | None:
     """The integers' bytes; None where there are more or fewer than the record says."""
-    size = unpacked_bytes(record)
+    size = unpacked_bytes(record.n, record.s, record.c, record.w)
     unpacker = zlib.decompressobj()
     try:
         numbers = unpacker.decompress(record.z, size + 1)

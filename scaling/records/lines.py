@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import typing
 from collections.abc import Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -122,10 +122,16 @@ def decode_records(text: bytes) -> tuple[Sequence[Record], bool]:
 
 def _sound(record: Record) -> bool:
     """Whether the rows of a step's record have a known length."""
+    if isinstance(record, Packed):
+        return _sound_shape(record.i, record.n, record.s, record.c, record.w)
     if isinstance(record, Step):
         return len(record.s) in WIDTHS and COLLECTIVE_WIDTHS.issuperset(map(len, record.c))
-    if isinstance(record, Packed):
-        width = record.w in COLLECTIVE_WIDTHS if record.c else record.w == 0
-        counts = record.i >= 0 and record.n > 0 and record.c >= 0 and record.i + record.n <= INT_MAX
-        return record.s in WIDTHS and width and counts and unpacked_bytes(record) < INT_MAX
     return True
+
+
+@lru_cache(1024)  # a large run has a million of them, of a few shapes
+def _sound_shape(first: int, steps: int, stamps: int, calls: int, width: int) -> bool:
+    """Whether packed steps have a shape that is possible: see records.format.PackedRecord."""
+    known = width in COLLECTIVE_WIDTHS if calls else width == 0
+    counts = first >= 0 and steps > 0 and calls >= 0 and first + steps <= INT_MAX
+    return stamps in WIDTHS and known and counts and unpacked_bytes(steps, stamps, calls, width) < INT_MAX

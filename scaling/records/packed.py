@@ -59,6 +59,6 @@ def pack(table: Sequence[Sequence[int]]) -> bytes:
     return zlib.compress(numbers.tobytes(), LEVEL)
 
 
-def unpacked_bytes(record: PackedRecord) -> int:
-    """How many bytes the integers of a record take."""
-    return record.n * (record.s + record.c * record.w) * 8
+def unpacked_bytes(steps: int, stamps: int, calls: int, width: int) -> int:
+    """How many bytes the integers of a record of this shape take."""
+    return steps * (stamps + calls * width) * 8

@@ -7,6 +7,7 @@ host (telemetry) carry it.
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -182,5 +183,10 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
 
 def _values(records: Sequence[Any], columns: dict[str, str], launch: int, rank: int) -> dict[str, Any]:
     """Columns of a table with a row per record; `columns` has the field of each."""
-    found = {column: [getattr(record, name) for record in records] for column, name in columns.items()}
-    return {"launch": [launch] * len(records), "rank": [rank] * len(records), **found}
+    rows = map(operator.attrgetter(*columns.values()), records)
+    found = zip(*rows, strict=True) if records else ((),) * len(columns)
+    return {
+        "launch": [launch] * len(records),
+        "rank": [rank] * len(records),
+        **dict(zip(columns, found, strict=True)),
+    }

@@ -88,6 +88,11 @@ class Growing:
         for name, path in files.items():
             self._files[name].append(path)
 
+    @property
+    def files(self) -> dict[str, tuple[Path, ...]]:
+        """The files of each table that has rows in files."""
+        return {name: tuple(files) for name, files in self._files.items() if files}
+
     def finish(self) -> dict[str, Frame]:
         """All rows."""
         if self.scratch is None:

@@ -21,6 +21,7 @@ from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.processes import Processes, cores
 from scaling.records.rank import RankFile
 from scaling.records.ranks import OF_BLOCKS, Gap, Kept, Ranks, lacks, other_plan, read_ranks, size_bytes
+from scaling.records.row_groups import append_files
 from scaling.records.run import read_status
 from scaling.records.spill import TABLES, Frame, Growing, Part, in_memory, write_frames, write_parquet
 from scaling.records.status import Status
@@ -59,6 +60,8 @@ class Tables:
     """Blocks that are missing, or were left out on all ranks because what they say cannot be."""
     parts: tuple[Part, ...] = ()
     """Stretches of blocks whose rows fit into memory; none where all rows are there."""
+    files: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+    """Parquet files with all rows of a table one after the other, by its name; only while none of them was left out."""
     scratch: TemporaryDirectory[str] | None = None
     """Keeps the files while the tables are used."""
 
@@ -78,7 +81,8 @@ class Tables:
 
     def having(self, frames: Mapping[str, Frame], **changes: Any) -> Tables:
         """The same with other rows, by a table's name."""
-        return dataclasses.replace(self, **{**changes, **frames})
+        files = {name: paths for name, paths in self.files.items() if name not in frames}
+        return dataclasses.replace(self, **{"files": files, **changes, **frames})
 
 
 class Look(Protocol[R]):
@@ -130,6 +134,7 @@ def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Table
     return _EMPTY.having(
         {**{name: pl.concat(frames) for name, frames in found.items()}, **growing.finish()},
         parts=tuple(growing.parts) if growing.scratch else (),
+        files=growing.files,
         scratch=growing.scratch,
         ranks=tuple(ranks),
         gaps=tuple(gaps),
@@ -242,7 +247,10 @@ def write_tables(folder: RunFolder, tables: Tables) -> None:
         path = folder.table(name)
         part = path.with_name(f".{path.name}.part")
         try:
-            write_parquet(getattr(tables, name), part)
+            if name in tables.files:
+                append_files(tables.files[name], part)
+            else:
+                write_parquet(getattr(tables, name), part)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
