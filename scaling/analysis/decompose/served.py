@@ -11,9 +11,8 @@ from scaling.records.tables import Tables
 from scaling.spec.plan import HARNESS, Plan
 from scaling.spec.run import KINDS
 
-_PAIR = 2
-_SENT = (KINDS.index("all_gather"), KINDS.index("reduce_scatter"))
-"""What two ranks of `scaling run` send each other in messages, over a host's back end."""
+_IN_TURN = (KINDS.index("all_gather"), KINDS.index("reduce_scatter"))
+"""What a communicator of `scaling run` carries one after the other, over a host's back end too."""
 
 
 class ChannelOf(Protocol):
@@ -26,10 +25,9 @@ class ChannelOf(Protocol):
 def channels(tables: Tables, plan: Plan) -> ChannelOf:
     """The back end of a plan. Communicators between hosts share a wire, and so do those within hosts."""
     backend = plan.spec.topology.backend
-    sends = backend in HOSTS_OWN and plan.source == HARNESS
+    ordered = backend in HOSTS_OWN and plan.source == HARNESS
     host = {(file.launch, file.rank): file.host for file in tables.ranks}
     across: dict[int, int] = {}
-    pairs: set[int] = set()
     bounds = [file.clock_bound_ns for file in tables.ranks]
     known = [bound for bound in bounds if bound is not None]
     bound = max(known, default=0) if len(known) == len(bounds) else None
@@ -38,12 +36,9 @@ def channels(tables: Tables, plan: Plan) -> ChannelOf:
             if file.rank == members[0]:  # each group once
                 hosts = {host.get((file.launch, rank), file.host) for rank in members}
                 across[key] = max(across.get(key, 0), int(len(hosts) > 1))
-                pairs |= {key} if len(members) == _PAIR and sends else set()
 
     def channel(communicators: Sequence[int], kinds: Sequence[int] = ()) -> Channel:
-        in_turn = [
-            key in pairs and kind in _SENT for key, kind in zip(communicators, kinds, strict=bool(kinds))
-        ]
+        in_turn = [ordered and kind in _IN_TURN for kind in kinds]
         return Channel.of(backend, communicators, lambda key: across.get(key, 0), bound, in_turn)
 
     return channel

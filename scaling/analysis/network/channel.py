@@ -7,8 +7,8 @@ back end:
     others   from max(R_b, D_{b-1}) to D_b: NCCL and its like run one after the other on a communicator; b - 1 is the
              one before b on the same communicator. R_b is then the device's time of an event on the producing stream
 
-Two ranks whose all-gathers and reduce-scatters are messages (worker/parallel/duplex.py) send these over one connection,
-so over Gloo too these begin in turn.
+Over Gloo too, a communicator's all-gathers and reduce-scatters begin in turn where `scaling run` makes them of messages
+(worker/parallel/collectives.py).
 
 A broadcast follows its data, so it is released for each rank by itself (network.awaited).
 

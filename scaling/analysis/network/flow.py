@@ -1,7 +1,7 @@
 """Collectives under way: launched one after the other, with what each has left of its wire.
 
 The channel's rules (network.channel), for steps in which a later launch depends on when an earlier collective was done:
-on a back end that runs them one after the other each begins when the one before it on its communicator is done, and
+one of those that a back end runs one after the other begins when the one before it on its communicator is done, and
 those that move data over one wire at once have equal parts of it. Ranks are seen each by itself: where the ranks of a
 communicator share their wires with other collectives, the last of them says when it is done.
 
@@ -26,7 +26,8 @@ class Flow:
 
     def __init__(self, channel: Channel, shape: tuple[int, int], count: int) -> None:
         """`shape`: S and R. `count`: collectives of a step."""
-        self._fifo = channel.fifo
+        self._in_turn = np.array((True,) * count if channel.fifo else channel.in_turn or (False,) * count)
+        """K: whether each begins behind those before it on its communicator that do so."""
         self._communicator = np.array(channel.communicator or (0,) * count)
         self._wire = np.array(channel.wire or (0,) * count)
         self._released = np.full((*shape, count), np.inf)
@@ -38,7 +39,7 @@ class Flow:
         self._free: dict[int, Floats] = {}
         """Until when each wire is busy, where each has one communicator and collectives need only stand in line."""
         pairs = set(zip(self._communicator.tolist(), self._wire.tolist(), strict=True))
-        self._in_line = channel.fifo and len(pairs) == len({wire for _, wire in pairs})
+        self._in_line = bool(self._in_turn.all()) and len(pairs) == len({wire for _, wire in pairs})
         self._now = np.full(shape, -np.inf)
         self._going: list[int] = []
         """Collectives that are not done on every rank, in the order of launch."""
@@ -68,7 +69,7 @@ class Flow:
         places = np.array(self._going)
         released, left = self._released[..., places], self._left[..., places]
         pending = left > 0
-        ready = pending & self._first(places, pending) if self._fifo else pending
+        ready = pending & self._first(places, pending)
         now = np.where(np.isinf(self._now), np.where(ready, released, np.inf).min(axis=-1), self._now)[
             ..., None
         ]
@@ -89,10 +90,9 @@ class Flow:
         self._now = np.where(wanted, after[..., 0], self._now)
 
     def _first(self, places: NDArray[np.int64], pending: Bools) -> Bools:
-        """Which of them are the first of their communicator that is not done."""
-        found = np.zeros_like(pending)
+        """Which of them need not wait for another one of their communicator that is not done."""
+        found = np.ones_like(pending)
         for communicator in set(self._communicator[places].tolist()):
-            of = self._communicator[places] == communicator
-            mine = pending[..., of]
-            found[..., of] = mine & (np.cumsum(mine, axis=-1) == 1)
+            of = (self._communicator[places] == communicator) & self._in_turn[places]
+            found[..., of] = np.cumsum(pending[..., of], axis=-1) == 1
         return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +18,20 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _PAIR = 2
 
+_gathers: dict[str, weakref.WeakSet[dist.Work]] = {}
+"""All-gathers that are not waited for yet, by the name of their group."""
+_rings: set[str] = set()
+"""Names of the groups in which Gloo's ring gathers."""
+
+
+def gather_in_rings(group: Any, hosts: Sequence[int]) -> None:
+    """Let Gloo's ring gather in a group of which some ranks share a host and others do not. `hosts`: of its ranks.
+
+    There a ring sends less between hosts than ranks that send each other their parts. Every rank of the group says so.
+    """
+    if len(hosts) > _PAIR and 1 < len(set(hosts)) < len(hosts):
+        _rings.add(group.group_name)
+
 
 def all_gather(
     whole: torch.Tensor,
@@ -28,26 +43,33 @@ def all_gather(
 ) -> dist.Work | None:
     """Gather every rank's `part` in `whole`, of which it may be a view. Returns the work where it is asynchronous.
 
-    Gloo's own sends over the link of two ranks in one direction after the other, so these exchange their parts. Among
-    more its ring uses both. `around` is entered for a synchronous one.
+    Gloo's own sends over the link of two ranks in one direction after the other, and among more it pauses between the
+    steps of its ring. So ranks send each other their parts, which puts (n-1)/n of `whole` on a link, as a ring does
+    (but see `gather_in_rings`). `around` is entered for a synchronous one.
     """
-    pair = dist.get_world_size(group) == _PAIR and part.device.type == "cpu"
+    on_host = part.device.type == "cpu" and backend_of(group, part.device.type) in HOST_BACKENDS
     with around or contextlib.nullcontext():
-        if not pair or backend_of(group, part.device.type) not in HOST_BACKENDS:
+        if not on_host or group.group_name in _rings:
             work: dist.Work | None = _all_gather(whole, part, group=group, async_op=async_op)
-            return work
-        mine = dist.get_rank(group)
-        theirs = 1 - mine
-        parts = whole.view(_PAIR, -1)
+        else:
+            work = _exchange_parts(whole, part, group, async_op=async_op)
+    if async_op and on_host and work is not None:
+        _gathers.setdefault(group.group_name, weakref.WeakSet()).add(work)
+    return work if async_op else None
 
-        def begin() -> Exchange:
-            begun = exchange({theirs: parts[theirs]}, {theirs: part}, group)
-            if parts[mine].data_ptr() != part.data_ptr():
-                parts[mine].copy_(part.view(-1))
-            return begun
 
-        begun = _begin("all_gather", begin, group, whole, waits=not async_op)
-        return begun if async_op else None
+def _exchange_parts(whole: torch.Tensor, part: torch.Tensor, group: Any, *, async_op: bool) -> dist.Work:
+    n, mine = dist.get_world_size(group), dist.get_rank(group)
+    parts = whole.view(n, -1)
+
+    def begin() -> Exchange:
+        others = [rank for rank in range(n) if rank != mine]
+        begun = exchange({r: parts[r] for r in others}, dict.fromkeys(others, part), group)
+        if parts[mine].data_ptr() != part.data_ptr():
+            parts[mine].copy_(part.view(-1))
+        return begun
+
+    return _begin("all_gather", begin, group, whole, waits=not async_op)
 
 
 def reduce_scatter(
@@ -61,7 +83,8 @@ def reduce_scatter(
     """Sum `whole` over the ranks and keep this rank's part of it in `output`.
 
     Gloo's own moves as much as an all-reduce. There each rank sends every other its part and sums what it receives,
-    which moves (n-1)/n of `whole`, as a ring does. `around` is entered for that exchange.
+    which moves (n-1)/n of `whole`, as a ring does. It begins once the all-gathers of the group are done that this rank
+    began before, as on a communicator of NCCL's. `around` is entered for that exchange.
     """
     if backend_of(group, whole.device.type) not in HOST_BACKENDS:
         _reduce_scatter(output, whole, group=group, op=dist.ReduceOp.AVG if mean else dist.ReduceOp.SUM)
@@ -72,6 +95,8 @@ def reduce_scatter(
         received = torch.empty_like(own)
 
         def begin() -> Exchange:
+            for gather in list(_gathers.pop(group.group_name, ())):
+                gather.wait()
             others = [rank for rank in range(n) if rank != mine]
             begun = exchange({r: received[r] for r in others}, {r: own[r] for r in others}, group)
             received[mine] = own[mine]

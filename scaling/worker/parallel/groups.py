@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from scaling.spec.plan import Ranks
+from scaling.worker.parallel.collectives import gather_in_rings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +28,18 @@ class Group:
 
 
 def make_groups(
-    parts: Mapping[int, Sequence[Ranks]], *, rank: int, world: int, backend: str, timeout: timedelta
+    parts: Mapping[int, Sequence[Ranks]],
+    *,
+    rank: int,
+    world: int,
+    backend: str,
+    timeout: timedelta,
+    host_of: Callable[[int], int] = int,
 ) -> dict[int, Group]:
     """Make this rank's group for each key of `parts`, and the group of itself under 1.
 
     `parts`: disjoint sub-groups by key. Every rank makes all groups in the same order, also those without it; equal
-    groups are made once.
+    groups are made once. `host_of`: the host of a rank; by default each has its own.
 
     No `device_id` is passed, here or to the default group. With it, NCCL would connect at once and split the default
     group, and ranks outside a group would have to take part. Without it, the members make the communicator in the
@@ -50,6 +57,7 @@ def make_groups(
             group = Group(key=key, ranks=ranks, control=new(ranks, "gloo"), data=new(ranks, backend))
             if rank in ranks:
                 found[key] = group
+                gather_in_rings(group.data, [host_of(one) for one in ranks])
     return found
 
 

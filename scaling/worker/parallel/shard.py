@@ -28,7 +28,7 @@ class _Allocates:
 
 
 class HostAllGather(_Allocates):
-    """torch's AllGather for the host's back end: between two ranks both directions of the link carry at once."""
+    """torch's AllGather for the host's back end: both directions of every link carry at once."""
 
     def __call__(
         self,

@@ -217,6 +217,8 @@ class Tap:
     ) -> dist.Work:
         """Begin and note a collective that is made of messages. `sized`: whose bytes count; `waits`: wait for it."""
         seen = self._noted(KINDS.index(kind), group, sized, sized)
+        if waits and self._of_host(group, sized.device):
+            seen.wait = now_ns()  # to begin may take until an earlier one is done
         work = begin()
         self._stamp_end(seen, work, waits=waits, device=sized.device)
         return work
@@ -229,7 +231,7 @@ class Tap:
         if work is None:
             return
         if waits:
-            seen.wait = now_ns()
+            seen.wait = seen.wait or now_ns()
             work.wait()
             seen.done = seen.resume = now_ns()
             return

@@ -120,6 +120,7 @@ class LaunchSession(Session):
             world=world,
             backend=self.spec.topology.backend,
             timeout=timeout,
+            host_of=self.spec.topology.host_of,
         )
         self.progress = Progress(folder.progress, rank=rank)
         self.stage = "start"

@@ -16,7 +16,9 @@ def stepped(channel, released, transfer, tick=0.01):
         moving = []
         for k, at in enumerate(released):
             before = [j for j in range(k) if channel.communicator[j] == channel.communicator[k]]
-            waits = channel.fifo and any(done[j] is None for j in before)
+            if not channel.fifo:
+                before = [j for j in before if channel.in_turn[j] and channel.in_turn[k]]
+            waits = any(done[j] is None for j in before)
             if done[k] is None and at <= now and not waits:
                 moving.append(k)
         for k in moving:
@@ -28,13 +30,16 @@ def stepped(channel, released, transfer, tick=0.01):
     return done
 
 
-@pytest.mark.parametrize("fifo", [True, False])
+@pytest.mark.parametrize("in_turn", ["all", "some", "none"])
 @pytest.mark.parametrize("seed", range(4))
-def test_each_is_done_when_small_steps_say_so(fifo, seed):
+def test_each_is_done_when_small_steps_say_so(in_turn, seed):
     rng = np.random.default_rng(seed)
     count = 7
     channel = Channel(
-        fifo=fifo, communicator=tuple(rng.integers(0, 3, count)), wire=tuple(rng.integers(0, 2, count))
+        fifo=in_turn == "all",
+        communicator=tuple(rng.integers(0, 3, count)),
+        wire=tuple(rng.integers(0, 2, count)),
+        in_turn=tuple(rng.integers(0, 2, count) > 0) if in_turn == "some" else (False,) * count,
     )
     # Those of a communicator are released in the order in which they are launched.
     released = np.sort(rng.uniform(0, 20, (1, 2, count)), axis=-1)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from scaling.spec.run import KINDS
 from scaling.worker.accelerator.clock import HostClock
-from scaling.worker.parallel.collectives import all_gather, reduce_scatter
+from scaling.worker.parallel.collectives import all_gather, gather_in_rings, reduce_scatter
 from scaling.worker.parallel.tap import Tap
 
 ITEMS, TIMES, ENDS_S = 3_000, 8, 20.0
@@ -114,7 +114,22 @@ def timed(world, size):
         "all_gather": lambda: all_gather(whole, part, dist.group.WORLD),
         "behind": lambda: all_gather(whole, part, dist.group.WORLD, async_op=True).wait(),
     }
-    return {name: min(took_s(call) for _ in range(TIMES)) for name, call in calls.items()}
+    found = {name: min(took_s(call) for _ in range(TIMES)) for name, call in calls.items()}
+    ends = [overlapped(whole, part) for _ in range(TIMES)]
+    return found | {"first": min(first for first, _ in ends), "second": min(second for _, second in ends)}
+
+
+def overlapped(whole, part):
+    """How long an all-gather takes with a reduce-scatter begun behind it, and this one from there on, s."""
+    dist.barrier()
+    begin, ended = time.monotonic(), []
+    work = all_gather(whole, part, dist.group.WORLD, async_op=True)
+    work.get_future().add_done_callback(lambda _: ended.append(time.monotonic()))
+    reduce_scatter(torch.empty_like(part), torch.zeros_like(whole), dist.group.WORLD)
+    end = time.monotonic()
+    work.wait()
+    dist.barrier()
+    return ended[0] - begin, end - ended[0]
 
 
 def main(rank: int, store: str, world: int, size: int = 0) -> None:
@@ -129,12 +144,16 @@ def main(rank: int, store: str, world: int, size: int = 0) -> None:
         return
     found = {}
     # Of more than two ranks, also pairs whose places in the group are not their ranks.
-    halves = [tuple(range(first, world, world // 2)) for first in range(world // 2)]
-    for ranks in [tuple(range(world)), *(halves if world > 2 else [])]:
+    halves = [tuple(range(first, world, world // 2)) for first in range(world // 2)] if world > 2 else []
+    everybody = tuple(range(world))
+    groups = [(everybody, str(world), False), *((ranks, "2", False) for ranks in halves)]
+    for ranks, name, shares in [*groups, (everybody, "ring", True)]:
         group = dist.new_group(list(ranks))
         if rank not in ranks:
             continue
-        place, name = ranks.index(rank), str(len(ranks))
+        if shares:  # two ranks a host
+            gather_in_rings(group, [one // 2 for one in ranks])
+        place = ranks.index(rank)
         found[name] = {
             "gathered": [
                 gathered(group, ranks, place, dtype, inside=inside)

@@ -18,13 +18,13 @@ SCRIPT = Path(__file__).with_name("collective_ranks.py")
 PART = 3_000 * 4
 """Bytes of a rank's part."""
 RATE_BIT_S, SIZE = 200_000_000, 2**21
-LINK_S = SIZE / 2 * 8 / (RATE_BIT_S * 1448 / 1514)
-"""Of SIZE bytes between two ranks, half of which cross the link each way."""
 LONGER = 1.25
 """What a busy machine may add to the shortest of a few; one direction after the other takes twice as long."""
 
 
-@pytest.fixture(scope="module", params=[(2, "2"), (4, "4"), (4, "2")], ids=lambda p: f"{p[1]} of {p[0]}")
+@pytest.fixture(
+    scope="module", params=[(2, "2"), (4, "4"), (4, "2"), (4, "ring")], ids=lambda p: f"{p[1]} of {p[0]}"
+)
 def ranks(request, tmp_path_factory):
     world, size = request.param
     found = run_ranks(SCRIPT, world, tmp_path_factory.mktemp("ranks") / "store", world)
@@ -57,18 +57,19 @@ def test_a_tap_notes_one_row_for_each_with_the_bytes_of_nccl_tests(ranks):
 
 
 @pytest.mark.skipif(not user_namespaces(), reason=NO_NAMESPACES)
-def test_both_directions_of_a_link_carry_at_once(tmp_path):
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_link_carries_both_directions_at_once_and_one_collective_after_the_other(world, tmp_path):
     command = [sys.executable, str(SCRIPT)]
     hosts = [
         {
             "name": f"host{rank}",
             "address": f"10.77.0.{rank + 1}",
             "rate_bit_s": RATE_BIT_S,
-            "command": [*command, str(rank), str(tmp_path / "store"), "2", str(SIZE)],
+            "command": [*command, str(rank), str(tmp_path / "store"), str(world), str(SIZE)],
             "env": {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
             "log": str(tmp_path / f"{rank}.txt"),
         }
-        for rank in range(2)
+        for rank in range(world)
     ]
     network = tmp_path / "network.json"
     network.write_text(json.dumps({"hosts": hosts, "grace_s": 5, "caller_pid": os.getpid()}))
@@ -78,4 +79,5 @@ def test_both_directions_of_a_link_carry_at_once(tmp_path):
     )
     assert done.returncode == 0, (tmp_path / "0.txt").read_text()
     took = json.loads((tmp_path / "0.txt").read_text().splitlines()[-1])
-    assert all(0.8 * LINK_S < seconds < LONGER * LINK_S for seconds in took.values()), (took, LINK_S)
+    link_s = SIZE * (world - 1) / world * 8 / (RATE_BIT_S * 1448 / 1514)
+    assert all(0.8 * link_s < seconds < LONGER * link_s for seconds in took.values()), (took, link_s)
