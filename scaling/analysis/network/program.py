@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.analysis.network.awaited import Awaited
-from scaling.analysis.network.channel import Channel, Floats
+from scaling.analysis.network.channel import Channel, Floats, union
 from scaling.analysis.network.flow import Flow
 
 Members = tuple[tuple[int, ...], ...]
@@ -67,15 +67,18 @@ class Program:
         steps, ranks, _ = self.own.shape
         resumed, exposed = self.start.copy(), np.zeros((steps, ranks))
         flow = Flow(self.channel, (steps, ranks), self.transfer.shape[2])
+        others: list[int] = []
         for place, mark in enumerate(self.marks):
             k, at = mark.collective, resumed + self.own[:, :, place]
             if not mark.waits:
                 awaited = self.follows.get(k)
                 released = awaited.latest(at) if awaited else _latest(at, self.members[k])
                 flow.launch(k, released, self.transfer[:, :, k])
+                others.append(k)
                 continue
             done = flow.end(k) if k in self.follows else _latest(flow.end(k), self.members[k])
-            exposed += np.maximum(done - np.maximum(at, flow.begun[:, :, k]), 0.0)
+            others = [j for j in others if j != k and (flow.done[:, :, j] > at).any()]
+            exposed += _moving(flow, k, others, at, done)
             resumed = np.maximum(np.maximum(at, done) + self.lag[:, :, k], at)
         return resumed, exposed
 
@@ -133,6 +136,17 @@ class Program:
         """How much more own time a rank has than others, mean over steps."""
         own = self.computed()
         return float((own[:, rank] - own[:, peers].mean(axis=1)).mean())
+
+
+def _moving(flow: Flow, k: int, others: Sequence[int], at: Floats, done: Floats) -> Floats:
+    """S x R: how long any collective moves data from `at`, when a rank begins to wait for `k`, to `done`."""
+    begun = flow.begun[:, :, k]
+    if not others:
+        result: Floats = np.maximum(done - np.maximum(at, begun), 0.0)
+        return result
+    begin = np.stack([begun, *(flow.begun[:, :, j] for j in others)], axis=2)
+    end = np.stack([done, *(flow.done[:, :, j] for j in others)], axis=2)
+    return union(begin, end, at, np.maximum(done, at))
 
 
 def _latest(at: Floats, members: Members) -> Floats:

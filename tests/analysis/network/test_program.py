@@ -59,6 +59,16 @@ def test_collectives_of_one_communicator_run_one_after_the_other():
     assert program([[1, 2, 3]] * 2, marks=BOTH).period()[0] == 1 + 10 + 20
 
 
+@pytest.mark.parametrize("channel", [FIFO, Channel(communicator=(1, 1), in_turn=(True, True))])
+def test_what_goes_before_in_the_same_line_is_waited_for_as_transfer(channel):
+    """The rank waits from 3 to 31: until 11 the first one moves data, then the second."""
+    step = program([[1, 2, 3]] * 2, marks=BOTH, channel=channel)
+    assert step.period()[0] == 31
+    assert step.of_mean(np.array([True, True]))[1] == pytest.approx(28)
+    apart = program([[1, 15, 16]] * 2, marks=BOTH, channel=channel)
+    assert apart.of_mean(np.array([True, True]))[1] == pytest.approx(35 - 16)
+
+
 def test_collectives_of_two_communicators_share_a_wire():
     """Launched at 1 and 2: alone until 2, then with half of the wire each until the first is over, at 20."""
     shared = Channel(fifo=True, communicator=(1, 2))
