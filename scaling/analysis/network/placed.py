@@ -6,6 +6,8 @@ rank to every other one, m / n bytes each: an all-to-all, and the reduce-scatter
 communicate at the same time. So the busiest link of a host carries, for each byte that the bus factor counts,
 
     ring: the edges of all groups that leave the host      exchange: the pairs of ranks here and elsewhere / (n - 1)
+
+These are equal where each rank of a group has a host of its own. Over Gloo all-gathers are exchanges there, else rings.
 """
 
 from __future__ import annotations
