@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import io
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +17,16 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from scaling import resources
-from scaling.config import config_dir, yaml_text
+from scaling.config import config_dir, messages, yaml_text
 from scaling.config.run import to_spec
 from scaling.config.schema import Composed, Config, WhatIfConfig
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine, find_machine
 from scaling.spec.request import Request, Requests
-
-EXAMPLES = {
-    "topology.name": "mine",
-    "topology.kind": "local",
-    "model._target_": "package.module.factory",
-    "data._target_": "package.module.Dataset",
-    "data.path": "/data/images",
-}
-"""What to say where a mandatory key has no value."""
 
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 """The sweeper that lists combinations; any other one wants to know how a run went."""
@@ -81,12 +69,11 @@ def requests(verb: str, arguments: list[str], measure: Callable[[Request], float
         with (
             tempfile.TemporaryDirectory(prefix="scaling-sweep-") as scratch,
             contextlib.redirect_stderr(errors),
+            messages.one_line(arguments),
         ):
             if multirun:  # the sweeper insists on a folder of its own
                 sys.argv.append(f"hydra.sweep.dir={scratch}")
             main()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise InputError(_one_line(error)) from error
     except SystemExit as stop:
         if stop.code in (0, None):
             return Requests(items=(), multirun=multirun)
@@ -99,20 +86,18 @@ def requests(verb: str, arguments: list[str], measure: Callable[[Request], float
 
 def _composed(overrides: list[str]) -> DictConfig:
     """Overrides of one run, composed once. Hydra's own main composes twice, and is needed for its flags and sweeps."""
-    try:
-        with hydra.initialize_config_dir(str(resources.folder("conf")), version_base="1.3"):
-            return hydra.compose("config", overrides=overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise InputError(_one_line(error)) from error
+    with (
+        messages.one_line(overrides),
+        hydra.initialize_config_dir(str(resources.folder("conf")), version_base="1.3"),
+    ):
+        return hydra.compose("config", overrides=overrides)
 
 
 def composed(overrides: list[str]) -> Composed:
     """Overrides of one run as a config that is not checked yet. InputError with one line where they cannot be read."""
     ConfigStore.instance().store(name="schema", node=Config)
-    try:
+    with messages.one_line():
         return OmegaConf.to_object(_composed(overrides))
-    except OmegaConfBaseException as error:
-        raise InputError(_one_line(error)) from error
 
 
 def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
@@ -124,7 +109,7 @@ def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
     """
     store = ConfigStore.instance()
     store.store(name="whatif", node=WhatIfConfig)
-    try:
+    with messages.one_line(arguments):
         base = yaml_text.load(measured, "config.yaml")
         if not isinstance(base, dict):
             raise InputError("config.yaml: keys and values are expected, as `scaling run` writes them")
@@ -137,8 +122,6 @@ def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
         store.store(name="measured", node={**node, "defaults": ["whatif", "_self_", *groups]})
         with hydra.initialize_config_dir(str(resources.folder("conf")), version_base="1.3"):
             found.append(OmegaConf.to_object(hydra.compose("measured", overrides=arguments)))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise InputError(_one_line(error)) from error
     before, after = found
     assert isinstance(before, WhatIfConfig)
     assert isinstance(after, WhatIfConfig)
@@ -182,10 +165,8 @@ def candidates(word: str) -> list[str]:
 
 
 def _request(cfg: DictConfig, machine: Machine) -> Request:
-    try:
+    with messages.one_line():
         config = OmegaConf.to_object(cfg)
-    except OmegaConfBaseException as error:
-        raise InputError(_one_line(error)) from error
     assert isinstance(config, Config)
     run_dir = None if config.run_dir is None else Path(config.run_dir).expanduser()
     return Request(spec=to_spec(config, machine), run_dir=run_dir, yaml=OmegaConf.to_yaml(cfg, resolve=True))
@@ -193,52 +174,3 @@ def _request(cfg: DictConfig, machine: Machine) -> Request:
 
 def _last_line(text: str) -> str:
     return text.strip().splitlines()[-1].strip() if text.strip() else "the command line could not be read"
-
-
-def _one_line(error: Exception) -> str:
-    """Hydra's and OmegaConf's messages run over several lines; keep what, where and what would be accepted."""
-    if isinstance(error, MissingConfigException) and error.options:
-        group, _, name = str(error.missing_cfg_file).rpartition("/")
-        return f"{group}={name}: no such {group}; available: {', '.join(error.options)}"
-    text = str(error).strip()
-    cause: BaseException | None = error.__cause__
-    beside: Sequence[str] = ()
-    """Keys of the group that a key is missing in."""
-    while cause is not None:
-        if isinstance(cause, OmegaConfBaseException):
-            if isinstance(cause.parent_node, DictConfig):
-                beside = [str(name) for name in cause.parent_node]
-            text = str(cause).strip() if len(str(cause)) > 5 else text
-        cause = cause.__cause__
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if isinstance(error, OverrideParseException):
-        return f"{error.override}: cannot be read ({lines[0]}); key=value is expected, lists as [1,2]"
-    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
-    message = lines[0] if lines else type(error).__name__
-    if "is not a ListConfig" in message:
-        return f"{key}: a list is expected, such as {key}=[1,2]"
-    if "missing mandatory value" in message.lower():
-        return f"{key}: a value is expected, such as {key}={EXAMPLES.get(key, '...')}"
-    message = message.removesuffix(".").replace("To append to your config use", "To add a new key use")
-    if "is not in struct" in message or "not in '" in message:
-        return _unknown_key(message, key, beside)
-    return f"{key}: {message}" if key and key not in message else message
-
-
-def _unknown_key(message: str, key: str, beside: Sequence[str]) -> str:
-    group, dot, _ = key.rpartition(".")
-    # A model's own keys are in no schema, only beside the one that is missing.
-    known = sorted({*_keys(OmegaConf.structured(Config)), *(f"{group}{dot}{name}" for name in beside)})
-    near = difflib.get_close_matches(key or message, known, n=3)
-    hint = f"did you mean {', '.join(near)}?" if near else "see `scaling run --help` for the keys there are"
-    return f"{key or message}: no such key; {hint}"
-
-
-def _keys(node: Any, prefix: str = "") -> list[str]:
-    found: list[str] = []
-    for name in node:
-        path = f"{prefix}{name}"
-        found.append(path)
-        if not OmegaConf.is_missing(node, name) and isinstance(node[name], DictConfig):
-            found += _keys(node[name], path + ".")
-    return found

@@ -1,0 +1,130 @@
+"""What Hydra and OmegaConf refuse, in one line: what, where, and what would be accepted."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from scaling import resources
+from scaling.config.schema import Config
+from scaling.errors import InputError
+
+EXAMPLES = {
+    "topology.name": "mine",
+    "topology.kind": "local",
+    "model._target_": "package.module.factory",
+    "data._target_": "package.module.Dataset",
+    "data.path": "/data/images",
+}
+"""What to say where a mandatory key has no value."""
+
+KINDS = {"Integer": "a whole number", "Float": "a number", "bool": "true or false"}
+"""OmegaConf's word for a type -> ours."""
+
+NO_NAME = "Config group override must be a string or a list"
+"""How Hydra begins its ValueError about `precision=16` or `model=null`."""
+
+
+@contextlib.contextmanager
+def one_line(arguments: Sequence[str] = ()) -> Iterator[None]:
+    """Turn what Hydra raises within, about a command line's `arguments`, into an InputError of one line."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise InputError(_said(error)) from error
+    except ValueError as error:
+        if not str(error).startswith(NO_NAME):
+            raise
+        raise InputError(_no_name(arguments)) from error
+
+
+def _said(error: Exception) -> str:
+    """Their messages run over several lines; keep what, where and what would be accepted."""
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        near = difflib.get_close_matches(name, error.options, n=2)
+        meant = f"did you mean {' or '.join(near)}? " if near else ""
+        return f"{group}={name}: no such {group}; {meant}available: {', '.join(error.options)}"
+    text = str(error).strip()
+    value: Any = None
+    cause: BaseException | None = error
+    beside: Sequence[str] = ()
+    """Keys of the group that a key is missing in."""
+    while cause is not None:
+        if isinstance(cause, OmegaConfBaseException):
+            if isinstance(cause.parent_node, DictConfig):
+                beside = [str(name) for name in cause.parent_node]
+            value = cause.value
+            text = str(cause).strip() if len(str(cause)) > 5 else text
+        cause = cause.__cause__
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: cannot be read ({lines[0]}); key=value is expected, lists as [1,2]"
+    key = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
+    message = lines[0] if lines else type(error).__name__
+    return _in_our_words(message, key, value, beside)
+
+
+def _in_our_words(message: str, key: str, value: Any, beside: Sequence[str]) -> str:
+    if found := re.fullmatch(r"Ambiguous value for argument '(.+?=(.*))'", message):
+        return f"{found[1]}: one value is expected; with -m each is a run of its own (a list: [{found[2]}])"
+    if found := re.match(r"Could not append to config\. An item is already at '(.+)'", message):
+        return f"+{found[1]}: that key is there already; {found[1]}= changes it"
+    if found := re.search(r"could not be converted to (Integer|Float)|not a valid (bool)", message):
+        return f"{key}={value}: {KINDS[found[1] or found[2]]} is expected"
+    if message.endswith("is not Optional"):
+        return f"{key}=null: a value is expected"
+    if "is not a ListConfig" in message:
+        return f"{key}: a list is expected, such as {key}=[{value}]"
+    if "missing mandatory value" in message.lower():
+        return f"{key}: a value is expected, such as {key}={EXAMPLES.get(key, '...')}"
+    message = message.removesuffix(".").replace("To append to your config use", "To add a new key use")
+    if "is not in struct" in message or "not in '" in message:
+        return _unknown_key(message, key, beside)
+    return f"{key}: {message}" if key and key not in message else message
+
+
+def _unknown_key(message: str, key: str, beside: Sequence[str]) -> str:
+    group, dot, _ = key.rpartition(".")
+    if group in ("env", "cluster.env", "cluster.sbatch"):  # the user's own names, of which none is known
+        return f"{key}: a new name takes a +, as in +{key}=..."
+    # A model's own keys are in no schema, only beside the one that is missing.
+    known = sorted({*_keys(OmegaConf.structured(Config)), *(f"{group}{dot}{name}" for name in beside)})
+    near = difflib.get_close_matches(key or message, known, n=3)
+    hint = f"did you mean {', '.join(near)}?" if near else "see `scaling run --help` for the keys there are"
+    return f"{key or message}: no such key; {hint}"
+
+
+def _keys(node: Any, prefix: str = "") -> list[str]:
+    found: list[str] = []
+    for name in node:
+        path = f"{prefix}{name}"
+        found.append(path)
+        if not OmegaConf.is_missing(node, name) and isinstance(node[name], DictConfig):
+            found += _keys(node[name], path + ".")
+    return found
+
+
+def _no_name(arguments: Sequence[str]) -> str:
+    """A group that is given what is no name: `precision=16`, `model=null`."""
+    for argument in arguments:
+        group = argument.lstrip("+").partition("=")[0]
+        folder = resources.folder("conf") / group
+        if not group.isidentifier() or not folder.is_dir():
+            continue
+        with contextlib.suppress(HydraException):
+            (override,) = OverridesParser.create().parse_overrides([argument])
+            several = override.is_sweep_override()
+            values = list(override.sweep_iterator()) if several else [override.value()]
+            if any(value is None or isinstance(value, (int, float)) for value in values):
+                names = sorted(path.stem for path in folder.glob("*.yaml"))
+                return f"{argument}: a name is expected; available: {', '.join(names)}"
+    return f"{NO_NAME.lower()}: a name is expected"
