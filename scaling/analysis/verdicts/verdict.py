@@ -12,6 +12,7 @@ from scaling.analysis.verdicts.imbalance import or_fuller
 from scaling.analysis.verdicts.launch_bound import doubted, launch_bound
 from scaling.analysis.verdicts.offered import Gain, each_remedy_once, no_gain, remedies
 from scaling.spec.plan import Plan
+from scaling.spec.promise import DETAILS
 from scaling.spec.schedule import nobody_alone
 
 NOTABLE = 0.03
@@ -144,7 +145,7 @@ def _causes_of(
                 evidence=(f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}",),
             ),
         )
-    if not plan.own_loop and not _shares(point.loss):
+    if not plan.own_loop and not (plan.content.has(DETAILS) and _shares(point.loss)):
         return (
             undecided(
                 point,

@@ -25,6 +25,7 @@ from scaling.analysis.verdicts.by_measure import Host
 from scaling.analysis.verdicts.evidence import evidence_of
 from scaling.analysis.verdicts.verdict import verdicts
 from scaling.spec.plan import make_plan
+from scaling.spec.promise import DETAILS, Content
 
 
 def about(value, half=0.005):
@@ -137,8 +138,14 @@ def test_the_largest_term_is_named_where_nothing_is_proven(plan):
     assert found[-1].evidence[1] == "the largest term, which is not certain, is neighbours: 30% of the step"
 
 
-def test_where_no_arm_tells_causes_apart_it_says_so(plan):
-    (found,) = verdicts(point({"unexplained": 0.99}), plan)
+@pytest.mark.parametrize(
+    ("left_out", "known"),
+    [((), {}), ((DETAILS,), {"host": 0.001, "input": 0.0})],
+    ids=["no arm", "every step tells host and input"],
+)
+def test_where_no_arm_tells_causes_apart_it_says_so(plan, left_out, known):
+    measured = replace(plan, content=Content(without=left_out))
+    (found,) = verdicts(point({"unexplained": 0.99, **known}), measured)
     assert found.cause == "undecided"
     assert found.evidence == (
         "the time held nothing that tells causes apart; measure longer (measure=standard, or measure.budget_s)",
