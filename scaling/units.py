@@ -11,6 +11,9 @@ from collections.abc import Iterable
 
 from scaling.errors import InputError
 
+UNKNOWN = "unknown"
+"""How a number is written whose interval is too wide to tell anything."""
+
 _RATE = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9, "tbit": 10**12}
 DIGITS_MAX = 18
 """Digits of a number in a text; more fit into no integer of 64 bits."""

@@ -12,8 +12,10 @@ from scaling.analysis.results import NcclLog, PeakMemory, Point, Quality, RunInf
 from scaling.analysis.results.measured import LAUNCHES_MIN
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
-from scaling.units import format_duration, two_digits
+from scaling.units import UNKNOWN, format_duration, two_digits
 
+MORE_MOST = 25
+"""Times as many rounds at most that a better half-width is promised for; beyond, their spread is a guess."""
 TARGETS = (5.0, 2.0, 1.0, 0.5)
 """Half-widths of the efficiency that are worth aiming at, percentage points."""
 
@@ -99,14 +101,19 @@ def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
     assert found is not None
     assert found.half_width is not None
     half, units = found.half_width * 100, found.n
+    at = f"efficiency at {known[-1].world_size} ranks is"
     many = tables.blocks["launch"].n_unique()
     # From LAUNCHES_MIN launches on, the launches are resampled, and more rounds would not help.
     unit = "launches" if many >= LAUNCHES_MIN and units <= many else "rounds"
-    text = f"efficiency at {known[-1].world_size} ranks is known to ±{two_digits(half)} points from {units} {unit}"
+    if not found.tells:
+        return (f"{at} {UNKNOWN}: {units} {unit} were too few or too uneven",)
+    text = f"{at} known to ±{two_digits(half)} points from {units} {unit}"
     target = next((width for width in TARGETS if width < half / 1.2), None)
     if target is None:
         return (text,)
     more = math.ceil(units * (half / target) ** 2)
+    if more > MORE_MOST * units:
+        return (f"{text}, too uneven to say how many would do",)
     took_s = launches.span_ns(tables.blocks) / 1e9 / units
     return (f"{text}; ±{target:g} would take about {more} {unit} ({format_duration(more * took_s)})",)
 

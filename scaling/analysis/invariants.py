@@ -4,6 +4,8 @@ A figure that cannot be is made absent, and a warning says which. A figure that 
 the reason beside it. Nothing is clamped.
 
 Every measured number: finite, and inside its own interval.
+A number whose interval is too wide to tell anything (Measured.tells) stays as it is, so that every reader finds it
+undecided; reports write `unknown`, and a warning says why. The loss is then not split.
 Times, rates, bandwidths, efficiencies and ratios: above 0.
 Parts of a step: not below 0 by more than their interval; together the step.
 Loss terms: between -1 and 1 of the step; together 1 - efficiency.
@@ -16,6 +18,7 @@ import dataclasses
 import math
 import typing
 from collections.abc import Iterable
+from dataclasses import fields
 from functools import cache
 from typing import Any
 
@@ -32,7 +35,9 @@ from scaling.analysis.results import (
     Turns,
     Verdict,
 )
+from scaling.analysis.results.measured import WIDE
 
+UNSPLIT = "the loss is not split"
 ROUNDING = 1e-6
 """Relative difference between a sum and its terms, and of a value from its interval's end."""
 NOTHING = 1e-3
@@ -64,7 +69,9 @@ def within(analysis: Analysis) -> Analysis:
     found = _walked(dataclasses.replace(analysis, points=points), "", said)
     assert isinstance(found, Analysis)
     known = found.quality.warnings
-    warnings = (*known, *(line for line in dict.fromkeys(said) if line not in known))
+    # A study has its runs' warnings with the world size before them.
+    new = (line for line in dict.fromkeys(said) if not any(old.endswith(line) for old in known))
+    warnings = (*known, *new)
     return dataclasses.replace(found, quality=dataclasses.replace(found.quality, warnings=warnings))
 
 
@@ -80,7 +87,7 @@ def _walked(value: Any, where: str, said: list[str]) -> Any:
     size = getattr(value, "world_size", None)
     here = f" at {size} ranks" if isinstance(size, int) else where
     changed: dict[str, Any] = {}
-    for field in dataclasses.fields(value):
+    for field in fields(value):
         old = getattr(value, field.name)
         why = _why(type(value), field.name, old) if isinstance(old, Measured) else ""
         new = None if why else _walked(old, here, said)
@@ -126,6 +133,7 @@ def _point(point: Point, said: list[str]) -> Point:
     """One world size, whose parts have to fit together."""
     here = f"at {point.world_size} ranks"
     efficiency, loss, parts = point.efficiency, point.loss, point.parts_ms
+    said += _unknown(point)
     if loss is not None:
         terms = _numbers(loss)
         total = sum(term.value for term in terms)
@@ -137,13 +145,23 @@ def _point(point: Point, said: list[str]) -> Point:
             said.append(f"the causes of the loss {here} do not add up to 1 - efficiency; they are left out")
             loss = None
         elif any(abs(term.value) > 1 for term in terms) and not (efficiency and efficiency.value > 1):
+            said.append(f"a cause {here} takes more than the whole step, which cannot be; {UNSPLIT}")
+            loss = None
+        elif (efficiency and not efficiency.tells) or any((term.half_width or 0.0) > 1 for term in terms):
             said.append(
-                f"a cause {here} takes more than the whole step, which cannot be; the loss is not split"
+                f"the causes of the loss {here} are known to no better than the whole step; {UNSPLIT}"
             )
             loss = None
+    step = point.arms_ms.probe or point.step_ms
+    vague = [] if step is None else [f.name for f in fields(parts) if _vague(getattr(parts, f.name), step)]
+    if vague:
+        said.append(
+            f"{', '.join(vague)} {here}: known to no better than the whole step; left out of its parts"
+        )
+        parts = dataclasses.replace(parts, **dict.fromkeys(vague))
     probe, every = point.arms_ms.probe, _numbers(parts)
     whole = sum(part.value for part in every)
-    if probe and len(every) == len(dataclasses.fields(StepParts)) and abs(whole / probe.value - 1) > ADD_UP:
+    if probe and len(every) == len(fields(StepParts)) and abs(whole / probe.value - 1) > ADD_UP:
         said.append(
             f"doubtful: the parts of the step {here} add up to {whole:.4g} ms and the step is {probe.value:.4g} ms"
         )
@@ -154,7 +172,24 @@ def _point(point: Point, said: list[str]) -> Point:
     for name, share in _against_others(point):
         if share is not None and share.surely_above(1):
             said.append(f"{name} {here} lies above 100 % ({share.value:.1%}): {ABOVE_ONE[name]}")
-    return dataclasses.replace(point, loss=loss)
+    return dataclasses.replace(point, loss=loss, parts_ms=parts)
+
+
+def _unknown(point: Point) -> Iterable[str]:
+    """A warning where figures of a world size have an interval that tells nothing."""
+    found = {f.name: getattr(point, f.name) for f in fields(point)}
+    wide = {name: x for name, x in found.items() if isinstance(x, Measured) and not x.tells}
+    if wide:
+        units = min(number.n for number in wide.values())
+        yield (
+            f"{', '.join(wide)} at {point.world_size} ranks: unknown, since {units} rounds or launches were too few or "
+            f"too uneven (the interval reaches from less than a fifth of the value to more than {WIDE:g} times it)"
+        )
+
+
+def _vague(part: Measured | None, step: Measured) -> bool:
+    """Whether a part of a step is known to no better than the whole step."""
+    return part is not None and (part.half_width or 0.0) > step.value
 
 
 def _superlinear(point: Point, efficiency: Measured) -> str:
@@ -177,5 +212,5 @@ def _against_others(point: Point) -> Iterable[tuple[str, Measured | None]]:
 
 
 def _numbers(group: Loss | StepParts) -> list[Measured]:
-    found: Iterable[Any] = (getattr(group, field.name) for field in dataclasses.fields(group))
+    found: Iterable[Any] = (getattr(group, field.name) for field in fields(group))
     return [number for number in found if isinstance(number, Measured)]

@@ -64,7 +64,8 @@ def make_study(folders: Sequence[RunFolder], said: Sequence[str] = ()) -> tuple[
     same: dict[int, list[RunFolder]] = {}
     for folder, plan in zip(folders, plans, strict=True):
         same.setdefault(plan.ranks, []).append(folder)
-    return study([read_runs(each) for each in same.values()], said)
+    analysis, plan = study([read_runs(each) for each in same.values()], said)
+    return within(analysis), plan
 
 
 def study_at(folder: RunFolder) -> tuple[Analysis, Plan]:
@@ -83,6 +84,7 @@ def study_at(folder: RunFolder) -> tuple[Analysis, Plan]:
     if started is not None and not started.probe:
         said.append(COARSER)
     analysis, plan = study(found, said)
+    analysis = within(analysis)
     if started is None:
         return analysis, plan
     plan = dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, topology=started.topology))

@@ -11,6 +11,7 @@ from scaling.report.slower import slower_lines
 from scaling.report.strategies import strategies_answer
 from scaling.report.text import cause_name, percent, quantity, ranks, status_name, value_of
 from scaling.spec.ended import SETTLED
+from scaling.units import UNKNOWN
 
 
 def answer(analysis: Analysis) -> str:
@@ -40,6 +41,8 @@ def answer(analysis: Analysis) -> str:
     base = point.base_world_size
     of = "ideal" if base == 1 else f"the throughput a rank at {ranks(base)}"
     kept = f"At {ranks(point.world_size)} the run keeps {percent(point.efficiency)} of {of}"
+    if not point.efficiency.tells:
+        kept = f"At {ranks(point.world_size)} the efficiency is {UNKNOWN}: too few rounds, or too uneven ones"
     slower = slower_lines([(p.world_size, "", p.speedup) for p in measured if base == 1])
     said = " ".join(f"{line}." for line in slower)
     return " ".join(part for part in (f"{kept}{_main_cause(analysis, point)}", said, missing) if part)

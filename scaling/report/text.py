@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from scaling.plain import plain
-from scaling.units import spans
+from scaling.units import UNKNOWN, spans
 
 if TYPE_CHECKING:  # loads slowly, and `scaling plan` needs only the texts
     from scaling.analysis.results import Loss, Measured, StepParts
@@ -87,8 +87,10 @@ def decimals_of(measured: Measured, scale: float = 1.0) -> int | None:
 
 
 def value_of(measured: Measured | None, scale: float = 1.0) -> str:
-    """The value alone, with the digits that its interval bears: `66.2`."""
-    return NONE if measured is None else number(measured.value * scale, decimals_of(measured, scale))
+    """The value alone, with the digits that its interval bears: `66.2`; `unknown` where the interval tells nothing."""
+    if measured is None:
+        return NONE
+    return number(measured.value * scale, decimals_of(measured, scale)) if measured.tells else UNKNOWN
 
 
 def cell(measured: Measured | None, scale: float = 1.0) -> str:
@@ -96,7 +98,7 @@ def cell(measured: Measured | None, scale: float = 1.0) -> str:
     if measured is None:
         return NONE
     decimals = decimals_of(measured, scale)
-    if decimals is None or measured.half_width is None:
+    if decimals is None or measured.half_width is None or not measured.tells:
         return value_of(measured, scale)
     # Never ±0: the half-width is at least one unit of the last digit.
     half = max(measured.half_width * scale, 10.0**-decimals)
@@ -104,9 +106,9 @@ def cell(measured: Measured | None, scale: float = 1.0) -> str:
 
 
 def quantity(measured: Measured | None, unit: str = "", scale: float = 1.0) -> str:
-    """In a sentence: `66.2 ms ±0.8`, `66.2 ms [65.1, 67.9]` where the sides differ, `-` for None."""
-    if measured is None:
-        return NONE
+    """In a sentence: `66.2 ms ±0.8`, `66.2 ms [65.1, 67.9]` where the sides differ, `-` for None, `unknown`."""
+    if measured is None or not measured.tells:
+        return value_of(measured)
     value, _, half = cell(measured, scale).partition(" ±")
     shown = f"{value} {unit}".rstrip()
     if not half or measured.interval is None:
@@ -136,12 +138,12 @@ def change(ratio: Measured | None) -> str:
     """A ratio near 1 as a signed change: `+0.3 % ±0.4`."""
     if ratio is None:
         return NONE
-    return signed(percent(ratio - 1))
+    return signed(percent(ratio - 1)) if ratio.tells else UNKNOWN
 
 
 def signed(text: str) -> str:
     """A formatted number with its sign."""
-    return text if text.startswith(("-", "0 ", "0.0 ")) else f"+{text}"
+    return text if text.startswith(("-", "0 ", "0.0 ", UNKNOWN)) else f"+{text}"
 
 
 def ranks(world_size: int) -> str:

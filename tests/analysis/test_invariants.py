@@ -89,6 +89,42 @@ def test_more_than_ideal_stays_with_its_reason(whole):
     assert not any("superlinear" in line for line in same.quality.warnings)
 
 
+def test_what_tells_nothing_stays_with_its_reason_and_the_loss_is_not_split(whole):
+    wild = Measured(0.33, 0.01, 9.53, 3)
+    point = whole.points[1]
+    loss = dataclasses.replace(
+        point.loss, unexplained=point.loss.unexplained + (point.efficiency.value - wild.value)
+    )
+    found = within(with_point(whole, efficiency=wild, samples_per_s=Measured(465, 4.6, 47000, 3), loss=loss))
+    assert found.points[1].efficiency == wild
+    assert found.points[1].loss is None
+    (line,) = [line for line in found.quality.warnings if "unknown" in line]
+    assert line.startswith(
+        "samples_per_s, efficiency at 2 ranks: unknown, since 3 rounds or launches were too few"
+    )
+    assert any("the loss is not split" in line for line in found.quality.warnings)
+
+
+def test_a_cause_known_to_no_better_than_the_step_is_not_split_off(whole):
+    loss = dataclasses.replace(
+        whole.points[1].loss, overlap=dataclasses.replace(whole.points[1].loss.overlap, low=-4.8, high=4.8)
+    )
+    found = within(with_point(whole, loss=loss))
+    assert found.points[1].loss is None
+    assert any(
+        "the causes of the loss at 2 ranks are known to no better" in w for w in found.quality.warnings
+    )
+
+
+def test_a_part_known_to_no_better_than_the_step_is_left_out(whole):
+    point = whole.points[1]
+    parts = dataclasses.replace(point.parts_ms, backward=Measured(20.0, -280.0, 320.0, 3))
+    found = within(with_point(whole, parts_ms=parts))
+    assert found.points[1].parts_ms.backward is None
+    assert found.points[1].parts_ms.forward == point.parts_ms.forward
+    assert any(line.startswith("backward at 2 ranks: known to no better") for line in found.quality.warnings)
+
+
 @pytest.fixture(scope="module")
 def recorded(simulate, cluster, tmp_path_factory):
     folder = RunFolder(tmp_path_factory.mktemp("invariants") / "run")

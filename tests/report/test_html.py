@@ -244,6 +244,15 @@ def test_series_are_told_apart_by_more_than_colour(sample):
     )  # forward and backward, which stand side by side, differ in depth
 
 
+def test_a_curve_leaves_out_what_tells_nothing(sample):
+    known = sample.good()
+    first, *middle, last = known.points
+    wild = replace(last, efficiency=Measured(0.33, 0.01, 9.53, 3))
+    drawn = scaling_curve([("a", (first, *middle, wild))])
+    assert drawn is None or last.world_size not in drawn.data[-1]["x"]
+    assert last.world_size in scaling_curve([("a", known.points)]).data[-1]["x"]
+
+
 def figure_bars(sample):
     found = figures_of(sample.good(), sample.plan(), (), ())
     return [t for t in next(p for p in found if p.name == "parts").data if t["type"] == "bar"]

@@ -31,6 +31,13 @@ def test_a_quantity_shows_the_digits_its_interval_bears(low, high, expected):
     assert text.quantity(Measured(66.2, low, high), "ms") == expected
 
 
+def test_a_figure_whose_interval_tells_nothing_is_unknown():
+    wild = Measured(0.33, 0.01, 9.53, 3)
+    assert text.percent(wild) == text.cell(wild, 100) == text.value_of(wild, 100) == "unknown"
+    assert text.change(wild) == "unknown"
+    assert text.signed(text.quantity(wild, "ms")) == "unknown"
+
+
 @pytest.mark.parametrize(
     ("measured", "expected"),
     [
@@ -301,7 +308,22 @@ def test_a_trial_of_which_something_was_measured_is_not_called_missing(sample):
     assert answer(replace(good, trials=lost)).endswith(said)
 
 
+def test_uneven_rounds_are_said_in_the_answer_the_table_and_the_page(sample):
+    good = sample.good()
+    *rest, last = good.points
+    wild = {"efficiency": Measured(0.33, 0.01, 9.53, 3), "samples_per_s": Measured(465.0, 4.5, 48000.0, 3)}
+    odd = replace(good, points=(*rest, replace(last, **wild, loss=None)), verdicts=())
+    said = f"At {last.world_size} ranks the efficiency is unknown: too few rounds, or too uneven ones."
+    assert answer(odd) == said
+    out = io.StringIO()
+    print_analysis(Console(file=out, width=200), odd, sample.plan(), verbose=True)
+    for drawn in (out.getvalue(), markdown(odd, sample.plan()), unescape(page(odd, sample.plan()))):
+        assert "unknown" in drawn
+        assert "[1, 953]" not in drawn
+        assert "465" not in drawn.replace(" ", "").partition("<script")[0]
+
+
 def test_what_is_surely_above_zero_is_never_shown_as_zero():
-    found = Measured(0.4, 0.05, 4.4, 8)
-    assert text.quantity(found, "ms") == "0.40 ms [0.05, 4.40]"
+    found = Measured(0.4, 0.09, 1.8, 8)
+    assert text.quantity(found, "ms") == "0.40 ms [0.09, 1.80]"
     assert text.quantity(Measured(0.4, -3.6, 4.4, 8), "ms") == "0 ms ±4"

@@ -129,7 +129,7 @@ def gate(comparisons: Sequence[Comparison], bar: float) -> Gate:
     """How all ratios of some comparisons stand to a bar, by their whole intervals and the machine's drift.
 
     not_met: some ratio is below it; unmeasured: one of the runs did not measure all that the other did; unjudged:
-    some ratio, or all, has no interval (too few rounds); undecided: some interval reaches below it.
+    some ratio, or all, has no interval (too few rounds); undecided: some interval reaches below it, or tells nothing.
     """
     ratios = [(p.ratio, drift(p.control)) for c in comparisons for p in c.points]
     ratios += [(case.ratio, 0.0) for c in comparisons for case in c.cases]
@@ -140,7 +140,7 @@ def gate(comparisons: Sequence[Comparison], bar: float) -> Gate:
         return "unmeasured"
     if not known or any(ratio.interval is None for ratio in known):
         return "unjudged"
-    return "met" if all(ratio.least >= bar for ratio in known) else "undecided"
+    return "met" if all(ratio.tells and ratio.least >= bar for ratio in known) else "undecided"
 
 
 def alone(spec: Spec) -> tuple[object, ...]:

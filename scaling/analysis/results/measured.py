@@ -11,8 +11,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from scaling.units import UNKNOWN
+
 LAUNCHES_MIN = 3
 """With this many launches or more, the interval covers what differs between launches, and `n` counts launches."""
+WIDE = 5.0
+"""An interval from less than a WIDE-th of its value to more than WIDE times it tells nothing."""
 DIGITS = 4
 """A value is shown with this many significant digits at most, however narrow its interval is."""
 
@@ -70,19 +74,26 @@ class Measured:
         """The interval's upper end, or the value where there is no interval."""
         return self.value if self.high is None else self.high
 
+    @property
+    def tells(self) -> bool:
+        """False where the interval of a number above 0 is too wide to tell anything (WIDE); reports say unknown."""
+        if self.low is None or self.high is None:
+            return True
+        return not (0 < self.low < self.value / WIDE and self.high > WIDE * self.value)
+
     def holds(self, number: float) -> bool:
         """Whether the interval contains a number; False without an interval."""
         return self.low is not None and self.high is not None and self.low <= number <= self.high
 
     def surely_above(self, bound: float | Measured) -> bool:
-        """Whether the whole interval lies above a number, or above the other's interval."""
+        """Whether the whole interval lies above a number, or above the other's interval; False if one is too wide."""
         top = bound.high if isinstance(bound, Measured) else bound
-        return self.low is not None and top is not None and self.low > top
+        return self.low is not None and top is not None and self.low > top and _tell(self, bound)
 
     def surely_below(self, bound: float | Measured) -> bool:
-        """Whether the whole interval lies below a number, or below the other's interval."""
+        """Whether the whole interval lies below a number, or below the other's interval; False if one is too wide."""
         bottom = bound.low if isinstance(bound, Measured) else bound
-        return self.high is not None and bottom is not None and self.high < bottom
+        return self.high is not None and bottom is not None and self.high < bottom and _tell(self, bound)
 
     def differs_from(self, number: float, by: float = 0.0) -> bool:
         """Whether the whole interval lies more than `by` above or below a number."""
@@ -198,6 +209,8 @@ class Measured:
         return max(0, min(justified, most))
 
     def __str__(self) -> str:
+        if not self.tells:
+            return UNKNOWN
         decimals = self.decimals()
         if decimals is None or self.half_width is None:
             return f"{self.value:.4g}"
@@ -212,6 +225,10 @@ def mean_of(numbers: Sequence[Measured]) -> Measured:
         return Measured(value, n=n)
     low, high = (sum(side) / len(numbers) for side in zip(*ends, strict=True))
     return Measured(value, low, high, n)
+
+
+def _tell(*numbers: float | Measured) -> bool:
+    return all(number.tells for number in numbers if isinstance(number, Measured))
 
 
 def _quadrature(*errors: float | None) -> float | None:

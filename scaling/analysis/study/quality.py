@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from scaling.analysis.results import Point, Quality, Study
 from scaling.analysis.results.run import CONTENDED
 from scaling.analysis.study.size import Size
-from scaling.units import two_digits
+from scaling.units import UNKNOWN, two_digits
 
 LAUNCHES_DIFFER = "another launch of the same script can be up to a fifth slower or faster"
 
@@ -54,8 +54,9 @@ def quality(sizes: Sequence[Size], found: Study, points: Sequence[Point], first:
         )
     last = points[-1].efficiency
     if last is not None and last.half_width is not None:
-        half = two_digits(100 * last.half_width)
-        reached.append(f"efficiency at {points[-1].world_size} ranks is known to ±{half} points")
+        known = f"known to ±{two_digits(100 * last.half_width)} points"
+        unknown = f"{UNKNOWN}: its steps or launches were too few or too uneven"
+        reached.append(f"efficiency at {points[-1].world_size} ranks is {known if last.tells else unknown}")
     return Quality(
         contended_blocks=sum(one.contended_blocks for _, one in each),
         dropped_samples=sum(one.dropped_samples for _, one in each),

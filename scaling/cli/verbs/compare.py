@@ -36,7 +36,7 @@ PRICE = "cost.usd_per_gpu_hour"
 _GATE = {
     "met": "met",
     "not_met": "NOT met",
-    "undecided": "undecided, an interval reaches below it",
+    "undecided": "undecided, an interval reaches below it or is too wide to tell",
     "unjudged": "cannot be judged, a ratio has no interval (too few rounds)",
     "unmeasured": "cannot be judged, one of the runs did not measure all that the other did",
 }

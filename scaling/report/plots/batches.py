@@ -35,7 +35,7 @@ def _over_batch(
     series: dict[str, list[tuple[Case, Measured]]] = {}
     for row in rows:
         value = of(row)
-        if value is not None and row.world_size == largest:
+        if value is not None and value.tells and row.world_size == largest:
             series.setdefault(cases.setting(row), []).append((row, value))
     series = {name: sorted(found, key=lambda p: p[0].batch) for name, found in series.items()}
     batches = sorted({row.batch for found in series.values() for row, _ in found})

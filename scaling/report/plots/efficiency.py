@@ -30,7 +30,10 @@ BANDS = 2
 
 def scaling_curve(series: Sequence[tuple[str, Sequence[Point]]]) -> Plot | None:
     """Efficiency over world size with its 95 % interval, one line a run, beside the ideal."""
-    measured = [(name, [p for p in points if p.efficiency is not None]) for name, points in series]
+    measured = [
+        (name, [p for p in points if p.efficiency is not None and p.efficiency.tells])
+        for name, points in series
+    ]
     measured = [(name, points) for name, points in measured if points]
     sizes = sorted({p.world_size for _, points in measured for p in points})
     if len(sizes) < 2:

@@ -12,7 +12,7 @@ from scaling.units import format_bytes
 
 def fabric(level: FabricLevel, bucket_bytes: Iterable[int]) -> Plot | None:
     """Bus bandwidth against message size: measured, fitted, nominal, and where the model's buckets lie."""
-    curve = [c for c in level.curve if c.bytes > 0]
+    curve = [c for c in level.curve if c.bytes > 0 and c.busbw_gbit_s.tells]
     if not curve:
         return None
     data = []

@@ -38,7 +38,7 @@ def comparison_charts(comparisons: Sequence[Comparison]) -> Json:
     series: dict[str, list[tuple[float, float]]] = {}
     for one in comparisons:
         _, other = versus.run_names(one)
-        found = [(float(p.world_size), p.ratio.value) for p in one.points if p.ratio]
+        found = [(float(p.world_size), p.ratio.value) for p in one.points if p.ratio and p.ratio.tells]
         series |= {other: found} if found else {}
     chart = {"kind": "line", "title": "Throughput over the base", "x": "world_size", "series": series}
     return {"ratio_chart": chart} if series else {}
@@ -64,7 +64,7 @@ def _bars(point: Point) -> Json:
 def _case_chart(rows: Sequence[InferenceCase | TrainingCase]) -> Json:
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
-        if row.samples_per_s is not None:
+        if row.samples_per_s is not None and row.samples_per_s.tells:
             label = f"{cases.setting(row)} n={row.world_size}"
             series.setdefault(label, []).append((row.batch, row.samples_per_s.value))
     return {"kind": "line", "title": "Samples per second", "x": "batch", "series": series}
@@ -74,6 +74,8 @@ def _fabric_chart(fabric: Fabric) -> Json:
     series: dict[str, list[tuple[float, float]]] = {}
     for level in fabric.levels:
         for point in level.curve:
+            if not point.busbw_gbit_s.tells:
+                continue
             label = f"{level.name} {point.collective} n={level.world_size}"
             series.setdefault(label, []).append((point.bytes, point.busbw_gbit_s.value))
     return {"kind": "line", "title": "Bus bandwidth, Gbit/s", "x": "bytes", "series": series}

@@ -39,7 +39,7 @@ def spread(named: Json) -> Json:
     """Measured numbers as `name`, `name_low` and `name_high`; what is unknown is left out."""
     flat: Json = {}
     for name, value in named.items():
-        if isinstance(value, Measured):
+        if isinstance(value, Measured) and value.tells:
             flat |= {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
         elif isinstance(value, str | int | float):
             flat[name] = value

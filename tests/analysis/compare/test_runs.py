@@ -342,6 +342,18 @@ def test_a_ratio_without_an_interval_meets_nothing(plan):
     assert gate([found], 0.95) == "unjudged"
 
 
+@pytest.mark.parametrize(("low", "high"), [(1.05, 100.0), (0.01, 0.94)])
+def test_a_ratio_that_tells_nothing_is_undecided_on_either_side_of_the_bar(plan, low, high):
+    found = compare(run(point()), run(point()), plan, plan)
+    wild = replace(found.points[0], ratio=Measured((low * high) ** 0.5, low, high, 3))
+    assert gate([replace(found, points=(wild,))], 0.95) == "undecided"
+
+
+def test_a_run_of_uneven_rounds_is_not_distinguishable(plan):
+    wild = replace(point(), samples_per_s=Measured(9000.0, 1500.0, 54000.0, 3))
+    assert not compare(run(point()), run(wild), plan, plan).points[0].distinguishable
+
+
 def test_a_bar_above_one_asks_for_a_gain(plan):
     assert gate([compare(run(point()), run(point()), plan, plan)], 1.3) == "not_met"
     assert gate([compare(run(point()), run(point(step=70.0)), plan, plan)], 1.3) == "met"

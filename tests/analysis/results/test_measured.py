@@ -184,3 +184,26 @@ def test_what_cannot_be_below_a_bound_has_no_interval_below_it():
 )
 def test_a_number_is_shown_with_the_digits_that_its_interval_justifies(number, shown):
     assert str(number) == shown
+
+
+WILD = Measured(0.33, 0.01, 9.53, 3)
+
+
+def test_an_interval_beyond_a_fifth_and_five_times_the_value_tells_nothing():
+    assert not WILD.tells
+    assert str(WILD) == "unknown"
+    assert Measured(0.33, 0.07, 1.6, 3).tells
+    assert TEN.tells
+    assert BARE.tells
+
+
+def test_a_number_that_may_be_nothing_tells_how_much_it_is_at_most():
+    assert Measured(0.1, -0.8, 1.0, 3).tells
+    assert Measured(2.0, 0.0, 30.0, 3).tells
+
+
+def test_what_tells_nothing_decides_nothing():
+    assert not Measured(9.5, 1.5, 60.0, 3).surely_above(1.0)
+    assert not Measured(0.1, 0.01, 0.9, 3).surely_below(1.0)
+    assert not TEN.surely_above(WILD)
+    assert not Measured(9.5, 1.5, 60.0, 3).differs_from(1.0)
