@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -66,13 +66,32 @@ def within(analysis: Analysis) -> Analysis:
     """The analysis without what cannot be, and with a warning for each figure that it lost or that is surprising."""
     said: list[str] = []
     points = tuple(_point(point, said) for point in analysis.points)
-    found = _walked(dataclasses.replace(analysis, points=points), "", said)
+    unsplit = {
+        new.world_size for old, new in zip(analysis.points, points, strict=True) if old.loss and not new.loss
+    }
+    checked = dataclasses.replace(analysis, points=points, verdicts=_without_causes(analysis, unsplit))
+    found = _walked(checked, "", said)
     assert isinstance(found, Analysis)
     known = found.quality.warnings
     # A study has its runs' warnings with the world size before them.
     new = (line for line in dict.fromkeys(said) if not any(old.endswith(line) for old in known))
     warnings = (*known, *new)
     return dataclasses.replace(found, quality=dataclasses.replace(found.quality, warnings=warnings))
+
+
+def _without_causes(analysis: Analysis, unsplit: Collection[int]) -> tuple[Verdict, ...]:
+    """The verdicts; at world sizes whose loss is not split, without those that are terms of it."""
+    terms = {field.name for field in fields(Loss)}
+    lost = {v.world_size for v in analysis.verdicts if v.world_size in unsplit and v.cause in terms}
+    if not unsplit:
+        return analysis.verdicts
+    kept = [v for v in analysis.verdicts if v.world_size not in lost or v.cause not in terms]
+    kept = [dataclasses.replace(v, share=None) if v.world_size in unsplit else v for v in kept]
+    kept += [
+        Verdict(cause="undecided", world_size=n, share=None, confidence="low", evidence=(UNSPLIT,))
+        for n in sorted(lost - {v.world_size for v in kept})
+    ]
+    return tuple(sorted(kept, key=lambda v: v.world_size))
 
 
 def _walked(value: Any, where: str, said: list[str]) -> Any:
@@ -153,6 +172,16 @@ def _point(point: Point, said: list[str]) -> Point:
             )
             loss = None
     step = point.arms_ms.probe or point.step_ms
+    waited = [parts.exposed_transfer, parts.exposed_skew, parts.exposed_enqueue]
+    if loss is not None and step is not None and None not in waited[:2]:
+        links = sum(term.value for term in (loss.link_latency, loss.link_bandwidth) if term)
+        waits = sum(part.value for part in waited if part) / step.value
+        if links > waits + ADD_UP:
+            said.append(
+                f"the link takes {links:.0%} of the step {here} by its replay, and all waits together "
+                f"{waits:.0%}; {UNSPLIT}"
+            )
+            loss = None
     vague = [] if step is None else [f.name for f in fields(parts) if _vague(getattr(parts, f.name), step)]
     if vague:
         said.append(

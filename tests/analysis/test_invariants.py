@@ -105,6 +105,21 @@ def test_what_tells_nothing_stays_with_its_reason_and_the_loss_is_not_split(whol
     assert any("the loss is not split" in line for line in found.quality.warnings)
 
 
+def test_a_link_that_takes_more_than_all_waits_is_no_cause(whole):
+    """Once a study said that the link takes 40 % of a step, beside a transfer of 24 % of it."""
+    loss, parts = whole.points[1].loss, whole.points[1].parts_ms
+    step = whole.points[1].arms_ms.probe.value
+    more = (parts.exposed_transfer.value + parts.exposed_skew.value) / step + 0.1 - loss.link_bandwidth.value
+    loss = dataclasses.replace(
+        loss, link_bandwidth=loss.link_bandwidth + more, unexplained=loss.unexplained - more
+    )
+    found = within(with_point(whole, loss=loss))
+    assert found.points[1].loss is None
+    assert any("by its replay, and all waits together" in line for line in found.quality.warnings)
+    (verdict,) = found.verdicts
+    assert (verdict.cause, verdict.evidence) == ("undecided", ("the loss is not split",))
+
+
 def test_a_cause_known_to_no_better_than_the_step_is_not_split_off(whole):
     loss = dataclasses.replace(
         whole.points[1].loss, overlap=dataclasses.replace(whole.points[1].loss.overlap, low=-4.8, high=4.8)

@@ -68,7 +68,7 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
         nominal_share=None
         if nominal is None
         else rate(lambda m: records.moved_bytes * 8 / m["busy"] * 1e9 / nominal),
-        free_speedup=rounds.ratio(lambda m: 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"]))),
+        free_speedup=rounds.ratio(lambda m: 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"], "replayed"))),
         hidden_share=rounds.measure(lambda m: 1 - m["bucket_transfer"] / m["busy"]),
         host_lead_ms=rounds.measure("lead", scale=MS),
         starved_share=rounds.measure("starved"),

@@ -49,6 +49,13 @@ def cycles_of(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Iter
     count, each = stamps.micro_steps, stamps.launch.shape[2] // stamps.micro_steps
     ends, compute_ends = stamps.own_ends, stamps.compute_ends
     in_which = _micro_step_of_broadcasts(stamps)
+    durations = {
+        "input": stamps.input,
+        "step": stamps.end - stamps.begin,
+        "waited": stamps.waited,
+        "moving": merged.exposed_transfer + stamps.buffer_wait - _buffer_skew(stamps, merged),
+    }
+    shared = {name: of_steps[1:] / count for name, of_steps in durations.items()}
     for index in range(count):
         before = ends[:-1, :, -1] if index == 0 else ends[1:, :, index - 1]
         held, barriers = np.zeros_like(before), []
@@ -65,7 +72,7 @@ def cycles_of(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Iter
             barriers=tuple(barriers),
             channel=stamps.channel.among(own),
         )
-        yield Cycle(key=key, replay=replay, input=stamps.input[1:] / count, of=count)
+        yield Cycle(key=key, replay=replay, of=count, **shared)
 
 
 def _micro_step_of_broadcasts(stamps: BlockStamps) -> Floats:
@@ -198,13 +205,19 @@ def _broadcasts(steps: pl.DataFrame, rows: pl.DataFrame | None, count: int, n: i
     return begin.reshape(count, n, -1), end.reshape(count, n, -1)
 
 
+def _buffer_skew(stamps: BlockStamps, merged: Merged) -> Floats:
+    """S x R: the part of all waits for buffers in which others had not come yet."""
+    found: Floats = merged.buffer_skew.sum(axis=2)
+    known = (stamps.buffer_end - stamps.buffer_begin).sum(axis=2)
+    if known.mean() < stamps.buffer_wait.mean():  # an older file: split the others as the last one
+        found = found * stamps.buffer_wait.mean() / max(1.0, known.mean())
+    return found
+
+
 def _scalars(stamps: BlockStamps, merged: Merged) -> dict[str, float]:
     """Block means of quantities that need all ranks together, ns."""
     begin = (stamps.sync_end - stamps.backward).max(axis=1, keepdims=True)
-    buffer_skew = merged.buffer_skew.sum(axis=2)
-    known = (stamps.buffer_end - stamps.buffer_begin).sum(axis=2)
-    if known.mean() < stamps.buffer_wait.mean():  # an older file: split the others as the last one
-        buffer_skew = buffer_skew * stamps.buffer_wait.mean() / max(1.0, known.mean())
+    buffer_skew = _buffer_skew(stamps, merged)
     values = {
         "busy": merged.busy.mean(),
         "span": (merged.finished - merged.released).sum(axis=1).mean(),
@@ -226,7 +239,7 @@ def _scalars(stamps: BlockStamps, merged: Merged) -> dict[str, float]:
     }
     values["exposed_transfer"] = values["bucket_transfer"] + values["buffer_transfer"]
     values["exposed_skew"] = values["bucket_skew"] + values["buffer_skew"]
-    values["exposed_all"] = values["bucket_wait"] + stamps.buffer_wait.mean()
+    values["exposed_all"] = stamps.waited.mean()
     for k in range(stamps.launch.shape[2]):
         values[f"bucket.{k}.transfer"] = merged.transfer[:, k].mean()
         values[f"bucket.{k}.shared"] = merged.shared[:, k].mean()

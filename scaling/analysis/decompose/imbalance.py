@@ -110,7 +110,7 @@ def share(m: Means) -> Floats:
     Resampled rounds have another time a token than the one that was replayed; the cost is taken in proportion.
     """
     per_token = _slope(m)
-    result: Floats = (m["sim"] - m[EVEN]) / m["detailed"] * per_token / per_token[0]
+    result: Floats = (m["sim"] - m[EVEN]) / m["replayed"] * per_token / per_token[0]
     return result
 
 

@@ -21,11 +21,14 @@ Link = Callable[[Means], AlphaBeta]
 """The fitted link of this world size, resampled with the same rounds."""
 
 
-def share_of_wait(m: Means, exposed: Floats) -> Floats:
-    """A wait in the detailed steps, ns, as a share of the step."""
+def share_of_wait(m: Means, exposed: Floats, of: str = "detailed") -> Floats:
+    """A wait in the detailed steps, ns, as a share of the step.
+
+    `of`: the steps that it is a mean over; `replayed` are those but the first of each block, which has none before it.
+    """
     # The detailed probe's own cost stretches backward, which hides more communication than in a normal step. Only the
     # shares of the wait are taken from it; the wait itself is the light probe's.
-    wait = m["detailed.exposed"]
+    wait = m[f"{of}.exposed"]
     share = np.divide(exposed, wait, out=np.zeros_like(wait), where=wait > 0)
     result: Floats = share * m[f"{PROBE}.exposed"] / m[PROBE]
     return result
@@ -68,12 +71,16 @@ def split_by_kind(
 
 
 def linked_share(m: Means) -> Floats:
-    """What the link costs, as a share of the step: exposed transfer of the step without late ranks."""
-    return share_of_wait(m, m["link_exposed"])
+    """What the link costs, as a share of the step: exposed transfer of the step without late ranks.
+
+    That is the transfer that was measured and what the replay changes in it, so a few replayed steps cannot make it
+    another than the transfer that is printed beside it.
+    """
+    return waited_for_data(m) + share_of_wait(m, m["link_exposed"] - m["replayed.transfer"], "replayed")
 
 
 def waited_for_data(m: Means) -> Floats:
-    """The same of a pipeline, whose steps are not replayed: exposed transfer as it was."""
+    """Exposed transfer as it was; all there is of a pipeline, whose steps are not replayed."""
     return share_of_wait(m, m["exposed_transfer"])
 
 
@@ -147,7 +154,7 @@ def loss(
         "strategy_overhead": lambda m: (
             (m[DDP_SOLO] - m[BARE_ALL] - grown(m, DDP_SOLO, BARE_ALL, *side)) / (tensor * m[PLAIN])
         ),
-        "straggler": lambda m: (m["sim"] - m["sim_typical"]) / m["detailed"],
+        "straggler": lambda m: (m["sim"] - m["sim_typical"]) / m["replayed"],
         "overlap": lambda m: grown(m, "typical.probe", DDP_SOLO, "forward", "compute") * probe(m),
         "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input", over=tensor) * probe(m),
         "host": lambda m: grown(m, "typical.probe", BARE_ONE, "host", over=tensor) * probe(m) + enqueuing(m),

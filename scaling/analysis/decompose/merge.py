@@ -56,6 +56,11 @@ class BlockStamps:
         return np.maximum(found, self.launch)
 
     @property
+    def waited(self) -> Floats:
+        """S x R: all that a rank waits for communication in a step."""
+        return self.sync_end - self.compute_end + self.earlier_wait + self.buffer_wait
+
+    @property
     def own_ends(self) -> Floats:
         """S x R x M: when a rank has the last bucket of a micro-step."""
         steps, ranks, buckets = self.done.shape

@@ -206,6 +206,9 @@ def _merged_values(records: TrialRecords, found: Arms, plan: Plan) -> dict[str, 
     values = {name: records.per_round(found) for name, found in records.merged.items()}
     values[EARLIER] = records.arm(PROBE, detailed=True)[EARLIER]
     evened, mask = found.evened, np.array([r in found.typical for r in range(records.trial.world_size)])
+    values["replayed"] = records.of_cycles(lambda c: float(c.step.mean()))
+    values["replayed.exposed"] = records.of_cycles(lambda c: float(c.waited.mean()))
+    values["replayed.transfer"] = records.of_cycles(lambda c: float(c.moving.mean()))
     values["sim"] = records.of_cycles(lambda c: float(c.replay.period().mean()))
     if evened is not records:
         values[imbalance.EVEN] = evened.of_cycles(lambda c: float(c.replay.period().mean()))

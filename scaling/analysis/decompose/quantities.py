@@ -77,6 +77,9 @@ class Cycle:
     replay: Replay | Program
     """Ready times are launches. They and the end of compute leave out the wait for buffers in forward."""
     input: Floats  # S x R, durations; of several micro-steps an equal part each
+    step: Floats  # S x R, likewise: how long the replayed steps took
+    waited: Floats  # S x R, likewise: what they waited for communication
+    moving: Floats  # S x R, likewise: what of that while data moved
     of: int = 1
     """Cycles of a step."""
 

@@ -113,7 +113,15 @@ def read_sharded(
             merged.setdefault(name, {})[key] = value
         if len(stamps.launch) > 1:
             program = _program(stamps)
-            cycles.append(Cycle(key=key, replay=program, input=inputs[1:]))
+            took = stamps.steps["end_ns"] - stamps.steps["begin_ns"]
+            durations = {
+                "input": inputs,
+                "step": took,
+                "waited": stamps.waited,
+                "moving": exposed(stamps)[0].sum(axis=2),
+            }
+            of_replayed = {name: of_steps[1:] for name, of_steps in durations.items()}
+            cycles.append(Cycle(key=key, replay=program, **of_replayed))
             programs[key] = program
     return ShardedBlocks(cycles=tuple(cycles), merged=merged, sent=sent, programs=programs)
 

@@ -42,7 +42,7 @@ def loader(
     rounds = rounds.extend({name: records.per_round(found) for name, found in records.making.items()})
     rounds = rounds.extend({"sim_fed": _fed_periods(records, fed)})
     share: Callable[[Means], Floats] = (
-        (lambda m: (m["sim"] - m["sim_fed"]) / m["detailed"])
+        (lambda m: (m["sim"] - m["sim_fed"]) / m["replayed"])
         if n > 1
         else (lambda m: np.maximum(m[f"{PROBE}.input"] - fed, 0.0) / m[PROBE])
     )

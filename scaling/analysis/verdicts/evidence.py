@@ -7,6 +7,8 @@ from scaling.analysis.results import FabricLevel, Point
 from scaling.analysis.verdicts import imbalance
 from scaling.units import format_bytes
 
+ALIKE = 0.02
+"""Steps with and without phase stamps that differ by less than this share are not told apart."""
 UNEVEN = 0.02
 """A rank of a pipeline that surely computes longer than the mean by more than this share is named."""
 
@@ -27,8 +29,12 @@ def evidence_of(cause: str, point: Point, level: FabricLevel | None = None) -> t
                 "no_sync is missing"
             )
         if parts.exposed_transfer is not None and point.step_ms is not None:
+            # The parts are those of the step with phase stamps, which may differ on a busy machine.
+            over = point.overhead.probe_over_plain
+            stamped = arms.probe if over and abs(over.value - 1) > ALIKE else None
+            of, step = ("a step", point.step_ms) if stamped is None else ("a step with phase stamps", stamped)
             lines.append(
-                f"a step waits {parts.exposed_transfer.value:.1f} of {point.step_ms.value:.1f} ms for data on the link"
+                f"{of} waits {parts.exposed_transfer.value:.1f} of {step.value:.1f} ms for data on the link"
             )
         if comm.busbw_gbit_s is not None:
             share = comm.nominal_share

@@ -372,3 +372,13 @@ def test_ranks_whose_turn_comes_seldom_weigh_as_much_as_others(measure, cluster)
     records = read_trial(run.tables, run.plan, next(t for t in run.plan.trials if t.world_size == 16))
     step_ms = records.arm("bare_one")["step"].mean() / 1e6
     assert step_ms == pytest.approx(alone_ms + 10.0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_link_costs_no_more_than_what_its_steps_wait(measure, cluster, seed):
+    """Replays leave out a block's first step. So does what they are held against, or one slow step counts twice."""
+    truth = cluster.Truth(world_sizes=(1, 2), hosts=2, rounds=4, steps=2, link_noise=1.5, seed=seed)
+    found = measure(truth).point(2)
+    parts, loss = found.parts_ms, found.loss
+    waits = (parts.exposed_transfer.value + parts.exposed_skew.value) / found.arms_ms.probe.value
+    assert loss.link_latency.value + loss.link_bandwidth.value <= waits + 0.03

@@ -167,6 +167,9 @@ def test_all_kinds_that_divided_layers_send_are_in_the_loss():
     ]
     values = {
         "link_exposed": 10.0,
+        "replayed.transfer": 10.0,
+        "replayed.exposed": 10.0,
+        "exposed_transfer": 10.0,
         "detailed.exposed": 10.0,
         "probe.exposed": 10.0,
         "probe": 100.0,

@@ -39,7 +39,7 @@ def find(extra_ms, *, rounds=8, noise_ms=0.0, early_ms=0.0, floor=0.0, seed=0, h
                     transfer=np.tile(transfer, (steps, 1)),
                     start=np.zeros((steps, n)),
                 ),
-                input=np.zeros((steps, n)),
+                **dict.fromkeys(("input", "step", "waited", "moving"), np.zeros((steps, n))),
             )
         )
     records = TrialRecords(

@@ -192,6 +192,33 @@ def test_more_than_the_link_can_carry_has_its_reason_beside_it(plan):
     assert "110% of what the link can carry: a shaped link passes a burst at once" in found.evidence[-1]
 
 
+@pytest.mark.parametrize(
+    ("probe", "said"),
+    [
+        (100.5, "a step waits 20.0 of 100.0 ms for data on the link"),
+        (60.0, "a step with phase stamps waits 20.0 of 60.0 ms for data on the link"),
+    ],
+)
+def test_a_wait_is_a_part_of_the_step_that_it_was_seen_in(plan, probe, said):
+    """On a busy machine steps with and without phase stamps differ; the share of the loss is of the former."""
+    seen = point(
+        {"link_bandwidth": 0.3},
+        comm=Comm(
+            bytes_per_step=9 * 2**20,
+            buckets=(),
+            busbw_gbit_s=None,
+            curve_share=None,
+            nominal_share=None,
+            hidden_share=None,
+        ),
+        arms_ms=ArmTimes(probe=about(probe)),
+        overhead=Overhead(probe_over_plain=about(probe / 100)),
+        parts_ms=StepParts(exposed_transfer=about(20.0)),
+    )
+    (found,) = verdicts(seen, plan)
+    assert found.evidence[0] == said
+
+
 def test_evidence_has_numbers_and_units(plan):
     comm = Comm(
         bytes_per_step=9 * 2**20,
