@@ -34,6 +34,8 @@ def _hint(comparison: Comparison) -> tuple[str, ...]:
 def _answer(comparison: Comparison) -> str:
     if not comparison.comparable:
         return f"The two runs are not comparable: {'; '.join(map(plain, comparison.reasons))}."
+    if comparison.one_run:
+        return "Both are the same run, so every ratio is 1 by definition: name two runs to compare them."
     if comparison.cases:
         return cases.comparison_answer(comparison, run_names(comparison))
     measured = [p for p in comparison.points if p.ratio is not None]

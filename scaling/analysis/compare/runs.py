@@ -62,7 +62,7 @@ def compare(
         for p, given in zip(plans, prices, strict=True)
     ]
     prices = (known[0], known[1])
-    return Comparison(
+    found = Comparison(
         schema=SCHEMA,
         base=base.run,
         other=other.run,
@@ -78,6 +78,26 @@ def compare(
             for said in run.quality.contended
         ),
     )
+    return _of_one_run(found) if base == other and base_plan == other_plan else found
+
+
+def _of_one_run(found: Comparison) -> Comparison:
+    """A run beside itself: its ratios are 1 by definition, whatever its own intervals are."""
+
+    def exactly(value: float, number: Measured | None) -> Measured | None:
+        return number and Measured(value, value, value, number.n)
+
+    points = tuple(
+        dataclasses.replace(
+            p,
+            ratio=exactly(1.0, p.ratio),
+            control=exactly(1.0, p.control),
+            causes={cause: exactly(0.0, number) for cause, number in p.causes.items()},
+        )
+        for p in found.points
+    )
+    cases = tuple(dataclasses.replace(case, ratio=exactly(1.0, case.ratio)) for case in found.cases)
+    return dataclasses.replace(found, points=points, cases=cases, one_run=True)
 
 
 def unlike(base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan) -> tuple[str, ...]:
@@ -113,7 +133,7 @@ def with_split(comparison: Comparison, base: Sequence[Source], other: Sequence[S
 
     `base` and `other` must be resampled with different seeds, since the runs share no rounds.
     """
-    if not comparison.comparable:
+    if not comparison.comparable or comparison.one_run:
         return comparison
     first, second = ({s.world_size: s for s in sources} for sources in (base, other))
     points = tuple(

@@ -96,5 +96,7 @@ class Comparison:
     cases: tuple[CaseComparison, ...] = ()
     settings: tuple[SettingDifference, ...] = ()
     """Settings and facts of the machines that differ."""
+    one_run: bool = False
+    """Whether both are the same run, whose ratios are 1 by definition."""
     contended: tuple[str, ...] = ()
     """How others took processor time from a run, `base: ...` or `other: ...`: its ratios are then hints."""

@@ -21,6 +21,7 @@ from scaling.analysis.results import (
     Quality,
     SampleCost,
 )
+from scaling.report import versus
 from scaling.spec.plan import make_plan
 from scaling.spec.run import Cost
 
@@ -64,8 +65,26 @@ def point(n=4, step=100.0, alone=60.0, relative=0.02, **loss):
     )
 
 
-def test_a_run_beside_itself_is_not_distinguishable(plan):
-    found = compare(run(point()), run(point()), plan, plan)
+def test_a_run_beside_itself_is_equal_by_definition(plan):
+    found = compare(run(point(relative=0.2)), run(point(relative=0.2)), plan, plan)
+    assert found.one_run
+    assert found.points[0].ratio.interval == (1.0, 1.0)
+    assert gate([found], 0.95) == "met"
+    assert versus.answer(found).startswith("Both are the same run, so every ratio is 1 by definition")
+    again = compare(run(point(relative=0.2)), run(point(relative=0.2), id="again"), plan, plan)
+    assert not again.one_run
+    assert gate([again], 0.95) == "undecided"
+
+
+def test_a_ratio_of_uneven_throughputs_stays_above_zero_and_tells_nothing(plan):
+    wild = replace(point(), samples_per_s=Measured(465.0, 4.5, 48000.0, 3))
+    (found,) = compare(run(wild), run(wild, id="again"), plan, plan).points
+    assert found.ratio.low > 0
+    assert not found.ratio.tells
+
+
+def test_an_equal_run_is_not_distinguishable(plan):
+    found = compare(run(point()), run(point(), id="again"), plan, plan)
     (only,) = found.points
     assert (found.comparable, found.reasons) == (True, ())
     assert only.ratio.value == 1
