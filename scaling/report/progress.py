@@ -58,7 +58,7 @@ def _words(record: dict[str, Any], clock: TimeLeft) -> str:
         return clock.words(record)
     state = {True: "the ranks work", False: "the ranks are idle", None: "nothing is seen of the ranks"}
     waited, given_up = format_duration(record["silent_s"]), format_duration(record["patience_s"])
-    return f"nothing finished for {waited}, {state[record['moved']]}; given up after {given_up}"
+    return f"nothing finished for {waited}, {state[record['moved']]}; it is ended after {given_up} without progress"
 
 
 def _say(console: Console, record: dict[str, Any], clock: TimeLeft | None) -> None:
