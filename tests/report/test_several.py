@@ -71,6 +71,21 @@ def test_what_is_best_and_what_is_slower_than_one_rank_is_said_outright(batches)
     )
 
 
+def test_models_that_differ_have_a_best_row_each_and_why_is_said(sample):
+    rows = [
+        replace(row(sample, 4, n, 100 * n * k), name=f"model={name}")
+        for k, name in ((1, "gpt2"), (9, "mlp"))
+        for n in (1, 2)
+    ]
+    both = tuple(SweepBest(row=k, rivals=()) for k in (1, 3))
+    said = answer(replace(swept(*rows, best=both), keys=("model",)))
+    assert said.startswith(
+        "A sample of one model or task is other work than a sample of another, so each has a best row of its own. "
+        "The most samples a second, 200 ±4, come with model=gpt2 at 2 ranks"
+    )
+    assert "other work" not in answer(replace(swept(*rows, best=both[:1]), keys=("model",)))
+
+
 def test_ranks_that_may_be_as_fast_as_one_are_not_called_slower(sample):
     assert "slower" not in answer(swept(row(sample, 4, 1, 300), row(sample, 4, 2, 297, 0.99)))
 

@@ -27,6 +27,11 @@ NOTE = (
 )
 
 
+APART = (
+    "a sample of one model or task is other work than a sample of another, so each has a best row of its own"
+)
+
+
 def table(sweep: Sweep) -> Table:
     """A row for each run, world size and case, under the settings that differ."""
     done = all(row.status == "done" for row in sweep.rows)
@@ -58,6 +63,8 @@ def table(sweep: Sweep) -> Table:
 def answer(sweep: Sweep) -> str:
     """What is best, and which ranks are slower than one of them alone."""
     said = [*(_best(sweep, one) for one in sweep.best), *_slower(sweep)]
+    if len(sweep.best) > 1:
+        said.insert(0, APART)
     if not said:
         said = ["nothing can be said of which is best: no two rows have samples of the same kind"]
     if sweep.contended:
