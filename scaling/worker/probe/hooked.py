@@ -17,8 +17,9 @@ import os
 import runpy
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -155,11 +156,28 @@ def _size(model: torch.nn.Module) -> tuple[int, int]:
     return sum(parameter.numel() for parameter in model.parameters()), sum(1 for _ in model.modules())
 
 
+def _of_script(
+    script: str,
+    show: Callable[[type[BaseException], BaseException, TracebackType | None], None],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """Show an error as if the script had been started itself: from its own first frame on."""
+    own = trace
+    while own is not None and own.tb_frame.f_code.co_filename != script:
+        own = own.tb_next
+    if own is not None or isinstance(error, SyntaxError):  # a script that cannot be read has no frame
+        trace = own
+    show(kind, error.with_traceback(trace), trace)
+
+
 def main() -> None:
     """Run the script that the command line names as if it had been started itself."""
     sys.argv = sys.argv[1:]
     script = sys.argv[0]
     sys.path[0] = str(Path(script).absolute().parent)
+    sys.excepthook = functools.partial(_of_script, script, sys.excepthook)
     hooked = Hooked()
     with hooked.installed():
         try:

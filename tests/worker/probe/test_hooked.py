@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -130,3 +132,30 @@ def test_it_follows_a_sharded_module_and_not_its_units(folder):
     assert (spec.model.name, spec.parallel.name, spec.batch_per_rank) == ("Sequential", "fsdp", 3)
     assert rebuilt.analysis.points[0].parts_ms.forward.value > 0
     assert set(tables.blocks["arm"]) == {"plain", "probe"}
+
+
+@pytest.mark.parametrize(
+    ("text", "frames"),
+    [
+        ("def f():\n    raise ValueError('mine')\n\nf()\n", [4, 2]),
+        ("x = (\n", [1]),
+        ("import json\njson.loads('{')\n", [2]),
+    ],
+)
+def test_a_failing_script_ends_in_its_own_frames(tmp_path, text, frames):
+    """As if it had been started itself: its traceback begins with its own first line."""
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    by_hook, alone = (
+        subprocess.run([sys.executable, *how, str(script)], capture_output=True, text=True, check=False)
+        for how in (["-m", "scaling.worker.probe.hooked"], [])
+    )
+    assert by_hook.returncode == alone.returncode == 1
+    said = (
+        by_hook.stderr[by_hook.stderr.find("Traceback") :]
+        if "Traceback" in by_hook.stderr
+        else by_hook.stderr
+    )
+    assert said == alone.stderr
+    own = [line for line in said.splitlines() if str(script) in line]
+    assert [int(line.partition("line ")[2].partition(",")[0]) for line in own] == frames
