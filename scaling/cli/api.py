@@ -21,6 +21,7 @@ from scaling.analysis.predict.predictions import predictions
 from scaling.analysis.results import Comparison, Prediction, Sweep
 from scaling.cli.loaded import Run, counted_tables, sources_of, sources_with
 from scaling.cli.mesh_prediction import predict_meshes
+from scaling.cli.shown import shown_comparison, shown_prediction
 from scaling.config.compose import changed
 from scaling.config.config_dir import require_readable
 from scaling.config.whatif import to_whatif
@@ -39,7 +40,8 @@ def compare(base: Run, other: Run, *, usd_per_gpu_hour: Prices = (None, None)) -
     A ratio is one of throughputs: above 1, `other` is faster. Runs that cannot be compared give a Comparison with
     `comparable` False and its `reasons`. `usd_per_gpu_hour`: the prices of both, where they are not the recorded ones.
     """
-    return compare_all(base, [other], usd_per_gpu_hour=(usd_per_gpu_hour[0], usd_per_gpu_hour[1]))[0]
+    found = compare_all(base, [other], usd_per_gpu_hour=(usd_per_gpu_hour[0], usd_per_gpu_hour[1]))[0]
+    return shown_comparison(found)
 
 
 def compare_all(
@@ -112,11 +114,12 @@ def predict(
     before, after = changed(read_config(run.folder), [*overrides, *searched])
     asked = to_whatif(after, before, run.plan, [o for o in overrides if not o.startswith("hydra.")])
     if asked.parallel is not None:
-        return predict_meshes(*counted_tables(run), run.analysis, asked)
+        return shown_prediction(predict_meshes(*counted_tables(run), run.analysis, asked))
     try:
-        return predictions(sources_of(run), run.plan, run.analysis, asked, start=from_world_size)
+        found = predictions(sources_of(run), run.plan, run.analysis, asked, start=from_world_size)
     except NoPathError as error:
         raise InputError(f"world_sizes={list(asked.world_sizes)}: {error}") from error
+    return shown_prediction(found)
 
 
 def _searched(folder: Path) -> list[str]:
