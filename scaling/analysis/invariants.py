@@ -79,6 +79,12 @@ def within(analysis: Analysis) -> Analysis:
     return dataclasses.replace(found, quality=dataclasses.replace(found.quality, warnings=warnings))
 
 
+def splits(loss: Loss, efficiency: Measured | None) -> bool:
+    """Whether the causes of a loss are known to better than the whole step."""
+    vague = any((term.half_width or 0.0) > 1 for term in _numbers(loss))
+    return not vague and (efficiency is None or efficiency.tells)
+
+
 def _without_causes(analysis: Analysis, unsplit: Collection[int]) -> tuple[Verdict, ...]:
     """The verdicts; at world sizes whose loss is not split, without those that are terms of it."""
     terms = {field.name for field in fields(Loss)}
@@ -166,7 +172,7 @@ def _point(point: Point, said: list[str]) -> Point:
         elif any(abs(term.value) > 1 for term in terms) and not (efficiency and efficiency.value > 1):
             said.append(f"a cause {here} takes more than the whole step, which cannot be; {UNSPLIT}")
             loss = None
-        elif (efficiency and not efficiency.tells) or any((term.half_width or 0.0) > 1 for term in terms):
+        elif not splits(loss, efficiency):
             said.append(
                 f"the causes of the loss {here} are known to no better than the whole step; {UNSPLIT}"
             )
@@ -211,9 +217,14 @@ def _unknown(point: Point) -> Iterable[str]:
     if wide:
         units = min(number.n for number in wide.values())
         yield (
-            f"{', '.join(wide)} at {point.world_size} ranks: unknown, since {units} rounds or launches were too few or "
-            f"too uneven (the interval reaches from less than a fifth of the value to more than {WIDE:g} times it)"
+            f"{', '.join(wide)} at {_ranks(point)}: unknown, since {units} rounds or launches were too few or "
+            f"too uneven (the interval reaches to more than {WIDE:g} times the value, and its ends are more than "
+            f"{WIDE**2:g} times apart)"
         )
+
+
+def _ranks(point: Point) -> str:
+    return f"{point.world_size} rank{'s' * (point.world_size > 1)}"
 
 
 def _vague(part: Measured | None, step: Measured) -> bool:

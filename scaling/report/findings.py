@@ -35,7 +35,7 @@ from scaling.report.text import (
     ranks,
     status_name,
 )
-from scaling.units import format_bytes
+from scaling.units import UNKNOWN, format_bytes
 
 IN_WORDS = {
     "neighbours": "ranks sharing a host slow each other",
@@ -201,6 +201,8 @@ def comm_line(comm: Comm, rate_source: str) -> str:
 
 def free_line(speedup: Measured) -> str:
     """The speedup that a perfect network would give."""
+    if not speedup.tells:
+        return f"faster by an {UNKNOWN} factor if communication were free"
     low, high = max(1.0, speedup.low or 1.0), speedup.high
     within = "" if speedup.low is None or high is None else f" ({number(low, 2)} to {number(high, 2)})"
     return (

@@ -308,6 +308,11 @@ def test_a_trial_of_which_something_was_measured_is_not_called_missing(sample):
     assert answer(replace(good, trials=lost)).endswith(said)
 
 
+def test_a_free_networks_speedup_is_unknown_too():
+    said = findings.free_line(Measured(1.42, 0.08, 22.99, 3))
+    assert said == "faster by an unknown factor if communication were free"
+
+
 def test_uneven_rounds_are_said_in_the_answer_the_table_and_the_page(sample):
     good = sample.good()
     *rest, last = good.points

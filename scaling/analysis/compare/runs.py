@@ -84,19 +84,19 @@ def compare(
 def _of_one_run(found: Comparison) -> Comparison:
     """A run beside itself: its ratios are 1 by definition, whatever its own intervals are."""
 
-    def exactly(value: float, number: Measured | None) -> Measured | None:
-        return number and Measured(value, value, value, number.n)
+    def one(ratio: Measured | None) -> Measured | None:
+        return ratio and Measured(1.0, 1.0, 1.0, ratio.n)
 
     points = tuple(
         dataclasses.replace(
             p,
-            ratio=exactly(1.0, p.ratio),
-            control=exactly(1.0, p.control),
-            causes={cause: exactly(0.0, number) for cause, number in p.causes.items()},
+            ratio=one(p.ratio),
+            control=one(p.control),
+            causes={},
         )
         for p in found.points
     )
-    cases = tuple(dataclasses.replace(case, ratio=exactly(1.0, case.ratio)) for case in found.cases)
+    cases = tuple(dataclasses.replace(case, ratio=one(case.ratio)) for case in found.cases)
     return dataclasses.replace(found, points=points, cases=cases, one_run=True)
 
 

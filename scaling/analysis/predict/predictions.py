@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from scaling.analysis.invariants import UNSPLIT, splits
 from scaling.analysis.network.ring import NoPathError
 from scaling.analysis.predict.assumptions import assumptions
 from scaling.analysis.predict.change import LATENCY, Change, Source
@@ -50,7 +51,7 @@ def predictions(
         backtest=tests,
         backtest_missing=None if tests else _no_backtest(sources),
         assumptions=_assumptions(points, from_, plan, analysis, asked, doubt),
-        notes=_notes(plan, asked, from_),
+        notes=(*_notes(plan, asked, from_), *_unsplit(points)),
     )
 
 
@@ -67,6 +68,7 @@ def _point(
     found = predict(source, change_of(n, source, sources, plan, asked), doubt=doubt)
     step_ms = found["step"] * MS
     samples = asked.batch_at(n, plan.spec.mode) * n * 1e3
+    causes = Loss(**{cause: number for cause, number in found.items() if cause in Loss.__dataclass_fields__})
     return PredictedPoint(
         world_size=n,
         hosts=hosts,
@@ -75,8 +77,15 @@ def _point(
         samples_per_s=samples / step_ms,
         speedup=found["efficiency"] * n,
         efficiency=found["efficiency"],
-        loss=Loss(**{cause: number for cause, number in found.items() if cause in Loss.__dataclass_fields__}),
+        loss=causes if splits(causes, found["efficiency"]) else None,
     )
+
+
+def _unsplit(points: Sequence[PredictedPoint]) -> Iterator[str]:
+    """A note where the run's rounds were too uneven to split the predicted loss."""
+    for point in points:
+        if point.efficiency is not None and point.loss is None:
+            yield f"at {point.world_size} ranks the causes are known to no better than the whole step; {UNSPLIT}"
 
 
 def _assumptions(

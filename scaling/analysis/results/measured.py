@@ -16,7 +16,7 @@ from scaling.units import UNKNOWN
 LAUNCHES_MIN = 3
 """With this many launches or more, the interval covers what differs between launches, and `n` counts launches."""
 WIDE = 5.0
-"""An interval from less than a WIDE-th of its value to more than WIDE times it tells nothing."""
+"""An interval to more than WIDE times its value, whose ends are more than WIDE x WIDE times apart, tells nothing."""
 DIGITS = 4
 """A value is shown with this many significant digits at most, however narrow its interval is."""
 
@@ -79,7 +79,7 @@ class Measured:
         """False where the interval of a number above 0 is too wide to tell anything (WIDE); reports say unknown."""
         if self.low is None or self.high is None:
             return True
-        return not (0 < self.low < self.value / WIDE and self.high > WIDE * self.value)
+        return not (self.low > 0 and self.high > WIDE * max(self.value, WIDE * self.low))
 
     def holds(self, number: float) -> bool:
         """Whether the interval contains a number; False without an interval."""

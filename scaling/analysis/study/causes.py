@@ -44,7 +44,7 @@ def _largest(point: Point) -> tuple[str, ...]:
     names = (field.name for field in dataclasses.fields(Loss) if field.name != "unexplained")
     known = {name: share for name in names if point.loss and (share := getattr(point.loss, name)) is not None}
     name = max(known, key=lambda cause: known[cause].value, default="")
-    if not name or known[name].value <= NOTABLE:
+    if not name or not NOTABLE < known[name].value <= 1:
         return ()
     return (f"the largest term, which is not certain, is {name}: {known[name].value:.0%} of the step",)
 

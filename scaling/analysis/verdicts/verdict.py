@@ -222,7 +222,7 @@ def _stands_out(cause: str, share: Measured, point: Point) -> bool:
 def _undecided(point: Point, why: str) -> Verdict:
     shares = _shares(point.loss) if point.loss else []
     cause, share = max(shares, key=lambda found: found[1].value, default=("", None))
-    notable = share is not None and share.value > NOTABLE
+    notable = share is not None and NOTABLE < share.value <= 1
     largest = (
         f"the largest term, which is not certain, is {cause}: {share.value:.0%} of the step" if share else ""
     )

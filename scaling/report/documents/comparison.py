@@ -111,7 +111,7 @@ def _ratio_lines(comparison: Comparison) -> Iterator[Line]:
     """The ratio of each world size, and below it what makes the difference."""
     for point in comparison.points:
         ratio = text.quantity(point.ratio)
-        note = text.undistinguished(point.ratio, distinguishable=point.distinguishable)
+        note = text.undistinguished(point.ratio, distinguishable=point.distinguishable or comparison.one_run)
         yield Line(name=text.ranks(point.world_size), text=f"{ratio:<{VALUE_WIDTH}}  {note}".rstrip())
         if point.control is not None:
             said = f"{text.quantity(point.control)}  (1 but for the machine's drift)"

@@ -189,10 +189,12 @@ def test_a_number_is_shown_with_the_digits_that_its_interval_justifies(number, s
 WILD = Measured(0.33, 0.01, 9.53, 3)
 
 
-def test_an_interval_beyond_a_fifth_and_five_times_the_value_tells_nothing():
+def test_an_interval_beyond_five_times_the_value_whose_ends_are_far_apart_tells_nothing():
     assert not WILD.tells
     assert str(WILD) == "unknown"
+    assert not Measured(0.33, 0.16, 13.7, 3).tells  # a prediction's
     assert Measured(0.33, 0.07, 1.6, 3).tells
+    assert Measured(4.0, 0.01, 7.99, 3).tells
     assert TEN.tells
     assert BARE.tells
 

@@ -1,0 +1,27 @@
+"""What a prediction says of rounds that were too uneven to tell anything."""
+
+from dataclasses import replace
+
+from scaling.analysis.predict.predictions import as_measured, predictions
+from scaling.analysis.predict.sources import read_sources
+
+
+def predicted(run):
+    asked = replace(as_measured(run.plan), world_sizes=(4,))
+    return predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked)
+
+
+def test_uneven_rounds_predict_no_efficiency_and_split_no_loss(measure, cluster):
+    found = predicted(measure(cluster.Truth(world_sizes=(1, 2), rounds=3, steps=4, block_noise=1.5, seed=3)))
+    (point,) = found.points
+    assert not point.efficiency.tells
+    assert point.loss is None
+    assert any(line.startswith("at 4 ranks the causes are known to no better") for line in found.notes)
+
+
+def test_even_rounds_do(measure, cluster):
+    found = predicted(measure(cluster.Truth(world_sizes=(1, 2), rounds=4, steps=4)))
+    (point,) = found.points
+    assert point.efficiency.tells
+    assert point.loss is not None
+    assert not any("the loss is not split" in line for line in found.notes)
