@@ -142,7 +142,7 @@ def counted_tables(run: Run) -> tuple[Tables, Plan]:
     if not _has_records(run):
         raise InputError(f"{run.path}: has no rank files, from which a prediction starts")
     tables = checked(collect(run.folder, run.plan), run.plan)
-    return tables, as_recorded(run.plan, tables.blocks)[0]
+    return tables, as_recorded(run.plan, tables)[0]
 
 
 def sources_with(run: Run, seed: int) -> tuple[Source, ...]:
@@ -152,7 +152,7 @@ def sources_with(run: Run, seed: int) -> tuple[Source, ...]:
     spec = dataclasses.replace(run.plan.spec, seed=run.plan.spec.seed + seed)
     plan = dataclasses.replace(run.plan, spec=spec)
     tables = checked(collect(run.folder, plan), plan)
-    return read_sources(*of_strategy(tables, as_recorded(plan, tables.blocks)[0]))
+    return read_sources(*of_strategy(tables, as_recorded(plan, tables)[0]))
 
 
 def _has_records(run: Run) -> bool:

@@ -127,7 +127,7 @@ def derive(
     status, launches = read_status(folder), Launches(folder, plan)
     plan = dataclasses.replace(plan, content=launches.content or plan.content)
     tables, found = _inspected(folder, plan, launches)
-    plan, differing = as_recorded(plan, tables.blocks)
+    plan, differing = as_recorded(plan, tables)
     check_meshes(plan, folder.plan)
     if differing:  # it may have other ranks
         launches = Launches(folder, plan)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 import polars as pl
 
 from scaling.errors import InputError
+from scaling.records.meshes import as_communicated
+from scaling.records.tables import Tables
 from scaling.spec.cases import ARMS
 from scaling.spec.parallel import MeshError
 from scaling.spec.plan import Plan, Trial
@@ -15,7 +17,17 @@ from scaling.spec.run import Spec, Vary
 from scaling.spec.schedule import PLAIN
 
 
-def as_recorded(plan: Plan, blocks: pl.DataFrame) -> tuple[Plan, tuple[str, ...]]:
+def as_recorded(plan: Plan, tables: Tables) -> tuple[Plan, tuple[str, ...]]:
+    """The plan with the facts of its blocks and the degrees of its communicators, and a line for each that differs.
+
+    Errors as `of_blocks`.
+    """
+    plan, said = of_blocks(plan, tables.blocks)
+    plan, more = as_communicated(plan, tables.ranks)
+    return plan, (*said, *more)
+
+
+def of_blocks(plan: Plan, blocks: pl.DataFrame) -> tuple[Plan, tuple[str, ...]]:
     """The plan with the world sizes, batches and micro-steps of its blocks, and a line for each that differs.
 
     An own loop's plan comes from its records, and a run by cases has its batches in its blocks alone. InputError where

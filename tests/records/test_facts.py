@@ -9,7 +9,7 @@ import pytest
 from support.results import plan
 
 from scaling.errors import InputError
-from scaling.records.facts import as_recorded, check_meshes
+from scaling.records.facts import check_meshes, of_blocks
 from scaling.spec.parallel import Parallel
 
 
@@ -27,6 +27,6 @@ def test_blocks_of_cases_under_a_plan_without_cases_are_refused():
     with pytest.raises(
         InputError, match=r"plan\.json asks for a scaling run, and the rank files hold a table of cases"
     ):
-        as_recorded(plan(), blocks)
+        of_blocks(plan(), blocks)
     cases = dataclasses.replace(plan(), spec=dataclasses.replace(plan().spec, batches=(8,)))
-    assert as_recorded(cases, blocks) == (cases, ())
+    assert of_blocks(cases, blocks) == (cases, ())
