@@ -97,19 +97,20 @@ def _unknown_key(message: str, key: str, beside: Sequence[str]) -> str:
     if group in ("env", "cluster.env", "cluster.sbatch"):  # the user's own names, of which none is known
         return f"{key}: a new name takes a +, as in +{key}=..."
     # A model's own keys are in no schema, only beside the one that is missing.
-    known = sorted({*_keys(OmegaConf.structured(Config)), *(f"{group}{dot}{name}" for name in beside)})
+    known = sorted({*keys_of(OmegaConf.structured(Config)), *(f"{group}{dot}{name}" for name in beside)})
     near = difflib.get_close_matches(key or message, known, n=3)
     hint = f"did you mean {', '.join(near)}?" if near else "see `scaling run --help` for the keys there are"
     return f"{key or message}: no such key; {hint}"
 
 
-def _keys(node: Any, prefix: str = "") -> list[str]:
+def keys_of(node: Any, prefix: str = "") -> list[str]:
+    """All keys of a configuration, groups and what is in them, such as `fsdp` and `fsdp.prefetch`."""
     found: list[str] = []
     for name in node:
         path = f"{prefix}{name}"
         found.append(path)
         if not OmegaConf.is_missing(node, name) and isinstance(node[name], DictConfig):
-            found += _keys(node[name], path + ".")
+            found += keys_of(node[name], path + ".")
     return found
 
 

@@ -208,7 +208,7 @@ class Spec:
     """Only of a loop of one's own."""
     task: Annotated[str, OneOf(TASKS)] = "train"
     repeats: AtLeastOne = 1
-    seed: int = 0
+    seed: Annotated[int, AtLeast(0)] = 0
     threads: Annotated[int, AtLeast(1), Nullable()] = 1
     """Compute threads a rank, the same in every arm."""
     launcher: Annotated[str, OneOf(LAUNCHERS)] = "local"

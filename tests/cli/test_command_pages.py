@@ -15,7 +15,7 @@ from scaling import resources
 from scaling.cli.main import main
 from scaling.cli.verbs import VERBS, help_of
 from scaling.cli.verbs.arguments import attribute, split
-from scaling.config import compose as config
+from scaling.config.messages import keys_of
 from scaling.config.schema import WhatIfConfig
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -120,7 +120,7 @@ def test_a_page_says_how_each_exit_status_comes_about(verb):
 
 @pytest.mark.parametrize("verb", sorted({*COMPOSED, "predict", "compare"}))
 def test_a_page_names_override_keys_that_there_are(verb):
-    keys = set(config._keys(OmegaConf.structured(WhatIfConfig)))
+    keys = set(keys_of(OmegaConf.structured(WhatIfConfig)))
     keys |= {path.name for path in resources.folder("conf").iterdir() if path.is_dir()}
     named = re.findall(r"`\+?([a-z_.]+)=", sections(page(verb))[OVERRIDES])
     assert named

@@ -104,6 +104,7 @@ CASES = [
     (["report", "nowhere", "--figures", "x"], "no such folder"),
     (["run", "launcher=local", "topology=emulated_pcie"], "use launcher=emulated"),
     (["run", "seed=abc"], "abc"),
+    (["run", "seed=-1"], "at least 0"),
     (["run", "model=custom"], "package.module.factory"),
     (["run", "model=custom", "model._target_=nothing"], "package.module.factory"),
     (["run", "--resume"], "--resume RUN is expected"),
