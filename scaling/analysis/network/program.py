@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.analysis.network.awaited import Awaited
-from scaling.analysis.network.channel import Channel, Floats, union
+from scaling.analysis.network.channel import Channel, Floats
 from scaling.analysis.network.flow import Flow
 
 Members = tuple[tuple[int, ...], ...]
@@ -62,29 +62,25 @@ class Program:
     follows: Mapping[int, Awaited] = field(default_factory=dict)
     """Collectives that follow their data: their ranks wait for some of the others, and are done by themselves."""
 
-    def run(self) -> tuple[Floats, Floats]:
-        """S x R each: when each rank went on for the last time, and how long it waited for data to move."""
+    def run(self) -> Floats:
+        """S x R: when each rank went on for the last time."""
         steps, ranks, _ = self.own.shape
-        resumed, exposed = self.start.copy(), np.zeros((steps, ranks))
+        resumed: Floats = self.start.copy()
         flow = Flow(self.channel, (steps, ranks), self.transfer.shape[2])
-        others: list[int] = []
         for place, mark in enumerate(self.marks):
             k, at = mark.collective, resumed + self.own[:, :, place]
             if not mark.waits:
                 awaited = self.follows.get(k)
                 released = awaited.latest(at) if awaited else _latest(at, self.members[k])
                 flow.launch(k, released, self.transfer[:, :, k])
-                others.append(k)
                 continue
             done = flow.end(k) if k in self.follows else _latest(flow.end(k), self.members[k])
-            others = [j for j in others if j != k and (flow.done[:, :, j] > at).any()]
-            exposed += _moving(flow, k, others, at, done)
             resumed = np.maximum(np.maximum(at, done) + self.lag[:, :, k], at)
-        return resumed, exposed
+        return resumed
 
     def period(self) -> Floats:
         """How long each step takes, S."""
-        result: Floats = self.run()[0].max(axis=1)
+        result: Floats = self.run().max(axis=1)
         return result
 
     def at_pace(self, stretch: Floats, transfer: Floats) -> float:
@@ -101,10 +97,16 @@ class Program:
         return float(replay.period()[0])
 
     def of_mean(self, ranks: NDArray[np.bool_]) -> tuple[Floats, Floats]:
-        """(period, exposed transfer), S each, with every rank's own times at the mean of the given (typical) ranks."""
+        """(period, exposed transfer), S each, with every rank's own times at the mean of the given (typical) ranks.
+
+        Such ranks come to each collective together, so all that the step takes beyond their own times is transfer: what
+        they wait for data, and for ranks whose data came later. Not what they were woken late.
+        """
         own = np.broadcast_to(self.own[:, ranks].mean(axis=1, keepdims=True), self.own.shape)
-        resumed, exposed = dataclasses.replace(self, own=own).run()
-        return resumed.max(axis=1), exposed[:, ranks].mean(axis=1)
+        alike = dataclasses.replace(self, own=own)
+        free = dataclasses.replace(alike.free(), lag=np.maximum(self.lag, 0.0))
+        period = alike.period()
+        return period, period - free.period()
 
     def without(self, late: Sequence[int]) -> Program:
         """Some ranks' own times replaced by the others' mean: the steps without their lateness."""
@@ -136,17 +138,6 @@ class Program:
         """How much more own time a rank has than others, mean over steps."""
         own = self.computed()
         return float((own[:, rank] - own[:, peers].mean(axis=1)).mean())
-
-
-def _moving(flow: Flow, k: int, others: Sequence[int], at: Floats, done: Floats) -> Floats:
-    """S x R: how long any collective moves data from `at`, when a rank begins to wait for `k`, to `done`."""
-    begun = flow.begun[:, :, k]
-    if not others:
-        result: Floats = np.maximum(done - np.maximum(at, begun), 0.0)
-        return result
-    begin = np.stack([begun, *(flow.begun[:, :, j] for j in others)], axis=2)
-    end = np.stack([done, *(flow.done[:, :, j] for j in others)], axis=2)
-    return union(begin, end, at, np.maximum(done, at))
 
 
 def _latest(at: Floats, members: Members) -> Floats:

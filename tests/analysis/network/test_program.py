@@ -89,10 +89,9 @@ def test_a_late_rank_holds_up_its_own_group_first():
     halves, everybody = ((0, 1), (2, 3)), ((0, 1, 2, 3),)
     own = [[1, 2, 30, 31]] * 3 + [[41, 42, 30, 31]]
     step = program(own, ranks=4, members=(halves, everybody))
-    resumed, _ = step.run()
-    assert resumed[0].tolist() == [101, 101, 101, 101]
+    assert step.run()[0].tolist() == [101, 101, 101, 101]
     only = program([row[:2] for row in own], ranks=4, members=(halves, everybody), marks=MARKS[:2])
-    assert only.run()[0][0].tolist() == [11, 11, 51, 51]
+    assert only.run()[0].tolist() == [11, 11, 51, 51]
 
 
 def test_free_communication_leaves_each_rank_its_own_time():
@@ -102,6 +101,30 @@ def test_free_communication_leaves_each_rank_its_own_time():
 def test_an_earlier_input_moves_the_first_launch_and_no_later_one():
     step = program([[11, 12, 30, 31]] * 2)
     assert step.earlier(np.array([[10.0, 10.0]])).period()[0] == step.period()[0] - 10
+
+
+@pytest.mark.parametrize(("lag", "linked"), [(-4.0, 24.0), (3.0, 28.0)])
+def test_a_rank_that_goes_on_before_the_last_chunk_waited_less_and_one_woken_late_not_for_the_link(
+    lag, linked
+):
+    step = program([[1, 2, 30, 31]] * 2)
+    step.lag[:, :, GATHER] = lag
+    assert step.of_mean(np.array([True, True]))[1][0] == linked
+
+
+def test_ranks_of_a_ring_that_go_on_one_after_the_other_wait_for_the_link_alone():
+    """The first one has its part 4 early, and waits for the others at the next collective."""
+    step = program([[1, 2, 30, 31]] * 2)
+    step.lag[:, 0, GATHER] = -4
+    assert [each[0] for each in step.of_mean(np.array([True, True]))] == [61, 28]
+
+
+def test_alike_ranks_wait_for_a_group_whose_data_came_later():
+    """Of two pairs one reduces in 5, the other in 15; then each rank of one gathers with one of the other in 10."""
+    pairs, across = ((0, 2), (1, 3)), ((0, 1), (2, 3))
+    step = program([[0, 0, 3, 3]] * 4, ranks=4, members=(pairs, across))
+    step.transfer[:, [0, 2], 0], step.transfer[:, [1, 3], 0], step.transfer[:, :, 1] = 5, 15, 10
+    assert [each[0] for each in step.of_mean(np.ones(4, bool))] == [15 + 3 + 10, 15 + 10]
 
 
 @pytest.mark.parametrize("lag", [-4.0, 3.0])
