@@ -102,15 +102,13 @@ def _point(
     step = step.with_error(error * step.value)
     efficiency = None
     if source.bare_ms is not None:
-        bare = source.bare_ms.value / question.mesh.tensor  # ranks that divide a layer do the work of one
-        efficiency = Measured(
-            bare / step.value,
-            None if step.high is None else bare / step.high,
-            None if step.low is None else bare / step.low,
-            step.n,
-        )
+        alone = source.bare_ms / question.mesh.tensor  # ranks that divide a layer do the work of one
+        efficiency = alone.value / step
+        efficiency = efficiency.with_error(efficiency.value * (alone.half_width or 0.0) / alone.value)
     mesh = question.mesh
     measured = _measured_memory(analysis, plan, source)
+    if measured is not None:  # at most: what lies between divided layers is not divided
+        measured = round(measured * max(1.0, source.mesh.tensor / mesh.tensor))
     return PredictedPoint(
         world_size=mesh.size,
         hosts=question.topology.hosts_of(mesh.size),

@@ -308,3 +308,51 @@ def test_what_fully_shard_adds_is_taken_off_where_nothing_is_sharded():
     start = model.start(question)
     found = start.step_ms.value * model.leans(start, question)[0][2]
     assert found == pytest.approx(truth_ms(DDP) - 10)
+
+
+def test_how_well_one_rank_alone_is_known_widens_the_efficiency():
+    known = dataclasses.replace(source(), bare_ms=Measured(45.0, 36.0, 54.0, 12))
+    (point,), (sure,) = (predicted(sources=[one]).points for one in (known, source()))
+    assert point.efficiency.value == pytest.approx(sure.efficiency.value)
+    assert point.efficiency.high >= sure.efficiency.value * 1.2
+    assert sure.efficiency.value / 1.3 < point.efficiency.low <= sure.efficiency.value / 1.2
+    assert sure.efficiency.high < sure.efficiency.value * 1.05
+
+
+@pytest.mark.parametrize(
+    ("parallel", "held"), [(FSDP_TP, 1), (TP, 1), (HSDP, 2)], ids=["as_measured", "more", "whole"]
+)
+def test_layers_that_are_divided_less_keep_more_activations(parallel, held):
+    """What a tensor degree of 2 keeps may be half of what whole layers keep, and degree 4 may keep as much."""
+    where = topology(**TWO_BY_TWO, accelerator="NVIDIA H100 80GB HBM3")
+    run = plan()
+    spec = dataclasses.replace(run.spec, parallel=FSDP_TP, topology=where, world_sizes=(4,))
+    analysis = good()
+    (point, *_) = analysis.points
+    gib = 2**30
+    memory = dataclasses.replace(point.memory, activations_bytes=45 * gib)
+    point = dataclasses.replace(point, world_size=4, memory=memory)
+    asked = WhatIf(
+        changes=(),
+        world_sizes=(4,),
+        topology=where,
+        elsewhere=False,
+        bucket_cap_mb=None,
+        accumulation=None,
+        batch_per_rank=32,
+        global_batch=64,
+        compute_scale=1.0,
+        compression=1.0,
+        without_straggler=False,
+        parallel=parallel,
+        fsdp=spec.fsdp,
+    )
+    found = mesh_predictions(
+        [measured_mesh(FSDP_TP)],
+        dataclasses.replace(run, spec=spec),
+        dataclasses.replace(analysis, points=(point,)),
+        asked,
+        listings,
+    )
+    assert found.points[0].memory.activations_bytes == held * 45 * gib
+    assert found.points[0].memory.fits == (held == 1)
