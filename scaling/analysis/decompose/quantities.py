@@ -116,6 +116,8 @@ class TrialRecords:
     """Bytes of a step's messages on the rank that sends most; 0 where all ranks send the same."""
     programs: Mapping[tuple[int, int], Program] = field(default_factory=dict)
     """Sharded: the steps of each round's detailed block."""
+    on_wire: Mapping[tuple[int, int], Floats] = field(default_factory=dict)
+    """Sharded: what all groups of each collective have of their wire (K), by round."""
     turns: Mapping[tuple[int, int], Any] = field(default_factory=dict)
     """Sharded: the units' turns over a mesh of one rank, by round (decompose.sharded.Turns)."""
     tokens: TokenRows | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from scaling.analysis.network.beside import APART, Beside
 from scaling.analysis.network.channel import Channel
 from scaling.analysis.network.placed import HOSTS_OWN
 from scaling.records.tables import Tables
@@ -20,6 +21,18 @@ class ChannelOf(Protocol):
 
     def __call__(self, communicators: Sequence[int], kinds: Sequence[int] = ()) -> Channel:
         """`communicators`, `kinds`: of each collective, in order; without kinds they are all-reduces."""
+
+
+def links(tables: Tables, plan: Plan) -> Beside:
+    """Which ranks' collectives leave their host over one link: of a host's back end, which has one interface there."""
+    if plan.spec.topology.backend not in HOSTS_OWN:
+        return APART
+    host = {file.rank: file.host for file in tables.ranks}
+    places = {name: k for k, name in enumerate(dict.fromkeys(host.values()))}
+    # a rank without records is on a host of its own
+    return Beside(
+        hosts=tuple(places[host[rank]] if rank in host else -1 - rank for rank in range(max(host) + 1))
+    )
 
 
 def channels(tables: Tables, plan: Plan) -> ChannelOf:

@@ -21,8 +21,9 @@ from scaling.analysis.decompose.quantities import DURATIONS, WAITS, Cycle
 from scaling.analysis.decompose.sent import Sent, by_kind
 from scaling.analysis.decompose.served import ChannelOf
 from scaling.analysis.network.awaited import Awaited
-from scaling.analysis.network.channel import ONE, Channel, union
-from scaling.analysis.network.program import Mark, Members, Program
+from scaling.analysis.network.beside import APART, Beside, Members
+from scaling.analysis.network.channel import ONE, Channel
+from scaling.analysis.network.program import Mark, Program
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.tables import Tables
 from scaling.spec.parallel import Mesh
@@ -57,7 +58,10 @@ class UnitStamps:
     """The collectives that follow their data."""
     begun: Floats
     transfer: Floats
-    """What each has of its wire."""
+    """What each would take if its group had its wire alone."""
+    together: Floats
+    """What all groups of the collective have of their wire."""
+    beside: Beside
     waited: Floats
     """S x R: all windows together, by the steps' own stamps."""
     steps: dict[str, Floats]
@@ -73,6 +77,8 @@ class ShardedBlocks:
     sent: tuple[Sent, ...]
     programs: dict[Key, Program]
     """A block's steps as one program of means, for closure."""
+    on_wire: dict[Key, Floats]
+    """K: what all groups of each collective have of their wire, mean over steps and ranks, ns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,14 +106,20 @@ def has_units(buckets: pl.LazyFrame) -> bool:
 
 
 def read_sharded(
-    own: pl.DataFrame, buckets: pl.LazyFrame, mesh: Mesh, channel: ChannelOf, groups: Groups
+    own: pl.DataFrame,
+    buckets: pl.LazyFrame,
+    mesh: Mesh,
+    channel: ChannelOf,
+    groups: Groups,
+    beside: Beside = APART,
 ) -> ShardedBlocks:
     """Cycles, block means, and the list of collectives, all of one mesh."""
     cycles: list[Cycle] = []
     merged: dict[str, dict[Key, float]] = {}
     programs: dict[Key, Program] = {}
+    on_wire: dict[Key, Floats] = {}
     sent: tuple[Sent, ...] = ()
-    for key, stamps, inputs in unit_blocks(own, buckets, mesh, channel, groups):
+    for key, stamps, inputs in unit_blocks(own, buckets, mesh, channel, groups, beside):
         sent = stamps.sent
         for name, value in _scalars(stamps).items():
             merged.setdefault(name, {})[key] = value
@@ -123,11 +135,17 @@ def read_sharded(
             of_replayed = {name: of_steps[1:] for name, of_steps in durations.items()}
             cycles.append(Cycle(key=key, replay=program, **of_replayed))
             programs[key] = program
-    return ShardedBlocks(cycles=tuple(cycles), merged=merged, sent=sent, programs=programs)
+            on_wire[key] = stamps.together[1:].mean(axis=(0, 1))
+    return ShardedBlocks(cycles=tuple(cycles), merged=merged, sent=sent, programs=programs, on_wire=on_wire)
 
 
 def unit_blocks(
-    own: pl.DataFrame, buckets: pl.LazyFrame, mesh: Mesh, channel: ChannelOf, groups: Groups
+    own: pl.DataFrame,
+    buckets: pl.LazyFrame,
+    mesh: Mesh,
+    channel: ChannelOf,
+    groups: Groups,
+    beside: Beside = APART,
 ) -> list[tuple[Key, UnitStamps, Floats]]:
     """Blocks that all ranks have whole: (launch, round), stamps, and durations of input S x R."""
     n = mesh.size
@@ -147,7 +165,7 @@ def unit_blocks(
         if rest or not width:
             continue
         shape = (count, n, width)
-        stamps = _stamps(mine, part, shape, channel, groups, mesh)
+        stamps = _stamps(mine, part, shape, channel, groups, beside, mesh)
         key = (int(part["launch"][0]), int(part["round"][0]))
         found.append((key, stamps, _grid(part, "input_ns", (count, n))))
     return found
@@ -163,6 +181,7 @@ def _stamps(
     shape: tuple[int, int, int],
     channel: ChannelOf,
     groups: Groups,
+    beside: Beside,
     mesh: Mesh,
 ) -> UnitStamps:
     count, n, width = shape
@@ -195,6 +214,7 @@ def _stamps(
         at = over.begun(released[:, ranks[0]], finished[:, ranks[0]])
         moved = over.shares(at, finished[:, ranks[0]]).transfer
         begun[:, ranks], transfer[:, ranks] = at[:, None], moved[:, None]
+    transfer, together = beside.shares(begun, finished, members, transfer)
     sent = tuple(
         Sent(
             kind=KINDS[int(kind)],
@@ -222,6 +242,8 @@ def _stamps(
         follows=follows,
         begun=begun,
         transfer=transfer,
+        together=together,
+        beside=beside,
         waited=waited.to_numpy().astype(float).reshape(count, n),
         steps={name: _grid(steps, name, (count, n)) for name in _OF_STEPS},
     )
@@ -229,26 +251,32 @@ def _stamps(
 
 def exposed(stamps: UnitStamps) -> tuple[Floats, Floats]:
     """(transfer, skew), S x R x K: what the rank waited for each collective, by what went on meanwhile."""
-    transfer, skew = np.zeros_like(stamps.wait), np.zeros_like(stamps.wait)
+    low, high = np.zeros_like(stamps.wait), np.zeros_like(stamps.wait)
     before = np.full(stamps.wait.shape[:2], -np.inf)
     order = np.argsort(stamps.wait.mean(axis=(0, 1)), kind="stable")
     for k in order:
         asked = stamps.wait[:, :, k] > 0
-        low = np.maximum(stamps.wait[:, :, k], before)  # a window in which it waited for several counts once
-        high = np.maximum(np.minimum(stamps.resume[:, :, k], stamps.finished[:, :, k]), low)
-        moving = union(stamps.begun, stamps.finished, low, high)
-        transfer[:, :, k] = np.where(asked, moving, 0.0)
-        skew[:, :, k] = np.where(asked, high - low - moving, 0.0)
-        before = np.where(asked, np.maximum(before, high), before)
-    return transfer, np.maximum(skew, 0.0)
+        since = np.maximum(
+            stamps.wait[:, :, k], before
+        )  # a window in which it waited for several counts once
+        until = np.maximum(np.minimum(stamps.resume[:, :, k], stamps.finished[:, :, k]), since)
+        low[:, :, k], high[:, :, k] = np.where(asked, since, 0.0), np.where(asked, until, 0.0)
+        before = np.where(asked, np.maximum(before, until), before)
+    transfer = _moving(stamps, low, high)
+    return transfer, np.maximum(high - low - transfer, 0.0)
+
+
+def _moving(stamps: UnitStamps, low: Floats, high: Floats) -> Floats:
+    """S x R x Q: for how long data move between two times, of the rank's collectives and of others over its link."""
+    return stamps.beside.moving(stamps.begun, stamps.finished, stamps.members, low, high)
 
 
 def _scalars(stamps: UnitStamps) -> dict[str, float]:
     """Block means of quantities that need all ranks together, ns."""
     transfer, skew = exposed(stamps)
-    low, high = stamps.begun.min(axis=2), stamps.finished.max(axis=2)
+    ends = stamps.finished.max(axis=(1, 2), keepdims=True) + np.zeros_like(stamps.wait[:, :, :1])
     values = {
-        "busy": union(stamps.begun, stamps.finished, low, high).mean(),
+        "busy": _moving(stamps, np.zeros_like(ends), ends).mean(),
         "span": (stamps.finished - stamps.begun).sum(axis=2).mean(),
         "least": _least(stamps),
         "bucket_transfer": transfer.sum(axis=2).mean(),
@@ -263,7 +291,7 @@ def _scalars(stamps: UnitStamps) -> dict[str, float]:
     values["exposed_all"] = values["bucket_wait"]
     for index, names in enumerate(by_kind(stamps.sent)):
         places = list(names)
-        values[f"kind.{index}.transfer"] = stamps.transfer[:, :, places].sum(axis=2).mean()
+        values[f"kind.{index}.transfer"] = stamps.together[:, :, places].sum(axis=2).mean()
         values[f"kind.{index}.exposed_transfer"] = transfer[:, :, places].sum(axis=2).mean()
         values[f"kind.{index}.exposed_skew"] = skew[:, :, places].sum(axis=2).mean()
     return {name: float(value) for name, value in values.items()}
@@ -306,6 +334,7 @@ def _program(stamps: UnitStamps) -> Program:
         channel=stamps.channel,
         start=ended[:-1] - origin,
         follows={k: awaited.after_the_first for k, awaited in stamps.follows.items()},
+        beside=stamps.beside,
     )
 
 
@@ -361,11 +390,12 @@ def simulated(
     replay = Program(
         marks=program.marks,
         own=own[None],
-        transfer=np.broadcast_to(transfer, (1, ranks, len(transfer))),
+        transfer=program.of_groups(transfer),
         lag=np.zeros((1, ranks, len(transfer))),
         members=program.members,
         channel=program.channel,
         start=np.zeros((1, ranks)),
+        beside=program.beside,
     )
     return float(replay.period()[0])
 

@@ -8,7 +8,7 @@ from scaling.analysis.decompose.detailed import detailed_blocks, read_detailed
 from scaling.analysis.decompose.messages import read_messages
 from scaling.analysis.decompose.quantities import DEVICE_COLUMNS, DURATIONS, PHASES, Cycle, TrialRecords
 from scaling.analysis.decompose.sent import Sent
-from scaling.analysis.decompose.served import channels
+from scaling.analysis.decompose.served import channels, links
 from scaling.analysis.decompose.sharded import groups_of, has_units, read_sharded, turns
 from scaling.analysis.decompose.token_rows import read_tokens
 from scaling.analysis.network.curve import host_latency
@@ -45,7 +45,7 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         merged, sent, most_sent = dict(of_stages.merged), of_stages.sent, of_stages.most_sent
     elif has_units(buckets.lazy()):
         own = in_memory(own)
-        shards = read_sharded(own, buckets.lazy(), mesh, channel, groups_of(tables))
+        shards = read_sharded(own, buckets.lazy(), mesh, channel, groups_of(tables), links(tables, plan))
         cycles, merged, sizes = shards.cycles, shards.merged, tuple(one.bytes for one in shards.sent)
         sent = shards.sent
     else:
@@ -66,6 +66,7 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         sent=sent,
         most_sent=most_sent,
         programs=shards.programs if shards else {},
+        on_wire=shards.on_wire if shards else {},
         turns=turns(in_memory(own), buckets.lazy(), n, DDP_SOLO) if shards else {},
         solo={} if shards else _solo(own, buckets, n),
         making=_making(tables.blocks.filter(first)),

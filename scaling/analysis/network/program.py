@@ -7,7 +7,7 @@ waits for), and moves its data as the channel of its back end has it (network.fl
 that it waits for is done, or at once.
 
     at(launch) = resumed + own            released_k = max over members of at(launch_k)
-    done_k     = the channel's, for all that was released before
+    done_k     = the channel's, for all that was released before, and for the groups beside it (network.beside)
     resumed    = max(at(wait_k), done_k) + lag_k
 
 `lag` is what was measured beyond that: a rank has its part of a ring up to one chunk before the last one (below 0), or
@@ -26,11 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.analysis.network.awaited import Awaited
+from scaling.analysis.network.beside import APART, Beside, Members
 from scaling.analysis.network.channel import Channel, Floats
 from scaling.analysis.network.flow import Flow
-
-Members = tuple[tuple[int, ...], ...]
-"""Groups of ranks that take part in a collective together; each rank is in one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +59,8 @@ class Program:
     """S x R, zero or less: by how much a rank went on before the last one."""
     follows: Mapping[int, Awaited] = field(default_factory=dict)
     """Collectives that follow their data: their ranks wait for some of the others, and are done by themselves."""
+    beside: Beside = APART
+    """Which groups of a collective share a host's link."""
 
     def run(self) -> Floats:
         """S x R: when each rank went on for the last time."""
@@ -72,7 +72,9 @@ class Program:
             if not mark.waits:
                 awaited = self.follows.get(k)
                 released = awaited.latest(at) if awaited else _latest(at, self.members[k])
-                flow.launch(k, released, self.transfer[:, :, k])
+                flow.launch(
+                    k, released, self.beside.slowed(released, self.transfer[:, :, k], self.members[k])
+                )
                 continue
             done = flow.end(k) if k in self.follows else _latest(flow.end(k), self.members[k])
             resumed = np.maximum(np.maximum(at, done) + self.lag[:, :, k], at)
@@ -84,17 +86,27 @@ class Program:
         return result
 
     def at_pace(self, stretch: Floats, transfer: Floats) -> float:
-        """The mean step, ns, with own times `stretch` (R) times as long and each collective taking `transfer` (K)."""
+        """The mean step, ns, with own times `stretch` (R) times as long and each collective taking `transfer` (K).
+
+        They are those of all groups of a collective together.
+        """
         whole, ranks = self.own.mean(axis=0)[None], self.own.shape[1]
         replay = dataclasses.replace(
             self,
             own=whole * stretch[None, :, None],
-            transfer=np.broadcast_to(transfer, (1, ranks, len(transfer))),
+            transfer=self.of_groups(transfer),
             lag=np.zeros((1, ranks, len(transfer))),
             start=np.zeros((1, ranks)),
             follows={},  # alike ranks wait for each other
         )
         return float(replay.period()[0])
+
+    def of_groups(self, transfer: Floats) -> Floats:
+        """1 x R x K: what a group takes alone, from what all groups of each collective take together (K)."""
+        each = np.array(
+            [time / self.beside.many(of) for time, of in zip(transfer, self.members, strict=True)]
+        )
+        return np.broadcast_to(each, (1, self.own.shape[1], len(each)))
 
     def of_mean(self, ranks: NDArray[np.bool_]) -> tuple[Floats, Floats]:
         """(period, exposed transfer), S each, with every rank's own times at the mean of the given (typical) ranks.
@@ -103,7 +115,7 @@ class Program:
         they wait for data, and for ranks whose data came later. Not what they were woken late.
         """
         own = np.broadcast_to(self.own[:, ranks].mean(axis=1, keepdims=True), self.own.shape)
-        alike = dataclasses.replace(self, own=own)
+        alike = dataclasses.replace(self, own=own, transfer=self.beside.evened(self.transfer, self.members))
         free = dataclasses.replace(alike.free(), lag=np.maximum(self.lag, 0.0))
         period = alike.period()
         return period, period - free.period()

@@ -80,8 +80,9 @@ def times_of_links(
     a ring over all ranks. A hop takes no longer than the shortest collective took for each of its own. `least_ns`: a
     byte on a host's link takes no less, so what it would be below that is not latency.
     """
-    blocks = [one.transfer.mean(axis=(0, 1)) for one in records.programs.values()]
-    rounds = [times for times in blocks or records.replay.values() if len(times) == len(records.sent)]
+    rounds = [
+        times for times in (records.on_wire or records.replay).values() if len(times) == len(records.sent)
+    ]
     if not rounds:
         return {}, {}
     took = np.median(rounds, axis=0)

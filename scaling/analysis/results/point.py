@@ -130,7 +130,7 @@ class Collective:
     bytes: int
     """Of all calls, as nccl-tests counts them."""
     transfer_ms: Measured | None = None
-    """What they have of their wire; sharing it counts half."""
+    """What they, and the same ones of other groups on their link, have of it; sharing it with others counts half."""
     exposed_transfer_ms: Measured | None = None
     """Part of the step in which a rank waits for them while data moves."""
     exposed_skew_ms: Measured | None = None
