@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from scaling.reading import RECORDS_BYTES_MAX, open_file
 from scaling.records.thrift import Fields, read_struct, write_struct
 
 MARKER = b"PAR1"
@@ -30,7 +31,7 @@ FACTS_PLACES = (9, 10, 11, 14)
 
 
 def append_files(files: Sequence[Path], into: Path) -> None:
-    """Write the row groups of all files, in order, to one file. OSError where that fails.
+    """Write the row groups of all files, in order, to one file. OSError and RefusedError as open_file has them.
 
     ValueError where a file is not Parquet, or has other columns or metadata than the first.
     """
@@ -38,7 +39,7 @@ def append_files(files: Sequence[Path], into: Path) -> None:
     with into.open("wb") as out:
         out.write(MARKER)
         for path in files:
-            with path.open("rb") as file:
+            with open_file(path, RECORDS_BYTES_MAX) as file:
                 footer, end = _footer(file, path)
                 _move(footer, out.tell() - len(MARKER))
                 whole = _joined(whole, footer, path) if whole else footer
