@@ -95,9 +95,10 @@ def _devices(blocks: pl.DataFrame, trial: Trial) -> pl.DataFrame:
 
 
 def _by_block(steps: Frame) -> pl.DataFrame:
-    """Means over the steps of each block and rank."""
+    """Means over the steps of each block and rank, in order: what is summed over them keeps its last digit."""
     place = ("launch", "round", "arm", "detailed", "rank", "block")
-    return in_memory(steps.group_by(*place).agg(*[expression.mean() for expression in DURATIONS]))
+    means = [expression.mean() for expression in DURATIONS]
+    return in_memory(steps.group_by(*place).agg(*means)).sort(*place)
 
 
 def _solo(own: Frame, buckets: Frame, n: int) -> dict[tuple[int, int], dict[str, Floats]]:
