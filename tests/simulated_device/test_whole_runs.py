@@ -168,9 +168,14 @@ def test_norms_over_all_ranks_are_collectives_of_the_step(tmp_path):
 def test_a_rank_that_is_late_for_a_norm_is_found(tmp_path):
     """It comes to the first layer 30 ms late in its forward. The other rank has no gradient to wait with by then."""
     document, _ = run(
-        tmp_path, *NORMS, "inject.rank=1", "inject.compute_ms=30", "world_sizes=[2]", said="Rank 1 is late"
+        tmp_path, *NORMS, "inject.rank=1", "inject.compute_ms=30", "world_sizes=[2]", said="is link bandwidth"
     )
     (point,) = document["points"]
+    linked = point["parts_ms"]["exposed_transfer"]["value"] / point["step_ms"]["value"]
+    assert linked == pytest.approx(0.49, abs=0.01)  # twice what the late rank costs, so named first
+    assert [verdict["cause"] for verdict in document["verdicts"]] == ["link_bandwidth", "straggler"]
+    assert point["loss"]["link_bandwidth"]["value"] == pytest.approx(linked, abs=0.005)
+    assert point["loss"]["unexplained"]["value"] == pytest.approx(0, abs=0.005)
     assert (point["straggler"]["rank"], point["straggler"]["phase"]) == (1, "forward")
     assert point["straggler"]["cost_ms"]["value"] == pytest.approx(30, rel=0.02)
     assert point["parts_ms"]["exposed_skew"]["value"] == pytest.approx(15, rel=0.02)  # mean of both ranks
