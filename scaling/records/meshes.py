@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import product
 
 from scaling.records.rank import RankFile
-from scaling.spec.parallel import AXES, REST, MeshError, Parallel, is_axis
+from scaling.spec.parallel import AXES, REST, MeshError, Parallel, divisors, is_axis
 from scaling.spec.plan import Plan
 
 Seen = tuple[frozenset[int], frozenset[int]]
@@ -36,8 +36,12 @@ def as_communicated(plan: Plan, files: Iterable[RankFile]) -> tuple[Plan, tuple[
 
 
 def _recorded(file: RankFile) -> Seen:
-    """The world sizes of a rank's launch, and the keys of its axes' communicators."""
-    return frozenset(key for key in file.groups if key > 1), frozenset(filter(is_axis, file.groups))
+    """The world sizes of a rank's launch, and the keys of its axes' communicators.
+
+    A world size is believed only with its ranks, so that a number that was changed asks for no mesh of a billion.
+    """
+    sizes = frozenset(key for key, ranks in file.groups.items() if key == len(ranks) > 1)
+    return sizes, frozenset(filter(is_axis, file.groups))
 
 
 def _fits(parallel: Parallel, seen: Iterable[Seen]) -> bool:
@@ -54,9 +58,8 @@ def _fits(parallel: Parallel, seen: Iterable[Seen]) -> bool:
 def _others(parallel: Parallel, ranks_per_host: int, most: int) -> Iterator[Parallel]:
     """The strategy with all degrees that it may have on `most` ranks: its usual ones, then with one for the rest."""
     yield dataclasses.replace(Parallel.preset(parallel.name, ranks_per_host), sequence=parallel.sequence)
-    divisors = [d for d in range(1, most + 1) if most % d == 0]
     for rest in (True, False):
-        for degrees in product((REST, *divisors), repeat=3):
+        for degrees in product((REST, *divisors(most)), repeat=3):
             if degrees.count(REST) == rest:
                 replicate, shard, tensor = degrees
                 yield dataclasses.replace(parallel, replicate=replicate, shard=shard, tensor=tensor)

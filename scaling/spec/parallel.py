@@ -242,7 +242,7 @@ class Parallel:
 
     def _fitting(self, world_size: int, degrees: dict[str, int], left: list[str]) -> str:
         given = " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree not in (REST, 1))
-        fits = [d for d in range(1, world_size + 1) if world_size % d == 0]
+        fits = divisors(world_size)
         if self.name == "single":
             return f"world size {world_size}: parallel=single trains on one rank; use world_sizes=[1], or parallel=ddp"
         free = "tensor" if self.divided else "shard" if self.sharded else "replicate"
@@ -255,8 +255,8 @@ class Parallel:
 def every_mesh(world_size: int, tensor_most: int) -> tuple[Parallel, ...]:
     """All meshes of `world_size` ranks whose layers are divided over `tensor_most` at most, in the order of degrees."""
     found = []
-    for tensor in _divisors(world_size):
-        for shard in _divisors(world_size // tensor) if tensor <= tensor_most else ():
+    for tensor in divisors(world_size):
+        for shard in divisors(world_size // tensor) if tensor <= tensor_most else ():
             replicate = world_size // tensor // shard
             if tensor == 1:
                 name = "ddp" if shard == 1 else "fsdp" if replicate == 1 else "hsdp"
@@ -267,5 +267,6 @@ def every_mesh(world_size: int, tensor_most: int) -> tuple[Parallel, ...]:
     return tuple(found)
 
 
-def _divisors(number: int) -> tuple[int, ...]:
+def divisors(number: int) -> tuple[int, ...]:
+    """What divides a number, in order."""
     return tuple(d for d in range(1, number + 1) if number % d == 0)

@@ -101,3 +101,11 @@ def test_communicators_of_no_degrees_leave_the_plan_and_are_said():
     )
     assert found == fsdp
     assert said[0].endswith("samples/s, efficiency and the loss by cause may be wrong")
+
+
+def test_a_world_size_without_its_ranks_is_not_believed():
+    """One changed number of a head would otherwise ask for every mesh of a billion ranks."""
+    file = rank_0(Parallel.preset("fsdp_tp", 2))
+    changed = dataclasses.replace(file, groups={**file.groups, 10**9: (0,)})
+    other = planned(dataclasses.replace(Parallel.preset("fsdp_tp", 2), tensor=4))
+    assert as_communicated(other, [changed]) == as_communicated(other, [file])
