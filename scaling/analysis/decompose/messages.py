@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from scaling.analysis.decompose.quantities import WAITS
+from scaling.analysis.decompose.quantities import WAITS, Key
 from scaling.analysis.decompose.sent import Sent, by_kind
-from scaling.analysis.decompose.sharded import Groups, Key
+from scaling.analysis.decompose.served import Groups
 from scaling.spec.run import KINDS, MESSAGES
 from scaling.spec.schedule import PHASES, PROBE
 

@@ -14,11 +14,11 @@ from scaling.analysis.decompose.cost import cost
 from scaling.analysis.decompose.efficiency import BASE, efficiency
 from scaling.analysis.decompose.loss import Link, by_kinds, linked_share, loss, waited_for_data
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
-from scaling.analysis.decompose.sharded import simulated
 from scaling.analysis.decompose.starvation import loader
 from scaling.analysis.decompose.stragglers import Late, describe
 from scaling.analysis.decompose.token_rows import MEAN
 from scaling.analysis.decompose.turns import turns
+from scaling.analysis.decompose.unit_turns import simulated
 from scaling.analysis.network.barrier import Barrier
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.quality import clocks

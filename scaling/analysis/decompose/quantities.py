@@ -23,6 +23,8 @@ from scaling.spec.schedule import BARE_ONE
 if TYPE_CHECKING:  # it needs the names of this module
     from scaling.analysis.decompose.token_rows import TokenRows
 
+Key = tuple[int, int]
+"""(launch, round)"""
 PHASES = ("input", "forward", "compute", "optimizer", "host", "exposed")
 """`compute`: backward without its wait for communication. `exposed`: that wait, and the one for buffers in forward."""
 EARLIER = "earlier_wait"
@@ -119,7 +121,7 @@ class TrialRecords:
     on_wire: Mapping[tuple[int, int], Floats] = field(default_factory=dict)
     """Sharded: what all groups of each collective have of their wire (K), by round."""
     turns: Mapping[tuple[int, int], Any] = field(default_factory=dict)
-    """Sharded: the units' turns over a mesh of one rank, by round (decompose.sharded.Turns)."""
+    """Sharded: the units' turns over a mesh of one rank, by round (decompose.unit_turns.Turns)."""
     tokens: TokenRows | None = None
     """What an own loop told of its steps' tokens; None where it told nothing."""
     devices: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=DEVICE_COLUMNS))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from scaling.analysis.network.beside import APART, Beside
@@ -16,11 +17,35 @@ _IN_TURN = (KINDS.index("all_gather"), KINDS.index("reduce_scatter"))
 """What a communicator of `scaling run` carries one after the other, over a host's back end too."""
 
 
+Groups = Callable[[int, int], tuple[int, ...]]
+"""The ranks of a communicator: (rank, its key in the records)."""
+
+
 class ChannelOf(Protocol):
     """How the back end of a plan serves the collectives of a step."""
 
     def __call__(self, communicators: Sequence[int], kinds: Sequence[int] = ()) -> Channel:
         """`communicators`, `kinds`: of each collective, in order; without kinds they are all-reduces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """How a run's collectives reach other ranks."""
+
+    channel: ChannelOf
+    groups: Groups
+    beside: Beside = APART
+
+
+def served(tables: Tables, plan: Plan) -> Served:
+    """All of it, from the heads of the rank files and the plan."""
+    return Served(channel=channels(tables, plan), groups=groups_of(tables), beside=links(tables, plan))
+
+
+def groups_of(tables: Tables) -> Groups:
+    """From the heads of the rank files; a communicator that none names is the rank alone."""
+    known = {(file.rank, key): ranks for file in tables.ranks for key, ranks in file.groups.items()}
+    return lambda rank, key: known.get((rank, key), (rank,))
 
 
 def links(tables: Tables, plan: Plan) -> Beside:
@@ -29,10 +54,9 @@ def links(tables: Tables, plan: Plan) -> Beside:
         return APART
     host = {file.rank: file.host for file in tables.ranks}
     places = {name: k for k, name in enumerate(dict.fromkeys(host.values()))}
+    most = min(max(host, default=-1) + 1, plan.ranks)
     # a rank without records is on a host of its own
-    return Beside(
-        hosts=tuple(places[host[rank]] if rank in host else -1 - rank for rank in range(max(host) + 1))
-    )
+    return Beside(hosts=tuple(places[host[rank]] if rank in host else -1 - rank for rank in range(most)))
 
 
 def channels(tables: Tables, plan: Plan) -> ChannelOf:

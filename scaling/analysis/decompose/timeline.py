@@ -9,8 +9,8 @@ import polars as pl
 
 from scaling.analysis.decompose.detailed import detailed_blocks
 from scaling.analysis.decompose.merge import BlockStamps, merge
-from scaling.analysis.decompose.served import channels, links
-from scaling.analysis.decompose.sharded import groups_of, has_units, unit_blocks
+from scaling.analysis.decompose.served import channels, served
+from scaling.analysis.decompose.unit_stamps import has_units, unit_blocks
 from scaling.analysis.decompose.unit_timeline import typical_step
 from scaling.analysis.quality.launches import counted, of_launches
 from scaling.analysis.results import Span, Timeline
@@ -36,8 +36,7 @@ def timelines(tables: Tables, plan: Plan) -> tuple[Timeline, ...]:
         buckets = within.buckets.filter(here)
         if has_units(buckets.lazy()):
             mesh = plan.spec.parallel.mesh(n)
-            served = channels(within, plan), groups_of(within), links(within, plan)
-            units = unit_blocks(in_memory(own), buckets.lazy(), mesh, *served)
+            units = unit_blocks(in_memory(own), buckets.lazy(), mesh, served(within, plan))
             spans = typical_step([stamps for _, stamps, _ in units], RANKS_MAX) if units else ()
             found += [Timeline(world_size=n, spans=spans)] if spans else []
             continue

@@ -8,9 +8,11 @@ from scaling.analysis.decompose.detailed import detailed_blocks, read_detailed
 from scaling.analysis.decompose.messages import read_messages
 from scaling.analysis.decompose.quantities import DEVICE_COLUMNS, DURATIONS, PHASES, Cycle, TrialRecords
 from scaling.analysis.decompose.sent import Sent
-from scaling.analysis.decompose.served import channels, links
-from scaling.analysis.decompose.sharded import groups_of, has_units, read_sharded, turns
+from scaling.analysis.decompose.served import served
+from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.decompose.token_rows import read_tokens
+from scaling.analysis.decompose.unit_stamps import has_units
+from scaling.analysis.decompose.unit_turns import turns
 from scaling.analysis.network.curve import host_latency
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.spill import Frame, few_rounds, in_memory
@@ -36,21 +38,21 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     rounds = in_memory(tables.steps.filter(together & counted).select("launch", "round").unique())
     index = rounds.sort("launch", "round")
     buckets = tables.buckets.filter(first)
-    channel, host_ns = channels(tables, plan), _host_ns(tables, n)
+    how, host_ns = served(tables, plan), _host_ns(tables, n)
     mesh, shards, most_sent = plan.spec.parallel.mesh(n), None, 0
     cycles: tuple[Cycle, ...] = ()
     sizes: tuple[int, ...] = ()
     if mesh.pipeline > 1:
-        of_stages = read_messages(in_memory(own), buckets.lazy(), n, groups_of(tables), channel(()).clocks_ns)
+        of_stages = read_messages(in_memory(own), buckets.lazy(), n, how.groups, how.channel(()).clocks_ns)
         merged, sent, most_sent = dict(of_stages.merged), of_stages.sent, of_stages.most_sent
     elif has_units(buckets.lazy()):
         own = in_memory(own)
-        shards = read_sharded(own, buckets.lazy(), mesh, channel, groups_of(tables), links(tables, plan))
+        shards = read_sharded(own, buckets.lazy(), mesh, how)
         cycles, merged, sizes = shards.cycles, shards.merged, tuple(one.bytes for one in shards.sent)
         sent = shards.sent
     else:
         cycles, merged, sizes = read_detailed(
-            detailed_blocks(own, buckets, tables.blocks, n, channel, host_ns)
+            detailed_blocks(own, buckets, tables.blocks, n, how.channel, host_ns)
         )
         sent = tuple(
             Sent(kind="all_reduce", phase="backward", unit=k, bytes=size, ranks=n, axis="replicate")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scaling.analysis.decompose.sharded import UnitStamps, exposed
+from scaling.analysis.decompose.unit_stamps import UnitStamps, exposed
 from scaling.analysis.results import Span
 
 

@@ -1,7 +1,7 @@
 """A sharded step at a mesh that was not run: torch's own list of collectives, times of the run, links' curves.
 
 What a rank does by itself is known from the arm over a mesh of one rank: when it comes to each unit's all-gather and
-reduction (decompose.sharded.Turns), stretched to what the light probe measured with the other ranks. Where layers are
+reduction (decompose.unit_turns), stretched to what the light probe measured with the other ranks. Where layers are
 divided it is known from the detailed blocks: what lies between a rank's waits. What it sends, in which order and where
 it waits, comes from the listing at the mesh in question (spec.listing). With own times o and transfers T,
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose.served import links
+from scaling.analysis.decompose.served import Served, links
 from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.network.beside import APART, Beside
 from scaling.analysis.network.channel import Channel
@@ -64,9 +64,13 @@ def read(late_ms, beside):
         pl.DataFrame(steps),
         pl.DataFrame(rows).lazy(),
         MESH,
-        lambda keys, _kinds=(): Channel.of("gloo", keys, lambda key: int(KEYS[key] == "replicate")),
-        lambda rank, key: of(KEYS[key], rank),
-        beside,
+        Served(
+            channel=lambda keys, _kinds=(): Channel.of(
+                "gloo", keys, lambda key: int(KEYS[key] == "replicate")
+            ),
+            groups=lambda rank, key: of(KEYS[key], rank),
+            beside=beside,
+        ),
     )
 
 
@@ -110,7 +114,7 @@ def test_ranks_with_links_of_their_own_are_as_they_were():
 @pytest.mark.parametrize(("backend", "hosts"), [("gloo", (0, 0, 1, 1)), ("nccl", ())])
 def test_a_hosts_back_end_sends_over_one_link(backend, hosts):
     ranks = [SimpleNamespace(rank=rank, host=f"node{rank // 2}") for rank in (2, 0, 3, 1)]
-    plan = SimpleNamespace(spec=SimpleNamespace(topology=SimpleNamespace(backend=backend)))
+    plan = SimpleNamespace(ranks=4, spec=SimpleNamespace(topology=SimpleNamespace(backend=backend)))
     found = links(SimpleNamespace(ranks=ranks), plan).hosts
     assert len(set(found)) == len(set(hosts))
     assert (

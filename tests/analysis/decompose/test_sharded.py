@@ -8,7 +8,9 @@ import pytest
 
 from scaling.analysis.decompose.loss import by_kinds
 from scaling.analysis.decompose.sent import Sent, by_kind
-from scaling.analysis.decompose.sharded import exposed, has_units, read_sharded, unit_blocks
+from scaling.analysis.decompose.served import Served
+from scaling.analysis.decompose.sharded import read_sharded
+from scaling.analysis.decompose.unit_stamps import exposed, has_units, unit_blocks
 from scaling.analysis.network.channel import Channel
 from scaling.analysis.statistics.rounds import Rounds
 from scaling.spec.parallel import Mesh
@@ -93,8 +95,10 @@ class Cluster:
             pl.DataFrame(self.steps),
             pl.DataFrame(self.rows).lazy(),
             Mesh(shard=RANKS),
-            lambda keys, _kinds=(): Channel.of("gloo", keys, lambda _key: 0),
-            lambda _rank, _key: tuple(range(RANKS)),
+            Served(
+                channel=lambda keys, _kinds=(): Channel.of("gloo", keys, lambda _key: 0),
+                groups=lambda _rank, _key: tuple(range(RANKS)),
+            ),
         )
         return read_sharded(*arguments), unit_blocks(*arguments)[0][1]
 

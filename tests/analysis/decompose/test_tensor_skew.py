@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from scaling.analysis.decompose.sent import by_kind
+from scaling.analysis.decompose.served import Served
 from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.network.channel import Channel
 from scaling.spec.parallel import Mesh
@@ -75,8 +76,10 @@ def waited(late):
     found = read_sharded(
         *tables(late),
         MESH,
-        lambda keys, _kinds=(): Channel.of("gloo", keys, lambda _key: 0),
-        lambda rank, key: members(axes[key], rank),
+        Served(
+            channel=lambda keys, _kinds=(): Channel.of("gloo", keys, lambda _key: 0),
+            groups=lambda rank, key: members(axes[key], rank),
+        ),
     )
     merged = {name: values[0, 0] / MS for name, values in found.merged.items()}
     return {

@@ -1,0 +1,195 @@
+"""Detailed blocks that say of every collective where ranks wait for it: those of sharded modules, and of SyncBatchNorm.
+
+A rank is exposed only in the windows that the strategy stamps: before a unit's forward and backward, in a norm, and
+where gradients are reduced. In a window, until the collective that it waits for is done, instants in which any of the
+rank's collectives moves data are exposed transfer, the others exposed skew. What is left of the window is the
+strategy's own.
+
+Arrays: S steps, R ranks, K collectives of a step in the order of launch; times in ns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from scaling.analysis.decompose.detailed import BROADCAST
+from scaling.analysis.decompose.quantities import WAITS, Key
+from scaling.analysis.decompose.sent import Sent
+from scaling.analysis.decompose.served import Served
+from scaling.analysis.network.awaited import Awaited
+from scaling.analysis.network.beside import Beside, Members
+from scaling.analysis.network.channel import ONE, Channel
+from scaling.analysis.statistics.rounds import Floats
+from scaling.spec.parallel import Mesh
+from scaling.spec.run import KINDS
+from scaling.spec.schedule import PHASES, PROBE
+
+PLACE = ["launch", "block", "step", "rank"]
+_OF_STEPS = ("begin_ns", "end_ns", "input_ns", "backward_ns", "optimizer_ns", "sync_end_ns")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitStamps:
+    """One detailed block on all ranks: S x R x K, absolute."""
+
+    launch: Floats
+    done: Floats
+    wait: Floats
+    resume: Floats
+    sent: tuple[Sent, ...]
+    members: tuple[Members, ...]
+    channel: Channel
+    """How the back end serves them."""
+    released: Floats
+    """The latest launch of a collective's ranks; of one that follows its data, of those that the rank waited for."""
+    finished: Floats
+    """Their latest end; there, the rank's own."""
+    follows: Mapping[int, Awaited]
+    """The collectives that follow their data."""
+    begun: Floats
+    transfer: Floats
+    """What each would take if its group had its wire alone."""
+    together: Floats
+    """What all groups of the collective have of their wire."""
+    beside: Beside
+    waited: Floats
+    """S x R: all windows together, by the steps' own stamps."""
+    steps: dict[str, Floats]
+    """S x R: the fields of the steps' rows, by name."""
+
+
+def has_units(buckets: pl.LazyFrame) -> bool:
+    """Whether some detailed step says where its ranks wait for a collective: a sharded module's, or one with norms."""
+    rows = buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("unit") >= 0))
+    return not rows.filter(pl.col("wait_ns") > 0).head(1).collect().is_empty()
+
+
+def unit_blocks(
+    own: pl.DataFrame,
+    buckets: pl.LazyFrame,
+    mesh: Mesh,
+    served: Served,
+) -> list[tuple[Key, UnitStamps, Floats]]:
+    """Blocks that all ranks have whole: (launch, round), stamps, and durations of input S x R."""
+    n = mesh.size
+    steps = own.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort(PLACE)
+    rows = (
+        buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("unit") >= 0))
+        .sort(*PLACE, "seq")
+        .collect()
+    )
+    parts = rows.partition_by("launch", "block", as_dict=True)
+    found = []
+    for place, part in steps.partition_by("launch", "block", as_dict=True, maintain_order=True).items():
+        mine, count = parts.get(place), part["step"].n_unique()
+        if mine is None or part.height != count * n:
+            continue
+        width, rest = divmod(mine.height, count * n)
+        if rest or not width:
+            continue
+        shape = (count, n, width)
+        stamps = _stamps(mine, part, shape, served, mesh)
+        key = (int(part["launch"][0]), int(part["round"][0]))
+        found.append((key, stamps, grid(part, "input_ns", (count, n))))
+    return found
+
+
+def grid(frame: pl.DataFrame, name: str, shape: tuple[int, ...]) -> Floats:
+    """A column of sorted rows as an array."""
+    return frame[name].to_numpy().astype(float).reshape(shape)
+
+
+def _stamps(
+    rows: pl.DataFrame,
+    steps: pl.DataFrame,
+    shape: tuple[int, int, int],
+    served: Served,
+    mesh: Mesh,
+) -> UnitStamps:
+    count, n, width = shape
+    keys = rows["group"].to_numpy().reshape(shape)[0]  # R x K
+    first = rows.head(width)
+    members: list[Members] = [
+        tuple(sorted({served.groups(rank, int(keys[rank, k])) for rank in range(n)})) for k in range(width)
+    ]
+    launch, done = grid(rows, "launch_ns", shape), grid(rows, "done_ns", shape)
+    released, finished = launch.copy(), done.copy()
+    follows: dict[int, Awaited] = {}
+    for k, of in enumerate(members):
+        if int(first["kind"][k]) == BROADCAST and len(of) == 1:
+            follows[k] = served.channel(()).awaited(launch[:, :, k], done[:, :, k])
+            released[:, :, k] = follows[k].latest(launch[:, :, k])
+            continue
+        for group in of:
+            ranks = list(group)
+            released[:, ranks, k] = launch[:, ranks, k].max(axis=1, keepdims=True)
+            finished[:, ranks, k] = done[:, ranks, k].max(axis=1, keepdims=True)
+    finished = np.maximum(finished, released)
+    begun, transfer = np.empty_like(launch), np.empty_like(launch)
+    shared: dict[tuple[object, ...], list[int]] = {}
+    for rank in range(n):
+        own = tuple(next(g for g in of if rank in g) for of in members)
+        shared.setdefault((own, rank if follows else 0), []).append(rank)
+    over = ONE
+    for ranks in shared.values():
+        over = served.channel([int(key) for key in keys[ranks[0]]], first["kind"].to_list())
+        at = over.begun(released[:, ranks[0]], finished[:, ranks[0]])
+        moved = over.shares(at, finished[:, ranks[0]]).transfer
+        begun[:, ranks], transfer[:, ranks] = at[:, None], moved[:, None]
+    transfer, together = served.beside.shares(begun, finished, members, transfer)
+    sent = tuple(
+        Sent(
+            kind=KINDS[int(kind)],
+            phase=PHASES[int(phase)],
+            unit=int(unit),
+            bytes=int(size),
+            ranks=len(of[0]),
+            axis=mesh.axis_of(of[0]),
+        )
+        for kind, phase, unit, size, of in zip(
+            first["kind"], first["phase"], first["unit"], first["bytes"], members, strict=True
+        )
+    )
+    waited = steps.select(WAITS).to_series()
+    return UnitStamps(
+        launch=launch,
+        done=done,
+        wait=grid(rows, "wait_ns", shape),
+        resume=grid(rows, "resume_ns", shape),
+        sent=sent,
+        members=tuple(members),
+        channel=over,
+        released=released,
+        finished=finished,
+        follows=follows,
+        begun=begun,
+        transfer=transfer,
+        together=together,
+        beside=served.beside,
+        waited=waited.to_numpy().astype(float).reshape(count, n),
+        steps={name: grid(steps, name, (count, n)) for name in _OF_STEPS},
+    )
+
+
+def exposed(stamps: UnitStamps) -> tuple[Floats, Floats]:
+    """(transfer, skew), S x R x K: what the rank waited for each collective, by what went on meanwhile."""
+    low, high = np.zeros_like(stamps.wait), np.zeros_like(stamps.wait)
+    before = np.full(stamps.wait.shape[:2], -np.inf)
+    order = np.argsort(stamps.wait.mean(axis=(0, 1)), kind="stable")
+    for k in order:
+        asked = stamps.wait[:, :, k] > 0
+        since = np.maximum(stamps.wait[:, :, k], before)  # a window shared by several waits counts once
+        until = np.maximum(np.minimum(stamps.resume[:, :, k], stamps.finished[:, :, k]), since)
+        low[:, :, k], high[:, :, k] = np.where(asked, since, 0.0), np.where(asked, until, 0.0)
+        before = np.where(asked, np.maximum(before, until), before)
+    transfer = moving(stamps, low, high)
+    return transfer, np.maximum(high - low - transfer, 0.0)
+
+
+def moving(stamps: UnitStamps, low: Floats, high: Floats) -> Floats:
+    """S x R x Q: for how long data move between two times, of the rank's collectives and of others over its link."""
+    return stamps.beside.moving(stamps.begun, stamps.finished, stamps.members, low, high)
