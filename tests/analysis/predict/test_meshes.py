@@ -90,14 +90,9 @@ def source(n=2):
     )
 
 
-def predicted(parallel=FSDP, n=2, where=None, sources=None, own=None, mode="weak", **fsdp):
-    run = plan()
-    spec = dataclasses.replace(
-        run.spec, parallel=FSDP, topology=own or topology(), world_sizes=(2,), mode=mode
-    )
-    run = dataclasses.replace(run, spec=spec)
-    where = where or topology(hosts=n)
-    asked = WhatIf(
+def question(spec, n, where, parallel, **fsdp):
+    """What another mesh of `n` ranks on the machine `where` would do."""
+    return WhatIf(
         changes=(),
         world_sizes=(n,),
         topology=where,
@@ -112,6 +107,16 @@ def predicted(parallel=FSDP, n=2, where=None, sources=None, own=None, mode="weak
         parallel=parallel,
         fsdp=dataclasses.replace(spec.fsdp, **fsdp),
     )
+
+
+def predicted(parallel=FSDP, n=2, where=None, sources=None, own=None, mode="weak", **fsdp):
+    run = plan()
+    spec = dataclasses.replace(
+        run.spec, parallel=FSDP, topology=own or topology(), world_sizes=(2,), mode=mode
+    )
+    run = dataclasses.replace(run, spec=spec)
+    where = where or topology(hosts=n)
+    asked = question(spec, n, where, parallel, **fsdp)
     return mesh_predictions([source()] if sources is None else sources, run, good(), asked, listings)
 
 
@@ -332,21 +337,7 @@ def test_layers_that_are_divided_less_keep_more_activations(parallel, held):
     gib = 2**30
     memory = dataclasses.replace(point.memory, activations_bytes=45 * gib)
     point = dataclasses.replace(point, world_size=4, memory=memory)
-    asked = WhatIf(
-        changes=(),
-        world_sizes=(4,),
-        topology=where,
-        elsewhere=False,
-        bucket_cap_mb=None,
-        accumulation=None,
-        batch_per_rank=32,
-        global_batch=64,
-        compute_scale=1.0,
-        compression=1.0,
-        without_straggler=False,
-        parallel=parallel,
-        fsdp=spec.fsdp,
-    )
+    asked = question(spec, 4, where, parallel)
     found = mesh_predictions(
         [measured_mesh(FSDP_TP)],
         dataclasses.replace(run, spec=spec),
