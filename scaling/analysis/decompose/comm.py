@@ -19,7 +19,9 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
     `clock_bound_ns`: error of corrected clocks; `floor`: A/A floor, the fraction to which bandwidth can be known.
     """
     n, total = records.trial.world_size, sum(records.bucket_bytes) or records.most_sent
-    nominal, micro_steps = plan.nominal_bit_s(n), plan.spec.accumulation_steps
+    one_axis = len({one.axis for one in records.sent}) <= 1
+    # Several axes of a mesh go over several links, within hosts and between them: no one rate is nominal for their sum.
+    nominal, micro_steps = plan.nominal_bit_s(n) if one_axis else None, plan.spec.accumulation_steps
     busy = rounds.measure("busy")
     # The baseline of an own loop replays each bucket once, however often and in whatever size the loop sends it.
     again = total / sum(records.replayed) if records.replayed else 1.0

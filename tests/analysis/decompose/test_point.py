@@ -11,6 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from scaling.analysis.decompose import trials
+from scaling.analysis.decompose.sent import Sent
 from scaling.analysis.decompose.trials import read_trial
 from scaling.records import codec
 from scaling.records.tables import Tables
@@ -268,6 +270,16 @@ def test_no_nominal_link_no_share_of_it(measure, cluster):
     run = measure(cluster.Truth(world_sizes=(2,), hosts=1, ranks_per_host=2, rounds=3))
     assert run.point(2).comm.busbw_gbit_s is not None
     assert run.point(2).comm.nominal_share is None
+
+
+def test_collectives_along_two_axes_have_no_share_of_one_link(measure, cluster, monkeypatch):
+    """As HSDP's, of which some stay within a host: their rate together had been 122 % of the link between hosts."""
+    axes = ("replicate", "shard")
+    monkeypatch.setattr(trials, "Sent", lambda **of: Sent(**of | {"axis": axes[of["unit"] % 2]}))
+    comm = measure(cluster.Truth(world_sizes=(2,), channels=1, rounds=3)).point(2).comm
+    assert {one.communicator for one in comm.collectives} == set(axes)
+    assert comm.busbw_gbit_s is not None
+    assert comm.nominal_share is None
 
 
 # How often gradients are reduced
