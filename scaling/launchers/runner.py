@@ -66,7 +66,7 @@ def _measure(
     preflight: Preflight,
 ) -> None:
     """Add to `launches` until nothing is left, or the user interrupts."""
-    since = len(launches)
+    since, told = len(launches), None
     if plan.spec.batch_max and (failed := _searched(plan, folder, launches, progress)) is not None:
         launches.append(failed)
         write_json(folder.status, status_of(plan, launches))
@@ -75,8 +75,9 @@ def _measure(
         if len(launches) > since and launches[-1].state != "done":
             progress({"said": in_words(launches[-1], sizes)})
         sizes, missing = launcher_of(plan).fitting(plan, sizes)
-        if missing is not None:
+        if missing not in (None, told):  # it is the same before every launch
             progress({"said": missing})
+            told = missing
         if not sizes:
             break
         launches.append(LaunchStatus(index=next_index(folder, launches), world_sizes=sizes, state="running"))

@@ -124,6 +124,13 @@ CASES = [
     (["submit", "--dry-run", "topology=pcie_node", "cluster.gpus_per_node=0"], "at least 1"),
     (["submit", "--dry-run", "topology=pcie_node", "+cluster.sbatch.gpus-per-task=1"], "NVLink goes unused"),
     (["submit", "--dry-run", "topology=pcie_node", "+cluster.sbatch.time=3"], "use cluster.time"),
+    (["submit", "--dry-run", "topology=pcie_node", "+cluster.sbatch.array=0-3"], "would share one"),
+    (["submit", "--dry-run", "topology=pcie_node", "cluster.time=2"], "cluster.time=19 holds all of it"),
+    (
+        ["run", "topology=pcie_node"],
+        "use `scaling submit`, or run it inside `salloc --partition=pcie --nodes=1",
+    ),
+    (["doctor", "topology=pcie_node"], "needs a Slurm allocation; run it inside `salloc --partition=pcie"),
     (["submit", "--dry-run", "topology=pcie_node", "cluster.container.runtime=docker"], "pyxis, apptainer"),
     (["submit", "--dry-run", "topology=pcie_node", "cluster.container.mounts=[data]"], "/SOURCE:/TARGET"),
     (["submit", "--dry-run", "topology=pcie_node", "cluster.numa_binding=left"], "exclusive"),

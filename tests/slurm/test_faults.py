@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from support.processes import wait_until
 
 from scaling.launchers.slurm.launcher import port
 
@@ -119,6 +120,7 @@ def test_a_job_that_never_starts_says_so(login):
         "--output=/dev/null",
         "--wrap=sleep 60",
     )
+    wait_until(lambda: login.state(blocker.stdout.strip()) == "RUNNING", seconds=20)
     login.submit()
     waiting = login.scaling("status", "run").stdout
     # Slurm says Licenses, Resources or nothing, by how far its scheduler has come.
@@ -142,3 +144,16 @@ def test_a_job_that_fails_before_torchrun_says_why(login):
     status, error = login.statuses()[1]
     assert status == "failed"
     assert error.startswith(f"job {job} ended before anything was measured: FAILED, status 3")
+
+
+def test_a_folder_that_the_nodes_do_not_see_is_named(login):
+    """The login node alone has something mounted there."""
+    mount = login.slurm.run("mount", "-t", "tmpfs", "none", str(login.home))
+    assert mount.returncode == 0, mount.stderr
+    try:
+        done = login.scaling("submit", "topology=slurm_pcie", "model=synthetic", "run_dir=run", "--wait")
+    finally:
+        login.slurm.run("umount", "--lazy", str(login.home))
+    assert done.returncode == 1
+    assert "could not write" in done.stderr
+    assert "put the run on a file system that the nodes share (run_dir)" in done.stderr

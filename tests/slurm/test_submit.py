@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from support.processes import wait_until
 
 TCP_SHARE = 1448 / 1514
 RATES_GBIT_S = {"slurm_pcie": 0.25, "slurm_nvlink": 1.0}
@@ -93,6 +94,12 @@ REFUSED = [
     (["cluster.constraint=nosuch"], "Invalid feature specification", "cluster.constraint"),
     (["cluster.reservation=nosuch"], "reservation is invalid", "cluster.reservation"),
     (["+cluster.sbatch.bogus=1"], "unrecognized option", "--bogus"),
+    (["+cluster.sbatch.array=0-3"], "the tasks of an array would share one", "scaling submit -m"),
+    (["+cluster.sbatch.wait=true"], "follows the job", "scaling submit --wait"),
+    (["+cluster.sbatch.test-only=true"], "prints the script", "scaling submit --dry-run"),
+    (["+cluster.sbatch.exclude=nosuch"], "Invalid node name", "cluster.sbatch.exclude"),
+    (["+cluster.sbatch.exclude=pcie1"], "not available", "cluster.sbatch.exclude"),
+    (["cluster.time=1"], "would be told to end 120 s before its limit", "cluster.time=19 holds all of it"),
     (["cluster.time=0"], "not a time limit above 0", "1:30:00"),
     (["run_dir='a \"b\" c'"], "without spaces, quotes", "run_dir"),
 ]
@@ -109,6 +116,34 @@ def test_what_slurm_would_refuse_is_one_line_and_nothing_is_handed_in(login, ove
     assert key in done.stderr
     assert list(login.home.iterdir()) == []
     assert all_jobs(login) == before
+
+
+def test_a_limit_that_cuts_the_budget_off_is_said(login):
+    done = login.scaling("submit", "topology=slurm_pcie", "model=synthetic", "cluster.time=2:30", "--dry-run")
+    assert done.returncode == 0
+    assert "told to end after 30 s (cluster.signal_s=120), and measuring may take" in done.stderr
+
+
+def test_a_job_for_a_node_that_is_drained_waits_for_it(login):
+    """sbatch queues it; its --test-only refuses it."""
+    drain = ("scontrol", "update", "nodename=pcie2", "state=drain", "reason=fan")
+    assert login.slurm.run(*drain).returncode == 0
+    done = login.scaling("submit", "topology=slurm_pcie", "model=synthetic", "run_dir=run")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "scaling: node pcie2: drain (fan): the job waits while too few nodes are left\n"
+    wait_until(lambda: "DRAINED" in login.scaling("status", "run").stdout, seconds=20)
+
+
+def test_what_is_left_of_several_runs_is_compared_again(login):
+    submit = ("submit", "-m", "topology=slurm_pcie,slurm_nvlink", "model=synthetic", "run_dir=both")
+    assert login.scaling(*submit, "+cluster.sbatch.hold=true").returncode == 0
+    assert login.scaling("cancel", "both").returncode == 0
+    done = login.scaling("submit", "--resume", "both")
+    assert done.returncode == 0, done.stderr
+    first, second, last = (line.split()[1].rstrip(":") for line in done.stdout.splitlines())
+    assert "compares them when they have ended, into both" in done.stdout
+    said = login.slurm.run("scontrol", "--oneliner", "show", "job", last).stdout
+    assert f"Dependency=afterany:{first}(unfulfilled),afterany:{second}(unfulfilled)" in said
 
 
 def all_jobs(login):

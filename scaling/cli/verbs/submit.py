@@ -18,10 +18,10 @@ from scaling.cli.simulated_run import refuse_simulated
 from scaling.cli.verbs.arguments import split
 from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError
-from scaling.launchers.jobs import Job, begun, jobs_of
+from scaling.launchers.jobs import begun, jobs_of
 from scaling.launchers.slurm import queue, sbatch
 from scaling.launchers.slurm.ending import settle
-from scaling.launchers.slurm.script import limit_s
+from scaling.launchers.slurm.script import limit_s, too_short
 from scaling.launchers.slurm.standing import Standing, standing
 from scaling.launchers.slurm.submit import (
     comparison_script,
@@ -36,6 +36,7 @@ from scaling.reading import LOG_BYTES_MAX, read_text
 from scaling.records.access import require_own
 from scaling.records.paths import RunFolder
 from scaling.records.status import left
+from scaling.report.text import count
 from scaling.spec.plan import Plan
 from scaling.units import format_duration
 
@@ -57,6 +58,9 @@ def main(arguments: list[str]) -> int:
     asked = requests("submit", [*rest, *launcher])
     jobs = jobs_of(asked.items, multirun=asked.multirun)
     texts = [script(job) for job in jobs]
+    short = dict.fromkeys(filter(None, (too_short(job.plan) for job in jobs)))
+    for line in short:
+        warn(line)
     if given.dry_run:
         say(*"\n".join(texts).removesuffix("\n").split("\n"))
         return 0
@@ -64,7 +68,10 @@ def main(arguments: list[str]) -> int:
         return 0
     sbatch.require_slurm()
     compared = asked.multirun and len(jobs) > 1
-    for text in (*texts, *([comparison_script(jobs, [])] if compared else [])):
+    for text in (
+        *texts,
+        *([comparison_script(jobs[0].plan, [job.folder for job in jobs], [])] if compared else []),
+    ):
         sbatch.check_script(text)  # all of them before the first is submitted
     for job in jobs:
         in_image = (
@@ -77,18 +84,21 @@ def main(arguments: list[str]) -> int:
         handed_in.append(submit(job, text))
         say(
             f"job {handed_in[-1].id}: {job.plan.spec.model.name} on {job.plan.spec.topology.name}, "
-            f"{job.plan.hosts} nodes, at most {format_duration(limit_s(job.plan))}; "
+            f"{count(job.plan.hosts, 'node')}, at most {format_duration(limit_s(job.plan))}; "
             f"scaling status {job.folder.path}"
         )
-    comparison = _compared(jobs, handed_in) if compared else None
-    return _follow([(job.plan, job.folder) for job in jobs], comparison) if given.wait else 0
+    runs = [(job.plan, job.folder) for job in jobs]
+    comparison = _compared(runs, handed_in) if compared else None
+    return _follow(runs, comparison) if given.wait else 0
 
 
-def _compared(jobs: list[Job], handed_in: list[Submitted]) -> str | None:
+def _compared(runs: list[tuple[Plan, RunFolder]], handed_in: list[Submitted]) -> str | None:
     """Submit the job that compares the runs. None where Slurm refuses it; the other jobs are followed anyway."""
-    into = jobs[0].folder.path.parent
+    into = runs[0][1].path.parent
     try:
-        comparison = submit_comparison(jobs, handed_in)
+        comparison = submit_comparison(
+            runs[0][0], [folder for _, folder in runs], [one.id for one in handed_in]
+        )
     except (ScalingError, OSError) as error:
         warn(f"{error}; run `scaling compare` when the jobs have ended")
         return None
@@ -98,14 +108,16 @@ def _compared(jobs: list[Job], handed_in: list[Submitted]) -> str | None:
 
 def _resume(path: Path, *, wait: bool) -> int:
     sbatch.require_slurm()
-    runs = begun(path)
+    runs, handed_in = begun(path), []
     for plan, folder in runs:
-        handed_in = resubmit(require_own(folder), plan, analyse)
-        if handed_in is None:
+        job = resubmit(require_own(folder), plan, analyse)
+        if job is None:
             say(f"{folder.path}: nothing is left to measure")
         else:
-            say(f"job {handed_in.id}: measures what is left of {folder.path}")
-    return _follow(runs, None) if wait else 0
+            handed_in.append(job)
+            say(f"job {job.id}: measures what is left of {folder.path}")
+    comparison = _compared(runs, handed_in) if handed_in and len(runs) > 1 else None
+    return _follow(runs, comparison) if wait else 0
 
 
 def _follow(runs: list[tuple[Plan, RunFolder]], comparison: str | None) -> int:
@@ -177,8 +189,10 @@ def _comparison(job: str, into: Path) -> int:
             break
         time.sleep(POLL_S)
     log = into / f"compare-{job}.out"
-    if not log.is_file():
-        warn(f"job {job} left no comparison; run `scaling compare` on the runs")
+    said = read_text(log, LOG_BYTES_MAX, strict=False) if log.is_file() else ""
+    if not said.strip():
+        how = f" ({state.state}, status {state.exit_code})" if state is not None and state.exit_code else ""
+        warn(f"job {job} left no comparison{how}; run `scaling compare` on the runs")
         return 1
-    say(*read_text(log, LOG_BYTES_MAX, strict=False).removesuffix("\n").split("\n"))
+    say(*said.removesuffix("\n").split("\n"))
     return 0 if state is None else int(bool(state.exit_code))

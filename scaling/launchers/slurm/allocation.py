@@ -60,9 +60,16 @@ def down(sinfo: str) -> set[str]:
     A star marks a node that does not answer. A draining node still runs the job that it has.
     """
     states = (line.split() for line in sinfo.splitlines() if len(line.split()) == 2)
-    return {
-        name for name, state in states if state.endswith("*") or state.startswith(("down", "fail", "unk"))
-    }
+    return {name for name, state in states if _is_down(state)}
+
+
+def gets_jobs(state: str) -> bool:
+    """Whether a node in this state (sinfo's %t) gets new jobs; it may be busy."""
+    return not _is_down(state) and not state.startswith(("drain", "drng", "maint"))
+
+
+def _is_down(state: str) -> bool:
+    return state.endswith("*") or state.startswith(("down", "fail", "unk"))
 
 
 def hostnames(expression: str) -> list[str]:

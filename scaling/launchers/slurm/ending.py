@@ -23,6 +23,8 @@ Analyse = Callable[[RunFolder], object]
 """Makes everything that is derived from a run's records."""
 FINAL = (*SETTLED, "oom", "failed")
 """States of a trial that the end of its job does not change."""
+UNWRITABLE = 128 + 53
+"""A job that Slurm ends so could not open its log: the node has no such folder (ExitCode=0:53)."""
 _CUT_OFF = {
     "CANCELLED": "was cancelled",
     "TIMEOUT": "ran into its time limit",
@@ -75,6 +77,11 @@ def _ended(stands: Standing, job: Submitted) -> tuple[str, str]:
         return "interrupted", f"job {job.id} {_CUT_OFF[state.state]}{before}"
     if state.state in ("NODE_FAIL", "BOOT_FAIL"):
         return "lost", f"job {job.id} lost a node{before}: {state.state}, {state.nodes or 'no node named'}"
+    if state.exit_code == UNWRITABLE and not log.is_file():
+        return "failed", (
+            f"job {job.id} ended{before}: {state.nodes or 'its node'} could not write {log}; put the run on a file "
+            "system that the nodes share (run_dir)"
+        )
     code = f", status {state.exit_code}" if state.exit_code else ""
     return "failed", f"job {job.id} ended{before}: {state.state}{code}{_last_line(log)}"
 

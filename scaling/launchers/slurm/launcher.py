@@ -16,6 +16,7 @@ from scaling.launchers.launcher import Command, Launcher
 from scaling.launchers.request import LaunchRequest
 from scaling.launchers.slurm.allocation import Allocation, allocated, allocation
 from scaling.launchers.torchrun import environment, nccl_log, numa_binding, program_arguments
+from scaling.records.checkup import DOCTOR
 from scaling.records.paths import RunFolder
 from scaling.spec.cluster import Container
 from scaling.spec.plan import Plan
@@ -35,9 +36,12 @@ class Slurm(Launcher):
         """InputError outside of an allocation, or in one with too few GPUs on a node."""
         topology = plan.spec.topology
         if not allocated():
+            partition = plan.spec.cluster.partition
+            where = "" if partition is None else f"--partition={partition} "
+            submit = "" if plan.spec.task == DOCTOR else "use `scaling submit`, or "
             raise InputError(
-                f"topology={topology.name}: needs a Slurm allocation; use `scaling submit`, or run it inside "
-                f"`salloc --nodes={plan.hosts} --exclusive`"
+                f"topology={topology.name}: needs a Slurm allocation; {submit}run it inside "
+                f"`salloc {where}--nodes={plan.hosts} --exclusive`"
             )
         gpus = os.environ.get("SLURM_GPUS_ON_NODE", "")
         if topology.on_device and gpus.isdigit() and int(gpus) < topology.ranks_per_host:
@@ -56,7 +60,11 @@ class Slurm(Launcher):
         fit = tuple(n for n in sizes if plan.spec.topology.hosts_of(n) <= room)
         if len(fit) == len(sizes):
             return fit, None
-        gone = f"node {', '.join(where.lost)} is lost" if where.lost else f"job {where.job} has {room} nodes"
+        gone = (
+            f"node {', '.join(where.lost)} is lost"
+            if where.lost
+            else f"job {where.job} has {room} {'node' if room == 1 else 'nodes'}"
+        )
         others = ", ".join(str(n) for n in sizes if n not in fit)
         return fit, f"{gone}: no room for world size {others}"
 

@@ -115,6 +115,28 @@ def limit_s(plan: Plan) -> int:
     return parse_time_limit_s(plan.spec.cluster.time or str(minutes(plan)), "cluster.time")
 
 
+def too_short(plan: Plan) -> str | None:
+    """Why the job's own time limit cannot hold the budget; None where it can.
+
+    InputError where nothing can be measured before Slurm's signal.
+    """
+    cluster, limit = plan.spec.cluster, limit_s(plan)
+    before, budget = limit - cluster.signal_s, plan.spec.measure.longest_s * plan.spec.repeats
+    if cluster.time is None or before >= budget:
+        return None
+    would = f"cluster.time={minutes(plan)} holds all of it"
+    if before <= 0:
+        raise InputError(
+            f"cluster.time={cluster.time}: the job would be told to end {cluster.signal_s} s before its limit "
+            f"(cluster.signal_s), before it began; {would}"
+        )
+    return (
+        f"cluster.time={cluster.time}: the job is told to end after {before:.0f} s "
+        f"(cluster.signal_s={cluster.signal_s}), and measuring may take {budget:.0f} s; what is missing then is "
+        f"reported; {would}"
+    )
+
+
 def _filled(
     template: str, options: dict[str, str], *, python: str, arguments: list[str], site: list[str]
 ) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from scaling import resources
@@ -76,23 +77,23 @@ def resubmit(folder: RunFolder, plan: Plan, analyse: Analyse) -> Submitted | Non
     return _hand_in(plan, folder, text)
 
 
-def comparison_script(jobs: list[Job], handed_in: list[Submitted]) -> str:
-    """The dependent job that compares the runs."""
+def comparison_script(plan: Plan, folders: Sequence[RunFolder], after: Sequence[str]) -> str:
+    """The job that compares runs of a multirun when the jobs `after` have ended; `plan`: of one of the runs."""
     return compare_script(
         (resources.folder("slurm") / "compare.sbatch").read_text(encoding="utf-8"),
-        jobs[0].plan,
-        [job.folder for job in jobs],
-        jobs[0].folder.path.parent,
-        [one.id for one in handed_in],
+        plan,
+        list(folders),
+        folders[0].path.parent,
+        list(after),
         python=sys.executable,
         root=resources.import_root(),
     )
 
 
-def submit_comparison(jobs: list[Job], handed_in: list[Submitted]) -> str:
+def submit_comparison(plan: Plan, folders: Sequence[RunFolder], after: Sequence[str]) -> str:
     """Submit the comparing job and return its id."""
-    text = comparison_script(jobs, handed_in)
-    write_text(jobs[0].folder.path.parent / "compare.sbatch", text)
+    text = comparison_script(plan, folders, after)
+    write_text(folders[0].path.parent / "compare.sbatch", text)
     return sbatch.hand_in(text)
 
 

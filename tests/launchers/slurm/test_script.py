@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from scaling.config.compose import requests
 from scaling.errors import InputError
-from scaling.launchers.slurm.script import compare_script, job_script, minutes
+from scaling.launchers.slurm.script import compare_script, job_script, minutes, too_short
 from scaling.records.paths import RunFolder
 from scaling.resources import folder
 from scaling.spec.batch_search import LAUNCHES_MAX, PROOFS_MAX
@@ -236,3 +236,25 @@ def test_a_value_of_several_lines_is_refused(value):
     plan = replace(plan, spec=replace(plan.spec, topology=topology))
     with pytest.raises(InputError, match="write it as one line"):
         job_script(TEMPLATE, plan, RunFolder("/r"), python="p", cwd=Path("/"), root=Path("/"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([], None),
+        (["cluster.time=5"], None),
+        (["cluster.time=3"], "told to end after 60 s (cluster.signal_s=120), and measuring may take 75 s"),
+        (["cluster.time=2", "cluster.signal_s=30"], None),
+        (["cluster.time=4", "repeats=3"], "after 120 s (cluster.signal_s=120), and measuring may take 225 s"),
+    ],
+)
+def test_a_time_limit_is_held_against_the_budget(overrides, said):
+    found = too_short(plan_of("topology=pcie_node", "measure.budget_s=60", *overrides))
+    assert (said in found) if said else found is None
+
+
+def test_a_time_limit_that_leaves_nothing_is_refused():
+    with pytest.raises(
+        InputError, match=r"cluster\.time=2: the job would be told to end 120 s before its limit"
+    ):
+        too_short(plan_of("topology=pcie_node", "cluster.time=2"))

@@ -57,14 +57,22 @@ def test_a_job_that_was_taken_is_noted(job, command):
 
 def test_a_shells_own_options_do_not_override_what_the_script_says(job, command, monkeypatch):
     """To sbatch its variables come before a script's directives."""
-    for name in ("PARTITION", "TIMELIMIT", "NO_REQUEUE", "ACCOUNT"):
+    overriding = ("PARTITION", "TIMELIMIT", "NO_REQUEUE", "ARRAY_INX", "WAIT")
+    for name in (*overriding, "ACCOUNT"):
         monkeypatch.setenv(f"SBATCH_{name}", "theirs")
     command("sbatch", "set | /bin/grep ^SBATCH_ > {here}/seen; echo 7")
     monkeypatch.setenv("PATH", f"{os.environ['PATH']}:/bin")
     submit(job, script(job))
     seen = (job.folder.path.parent / "seen").read_text()
     assert "ACCOUNT=" in seen  # nothing here says one
-    assert not [name for name in ("PARTITION", "TIMELIMIT", "NO_REQUEUE") if name in seen]
+    assert not [name for name in overriding if f"SBATCH_{name}=" in seen]
+
+
+def test_an_answer_without_a_jobs_number_is_no_job(job, command):
+    command("sbatch", "echo")
+    with pytest.raises(ScalingError, match="printed no job's number") as found:
+        submit(job, script(job))
+    assert not isinstance(found.value, InputError)
 
 
 def test_a_comparison_that_slurm_does_not_take_is_said_and_the_jobs_are_followed(job, command, capsys):
@@ -73,7 +81,7 @@ def test_a_comparison_that_slurm_does_not_take_is_said_and_the_jobs_are_followed
         "echo 'sbatch: error: Batch job submission failed: Job violates accounting policy' >&2; exit 1",
     )
     job.folder.path.parent.mkdir(exist_ok=True)
-    assert verb._compared([job], [Submitted(id="7", at="", partition=None)]) is None
+    assert verb._compared([(job.plan, job.folder)], [Submitted(id="7", at="", partition=None)]) is None
     assert (
         "violates accounting policy (cluster.account); run `scaling compare` when the jobs have ended"
         in capsys.readouterr().err
