@@ -87,6 +87,22 @@ def spans(values: Iterable[int]) -> list[str]:
     return [str(first) if first == last else f"{first}-{last}" for first, last in found]
 
 
+def hostlist(names: Iterable[str]) -> str:
+    """Names of hosts as Slurm writes them: `gpu[1-3,7]`, `n[08-09],login`. Numbers in brackets are equally long."""
+    numbered: dict[tuple[str, int], set[int]] = {}
+    for name in names:
+        stem = name.rstrip("0123456789")
+        digits = name[len(stem) :]
+        numbers = numbered.setdefault((stem, len(digits)), set())
+        numbers |= {int(digits)} if digits else set()
+    said = []
+    for (stem, width), numbers in numbered.items():
+        ranges = ["-".join(end.zfill(width) for end in span.split("-")) for span in spans(numbers)]
+        text = ",".join(ranges)
+        said.append(f"{stem}[{text}]" if len(numbers) > 1 else f"{stem}{text}")
+    return ",".join(said)
+
+
 def two_digits(number: float) -> str:
     """Two significant digits, more where the number is larger; no exponent from 10 on."""
     return f"{number:.0f}" if number >= 10 else f"{number:.2g}"

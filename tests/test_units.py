@@ -11,6 +11,7 @@ from scaling.units import (
     format_bytes,
     format_duration,
     format_rate,
+    hostlist,
     parse_bytes,
     parse_rate_bit_s,
     parse_time_limit_s,
@@ -132,3 +133,18 @@ def test_ranks_are_written_as_ranges(values, text):
 )
 def test_two_digits_need_no_exponent(number, text):
     assert two_digits(number) == text
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ([], ""),
+        (["login"], "login"),
+        (["gpu1", "gpu2", "gpu3", "gpu7"], "gpu[1-3,7]"),
+        (["n9", "n10", "n11"], "n9,n[10-11]"),
+        (["n08", "n09", "a", "b4"], "n[08-09],a,b4"),
+        (["x1", "x1"], "x1"),
+    ],
+)
+def test_hosts_as_slurm_writes_them(names, text):
+    assert hostlist(names) == text

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from scaling.analysis.compare.allocations import sides, with_allocations
 from scaling.analysis.compare.cases import Prices
 from scaling.analysis.compare.runs import compare as compared
 from scaling.analysis.compare.runs import with_split
@@ -40,19 +41,24 @@ def compare(base: Run, other: Run, *, usd_per_gpu_hour: Prices = (None, None)) -
     A ratio is one of throughputs: above 1, `other` is faster. Runs that cannot be compared give a Comparison with
     `comparable` False and its `reasons`. `usd_per_gpu_hour`: the prices of both, where they are not the recorded ones.
     """
-    found = compare_all(base, [other], usd_per_gpu_hour=(usd_per_gpu_hour[0], usd_per_gpu_hour[1]))[0]
+    found = compare_all([base], [[other]], usd_per_gpu_hour=(usd_per_gpu_hour[0], usd_per_gpu_hour[1]))[0]
     return shown_comparison(found)
 
 
 def compare_all(
-    base: Run, others: Sequence[Run], *, usd_per_gpu_hour: Sequence[float | None] = ()
+    bases: Sequence[Run], others: Sequence[Sequence[Run]], *, usd_per_gpu_hour: Sequence[float | None] = ()
 ) -> list[Comparison]:
-    """Compare every other run with `base`. `usd_per_gpu_hour`: the base's price, then one for each of the others."""
+    """Compare every other side with the first. A side is the runs of equal settings on nodes of their own.
+
+    `usd_per_gpu_hour`: the base's price, then one for each of the others.
+    """
     prices = usd_per_gpu_hour or (None,) * (1 + len(others))
+    base, members = bases[0], [_member(run) for run in bases]
     facts = _facts(base)
     base_sources = cache(lambda: _split_sources(base, 0))
     found = []
-    for other, price in zip(others, prices[1:], strict=True):
+    for side, price in zip(others, prices[1:], strict=True):
+        other = side[0]
         one = compared(
             base.analysis,
             other.analysis,
@@ -62,6 +68,7 @@ def compare_all(
             environments=(facts, _facts(other)),
             prices=(prices[0], price),
         )
+        one = with_allocations(one, members, [_member(run) for run in side])
         if one.comparable:
             one = with_split(one, base_sources(), _split_sources(other, 1))
         found.append(one)
@@ -73,23 +80,46 @@ def sweep_of(
 ) -> tuple[Sweep, list[tuple[Comparison, int, int]]]:
     """All runs as one table, and comparisons, each with the numbers of its base and of its other run.
 
-    Every run is compared with the first; with `equal_work`, with the first that did the same work. Prices: one a run.
+    Every run is compared with the first; with `equal_work`, with the first that did the same work. Runs of equal
+    settings on nodes of their own are compared as one side. Prices: one a run.
     """
-    facts = [_facts(run) for run in runs]
-    members = [
-        Member(analysis=run.analysis, plan=run.plan, machine=_machine(known) if known else None)
-        for run, known in zip(runs, facts, strict=True)
-    ]
+    members = [_member(run) for run in runs]
     prices = usd_per_gpu_hour or (None,) * len(runs)
     pairs = []
-    for first, *others in alike(members) if equal_work else [list(range(len(runs)))]:
+    for group in alike(members) if equal_work else [list(range(len(runs)))]:
+        first, *others = _sides([members[k] for k in group], group)
         found = compare_all(
-            runs[first],
-            [runs[k] for k in others],
-            usd_per_gpu_hour=[prices[first], *(prices[k] for k in others)],
+            [runs[k] for k in first],
+            [[runs[k] for k in side] for side in others],
+            usd_per_gpu_hour=[prices[side[0]] for side in (first, *others)],
         )
-        pairs += [(one, first, k) for one, k in zip(found, others, strict=True)]
+        pairs += [(one, first[0], side[0]) for one, side in zip(found, others, strict=True)]
     return sweep(members), pairs
+
+
+def _sides(members: Sequence[Member], numbers: Sequence[int]) -> list[list[int]]:
+    """The runs of every side, by their `numbers`. Allocations of one side alone are compared with each other."""
+    found = sides(members)
+    alone = len(found) == 1
+    return [[k] for k in numbers] if alone else [[numbers[k] for k in side] for side in found]
+
+
+def _member(run: Run) -> Member:
+    facts = _facts(run)
+    return Member(
+        analysis=run.analysis,
+        plan=run.plan,
+        machine=_machine(facts) if facts else None,
+        nodes=_each(run, "hostname"),
+        devices=_each(run, "device_uuid"),
+    )
+
+
+def _each(run: Run, fact: str) -> tuple[str, ...]:
+    """The different values of a fact of the ranks, in all launches of the run."""
+    launches = Launches(run.folder, run.plan)
+    values = (facts.get(fact) for launch in launches for facts in launch.facts.values())
+    return tuple(dict.fromkeys(str(value) for value in values if value))
 
 
 def predict(

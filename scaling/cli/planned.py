@@ -68,6 +68,7 @@ def describe(plan: Plan, folder: RunFolder) -> str:
         f"{format_duration(WARMUP_SHARE * measure.budget_s)} of warm-up ({WARMUP_SHARE:.0%} of the budget), "
         f"{spec.repeats} {'launch' if spec.repeats == 1 else 'launches'}",
         *_time(plan),
+        *_allocations(spec),
         f"#           {_idle_rank_hours(plan):.3f} {'GPU' if topology.accelerated else 'rank'}-hours stand idle "
         "while smaller world sizes run",
         f"# run_dir   {folder.path}",
@@ -84,6 +85,12 @@ def describe(plan: Plan, folder: RunFolder) -> str:
         for t in plan.trials
     ]
     return "\n".join([*lines, "#", _commands(plan, folder)])
+
+
+def _allocations(spec: Spec) -> list[str]:
+    many = spec.cluster.allocations
+    shown = spec.launcher == "slurm" and many > 1
+    return [f"#           {many} such jobs, each on nodes of its own (cluster.allocations)"] if shown else []
 
 
 def _asked(spec: Spec) -> str:

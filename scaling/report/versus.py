@@ -14,6 +14,7 @@ from scaling.analysis.results import (
 )
 from scaling.plain import plain
 from scaling.report import cases
+from scaling.report.allocations import allocations_answer
 from scaling.report.text import NONE, quantity, ranks, sentence, value_of
 
 NAMED_SETTINGS = 2
@@ -22,7 +23,13 @@ NAMED_SETTINGS = 2
 
 def answer(comparison: Comparison) -> str:
     """Which run is faster, or why that cannot be said; a hint where a run was contended."""
-    return " ".join([_answer(comparison), *_hint(comparison)])
+    return " ".join([_answer(comparison), *_nodes(comparison), *_hint(comparison)])
+
+
+def _nodes(comparison: Comparison) -> tuple[str, ...]:
+    """A sentence about the nodes that the ratios rest on, where they come into it."""
+    said = allocations_answer(comparison, run_names(comparison))
+    return (said,) if said else ()
 
 
 def _hint(comparison: Comparison) -> tuple[str, ...]:

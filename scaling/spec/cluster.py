@@ -50,6 +50,8 @@ class Cluster:
     cpus_per_rank: Annotated[int | None, AtLeast(1)] = None
     """None: the CPUs that Slurm gives the node's task."""
     exclusive: bool = True
+    allocations: Annotated[int, AtLeast(1)] = 1
+    """`scaling submit` submits so many jobs for each run, each on nodes of its own, to measure how far they differ."""
     requeue: bool = True
     """After a preemption or a failure of the head node, the job restarts and measures what is left."""
     signal_s: Annotated[int, AtLeast(0)] = 120

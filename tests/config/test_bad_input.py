@@ -131,6 +131,7 @@ CASES = [
         "use `scaling submit`, or run it inside `salloc --partition=pcie --nodes=1",
     ),
     (["doctor", "topology=pcie_node"], "needs a Slurm allocation; run it inside `salloc --partition=pcie"),
+    (["run", "topology=pcie_node", "cluster.allocations=3"], "`scaling submit` submits a job for each"),
     (["submit", "--dry-run", "topology=pcie_node", "cluster.container.runtime=docker"], "pyxis, apptainer"),
     (["submit", "--dry-run", "topology=pcie_node", "cluster.container.mounts=[data]"], "/SOURCE:/TARGET"),
     (["submit", "--dry-run", "topology=pcie_node", "cluster.numa_binding=left"], "exclusive"),

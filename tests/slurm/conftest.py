@@ -87,6 +87,10 @@ class Login:
         python = ("env", f"PYTHONPATH={ROOT}", sys.executable, "-m", "scaling.cli")
         return self.slurm.run(*python, *arguments, cwd=self.home, timeout=timeout)
 
+    def outside(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """A command of this machine, beside the cluster."""
+        return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False)
+
     def submit(self, *overrides: str) -> str:
         """Hand a short run in, to the folder `run`; the job's id."""
         done = self.scaling("submit", "topology=slurm_pcie", *SHORT, "run_dir=run", *overrides)

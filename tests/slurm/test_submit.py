@@ -5,6 +5,7 @@ import json
 import pytest
 from support.processes import wait_until
 
+ON_ONE = ("topology.hosts=1", "topology.ranks_per_host=2", "run_dir=one")
 TCP_SHARE = 1448 / 1514
 RATES_GBIT_S = {"slurm_pcie": 0.25, "slurm_nvlink": 1.0}
 
@@ -100,6 +101,7 @@ REFUSED = [
     (["+cluster.sbatch.exclude=nosuch"], "Invalid node name", "cluster.sbatch.exclude"),
     (["+cluster.sbatch.exclude=pcie1"], "not available", "cluster.sbatch.exclude"),
     (["cluster.time=1"], "would be told to end 120 s before its limit", "cluster.time=19 holds all of it"),
+    (["cluster.allocations=2"], "2 x 2 nodes are needed, and partition pcie has 2", "cluster.allocations"),
     (["cluster.time=0"], "not a time limit above 0", "1:30:00"),
     (["run_dir='a \"b\" c'"], "without spaces, quotes", "run_dir"),
 ]
@@ -132,6 +134,9 @@ def test_a_job_for_a_node_that_is_drained_waits_for_it(login):
     assert done.returncode == 0, done.stderr
     assert done.stderr == "scaling: node pcie2: drain (fan): the job waits while too few nodes are left\n"
     wait_until(lambda: "DRAINED" in login.scaling("status", "run").stdout, seconds=20)
+    one = login.scaling("submit", "topology=slurm_pcie", "model=synthetic", "cluster.allocations=2", *ON_ONE)
+    assert one.returncode == 2
+    assert "partition pcie has 1 that get jobs; at most 1 of them fit" in one.stderr
 
 
 def test_what_is_left_of_several_runs_is_compared_again(login):

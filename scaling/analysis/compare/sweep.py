@@ -12,10 +12,13 @@ from scaling.analysis.compare.runs import alone, drift, unlike
 from scaling.analysis.results import Analysis, Measured, Point, Sweep, SweepBest, SweepRow, Verdict, at
 from scaling.spec.plan import Plan
 from scaling.spec.run import Spec
+from scaling.units import hostlist
 
 BY_VALUE = ("model", "topology", "precision", "task", "mode")
 """Settings whose value says what it is."""
 UNSET = "unset"
+NODES = "nodes"
+"""The column that names the nodes of runs that differ in nothing else."""
 BATCH = "batch"
 OPEN = ("undecided", "scales_well")
 """Verdicts that name no cause."""
@@ -28,6 +31,10 @@ class Member:
     analysis: Analysis
     plan: Plan
     machine: Hashable = None
+    nodes: tuple[str, ...] = ()
+    """Names of the hosts that its ranks ran on; empty where they are not known."""
+    devices: tuple[str, ...] = ()
+    """Ids that the hardware itself has, of every device of its ranks."""
 
 
 def sweep(runs: Sequence[Member]) -> Sweep:
@@ -35,6 +42,9 @@ def sweep(runs: Sequence[Member]) -> Sweep:
     settings = [settings_of(run.plan) for run in runs]
     keys = telling(settings)
     chosen = [{key: one.get(key, UNSET) for key in keys} for one in settings]
+    if _same_on_other_nodes(runs, chosen):
+        keys = (*keys, NODES)
+        chosen = [{**one, NODES: hostlist(run.nodes)} for one, run in zip(chosen, runs, strict=True)]
     names = _names(chosen, [run.analysis.run.id for run in runs])
     rows = [row for k, run in enumerate(runs) for row in _rows(k, run, chosen[k])]
     more = [key for key in dict.fromkeys(k for row in rows for k in row.settings) if key not in keys]
@@ -67,6 +77,14 @@ def alike(runs: Sequence[Member]) -> list[list[int]]:
         else:
             groups.append([k])
     return groups
+
+
+def _same_on_other_nodes(runs: Sequence[Member], chosen: Sequence[Mapping[str, str]]) -> bool:
+    """Whether some runs of the same settings ran on different nodes."""
+    alike: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    for run, one in zip(runs, chosen, strict=True):
+        alike.setdefault(tuple(one.values()), set()).add(run.nodes)
+    return any(len(nodes) > 1 for nodes in alike.values())
 
 
 def _names(settings: Sequence[Mapping[str, str]], ids: Sequence[str]) -> tuple[str, ...]:

@@ -7,6 +7,9 @@ Other rooms import results from here.
 
 from scaling.analysis.results.cases import InferenceCase, LargestBatch, Latency, TrainingCase
 from scaling.analysis.results.comparison import (
+    Allocation,
+    AllocationRates,
+    Allocations,
     CaseComparison,
     Comparison,
     CostComparison,
@@ -73,6 +76,9 @@ __all__ = [
     "LAUNCHES_MIN",
     "NO_CAUSE",
     "SCHEMA",
+    "Allocation",
+    "AllocationRates",
+    "Allocations",
     "Analysis",
     "ArmTimes",
     "Assumption",

@@ -37,6 +37,31 @@ class CostComparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """The nodes that Slurm gave one run."""
+
+    run: str
+    """The run's id."""
+    nodes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocations:
+    """The allocations that a comparison rests on. With several of each, they have no node in common."""
+
+    base: tuple[Allocation, ...]
+    other: tuple[Allocation, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationRates:
+    """Samples a second of every allocation at one world size, in the order of `Allocations`."""
+
+    base: tuple[Measured | None, ...]
+    other: tuple[Measured | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SettingDifference:
     """One setting or fact that differs between the runs; None where a run does not have it."""
 
@@ -67,6 +92,8 @@ class PointComparison(Ratio):
     split: Split | None = None
     """None at one rank, for runs that are not comparable, and where the records of a run are missing."""
     cost: CostComparison = field(default_factory=CostComparison)
+    allocations: AllocationRates | None = None
+    """What the ratio was made from, where it is one of several allocations of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,3 +127,5 @@ class Comparison:
     """Whether both are the same run, whose ratios are 1 by definition."""
     contended: tuple[str, ...] = ()
     """How others took processor time from a run, `base: ...` or `other: ...`: its ratios are then hints."""
+    allocations: Allocations | None = None
+    """None outside of Slurm, where both ran on the same nodes, and where these are not known."""

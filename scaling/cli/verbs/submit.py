@@ -19,7 +19,7 @@ from scaling.cli.verbs.arguments import split
 from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.jobs import begun, jobs_of
-from scaling.launchers.slurm import queue, sbatch
+from scaling.launchers.slurm import pools, queue, sbatch
 from scaling.launchers.slurm.ending import settle
 from scaling.launchers.slurm.script import limit_s, too_short
 from scaling.launchers.slurm.standing import Standing, standing
@@ -56,8 +56,14 @@ def main(arguments: list[str]) -> int:
     refuse_simulated("submit", rest)
     launcher = [] if any(word.startswith("launcher=") for word in rest) else ["launcher=slurm"]
     asked = requests("submit", [*rest, *launcher])
-    jobs = jobs_of(asked.items, multirun=asked.multirun)
-    texts = [script(job) for job in jobs]
+    several = asked.multirun or any(item.spec.cluster.allocations > 1 for item in asked.items)
+    excluded = [pools.excluded(item.spec) for item in asked.items]
+    items = [
+        pools.one_allocation(item) for item, each in zip(asked.items, excluded, strict=True) for _ in each
+    ]
+    jobs = jobs_of(tuple(items), multirun=several)
+    nodes = [one for each in excluded for one in each]
+    texts = [script(job, exclude) for job, exclude in zip(jobs, nodes, strict=True)]
     short = dict.fromkeys(filter(None, (too_short(job.plan) for job in jobs)))
     for line in short:
         warn(line)
@@ -67,7 +73,7 @@ def main(arguments: list[str]) -> int:
     if not jobs:
         return 0
     sbatch.require_slurm()
-    compared = asked.multirun and len(jobs) > 1
+    compared = several and len(jobs) > 1
     for text in (
         *texts,
         *([comparison_script(jobs[0].plan, [job.folder for job in jobs], [])] if compared else []),

@@ -34,7 +34,11 @@ class Slurm(Launcher):
 
     def require(self, plan: Plan) -> None:
         """InputError outside of an allocation, or in one with too few GPUs on a node."""
-        topology = plan.spec.topology
+        topology, allocations = plan.spec.topology, plan.spec.cluster.allocations
+        if allocations > 1:
+            raise InputError(
+                f"cluster.allocations={allocations}: `scaling submit` submits a job for each; a run has one allocation"
+            )
         if not allocated():
             partition = plan.spec.cluster.partition
             where = "" if partition is None else f"--partition={partition} "

@@ -18,9 +18,12 @@ REPORT_S = 300
 """Time for the analysis and the reports at the end."""
 
 
-def job_script(template: str, plan: Plan, folder: RunFolder, *, python: str, cwd: Path, root: Path) -> str:
+def job_script(
+    template: str, plan: Plan, folder: RunFolder, *, python: str, cwd: Path, root: Path, exclude: str = ""
+) -> str:
     """The job that measures a run. `root` is the folder that this package is imported from.
 
+    `exclude`: nodes that it does not get, as Slurm writes them, in place of those of cluster.sbatch.
     InputError where Slurm cannot take one of the paths.
     """
     cluster, topology = plan.spec.cluster, plan.spec.topology
@@ -53,7 +56,7 @@ def job_script(template: str, plan: Plan, folder: RunFolder, *, python: str, cwd
         )
     return _filled(
         template,
-        options | cluster.sbatch,
+        options | cluster.sbatch | ({"exclude": exclude} if exclude else {}),
         python=python,
         arguments=["--resume", str(run)],
         site=[f"cd -- {shlex.quote(str(cwd))}", _import_path(root), *cluster.setup],

@@ -24,8 +24,8 @@ from scaling.records.status import left, status_of
 from scaling.spec.plan import Plan
 
 
-def script(job: Job) -> str:
-    """The script of a run's job. InputError where the run does not use Slurm."""
+def script(job: Job, exclude: str = "") -> str:
+    """The script of a run's job, which leaves out some nodes. InputError where the run does not use Slurm."""
     if job.plan.spec.launcher != "slurm":
         raise InputError(f"launcher={job.plan.spec.launcher}: runs without Slurm; use `scaling run`")
     template = (resources.folder("slurm") / "job.sbatch").read_text(encoding="utf-8")
@@ -36,6 +36,7 @@ def script(job: Job) -> str:
         python=sys.executable,
         cwd=Path.cwd(),
         root=resources.import_root(),
+        exclude=exclude,
     )
 
 

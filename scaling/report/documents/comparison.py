@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from scaling.analysis.results import Analysis, Comparison, PointComparison, RunInfo, StepParts, Sweep
 from scaling.report import cases, text, versus
+from scaling.report.allocations import allocation_lines
 from scaling.report.conditions import conditions
 from scaling.report.documents import sweep as table_of
 from scaling.report.model import (
@@ -69,6 +70,8 @@ def _sections(
     yield Section(title="not comparable", blocks=(lines(*reasons),), on=TERMINAL | PAGE, alarm=True)
     hints = lines(*comparison.contended, look="warnings")
     yield Section(title="contended", blocks=(hints,), titled_on=TERMINAL | PAGE)
+    nodes = lines(*allocation_lines(comparison, names))
+    yield Section(title="allocations", blocks=(nodes,), on=TERMINAL | PAGE)
     if comparison.cases:
         table = cases.comparison_table(comparison)
         yield Section(title="cases", blocks=(table,), titled_on=TERMINAL | PAGE)

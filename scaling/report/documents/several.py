@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from scaling.analysis.results import Analysis, Comparison, PointComparison, Sweep
 from scaling.plain import plain
-from scaling.report import cases, text
+from scaling.report import cases, text, versus
+from scaling.report.allocations import allocation_lines
 from scaling.report.documents import sweep as table_of
 from scaling.report.documents.comparison import RATIO_NOTE
 from scaling.report.key_figures import compared_table
@@ -27,6 +28,7 @@ def document(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Ana
     sections = (
         ("not comparable", (reasons,), EVERYWHERE),
         ("contended", (contended,), EVERYWHERE),
+        ("allocations", (lines(*_allocations(comparisons)),), EVERYWHERE),
         (table_of.TITLE, (table_of.table(sweep),), EVERYWHERE),
         ("cases", tuple(_cases(comparisons, names)), PAGE),
         ("throughput of equal work", (_ratios(comparisons, names),), PAGE | MARKDOWN),
@@ -36,8 +38,22 @@ def document(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Ana
     )
     return Document(
         title=text.count(len(runs), "run"),
-        answer=table_of.answer(sweep),
+        answer=" ".join([*_decided(comparisons), table_of.answer(sweep)]),
         sections=tuple(Section(title=title, blocks=blocks, on=on) for title, blocks, on in sections),
+    )
+
+
+def _decided(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """The answer of each comparison of several allocations, which the table of all runs cannot give."""
+    for one in comparisons:
+        if any(point.allocations for point in one.points):
+            yield versus.answer(one)
+
+
+def _allocations(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """Lines of all comparisons; those of a base that they share are given once."""
+    yield from dict.fromkeys(
+        line for one in comparisons for line in allocation_lines(one, versus.run_names(one))
     )
 
 
