@@ -76,6 +76,16 @@ def parse_time_limit_s(text: str, where: str) -> int:
     return seconds
 
 
+def count(many: int, noun: str) -> str:
+    """`1 host`, `2 hosts`."""
+    return f"{many} {noun}" if many == 1 else f"{many} {noun}s"
+
+
+def ranks(world_size: int) -> str:
+    """`1 rank`, `4 ranks`."""
+    return count(world_size, "rank")
+
+
 def spans(values: Iterable[int]) -> list[str]:
     """Ranks or cores as ranges in ascending order: {0, 1, 2, 5} -> [`0-2`, `5`]."""
     found: list[list[int]] = []

@@ -36,6 +36,7 @@ from scaling.analysis.results import (
     Verdict,
 )
 from scaling.analysis.results.measured import WIDE
+from scaling.units import ranks
 
 UNSPLIT = "the loss is not split"
 ROUNDING = 1e-6
@@ -110,7 +111,7 @@ def _walked(value: Any, where: str, said: list[str]) -> Any:
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return value
     size = getattr(value, "world_size", None)
-    here = f" at {size} ranks" if isinstance(size, int) else where
+    here = f" at {ranks(size)}" if isinstance(size, int) else where
     changed: dict[str, Any] = {}
     for field in fields(value):
         old = getattr(value, field.name)
@@ -156,7 +157,7 @@ def _optional(kind: type, name: str) -> bool:
 
 def _point(point: Point, said: list[str]) -> Point:
     """One world size, whose parts have to fit together."""
-    here = f"at {point.world_size} ranks"
+    here = f"at {ranks(point.world_size)}"
     efficiency, loss, parts = point.efficiency, point.loss, point.parts_ms
     said += _unknown(point)
     if loss is not None:
@@ -217,14 +218,10 @@ def _unknown(point: Point) -> Iterable[str]:
     if wide:
         units = min(number.n for number in wide.values())
         yield (
-            f"{', '.join(wide)} at {_ranks(point)}: unknown, since {units} rounds or launches were too few or "
-            f"too uneven (the interval reaches to more than {WIDE:g} times the value, and its ends are more than "
+            f"{', '.join(wide)} at {ranks(point.world_size)}: unknown, since {units} rounds or launches were too few "
+            f"or too uneven (the interval reaches to more than {WIDE:g} times the value, and its ends are more than "
             f"{WIDE**2:g} times apart)"
         )
-
-
-def _ranks(point: Point) -> str:
-    return f"{point.world_size} rank{'s' * (point.world_size > 1)}"
 
 
 def _vague(part: Measured | None, step: Measured) -> bool:

@@ -134,15 +134,15 @@ def predict(
     `config_dir`: a folder with topologies of your own in DIR/topology. `from_world_size`: predict from this measured
     world size only. InputError for settings that cannot be read or predicted, and for a contended run unless `anyway`.
     """
+    searched = [] if config_dir is None else _searched(Path(config_dir).expanduser())
+    before, after = changed(read_config(run.folder), [*overrides, *searched])
+    asked = to_whatif(after, before, run.plan, [o for o in overrides if not o.startswith("hydra.")])
     contended = run.analysis.quality.contended
     if contended and not anyway:
         raise InputError(
             f"{run.path}: is contended ({contended[0]}), so what is predicted from it may be far off; measure it again "
             "on a quiet machine, or add --anyway"
         )
-    searched = [] if config_dir is None else _searched(Path(config_dir).expanduser())
-    before, after = changed(read_config(run.folder), [*overrides, *searched])
-    asked = to_whatif(after, before, run.plan, [o for o in overrides if not o.startswith("hydra.")])
     if asked.parallel is not None:
         return shown_prediction(predict_meshes(*counted_tables(run), run.analysis, asked))
     try:

@@ -21,7 +21,7 @@ from scaling.spec.promise import ORDER
 from scaling.spec.run import WARMUP_SHARE, Spec
 from scaling.spec.schedule import round_blocks
 from scaling.spec.topology import Topology
-from scaling.units import format_duration, format_rate
+from scaling.units import format_duration, format_rate, ranks
 
 START_S = 20.0
 """Approximate time on two cores to start torchrun, import torch, wrap the model, and to write the report."""
@@ -135,8 +135,8 @@ def _devices(part: Sequence[int]) -> str:
 def _cases(plan: Plan) -> list[str]:
     """The settings that are measured at each world size, in turns."""
     spec = plan.spec
-    sizes = ", ".join(map(str, spec.world_sizes))
-    lines = [f"# {spec.task}, at {sizes} ranks:"]
+    *smaller, largest = spec.world_sizes
+    lines = [f"# {spec.task}, at {''.join(f'{n}, ' for n in smaller)}{ranks(largest)}:"]
     if spec.batch_max:
         lines.append(
             "#   first a search for the largest batch of each setting, and its proof in fresh processes"

@@ -40,10 +40,11 @@ def one_line(arguments: Sequence[str] = ()) -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException) as error:
         raise InputError(_said(error)) from error
-    except ValueError as error:
-        if not str(error).startswith(NO_NAME):
+    except (ValueError, TypeError) as error:  # Hydra takes the items of a list for names unseen: a TypeError
+        said = _no_name(arguments)
+        if said is None and not str(error).startswith(NO_NAME):
             raise
-        raise InputError(_no_name(arguments)) from error
+        raise InputError(said or f"{NO_NAME.lower()}: a name is expected") from error
 
 
 def _said(error: Exception) -> str:
@@ -82,6 +83,9 @@ def _in_our_words(message: str, key: str, value: Any, beside: Sequence[str]) -> 
         return f"{key}={value}: {KINDS[found[1] or found[2]]} is expected"
     if message.endswith("is not Optional"):
         return f"{key}=null: a value is expected"
+    if re.search(r"Cannot merge DictConfig with|is not a subclass of \w+Config", message):
+        own = next((name for name in _known() if name.startswith(f"{key}.")), f"{key}.NAME")
+        return f"{key}: its keys are set one by one, such as {own}=..."
     if "is not a ListConfig" in message:
         return f"{key}: a list is expected, such as {key}=[{value}]"
     if "missing mandatory value" in message.lower():
@@ -97,10 +101,15 @@ def _unknown_key(message: str, key: str, beside: Sequence[str]) -> str:
     if group in ("env", "cluster.env", "cluster.sbatch"):  # the user's own names, of which none is known
         return f"{key}: a new name takes a +, as in +{key}=..."
     # A model's own keys are in no schema, only beside the one that is missing.
-    known = sorted({*keys_of(OmegaConf.structured(Config)), *(f"{group}{dot}{name}" for name in beside)})
+    known = sorted({*_known(), *(f"{group}{dot}{name}" for name in beside)})
     near = difflib.get_close_matches(key or message, known, n=3)
     hint = f"did you mean {', '.join(near)}?" if near else "see `scaling run --help` for the keys there are"
     return f"{key or message}: no such key; {hint}"
+
+
+def _known() -> list[str]:
+    """The keys that every configuration has."""
+    return keys_of(OmegaConf.structured(Config))
 
 
 def keys_of(node: Any, prefix: str = "") -> list[str]:
@@ -114,8 +123,8 @@ def keys_of(node: Any, prefix: str = "") -> list[str]:
     return found
 
 
-def _no_name(arguments: Sequence[str]) -> str:
-    """A group that is given what is no name: `precision=16`, `model=null`."""
+def _no_name(arguments: Sequence[str]) -> str | None:
+    """A group that is given what is no name: `precision=16`, `model=null`, `model=[1]`; None where none is."""
     for argument in arguments:
         group = argument.lstrip("+").partition("=")[0]
         folder = resources.folder("conf") / group
@@ -125,7 +134,8 @@ def _no_name(arguments: Sequence[str]) -> str:
             (override,) = OverridesParser.create().parse_overrides([argument])
             several = override.is_sweep_override()
             values = list(override.sweep_iterator()) if several else [override.value()]
-            if any(value is None or isinstance(value, (int, float)) for value in values):
+            items = [item for value in values for item in (value if isinstance(value, list) else [value])]
+            if any(item is None or isinstance(item, (int, float)) for item in items):
                 names = sorted(path.stem for path in folder.glob("*.yaml"))
                 return f"{argument}: a name is expected; available: {', '.join(names)}"
-    return f"{NO_NAME.lower()}: a name is expected"
+    return None

@@ -42,8 +42,6 @@ def _check_side_by_side(spec: Spec) -> None:
             f"{listed}: takes the steps of each strategy apart, which batch, the other lists of vary and "
             "task=inference do not; leave those out"
         )
-    if len(set(names)) < len(names):
-        raise InputError(f"{listed}: each strategy once is expected")
     for index, one in enumerate(spec.strategies):
         for other in spec.strategies[:index]:
             if one.parallel.sharded and other.parallel.sharded and _alike(one, other):

@@ -74,9 +74,21 @@ def _checked(setting: Setting, value: Any, key: str, *, shown: Any = None) -> An
     wrong = out_of_bounds(setting.bounds, value, setting.text)
     if wrong is not None:
         item, wanted = wrong
-        said = f"{item:g}" if isinstance(item, float) else item
-        raise InputError(f"{key}={said if shown is None else shown}: {wanted}")
+        raise InputError(f"{key}={_in_yaml(item) if shown is None else shown}: {wanted}")
     return value
+
+
+def _in_yaml(value: Any) -> str:
+    """The value as an override has it: `[true,false]`."""
+    match value:
+        case tuple():
+            return f"[{','.join(map(_in_yaml, value))}]"
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case _:
+            return str(value)
 
 
 def check_batches(

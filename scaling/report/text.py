@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from scaling import units
 from scaling.plain import plain
 from scaling.units import UNKNOWN, spans
 
@@ -146,14 +147,7 @@ def signed(text: str) -> str:
     return text if text.startswith(("-", "0 ", "0.0 ", UNKNOWN)) else f"+{text}"
 
 
-def ranks(world_size: int) -> str:
-    """`1 rank`, `4 ranks`."""
-    return count(world_size, "rank")
-
-
-def count(many: int, noun: str) -> str:
-    """`1 host`, `2 hosts`."""
-    return f"{many} {noun}" if many == 1 else f"{many} {noun}s"
+count, ranks = units.count, units.ranks
 
 
 def ranges(numbers: Sequence[int]) -> str:

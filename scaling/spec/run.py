@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from scaling.spec.cluster import Cluster
 from scaling.spec.parallel import SPREAD, Fsdp, Parallel, Pipeline
-from scaling.spec.settings import AtLeast, NotEmpty, Nullable, OneOf, Positive, Text
+from scaling.spec.settings import AtLeast, Distinct, NotEmpty, Nullable, OneOf, Positive, Text
 from scaling.spec.topology import Topology
 from scaling.units import format_bytes, format_rate, parse_bytes, parse_rate_bit_s
 
@@ -148,12 +148,12 @@ class Inject:
 class Vary:
     """Settings that are measured side by side in one launch, in every combination; empty: the run's setting."""
 
-    precision: Annotated[tuple[str, ...], OneOf(PRECISIONS), Nullable()] = ()
-    autocast: Annotated[tuple[bool, ...], Nullable()] = ()
-    compile: Annotated[tuple[bool, ...], Nullable()] = ()
-    checkpointing: Annotated[tuple[bool, ...], Nullable()] = ()
-    accumulation_steps: Annotated[tuple[int, ...], AtLeast(1), Nullable()] = ()
-    parallel: Annotated[tuple[str, ...], OneOf(SPREAD), Nullable()] = ()
+    precision: Annotated[tuple[str, ...], OneOf(PRECISIONS), Distinct(), Nullable()] = ()
+    autocast: Annotated[tuple[bool, ...], Distinct(), Nullable()] = ()
+    compile: Annotated[tuple[bool, ...], Distinct(), Nullable()] = ()
+    checkpointing: Annotated[tuple[bool, ...], Distinct(), Nullable()] = ()
+    accumulation_steps: Annotated[tuple[int, ...], AtLeast(1), Distinct(), Nullable()] = ()
+    parallel: Annotated[tuple[str, ...], OneOf(SPREAD), Distinct(), Nullable()] = ()
     """Strategies. Each one's step is taken apart, so it goes with none of the others."""
 
 

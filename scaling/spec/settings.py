@@ -61,12 +61,19 @@ class Matches:
 
 @dataclass(frozen=True, slots=True)
 class NotEmpty:
-    """A list with at least one item. A tuple's other bounds hold for each of its items."""
+    """A list with at least one item."""
 
     such_as: str
 
 
-Bound = AtLeast | Between | Positive | Fraction | OneOf | Matches | NotEmpty
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """A list that has no item twice."""
+
+
+Bound = AtLeast | Between | Positive | Fraction | OneOf | Matches | NotEmpty | Distinct
+OF_LISTS = (NotEmpty, Distinct)
+"""Bounds of a list as a whole."""
 
 
 HELD = (Between, NotEmpty)
@@ -91,10 +98,10 @@ class Nullable:
 def out_of_bounds(bounds: Iterable[Bound], value: Any, text: Text | None = None) -> tuple[Any, str] | None:
     """The first value that is out of a bound, and what is expected there; None where all is within.
 
-    A tuple's bounds hold for each of its items, but for NotEmpty. None is in any bound.
+    A tuple's bounds hold for each of its items, but for OF_LISTS. None is in any bound.
     """
     for bound in bounds:
-        whole = isinstance(bound, NotEmpty) or not isinstance(value, tuple)
+        whole = isinstance(bound, OF_LISTS) or not isinstance(value, tuple)
         for item in (value,) if whole else value:
             wanted = None if item is None else _expected(bound, item, text)
             if wanted is not None:
@@ -121,6 +128,8 @@ def _expected(bound: Bound, value: Any, text: Text | None) -> str | None:
             return described
         case NotEmpty(such_as) if not value:
             return f"at least one item is expected, such as {such_as}"
+        case Distinct() if len(set(value)) < len(value):
+            return "each item once is expected"
         case _:
             return None
 

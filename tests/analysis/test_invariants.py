@@ -50,6 +50,15 @@ def test_what_cannot_be_is_absent_and_said(whole, name, value, why):
     assert line == f"{name} at 2 ranks came out as {value:.4g}, and {why}; it is left out"
 
 
+def test_one_rank_is_said_as_one(whole):
+    alone, *others = whole.points
+    parts = dataclasses.replace(alone.parts_ms, backward=Measured(10.0, -900.0, 920.0, 4))
+    alone = dataclasses.replace(alone, samples_per_s=Measured(-8.0, n=4), parts_ms=parts)
+    said = within(dataclasses.replace(whole, points=(alone, *others))).quality.warnings
+    assert any(line.startswith("samples_per_s at 1 rank came out as -8") for line in said)
+    assert any(line.startswith("backward at 1 rank: known to no better") for line in said)
+
+
 def test_a_number_outside_of_its_own_interval_is_absent(whole):
     found = within(with_point(whole, step_ms=Measured(50.0, 60.0, 70.0, 4)))
     assert found.points[1].step_ms is None

@@ -125,7 +125,7 @@ def test_a_strategy_that_is_named_beside_has_the_degrees_given_there():
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["vary.parallel=[ddp,ddp]"], "each strategy once"),
+        (["vary.parallel=[ddp,ddp]"], "each item once is expected"),
         (["vary.parallel=[ddp,single]"], "vary.parallel"),
         (["vary.parallel=[ddp,tp]", "global_batch=64", "mode=strong"], "use batch_per_rank"),
         (["vary.parallel=[ddp,fsdp]", "vary.precision=[fp32,bf16]"], "leave those out"),

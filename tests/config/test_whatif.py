@@ -297,6 +297,9 @@ def test_a_contended_run_is_not_predicted_from_unless_asked_to(capsys, simulate,
     assert "9 of 16 compute blocks waited" in said
     assert "--anyway" in said
     assert predicted(capsys, path, "world_sizes=[4]", "--anyway")["points"][0]["step_ms"]
+    assert "world_size: no such key; did you mean world_sizes" in not_predicted(
+        capsys, path, "world_size=[4]"
+    )
 
 
 def asked_of(words, *overrides):

@@ -24,7 +24,7 @@ from scaling.records.spill import TABLES, in_memory, joined
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import BARE_ONE, PLAIN, PROBE
-from scaling.units import UNKNOWN, format_duration, two_digits
+from scaling.units import UNKNOWN, format_duration, ranks, two_digits
 
 UNITS_ENOUGH = 10
 """Rounds are not grouped into fewer units than this."""
@@ -99,10 +99,10 @@ def units(values: Floats, launch: NDArray[np.int64]) -> NDArray[np.int64]:
 def reached(points: tuple[Point, ...]) -> tuple[str, ...]:
     """How precisely the step is known at each world size, and from how many units."""
     return tuple(
-        f"the step at {p.world_size} ranks is known to ±{two_digits(100 * p.step_ms.half_width / p.step_ms.value)} % "
+        f"the step at {ranks(p.world_size)} is known to ±{two_digits(100 * p.step_ms.half_width / p.step_ms.value)} % "
         f"from {p.step_ms.n} stretches of the loop"
         if p.step_ms.tells
-        else f"the step at {p.world_size} ranks is {UNKNOWN}: {p.step_ms.n} stretches of the loop were too uneven"
+        else f"the step at {ranks(p.world_size)} is {UNKNOWN}: {p.step_ms.n} stretches of the loop were too uneven"
         for p in points
         if p.step_ms is not None and p.step_ms.half_width is not None
     )

@@ -24,6 +24,7 @@ from scaling.analysis.statistics.rounds import MS
 from scaling.spec.plan import Plan
 from scaling.spec.run import WORLD_SIZE_MAX, WhatIf
 from scaling.spec.topology import Topology
+from scaling.units import ranks
 
 HALF = 0.5
 
@@ -85,7 +86,7 @@ def _unsplit(points: Sequence[PredictedPoint]) -> Iterator[str]:
     """A note where the run's rounds were too uneven to split the predicted loss."""
     for point in points:
         if point.efficiency is not None and point.loss is None:
-            yield f"at {point.world_size} ranks the causes are known to no better than the whole step; {UNSPLIT}"
+            yield f"at {ranks(point.world_size)} the causes are known to no better than the whole step; {UNSPLIT}"
 
 
 def _assumptions(

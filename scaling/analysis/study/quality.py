@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from scaling.analysis.results import Point, Quality, Study
 from scaling.analysis.results.run import CONTENDED
 from scaling.analysis.study.size import Size
-from scaling.units import UNKNOWN, two_digits
+from scaling.units import UNKNOWN, ranks, two_digits
 
 LAUNCHES_DIFFER = "another launch of the same script can be up to a fifth slower or faster"
 
@@ -73,7 +73,7 @@ def quality(sizes: Sequence[Size], found: Study, points: Sequence[Point], first:
 
 def _at(n: int, line: str) -> str:
     """A run's warning with its world size; one about contention still begins so."""
-    where = f"at {n} rank{'s' * (n > 1)}"
+    where = f"at {ranks(n)}"
     if line.startswith(CONTENDED):
         return f"{CONTENDED}{where}, {line.removeprefix(CONTENDED)}"
     return f"{where}: {line}"

@@ -24,7 +24,7 @@ from scaling.records.files import make_folder, write_json, write_text
 from scaling.records.paths import RunFolder, default_folder
 from scaling.records.started import SCHEMA, ScriptLaunch, Started
 from scaling.spec.plan import Plan
-from scaling.units import format_duration
+from scaling.units import format_duration, ranks
 
 TIME_LIMIT_S = 3600.0
 HOOKED = ("-m", "scaling.worker.probe.hooked")
@@ -89,7 +89,7 @@ def _launched(plan: Plan, folder: RunFolder, started: Started, limit_s: float) -
     for index, n in enumerate(turns):
         if any(one.world_size == n and one.status != "done" for one in started.launches):
             continue
-        _progress(f"# launch {index + 1} of {len(turns)}: {name} at {n} rank{'s' * (n > 1)}")
+        _progress(f"# launch {index + 1} of {len(turns)}: {name} at {ranks(n)}")
         begin = time.monotonic()
         ended = _launch(plan, folder, index, n, program, limit_s)
         took_s = time.monotonic() - begin
@@ -153,7 +153,7 @@ def _failed(folder: RunFolder, one: ScriptLaunch, ended: ScriptEnd, name: str) -
     """One line that says what failed, and the last lines of the rank that did."""
     rank = f"rank {ended.rank}: " if ended.rank is not None else ""
     logs = folder.log(one.index).path
-    warn(f"{name} at {one.world_size} rank{'s' * (one.world_size > 1)}: {rank}{ended.error} ({logs})")
+    warn(f"{name} at {ranks(one.world_size)}: {rank}{ended.error} ({logs})")
     if ended.lines:
         say(*(f"  | {line}" for line in ended.lines), file=sys.stderr)
 
