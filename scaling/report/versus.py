@@ -61,7 +61,7 @@ def _answer(comparison: Comparison) -> str:
 
 
 def run_names(comparison: Comparison) -> tuple[str, str]:
-    """What tells the two runs apart: the settings that differ, or their ids."""
+    """What tells the two runs apart: the settings that differ, rank 0's host where nothing else does, or their ids."""
     asked = [s for s in comparison.settings if s.of == "settings"]
     if any(s.key == "batch_per_rank" for s in asked):
         asked = [s for s in asked if s.key != "global_batch"]  # in weak scaling it follows
@@ -71,6 +71,8 @@ def run_names(comparison: Comparison) -> tuple[str, str]:
             for role in ("base", "other")
         )
         base, other = map(plain, told)
+    elif not asked and (where := next((s for s in comparison.settings if s.key == "hostname"), None)):
+        base, other = (plain(f"on {host or 'unknown'}") for host in (where.base, where.other))
     else:
         base, other = names_of([comparison.base, comparison.other])
     return base, other

@@ -16,6 +16,8 @@ from scaling.units import parse_time_limit_s
 _CPUS = {"cpus-per-task", "cpus-per-gpu", "mincpus"}
 REPORT_S = 300
 """Time for the analysis and the reports at the end."""
+EARLY_S = 60
+"""Slurm may send the signal of `--signal` so much earlier than asked for (man sbatch)."""
 
 
 def job_script(
@@ -124,19 +126,21 @@ def too_short(plan: Plan) -> str | None:
     InputError where nothing can be measured before Slurm's signal.
     """
     cluster, limit = plan.spec.cluster, limit_s(plan)
-    before, budget = limit - cluster.signal_s, plan.spec.measure.longest_s * plan.spec.repeats
+    warned = cluster.signal_s + EARLY_S if cluster.signal_s else 0
+    before, budget = limit - warned, plan.spec.measure.longest_s * plan.spec.repeats
     if cluster.time is None or before >= budget:
         return None
     would = f"cluster.time={minutes(plan)} holds all of it"
+    told = (
+        f"up to {warned} s before its limit (cluster.signal_s={cluster.signal_s}, and Slurm's own {EARLY_S})"
+    )
     if before <= 0:
         raise InputError(
-            f"cluster.time={cluster.time}: the job would be told to end {cluster.signal_s} s before its limit "
-            f"(cluster.signal_s), before it began; {would}"
+            f"cluster.time={cluster.time}: the job is told to end {told}, before it begins; {would}"
         )
     return (
-        f"cluster.time={cluster.time}: the job is told to end after {before:.0f} s "
-        f"(cluster.signal_s={cluster.signal_s}), and measuring may take {budget:.0f} s; what is missing then is "
-        f"reported; {would}"
+        f"cluster.time={cluster.time}: the job is told to end {told}, perhaps after {before:.0f} s, and measuring may "
+        f"take {budget:.0f} s; what is missing then is reported; {would}"
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from scaling.analysis.results import Analysis, Comparison, PointComparison, Sweep
 from scaling.plain import plain
 from scaling.report import cases, text, versus
-from scaling.report.allocations import allocation_lines
+from scaling.report.allocations import allocation_lines, allocations_answer
 from scaling.report.documents import sweep as table_of
 from scaling.report.documents.comparison import RATIO_NOTE
 from scaling.report.key_figures import compared_table
@@ -38,16 +38,18 @@ def document(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Ana
     )
     return Document(
         title=text.count(len(runs), "run"),
-        answer=" ".join([*_decided(comparisons), table_of.answer(sweep)]),
+        answer=" ".join([table_of.answer(sweep), *_on_nodes(comparisons)]),
         sections=tuple(Section(title=title, blocks=blocks, on=on) for title, blocks, on in sections),
     )
 
 
-def _decided(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """The answer of each comparison of several allocations, which the table of all runs cannot give."""
-    for one in comparisons:
-        if any(point.allocations for point in one.points):
-            yield versus.answer(one)
+def _on_nodes(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """What the table of all runs cannot say: ratios of several allocations, or that there is one of each."""
+    decided = [one for one in comparisons if any(point.allocations for point in one.points)]
+    yield from map(versus.answer, decided)
+    others = [one for one in comparisons if one.allocations and one not in decided]
+    for one in others[:1]:
+        yield allocations_answer(one, versus.run_names(one))
 
 
 def _allocations(comparisons: Sequence[Comparison]) -> Iterator[str]:

@@ -210,6 +210,12 @@ def test_equal_settings_on_two_nodes_compare_these_nodes(member):
     found = compared([member(100, "a")], [member(90, "b")])
     assert found.allocations is None
     assert found.points[0].distinguishable
+    known = compare(
+        *(run.analysis for run in (member(100, "a"), member(90, "b"))),
+        *(run.plan for run in (member(100, "a"), member(90, "b"))),
+        environments=({"hostname": "a"}, {"hostname": "b"}),
+    )
+    assert "on b is slower than on a" in versus.answer(known)
 
 
 def test_the_price_of_samples_follows_the_ratio(member):
@@ -260,8 +266,15 @@ def test_runs_that_differ_in_their_nodes_alone_are_named_by_them(member):
     assert len(set(table.names)) == 4
     found = [compared(runs[:2], runs[2:])]
     document = several.document(table, found, [run.analysis for run in runs])
-    assert document.answer.startswith("At 2 ranks nvlink is faster than pcie")
-    assert "most samples a second" in document.answer.lower()
+    assert document.answer.startswith("The most samples a second, 301")
+    assert "At 2 ranks nvlink is faster than pcie: 3.0" in document.answer
+
+
+def test_a_table_of_single_allocations_says_so_once(member):
+    runs = [member(100 * k, f"n{k}", partition=f"p{k}") for k in (1, 2, 3)]
+    found = [compared(runs[:1], [other]) for other in runs[1:]]
+    answer = several.document(sweep(runs), found, [run.analysis for run in runs]).answer
+    assert answer.count("This is one allocation of each") == 1
 
 
 def test_runs_of_different_settings_need_no_nodes_to_be_named(member):
