@@ -52,6 +52,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "meshes",
         "simulated_gpu",
         "published_series",
+        "published_meshes",
         "curves",
         "models",
     ),

@@ -20,6 +20,7 @@ import csv
 import math
 import os
 from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,7 +59,9 @@ LLAMA_8B = {
     "vocabulary": 128256,
     "tied": "false",
 }
-"""Llama 3.1 8B, as its config.json has it."""
+LLAMA_70B = {**LLAMA_8B, "width": 8192, "layers": 80, "heads": 64, "feedforward": 28672}
+LLAMAS = {"Llama 3.1 8B": LLAMA_8B, "Llama 3.1 70B": LLAMA_70B}
+"""As their config.json have them."""
 STRETCHES = (0.6, 0.8, 1.0, 1.25, 1.6, 2.2)
 """Factors on kernels that are simulated; between them a step is interpolated."""
 UNLIMITED_BYTES = 10**12
@@ -114,14 +117,14 @@ def steps_of(row: dict[str, str]) -> int:
 
 def model_of(row: dict[str, str]) -> list[str]:
     """The overrides of a row's model."""
-    if row["model"] == "Llama 3.1 8B":
-        return ["model=llama", *(f"model.{key}={value}" for key, value in LLAMA_8B.items())]
+    if row["model"] in LLAMAS:
+        return ["model=llama", *(f"model.{key}={value}" for key, value in LLAMAS[row["model"]].items())]
     shape = zip(("width", "layers", "heads"), SHAPES[row["model"]], strict=True)
     return ["model=gpt2", *(f"model.{key}={value}" for key, value in shape)]
 
 
-def ask(row: dict[str, str]) -> Simulation:
-    """The simulation of a row, once for each of STRETCHES."""
+def ask(row: dict[str, str], *mesh_words: str, stretches: Sequence[float] = STRETCHES) -> Simulation:
+    """The simulation of a row, once for each of the factors on kernels. `mesh_words`: overrides, beside fsdp."""
     words = [
         "topology=simulated_hgx_h100",
         f"world_sizes=[{row['gpus']}]",
@@ -135,6 +138,7 @@ def ask(row: dict[str, str]) -> Simulation:
         f"checkpointing={str(row['act_ckpt'] == 'True').lower()}",
         f"fsdp.reshard_after_forward={str(row['strategy'] != 'FSDP SHARD_GRAD_OP').lower()}",
         "fused_optimizer=true",
+        *mesh_words,
     ]
     asked = to_simulation(words)
     spec = replace(asked.spec, parallel=asked.strategies[0])
@@ -142,7 +146,7 @@ def ask(row: dict[str, str]) -> Simulation:
     inputs = replace(assumed(spec.topology, spec.precision), capacity_bytes=UNLIMITED_BYTES)
     made = simulation(spec, mesh, inputs, batch_of(spec, mesh), whole=False)
     (expected,) = made.physics
-    return replace(made, physics=tuple(replace(expected, name=f"x {s:g}", stretch=s) for s in STRETCHES))
+    return replace(made, physics=tuple(replace(expected, name=f"x {s:g}", stretch=s) for s in stretches))
 
 
 def answered(row: dict[str, str], asked: Simulation) -> Size:
@@ -154,7 +158,7 @@ def answered(row: dict[str, str], asked: Simulation) -> Size:
     return Size(
         gpus=int(row["gpus"]),
         rate=float(row["tokens_per_s_per_gpu"]),
-        tokens=float(row["seq_len"]) * int(row["micro_batch"]) * steps_of(row),
+        tokens=float(row["seq_len"]) * int(row["micro_batch"]) * steps_of(row) / asked.spec.parallel.tensor,
         steps_s=tuple(step.step_ns / 1e9 for step in found.steps),
         peak=f"{found.memory.peak_bytes / 1e9:>7.1f}" if found.memory and plain else f"{'-':>7}",
     )

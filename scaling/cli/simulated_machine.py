@@ -10,7 +10,7 @@ from scaling.cli.loaded import Run, sources_of, tables_of
 from scaling.config.simulation import Asked
 from scaling.launchers.simulate import simulate
 from scaling.records.launch import Launches
-from scaling.spec.parallel import Mesh
+from scaling.spec.parallel import Mesh, Parallel
 from scaling.spec.simulation import LinkCurve
 
 
@@ -34,6 +34,10 @@ class Machine:
     def links_said(self, mesh: Mesh) -> tuple[str, ...]:
         """Where the links' figures are from."""
         return links.sources(self._topology, mesh.dimensions)
+
+    def missing(self, parallel: Parallel) -> tuple[str, ...]:  # noqa: ARG002
+        """What was not measured of a strategy."""
+        return self.inputs.missing
 
 
 class Measured(Machine):
@@ -70,6 +74,12 @@ class Measured(Machine):
         if measured.inside_unknown(self._topology, self._own, sources_of(self._run), mesh):
             said += "; within a host: not known, taken to be like the link between hosts"
         return (said,)
+
+    def missing(self, parallel: Parallel) -> tuple[str, ...]:
+        """What was not measured of a strategy; over a host's back end, what its cores spend on one that did not run."""
+        ran = [spec.parallel.name for spec in self._run.plan.spec.strategies]
+        unknown = measured.of_the_cores(parallel, ran) if self._topology.backend != "nccl" else None
+        return (*self.inputs.missing, *([unknown] if unknown else []))
 
     def test(self) -> None:
         """Simulate what the run measured, on its own machine, and compare."""

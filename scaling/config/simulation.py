@@ -29,6 +29,7 @@ NAMES = tuple(name for name in STRATEGIES if name != "single")
 AUTO = "auto"
 """`parallel=auto`: all meshes."""
 DEGREES = ("replicate", "shard", "tensor")
+SEQUENCE = "parallel.sequence"
 HOSTS_MAX = RANKS_MAX
 
 
@@ -58,16 +59,24 @@ def to_simulation(words: Sequence[str], measured: str | None = None) -> Asked:
     """
     named: tuple[str, ...] = ()
     degrees: dict[str, int] = {}
+    sequence = False
     limit: int | None = None
     rest = []
     for word in words:
         key, _, value = word.partition("=")
         if key == "parallel":
             named = _strategies(value)
+        elif key == SEQUENCE:
+            sequence = _yes(word, value)
         elif key.startswith("parallel."):
-            degrees[_degree(key)] = _count(word, value)
+            axis = _degree(key)
+            degrees[axis] = _count(word, value)
         elif key == "memory_limit":
             limit = parse_bytes(value, key)
+        elif key.partition(".")[0] == "inject":
+            raise InputError(
+                f"{word}: a simulated training has no injected faults; leave it out, or measure it"
+            )
         elif key == "topology":
             rest.append(f"topology={value.removeprefix(PREFIX)}")
         else:
@@ -80,13 +89,15 @@ def to_simulation(words: Sequence[str], measured: str | None = None) -> Asked:
         raise InputError(f"task={spec.task}: only training is simulated")
     if spec.data.target is not None:
         spec = dataclasses.replace(spec, data=dataclasses.replace(spec.data, target=None))
-    if degrees and not named:
+    if (degrees or sequence) and not named:
         named = (spec.parallel.name,)
     every = named == (AUTO,)
     if every:
         strategies = _every_mesh(spec, degrees)
     else:
         strategies = tuple(_parallel(name, spec.topology.ranks_per_host, degrees) for name in named)
+    if sequence:
+        strategies = tuple(_by_tokens(one, every=every) for one in strategies)
     return Asked(
         spec=spec,
         strategies=strategies or (spec.parallel,),
@@ -141,6 +152,20 @@ def _parallel(name: str, per_host: int, degrees: dict[str, int]) -> Parallel:
     return Parallel(name=name, replicate=replicate, shard=shard, tensor=tensor)
 
 
+def _by_tokens(parallel: Parallel, *, every: bool) -> Parallel:
+    """The same with what lies between divided layers divided by tokens. InputError where no layers are divided.
+
+    `every`: it is one of all meshes, of which those with divided layers are changed.
+    """
+    if parallel.divided:
+        return dataclasses.replace(parallel, sequence=True)
+    if not every:
+        raise InputError(
+            f"{SEQUENCE}=true: parallel={parallel.name} divides no layers; use parallel=tp, fsdp_tp or hsdp_tp"
+        )
+    return parallel
+
+
 def _strategies(value: str) -> tuple[str, ...]:
     found = tuple(word.strip() for word in value.strip("[]").split(",") if word.strip())
     for name in (found or ("",)) if found != (AUTO,) else ():
@@ -157,9 +182,15 @@ def _strategies(value: str) -> tuple[str, ...]:
 def _degree(key: str) -> str:
     name = key.removeprefix("parallel.")
     if name not in DEGREES:
-        known = ", ".join(f"parallel.{d}" for d in DEGREES)
+        known = ", ".join([*(f"parallel.{d}" for d in DEGREES), SEQUENCE])
         raise InputError(f"{key}: is not simulated; there is {known}")
     return name
+
+
+def _yes(word: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise InputError(f"{word}: true or false is expected")
+    return value.lower() == "true"
 
 
 def _count(word: str, value: str) -> int:
@@ -184,6 +215,9 @@ def _spec(config: Composed) -> Spec:
     largest = max(config.world_sizes or [topology.hosts * topology.ranks_per_host])
     topology.hosts = max(topology.hosts, min(HOSTS_MAX, -(-largest // topology.ranks_per_host)))
     topology.device = topology.device if topology.device != "auto" else GPU
+    config.inject.rank = config.inject.link_rate = (
+        None  # a measured run's faults; what they cost is in its spread
+    )
     kind, launcher = topology.kind, config.launcher.name
     # On Slurm a run's devices are those of other machines, which is what a simulated one's are too.
     topology.kind = config.launcher.name = "slurm"

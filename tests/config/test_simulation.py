@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from support.commands import refused
 
+from scaling.config.compose import requests
 from scaling.config.simulation import to_simulation
 from scaling.errors import InputError
 from scaling.spec.parallel import Parallel
@@ -83,11 +84,29 @@ def test_degrees_and_settings_of_other_strategies_are_refused(words, said):
         ("parallel.pipeline=2", "parallel.tensor"),
         ("parallel.shard=0", "a number of ranks"),
         ("task=inference", "only training is simulated"),
+        ("inject.compute_ms=30", "no injected faults"),
+        ("parallel.sequence=2", "true or false"),
+        ("parallel.sequence=true", "divides no layers"),
     ],
 )
 def test_what_is_not_simulated_is_refused_by_name(word, said):
     with pytest.raises(InputError, match=said):
         to_simulation(["topology=simulated_hgx_h100", word])
+
+
+def test_what_lies_between_divided_layers_is_divided_by_tokens():
+    words = ["topology=simulated_hgx_h100", "world_sizes=[16]", "parallel.tensor=8", "parallel.sequence=true"]
+    (parallel,) = to_simulation([*words, "parallel=fsdp_tp"]).strategies
+    assert parallel.sequence
+    every = to_simulation([*words, "parallel=auto"]).strategies
+    assert {one.sequence for one in every if one.divided} == {True}
+
+
+def test_a_run_with_a_late_rank_is_simulated_at_fewer_ranks_than_its_number():
+    (late,) = requests(
+        "run", ["topology=emulated_pcie", "world_sizes=[1,2]", "inject.rank=1", "inject.compute_ms=15"]
+    ).items
+    assert to_simulation(["world_sizes=[1]"], late.yaml).spec.world_sizes == (1,)
 
 
 @pytest.mark.parametrize("verb", ["plan", "submit"])

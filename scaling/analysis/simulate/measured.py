@@ -23,7 +23,7 @@ from scaling.analysis.simulate.links import SIZES
 from scaling.errors import InputError
 from scaling.records.checkup import COPY, LAUNCH, MATMUL, KernelTable, Roofline
 from scaling.records.tables import Tables
-from scaling.spec.parallel import Mesh
+from scaling.spec.parallel import Mesh, Parallel
 from scaling.spec.simulation import Chip, KernelTimes, LinkCurve
 from scaling.spec.topology import Topology
 
@@ -232,3 +232,13 @@ def inside_unknown(asked: Topology, own: Topology, sources: Sequence[Source], me
     if asked.ranks_per_host == 1 or asked.levels or place((tuple(range(mesh.size)),), asked).local == 1:
         return False
     return asked != own or all(own.hosts_of(s.world_size) > 1 for s in sources)
+
+
+def of_the_cores(parallel: Parallel, ran: Sequence[str]) -> str | None:
+    """What is not known of a sharded strategy over a host's back end, where a run measured others; None: nothing."""
+    if not parallel.sharded or parallel.name in ran:
+        return None
+    return (
+        f"what {parallel.name} takes of the cores, with which Gloo sends: the run measured {', '.join(ran)}, and where "
+        f"compute is real the step can be longer by a third (parallel={parallel.name} measured at 2 ranks tells)"
+    )

@@ -12,7 +12,7 @@ from scaling.analysis.network.ring import Hops, PerHop
 from scaling.analysis.simulate import links, measured
 from scaling.errors import InputError
 from scaling.records.checkup import COPY, SCHEMA, Ceiling, Kernel, KernelTable, Roofline, StepWork
-from scaling.spec.parallel import Mesh
+from scaling.spec.parallel import Mesh, Parallel
 from scaling.spec.simulation import Chip
 from scaling.spec.topology import Topology
 
@@ -181,3 +181,10 @@ def test_axes_that_leave_a_host_share_its_link():
     assert links.shared(where, Mesh(replicate=2, shard=2).dimensions) == ("mesh_replicate", "mesh_shard")
     within = dataclasses.replace(where, ranks_per_host=2, hosts=2)
     assert links.shared(within, Mesh(replicate=2, shard=2).dimensions) == ()
+
+
+def test_what_sharding_takes_of_the_cores_is_known_only_where_it_ran():
+    fsdp = Parallel.preset("fsdp", 2)
+    assert "parallel=fsdp" in (measured.of_the_cores(fsdp, ["ddp"]) or "")
+    assert measured.of_the_cores(fsdp, ["ddp", "fsdp"]) is None
+    assert measured.of_the_cores(Parallel.preset("ddp", 2), ["fsdp"]) is None
