@@ -45,7 +45,8 @@ class Replay:
         begin = np.zeros_like(self.compute_end) if self.start is None else self.start
         for barrier in self.barriers:
             begin = barrier.passed(begin)
-        released = (begin[:, :, None] + self.ready).max(axis=1)
+        together = self.start is None and not self.barriers
+        released = (self.ready if together else begin[:, :, None] + self.ready).max(axis=1)
         last = self.channel.last_done(released, self.transfer)
         result: Floats = np.maximum(last, (begin + self.compute_end).max(axis=1))
         return result

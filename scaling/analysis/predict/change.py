@@ -6,17 +6,51 @@ Arrays lead with S: the estimate first, then values resampled over rounds. R ran
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from scaling.analysis.network.points import Points
 from scaling.analysis.network.ring import Hops
 from scaling.analysis.predict.buckets import Buckets, Gradients
+from scaling.analysis.predict.by_rank import ByRank, stretches
 from scaling.analysis.statistics.rounds import Floats
 
 Phases = Mapping[str, Floats]
 LATENCY = 1.3
 """The latency of another link or world size is known to this factor, where it was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pieces:
+    """A stretch of what a source has for every S; with the phases of every rank, which are S x R."""
+
+    peers: list[int]
+    """Ranks that are not late."""
+    plain: Floats
+    whole: Phases
+    alone: Phases
+    beside: Phases
+    solo: Phases
+    own: Phases
+
+    def part(self, stretch: slice) -> Pieces:
+        """A stretch of it."""
+        return Pieces(
+            peers=self.peers,
+            plain=self.plain[stretch],
+            whole=_some(stretch, self.whole),
+            alone=_some(stretch, self.alone),
+            beside=_some(stretch, self.beside),
+            solo=_some(stretch, self.solo),
+            own=_some(stretch, self.own),
+        )
+
+    def typical(self, of_ranks: Phases) -> Phases:
+        """S: the mean of the ranks that are not late."""
+        return {phase: values[:, self.peers].mean(axis=1) for phase, values in of_ranks.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +75,8 @@ class Source:
     """Whether the batch of `whole` is that of all ranks."""
     alone: Phases  # S: bare_one
     beside: Phases  # S: bare_all
-    solo: Phases  # S x R: ddp_solo
-    own: Phases  # S x R: the probe's phases
+    solo: ByRank  # ddp_solo
+    own: ByRank  # the probe's phases
     buckets: Buckets
     """As measured, in bytes of gradients."""
     gradients: Gradients
@@ -71,11 +105,40 @@ class Source:
         own, whole = (float(of["forward"][0] + of["compute"][0]) for of in (self.alone, self.whole))
         return own / whole
 
+    def part(self, stretch: slice) -> Pieces:
+        """A stretch of the S."""
+        return Pieces(
+            peers=self.peers,
+            plain=self.plain[stretch],
+            whole=_some(stretch, self.whole),
+            alone=_some(stretch, self.alone),
+            beside=_some(stretch, self.beside),
+            solo=self.solo.part(stretch),
+            own=self.own.part(stretch),
+        )
+
+    def by_stretch(
+        self, width: int, found: Callable[[Pieces, slice], dict[str, Floats]]
+    ) -> dict[str, Floats]:
+        """What is found for all S, a stretch of them at a time, in arrays S x `width`: of ranks and their buckets.
+
+        `found`: of a stretch's pieces, and where it lies.
+        """
+        parts = []
+        for outer in stretches(len(self.plain), self.world_size):
+            pieces = self.part(outer)
+            for inner in stretches(len(pieces.plain), width):
+                part = pieces.part(inner)
+                begin = outer.start + inner.start
+                parts.append(found(part, slice(begin, begin + len(part.plain))))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
     def estimate(self) -> Source:
         """The same with the estimate only, without resampled values."""
+        first = partial(_some, slice(1))
 
-        def first(phases: Phases) -> Phases:
-            return {name: values[:1] for name, values in phases.items()}
+        def alone(ranks: ByRank) -> ByRank:
+            return dataclasses.replace(ranks, weights=ranks.weights[:1])
 
         return dataclasses.replace(
             self,
@@ -83,14 +146,19 @@ class Source:
             whole=first(self.whole),
             alone=first(self.alone),
             beside=first(self.beside),
-            solo=first(self.solo),
-            own=first(self.own),
+            solo=alone(self.solo),
+            own=alone(self.own),
             buckets=dataclasses.replace(self.buckets, ready=self.buckets.ready[:1]),
             gradients=dataclasses.replace(self.gradients, ready=self.gradients.ready[:1]),
             link=self.link.estimate(),
             curve=dataclasses.replace(self.curve, times=self.curve.times[:1]),
             jitter=self.jitter[:1],
         )
+
+
+def _some(stretch: slice, phases: Phases) -> Phases:
+    """A stretch of the S."""
+    return {name: values[stretch] for name, values in phases.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import polars as pl
 
@@ -11,7 +13,6 @@ from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityErr
 from scaling.records.spill import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Trial
-from scaling.spec.schedule import DDP_SOLO
 
 OWN_PHASES = PHASES[:-1]
 """Phases that a rank spends by itself; `exposed` depends on the others."""
@@ -50,10 +51,13 @@ def per_bucket(records: TrialRecords) -> dict[str, Floats]:
     }
 
 
-def ready(tables: Tables, records: TrialRecords, means: Means, micro_steps: int) -> tuple[Buckets, Gradients]:
-    """When each bucket and each parameter's gradient is ready, as a fraction of the last micro-step's backward."""
-    n = records.trial.world_size
-    phases = {p: np.mean([means[f"{DDP_SOLO}.{r}.{p}"] for r in range(n)], axis=0) for p in OWN_PHASES}
+def ready(
+    tables: Tables, records: TrialRecords, means: Means, phases: Mapping[str, Floats], micro_steps: int
+) -> tuple[Buckets, Gradients]:
+    """When each bucket and each parameter's gradient is ready, as a fraction of the last micro-step's backward.
+
+    `phases`: of ddp_solo, mean over ranks, S.
+    """
     last = phases["compute"] / micro_steps
     begin = phases["input"] + phases["forward"] + phases["compute"] - last
 

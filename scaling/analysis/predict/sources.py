@@ -15,6 +15,7 @@ from scaling.analysis.network import curve
 from scaling.analysis.network.channel import is_fifo
 from scaling.analysis.network.points import Points
 from scaling.analysis.network.ring import Hops, PerHop
+from scaling.analysis.predict.by_rank import ByRank
 from scaling.analysis.predict.change import Source
 from scaling.analysis.predict.ready import OWN_PHASES, per_bucket, per_parameter, ready
 from scaling.analysis.quality.launches import counted, of_launches
@@ -62,12 +63,15 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
     peers = [r for r in range(n) if r not in late_set]
     bare = records.arm(BARE_ONE, ranks=set(peers))  # a typical rank alone, as in the efficiency
     rounds = rounds.extend({f"alone.{p}": bare[p] for p in OWN_PHASES})
+    each = {BARE_ALL: records.by_rank(BARE_ALL), DDP_SOLO: records.by_rank(DDP_SOLO)}
+    each[PROBE] = records.by_rank(PROBE, detailed=False)
+    of_ranks = {arm: ByRank({p: found[p] for p in OWN_PHASES}, rounds.weights) for arm, found in each.items()}
     known = {name: np.isfinite(values) for name, values in rounds.values.items()}
     # The times of smaller batches enter as one number with its own uncertainty, from the rounds that measured them.
     halved = [known[name] for name in HALVED if name in rounds]
-    units, groups = rounds.count(
-        [there for name, there in known.items() if there.any() and name not in HALVED]
-    )
+    present = [there for name, there in known.items() if name not in HALVED]
+    present += [there for arm in of_ranks.values() for there in arm.there()]
+    units, groups = rounds.count([there for there in present if there.any()])
     swept = curve.sweep_rounds(curve.sweep_times(tables.fabric, n), spec.seed)
     if swept is None or not records.bucket_bytes:
         raise UnknownQuantityError("link")
@@ -75,14 +79,9 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
     if reductions is None:
         raise UnknownQuantityError("gradients")
     means = rounds.means()
-    buckets, gradients = ready(tables, records, means, spec.accumulation_steps)
-
-    def over(arm: str, ranks: Sequence[int]) -> dict[str, Floats]:
-        return {p: np.mean([means[f"{arm}.{r}.{p}"] for r in ranks], axis=0) for p in OWN_PHASES}
-
-    def by_rank(arm: str) -> dict[str, Floats]:
-        return {p: np.stack([means[f"{arm}.{r}.{p}"] for r in range(n)], axis=-1) for p in OWN_PHASES}
-
+    solo, own = (ByRank.of(of_ranks[arm].values, rounds.weights) for arm in (DDP_SOLO, PROBE))
+    beside = ByRank.of({p: of[:, peers] for p, of in of_ranks[BARE_ALL].values.items()}, rounds.weights)
+    buckets, gradients = ready(tables, records, means, solo.mean(), spec.accumulation_steps)
     alone = {p: means[f"alone.{p}"] for p in OWN_PHASES}
     shared = spec.mode == "strong"
     whole = {p: means[f"whole.{p}"] for p in OWN_PHASES} if shared else alone
@@ -99,9 +98,9 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
         whole=whole,
         shared=shared,
         alone=alone,
-        beside=over(BARE_ALL, peers),
-        solo=by_rank(DDP_SOLO),
-        own=by_rank(PROBE),
+        beside=beside.mean(),
+        solo=solo,
+        own=own,
         buckets=buckets,
         gradients=gradients,
         wire=sum(records.bucket_bytes) / reductions / records.gradient_bytes,
@@ -117,12 +116,9 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
 
 
 def _values(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floats]:
-    """All quantities of a source, one value a round."""
+    """All quantities of a source but for those of single ranks, one value a round."""
     n = records.trial.world_size
     values = {PLAIN: records.arm(PLAIN)["step"]}
-    for arm, detailed in ((BARE_ALL, None), (DDP_SOLO, None), (PROBE, False)):
-        each = records.by_rank(arm, detailed=detailed)
-        values |= {f"{arm}.{rank}.{p}": each[p][:, rank] for p in OWN_PHASES for rank in range(n)}
     values |= {f"plain.{half}": records.arm(PLAIN, half=half)["step"] for half in (0, 1)}
     if plan.spec.mode == "strong":
         whole = next((t for t in plan.trials if t.world_size == 1), None)

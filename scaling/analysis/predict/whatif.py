@@ -12,7 +12,7 @@ Arrays lead with S: the estimate first, then values resampled over rounds. R ran
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from scaling.analysis.network.channel import ONE
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.network.ring import ring_times
 from scaling.analysis.predict.buckets import bucketed
-from scaling.analysis.predict.change import AS_IT_WAS, UPRIGHT, Change, Lean, Phases, Source
+from scaling.analysis.predict.change import AS_IT_WAS, UPRIGHT, Change, Lean, Phases, Pieces, Source
 from scaling.analysis.statistics.latest import latest
 from scaling.analysis.statistics.rounds import Floats
 
@@ -34,17 +34,27 @@ PEERS = -1
 def outcome(source: Source, change: Change, lean: Lean = UPRIGHT) -> dict[str, Floats]:
     """`step` (ns), `efficiency`, `gain` (a rank's throughput over the measured one) and each loss by cause, S each."""
     if (change.world_size or source.world_size) == 1:
-        return _alone(source, change, lean)
-    before = _run(source, _settle(source, AS_IT_WAS, UPRIGHT))
-    target = _settle(source, change, lean)
-    after = _run(source, target, before.hidden if source.kernels != lean.overlap_turned else None)
-    miss = source.plain / before.period if lean.residual_follows else np.ones_like(source.plain)
-    step = after.period * miss + (0.0 if lean.residual_follows else source.plain - before.period)
+        return source.by_stretch(source.world_size, lambda part, _: _alone(source, part, change, lean))
+    was, target = _settle(source, AS_IT_WAS, UPRIGHT), _settle(source, change, lean)
+    return source.by_stretch(
+        max(was.world_size * was.ready.shape[1], target.world_size * target.ready.shape[1]),
+        lambda part, at: _together(source, part, was.part(at), target.part(at), change, lean),
+    )
+
+
+def _together(
+    source: Source, part: Pieces, was: _Target, target: _Target, change: Change, lean: Lean
+) -> dict[str, Floats]:
+    """`outcome` above world size 1, for a stretch of the S."""
+    before = _run(part, was)
+    after = _run(part, target, before.hidden if source.kernels != lean.overlap_turned else None)
+    miss = part.plain / before.period if lean.residual_follows else np.ones_like(part.plain)
+    step = after.period * miss + (0.0 if lean.residual_follows else part.plain - before.period)
     factor, share = target.factor, target.world_size if source.shared else 1
-    whole = sum((source.whole[p] * target.whole_factor[p] for p in source.whole), np.zeros(1))
-    alone = sum((source.alone[p] * factor[p] for p in source.alone), np.zeros(1))
-    solo = {p: values[:, source.peers].mean(axis=1) for p, values in source.solo.items()}
-    own = {p: values[:, source.peers].mean(axis=1) for p, values in source.own.items()}
+    whole = sum((part.whole[p] * target.whole_factor[p] for p in part.whole), np.zeros(1))
+    alone = sum((part.alone[p] * factor[p] for p in part.alone), np.zeros(1))
+    solo = part.typical(part.solo)
+    own = part.typical(part.own)
 
     def grown(later: Phases, earlier: Phases, *phases: str) -> Floats:
         return sum(((later[p] - earlier[p]) * factor[p] for p in phases), np.zeros(1))
@@ -52,14 +62,14 @@ def outcome(source: Source, change: Change, lean: Lean = UPRIGHT) -> dict[str, F
     waited = after.exposed * miss
     latency = after.latency_share
     costs = {
-        "neighbours": grown(source.beside, source.alone, *COMPUTE),
-        "strategy_overhead": grown(solo, source.beside, *COMPUTE),
+        "neighbours": grown(part.beside, part.alone, *COMPUTE),
+        "strategy_overhead": grown(solo, part.beside, *COMPUTE),
         "straggler": (after.period - after.period_typical) * miss,
         "link_latency": waited * latency,
         "link_bandwidth": waited * (1 - latency),
         "overlap": grown(own, solo, "forward", "compute") * after.slowed,
-        "input": grown(own, source.alone, "input"),
-        "host": grown(own, source.alone, "host"),
+        "input": grown(own, part.alone, "input"),
+        "host": grown(own, part.alone, "host"),
     }
     if source.shared:
         costs["small_batch"] = alone - whole / share
@@ -67,21 +77,21 @@ def outcome(source: Source, change: Change, lean: Lean = UPRIGHT) -> dict[str, F
     loss = {name: cost / step for name, cost in costs.items()}
     loss["unexplained"] = 1 - efficiency - sum(loss.values(), np.zeros(1))
     samples = _samples(source, change)
-    return {"step": step, "efficiency": efficiency, "gain": samples * source.plain / step, **loss}
+    return {"step": step, "efficiency": efficiency, "gain": samples * part.plain / step, **loss}
 
 
-def _alone(source: Source, change: Change, lean: Lean) -> dict[str, Floats]:
-    """`outcome` at world size 1: no neighbours, no link, only DDP's own cost."""
+def _alone(source: Source, part: Pieces, change: Change, lean: Lean) -> dict[str, Floats]:
+    """`outcome` at world size 1, for a stretch of the S: no neighbours, no link, only DDP's own cost."""
     samples = _samples(source, change)
     factor = _factors(source, change, lean, samples)
-    solo = {p: values[:, source.peers].mean(axis=1) for p, values in source.solo.items()}
-    alone = sum((source.alone[p] * factor[p] for p in source.alone), np.zeros(1))
-    overhead = sum(((solo[p] - source.beside[p]) * factor[p] for p in COMPUTE), np.zeros(1))
+    solo = part.typical(part.solo)
+    alone = sum((part.alone[p] * factor[p] for p in part.alone), np.zeros(1))
+    overhead = sum(((solo[p] - part.beside[p]) * factor[p] for p in COMPUTE), np.zeros(1))
     step = alone + overhead
     return {
         "step": step,
         "efficiency": alone / step,
-        "gain": samples * source.plain / step,
+        "gain": samples * part.plain / step,
         "strategy_overhead": overhead / step,
         "unexplained": np.zeros_like(step),
     }
@@ -105,6 +115,16 @@ class _Target:
     latency_share: Floats  # S
     waits: Floats  # S: for the latest of more ranks than there were
 
+    def part(self, stretch: slice) -> _Target:
+        """A stretch of the S."""
+        return replace(
+            self,
+            ready=self.ready[stretch],
+            transfer=self.transfer[stretch],
+            latency_share=self.latency_share[stretch],
+            waits=self.waits[stretch],
+        )
+
 
 def _settle(source: Source, change: Change, lean: Lean) -> _Target:
     n = change.world_size or source.world_size
@@ -119,11 +139,16 @@ def _settle(source: Source, change: Change, lean: Lean) -> _Target:
         times = np.stack([source.curve.at(size) for size in sizes], axis=-1)
         fixed = np.clip(fixed, 0.0, times)
         moved = times - fixed
-    fixed, moved = (times[: len(source.plain)] for times in (fixed * lean.alpha, moved * lean.transfer))
+    shape = len(source.plain), len(sizes)  # figures of a topology are the same for all S
+    fixed, moved = (
+        np.broadcast_to(times[: shape[0]], shape) for times in (fixed * lean.alpha, moved * lean.transfer)
+    )
     peers, late = source.peers, set(source.late)
-    ranks = [r if r < source.world_size else peers[r % len(peers)] for r in range(n)]
+    ranks: Sequence[int] = range(n)
+    if n > source.world_size:
+        ranks = [r if r < source.world_size else peers[r % len(peers)] for r in range(n)]
     typical = [change.without_straggler or r not in late for r in ranks]
-    if change.without_straggler:
+    if change.without_straggler and late:
         ranks = [PEERS if r in late else r for r in ranks]
     later = latest(n) - latest(source.world_size)
     samples = _samples(source, change)
@@ -185,16 +210,16 @@ class _Ran:
     """The slowdown of compute by communication, relative to that in the source."""
 
 
-def _run(source: Source, target: _Target, hidden_before: Floats | None = None) -> _Ran:
-    slowed = np.ones_like(source.plain)
-    replay, again = _stamps(source, target, slowed)
+def _run(part: Pieces, target: _Target, hidden_before: Floats | None = None) -> _Ran:
+    slowed = np.ones_like(part.plain)
+    replay, again = _stamps(part, target, slowed)
     typical = np.array(target.typical)
     _, exposed = replay.of_mean(typical)
     hidden = target.transfer.sum(axis=1) - exposed
     if hidden_before is not None:
         slowed = np.clip(hidden / np.maximum(hidden_before, 1.0), 0.0, OVERLAP_MAX)
         slowed = np.where(hidden_before > 1.0, slowed, 1.0)
-        replay, again = _stamps(source, target, slowed)
+        replay, again = _stamps(part, target, slowed)
         _, exposed = replay.of_mean(typical)
     whole = replay.period()
     late = np.flatnonzero(~typical)
@@ -208,25 +233,27 @@ def _run(source: Source, target: _Target, hidden_before: Floats | None = None) -
     )
 
 
-def _stamps(source: Source, target: _Target, slowed: Floats) -> tuple[Replay, Floats]:
+def _stamps(part: Pieces, target: _Target, slowed: Floats) -> tuple[Replay, Floats]:
     """The steps, and exposed transfer of their earlier micro-steps, S."""
 
     def of_ranks(phases: Phases, phase: str) -> Floats:
         values = phases[phase]
-        every = np.concatenate([values, values[:, source.peers].mean(axis=1, keepdims=True)], axis=1)
+        if target.ranks == range(values.shape[1]):
+            return values * target.factor[phase]
+        every = np.concatenate([values, values[:, part.peers].mean(axis=1, keepdims=True)], axis=1)
         found: Floats = every[:, list(target.ranks)] * target.factor[phase]
         return found
 
     def slow(phase: str) -> Floats:
-        quick = of_ranks(source.solo, phase)
-        found: Floats = quick + (of_ranks(source.own, phase) - quick) * slowed[:, None]
+        quick = of_ranks(part.solo, phase)
+        found: Floats = quick + (of_ranks(part.own, phase) - quick) * slowed[:, None]
         return found
 
     backward = slow("compute") / target.micro_steps
     earlier = target.ready * backward.mean(axis=1, keepdims=True)
     again = np.maximum(ONE.last_done(earlier, target.transfer) - backward.mean(axis=1), 0.0)
     again = again * (target.reductions - 1)
-    tail = of_ranks(source.own, "optimizer") + of_ranks(source.own, "host") + of_ranks(source.own, "input")
+    tail = of_ranks(part.own, "optimizer") + of_ranks(part.own, "host") + of_ranks(part.own, "input")
     before = tail + slow("forward") + backward * (target.micro_steps - 1) + (target.waits + again)[:, None]
     ready = before[:, :, None] + target.ready[:, None, :] * backward[:, :, None]
     return Replay(ready=ready, compute_end=before + backward, transfer=target.transfer), again

@@ -97,6 +97,11 @@ class Rounds:
         grown._weights = self._weights
         return grown
 
+    @property
+    def weights(self) -> Floats:
+        """Of `resampling_weights`."""
+        return self._weights
+
     def means(self) -> Means:
         """Every quantity's mean and its resampled values."""
         return Means(self.values, self._weights)
