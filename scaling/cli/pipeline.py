@@ -87,12 +87,16 @@ def read_tables(folder: RunFolder, plan: Plan) -> Tables:
 
 
 def _inspected(folder: RunFolder, plan: Plan, launches: Launches) -> tuple[Tables, Preflight]:
-    """The tables and the preflight. Telemetry is read while other processes read the rank files of a large run."""
+    """The tables, and the preflight without the samples that are in them.
+
+    Telemetry is read while other processes read the rank files of a large run.
+    """
     with ThreadPoolExecutor(1) as beside:
         inspecting = beside.submit(preflight.inspect, launches)
         tables = read_checked(folder, plan)
         found = inspecting.result()
-    return dataclasses.replace(tables, blocks=clocks.with_telemetry(tables.blocks, found.samples)), found
+    blocks = clocks.with_telemetry(tables.blocks, found.samples)
+    return dataclasses.replace(tables, blocks=blocks), dataclasses.replace(found, samples={})
 
 
 def rebuild(folder: RunFolder) -> Rebuilt:

@@ -42,7 +42,9 @@ def found(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
             gaps.append(Gap(launch=file.launch, rank=file.rank, what=what))
             missing = max(missing, lacking)
     if not gaps:
-        gaps, missing = _of_rounds(tables.blocks.filter(whole))
+        gaps, missing = _of_rounds(
+            tables.blocks.lazy().filter(whole).select(*KIND, "round", "block").collect()
+        )
     damaged = sum(len(file.damaged) for file in tables.ranks)
     return ragged.select(PLACE).unique(), gaps, max(missing, damaged)
 
@@ -50,7 +52,8 @@ def found(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
 def _ragged(tables: Tables) -> pl.DataFrame:
     """(launch, block, world_size, arm, rank) for each rank that lacks a block which another rank of its group has."""
     kind = ["launch", "world_size", "arm"]
-    shared = tables.blocks.filter(~pl.col("arm").is_in([BARE_ONE, PAIRS]))
+    of_several = tables.blocks.lazy().filter(~pl.col("arm").is_in([BARE_ONE, PAIRS]))
+    shared = of_several.select(*kind, "block", "rank").collect()
     files = pl.DataFrame(
         [(file.launch, file.rank) for file in tables.ranks],
         schema={"launch": pl.Int64, "rank": pl.Int64},
@@ -59,7 +62,9 @@ def _ragged(tables: Tables) -> pl.DataFrame:
     kinds = shared.select(kind).unique()
     first = kinds.join(files, on="launch").filter(pl.col("rank") < pl.col("world_size"))
     members = pl.concat([shared.select(*kind, "rank"), first.select(*kind, "rank")]).unique()
-    wanted = shared.select(*kind, "block").unique().join(members, on=kind)
+    there = shared.group_by(*kind, "block").agg(there=pl.col("rank").n_unique())
+    lacking = there.join(members.group_by(kind).len("all"), on=kind).filter(pl.col("there") < pl.col("all"))
+    wanted = lacking.select(*kind, "block").join(members, on=kind)  # of the few blocks that some rank lacks
     return wanted.join(shared, on=["launch", "block", "rank"], how="anti").sort("launch", "rank", "block")
 
 

@@ -65,10 +65,18 @@ class _Rows:
     def height(self) -> int:
         return sum(map(len, self.owner))
 
+    def extend(self, others: _Rows) -> None:
+        self.owner += others.owner
+        self.step += others.step
+        self.values += others.values
+
     def columns(self, names: Sequence[str]) -> tuple[Ints, dict[str, Ints]]:
-        """Owners, and columns by name."""
+        """Owners, and columns by name; the pieces are given up."""
         columns = {name: _joined([values[k] for values in self.values]) for k, name in enumerate(names)}
-        return _joined(self.owner), {"step": _joined(self.step), **columns}
+        owner, step = _joined(self.owner), _joined(self.step)
+        for pieces in (self.owner, self.step, self.values):
+            pieces.clear()
+        return owner, {"step": step, **columns}
 
 
 def _joined(pieces: Sequence[Ints]) -> Ints:
@@ -97,8 +105,15 @@ class Gathered:
         """Rows so far."""
         return self.steps.height + self.collectives.height
 
+    def extend(self, after: Gathered) -> None:
+        """With the rows of the blocks that follow."""
+        self.steps.extend(after.steps)
+        self.collectives.extend(after.collectives)
+        self.parameters.extend(after.parameters)
+        self.lost += after.lost
+
     def frames(self, keys: pl.DataFrame) -> dict[str, pl.DataFrame]:
-        """The tables; `keys`: the launch's `blocks` with the columns that each row repeats."""
+        """The tables, once; `keys`: the launch's `blocks` with the columns that each row repeats."""
         owner, columns = self.steps.columns(_STEP_COLUMNS)
         plain = columns.pop("plain") > 0
         steps = _rows(keys, owner, columns, "steps")

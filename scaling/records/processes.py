@@ -88,13 +88,16 @@ class Processes:
         """Of the processes that are not known to have died."""
         return tuple(of.pid for connection, of in self._all.items() if connection not in self._lost)
 
-    def each(self, work: Callable[..., T], tasks: Iterable[tuple[Any, ...]]) -> Iterator[T]:
-        """work(*task) of each task, in order. What `work` raises is raised here.
+    def each(
+        self, work: Callable[..., T], tasks: Iterable[tuple[Any, ...]], given: tuple[Any, ...] = ()
+    ) -> Iterator[T]:
+        """work(*given, *task) of each task, in order. What `work` raises is raised here.
 
-        A task is made when a process is free for it. The processes are not used after an error. `work` belongs to a
-        module; tasks and results can be pickled.
+        A task is made when a process is free for it; `given` is sent to each process once. The processes are not used
+        after an error. `work` belongs to a module; tasks and results can be pickled.
         """
         waiting = enumerate(tasks)
+        new = set(self._all)
         done: dict[int, T] = {}
         running: dict[Connection, tuple[int, tuple[Any, ...]]] = {}
         at, made = 0, 0
@@ -106,18 +109,19 @@ class Processes:
                         break
                     running[connection], made = one, made + 1
                     with contextlib.suppress(OSError):  # it died; that is seen below
-                        connection.send((work, one[1]))
+                        connection.send((work, given if connection in new else None, one[1]))
+                    new.discard(connection)
             if not running and at == made:  # none is free any more, or no task is left
                 one = next(waiting, None)
                 if one is None:
                     return
                 made += 1
-                done[one[0]] = work(*one[1])
+                done[one[0]] = work(*given, *one[1])
             elif at not in done:
                 ready = _ready(running) or self._gave_up(running)
                 for connection in [one for one in running if one in ready]:
                     number, task = running.pop(connection)
-                    done[number] = self._answer(connection, work, task)
+                    done[number] = self._answer(connection, work, (*given, *task))
             while at in done:
                 yield done.pop(at)
                 at += 1
@@ -189,10 +193,12 @@ def serve(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     with Connection(descriptor) as connection, contextlib.suppress(EOFError, OSError):
+        given: tuple[Any, ...] = ()
         while True:
-            work, task = connection.recv()
+            work, new, task = connection.recv()
+            given = given if new is None else new
             try:
-                answer = (True, work(*task))
+                answer = (True, work(*given, *task))
             except Exception as error:  # noqa: BLE001  # the caller raises it
                 answer = (False, error)
             connection.send(answer)

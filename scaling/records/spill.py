@@ -28,6 +28,9 @@ MEMORY_ROWS = 1_500_000
 STEP_ROWS = 40_000
 """Rows of steps that `few_rounds` reads at a time; there may be ten times as many of collectives."""
 
+BLOCK_ROWS = 200_000
+"""Rows of blocks that `few` gives at a time; a run of 4,096 ranks has over a million."""
+
 Frame = pl.DataFrame | pl.LazyFrame
 """A table in memory, or one in files that is read where it is asked for."""
 
@@ -135,6 +138,20 @@ def few_rounds(steps: Frame, others: Frame) -> Iterator[tuple[pl.DataFrame, pl.D
             chosen = (pl.col("launch") == launch) & pl.col("round").is_in(rounds["round"].to_list())
             first, second = pl.collect_all([steps.lazy().filter(chosen), others.lazy().filter(chosen)])
             yield first, second
+
+
+def few(frame: pl.DataFrame, place: Sequence[str], rows: int = BLOCK_ROWS) -> Iterator[pl.DataFrame]:
+    """All rows of a few places at a time, about `rows` of them, in the order of places; the rows of each as they came.
+
+    What is computed place by place needs memory for these rows only.
+    """
+    if frame.height <= rows:
+        yield frame
+        return
+    counts = frame.group_by(place).agg(rows=pl.len()).sort(place)
+    batch = (counts["rows"].cum_sum() - counts["rows"]) // rows
+    for part in counts.with_columns(batch=batch).partition_by("batch", maintain_order=True):
+        yield frame.join(part.select(place), on=place, how="semi", maintain_order="left")
 
 
 def joined(frame: Frame, keys: pl.DataFrame, on: Sequence[str], *, there: bool) -> Frame:

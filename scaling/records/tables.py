@@ -19,7 +19,7 @@ import polars as pl
 from scaling.records.columns import SCHEMAS
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.processes import Processes, cores
-from scaling.records.rank import RankFile
+from scaling.records.rank import RankFile, Stored
 from scaling.records.ranks import OF_BLOCKS, Gap, Kept, Ranks, lacks, other_plan, read_ranks, size_bytes
 from scaling.records.row_groups import append_files
 from scaling.records.run import read_status
@@ -166,25 +166,29 @@ def _parts(read: Ranks, growing: Growing, look: Look[R] | None, processes: Proce
             yield _Read(part=part, files={}, lost=window.lost, seen=_seen(here, read.stretch, window, looked))
         return
     scratch = Path(growing.to_files())
+    whole = dataclasses.replace(
+        read.stretch, files=()
+    )  # the files of all ranks would go there with each task
     tasks = (
-        (here, stretch, scratch / f"{stretch.launch}-{k}", looked)
-        for k, stretch in enumerate(read.stretch.parts(STRETCH_BYTES))
+        (stretch, scratch / f"{stretch.launch}-{k}") for k, stretch in enumerate(whole.parts(STRETCH_BYTES))
     )
-    for several in processes.each(_to_files, tasks):
+    for several in processes.each(_to_files, tasks, (read.stretch.files, here, looked)):
         for one in several:
             growing.took(one.part, one.files)
             yield one
 
 
 def _to_files(
-    here: Tables, stretch: Stretch, name: Path, look: Callable[[Tables], R] | None
+    files: tuple[Stored, ...], here: Tables, look: Callable[[Tables], R] | None, stretch: Stretch, name: Path
 ) -> list[_Read[R]]:
-    """Write the rows of a stretch to files whose names begin with `name`."""
-    found = []
+    """Write the rows of a stretch of the blocks in `files` to files whose names begin with `name`."""
+    found, stretch = [], dataclasses.replace(stretch, files=files)
     for number, window in enumerate(windows(stretch)):
         part = Part(launch=window.launch, first=window.first, last=window.last)
-        files = write_frames(window.frames, name.with_name(f"{name.name}-{number}"))
-        found.append(_Read(part=part, files=files, lost=window.lost, seen=_seen(here, stretch, window, look)))
+        written = write_frames(window.frames, name.with_name(f"{name.name}-{number}"))
+        found.append(
+            _Read(part=part, files=written, lost=window.lost, seen=_seen(here, stretch, window, look))
+        )
     return found
 
 

@@ -18,8 +18,8 @@ from scaling.records.columns import BLOCK_NAMES
 from scaling.records.gathered import Gathered, gather
 from scaling.records.rank import Rank, Stored
 
-WINDOW_ROWS = 600_000
-"""Rows of steps and collectives in a window: about 100 MB of columns."""
+WINDOW_ROWS = 400_000
+"""Rows of steps and collectives in a window, or those of one block if it has more: about 70 MB of columns."""
 BATCH_BYTES = 16 << 20
 """What is read of the files at a time."""
 
@@ -76,15 +76,17 @@ def windows(stretch: Stretch, rows: int = WINDOW_ROWS) -> Iterator[Window]:
     """All blocks of a stretch, in the order of their numbers. OSError where a file cannot be read again."""
     keys = stretch.blocks.select(list(BLOCK_NAMES))
     files, of_file, places = stretch.files, stretch.of_file, stretch.places
-    gathered, first, last = Gathered(), None, 0
+    gathered, first, before, last = Gathered(), None, 0, 0
     for members in _batches(stretch, BATCH_BYTES):
         texts = _read(files, of_file, places, np.concatenate(list(members.values())))
         for last, of in members.items():
-            first = last if first is None else first
-            gather(last, of, texts, [files[k] for k in of_file[of]], gathered)
-            if gathered.height >= rows:
-                yield _window(stretch.launch, first, last, gathered, keys)
+            one = Gathered()
+            gather(last, of, texts, [files[k] for k in of_file[of]], one)
+            if first is not None and gathered.height + one.height > rows:
+                yield _window(stretch.launch, first, before, gathered, keys)
                 gathered, first = Gathered(), None
+            gathered.extend(one)
+            first, before = last if first is None else first, last
     if first is not None:
         yield _window(stretch.launch, first, last, gathered, keys)
 

@@ -51,6 +51,22 @@ def test_results_come_in_order():
     assert ended(own)
 
 
+def test_what_all_tasks_need_is_sent_to_a_process_once():
+    class Counted:
+        sent = 0
+
+        def __reduce__(self):
+            Counted.sent += 1
+            return int, (2,)
+
+    with Processes(2) as processes:
+        assert list(processes.each(divmod, [(k,) for k in range(1, 9)], (Counted(),)))[1] == (1, 0)
+        assert Counted.sent == 2
+        # The next call has its own.
+        assert list(processes.each(pow, [(k,) for k in range(4)], (3,))) == [1, 3, 9, 27]
+        assert list(processes.each(pow, [(k, 2) for k in range(4)])) == [0, 1, 4, 9]
+
+
 def test_without_processes_the_caller_works_itself():
     with Processes(0) as processes:
         assert list(processes.each(os.getpid, [()])) == [os.getpid()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -45,6 +46,7 @@ def files(monkeypatch):
     """Every run is a large one."""
     monkeypatch.setattr(spill, "MEMORY_ROWS", 100)
     monkeypatch.setattr(spill, "STEP_ROWS", 40)
+    monkeypatch.setattr(spill.few, "__defaults__", (60,))
     monkeypatch.setattr(window.windows, "__defaults__", (500,))
 
 
@@ -150,3 +152,25 @@ def test_a_full_disk_is_said(whole, files, monkeypatch):
     monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
     with pytest.raises(OSError, match=r"parquet"):
         collect(whole, read_plan(whole))
+
+
+def test_a_few_places_at_a_time_are_all_rows_once():
+    frame = pl.DataFrame({"launch": [0, 0, 0, 0, 1, 1], "rank": [1, 0, 1, 2, 0, 0], "row": range(6)})
+    parts = [*spill.few(frame, ["launch", "rank"], 2)]
+    assert [part["row"].to_list() for part in parts] == [[0, 1, 2], [3], [4, 5]]
+    assert next(spill.few(frame, ["launch", "rank"], 6)) is frame
+
+
+def test_a_window_has_no_more_rows_than_asked_for_or_a_single_block(whole):
+    plan = read_plan(whole)
+    launch = whole.launch(0)
+    with Processes(0) as none:
+        stretch = ranks.read_ranks(launch, plan, ranks.Kept(), none).stretch
+    for most in (1, 300, 10**6):
+        found = [*window.windows(stretch, most)]
+        rows = [sum(one.frames[name].height for name in ("steps", "buckets", "fabric")) for one in found]
+        blocks = [one.frames["steps"]["block"].n_unique() or 1 for one in found]
+        assert all(count <= most or many == 1 for count, many in zip(rows, blocks, strict=True))
+        borders = [(one.first, one.last) for one in found]
+        assert all(last < first for (_, last), (first, _) in itertools.pairwise(borders))
+    assert len(found) == 1

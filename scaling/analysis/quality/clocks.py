@@ -30,23 +30,43 @@ Term = Callable[[Means], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceSample:
-    """One device at one time, on its host's clock; None: not reported."""
+class DeviceSamples:
+    """What one device reported, in order of time; a large run has many, so they are arrays."""
 
-    time_ns: int
-    sm_mhz: int | None
-    reasons: int | None
-    power_w: float | None = None
+    time_ns: NDArray[np.int64]
+    """On its host's clock."""
+    sm_mhz: Floats
+    power_w: Floats
+    """NaN: not reported."""
+    reasons: NDArray[np.int64]
+    """Bits; below 0: not reported."""
     device: str = ""
     """Identifies the device across hosts, equal for ranks that share one. Empty: not known."""
 
+    @classmethod
+    def of(
+        cls,
+        time_ns: Sequence[int],
+        *,
+        sm_mhz: Sequence[int | None],
+        reasons: Sequence[int | None],
+        power_w: Sequence[float | None],
+        device: str = "",
+    ) -> DeviceSamples:
+        """From a value for each time; None: not reported."""
+        mhz, watts = (
+            np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+            for values in (sm_mhz, power_w)
+        )
+        bits = np.array([_NO_REASONS if value is None else value for value in reasons], dtype=np.int64)
+        times = np.array(time_ns, dtype=np.int64)
+        return cls(time_ns=times, sm_mhz=mhz, power_w=watts, reasons=bits, device=device)
 
-def with_telemetry(
-    blocks: pl.DataFrame, samples: Mapping[tuple[int, int], Sequence[DeviceSample]]
-) -> pl.DataFrame:
+
+def with_telemetry(blocks: pl.DataFrame, samples: Mapping[tuple[int, int], DeviceSamples]) -> pl.DataFrame:
     """Each block and rank with the telemetry of its device; null where nothing was sampled.
 
-    `samples` by (launch, rank): those of the device that the rank ran on, in order of time. `sm_mhz`
+    `samples` by (launch, rank): those of the device that the rank ran on. `sm_mhz`
     and `power_w` are means over the samples inside the block; power is used from one second after its begin, since
     NVML reports a mean over the last second. `reasons` (all bits that were seen) and `throttled` of a block without a
     sample are those of the sample closest to its middle. `device`: which one it was.
@@ -62,12 +82,12 @@ def with_telemetry(
     devices: dict[str, int] = {}
     for (launch, rank), rows in keys.partition_by("launch", "rank", as_dict=True).items():
         known = samples.get((launch, rank))
-        if known:
+        if known is not None and len(known.time_ns):
             at = rows["at"].to_numpy()
             for name, values in _beside(known, begin[at], end[at]).items():
                 shown[name][at] = values
-            if known[0].device:
-                shown["device"][at] = devices.setdefault(known[0].device, len(devices))
+            if known.device:
+                shown["device"][at] = devices.setdefault(known.device, len(devices))
     reasons = pl.Series(shown["reasons"])
     reasons = reasons.set(reasons == _NO_REASONS, None)
     names = pl.Series([*devices], dtype=pl.String)
@@ -87,22 +107,23 @@ _NO_REASONS = -1
 
 
 def _beside(
-    samples: Sequence[DeviceSample], begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
+    samples: DeviceSamples, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
 ) -> dict[str, NDArray[Any]]:
     """The telemetry of one rank's blocks from all samples of its device."""
-    at = np.array([s.time_ns for s in samples], dtype=np.int64)
+    at = samples.time_ns
     first, last = np.searchsorted(at, begin_ns, "left"), np.searchsorted(at, end_ns, "right")
     settled = np.minimum(np.searchsorted(at, begin_ns + POWER_WINDOW_NS, "left"), last)
     nearest = _nearest(at, (begin_ns + end_ns) // 2)
     inside = last > first
     low, high = np.where(inside, first, nearest), np.where(inside, last, nearest + 1)
-    bits = np.array([s.reasons or 0 for s in samples] + [0], dtype=np.int64)
-    told = np.cumsum([0, *(s.reasons is not None for s in samples)])
+    reported = samples.reasons >= 0
+    bits = np.append(np.where(reported, samples.reasons, 0), 0)
+    told = np.concatenate([[0], np.cumsum(reported)])
     # Every other of reduceat's stretches is one from a block's end to the next block's begin.
     joined = np.bitwise_or.reduceat(bits, np.column_stack([low, high]).ravel())[::2]
     return {
-        "sm_mhz": _means([s.sm_mhz for s in samples], first, last),
-        "power_w": _means([s.power_w for s in samples], settled, last),
+        "sm_mhz": _means(samples.sm_mhz, first, last),
+        "power_w": _means(samples.power_w, settled, last),
         "reasons": np.where(told[high] > told[low], joined, _NO_REASONS),
     }
 
@@ -161,17 +182,17 @@ def taken_out(rounds: Rounds, terms: Mapping[str, Term]) -> dict[str, Term]:
 
 def clocks(records: TrialRecords, rounds: Rounds) -> DeviceClocks | None:
     """The devices' clocks at one world size; None without telemetry."""
-    ran = records.devices.filter(pl.col("arm") != BARE_ONE)
-    known = ran.filter(pl.col("throttled").is_not_null())
+    ran = records.devices.lazy().filter((pl.col("arm") != BARE_ONE) & pl.col("throttled").is_not_null())
+    known = ran.select("rank", "throttled", "reasons").collect()
     if known.is_empty() and "mhz.together" not in rounds:
         return None
     found = []
-    for (rank,), part in known.sort("rank").partition_by("rank", as_dict=True, maintain_order=True).items():
-        slowed = part.filter(pl.col("throttled"))
-        if slowed.height:
-            bits = int(np.bitwise_or.reduce(slowed["reasons"].to_numpy()))
-            names = reasons_of(bits & SLOWDOWNS)
-            found.append(Throttled(rank=int(rank), blocks=slowed.height, of=part.height, reasons=names))
+    many = dict(known.group_by("rank").len().iter_rows())
+    slowed = known.filter(pl.col("throttled")).sort("rank")
+    for (rank,), part in slowed.partition_by("rank", as_dict=True, maintain_order=True).items():
+        bits = int(np.bitwise_or.reduce(part["reasons"].to_numpy()))
+        names = reasons_of(bits & SLOWDOWNS)
+        found.append(Throttled(rank=int(rank), blocks=part.height, of=many[rank], reasons=names))
     return DeviceClocks(
         alone_mhz=rounds.ratio("mhz.alone"),
         beside_mhz=rounds.ratio("mhz.beside"),
@@ -192,9 +213,8 @@ def warnings(blocks: pl.DataFrame) -> tuple[str, ...]:
     )
 
 
-def _means(values: Sequence[float | None], first: NDArray[np.int64], last: NDArray[np.int64]) -> Floats:
-    """Means of stretches of some values, without those that are None; NaN for a stretch without any."""
-    numbers = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+def _means(numbers: Floats, first: NDArray[np.int64], last: NDArray[np.int64]) -> Floats:
+    """Means of stretches of some values, without those that are NaN; NaN for a stretch without any."""
     there = np.isfinite(numbers)
     totals = np.concatenate([[0.0], np.cumsum(np.where(there, numbers, 0.0))])
     counts = np.concatenate([[0], np.cumsum(there)])

@@ -23,7 +23,8 @@ OWN_KINDS = 3
 def counted(tables: Tables, plan: Plan, trial: Trial) -> frozenset[int]:
     """Launches that count for a trial; empty if it was not measured at all."""
     n = trial.world_size
-    own = tables.blocks.filter(
+    blocks = tables.blocks.select("launch", "round", "rank", "world_size", "arm", "detailed", "batch")
+    own = blocks.filter(
         (pl.col("world_size") == n) & ~pl.col("arm").is_in([BARE_ONE, PAIRS]) & (pl.col("rank") < n)
     )
     own = own.filter((pl.col("arm") == PLAIN).any().over("launch"))
@@ -35,7 +36,7 @@ def counted(tables: Tables, plan: Plan, trial: Trial) -> frozenset[int]:
         rounds, kinds = own.filter(pl.col("round") >= 0), OWN_KINDS  # its baseline has rounds of its own
     else:
         batches = {t.batch for t in (trial, *plan.baseline((trial,)))}
-        alone = tables.blocks.filter((pl.col("arm") == BARE_ONE) & pl.col("batch").is_in(list(batches)))
+        alone = blocks.filter((pl.col("arm") == BARE_ONE) & pl.col("batch").is_in(list(batches)))
         rounds, kinds = pl.concat([own, alone]), len(set(arms_of(n, plan.content))) + len(batches)
     found = rounds.group_by("launch", "round").agg(arms=pl.struct("arm", "detailed", "batch").n_unique())
     full = set(found.filter(pl.col("arms") == kinds)["launch"]) & set(measured)
@@ -90,7 +91,7 @@ def said(counted: Mapping[int, Collection[int]], tables: Tables) -> tuple[str, .
             f"world sizes were measured in different launches ({of}), and the intervals do not cover what changes "
             "from launch to launch"
         )
-    unused = set(tables.blocks["launch"]) - used
+    unused = set(tables.blocks["launch"].unique()) - used
     if unused and used:
         whole = all(_ended(tables, launch) for launch in used)
         why = (

@@ -9,6 +9,7 @@ import polars as pl
 
 from scaling.analysis.results import Measured, MemoryGrowth
 from scaling.records.clock import Ints
+from scaling.records.spill import few
 from scaling.spec.schedule import STEP_ARMS
 from scaling.units import format_bytes
 
@@ -26,8 +27,17 @@ def growth(memory: pl.DataFrame, blocks: pl.DataFrame) -> tuple[MemoryGrowth, ..
     The growth is the Theil-Sen slope of what was held after each block over the steps until then,
     lead-in included: the median of the slopes between all pairs, with its 95 % interval.
     """
+    return tuple(
+        one for held in few(memory, ["launch", "rank"]) if held.height for one in _of_ranks(held, blocks)
+    )
+
+
+def _of_ranks(memory: pl.DataFrame, blocks: pl.DataFrame) -> Iterator[MemoryGrowth]:
+    """`growth` of some ranks; `memory`: all of theirs, `blocks`: of all ranks."""
     keys = ["launch", "rank", "block"]
-    joined = memory.join(blocks.select([*keys, "arm", "begin_ns", "lead_in", "steps"]), on=keys, how="inner")
+    facts = blocks.lazy().select([*keys, "arm", "begin_ns", "lead_in", "steps"])
+    theirs = facts.join(memory.lazy().select("launch", "rank").unique(), on=["launch", "rank"], how="semi")
+    joined = memory.join(theirs.collect(), on=keys, how="inner")
     rows = joined.sort("launch", "rank", "begin_ns").with_columns(
         # blocks of bare exchanges have no training steps
         run=pl.when(pl.col("arm").is_in(STEP_ARMS)).then(pl.col("lead_in") + pl.col("steps")).otherwise(0)
@@ -35,15 +45,13 @@ def growth(memory: pl.DataFrame, blocks: pl.DataFrame) -> tuple[MemoryGrowth, ..
     places = rows.select("launch", "rank").to_numpy()
     begins = np.flatnonzero(np.diff(places, axis=0, prepend=-1).any(axis=1))
     run = np.split(rows["run"].to_numpy(), begins[1:])
-    found: list[MemoryGrowth] = []
     held = {kind: rows[f"{kind}_bytes"] for kind in ("host", "device")}
     known = {kind: np.split(of.is_not_null().to_numpy(), begins[1:]) for kind, of in held.items()}
     values = {kind: np.split(of.fill_null(0).to_numpy(), begins[1:]) for kind, of in held.items()}
     for at, (launch, rank) in enumerate(places[begins].tolist()):
         for kind in held:
             if known[kind][at].all() and values[kind][at].min():
-                found.extend(_growth(launch, rank, kind, run[at].cumsum(), values[kind][at]))
-    return tuple(found)
+                yield from _growth(launch, rank, kind, run[at].cumsum(), values[kind][at])
 
 
 def _growth(launch: int, rank: int, kind: str, steps: Ints, held: Ints) -> Iterator[MemoryGrowth]:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from scaling.analysis.quality.clocks import DeviceSample
+from scaling.analysis.quality.clocks import DeviceSamples
 from scaling.hardware.telemetry import HostRecord, Sample
 
 SHOWN = (
@@ -21,19 +21,18 @@ SHOWN = (
 """Figures of a device that are shown beside the steps."""
 
 
-def device_samples(host: HostRecord, index: int) -> Iterator[DeviceSample]:
+def device_samples(host: HostRecord, index: int) -> DeviceSamples:
     """The samples of the host's device with this NVML index, in order of time."""
-    for sample in host.samples:
-        if index < len(sample.gpus):
-            gpu = sample.gpus[index]
-            milliwatts = gpu.get("power_mw")
-            yield DeviceSample(
-                time_ns=sample.time_ns,
-                sm_mhz=gpu.get("sm_mhz"),
-                reasons=gpu.get("reasons"),
-                power_w=None if milliwatts is None else milliwatts / 1e3,
-                device=f"{host.host}/{index}",
-            )
+    known = [sample for sample in host.samples if index < len(sample.gpus)]
+    gpus = [sample.gpus[index] for sample in known]
+    milliwatts = [gpu.get("power_mw") for gpu in gpus]
+    return DeviceSamples.of(
+        [sample.time_ns for sample in known],
+        sm_mhz=[gpu.get("sm_mhz") for gpu in gpus],
+        reasons=[gpu.get("reasons") for gpu in gpus],
+        power_w=[None if value is None else value / 1e3 for value in milliwatts],
+        device=f"{host.host}/{index}",
+    )
 
 
 def states(host: HostRecord, index: int | None) -> Iterator[dict[str, float]]:

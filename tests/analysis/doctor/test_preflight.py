@@ -74,7 +74,7 @@ def test_a_device_that_fell_off_the_bus_is_named_by_its_number(tmp_path, fake_nv
 def test_samples_go_to_the_rank_that_has_the_device(tmp_path, fake_nvml):
     ranks = ({"device_uuid": "0000-0001"}, {"device_uuid": "0000-0000"})
     found = seen(run(tmp_path, *ranks, telemetry=node(fake_nvml, sm_mhz=900))).samples
-    assert [found[0, rank][0].sm_mhz for rank in (0, 1)] == [900, 1900]
+    assert [found[0, rank].sm_mhz[0] for rank in (0, 1)] == [900, 1900]
 
 
 def test_a_host_without_devices_has_no_samples(tmp_path):
@@ -124,7 +124,7 @@ def test_every_launch_counts(tmp_path):
 def test_ranks_that_share_a_device_name_it_alike(tmp_path, fake_nvml):
     ranks = [{"device_uuid": uuid} for uuid in ("0000-0001", "0000-0001", "0000-0000")]
     found = seen(run(tmp_path, *ranks, telemetry=node(fake_nvml))).samples
-    assert [found[0, rank][0].device for rank in range(3)] == ["0/1", "0/1", "0/0"]
+    assert [found[0, rank].device for rank in range(3)] == ["0/1", "0/1", "0/0"]
 
 
 @pytest.mark.parametrize(("other", "differ"), [(2**36 - 2**12, False), (2**35, True), (None, True)])

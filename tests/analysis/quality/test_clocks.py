@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from scaling.analysis.decompose.quantities import SHOWN
-from scaling.analysis.quality.clocks import DeviceSample, warnings, with_telemetry
+from scaling.analysis.quality.clocks import DeviceSamples, warnings, with_telemetry
 from scaling.analysis.results import Throttled
 from scaling.spec.schedule import PLAIN, PROBE
 
@@ -32,19 +32,14 @@ def blocks():
 
 def samples(alone=2000, together=1800, reasons=0, power=(300.0, 500.0)):
     """One a second; the first of a block still tells the power of the block before."""
-    found = []
-    for t in range(24):
-        second = (t // 3) % 2
-        before = ((t - 1) // 3) % 2
-        found.append(
-            DeviceSample(
-                time_ns=t * S,
-                sm_mhz=together if second else alone,
-                reasons=reasons if second else 0,
-                power_w=power[second if t % 3 else before],
-            )
-        )
-    return tuple(found)
+    inside = [(t // 3) % 2 for t in range(24)]
+    before = [((t - 1) // 3) % 2 for t in range(24)]
+    return DeviceSamples.of(
+        [t * S for t in range(24)],
+        sm_mhz=[together if second else alone for second in inside],
+        reasons=[reasons if second else 0 for second in inside],
+        power_w=[power[inside[t] if t % 3 else before[t]] for t in range(24)],
+    )
 
 
 def clocked(**options):
@@ -59,30 +54,26 @@ def test_means_and_bits_are_those_of_the_samples_one_by_one():
     """Against plain loops, with samples that lack figures, and blocks between two samples."""
     rng = random.Random(3)
     times = sorted(rng.sample(range(60 * S), 50))
-    drawn = tuple(
-        DeviceSample(
-            time_ns=t,
-            sm_mhz=rng.choice([None, 1400, 1800, 1979]),
-            reasons=rng.choice([None, 0, 1, THERMAL]),
-            power_w=rng.choice([None, 212.5, 700.1]),
-        )
-        for t in times
-    )
+    figures = ([None, 1400, 1800, 1979], [None, 0, 1, THERMAL], [None, 212.5, 700.1])
+    mhz, reasons, watts = ([rng.choice(some) for _ in times] for some in figures)
+    drawn = [*zip(times, mhz, reasons, watts, strict=True)]
     spans = [(begin, begin + rng.choice([S // 9, S, 5 * S])) for begin in rng.sample(range(60 * S), 40)]
     frame = pl.DataFrame(
         [(0, k % 2, *span) for k, span in enumerate(spans)],
         schema=["launch", "rank", "host_begin_ns", "host_end_ns"],
         orient="row",
     )
-    found = with_telemetry(frame, {(0, 0): drawn})
+    found = with_telemetry(
+        frame, {(0, 0): DeviceSamples.of(times, sm_mhz=mhz, reasons=reasons, power_w=watts)}
+    )
     for (begin, end), row in zip(
         spans[::2], found.filter(pl.col("rank") == 0).iter_rows(named=True), strict=True
     ):
-        inside = [s for s in drawn if begin <= s.time_ns <= end]
-        near = inside or [min(drawn, key=lambda s: abs(s.time_ns - (begin + end) // 2))]
-        bits = [s.reasons for s in near if s.reasons is not None]
-        mhz = [s.sm_mhz for s in inside if s.sm_mhz is not None]
-        watts = [s.power_w for s in inside if s.power_w is not None and s.time_ns >= begin + S]
+        inside = [one for one in drawn if begin <= one[0] <= end]
+        near = inside or [min(drawn, key=lambda one: abs(one[0] - (begin + end) // 2))]
+        bits = [bits for _, _, bits, _ in near if bits is not None]
+        mhz = [mhz for _, mhz, _, _ in inside if mhz is not None]
+        watts = [watts for t, _, _, watts in inside if watts is not None and t >= begin + S]
         assert row["sm_mhz"] == (pytest.approx(sum(mhz) / len(mhz)) if mhz else None)
         assert row["power_w"] == (pytest.approx(sum(watts) / len(watts)) if watts else None)
         assert row["reasons"] == (functools.reduce(operator.or_, bits) if bits else None)
