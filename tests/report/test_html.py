@@ -6,9 +6,10 @@ from html.parser import HTMLParser
 import plotly.graph_objects as go
 import pytest
 
-from scaling.analysis.results import Fabric, Loss, Measured, Quality
+from scaling.analysis.results import Drawn, Fabric, Loss, Measured, Quality, Timeline
 from scaling.report.html import comparison_page, figures_of, page, sweep_page
 from scaling.report.plots.efficiency import scaling_curve
+from scaling.report.plots.steps import timeline
 from scaling.report.plots.waterfall import waterfall
 
 
@@ -142,6 +143,19 @@ def test_buckets_that_overlap_lie_in_two_rows(good):
     )
     assert bars["width"][0] == pytest.approx(0.42)
     assert bars["y"][0] == bars["y"][1] != bars["y"][2]
+
+
+def test_of_many_ranks_the_timeline_has_the_slowest_at_the_top_and_says_so(sample):
+    some = Drawn(slowest=(3,), of_hosts=((7, 2),), typical=(0, 1))
+    plot = timeline(Timeline(world_size=4096, spans=sample.timeline(4).spans, drawn=some))
+    lanes = [f"rank {rank} {lane}" for rank in (3, 2, 0, 1) for lane in ("compute", "link")]
+    assert plot.layout["yaxis"]["ticktext"] == lanes
+    assert plot.layout["yaxis"]["tickvals"] == sorted(plot.layout["yaxis"]["tickvals"])
+    assert "Of 4096 ranks 4 are drawn" in plot.caption
+    assert (
+        "wait for communication (3), then the slowest of the slowest other hosts (2 on host 7)"
+        in plot.caption
+    )
 
 
 def test_outside_text_is_harmless(bad, sample):

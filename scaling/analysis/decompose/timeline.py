@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from scaling.analysis.decompose.detailed import detailed_blocks
+from scaling.analysis.decompose.drawn import drawn
 from scaling.analysis.decompose.merge import BlockStamps, merge
+from scaling.analysis.decompose.quantities import WAITS
 from scaling.analysis.decompose.served import channels, served
 from scaling.analysis.decompose.unit_stamps import has_units, unit_blocks
 from scaling.analysis.decompose.unit_timeline import typical_step
 from scaling.analysis.quality.launches import counted, of_launches
-from scaling.analysis.results import Span, Timeline
-from scaling.records.spill import in_memory
+from scaling.analysis.results import Drawn, Span, Timeline
+from scaling.records.spill import Frame, in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import PROBE
-
-RANKS_MAX = 16
-"""At most this many ranks are drawn."""
 
 
 def timelines(tables: Tables, plan: Plan) -> tuple[Timeline, ...]:
@@ -34,11 +34,13 @@ def timelines(tables: Tables, plan: Plan) -> tuple[Timeline, ...]:
         here = (pl.col("world_size") == n) & (pl.col("rank") < n)
         own = within.steps.filter(here & (pl.col("arm") == PROBE))
         buckets = within.buckets.filter(here)
+        some = _drawn(own.filter(pl.col("detailed")), within, plan, n)
+        ranks = some.ranks if some else range(n)
         if has_units(buckets.lazy()):
             mesh = plan.spec.parallel.mesh(n)
             units = unit_blocks(in_memory(own), buckets.lazy(), mesh, served(within, plan))
-            spans = typical_step([stamps for _, stamps, _ in units], RANKS_MAX) if units else ()
-            found += [Timeline(world_size=n, spans=spans)] if spans else []
+            spans = typical_step([stamps for _, stamps, _ in units], ranks) if units else ()
+            found += [Timeline(world_size=n, spans=spans, drawn=some)] if spans else []
             continue
         lengths = in_memory(
             own.filter(pl.col("detailed"))
@@ -51,7 +53,7 @@ def timelines(tables: Tables, plan: Plan) -> tuple[Timeline, ...]:
             here_alone = (own.filter(this), buckets.filter(this), within.blocks.filter(this))
             whole = [stamps for _, stamps in detailed_blocks(*here_alone, n, channels(within, plan))]
             if whole:
-                found.append(Timeline(world_size=n, spans=_typical(whole[0], mean)))
+                found.append(Timeline(world_size=n, spans=_typical(whole[0], mean, ranks), drawn=some))
                 break
     return tuple(found)
 
@@ -63,19 +65,30 @@ def _nearest(lengths: pl.DataFrame, mean: Any) -> list[tuple[int, int]]:
     return each.select("launch", "block").rows()
 
 
-def _typical(block: BlockStamps, mean: Any) -> tuple[Span, ...]:
-    """The step whose length is nearest to `mean`, ns."""
+def _drawn(steps: Frame, tables: Tables, plan: Plan, n: int) -> Drawn | None:
+    """The ranks that are drawn, by their own steps. `steps`: detailed ones of `n` ranks."""
+    own = (pl.col("end_ns") - pl.col("begin_ns") - WAITS).mean()
+    means = in_memory(steps.group_by("rank").agg(own=own)).sort("rank")
+    if means.height != n:  # then no block has all ranks, so none is drawn
+        return None
+    on = {file.rank: file.host for file in tables.ranks}
+    hosts = [on.get(rank, plan.spec.topology.host_of(rank)) for rank in range(n)]
+    return drawn(means["own"].to_numpy(), hosts)
+
+
+def _typical(block: BlockStamps, mean: Any, ranks: Sequence[int]) -> tuple[Span, ...]:
+    """Some ranks' step whose length is nearest to `mean`, ns."""
     lengths = (block.end - block.begin).mean(axis=1)
-    return _spans(block, int(np.abs(lengths - mean).argmin()))
+    return _spans(block, int(np.abs(lengths - mean).argmin()), ranks)
 
 
-def _spans(stamps: BlockStamps, step: int) -> tuple[Span, ...]:
+def _spans(stamps: BlockStamps, step: int, ranks: Sequence[int]) -> tuple[Span, ...]:
     origin = stamps.begin[step].min()
     merged = merge(stamps)
     busy = _union(list(zip(merged.begun[step], merged.finished[step], strict=True)))
     broadcasts = (stamps.buffer_begin, merged.buffer_skew, stamps.buffer_end)
     spans: list[Span] = []
-    for rank in range(min(stamps.begin.shape[1], RANKS_MAX)):
+    for rank in ranks:
 
         def add(
             lane: str, name: str, low: float, high: float, size: int | None = None, rank: int = rank

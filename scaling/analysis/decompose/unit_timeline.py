@@ -10,17 +10,13 @@ from scaling.analysis.decompose.unit_stamps import UnitStamps, exposed
 from scaling.analysis.results import Span
 
 
-def typical_step(blocks: Sequence[UnitStamps], ranks_most: int) -> tuple[Span, ...]:
-    """The step whose length is nearest to the mean of all; of the first `ranks_most` ranks."""
+def typical_step(blocks: Sequence[UnitStamps], ranks: Sequence[int]) -> tuple[Span, ...]:
+    """The step whose length is nearest to the mean of all; of some ranks."""
     lengths = [(b.steps["end_ns"] - b.steps["begin_ns"]).mean(axis=1) for b in blocks]
     mean = np.concatenate(lengths).mean()
     block = min(range(len(blocks)), key=lambda i: np.abs(lengths[i] - mean).min())
     step = int(np.abs(lengths[block] - mean).argmin())
-    return tuple(
-        s
-        for rank in range(min(blocks[block].launch.shape[1], ranks_most))
-        for s in _of_rank(blocks[block], step, rank)
-    )
+    return tuple(s for rank in ranks for s in _of_rank(blocks[block], step, rank))
 
 
 def _of_rank(stamps: UnitStamps, step: int, rank: int) -> list[Span]:

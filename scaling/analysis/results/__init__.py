@@ -66,7 +66,7 @@ from scaling.analysis.results.spread import HostSteps, OwnStep, RankSpread
 from scaling.analysis.results.strategies import StrategyAtSize, StrategyResult
 from scaling.analysis.results.study import Study, StudyRun
 from scaling.analysis.results.sweep import Sweep, SweepBest, SweepRow
-from scaling.analysis.results.timeline import Span, StepHistory, Timeline
+from scaling.analysis.results.timeline import Drawn, Span, StepHistory, Timeline
 from scaling.analysis.results.verdicts import NO_CAUSE, Remedy, SelfTest, SelfTestCase, Verdict, Verification
 from scaling.records.status import TrialStatus
 
@@ -96,6 +96,7 @@ __all__ = [
     "DataLoading",
     "Degrees",
     "DeviceClocks",
+    "Drawn",
     "Fabric",
     "FabricLevel",
     "Fits",

@@ -22,10 +22,32 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """The ranks that are drawn where there are too many for all, in the order in which they are drawn.
+
+    A rank's own step is the step without what it waits for communication, and a host's is its ranks' mean.
+    """
+
+    slowest: tuple[int, ...]
+    """Those with the longest own step, the longest first."""
+    of_hosts: tuple[tuple[int, int], ...]
+    """(host, its slowest rank) of the slowest other hosts, the slowest first; empty where hosts have one rank each."""
+    typical: tuple[int, ...]
+    """Those whose own step is nearest to the median rank's."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All of them."""
+        return (*self.slowest, *(rank for _, rank in self.of_hosts), *self.typical)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline(AtSize):
     """One typical step of a world size: the step whose length is closest to the mean."""
 
     spans: tuple[Span, ...]
+    drawn: Drawn | None = None
+    """None where all ranks are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,6 @@ from scaling.report import text
 from scaling.report.plots.base import Json, Plot, bar, high, layout, line, low, safe, slug
 from scaling.units import format_bytes
 
-RANKS_SHOWN = 16
-"""Ranks of a timeline that are drawn; more would be too thin to read."""
 STEPS_SHOWN = 2000
 """Steps of a history that are drawn, evenly spread."""
 CONTENDED = "others took the cores"
@@ -80,12 +78,14 @@ def _ends(names: Sequence[str], rows: Sequence[dict[str, Measured]]) -> list[Jso
 
 def timeline(step: Timeline) -> Plot | None:
     """A typical step: for every rank its phases, and below them the buckets on the link."""
-    spans = [s for s in step.spans if s.rank < RANKS_SHOWN]
+    spans = step.spans
     if not spans:
         return None
-    lanes = sorted({(s.rank, s.lane) for s in spans})
+    ranks = sorted({s.rank for s in spans}) if step.drawn is None else step.drawn.ranks
+    at = {rank: k for k, rank in enumerate(ranks)}
+    lanes = sorted({(s.rank, s.lane) for s in spans}, key=lambda lane: (at[lane[0]], lane[1]))
     # A little air between ranks, none between the two lanes of one.
-    place = {lane: index + 0.35 * lane[0] for index, lane in enumerate(lanes)}
+    place = {lane: index + 0.35 * at[lane[0]] for index, lane in enumerate(lanes)}
     legend = tuple((key, label) for key, label in _DRAWN.items() if any(_kind(s) == key for s in spans))
     data = [_spans([s for s in spans if _kind(s) == key], key, place) for key, _ in legend]
     drawn = layout("ms since the step began", None)
@@ -94,16 +94,28 @@ def timeline(step: Timeline) -> Plot | None:
     drawn["yaxis"]["range"] = [max(place.values()) + 0.6, -0.6]
     drawn["xaxis"]["range"] = [0, max(s.end_ms for s in spans)]
     drawn |= {"barmode": "overlay", "uniformtext": {"minsize": 10, "mode": "hide"}}
-    shown = len({rank for rank, _ in lanes})
-    more = f" The first {shown} ranks of {step.world_size}." if shown < step.world_size else ""
     return Plot(
         name=slug("timeline", step.world_size),
         label=f"Timeline of one typical step of {text.ranks(step.world_size)}: its phases, and its buckets or units",
-        caption=f"The step whose length is nearest to the mean. Buckets in two rows overlap in time.{more}",
+        caption=f"The step whose length is nearest to the mean. Buckets in two rows overlap in time.{_which(step)}",
         height_px=60 + 40 * len(lanes),
         data=data,
         layout=drawn,
         legend=legend,
+    )
+
+
+def _which(step: Timeline) -> str:
+    """Which ranks are drawn, where there are more."""
+    some, shown = step.drawn, len({s.rank for s in step.spans})
+    if some is None:  # of traces, the first ones
+        return f" The first {shown} ranks of {step.world_size}." if shown < step.world_size else ""
+    slowest = ", ".join(map(str, some.slowest))
+    hosts = ", ".join(f"{rank} on host {host}" for host, rank in some.of_hosts)
+    of_hosts = f", then the slowest of the slowest other hosts ({hosts})" if hosts else ""
+    return (
+        f" Of {text.ranks(step.world_size)} {shown} are drawn, from the top: those whose step is longest without what "
+        f"they wait for communication ({slowest}){of_hosts}, then typical ones, nearest to the median rank."
     )
 
 

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from scaling.analysis.decompose.timeline import RANKS_MAX, timelines
+from scaling.analysis.decompose.drawn import RANKS_MAX
+from scaling.analysis.decompose.timeline import timelines
 
 PHASES = ("input", "forward", "backward", "optimizer", "host")
 SLACK_MS = 1e-3  # spans are rounded to 0.1 us
@@ -75,11 +76,32 @@ def test_waiting_for_a_late_rank_is_drawn_as_skew_on_its_peers(measure, cluster)
         assert_whole(timeline, rank)
 
 
-def test_so_many_ranks_are_drawn_and_no_more(measure, cluster):
-    n = RANKS_MAX + 2
-    found = measure(cluster.Truth(world_sizes=(n,), hosts=n, rounds=1, steps=2))
+def test_up_to_so_many_ranks_all_are_drawn(measure, cluster):
+    found = measure(cluster.Truth(world_sizes=(RANKS_MAX,), hosts=RANKS_MAX, rounds=1, steps=2))
     (timeline,) = timelines(found.tables, found.plan)
     assert {s.rank for s in timeline.spans} == set(range(RANKS_MAX))
+    assert timeline.drawn is None
+
+
+def test_of_more_ranks_the_late_one_is_drawn_first(measure, cluster):
+    """It is far behind the first ranks, and the step is as long on all of them: what it does not wait tells it."""
+    late = cluster.Straggler(rank=29, extra_ns=8e6, phase="input")
+    found = measure(
+        cluster.Truth(
+            world_sizes=(32,),
+            hosts=4,
+            ranks_per_host=8,
+            rounds=2,
+            steps=4,
+            step_noise=0.0,
+            stragglers=(late,),
+        )
+    )
+    (timeline,) = timelines(found.tables, found.plan)
+    assert timeline.drawn.slowest[0] == 29
+    assert {host for host, _ in timeline.drawn.of_hosts} <= {0, 1, 2}
+    assert [*dict.fromkeys(s.rank for s in timeline.spans)] == [*timeline.drawn.ranks]
+    assert len(timeline.drawn.ranks) == RANKS_MAX
 
 
 def test_a_run_without_detailed_blocks_draws_nothing(run):
