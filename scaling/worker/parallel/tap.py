@@ -18,6 +18,7 @@ is stamped in one of three ways:
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -194,7 +195,8 @@ class Tap:
             self._stamp_end(seen, _work(result), waits=waits, device=device)
             return result
 
-        return kernel
+        # A model that torch.compile made calls it in forward (DDP's broadcast of buffers), where it would be traced.
+        return torch.compiler.disable(kernel) if "torch._dynamo" in sys.modules else kernel  # type: ignore[no-untyped-call]
 
     def _noted(self, kind: int, group: Any, sized: Any, result: torch.Tensor) -> Seen:
         """Note a collective that begins now. `sized`: the tensor, or lists of tensors, whose bytes count."""

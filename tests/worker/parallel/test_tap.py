@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,12 @@ def test_every_one_has_its_stamps_in_order(ranks):
 
 def test_closed_it_sees_nothing_and_is_gone(ranks):
     assert (ranks[0]["after"], ranks[0]["left"]) == (0, False)
+
+
+def test_collectives_around_a_compiled_graph_are_noted_and_not_compiled():
+    rank = Path(__file__).with_name("compiled_rank.py")
+    done = subprocess.run(
+        [sys.executable, str(rank)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[(12, True), (16, True)]"
