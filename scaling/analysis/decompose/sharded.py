@@ -5,6 +5,7 @@ Arrays: S steps, R ranks, K collectives of a step in the order of launch; times 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,14 +109,17 @@ def _program(stamps: UnitStamps) -> Program:
     resumed, origin = ended[:-1].copy(), ended[:-1].max(axis=1, keepdims=True)
     own = np.zeros((steps - 1, ranks, len(marks)))
     lag = np.zeros((steps - 1, ranks, width))
+    last = _last_of_windows(stamps, marks)
     for place, mark in enumerate(marks):
         k = mark.collective
         at = (stamps.wait if mark.waits else stamps.launch)[1:, :, k]
         own[:, :, place] = np.maximum(at - resumed, 0.0)
         if mark.waits:
             came = np.maximum(at, resumed)
-            went = np.maximum(stamps.resume[1:, :, k], came)
-            lag[:, :, k] = went - np.maximum(came, stamps.finished[1:, :, k])
+            over = np.maximum(came, stamps.finished[1:, :, k])
+            until = stamps.resume[1:, :, k]
+            went = np.maximum(until if k in last else np.minimum(until, over), came)
+            lag[:, :, k] = went - over
             resumed = went
     return Program(
         marks=marks,
@@ -128,6 +132,20 @@ def _program(stamps: UnitStamps) -> Program:
         follows={k: awaited.after_the_first for k, awaited in stamps.follows.items()},
         beside=stamps.beside,
     )
+
+
+def _last_of_windows(stamps: UnitStamps, marks: Sequence[Mark]) -> set[int]:
+    """The collective for which each window is left: of waits that share one, the last.
+
+    The others of a window are over when they are done; what goes on after that is another collective's.
+    """
+    last: dict[bytes, int] = {}
+    for mark in marks:
+        if mark.waits:
+            last[
+                stamps.wait[:, :, mark.collective].tobytes() + stamps.resume[:, :, mark.collective].tobytes()
+            ] = mark.collective
+    return set(last.values())
 
 
 def _ended(stamps: UnitStamps) -> Floats:

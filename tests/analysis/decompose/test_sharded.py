@@ -22,6 +22,7 @@ GATHER_MS, REDUCE_MS = 10.0, 20.0
 FORWARD_MS, BACKWARD_MS = 4.0, 6.0
 SIZE = 3_000_000
 GATHER, REDUCE = KINDS.index("all_gather"), KINDS.index("reduce_scatter")
+ALL_REDUCE = KINDS.index("all_reduce")
 FORWARD, BACKWARD = PHASES.index("forward"), PHASES.index("backward")
 
 
@@ -159,6 +160,54 @@ def test_the_replay_of_the_steps_as_they_were_takes_as_long_as_they_did(clean):
     assert typical / MS == pytest.approx(step_ms)
     assert linked / MS == pytest.approx(UNITS * (2 * GATHER_MS + REDUCE_MS))
     assert cycle.replay.free().period() / MS == pytest.approx(UNITS * (FORWARD_MS + BACKWARD_MS))
+
+
+def of_copies(late_ms):
+    """Steps of two copies of two shards: a gather, two all-reduces over the copies, and one window for both at the end.
+
+    The second all-reduce is behind the first one on its stream, so the copy that is not late has it early.
+    """
+    rows, steps, now = [], [], 0.0
+    shards, copies = ((0, 1), (2, 3)), ((0, 2), (1, 3))
+    for step in range(STEPS):
+        behind = [late_ms, late_ms, 0.0, 0.0]  # rank 1 is late, and rank 0 waits for its gather
+        first, over = now + late_ms + 13.0, now + late_ms + 23.5
+        for rank, late in enumerate(behind):
+            asked, window = now + (late_ms if rank == 1 else 0.0), now + late + 21.0
+            sent = [
+                (GATHER, FORWARD, 0, 2, asked, now + late + 1.0, asked, now + late + 1.0),
+                (ALL_REDUCE, BACKWARD, 1, 3, now + late + 11.0, first, window, over),
+                (ALL_REDUCE, BACKWARD, 0, 3, max(window + 0.5, first) if late else first, over, window, over),
+            ]
+            place = {"launch": 0, "block": 1, "round": 0, "step": step, "rank": rank}
+            place |= {"arm": "probe", "detailed": True}
+            for seq, (kind, phase, unit, group, *times) in enumerate(sent):
+                names = ("launch_ns", "done_ns", "wait_ns", "resume_ns")
+                stamps = {name: round((at + 1000) * MS) for name, at in zip(names, times, strict=True)}
+                what = {"seq": seq, "kind": kind, "phase": phase, "unit": unit, "group": group, "bytes": SIZE}
+                rows.append({**place, **what, "ready_ns": stamps["launch_ns"], **stamps})
+            ends = dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), (over + 1000) * MS)
+            none = ("input_ns", "optimizer_ns", "backward_ns", "earlier_wait_ns", "buffer_wait_ns")
+            waits = {
+                "forward_wait_ns": (now + late + 1.0 - asked) * MS,
+                "backward_wait_ns": (over - window) * MS,
+            }
+            steps.append(
+                {**place, **dict.fromkeys(none, 0.0), "begin_ns": (now + 1000) * MS, **ends, **waits}
+            )
+        now = over
+    served = Served(
+        channel=lambda keys, _kinds=(): Channel.of("nccl", keys, lambda _key: 0),
+        groups=lambda rank, key: next(g for g in (shards if key == 2 else copies) if rank in g),
+    )
+    return read_sharded(pl.DataFrame(steps), pl.DataFrame(rows).lazy(), Mesh(replicate=2, shard=2), served)
+
+
+@pytest.mark.parametrize("late_ms", [0.0, 30.0])
+def test_a_window_that_several_collectives_share_is_left_for_the_last_one_alone(late_ms):
+    (cycle,) = of_copies(late_ms).cycles
+    assert cycle.replay.period() / MS == pytest.approx(23.5 + late_ms)
+    assert cycle.replay.without([1]).period() / MS == pytest.approx(23.5)
 
 
 def test_all_kinds_that_divided_layers_send_are_in_the_loss():
