@@ -6,7 +6,7 @@ import dataclasses
 
 from scaling.analysis.results import NO_CAUSE, Loss, Point, Study, Verdict
 from scaling.analysis.study.size import Size
-from scaling.analysis.verdicts.verdict import NOTABLE, SCALES_WELL, named, undecided
+from scaling.analysis.verdicts.verdict import NOTABLE, SCALES_WELL, named, uncertain, undecided
 
 ONE_EACH = "one launch at each world size, and launches differ, so this is a hint, not a finding"
 
@@ -42,11 +42,9 @@ def causes(size: Size, point: Point, base: Size, found: Study) -> tuple[Verdict,
 def _largest(point: Point) -> tuple[str, ...]:
     """The largest term of the loss, where it would be notable."""
     names = (field.name for field in dataclasses.fields(Loss) if field.name != "unexplained")
-    known = {name: share for name in names if point.loss and (share := getattr(point.loss, name)) is not None}
-    name = max(known, key=lambda cause: known[cause].value, default="")
-    if not name or not NOTABLE < known[name].value <= 1:
-        return ()
-    return (f"the largest term, which is not certain, is {name}: {known[name].value:.0%} of the step",)
+    return uncertain(
+        {name: share for name in names if point.loss and (share := getattr(point.loss, name)) is not None}
+    )
 
 
 def _as_at_base(verdict: Verdict, point: Point) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
 
 from scaling.analysis.results import FabricLevel, Loss, Measured, NcclGroup, Point, Remedy, Verdict
 from scaling.analysis.verdicts.across import tensor_across_hosts
@@ -127,14 +128,15 @@ def _causes_of(
     if point.loss is None or (point.efficiency is not None and point.efficiency.interval is None):
         more = "probe more steps" if plan.own_loop else "use measure=standard"
         return (_undecided(point, f"too few rounds for an interval; {more}"),)
-    found = []
+    found, clear = [], set[str]()
     for cause, share in _shares(point.loss):
         if _stands_out(cause, share, point) and (cause != "straggler" or point.straggler):
+            clear.add(cause)
             tried, nothing = remedies(cause, point, plan, gain, host)
             verdict = named(cause, point, share, (*evidence_of(cause, point, level), *nothing), tried)
             found.append(or_fuller(verdict, point) if cause == "straggler" else verdict)
     if found:
-        return tuple(found)
+        return (_beside_larger(found[0], point, clear), *found[1:])
     if point.efficiency is not None and point.efficiency.surely_above(SCALES_WELL):
         return (
             Verdict(
@@ -220,10 +222,23 @@ def _stands_out(cause: str, share: Measured, point: Point) -> bool:
 
 
 def _undecided(point: Point, why: str) -> Verdict:
-    shares = _shares(point.loss) if point.loss else []
-    cause, share = max(shares, key=lambda found: found[1].value, default=("", None))
-    notable = share is not None and NOTABLE < share.value <= 1
-    largest = (
-        f"the largest term, which is not certain, is {cause}: {share.value:.0%} of the step" if share else ""
-    )
-    return undecided(point, why, *([largest] if notable else []))
+    shares = dict(_shares(point.loss)) if point.loss else {}
+    return undecided(point, why, *uncertain(shares))
+
+
+def uncertain(shares: Mapping[str, Measured], *, above: float = NOTABLE) -> tuple[str, ...]:
+    """What to say of the largest term of a loss, where no cause is named for it and it is larger than `above`."""
+    cause = max(shares, key=lambda name: shares[name].value, default="")
+    if not cause or not max(NOTABLE, above) < shares[cause].value <= 1:
+        return ()
+    name = cause.replace("_", " ")
+    return (f"the largest term, which is not certain, is {name}: {shares[cause].value:.0%} of the step",)
+
+
+def _beside_larger(first: Verdict, point: Point, clear: Collection[str]) -> Verdict:
+    """The first cause; where a larger term than it is not among the clear ones, it says so and is a hint."""
+    if first.share is None or point.loss is None:
+        return first
+    others = {cause: share for cause, share in _shares(point.loss) if cause not in clear}
+    said = uncertain(others, above=first.share.value)
+    return dataclasses.replace(first, confidence="low", evidence=(*first.evidence, *said)) if said else first

@@ -132,6 +132,12 @@ def test_nothing_that_stands_out_is_undecided(plan, efficiency):
     assert "measure=" in found.evidence[0]
 
 
+def test_beside_a_larger_term_that_is_not_certain_a_cause_is_a_hint(plan):
+    (found,) = verdicts(point({"straggler": 0.20, "link_bandwidth": 0.07}), plan)  # no rank is known to be late
+    assert (found.cause, found.confidence) == ("link_bandwidth", "low")
+    assert found.evidence[-1] == "the largest term, which is not certain, is straggler: 20% of the step"
+
+
 def test_the_largest_term_is_named_where_nothing_is_proven(plan):
     """Two rounds: no interval."""
     found = verdicts(point({"neighbours": Measured(0.30), "link_bandwidth": Measured(0.04)}), plan)
