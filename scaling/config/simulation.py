@@ -215,9 +215,8 @@ def _spec(config: Composed) -> Spec:
     largest = max(config.world_sizes or [topology.hosts * topology.ranks_per_host])
     topology.hosts = max(topology.hosts, min(HOSTS_MAX, -(-largest // topology.ranks_per_host)))
     topology.device = topology.device if topology.device != "auto" else GPU
-    config.inject.rank = config.inject.link_rate = (
-        None  # a measured run's faults; what they cost is in its spread
-    )
+    # What a measured run's injected faults cost is in its spread; the simulated program has none.
+    config.inject.rank = config.inject.link_rate = None
     kind, launcher = topology.kind, config.launcher.name
     # On Slurm a run's devices are those of other machines, which is what a simulated one's are too.
     topology.kind = config.launcher.name = "slurm"
