@@ -133,7 +133,8 @@ def test_nothing_that_stands_out_is_undecided(plan, efficiency):
 
 
 def test_beside_a_larger_term_that_is_not_certain_a_cause_is_a_hint(plan):
-    (found,) = verdicts(point({"straggler": 0.20, "link_bandwidth": 0.07}), plan)  # no rank is known to be late
+    nobody_late = point({"straggler": 0.20, "link_bandwidth": 0.07})
+    (found,) = verdicts(nobody_late, plan)
     assert (found.cause, found.confidence) == ("link_bandwidth", "low")
     assert found.evidence[-1] == "the largest term, which is not certain, is straggler: 20% of the step"
 
