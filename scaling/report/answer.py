@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from scaling.analysis.results import NO_CAUSE, Analysis, Measured, Point
+from scaling.analysis.results import NO_CAUSE, Analysis, Measured, Point, at
 from scaling.report import cases
 from scaling.report.findings import free_line
 from scaling.report.slower import slower_lines
@@ -43,9 +43,17 @@ def answer(analysis: Analysis) -> str:
     kept = f"At {ranks(point.world_size)} the run keeps {percent(point.efficiency)} of {of}"
     if not point.efficiency.tells:
         kept = f"At {ranks(point.world_size)} the efficiency is {UNKNOWN}: too few rounds, or too uneven ones"
-    slower = slower_lines([(p.world_size, "", p.speedup) for p in measured if base == 1])
+    one = at(1, measured)
+    slower = slower_lines([(p.world_size, "", _over_one(p, one)) for p in measured if base == 1])
     said = " ".join(f"{line}." for line in slower)
     return " ".join(part for part in (f"{kept}{_main_cause(analysis, point)}", said, missing) if part)
+
+
+def _over_one(point: Point, one: Point | None) -> Measured | None:
+    """Samples a second over those of the run's own step at one rank, where that was measured; else a bare rank's."""
+    if one is None or one.samples_per_s is None or point.samples_per_s is None:
+        return point.speedup
+    return point.samples_per_s / one.samples_per_s
 
 
 def _main_cause(analysis: Analysis, point: Point) -> str:

@@ -194,6 +194,19 @@ def test_the_answer_says_what_is_missing_and_undecided(sample):
     )
 
 
+def test_slower_than_one_rank_is_said_of_the_rates_that_stand_in_the_table(sample):
+    """100 samples/s at one rank and 60 at two; a bare rank without DDP would do more."""
+    good = sample.good()
+    one, *_, two = good.points
+    points = (
+        replace(one, samples_per_s=about(100.0, 1.0)),
+        replace(two, world_size=2, samples_per_s=about(60.0, 0.6), speedup=about(0.5, 0.01)),
+    )
+    assert one.world_size == 1
+    said = answer(replace(good, points=points, verdicts=()))
+    assert "2 ranks are slower than 1: 0.600 ±0.008 times its samples a second." in said
+
+
 def test_the_answer_of_a_run_that_scales_well(sample):
     good = sample.good()
     verdict = replace(good.verdicts[0], cause="scales_well", share=None)
