@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 from scaling.analysis.decompose.cost import usd_per_million
-from scaling.analysis.results import Analysis, CaseComparison, InferenceCase, Measured, TrainingCase
+from scaling.analysis.results import Analysis, CaseComparison, InferenceCase, TrainingCase, ratio_of
 from scaling.analysis.statistics.rounds import among
 
 Case = InferenceCase | TrainingCase
@@ -60,14 +58,3 @@ def setting_of(row: Case) -> dict[str, str | int | bool]:
         else ("precision", "checkpointing", "accumulation_steps")
     )
     return {name: getattr(row, name) for name in names}
-
-
-def ratio_of(top: Measured | None, bottom: Measured | None) -> Measured | None:
-    """None where either is not known. A ratio cannot be 0 or less, and neither can the ends of its interval."""
-    if not (top and bottom and bottom.value):
-        return None
-    found, halves = top / bottom, [number.log_half_width for number in (top, bottom)]
-    known = [half for half in halves if half is not None]
-    if found.least > 0 or len(known) < len(halves):
-        return found
-    return Measured.around_log(found.value, math.hypot(*known), found.n)

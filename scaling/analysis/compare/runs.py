@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from scaling.analysis.compare.cases import Prices, compared, ratio_of, shared
+from scaling.analysis.compare.cases import Prices, compared, shared
 from scaling.analysis.compare.differing import differing
 from scaling.analysis.compare.split import split
 from scaling.analysis.decompose.cost import usd_per_million
@@ -22,6 +22,7 @@ from scaling.analysis.results import (
     Point,
     PointComparison,
     SampleCost,
+    ratio_of,
 )
 from scaling.spec.environment import FABRIC
 from scaling.spec.plan import Plan

@@ -6,10 +6,20 @@ import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scaling.analysis.compare.cases import Case, cases_of, ratio_of, setting_of
+from scaling.analysis.compare.cases import Case, cases_of, setting_of
 from scaling.analysis.compare.differing import settings_of, telling
 from scaling.analysis.compare.runs import alone, drift, unlike
-from scaling.analysis.results import Analysis, Measured, Point, Sweep, SweepBest, SweepRow, Verdict, at
+from scaling.analysis.results import (
+    Analysis,
+    Measured,
+    Point,
+    Sweep,
+    SweepBest,
+    SweepRow,
+    Verdict,
+    at,
+    ratio_of,
+)
 from scaling.spec.plan import Plan
 from scaling.spec.run import Spec
 from scaling.units import hostlist

@@ -30,7 +30,7 @@ from scaling.analysis.results.fabric import (
     Usl,
 )
 from scaling.analysis.results.hosts import HostSpeed
-from scaling.analysis.results.measured import LAUNCHES_MIN, Measured
+from scaling.analysis.results.measured import LAUNCHES_MIN, Measured, ratio_of
 from scaling.analysis.results.point import (
     ArmTimes,
     Bucket,
@@ -155,4 +155,5 @@ __all__ = [
     "Verdict",
     "Verification",
     "at",
+    "ratio_of",
 ]

@@ -235,3 +235,17 @@ def _quadrature(*errors: float | None) -> float | None:
     """The root of the sum of squares; None where an error is not known."""
     known = [error for error in errors if error is not None]
     return sum(error**2 for error in known) ** 0.5 if len(known) == len(errors) else None
+
+
+def ratio_of(top: Measured | None, bottom: Measured | None) -> Measured | None:
+    """`top` over `bottom`; None where either is not known.
+
+    A ratio of rates cannot be 0 or less, and neither can the ends of its interval.
+    """
+    if not (top and bottom and bottom.value):
+        return None
+    found, halves = top / bottom, [number.log_half_width for number in (top, bottom)]
+    known = [half for half in halves if half is not None]
+    if found.least > 0 or len(known) < len(halves):
+        return found
+    return Measured.around_log(found.value, math.hypot(*known), found.n)
