@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from scaling.analysis.results import NO_CAUSE, Analysis, Measured, Point, at
+from scaling.analysis.results import NO_CAUSE, Analysis, Measured, Point, at, ratio_of
 from scaling.report import cases
 from scaling.report.findings import free_line
 from scaling.report.slower import slower_lines
@@ -51,9 +51,7 @@ def answer(analysis: Analysis) -> str:
 
 def _over_one(point: Point, one: Point | None) -> Measured | None:
     """Samples a second over those of the run's own step at one rank, where that was measured; else a bare rank's."""
-    if one is None or one.samples_per_s is None or point.samples_per_s is None:
-        return point.speedup
-    return point.samples_per_s / one.samples_per_s
+    return ratio_of(point.samples_per_s, one.samples_per_s) if one else point.speedup
 
 
 def _main_cause(analysis: Analysis, point: Point) -> str:

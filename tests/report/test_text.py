@@ -207,6 +207,16 @@ def test_slower_than_one_rank_is_said_of_the_rates_that_stand_in_the_table(sampl
     assert "2 ranks are slower than 1: 0.600 ±0.008 times its samples a second." in said
 
 
+def test_a_rate_that_is_hardly_known_is_no_negative_part_of_one_ranks(sample):
+    good = sample.good()
+    one, *_, two = good.points
+    points = (
+        replace(one, samples_per_s=Measured(100.0, 40.0, 250.0, 4)),
+        replace(two, world_size=2, samples_per_s=Measured(20.0, 8.0, 50.0, 4)),
+    )
+    assert "[0.05" in answer(replace(good, points=points, verdicts=()))
+
+
 def test_the_answer_of_a_run_that_scales_well(sample):
     good = sample.good()
     verdict = replace(good.verdicts[0], cause="scales_well", share=None)
