@@ -36,18 +36,6 @@ class Pieces:
     solo: Phases
     own: Phases
 
-    def part(self, stretch: slice) -> Pieces:
-        """A stretch of it."""
-        return Pieces(
-            peers=self.peers,
-            plain=self.plain[stretch],
-            whole=_some(stretch, self.whole),
-            alone=_some(stretch, self.alone),
-            beside=_some(stretch, self.beside),
-            solo=_some(stretch, self.solo),
-            own=_some(stretch, self.own),
-        )
-
     def typical(self, of_ranks: Phases) -> Phases:
         """S: the mean of the ranks that are not late."""
         return {phase: values[:, self.peers].mean(axis=1) for phase, values in of_ranks.items()}
@@ -105,18 +93,6 @@ class Source:
         own, whole = (float(of["forward"][0] + of["compute"][0]) for of in (self.alone, self.whole))
         return own / whole
 
-    def part(self, stretch: slice) -> Pieces:
-        """A stretch of the S."""
-        return Pieces(
-            peers=self.peers,
-            plain=self.plain[stretch],
-            whole=_some(stretch, self.whole),
-            alone=_some(stretch, self.alone),
-            beside=_some(stretch, self.beside),
-            solo=self.solo.part(stretch),
-            own=self.own.part(stretch),
-        )
-
     def by_stretch(
         self, width: int, found: Callable[[Pieces, slice], dict[str, Floats]]
     ) -> dict[str, Floats]:
@@ -126,9 +102,9 @@ class Source:
         """
         parts = []
         for outer in stretches(len(self.plain), self.world_size):
-            pieces = self.part(outer)
+            pieces = _pieces(self, outer, self.solo.part(outer), self.own.part(outer))
             for inner in stretches(len(pieces.plain), width):
-                part = pieces.part(inner)
+                part = _pieces(pieces, inner, _some(inner, pieces.solo), _some(inner, pieces.own))
                 begin = outer.start + inner.start
                 parts.append(found(part, slice(begin, begin + len(part.plain))))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -154,6 +130,19 @@ class Source:
             curve=dataclasses.replace(self.curve, times=self.curve.times[:1]),
             jitter=self.jitter[:1],
         )
+
+
+def _pieces(of: Source | Pieces, stretch: slice, solo: Phases, own: Phases) -> Pieces:
+    """A stretch of the S; `solo` and `own` are of that stretch already."""
+    return Pieces(
+        peers=of.peers,
+        plain=of.plain[stretch],
+        whole=_some(stretch, of.whole),
+        alone=_some(stretch, of.alone),
+        beside=_some(stretch, of.beside),
+        solo=solo,
+        own=own,
+    )
 
 
 def _some(stretch: slice, phases: Phases) -> Phases:
