@@ -140,11 +140,9 @@ def _last_of_windows(stamps: UnitStamps, marks: Sequence[Mark]) -> set[int]:
     The others of a window are over when they are done; what goes on after that is another collective's.
     """
     last: dict[bytes, int] = {}
-    for mark in marks:
-        if mark.waits:
-            last[
-                stamps.wait[:, :, mark.collective].tobytes() + stamps.resume[:, :, mark.collective].tobytes()
-            ] = mark.collective
+    for k in (mark.collective for mark in marks if mark.waits):
+        window = stamps.wait[:, :, k].tobytes() + stamps.resume[:, :, k].tobytes()
+        last[window] = k
     return set(last.values())
 
 
