@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from scaling.errors import InputError
 from scaling.spec.parallel import Fsdp
 from scaling.worker.parallel.collectives import all_gather, reduce_scatter
 from scaling.worker.parallel.watch import Watch
@@ -111,6 +112,10 @@ def shard(
 def _separate_reduce_scatters(module: nn.Module, kept: Any) -> None:
     """Give a sharded module's reduce-scatters a communicator of their own: `kept`, or a new one where that is None."""
     assert isinstance(module, FSDPModule)
+    if not hasattr(module, "set_separate_reduce_scatter_group"):
+        raise InputError(
+            f"fsdp.separate_reduce_scatter_group=true: torch {torch.__version__} cannot do that; false, or a newer torch"
+        )
     groups = [g for m in module.modules() if isinstance(m, FSDPModule) for g in param_groups(m)]
     for group in groups if kept is not None else ():
         group.mesh_info.reduce_scatter_process_group = kept
@@ -120,7 +125,12 @@ def _separate_reduce_scatters(module: nn.Module, kept: Any) -> None:
 def reduces_of(units: Sequence[Any]) -> Any:
     """The communicator that units have for reduce-scatters alone; None where they share that of their all-gathers."""
     groups = [group for unit in units for group in param_groups(unit)]
-    return groups[0].mesh_info.reduce_scatter_process_group if groups else None
+    return reduces_alone(groups[0].mesh_info) if groups else None
+
+
+def reduces_alone(info: Any) -> Any:
+    """The communicator of a mesh's reduce-scatters alone, or None. Older torch (2.11) knows of none."""
+    return getattr(info, "reduce_scatter_process_group", None)
 
 
 def _prefetch(root: nn.Module, units: Sequence[nn.Module], count: int) -> None:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from scaling.spec.parallel import Fsdp, Mesh, Parallel
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.parallel.shard import param_groups, whole_bytes
+from scaling.worker.parallel.shard import param_groups, reduces_alone, whole_bytes
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 from scaling.worker.parallel.unit_probe import UnitProbe
@@ -142,5 +142,5 @@ class ShardedModel:
             units=",".join(sorted(classes)) or "auto",
             prefetch=max(ahead, default=0),
             reduce_dtype="bf16" if reduced == torch.bfloat16 else "fp32",
-            separate_reduce_scatter_group=self._info.reduce_scatter_process_group is not None,
+            separate_reduce_scatter_group=reduces_alone(self._info) is not None,
         )
