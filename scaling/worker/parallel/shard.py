@@ -114,7 +114,7 @@ def _separate_reduce_scatters(module: nn.Module, kept: Any) -> None:
     assert isinstance(module, FSDPModule)
     if not hasattr(module, "set_separate_reduce_scatter_group"):
         raise InputError(
-            f"fsdp.separate_reduce_scatter_group=true: torch {torch.__version__} cannot do that; false, or a newer torch"
+            f"fsdp.separate_reduce_scatter_group=true: torch {torch.__version__} cannot; try false, or a newer torch"
         )
     groups = [g for m in module.modules() if isinstance(m, FSDPModule) for g in param_groups(m)]
     for group in groups if kept is not None else ():
