@@ -11,8 +11,9 @@ ranks      DDP over NCCL alone: gradients with the probe's hook and without, sta
 phases     Input, forward, backward and optimizer of a ResNet-50 step in bf16, by events and by torch.profiler's
            device times (a simulated device's own record) at the same places of the same steps. Bar: 2 %, or 10 us
            where that is more.
-probe      Phase stamps over the plain step, in paired blocks in random order with an A/A control; the stamps of every
-           bucket beside it, without a bar. Bar: 0.5 % of the step, and A/A within that.
+probe      Phase stamps over the plain step of a batch that the device is slower with than the host, in paired blocks in
+           random order with an A/A control. Bar: 0.5 % of the step, and A/A within that. Beside it, without a bar: the
+           stamps of every bucket, and the host's time for one stamp.
 anchors    The clock's bound against the host's; events over a second against when the host saw them.
            Bar: 200 us, and no event earlier than the bound allows.
 telemetry  Each field, sampled before and after nvidia-smi reads it, under load. Bar: equal, or within the slack that

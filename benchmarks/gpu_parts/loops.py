@@ -42,6 +42,10 @@ ALIKE = 1e-3
 """Tolerance relative to a gradient's norm, since the order of additions in convolutions varies."""
 ANCHORED = 20
 """Events recorded over a second, each waited for."""
+RECORDED = 2000
+"""Stamps in a row, to time one."""
+BUSY_S = 2.0
+"""Under load before it is read, so that clocks and what sensors average have settled."""
 
 
 class OneRank:
@@ -57,6 +61,8 @@ class OneRank:
         module = resnet(**size).to(self.device.torch_device)  # type: ignore[arg-type]
         self.workload = workload(module, **({"image": 32, "classes": 10} if small else {}))
         self.batch = 4 if small else 64
+        self.device_bound = self.batch if small else 256
+        """A batch whose work keeps the device busier than the host, as in most trainings."""
         self.precision = Precision("bf16", kind)
 
     @contextlib.contextmanager
@@ -69,10 +75,12 @@ class OneRank:
         finally:
             dist.destroy_process_group()
 
-    def loop(self, module: torch.nn.Module, device: Accelerator | None = None) -> Loop:
+    def loop(
+        self, module: torch.nn.Module, device: Accelerator | None = None, batch: int | None = None
+    ) -> Loop:
         """The harness's loop around a module."""
         own, generator = self.workload, torch.Generator().manual_seed(0)
-        batches = [self.device.stage(own.make_batch(self.batch, generator)) for _ in range(BATCHES)]
+        batches = [self.device.stage(own.make_batch(batch or self.batch, generator)) for _ in range(BATCHES)]
         return Loop(
             workload=own,
             module=module,
@@ -95,7 +103,7 @@ def probe_overhead(one: OneRank, group: Any, rounds: int) -> list[Row]:
     """Paired blocks in random order: plain, plain again (A/A), phase stamps, stamps of every bucket."""
     plain, hooked = one.wrapped(group), one.wrapped(group)
     probe = BucketProbe(hooked, group, 1, one.device)
-    user, detailed = one.loop(plain), one.loop(hooked)
+    user, detailed = (one.loop(ddp, batch=one.device_bound) for ddp in (plain, hooked))
 
     def buckets() -> None:
         detailed.stamped()
@@ -118,7 +126,20 @@ def probe_overhead(one: OneRank, group: Any, rounds: int) -> list[Row]:
     known = Rounds(
         {name: np.array(values) for name, values in found.items()}, np.zeros(rounds, dtype=np.int64)
     )
-    return _overhead_rows(known)
+    return [*_overhead_rows(known), *stamp_cost(one.device)]
+
+
+def stamp_cost(device: Accelerator) -> list[Row]:
+    """The host's time for one stamp, the median of some runs. It counts in full where the host is the slower one."""
+    took = []
+    for _ in range(9):
+        with device.clock.window(RECORDED):
+            begin = now_ns()
+            for _ in range(RECORDED):
+                device.clock.stamp()
+            took.append((now_ns() - begin) / RECORDED)
+    cost_us = sorted(took)[len(took) // 2] / 1e3
+    return [Row(section="probe", what="one stamp", measured=f"{cost_us:.2f} us of the host", value=cost_us)]
 
 
 def _block(device: Accelerator, step: Callable[[], Any], stamps: int) -> tuple[float, float]:
@@ -219,11 +240,14 @@ def anchored(device: Accelerator) -> list[Row]:
 
 @contextlib.contextmanager
 def busy(device: Accelerator, side: int = 4096) -> Iterator[None]:
-    """Run matrix products in a thread, so that clocks and link leave their idle state."""
+    """Run matrix products in a thread, so that clocks and link leave their idle state; wait until they have."""
     stop = threading.Event()
     a = torch.randn(side, side, device=device.torch_device)
+    torch.mm(a, a)  # opens what the thread needs of the device
 
     def multiply() -> None:
+        if device.type == "cuda":
+            torch.cuda.set_device(device.torch_device)
         while not stop.is_set():
             torch.mm(a, a)
             device.synchronize()
@@ -231,6 +255,7 @@ def busy(device: Accelerator, side: int = 4096) -> Iterator[None]:
     thread = threading.Thread(target=multiply, daemon=True)
     thread.start()
     try:
+        time.sleep(BUSY_S if device.type == "cuda" else 0)
         yield
     finally:
         stop.set()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,6 +26,8 @@ class FakeCuda:
         self.busy = {"compute": 0}
         self.current = "compute"
         self.created = self.synchronised = 0
+        self.late_ns: Iterator[int] = itertools.repeat(0)
+        """How much later than it could the host learns that an event was reached, one after the other."""
 
     def host_ns(self) -> int:
         self.now += CALL_NS
@@ -57,7 +61,7 @@ class FakeEvent:
 
     def synchronize(self) -> None:
         self.cuda.synchronised += 1
-        self.cuda.now = max(self.cuda.now, self.reached) + WAKE_NS
+        self.cuda.now = max(self.cuda.now, self.reached) + WAKE_NS + next(self.cuda.late_ns)
 
     def elapsed_time(self, other: FakeEvent) -> float:
         assert self.reached >= 0 <= other.reached, "never recorded"

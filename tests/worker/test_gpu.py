@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.spec.run import Inject
 from scaling.worker.accelerator.devices import open_kind
 from scaling.worker.accelerator.precision import Precision
+from scaling.worker.checks.fingerprint import sums
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.measure.inject import Faults
@@ -50,12 +52,14 @@ def group(tmp_path_factory):
     dist.destroy_process_group()
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def no_implicit_sync():
     """torch raises where a call of its own would make the host wait for the device."""
     torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def layers(width=1024, depth=8):
@@ -106,10 +110,10 @@ def test_the_device_clock_agrees_with_the_host_s_over_a_second(device):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
-def test_nothing_synchronises_inside_a_step(device, precision, no_implicit_sync):
+def test_nothing_synchronises_inside_a_step(device, precision):
     module = layers()
     loop = make_loop(module, module, device, precision)
-    with device.clock.window(20 * loop.stamps):
+    with device.clock.window(20 * loop.stamps), no_implicit_sync():
         steps = [loop.stamped() for _ in range(20)]
     for step in steps[5:]:
         fields = step_row(device.clock.resolve(step))._asdict()
@@ -188,6 +192,12 @@ def test_ready_times_alone_on_nccl(device, group):
     assert len(ready) == len(bucket_bytes(ddp))
     assert ready == sorted(ready)
     assert ready[0] > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_tensor_has_the_same_sums_on_the_device(dtype):
+    tensor = torch.randn(3 * 2**20 + 7).to(dtype)
+    assert sums(tensor.cuda()) == sums(tensor)
 
 
 @pytest.mark.launch

@@ -96,7 +96,11 @@ def _errors(load: Sequence[dict[str, Any]]) -> _Found:
         yield f"Xid {', '.join(map(str, xids))}", "look the Xid up in NVIDIA's list and in dmesg", ERROR
     others = max((s.get("processes") or 0 for s in load), default=0)
     if others > 1:
-        yield f"{others} processes use it at once", "give each rank a device of its own", WARNING
+        yield (
+            f"{others} processes use it at once",
+            "give each rank a device of its own, and end other programs that use it",
+            WARNING,
+        )
 
 
 def _pcie(gpu: dict[str, Any], busy: Sequence[dict[str, Any]]) -> _Found:

@@ -20,6 +20,8 @@ from scaling.records.format import COLLECTIVE_FIELDS, CollectiveRow
 
 ANCHOR_TRIES = 5
 """Attempts at an anchor. The quickest one counts, as in the ping-pongs between hosts."""
+ANCHOR_BOUND_NS, ANCHOR_TIME_NS = 100_000, 10_000_000
+"""While the bound is wider, further attempts for so long: a device that others use too may answer milliseconds late."""
 _STAMPS = tuple(place for place, name in enumerate(COLLECTIVE_FIELDS) if name.endswith("_ns"))
 """Where the stamps of a collective's row are."""
 
@@ -122,7 +124,7 @@ class HostClock:
 
 
 class Event(Protocol):
-    """The part of a device module's `Event(enable_timing=True)` that is used here."""
+    """The part of `torch.Event(enable_timing=True)` that is used here."""
 
     def record(self) -> None:
         """Record it on the calling thread's current stream."""
@@ -207,7 +209,11 @@ class EventClock:
 
     def _anchor(self, events: Sequence[Event]) -> _Anchor:
         self._synchronize()
-        return min((_tie(event) for event in events), key=lambda anchor: anchor.bound_ns)
+        until = now_ns() + ANCHOR_TIME_NS
+        best = min((_tie(event) for event in events), key=_bound_ns)
+        while best.bound_ns > ANCHOR_BOUND_NS and now_ns() < until:
+            best = min(best, _tie(next(event for event in events if event is not best.event)), key=_bound_ns)
+        return best
 
     def _reserve(self, count: int) -> None:
         while len(self._events) < count:
@@ -217,6 +223,10 @@ class EventClock:
         event = self._new_event()
         event.record()  # torch creates the device's event when it is first recorded
         return event
+
+
+def _bound_ns(anchor: _Anchor) -> int:
+    return anchor.bound_ns
 
 
 def _tie(event: Event) -> _Anchor:

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from scaling.errors import InputError
 from scaling.spec.parallel import Fsdp
 from scaling.worker.parallel.collectives import all_gather, reduce_scatter
+from scaling.worker.parallel.fsdp_state import reduces_alone
 from scaling.worker.parallel.watch import Watch
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -126,11 +127,6 @@ def reduces_of(units: Sequence[Any]) -> Any:
     """The communicator that units have for reduce-scatters alone; None where they share that of their all-gathers."""
     groups = [group for unit in units for group in param_groups(unit)]
     return reduces_alone(groups[0].mesh_info) if groups else None
-
-
-def reduces_alone(info: Any) -> Any:
-    """The communicator of a mesh's reduce-scatters alone, or None. Older torch (2.11) knows of none."""
-    return getattr(info, "reduce_scatter_process_group", None)
 
 
 def _prefetch(root: nn.Module, units: Sequence[nn.Module], count: int) -> None:

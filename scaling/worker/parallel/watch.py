@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from scaling.worker.parallel.blocking import Blocking
+from scaling.worker.parallel.fsdp_state import awaited_buffer, last_reductions
 from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Wait
 from scaling.worker.parallel.tap import Seen, Tap
 
@@ -192,20 +193,18 @@ class Watch:
 
     def _wait_for_buffer(self, group: Any) -> None:
         """On an accelerator: the compute stream waits until the oldest reduce-scatter has left its input buffer."""
-        states = getattr(group.comm_ctx, "reduce_scatter_states", [])
-        most = getattr(group.comm_ctx, "reduce_scatter_max_input_buffers", 1)
-        last = group._param_group_index == group._num_param_groups - 1  # noqa: SLF001
-        if last and len(states) >= most:
+        awaited = awaited_buffer(group)
+        if awaited is not None:
             begin = self._stamp()
-            if states[0].event is not None:
-                group.device_handle.current_stream().wait_event(states[0].event)
+            if awaited.event is not None:
+                group.device_handle.current_stream().wait_event(awaited.event)
             scattered = next((one for one in self._reduced if one.group.size() and one.wait == 0), None)
             self._waited(BACKWARD, begin, [scattered] if scattered else [])
             self._reduced_by(begin, self._turns[:1])
 
     def _finalize_backward(self, inner: Any, group: Any, _unit: int) -> None:
-        events = list(getattr(group.comm_ctx, "_last_post_reduce_events", {}).values())
-        if events and not self._host:
+        events = [] if self._host else last_reductions(group)
+        if events and (self._reduced or self._turns):  # the first wait covers all, since they come in turn
             begin = self._stamp()
             for event in events:
                 group.device_handle.current_stream().wait_event(event)

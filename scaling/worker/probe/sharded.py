@@ -12,7 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from scaling.spec.parallel import Fsdp, Mesh, Parallel
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.parallel.shard import param_groups, reduces_alone, whole_bytes
+from scaling.worker.parallel.fsdp_state import reduces_alone
+from scaling.worker.parallel.shard import param_groups, whole_bytes
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 from scaling.worker.parallel.unit_probe import UnitProbe

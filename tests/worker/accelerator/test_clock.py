@@ -136,17 +136,36 @@ def test_the_bound_says_when_anchors_are_slow(cuda, clock, monkeypatch):
     assert quick < 10_000 < MS // 2 <= clock.bound_ns
 
 
-def test_the_quickest_of_several_ties_counts(cuda, clock, monkeypatch):
+def late_looks(cuda, quick):
+    """A look at the host's clock that comes 10 ms late, except those whose number `quick` accepts."""
     calls = itertools.count()
 
-    def hiccup():  # most looks at the clock come late; of five ties one is undisturbed
-        cuda.now += 10 * MS if next(calls) % ANCHOR_TRIES else 100
+    def look():
+        cuda.now += 100 if quick(next(calls)) else 10 * MS
         return cuda.now
 
-    monkeypatch.setattr(clock_module, "now_ns", hiccup)
+    return look
+
+
+def test_the_quickest_of_several_ties_counts(cuda, clock, monkeypatch):
+    # The first look says how long to try, then each tie takes two. One tie of five is undisturbed.
+    looks = late_looks(cuda, lambda call: call % (2 * ANCHOR_TRIES + 1) in (4, 5, 6))
+    monkeypatch.setattr(clock_module, "now_ns", looks)
     with clock.window(1):
         clock.stamp()
     assert clock.bound_ns < 10 * MS
+
+
+@pytest.mark.parametrize(("tried_ms", "bound_is_fine"), [(100, True), (10, False)])
+def test_a_device_that_answers_late_is_tied_again_for_some_time(
+    cuda, clock, monkeypatch, tried_ms, bound_is_fine
+):
+    """As where other processes have the device for milliseconds: one answer in ten comes at once."""
+    cuda.late_ns = itertools.cycle([4 * MS] * 9 + [0])
+    monkeypatch.setattr(clock_module, "ANCHOR_TIME_NS", tried_ms * MS)
+    with clock.window(1):
+        clock.stamp()
+    assert (clock.bound_ns < clock_module.ANCHOR_BOUND_NS) is bound_is_fine
 
 
 def test_a_failure_inside_waits_for_no_device(cuda, clock):

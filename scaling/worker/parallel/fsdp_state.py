@@ -1,0 +1,34 @@
+"""What FSDP2 holds inside while it reduces gradients, under the names of torch 2.11 and of 2.13."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def reduces_alone(info: Any) -> Any:
+    """The communicator of a mesh's reduce-scatters alone, or None. torch 2.11 knows of none."""
+    return getattr(info, "reduce_scatter_process_group", None)
+
+
+def awaited_buffer(group: Any) -> Any:
+    """The reduction whose input buffer a unit's own reduction waits for, with its `event`; None where it does not wait.
+
+    torch 2.13 keeps several and waits for the oldest when they are all in use; 2.11 keeps one.
+    """
+    comm = group.comm_ctx
+    if not hasattr(comm, "reduce_scatter_states"):
+        return comm.reduce_scatter_state
+    states = comm.reduce_scatter_states
+    last = group._param_group_index == group._num_param_groups - 1  # noqa: SLF001
+    return states[0] if last and len(states) >= comm.reduce_scatter_max_input_buffers else None
+
+
+def last_reductions(group: Any) -> list[Any]:
+    """The events that the compute stream waits for at the end of backward, when this unit is finalized.
+
+    torch 2.13 waits for the last of each stream once; 2.11 with each unit for that unit's own.
+    """
+    events = getattr(group.comm_ctx, "_last_post_reduce_events", None)
+    if events is None:
+        return [event for event in (group._post_reduce_event,) if event is not None]  # noqa: SLF001
+    return list(events.values())
