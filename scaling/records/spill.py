@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 import polars as pl
 
@@ -30,6 +30,11 @@ STEP_ROWS = 40_000
 
 BLOCK_ROWS = 200_000
 """Rows of blocks that `few` gives at a time; a run of 4,096 ranks has over a million."""
+
+PART = "part"
+"""Column of a table in files that names the part; a selection by it opens the files of these parts alone."""
+ITS_PART = pl.col(f"^{PART}$")
+"""To keep that column in a selection; nothing in a table in memory."""
 
 Frame = pl.DataFrame | pl.LazyFrame
 """A table in memory, or one in files that is read where it is asked for."""
@@ -79,7 +84,7 @@ class Growing:
             self.scratch = TemporaryDirectory(prefix=".tables-", dir=self.folder if writable else None)
         while self._kept:
             self._written += 1
-            self._note(write_frames(self._kept.pop(0), Path(self.scratch.name, f"{self._written}")))
+            self._note(write_frames(self._kept.pop(0), Path(self.scratch.name), part_name(self._written)))
         return self.scratch.name
 
     def took(self, part: Part, files: Mapping[str, Path]) -> None:
@@ -104,39 +109,62 @@ class Growing:
                 name: pl.concat([empty[name], *(frames[name] for frames in self._kept)]) for name in TABLES
             }
         return {
-            name: pl.scan_parquet(files) if files else pl.LazyFrame(schema=SCHEMAS[name])
+            name: _scan(Path(self.scratch.name, name)) if files else pl.LazyFrame(schema=_in_files(name))
             for name, files in self._files.items()
         }
 
 
-def write_frames(frames: Mapping[str, pl.DataFrame], path: Path) -> dict[str, Path]:
-    """Write the tables that have rows to files whose names begin as `path`; OSError where that fails."""
-    files = {name: path.with_name(f"{name}-{path.name}.parquet") for name in TABLES if frames[name].height}
+def part_name(*numbers: int) -> str:
+    """The name of a part in files; names sort as their numbers do."""
+    return "-".join(f"{number:09}" for number in numbers)
+
+
+def _scan(folder: Path) -> pl.LazyFrame:
+    """All rows of a table, part by part; folders around it may have names that look like columns or patterns."""
+    return pl.scan_parquet(folder, glob=False, hive_partitioning=True, hive_schema={PART: pl.String})
+
+
+def _in_files(name: str) -> dict[str, Any]:
+    """Columns of a table in files."""
+    return {**SCHEMAS[name], PART: pl.String}
+
+
+def write_frames(frames: Mapping[str, pl.DataFrame], scratch: Path, part: str) -> dict[str, Path]:
+    """Write the tables that have rows to files of a part in the folder `scratch`; OSError where that fails."""
+    files = {
+        name: scratch / name / f"{PART}={part}" / "rows.parquet" for name in TABLES if frames[name].height
+    }
     for name, file in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)  # by a process that died
         write_parquet(frames[name], file)
     return files
 
 
 def in_memory(frame: Frame) -> pl.DataFrame:
     """The rows of a selection; those of files are read and reduced a part at a time."""
-    return frame if isinstance(frame, pl.DataFrame) else frame.collect(engine="streaming")
+    if isinstance(frame, pl.DataFrame):
+        return frame
+    return frame.drop(PART, strict=False).collect(engine="streaming")
 
 
 def few_rounds(steps: Frame, others: Frame) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
     """Rows of two tables in memory, in the order of launches and rounds: of files a few whole rounds at a time.
 
-    The rounds are those of `steps`; nothing where it has none.
+    The rounds are those of `steps`, and `others` has rows of the same blocks; nothing where there are none. Of files,
+    both have the column PART, and each file is opened for the rounds that it holds.
     """
     if isinstance(steps, pl.DataFrame) and isinstance(others, pl.DataFrame):
         if steps.height:
             yield steps, others
         return
-    counts = in_memory(steps.group_by("launch", "round").agg(rows=pl.len())).sort("launch", "round")
+    of_rounds = steps.lazy().group_by("launch", "round").agg(parts=pl.col(PART).unique(), rows=pl.len())
+    counts = in_memory(of_rounds).sort("launch", "round")
     for (launch,), part in counts.partition_by("launch", as_dict=True, maintain_order=True).items():
         batch = (part["rows"].cum_sum() - part["rows"]) // STEP_ROWS
         for rounds in part.with_columns(batch=batch).partition_by("batch", maintain_order=True):
             chosen = (pl.col("launch") == launch) & pl.col("round").is_in(rounds["round"].to_list())
-            first, second = pl.collect_all([steps.lazy().filter(chosen), others.lazy().filter(chosen)])
+            chosen &= pl.col(PART).is_in(rounds["parts"].explode().unique().to_list())
+            first, second = pl.collect_all([of.lazy().filter(chosen).drop(PART) for of in (steps, others)])
             yield first, second
 
 

@@ -23,7 +23,17 @@ from scaling.records.rank import RankFile, Stored
 from scaling.records.ranks import OF_BLOCKS, Gap, Kept, Ranks, lacks, other_plan, read_ranks, size_bytes
 from scaling.records.row_groups import append_files
 from scaling.records.run import read_status
-from scaling.records.spill import TABLES, Frame, Growing, Part, in_memory, write_frames, write_parquet
+from scaling.records.spill import (
+    PART,
+    TABLES,
+    Frame,
+    Growing,
+    Part,
+    in_memory,
+    part_name,
+    write_frames,
+    write_parquet,
+)
 from scaling.records.status import Status
 from scaling.records.window import Stretch, Window, windows
 from scaling.spec.plan import Plan
@@ -75,7 +85,8 @@ class Tables:
         if not self.parts:
             yield self
         for part in self.parts:
-            rows = pl.collect_all([getattr(self, name).lazy().filter(part.inside) for name in TABLES])
+            tables = [getattr(self, name).lazy().filter(part.inside) for name in TABLES]
+            rows = pl.collect_all([frame.drop(PART, strict=False) for frame in tables])
             frames = dict(zip(TABLES, rows, strict=True))
             yield self.having({"blocks": self.blocks.filter(part.inside), **frames}, parts=())
 
@@ -169,9 +180,7 @@ def _parts(read: Ranks, growing: Growing, look: Look[R] | None, processes: Proce
     whole = dataclasses.replace(
         read.stretch, files=()
     )  # the files of all ranks would go there with each task
-    tasks = (
-        (stretch, scratch / f"{stretch.launch}-{k}") for k, stretch in enumerate(whole.parts(STRETCH_BYTES))
-    )
+    tasks = ((stretch, scratch, k) for k, stretch in enumerate(whole.parts(STRETCH_BYTES)))
     for several in processes.each(_to_files, tasks, (read.stretch.files, here, looked)):
         for one in several:
             growing.took(one.part, one.files)
@@ -179,13 +188,18 @@ def _parts(read: Ranks, growing: Growing, look: Look[R] | None, processes: Proce
 
 
 def _to_files(
-    files: tuple[Stored, ...], here: Tables, look: Callable[[Tables], R] | None, stretch: Stretch, name: Path
+    files: tuple[Stored, ...],
+    here: Tables,
+    look: Callable[[Tables], R] | None,
+    stretch: Stretch,
+    scratch: Path,
+    at: int,
 ) -> list[_Read[R]]:
-    """Write the rows of a stretch of the blocks in `files` to files whose names begin with `name`."""
+    """Write the rows of a stretch of the blocks in `files` to files; `at`: its number in the launch."""
     found, stretch = [], dataclasses.replace(stretch, files=files)
     for number, window in enumerate(windows(stretch)):
         part = Part(launch=window.launch, first=window.first, last=window.last)
-        written = write_frames(window.frames, name.with_name(f"{name.name}-{number}"))
+        written = write_frames(window.frames, scratch, part_name(stretch.launch, at, number))
         found.append(
             _Read(part=part, files=written, lost=window.lost, seen=_seen(here, stretch, window, look))
         )
@@ -219,7 +233,8 @@ def joined(runs: Sequence[Tables]) -> Tables:
     ranks: list[RankFile] = []
     for run in runs:
         for name, held in frames.items():
-            held.append(in_memory(getattr(run, name).with_columns(pl.col("launch") + first)))
+            rows = getattr(run, name).drop(PART, strict=False)
+            held.append(in_memory(rows.with_columns(pl.col("launch") + first)))
         ranks += [dataclasses.replace(rank, launch=rank.launch + first) for rank in run.ranks]
         first = max((rank.launch for rank in ranks), default=-1) + 1
     return _EMPTY.having(
@@ -254,7 +269,7 @@ def write_tables(folder: RunFolder, tables: Tables) -> None:
             if name in tables.files:
                 append_files(tables.files[name], part)
             else:
-                write_parquet(getattr(tables, name), part)
+                write_parquet(getattr(tables, name).drop(PART, strict=False), part)
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)

@@ -174,3 +174,37 @@ def test_a_window_has_no_more_rows_than_asked_for_or_a_single_block(whole):
         borders = [(one.first, one.last) for one in found]
         assert all(last < first for (_, last), (first, _) in itertools.pairwise(borders))
     assert len(found) == 1
+
+
+@pytest.fixture
+def three_parts(tmp_path, monkeypatch):
+    """Rows of three rounds, a part each, in files below a folder whose name looks like a column."""
+    monkeypatch.setattr(spill, "STEP_ROWS", 1)
+    folder = tmp_path / "batch=4"
+    folder.mkdir()
+    growing = spill.Growing(folder)
+    growing.to_files()
+    for number in range(3):
+        known = {"launch": 0, "round": number, "block": number, "batch": 32}
+        row = dict.fromkeys(spill.SCHEMAS["steps"]) | known
+        rows = pl.DataFrame([row] * 2, schema=spill.SCHEMAS["steps"])
+        none = {name: pl.DataFrame(schema=spill.SCHEMAS[name]) for name in spill.TABLES}
+        growing.add(spill.Part(launch=0, first=number, last=number), {**none, "steps": rows})
+    return growing
+
+
+def test_a_few_rounds_open_the_files_of_their_own_parts_alone(three_parts):
+    steps = three_parts.finish()["steps"]
+    rounds = spill.few_rounds(steps, steps.select("launch", "round", spill.ITS_PART))
+    first, others = next(rounds)
+    assert first["round"].to_list() == [0, 0]
+    assert others.columns == ["launch", "round"]
+    for number in (0, 2):
+        three_parts.files["steps"][number].unlink()
+    assert next(rounds)[0]["round"].to_list() == [1, 1]
+
+
+def test_rows_of_files_have_the_columns_of_their_table(three_parts):
+    rows = spill.in_memory(three_parts.finish()["steps"])
+    assert rows.schema == spill.SCHEMAS["steps"]
+    assert rows["batch"].to_list() == [32] * 6

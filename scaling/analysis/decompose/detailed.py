@@ -13,7 +13,7 @@ from scaling.analysis.decompose.served import ChannelOf
 from scaling.analysis.network.barrier import Barrier
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Floats
-from scaling.records.spill import Frame, few_rounds
+from scaling.records.spill import ITS_PART, Frame, few_rounds
 from scaling.spec.run import COLLECTIVES
 from scaling.spec.schedule import PHASES, PROBE
 
@@ -118,6 +118,7 @@ def detailed_blocks(
         "launch_ns",
         "done_ns",
         "enqueue_ns",
+        ITS_PART,
     )
     for steps, rows in few_rounds(own.filter(chosen), sent):
         yield from _blocks(

@@ -14,7 +14,7 @@ import polars as pl
 
 from scaling.analysis.decompose.quantities import DURATIONS, PHASES
 from scaling.analysis.statistics.rounds import Floats
-from scaling.records.spill import Frame, few_rounds
+from scaling.records.spill import ITS_PART, Frame, few_rounds
 from scaling.spec.schedule import PROBE
 
 OWN_PHASES = PHASES[:-1]
@@ -51,7 +51,7 @@ def read_tokens(own: Frame, n: int) -> TokenRows | None:
     if "tokens" not in own.collect_schema().names():
         return None
     told = own.filter((pl.col("arm") == PROBE) & pl.col("tokens").is_not_null()).select(
-        *PLACE, "block", "step", "rank", "detailed", "tokens", *_OWN
+        *PLACE, "block", "step", "rank", "detailed", "tokens", *_OWN, ITS_PART
     )
     sums: dict[str, dict[Key, float]] = {}
     ranks: list[pl.DataFrame] = []

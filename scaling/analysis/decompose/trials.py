@@ -15,7 +15,7 @@ from scaling.analysis.decompose.unit_stamps import has_units
 from scaling.analysis.decompose.unit_turns import turns
 from scaling.analysis.network.curve import host_latency
 from scaling.analysis.statistics.rounds import Floats
-from scaling.records.spill import Frame, few_rounds, in_memory
+from scaling.records.spill import ITS_PART, Frame, few_rounds, in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.schedule import BARE_ONE, DDP_SOLO, PLAIN, PROBE, REPLAY, STEP_ARMS
@@ -117,7 +117,7 @@ def _solo(own: Frame, buckets: Frame, n: int) -> dict[tuple[int, int], dict[str,
         .group_by("launch", "round", "rank", "seq")
         .agg(ready=(pl.min_horizontal("ready_ns", "latest") - pl.col("begin_ns")).mean())
         for mine, rows in few_rounds(
-            steps, sent.select("launch", "round", "rank", "block", "step", "seq", "ready_ns")
+            steps, sent.select("launch", "round", "rank", "block", "step", "seq", "ready_ns", ITS_PART)
         )
     ]
     if not means:
