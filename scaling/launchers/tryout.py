@@ -16,7 +16,8 @@ from scaling.launchers.simulated import build_device
 from scaling.plain import message
 from scaling.records import codec
 from scaling.spec.budget import allowance_s
-from scaling.spec.costs import Machine, synthetic_timing
+from scaling.spec.costs import synthetic_timing
+from scaling.spec.machine import Machine
 from scaling.spec.plan import Plan
 from scaling.spec.promise import Timing
 from scaling.spec.run import Spec

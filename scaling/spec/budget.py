@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from scaling.spec.cases import Case, arms, stages
 from scaling.spec.plan import Plan, Trial
@@ -49,6 +49,8 @@ class Costs:
     exchange_s: Mapping[int, float]
     """One exchange of all gradients."""
     sweep_s: Mapping[int, float]
+    block_s: Mapping[int, float] = field(default_factory=dict)
+    """To begin and end a block of all ranks; BLOCK_S where it is not said, and of one rank alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +226,7 @@ def _round_s(
             total += costs.sweep_s.get(n, 0.0) if block.arm == FABRIC else costs.exchange_s.get(n, 0.0)
         else:
             total += REPLAYED * costs.exchange_s.get(n, 0.0)
-        total += BLOCK_S
+        total += BLOCK_S if block.arm == BARE_ONE else costs.block_s.get(n, BLOCK_S)
     return total
 
 

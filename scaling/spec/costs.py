@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from scaling.spec import sweep
 from scaling.spec.batch_search import LAUNCHES_MAX
-from scaling.spec.budget import CaseCosts, Costs, fit_cases, fit_training
+from scaling.spec.budget import BLOCK_S, CaseCosts, Costs, fit_cases, fit_training
 from scaling.spec.cases import Case, batches, cases, ladder, variants
+from scaling.spec.machine import Machine
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.promise import DETAILS, DividedStep, Fitted, Promise, Sample, Timing
 from scaling.spec.run import Spec
 
-SIDE_BY_SIDE = 1.1
-"""Ranks on the same cores slow one another down by about this much, through caches and memory."""
 LOOPBACK_BYTES_S, DEVICE_BYTES_S = 0.5e9, 10e9
 """About what an all-reduce moves where no link is named: Gloo on one machine, NCCL."""
 MESSAGE_S = 0.003
@@ -33,23 +31,8 @@ PROCESS_S = 2.5
 """About what a process takes to start and to import torch, on an idle core."""
 BYTES_S = 0.7e9
 """About how fast the synthetic model's optimizer goes through its parameters."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """The cores that the run has, and how many other programs want them."""
-
-    cores: int
-    beside: float = 0.0
-    """Processes that run beside this one."""
-
-    def slower(self, processes: int) -> float:
-        """How many times longer compute takes in each of some processes at once than in a single one."""
-        if processes <= 1:
-            return 1.0
-        alone = min(1.0, self.cores / (1 + self.beside))
-        together = min(1.0, self.cores / (processes + self.beside))
-        return alone / together * SIDE_BY_SIDE
+AWAKE_S = 0.001
+"""What the rest of the synthetic model's step takes of a core."""
 
 
 def synthetic_timing(spec: Spec, machine: Machine) -> Timing:
@@ -61,7 +44,7 @@ def synthetic_timing(spec: Spec, machine: Machine) -> Timing:
         a_sample, parameters = a_sample / 3, 0.0  # forward alone (scaling.worker.models.synthetic)
     start_s = PROCESS_S * max(1.0, (1 + machine.beside) / machine.cores)
     samples = tuple(
-        Sample(batch=batch, step_s=batch * a_sample + parameters / BYTES_S + 0.001) for batch in (2, 64)
+        Sample(batch=batch, step_s=batch * a_sample + parameters / BYTES_S + AWAKE_S) for batch in (2, 64)
     )
     return Timing(
         start_s=start_s,
@@ -106,9 +89,39 @@ def training_costs(plan: Plan, timing: Timing, machine: Machine) -> Costs:
             part, sends_s = _divided_s(one, timing, trial)
             share += part / many
             exchange_s[n] += (_gradients_bytes(one, timing, n) / _bytes_s(spec, n) + sends_s) / many
-        step_s[n] = alone_s[n] * share * _slower(plan, n, machine) + exchange_s[n] + stall_s
-        sweep_s[n] = _sweep_s(spec, n)
-    return Costs(step_s=step_s, alone_s=alone_s, exchange_s=exchange_s, sweep_s=sweep_s)
+        hops_s = _hops_s(plan, n, machine)
+        exchange_s[n] += hops_s * _buckets(timing.parameters_bytes, spec.ddp.bucket_cap_mb)
+        own_s = alone_s[n] * share * _slower(plan, n, machine) + _crowding_s(plan, timing, n, machine)
+        step_s[n] = own_s + exchange_s[n] + stall_s
+        sweep_s[n] = _sweep_s(spec, n, hops_s)
+    block_s = {n: BLOCK_S * machine.shared(local_ranks(plan, n)) for n in step_s}
+    return Costs(step_s=step_s, alone_s=alone_s, exchange_s=exchange_s, sweep_s=sweep_s, block_s=block_s)
+
+
+def local_ranks(plan: Plan, world_size: int) -> int:
+    """Ranks of a trial that compute on this machine's cores; 0 where they have devices, or hosts of their own."""
+    if plan.spec.topology.device != "cpu" or plan.spec.launcher == "slurm":
+        return 0
+    return sum(map(len, plan.sub_groups(world_size)))
+
+
+def _hops_s(plan: Plan, world_size: int, machine: Machine) -> float:
+    """What a message takes beside its bytes among more ranks than cores; a small one's usual time holds it else."""
+    at_work = local_ranks(plan, world_size)
+    return machine.hops_s(world_size, at_work) if at_work > machine.cores else 0.0
+
+
+def _buckets(gradients_bytes: int, cap_mb: float) -> int:
+    """About how many messages DDP makes of them; its first bucket has a MiB."""
+    return 1 + math.ceil(max(0.0, gradients_bytes / 2**20 - 1) / cap_mb)
+
+
+def _crowding_s(plan: Plan, timing: Timing, world_size: int, machine: Machine) -> float:
+    """How much longer a step takes whose compute is sleeps, since ranks share cores for the rest of it."""
+    if not plan.spec.model.synthetic:
+        return 0.0
+    awake_s = plan.spec.accumulation_steps * AWAKE_S + timing.parameters_bytes / BYTES_S
+    return awake_s * (machine.shared(local_ranks(plan, world_size)) - 1)
 
 
 def _gradients_bytes(spec: Spec, timing: Timing, world_size: int) -> float:
@@ -210,11 +223,8 @@ def asked_batches(spec: Spec) -> tuple[int, ...]:
 
 def _slower(plan: Plan, world_size: int, machine: Machine) -> float:
     """How many times longer a step's compute takes in each rank of a trial than in one rank alone."""
-    spec = plan.spec
-    if spec.model.synthetic or spec.topology.device != "cpu" or spec.launcher == "slurm":
-        return 1.0
-    at_work = sum(map(len, plan.sub_groups(world_size)))
-    return machine.slower(at_work * spec.threads)
+    here = local_ranks(plan, world_size)
+    return 1.0 if plan.spec.model.synthetic or here == 0 else machine.slower(here * plan.spec.threads)
 
 
 def _bytes_s(spec: Spec, world_size: int) -> float:
@@ -235,16 +245,16 @@ def _link_bytes_s(spec: Spec, ranks: int) -> float:
     return min([usual, *slowest])
 
 
-def _sweep_s(spec: Spec, world_size: int) -> float:
-    """One size sweep, as far as one measurement stays affordable."""
+def _sweep_s(spec: Spec, world_size: int, hops_s: float) -> float:
+    """One size sweep, as far as one measurement stays affordable. `hops_s`: of each message beside its bytes."""
     if world_size == 1:
         return 0.0
     backend, took = spec.topology.backend, dict[int, float]()
     for size in sweep.sizes(sweep.largest(spec.measure, backend), backend):
-        took[size] = size / _bytes_s(spec, world_size) + MESSAGE_S
+        took[size] = size / _bytes_s(spec, world_size) + max(MESSAGE_S, hops_s)
         if not sweep.affordable(took[size], size, spec.measure, backend):
             break
-    if not sweep.streamed(backend):  # MESSAGE_S is enough for the repeats of a small message
+    if not sweep.streamed(backend) and not hops_s:  # MESSAGE_S is enough for the repeats of a small message
         return sum(took.values()) * len(spec.measure.collectives)
     sent = sweep.messages([0], list(took), backend)
     return sum(took[message.bytes] * message.sent for message in sent) * len(spec.measure.collectives)

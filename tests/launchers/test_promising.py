@@ -12,7 +12,7 @@ from scaling.launchers.jobs import plan_request
 from scaling.launchers.promising import promised, said_left_out
 from scaling.launchers.tryout import time_model
 from scaling.report.time_left import TimeLeft, said
-from scaling.spec.costs import Machine
+from scaling.spec.machine import Machine
 from scaling.spec.promise import WHOLE
 
 LOCAL = ("topology=local", "topology.device=cpu", "topology.ranks_per_host=2", "measure=quick")

@@ -12,7 +12,8 @@ from scaling.config.compose import requests
 from scaling.launchers.promising import refusal, rounded_up, said_left_out
 from scaling.spec.budget import CaseCosts, Costs, allowance_s, fit_cases, fit_training
 from scaling.spec.cases import cases, variants
-from scaling.spec.costs import Machine, fit, promise, synthetic_timing, training_costs
+from scaling.spec.costs import fit, promise, synthetic_timing, training_costs
+from scaling.spec.machine import Machine
 from scaling.spec.parallel import Parallel
 from scaling.spec.plan import make_plan
 from scaling.spec.promise import (
@@ -210,13 +211,6 @@ def test_every_variant_has_its_own_speed(plan_of):
     known = timing((1, 0.1), variants=(1.0, 3.0))
     assert known.step_s(4, 1) == 3 * known.step_s(4, 0)
     assert len(variants(plan.spec)) == 1
-
-
-def test_ranks_that_share_cores_are_slower():
-    assert Machine(cores=4).slower(2) == pytest.approx(1.1)
-    assert Machine(cores=2).slower(4) == pytest.approx(2 * 1.1)
-    assert Machine(cores=2, beside=2).slower(2) > Machine(cores=2).slower(2)
-    assert Machine(cores=2).slower(1) == 1
 
 
 def test_a_promise_holds_all_of_a_run(plan_of):

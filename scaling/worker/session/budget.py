@@ -12,12 +12,14 @@ from scaling.records.codec import decode, encode
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder
 from scaling.spec import sweep
-from scaling.spec.budget import CaseCosts, Costs, allowance_s, fit_cases, fit_training
+from scaling.spec.budget import BLOCK_S, CaseCosts, Costs, allowance_s, fit_cases, fit_training
 from scaling.spec.cases import Case
-from scaling.spec.plan import Trial
+from scaling.spec.costs import local_ranks
+from scaling.spec.machine import Machine
+from scaling.spec.plan import Plan, Trial
 from scaling.spec.promise import Content, Promise
 from scaling.spec.run import WARMUP_SHARE
-from scaling.worker.session.session import LaunchSession
+from scaling.worker.session.session import LaunchSession, cores_of_host
 
 if TYPE_CHECKING:
     from scaling.worker.measure.prepare import Ready
@@ -69,9 +71,7 @@ class Budget:
         found = None
         if self._session.lead:
             plan, within_s = self._session.plan, self.limit_s
-            found = fit_training(
-                plan, trials, _costs(ready, plan.spec.topology.backend), warm=True, within_s=within_s
-            ).content
+            found = fit_training(plan, trials, _costs(ready, plan), warm=True, within_s=within_s).content
         return self._agreed("content", found)
 
     def fitted_cases(
@@ -95,19 +95,29 @@ class Budget:
         return content
 
 
-def _costs(ready: Mapping[int, Ready], backend: str) -> Costs:
+def _costs(ready: Mapping[int, Ready], plan: Plan) -> Costs:
+    backend, machine = plan.spec.topology.backend, Machine(cores=cores_of_host())
     step_s = {n: warm.step_ns / 1e9 for n, warm in ready.items()}
     alone_s = {n: warm.alone_ns / 1e9 for n, warm in ready.items()}
+    block_s = {n: BLOCK_S * machine.shared(local_ranks(plan, n)) for n in ready}
     exchange_s, sweep_s = {}, {}
     for n, warm in ready.items():
         took = {row.bytes: (row.done_ns - row.launch_ns) / 1e9 for row in warm.sent}
         sent = sweep.messages([0], list(took), backend)
         sweep_s[n] = sum(took[message.bytes] * message.sent for message in sent)
-        largest = max(took, default=0)
-        exchange_s[n] = (
-            sum(message.bytes for message in warm.arms.wire()) / largest * took[largest] if largest else 0.0
-        )
-    return Costs(step_s=step_s, alone_s=alone_s, exchange_s=exchange_s, sweep_s=sweep_s)
+        wire_bytes = sum(message.bytes for message in warm.arms.wire())
+        exchange_s[n] = exchange_of(wire_bytes, took, step_s[n])
+    return Costs(step_s=step_s, alone_s=alone_s, exchange_s=exchange_s, sweep_s=sweep_s, block_s=block_s)
+
+
+def exchange_of(wire_bytes: int, took_s: Mapping[int, float], step_s: float) -> float:
+    """About what the exchange of a step's gradients takes, s. `took_s`: a message, by its bytes.
+
+    A step holds it, so it takes no longer. A sweep of slow messages ends at small ones, which take no time by their
+    bytes.
+    """
+    largest = max(took_s, default=0)
+    return min(wire_bytes / largest * took_s[largest], step_s) if largest else 0.0
 
 
 def _searched_late_s(session: LaunchSession, promise: Promise) -> float:
