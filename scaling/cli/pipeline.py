@@ -40,7 +40,7 @@ from scaling.launchers.batch_search import read_largest
 from scaling.launchers.promising import said_left_out
 from scaling.records.access import find_run
 from scaling.records.check import read_checked
-from scaling.records.checkup import Roofline
+from scaling.records.checkup import KernelTable, Roofline
 from scaling.records.facts import as_recorded, check_meshes
 from scaling.records.files import read_json, write_json
 from scaling.records.launch import Environment, Launches
@@ -220,13 +220,18 @@ def _with_roofline(analysis: Analysis, launches: Launches, plan: Plan) -> Analys
         return dataclasses.replace(analysis, points=points)
     batches = {t.world_size: t.batch for t in plan.trials}
     alike = {p.world_size for p in points if batches[p.world_size] == launch.roofline.work.batch}
-    found = _roofline(launch.roofline, launch.environment(0), analysis, alike)
+    kernels = launch.kernels if plan.spec.topology.device != "cpu" else None
+    found = _roofline(launch.roofline, kernels, launch.environment(0), analysis, alike)
     points = with_utilisation(points, found, alike)
     return dataclasses.replace(analysis, points=points, roofline=found)
 
 
 def _roofline(
-    record: Roofline, environment: Environment | None, analysis: Analysis, alike: Collection[int]
+    record: Roofline,
+    kernels: KernelTable | None,
+    environment: Environment | None,
+    analysis: Analysis,
+    alike: Collection[int],
 ) -> RooflineResult | None:
     """The step without DDP; if measured, the one that ran beside all other ranks. `alike`: sizes of the same batch."""
     largest = max(analysis.points, key=lambda p: p.world_size)
@@ -243,6 +248,7 @@ def _roofline(
         device_name=processor or "",
         input_ms=largest.parts_ms.input,
         also_ms=[p.step_ms for p in analysis.points if p.step_ms and p.world_size in alike],
+        kernels=kernels,
     )
 
 

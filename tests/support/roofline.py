@@ -8,9 +8,12 @@ from scaling.records.checkup import (
     CONVOLUTION,
     COPY,
     MATMUL,
+    SCHEMA,
     STEP_OPS,
     TO_DEVICE_PINNED,
     Ceiling,
+    Kernel,
+    KernelTable,
     Operator,
     StepWork,
 )
@@ -38,6 +41,7 @@ def of(
     recomputed_flops=0,
     device_name="",
     also_ms=(),
+    kernels=None,
     **limits,
 ):
     work = StepWork(
@@ -57,7 +61,23 @@ def of(
         device="cpu: test",
         device_name=device_name,
         also_ms=also_ms,
+        kernels=kernels,
         input_ms=None if input_ms is None else Measured(input_ms),
+    )
+
+
+def kernels(step_ms, busy_ms, *, batch=8, slept_ms=0):
+    """One kernel that takes `busy_ms` of a step on an accelerator."""
+    one = Kernel(
+        key="aten::mm|a", operator="aten::mm", calls=1.0, time_ns=int(busy_ms * 1e6), flops=0, bytes=0
+    )
+    return KernelTable(
+        schema=SCHEMA,
+        batch=batch,
+        precision="fp32",
+        step_ns=int(step_ms * 1e6),
+        kernels=(one,),
+        slept_ns=int(slept_ms * 1e6),
     )
 
 

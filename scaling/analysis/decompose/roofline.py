@@ -3,6 +3,9 @@
 An operator takes at least its FLOPs over the device's peak, its bytes over the copy ceiling at that size, and
 its launch. The largest of the three is its least time and its bound. The sums over the step by bound, and the time to
 fetch a batch, give the bound of the step.
+
+On an accelerator the kernels of a step were timed too. What a step takes beyond their sum, the device waits for the
+host: that is measured, where the ceiling of launches only says what the fastest host would need.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from scaling.records.checkup import (
     STEP_OPS,
     TO_DEVICE_PINNED,
     Ceiling,
+    KernelTable,
     Operator,
     StepWork,
 )
@@ -46,11 +50,12 @@ def roofline(
     device_name: str = "",
     input_ms: Measured | None = None,
     also_ms: Iterable[Measured] = (),
+    kernels: KernelTable | None = None,
 ) -> RooflineResult | None:
     """One rank's step against its ceilings; None where no FLOP was counted or no rate of computing is known.
 
     `device_name`: its own name, by which its data sheet is found. `also_ms`: other steps with the same FLOPs, for which
-    `above` says why one of them is above the peak.
+    `above` says why one of them is above the peak. `kernels`: what they take on an accelerator.
     """
     shown = _with_sheet(ceilings, work.precision, device_name)
     peak = peak_of(shown, work.precision)
@@ -66,6 +71,9 @@ def roofline(
     least["input"] = max(0.0, (input_ms.value if input_ms else 0.0) - least["host_transfer"])
     most = max(least, key=lambda name: least[name])
     bound = most if least[most] > EXPLAINS * step_ms.value else "none"
+    idle = idle_share(kernels) if kernels and kernels.batch == work.batch else None
+    if idle is not None and bound in ("none", "launch"):
+        bound = "launch" if idle > EXPLAINS else "none"
     achieved = 1e3 * work.flops / step_ms
     hfu = achieved * (1 / peak.best)
     mfu = hfu * (1 - work.recomputed_flops / work.flops)
@@ -81,7 +89,7 @@ def roofline(
         bytes=work.bytes,
         operators=work.calls,
         step_ms=step_ms,
-        said=f"{_said(bound, step_ms, least)}; {used}",
+        said=f"{_said(bound, step_ms, least, idle)}; {used}",
         bound=bound,
         least_ms={name: Measured(value) for name, value in least.items()},
         achieved_flop_s=achieved,
@@ -162,7 +170,19 @@ def explain(base: RooflineResult | None, other: RooflineResult | None) -> tuple[
     return tuple(said)
 
 
-def _said(bound: str, step_ms: Measured, least: Mapping[str, float]) -> str:
+def idle_share(kernels: KernelTable) -> float | None:
+    """The share of a step in which no kernel runs, by the sum of kernels that never waited for the host; at least 0.
+
+    None where the model itself sleeps. The host and the device have to be two: on a CPU an operator is its own call.
+    """
+    if kernels.slept_ns or not kernels.step_ns or not kernels.kernels:
+        return None
+    return max(0.0, 1 - kernels.sum_ns / kernels.step_ns)
+
+
+def _said(bound: str, step_ms: Measured, least: Mapping[str, float], idle: float | None) -> str:
+    if bound == "launch" and idle is not None:
+        return f"launch-bound: in {idle:.0%} of a step the device waits for the host to launch its kernels"
     most = max(least, key=lambda name: least[name])
     if bound == "none":
         return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from scaling.analysis.decompose.roofline import EXPLAINS, idle_share
 from scaling.analysis.network.placed import place
 from scaling.analysis.network.ring import Hops, ring_times
 from scaling.analysis.predict.change import Source
@@ -67,7 +68,7 @@ def inputs(
         target = source
     ranks = arms.between_ranks(analysis.points, tables, own, asked, elsewhere=elsewhere)
     slowdown, spread, crowd = ranks.slowdown, ranks.spread, ranks.neighbours
-    launch_us = _launch_us(roofline, measured_cpu=on_cpu, elsewhere=elsewhere)
+    launch_us, of_launches = _launch_us(roofline, table, alone, measured_cpu=on_cpu, elsewhere=elsewhere)
     missing = [
         *([] if slowdown else ["how much communication slows kernels down"]),
         *([] if crowd else ["what ranks of a host cost each other's compute"]),
@@ -92,7 +93,7 @@ def inputs(
         said=(
             f"kernels: {len(table.kernels)} operators and shapes of the run's step, {where}",
             *said,
-            f"host: {launch_us:g} us a launch",
+            f"host: {launch_us:.3g} us a launch{of_launches}",
             *(_said("kernels are slower while communication runs", slowdown)),
             *_said("kernels are slower where all ranks compute at once", crowd),
             *_differs(spread),
@@ -151,11 +152,25 @@ def _capacity(topology: Topology, precision: str) -> int:
     return int(sheet(topology, precision)[1] * RESERVED) if topology.accelerator else HOST_CAPACITY_BYTES
 
 
-def _launch_us(roofline: Roofline, *, measured_cpu: bool, elsewhere: bool) -> float:
+def _launch_us(
+    roofline: Roofline, table: KernelTable, alone_ns: float | None, *, measured_cpu: bool, elsewhere: bool
+) -> tuple[float, str]:
+    """The host's time for a launch, and what is said of it beyond that.
+
+    The ceiling is that of launches in a tight loop. Where the device waits for the host in the run's step, that step is
+    the host's time, with Python's and autograd's part: `alone_ns` over the whole run, else beside the table.
+    """
     if measured_cpu:
-        return LAUNCH_US if elsewhere else 0.0
+        return LAUNCH_US if elsewhere else 0.0, ""
     best = {ceiling.name: ceiling.best for ceiling in roofline.ceilings}
-    return 1e6 / best[LAUNCH] if LAUNCH in best else LAUNCH_US
+    ceiling_us = 1e6 / best[LAUNCH] if LAUNCH in best else LAUNCH_US
+    idle, calls = idle_share(table), sum(kernel.calls for kernel in table.kernels)
+    if idle is None or idle <= EXPLAINS:
+        return ceiling_us, ""
+    own_us = (alone_ns or table.step_ns) / calls / 1e3
+    return max(ceiling_us, own_us), (
+        f": the device waits for the host in {idle:.0%} of the run's step, so the step is the host's time"
+    )
 
 
 def _times(
@@ -174,7 +189,7 @@ def _times(
     scale = awake / table.sum_ns if off > 0 else 1.0
     asleep = f", which sleeps {table.slept_ns / 1e6:.4g} ms besides" if table.slept_ns else ""
     said = [f"their sum is {1 + off:.1%} of the step without timed operators ({awake / 1e6:.4g} ms{asleep})"]
-    if abs(off) > SUM_OFF:
+    if abs(off) > SUM_OFF and (on_cpu or off > 0):
         said[0] += "; it was made to fit, which is an assumption"
     over = max(1.0, alone_ns - table.slept_ns) / awake if on_cpu and alone_ns else 1.0
     if over != 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.roofline import of, op
+from support.roofline import kernels, of, op
 
 from scaling.analysis.decompose.roofline import explain
 from scaling.analysis.results import Measured
@@ -46,6 +46,30 @@ def test_a_batch_that_is_copied_for_long_is_transfer_bound():
 
 def test_a_step_that_no_ceiling_explains_says_so():
     assert of(op(flops=10**9), step_ms=100.0).bound == "none"
+
+
+def test_a_device_whose_kernels_fill_a_fifth_of_a_step_waits_for_its_host():
+    """As an H200 with a small model: the fastest launches explain a quarter of what the host takes."""
+    found = of(op(flops=10**8), step_ms=1.8, launches=1e5, kernels=kernels(1.3, 0.26))
+    assert found.bound == "launch"
+    assert found.said.startswith("launch-bound: in 80% of a step the device waits for the host to launch")
+
+
+@pytest.mark.parametrize(
+    "table", [kernels(20, 19), kernels(20, 25), kernels(20, 2, batch=4), kernels(20, 2, slept_ms=15)]
+)
+def test_a_busy_device_another_batch_and_a_model_that_sleeps_do_not(table):
+    assert of(op(flops=10**9), kernels=table).bound == "none"
+
+
+def test_a_device_that_is_busy_is_not_bound_by_launches_whatever_their_ceiling():
+    slow = {"launches": 1e3, "step_ms": 20.0}
+    assert of(op(flops=1, count=10), **slow).bound == "launch"
+    assert of(op(flops=1, count=10), **slow, kernels=kernels(20, 19)).bound == "none"
+
+
+def test_what_a_ceiling_explains_stays_where_the_device_waits_too():
+    assert of(op(flops=10**10), kernels=kernels(20, 10)).bound == "compute"
 
 
 def test_a_step_above_the_peak_stays_above_it_and_says_why():

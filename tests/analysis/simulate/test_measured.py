@@ -11,7 +11,7 @@ import pytest
 from scaling.analysis.network.ring import Hops, PerHop
 from scaling.analysis.simulate import links, measured
 from scaling.errors import InputError
-from scaling.records.checkup import COPY, SCHEMA, Ceiling, Kernel, KernelTable, Roofline, StepWork
+from scaling.records.checkup import COPY, LAUNCH, SCHEMA, Ceiling, Kernel, KernelTable, Roofline, StepWork
 from scaling.spec.parallel import Mesh, Parallel
 from scaling.spec.simulation import Chip
 from scaling.spec.topology import Topology
@@ -40,6 +40,23 @@ def test_on_a_device_the_rest_is_the_hosts():
     given = table(1_000_000, kernel("aten::mm|a", 400_000, calls=2))
     times, _ = measured._times(given, CHIP, on_cpu=False)
     assert times.us["aten::mm|a"] == pytest.approx(400)
+
+
+LAUNCHES = Ceiling(name=LAUNCH, unit="1/s", size=64, best=1e5, repeats=7)
+
+
+@pytest.mark.parametrize(
+    ("busy_ns", "alone_ns", "launch_us"),
+    [(900_000, None, 10), (100_000, None, 100), (100_000, 2e6, 200), (100_000, 1e4, 10)],
+    ids=["busy", "waits for the host", "over the whole run", "never faster than the ceiling"],
+)
+def test_where_the_device_waits_the_step_is_the_host_s_time(busy_ns, alone_ns, launch_us):
+    given = table(1_000_000, kernel("aten::mm|a", busy_ns // 10, calls=10))
+    found, said = measured._launch_us(
+        roofline(LAUNCHES), given, alone_ns, measured_cpu=False, elsewhere=False
+    )
+    assert found == pytest.approx(launch_us)
+    assert ("waits for the host in 90%" in said) is (busy_ns < 500_000)
 
 
 def test_operators_that_take_longer_than_their_step_are_scaled_to_it_and_that_is_said():
