@@ -22,8 +22,9 @@ def promised(plan: Plan) -> Plan:
     launch fits itself. InputError where not even the least fits; it names a budget that is enough.
     """
     if plan.spec.launcher == "slurm" or plan.variant is not None:
-        if needs_trying(plan.spec):
-            try_model(plan)
+        new = plan if plan.variant is None else dataclasses.replace(plan, spec=plan.variant)
+        if needs_trying(new.spec):
+            try_model(new)
         return plan
     machine, begin = this_machine(), time.monotonic()
     timing = time_model(plan, machine)

@@ -35,9 +35,10 @@ TIMING = "timing "
 
 
 def needs_trying(spec: Spec) -> bool:
-    """Whether the model or data is the user's own, or an option is set that some models do not support."""
+    """Whether the model or data is the user's own, or an option is set that some models or torches do not support."""
     ours = spec.model.target.startswith("scaling.worker.models.") and spec.data.target is None
-    return not ours or spec.compile or spec.channels_last or spec.checkpointing or spec.fused_optimizer
+    options = spec.compile, spec.channels_last, spec.checkpointing, spec.fused_optimizer
+    return not ours or any(options) or spec.fsdp.separate_reduce_scatter_group
 
 
 def try_model(plan: Plan, *, flops: bool = False) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from torch.distributed.fsdp import FSDPModule
 
 from scaling.config.compose import requests
 from scaling.errors import InputError
 from scaling.launchers import tryout
 from scaling.launchers.jobs import plan_request
-from scaling.launchers.tryout import try_model
+from scaling.launchers.tryout import needs_trying, try_model
+from scaling.worker.accelerator.accelerator import Cpu
+from scaling.worker.checks.tryout import run_step
 
 pytestmark = pytest.mark.slow  # each tries in a process that imports torch
 
@@ -84,3 +87,18 @@ def test_a_slow_step_is_no_failure(plan_of, capsys, monkeypatch):
     monkeypatch.setattr(tryout, "TRY_S", 0.2)
     try_model(plan_of("factory", *LOCAL, "+model.args.seconds=60"))
     assert "a step of two samples was not done within 0 s; the run goes on" in capsys.readouterr().err
+
+
+def test_what_this_torch_cannot_do_is_refused_before_a_launch(monkeypatch):
+    asked = (
+        "model=mlp",
+        *LOCAL,
+        "world_sizes=[1]",
+        "parallel=fsdp",
+        "fsdp.separate_reduce_scatter_group=true",
+    )
+    spec = requests("plan", [*asked]).items[0].spec
+    assert needs_trying(spec)
+    monkeypatch.delattr(FSDPModule, "set_separate_reduce_scatter_group", raising=False)  # torch 2.11 has none
+    with pytest.raises(InputError, match=r"^fsdp.separate_reduce_scatter_group=true: torch .* cannot"):
+        run_step(spec, 2, Cpu())

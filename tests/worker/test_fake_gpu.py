@@ -59,8 +59,8 @@ def free_port():
         return any_socket.getsockname()[1]
 
 
-def launch(path, fault="", precision="fp32"):
-    """Both ranks to their end, within its bound: (folder, exit codes)."""
+def launch(path, fault="", precision="fp32", waited_for=(0, 1)):
+    """Start both ranks; wait for these to end, within their bound, and end the other: (folder, their exit codes)."""
     (asked,) = requests("run", [*SHORT, f"precision={precision}"]).items
     topology = dataclasses.replace(asked.spec.topology, device="cuda")
     spec = dataclasses.replace(asked.spec, topology=topology)
@@ -81,7 +81,10 @@ def launch(path, fault="", precision="fp32"):
     end = time.monotonic() + START_S + END_S
     ranks = [subprocess.Popen(command, env={**environment, "RANK": str(rank)}) for rank in range(2)]
     try:
-        codes = [process.wait(timeout=max(1.0, end - time.monotonic())) for process in ranks]
+        codes = [
+            process.wait(timeout=max(1.0, end - time.monotonic()))
+            for process in (ranks[rank] for rank in waited_for)
+        ]
     finally:
         for process in ranks:
             process.kill()
@@ -212,8 +215,9 @@ def test_a_device_that_falls_off_ends_both_and_names_its_rank(tmp_path):
 
 
 def test_a_precision_that_one_device_lacks_is_said_by_its_rank(tmp_path):
-    folder, codes = launch(tmp_path / "run", "old@1@0", precision="bf16")
-    assert codes[1] == 1
+    # Rank 0 waits for rank 1 to join; a launcher ends it seconds after the first error.
+    folder, codes = launch(tmp_path / "run", "old@1@0", precision="bf16", waited_for=[1])
+    assert codes == [1]
     found = cause(gather(folder.launch(0)), folder.launch(0))
     assert found.rank == 1
     assert "precision=bf16: Fake H100 does not have it; it has fp32, fp16" in found.error

@@ -30,6 +30,7 @@ from scaling.worker.checks.work import watching
 from scaling.worker.data.feed import open_feed
 from scaling.worker.data.workload import build
 from scaling.worker.models.options import compiled, loading, shaped
+from scaling.worker.parallel.shard import require_own_reduces
 
 SAMPLES = 2
 """Samples of the step; with one, batch normalisation fails."""
@@ -52,7 +53,12 @@ def device_here(spec: Spec) -> Accelerator:
 
 
 def run_step(spec: Spec, batch: int, device: Accelerator) -> None:
-    """Build, fetch, forward, backward and optimizer step of two samples. StepError says which of them failed."""
+    """Build, fetch, forward, backward and optimizer step of two samples. StepError says which of them failed.
+
+    InputError where this torch lacks what the run asks of it.
+    """
+    if spec.fsdp.separate_reduce_scatter_group:
+        require_own_reduces()
     what, stage = f"model._target_={spec.model.target}", "the factory"
     alone = dataclasses.replace(spec, data=dataclasses.replace(spec.data, workers=0))
     samples, load = min(batch, SAMPLES), loading(spec, device.load)

@@ -110,13 +110,18 @@ def shard(
     return units, labels
 
 
-def _separate_reduce_scatters(module: nn.Module, kept: Any) -> None:
-    """Give a sharded module's reduce-scatters a communicator of their own: `kept`, or a new one where that is None."""
-    assert isinstance(module, FSDPModule)
-    if not hasattr(module, "set_separate_reduce_scatter_group"):
+def require_own_reduces() -> None:
+    """InputError where torch cannot give reduce-scatters a communicator of their own: 2.11 cannot, 2.13 can."""
+    if not hasattr(FSDPModule, "set_separate_reduce_scatter_group"):
         raise InputError(
             f"fsdp.separate_reduce_scatter_group=true: torch {torch.__version__} cannot; try false, or a newer torch"
         )
+
+
+def _separate_reduce_scatters(module: nn.Module, kept: Any) -> None:
+    """Give a sharded module's reduce-scatters a communicator of their own: `kept`, or a new one where that is None."""
+    require_own_reduces()
+    assert isinstance(module, FSDPModule)
     groups = [g for m in module.modules() if isinstance(m, FSDPModule) for g in param_groups(m)]
     for group in groups if kept is not None else ():
         group.mesh_info.reduce_scatter_process_group = kept
