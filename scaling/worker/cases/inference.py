@@ -113,9 +113,6 @@ class Inference:
 
     def _compile(self) -> Callable[[Any], Any]:
         if self._compiled is None:
-            config = torch._dynamo.config  # noqa: SLF001
-            for name in ("recompile_limit", "cache_size_limit"):  # torch 2.6 renamed it
-                if hasattr(config, name):
-                    setattr(config, name, RECOMPILES)
+            torch._dynamo.config.recompile_limit = RECOMPILES  # noqa: SLF001
             self._compiled = torch.compile(self._module, dynamic=False)
         return self._compiled

@@ -103,8 +103,7 @@ def shard(
             assert isinstance(unit, FSDPModule)
             unit._set_unshard_async_op(True)  # noqa: SLF001
             unit.set_custom_reduce_scatter(HostReduceScatter())  # type: ignore[arg-type]
-            if hasattr(unit, "set_custom_all_gather"):  # older torch has none
-                unit.set_custom_all_gather(HostAllGather())  # type: ignore[arg-type]
+            unit.set_custom_all_gather(HostAllGather())  # type: ignore[arg-type]
     if settings.separate_reduce_scatter_group and mesh.size() > 1:
         _separate_reduce_scatters(module, reduces)
     return units, labels

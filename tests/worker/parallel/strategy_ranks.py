@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from scaling.config.compose import requests
@@ -27,13 +28,15 @@ from scaling.worker.parallel.groups import make_groups
 WORLD, STEPS, MICRO, SAMPLES = int(sys.argv[3]), 3, 2, 8
 OF_TWO = ("ddp", "fsdp", "fsdp compiled")
 """Cases of two ranks: HSDP over two is one of these."""
+APART = str(hasattr(FSDPModule, "set_separate_reduce_scatter_group")).lower()
+"""Torch 2.11 cannot."""
 CASES = {
     "ddp": ["parallel=ddp"],
     "fsdp": ["parallel=fsdp"],
     "hsdp": ["parallel=hsdp", "parallel.shard=2"],
     "fsdp keeps": ["parallel=fsdp", "fsdp.reshard_after_forward=false"],
     "fsdp of two": ["parallel=fsdp", "fsdp.reshard_after_forward=2"],
-    "fsdp ahead": ["parallel=fsdp", "fsdp.prefetch=2", "fsdp.separate_reduce_scatter_group=true"],
+    "fsdp ahead": ["parallel=fsdp", "fsdp.prefetch=2", f"fsdp.separate_reduce_scatter_group={APART}"],
     "fsdp by itself": ["parallel=fsdp", "fsdp.prefetch=0"],
     "fsdp in one": ["parallel=fsdp", "fsdp.units=Tail"],
     "fsdp again": ["parallel=fsdp", "checkpointing=true"],
