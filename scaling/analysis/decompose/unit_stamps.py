@@ -10,7 +10,7 @@ Arrays: S steps, R ranks, K collectives of a step in the order of launch; times 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,6 +140,8 @@ def _stamps(
         at = over.begun(released[:, ranks[0]], finished[:, ranks[0]])
         moved = over.shares(at, finished[:, ranks[0]]).transfer
         begun[:, ranks], transfer[:, ranks] = at[:, None], moved[:, None]
+    if over.fifo:
+        _at_the_pace_of_the_fullest(transfer, members, follows)
     transfer, together = served.beside.shares(begun, finished, members, transfer)
     sent = tuple(
         Sent(
@@ -173,6 +175,20 @@ def _stamps(
         waited=waited.to_numpy().astype(float).reshape(count, n),
         steps={name: grid(steps, name, (count, n)) for name in _OF_STEPS},
     )
+
+
+def _at_the_pace_of_the_fullest(
+    transfer: Floats, members: Sequence[Members], follows: Mapping[int, Awaited]
+) -> None:
+    """Give the ranks of a group the least that one of them saw, S x R x K, in place.
+
+    On accelerators a group moves data at the pace of its rank that shares its wire with most others. The others of
+    the group, whose wires are theirs alone, would take that pace for a longer transfer.
+    """
+    for k, of in enumerate(members):
+        for group in of if k not in follows else ():
+            ranks = list(group)
+            transfer[:, ranks, k] = transfer[:, ranks, k].min(axis=1, keepdims=True)
 
 
 def exposed(stamps: UnitStamps) -> tuple[Floats, Floats]:

@@ -162,13 +162,29 @@ def test_the_replay_of_the_steps_as_they_were_takes_as_long_as_they_did(clean):
     assert cycle.replay.free().period() / MS == pytest.approx(UNITS * (FORWARD_MS + BACKWARD_MS))
 
 
+def rows_of(place, sent):
+    """Rows of a rank's step, from (kind, phase, unit, group, launch, done, wait, resume)."""
+    for seq, (kind, phase, unit, group, *times) in enumerate(sent):
+        names = ("launch_ns", "done_ns", "wait_ns", "resume_ns")
+        stamps = {name: round((at + 1000) * MS) for name, at in zip(names, times, strict=True)}
+        what = {"seq": seq, "kind": kind, "phase": phase, "unit": unit, "group": group, "bytes": SIZE}
+        yield {**place, **what, "ready_ns": stamps["launch_ns"], **stamps}
+
+
+SHARDS, COPIES = ((0, 1), (2, 3)), ((0, 2), (1, 3))
+ON_ACCELERATORS = Served(
+    channel=lambda keys, _kinds=(): Channel.of("nccl", keys, lambda _key: 0),
+    groups=lambda rank, key: next(g for g in (SHARDS if key == 2 else COPIES) if rank in g),
+)
+"""Of two copies of two shards; group 2 is a rank's shards, group 3 its copies."""
+
+
 def of_copies(late_ms):
     """Steps of two copies of two shards: a gather, two all-reduces over the copies, and one window for both at the end.
 
     The second all-reduce is behind the first one on its stream, so the copy that is not late has it early.
     """
     rows, steps, now = [], [], 0.0
-    shards, copies = ((0, 1), (2, 3)), ((0, 2), (1, 3))
     for step in range(STEPS):
         behind = [late_ms, late_ms, 0.0, 0.0]  # rank 1 is late, and rank 0 waits for its gather
         first, over = now + late_ms + 13.0, now + late_ms + 23.5
@@ -181,11 +197,7 @@ def of_copies(late_ms):
             ]
             place = {"launch": 0, "block": 1, "round": 0, "step": step, "rank": rank}
             place |= {"arm": "probe", "detailed": True}
-            for seq, (kind, phase, unit, group, *times) in enumerate(sent):
-                names = ("launch_ns", "done_ns", "wait_ns", "resume_ns")
-                stamps = {name: round((at + 1000) * MS) for name, at in zip(names, times, strict=True)}
-                what = {"seq": seq, "kind": kind, "phase": phase, "unit": unit, "group": group, "bytes": SIZE}
-                rows.append({**place, **what, "ready_ns": stamps["launch_ns"], **stamps})
+            rows += rows_of(place, sent)
             ends = dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), (over + 1000) * MS)
             none = ("input_ns", "optimizer_ns", "backward_ns", "earlier_wait_ns", "buffer_wait_ns")
             waits = {
@@ -196,11 +208,8 @@ def of_copies(late_ms):
                 {**place, **dict.fromkeys(none, 0.0), "begin_ns": (now + 1000) * MS, **ends, **waits}
             )
         now = over
-    served = Served(
-        channel=lambda keys, _kinds=(): Channel.of("nccl", keys, lambda _key: 0),
-        groups=lambda rank, key: next(g for g in (shards if key == 2 else copies) if rank in g),
-    )
-    return read_sharded(pl.DataFrame(steps), pl.DataFrame(rows).lazy(), Mesh(replicate=2, shard=2), served)
+    mesh = Mesh(replicate=2, shard=2)
+    return read_sharded(pl.DataFrame(steps), pl.DataFrame(rows).lazy(), mesh, ON_ACCELERATORS)
 
 
 @pytest.mark.parametrize("late_ms", [0.0, 30.0])
@@ -208,6 +217,41 @@ def test_a_window_that_several_collectives_share_is_left_for_the_last_one_alone(
     (cycle,) = of_copies(late_ms).cycles
     assert cycle.replay.period() / MS == pytest.approx(23.5 + late_ms)
     assert cycle.replay.without([1]).period() / MS == pytest.approx(23.5)
+
+
+def test_an_all_reduce_goes_at_the_pace_of_its_rank_that_shares_its_wire():
+    """Shards 0 and 1 reduce-scatter beside it and take twice as long for both; 2 and 3 have done so before."""
+    rows, steps = [], []
+    for rank in range(4):
+        place = {
+            "launch": 0,
+            "block": 1,
+            "round": 0,
+            "step": 0,
+            "rank": rank,
+            "arm": "probe",
+            "detailed": True,
+        }
+        scattered = (30.0, 50.0) if rank < 2 else (5.0, 15.0)
+        sent = [
+            (REDUCE, BACKWARD, 0, 2, *scattered, *scattered),
+            (ALL_REDUCE, BACKWARD, 0, 3, 30.0 if rank < 2 else 15.0, 50.0, scattered[1], 50.0),
+        ]
+        rows += rows_of(place, sent)
+        none = (
+            "input_ns",
+            "optimizer_ns",
+            "backward_ns",
+            "earlier_wait_ns",
+            "buffer_wait_ns",
+            "forward_wait_ns",
+        )
+        waits = {"begin_ns": 1000.0 * MS, "backward_wait_ns": (50.0 - scattered[0]) * MS}
+        ends = dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), 1050.0 * MS)
+        steps.append({**place, **dict.fromkeys(none, 0.0), **waits, **ends})
+    mesh = Mesh(replicate=2, shard=2)
+    ((_, stamps, _),) = unit_blocks(pl.DataFrame(steps), pl.DataFrame(rows).lazy(), mesh, ON_ACCELERATORS)
+    np.testing.assert_allclose(stamps.transfer[0].T / MS, 10.0)
 
 
 def test_all_kinds_that_divided_layers_send_are_in_the_loss():
