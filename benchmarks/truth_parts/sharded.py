@@ -95,11 +95,9 @@ class Cell:
                 f"measure.budget_s={BUDGET_S[self.strategy, self.hosts]}",
                 "measure.rounds_max=6",
             ]
-        # Communicators of a simulated rank have links of their own. Without gathers in backward none of them overlap.
-        apart = [f"parallel.shard={SHARD}", "fsdp.reshard_after_forward=false"]
         return [
             *common,
-            *(apart if self.strategy == "hsdp" else []),
+            *([f"parallel.shard={SHARD}"] if self.strategy == "hsdp" else []),
             "topology=local",
             "topology.device=sim",
             f"topology.ranks_per_host={self.ranks}",
@@ -163,8 +161,7 @@ def expected(cell: Cell) -> list[Expected]:
     copies = cell.ranks // s
     links = cell.where == LINKS
     across = cell.strategy == "fsdp"  # within a host nothing is shaped
-    gathers = ["forward"] if cell.strategy == "hsdp" and not links else ["forward", "backward"]
-    kinds = [("all_gather", phase) for phase in gathers] + [("reduce_scatter", "backward")]
+    kinds = [("all_gather", "forward"), ("all_gather", "backward"), ("reduce_scatter", "backward")]
     ring = (s - 1) / s * whole
     timed = across or not links
     found = [

@@ -10,14 +10,15 @@ import torch.distributed as dist
 from torch import nn
 
 from scaling.worker.simulated import trace
-from scaling.worker.simulated.device import configure, host_spend_us, line, link_ns, set_link
+from scaling.worker.simulated.device import configure, host_spend_us, line, link_ns, set_link, set_wire
 from simulated_device import ranks
 
 pytestmark = pytest.mark.slow
 MS = 1_000_000
 
 
-def late_receiver(rank, world, nbytes=1 << 20):
+def late_receiver(rank, world, nbytes=1 << 20, wires=()):
+    set_wire(*wires)
     configure(buffered_bytes=1 << 20)
     set_link(line(1000, 1))
     x = torch.full((nbytes,), rank + 1, dtype=torch.uint8, device="sim")
@@ -33,15 +34,21 @@ def late_receiver(rank, world, nbytes=1 << 20):
     return task.wait_ns, task.transfer_ns - link_ns("send_recv", nbytes, 2), x[0].item()
 
 
-def test_a_sender_of_few_bytes_does_not_wait_for_a_late_receiver():
-    assert ranks.run(late_receiver, 2) == [(0, 0, 1), (0, 0, 1)]
+WIRES = pytest.mark.parametrize("wires", [(), ("*",)], ids=["own_links", "one_wire"])
 
 
-def test_a_sender_of_many_bytes_does():
-    assert ranks.run(late_receiver, 2, nbytes=2 << 20) == [(50 * MS, 0, 1), (0, 0, 1)]
+@WIRES
+def test_a_sender_of_few_bytes_does_not_wait_for_a_late_receiver(wires):
+    assert ranks.run(late_receiver, 2, wires=wires) == [(0, 0, 1), (0, 0, 1)]
 
 
-def late_in_a_broadcast(rank, world, nbytes):
+@WIRES
+def test_a_sender_of_many_bytes_does(wires):
+    assert ranks.run(late_receiver, 2, nbytes=2 << 20, wires=wires) == [(50 * MS, 0, 1), (0, 0, 1)]
+
+
+def late_in_a_broadcast(rank, world, nbytes, wires):
+    set_wire(*wires)
     configure(buffered_bytes=1 << 20)
     set_link(line(1000, 1))
     x = torch.full((nbytes,), rank + 1, dtype=torch.uint8, device="sim")
@@ -54,9 +61,14 @@ def late_in_a_broadcast(rank, world, nbytes):
     return task.wait_ns, x[0].item()
 
 
-def test_a_root_does_not_wait_for_a_late_receiver_of_few_bytes():
-    assert ranks.run(late_in_a_broadcast, 3, nbytes=1 << 10) == [(0, 1), (0, 1), (0, 1)]
-    assert ranks.run(late_in_a_broadcast, 3, nbytes=2 << 20) == [(50 * MS, 1), (50 * MS, 1), (0, 1)]
+@WIRES
+def test_a_root_does_not_wait_for_a_late_receiver_of_few_bytes(wires):
+    assert ranks.run(late_in_a_broadcast, 3, nbytes=1 << 10, wires=wires) == [(0, 1), (0, 1), (0, 1)]
+    assert ranks.run(late_in_a_broadcast, 3, nbytes=2 << 20, wires=wires) == [
+        (50 * MS, 1),
+        (50 * MS, 1),
+        (0, 1),
+    ]
 
 
 def ring(rank, world):

@@ -204,6 +204,25 @@ def test_units_that_stay_gathered_are_predicted_from_ones_that_do_not(tmp_path):
     assert point["step_ms"]["value"] == pytest.approx(measured["kept"], rel=0.02)
 
 
+def test_copies_with_a_late_rank_share_the_wire_of_each_rank(tmp_path):
+    """A copy's reduce-scatters overlap the all-reduces, at different times on the two copies of a late rank."""
+    rate, late = 1, ("inject.rank=1", "inject.compute_ms=30")
+    hsdp = ("parallel=hsdp", "parallel.shard=2", "world_sizes=[4]", "topology.ranks_per_host=4")
+    more = (
+        f"topology.simulated.link_gb_s={rate}",
+        "fsdp.reshard_after_forward=false",
+        "measure.budget_s=300",
+    )
+    document, _ = run(tmp_path, *SHARDED, *hsdp, *late, *more, said="Rank 1 is late")
+    (point,) = document["points"]
+    moved = 16 * 2**20  # each kind's over a rank's wire: 1/2 of 32 MiB, or 2 x 1/2 of 16
+    assert len(point["comm"]["collectives"]) == 3
+    for sent in point["comm"]["collectives"]:
+        assert sent["transfer_ms"]["value"] == pytest.approx(2 * 0.020 + moved / (rate * 1e6), rel=0.005)
+    assert point["straggler"]["cost_ms"]["value"] == pytest.approx(30, rel=0.02)
+    assert point["closure"]["value"] == pytest.approx(1, abs=0.005)
+
+
 def test_hsdp_over_four_is_predicted_from_fsdp_over_two(tmp_path):
     """torch lists what it would send; the run's own times and link say how long it takes."""
     measured = {}

@@ -41,6 +41,10 @@ class Accelerator:
         """Inside, nobody reads results: a simulated device need not compute what its model of time does not ask for."""
         return contextlib.nullcontext()
 
+    def waiting(self) -> contextlib.AbstractContextManager[None]:
+        """Around a wait for other ranks on the host, in which this one starts nothing on its device."""
+        return contextlib.nullcontext()
+
     def barrier(self, group: Any) -> None:
         """Wait for the ranks of a control group, on the host."""
         dist.barrier(group)

@@ -19,7 +19,7 @@ from scaling.spec.topology import SIMULATED, SimulatedDevice
 from scaling.worker.accelerator.clock import use_clock
 from scaling.worker.accelerator.torch_accelerator import TorchAccelerator
 
-_US_NS, _GIGA, _TERA = 1e3, 1e9, 1e12
+_GIGA, _TERA = 1e9, 1e12
 _asked = {"arithmetic": True}
 """Whether kernels compute, as `prepare` was told; a program that loaded the device itself has them compute."""
 
@@ -30,7 +30,7 @@ def prepare(settings: SimulatedDevice, devices: int) -> None:
     BuildError where it is not built and cannot be: the launcher builds it before ranks start.
     """
     from scaling.worker import simulated  # noqa: PLC0415  # only such runs need it
-    from scaling.worker.simulated.device import configure, line, set_link  # noqa: PLC0415
+    from scaling.worker.simulated.device import configure, line, set_link, set_wire  # noqa: PLC0415
 
     simulated.load()
     _asked["arithmetic"] = settings.arithmetic
@@ -49,15 +49,19 @@ def prepare(settings: SimulatedDevice, devices: int) -> None:
         capacity_bytes=settings.capacity_bytes,
     )
     set_link(line(settings.link_us, settings.link_gb_s))
+    set_wire("*")  # ranks are on one host: each has one link, whatever groups it is in
 
 
 class SimulatedAccelerator(TorchAccelerator):
     """One simulated device. `prepare` comes first, or a program that loaded the device itself."""
 
     def __init__(self, index: int) -> None:
-        from scaling.worker.simulated.device import host_spend_us  # noqa: PLC0415
+        from scaling.worker.simulated.device import host_spend_us, load  # noqa: PLC0415
 
         super().__init__(SIMULATED, index)
+        self._library = load()
+        self._meetings: dict[str, Any] = {}
+        """Of the ranks of each control group that had a barrier."""
         self._clock_ns: Any = self._module.clock_ns
         before = self._clock_ns()
         time.sleep(1e-4)
@@ -82,13 +86,28 @@ class SimulatedAccelerator(TorchAccelerator):
         finally:
             configure(math=_asked["arithmetic"])
 
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """The host rests: what ends next on a wire does not depend on it."""
+        self._library.host_rests(True)
+        try:
+            yield
+        finally:
+            self._library.host_rests(False)
+
     def barrier(self, group: Any) -> None:
-        """Wait for the ranks of a control group; on the virtual clock all go on at the time of the last one."""
+        """Wait for the ranks of a control group; on the virtual clock all go on at the time of the last one.
+
+        They meet in the device's own memory: whoever comes last has them all count as at work again, so nothing ends on
+        a wire before each of them has said what it does next.
+        """
         if not self.virtual:
             super().barrier(group)
             return
-        from scaling.worker.simulated.device import host_spend_us  # noqa: PLC0415
-
-        latest = torch.tensor([self._clock_ns()], dtype=torch.int64)
-        dist.all_reduce(latest, dist.ReduceOp.MAX, group=group)
-        host_spend_us(max(0, int(latest) - self._clock_ns()) / _US_NS)
+        backend = group._get_backend(torch.device("cpu"))  # noqa: SLF001
+        if group.group_name not in self._meetings:
+            store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
+            name = f"meeting/{group.group_name}"
+            found = self._library.find_meeting(store, name, dist.get_rank(group), dist.get_world_size(group))
+            self._meetings[group.group_name] = found
+        self._meetings[group.group_name].meet(backend.options._timeout.total_seconds())  # noqa: SLF001

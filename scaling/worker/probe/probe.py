@@ -131,7 +131,7 @@ class Probe:
             host=agreement.host,
             folder=folder,
             device=device,
-            control=Control(agreement.store, agreement.rank, patience_s=PATIENCE_S),
+            control=Control(agreement.store, agreement.rank, patience_s=PATIENCE_S, waiting=device.waiting),
         )
         self._device = device
         self.phases = marks_of(followed, self._model, device.clock.stamp)

@@ -10,6 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -28,11 +29,22 @@ class Aborted(Exception):  # noqa: N818
 class Control:
     """Agreement between the ranks of one launch."""
 
-    def __init__(self, store: Any, rank: int, *, patience_s: float = math.inf) -> None:
-        """`patience_s`: how long to wait for one key. A launcher ends its launch; an own loop needs a limit."""
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        *,
+        patience_s: float = math.inf,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """`patience_s`: how long to wait for one key. A launcher ends its launch; an own loop needs a limit.
+
+        `waiting`: a context around each wait (`Accelerator.waiting`).
+        """
         self._store = store
         self._rank = rank
         self._patience_s = patience_s
+        self._waiting = waiting
 
     def abort(self, record: dict[str, Any]) -> bool:
         """Tell all ranks that this one failed. Returns whether it was the first."""
@@ -44,7 +56,8 @@ class Control:
         end = time.monotonic() + self._patience_s
         while True:
             try:
-                self._store.wait([key], SLICE)
+                with self._waiting():
+                    self._store.wait([key], SLICE)
             except RuntimeError as error:
                 if not isinstance(error, dist.DistStoreError) and not str(error).startswith(WAITED):
                     raise

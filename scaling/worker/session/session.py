@@ -101,7 +101,7 @@ class LaunchSession(Session):
             host=self.spec.topology.host_of(rank),
             folder=folder,
             device=device,
-            control=Control(store, rank),
+            control=Control(store, rank, waiting=device.waiting),
         )
         self.parts = {t.world_size: plan.sub_groups(t.world_size, world) for t in (*trials, *self.baseline)}
         """Sub-groups of each world size, which run at the same time."""

@@ -93,7 +93,10 @@ def unlink() -> None:
 
 
 def set_wire(*groups: str, ranks_per_node: int = 1) -> None:
-    """Let transfers of these groups share a wire at each node; csrc/wire.h says how. No groups: share none."""
+    """Let transfers of these groups share a wire at each node; csrc/wire.h says how. No groups: share none.
+
+    Groups are named as in `set_link`; "*": all that were given no wire.
+    """
     load().set_wire(list(groups), ranks_per_node)
 
 

@@ -1,4 +1,5 @@
 // What Python sees, and the timer that DDP's logger asks for.
+#include "quiet.h"
 #include "simccl.h"
 
 #include <pybind11/chrono.h>
@@ -118,6 +119,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("event_ns", &event_ns, free);
   m.def("host_ns", &host_ns);
   m.def("host_spend_us", [](double us) { host_spend(ns(us)); });
+  m.def("host_rests", [](bool rests) { rests ? host_at_rest() : host_at_work(); });
   m.def("sleep_us", &sleep_on_stream);
   m.def("lose_device", [](int device, double after_us) { lose_device(device, host_ns() + ns(after_us)); });
   m.def("clear_error", &clear_async);
@@ -142,4 +144,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       },
       free);
   m.def("create", &create, free);
+  py::class_<Meeting, std::shared_ptr<Meeting>>(m, "Meeting")
+      .def("meet", [](Meeting& meeting, double timeout_s) { meet_hosts(meeting, ns(timeout_s * 1e6)); }, free);
+  m.def("find_meeting", &found, free);
 }

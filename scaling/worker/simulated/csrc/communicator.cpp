@@ -82,23 +82,28 @@ SimCCL::SimCCL(StorePtr store, int rank, int size, std::chrono::milliseconds tim
     all_in(store_, "world", size);  // from here on none of the job's ranks is missing
 }
 
-// As NCCL's: made at the first operation, by all its ranks at once; the hosts wait for each other.
-SimCCL::MeetingPtr SimCCL::rendezvous(const std::string& name, int rank, int size) {
+// All of its ranks call this at once; the hosts wait for each other.
+std::shared_ptr<Meeting> found(const StorePtr& store, const std::string& name, int rank, int size) {
+  HostRests rests;
   std::shared_ptr<Meeting> m;
-  if (config().alike) {
-    host_spend(config().communicator_ns);
-    return Meeting::alone(rank, size);
-  }
   if (rank == 0) {
     m = Meeting::create(rank, size);
-    store_->set(name, as_value(m->path()));
+    store->set(name, as_value(m->path()));
   } else {
-    m = Meeting::open(told(store_, name), rank, size);
+    m = Meeting::open(told(store, name), rank, size);
   }
-  all_in(store_, name, size);
+  all_in(store, name, size);
   if (rank == 0)
     m->unlink();
-  host_reach(m->meet(host_ns(), timeout_).last());
+  return m;
+}
+void meet_hosts(Meeting& m, ns_t timeout) { host_reach(m.meet(host_ns(), timeout).last()); }
+
+// As NCCL's: made at the first operation, by all its ranks at once.
+SimCCL::MeetingPtr SimCCL::rendezvous(const std::string& name, int rank, int size) {
+  MeetingPtr m = config().alike ? Meeting::alone(rank, size) : found(store_, name, rank, size);
+  if (!config().alike)
+    meet_hosts(*m, timeout_);
   host_spend(config().communicator_ns);
   return m;
 }
@@ -162,8 +167,9 @@ WorkPtr SimCCL::with_copies(WorkPtr work, bool async, int device, std::vector<Te
 
 // When this rank's part of an operation begins. Who broadcasts few bytes leaves them in buffers and goes on;
 // the receivers wait for it and for nobody else. Everything else begins for all ranks with the last one.
+static bool apart(const Collective& c) { return c.root >= 0 && c.bytes <= config().buffered_bytes; }
 static ns_t begins(const Collective& c, const Arrivals& arrivals, int rank) {
-  if (c.root < 0 || c.bytes > config().buffered_bytes)
+  if (!apart(c))
     return arrivals.last();
   return std::max(arrivals.of(rank), arrivals.of(c.root));
 }
@@ -173,11 +179,12 @@ TaskFn SimCCL::task_of(std::vector<Collective> all, int64_t bytes) {
   for (auto& c : all) wire += wire_bytes(c.kind, c.bytes, size_);
   ns_t alone = size_ > 1 ? link_ns(pg_desc_, all[0].kind, wire) : 0;
   bool compute = computes(bytes), shared = shares(pg_desc_);
+  auto ranks = apart(all[0]) ? own() : ranks_;
   for (auto& c : all) c.tensors.clear();  // the tasks hold the bytes, not the tensors
   return [all = std::move(all), alone, compute, shared, meeting = communicator(), timeout = timeout_,
-          ranks = ranks_, group = pg_desc_, number = number_](ns_t start, Notes& notes) mutable {
+          ranks = std::move(ranks), group = pg_desc_, number = number_](ns_t start, Notes& notes) mutable {
     auto arrivals = meeting->meet(start, timeout);
-    ns_t met = shared ? arrivals.last() : begins(all[0], arrivals, meeting->rank);
+    ns_t met = begins(all[0], arrivals, meeting->rank);
     if (meeting->alike && meeting->size > 1) {  // the latest of the peers, which are alike but for their noise
       met = std::max(met, notes.place.latest());
       notes.place = {met, met, 0};

@@ -56,14 +56,16 @@ WorkPtr SimCCL::launch_messages(std::vector<Message> all, bool batched) {
   auto type = all.size() > 1 ? OpType::COALESCED : all[0].outgoing ? OpType::SEND : OpType::RECV;
   auto* kind = all.size() > 1 ? "batch" : all[0].outgoing ? "send" : "recv";
   auto work = c10::make_intrusive<SimWork>(rank_, type, device, ++number_, tensors, false);
-  auto task = [letters = std::move(letters), meeting, alone, timeout = timeout_](ns_t start,
-                                                                                 Notes& notes) mutable {
+  auto task = [letters = std::move(letters), meeting, alone, shared = shares(pg_desc_), ranks = own(),
+               group = pg_desc_, number = number_, timeout = timeout_](ns_t start, Notes& notes) mutable {
     ns_t met = deliver(*meeting, letters, start, timeout);
     letters.clear();
     notes.met = met;
     notes.alone = alone;
     if (!config().virtual_clock)
       sleep_until(met + alone);
+    if (shared)
+      return settle_transfer({meeting->id(), number, group, ranks, met, alone, timeout});
     return met + alone;
   };
   return enqueue(lane(lane_name, device), work, true, kind, out + in, std::move(task), tensors);

@@ -7,6 +7,12 @@
 namespace sim {
 void at_work(int threads);  // said by who wakes them, before it rests itself
 void at_rest();             // a stream's thread waits, or has nothing to do
+// The host rests while any of its threads waits: for its device, or for other hosts.
 void host_at_work();
 void host_at_rest();
+struct HostRests {
+  HostRests() { host_at_rest(); }
+  ~HostRests() { host_at_work(); }
+  HostRests(const HostRests&) = delete;
+};
 }  // namespace sim

@@ -64,6 +64,10 @@ struct Message {
   bool outgoing;
 };
 
+// Where hosts meet outside the device: all of its ranks find it at once, and each time go on with the last one.
+std::shared_ptr<Meeting> found(const StorePtr& store, const std::string& name, int rank, int size);
+void meet_hosts(Meeting& m, ns_t timeout);
+
 class SimCCL final : public c10d::Backend {
  public:
   struct Settings : Options {
@@ -120,6 +124,7 @@ class SimCCL final : public c10d::Backend {
   MeetingPtr rendezvous(const std::string& name, int rank, int size);
   MeetingPtr communicator();
   MeetingPtr pair(int peer);
+  std::vector<int64_t> own() const { return {ranks_[size_t(rank_)]}; }
   Lane& lane(const std::string& name, int device);
   WorkPtr run(Collective c, bool blocks_host = false);
   WorkPtr launch(std::vector<Collective> all, bool blocks_host);

@@ -59,8 +59,7 @@ void Mark::finish(const Place& p) {
     done = true;
     if (streams)
       at_work(streams);
-    if (hosts)
-      host_at_work();
+    for (; hosts; --hosts) host_at_work();
   }
   cv.notify_all();
 }

@@ -19,13 +19,13 @@ struct Flight {
   int wire, waiting;      // wire 0: shared with nobody
   uint64_t nodes, ranks;  // a bit each
   uint64_t communicator, number;
-  double start, left, slowdown;
+  double start, at, left, slowdown;  // at: `left` is what is left then
   ns_t end;
 };
 struct World {
   SharedLock lock;
   std::atomic<int64_t> working;
-  double now;
+  std::atomic<uint64_t> members;  // a bit each, of the ranks whose process has to live
   Flight flights[kFlights];
 };
 
@@ -41,7 +41,7 @@ World* alone() {
 std::atomic<World*> joined{nullptr};
 std::unique_ptr<SharedMemory> memory;
 int own_rank = 0;
-std::atomic<bool> host_rests{false};
+std::atomic<int> hosts_resting{0};  // threads of this host
 World& world() {
   auto* w = joined.load();
   return w ? *w : *alone();
@@ -66,28 +66,30 @@ double pace(const World& w, const Flight& f, double t) {
   return 1.0 / fullest;
 }
 
-// Under the lock, while nobody works: go from change to change until some operation ends.
+// Under the lock, while nobody works: go from change to change until some operation ends. Ranks that have nothing to
+// do with each other need not agree on what time it is, so each operation goes on from where it is.
 void settle(World& w) {
   for (bool ended = false; !ended;) {
-    double next = std::numeric_limits<double>::infinity(), first = next;
+    double next = std::numeric_limits<double>::infinity(), t = next;
     for (auto& f : w.flights)
       if (f.used && !f.done)
-        first = std::min(first, f.start);
-    if (std::isinf(first))
+        t = std::min(t, f.at);
+    if (std::isinf(t))
       return;
-    double t = std::max(w.now, first);
     std::vector<std::pair<Flight*, double>> going;
     for (auto& f : w.flights) {
-      if (started(f, t)) {
+      if (!f.used || f.done)
+        continue;
+      if (f.at <= t) {
         going.emplace_back(&f, pace(w, f, t));
         next = std::min(next, t + f.left / going.back().second);
-      } else if (f.used && !f.done) {
-        next = std::min(next, f.start);
+      } else {
+        next = std::min(next, f.at);
       }
     }
-    w.now = next;
     for (auto& [f, speed] : going) {
       f->left -= (next - t) * speed;
+      f->at = next;
       if (f->left > 1e-3)
         continue;
       f->done = ended = true;
@@ -102,13 +104,21 @@ void rest(World& w) {
     settle(w);
 }
 
+// A rank whose process ended without leaving; below 0: none.
+int missing(const World& w) {
+  for (int r = 0; memory && r < kMaxRanks; ++r)
+    if (r != own_rank && w.members >> r & 1 && !memory->signed_in(r) && w.members >> r & 1)
+      return r;
+  return -1;
+}
+
 // The first rank of an operation enters it, the others find it; all wait until it is settled.
 ns_t settled(World& w, const Flight& wanted, ns_t patience) {
   SharedGuard guard(w.lock);
   Flight* mine = nullptr;
   for (auto& f : w.flights)
     if (f.used && !f.kernel && !wanted.kernel && f.communicator == wanted.communicator &&
-        f.number == wanted.number)
+        f.number == wanted.number && f.ranks == wanted.ranks)
       mine = &f;
   if (!mine) {
     mine = std::find_if(w.flights, w.flights + kFlights, [](const Flight& f) { return !f.used; });
@@ -118,15 +128,18 @@ ns_t settled(World& w, const Flight& wanted, ns_t patience) {
   }
   ++mine->waiting;
   rest(w);
-  for (ns_t until = monotonic_ns() + patience; !mine->done;) {
-    if (closing() || monotonic_ns() > until) {
+  for (ns_t until = monotonic_ns() + patience, looked = 0; !mine->done;) {
+    ns_t now = monotonic_ns();
+    int gone = now - looked > kLook ? missing(w) : -1;
+    looked = gone < 0 && now - looked > kLook ? now : looked;
+    if (gone >= 0 || closing() || now > until) {
       ++w.working;
-      throw PeerFailure(
-          "what shares the wire could not be settled: a rank is gone, or waits for something that is not "
-          "its device",
-          patience);
+      throw PeerFailure(gone >= 0 ? "rank " + std::to_string(gone) + " is gone"
+                                  : "what shares the wire could not be settled: a rank waits for something "
+                                    "that is not its device",
+                        patience);
     }
-    w.lock.wait_until(std::min(until, monotonic_ns() + 5 * kLook));
+    w.lock.wait_until(std::min(until, now + 5 * kLook));
   }
   ns_t end = mine->end;
   if (--mine->waiting == 0)
@@ -136,6 +149,12 @@ ns_t settled(World& w, const Flight& wanted, ns_t patience) {
 
 std::map<std::string, int> wires;
 int ranks_of_node = 1;
+int wire_of(const std::string& group) {
+  for (auto& name : {group, std::string("*")})
+    if (auto it = wires.find(name); it != wires.end())
+      return it->second;
+  return 0;
+}
 }  // namespace
 
 void at_work(int threads) { world().working += threads; }
@@ -148,11 +167,11 @@ void at_rest() {
   }
 }
 void host_at_rest() {
-  if (!host_rests.exchange(true))
+  if (hosts_resting++ == 0)
     at_rest();
 }
 void host_at_work() {
-  if (host_rests.exchange(false))
+  if (--hosts_resting == 0)
     at_work(1);
 }
 
@@ -165,13 +184,12 @@ void set_wire(const std::vector<std::string>& groups, int ranks_per_node) {
   ranks_of_node = std::max(1, ranks_per_node);
 }
 bool shares(const std::string& group) {
-  return config().virtual_clock && (config().slowdown > 0 || wires.count(group));
+  return config().virtual_clock && (config().slowdown > 0 || wire_of(group));
 }
 ns_t settle_transfer(const Transfer& t) {
   Flight f{};
   f.used = true;
-  auto wire = wires.find(t.group);
-  f.wire = wire == wires.end() ? 0 : wire->second;
+  f.wire = wire_of(t.group);
   if (config().alike) {  // one rank, at one node
     f.ranks = uint64_t(1) << own_rank;
     f.nodes = 1;
@@ -186,7 +204,7 @@ ns_t settle_transfer(const Transfer& t) {
   }
   f.communicator = t.communicator;
   f.number = t.number;
-  f.start = double(t.start);
+  f.start = f.at = double(t.start);
   f.left = double(t.alone);
   return settled(world(), f, std::max(t.timeout, kPatience));
 }
@@ -194,7 +212,7 @@ ns_t settle_kernel(int, ns_t start, ns_t alone) {
   Flight f{};
   f.used = f.kernel = true;
   f.ranks = uint64_t(1) << own_rank;
-  f.start = double(start);
+  f.start = f.at = double(start);
   f.left = double(alone);
   f.slowdown = config().slowdown;
   return settled(world(), f, kPatience);
@@ -215,12 +233,18 @@ void join_world(const std::string& path, int rank) {
     memory = std::make_unique<SharedMemory>(SharedMemory::open(path, sizeof(World)));
   own_rank = rank;
   auto* w = reinterpret_cast<World*>(memory->data());
+  memory->sign_in(rank);
+  if (rank < kMaxRanks)
+    w->members |= uint64_t(1) << rank;
   w->working += 1;
   joined = w;
 }
 void leave_world() {
-  if (joined.load())
+  if (auto* w = joined.load()) {
+    if (own_rank < kMaxRanks)
+      w->members &= ~(uint64_t(1) << own_rank);
     at_rest();
+  }
   joined = nullptr;
 }
 }  // namespace sim
