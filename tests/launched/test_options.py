@@ -2,6 +2,7 @@
 
 import json
 
+import polars as pl
 import pytest
 
 LOCAL = (
@@ -55,6 +56,51 @@ def test_compiled_units_of_a_sharded_model_beside_a_compiled_replica(measured):
         ("all_gather", "backward"),
         ("reduce_scatter", "backward"),
     }
+
+
+@pytest.mark.slow
+def test_compiled_units_of_copies_send_what_eager_ones_do_and_stamp_all_of_it(measured):
+    """torch.compile may move a call out of the tap's sight, so each rank's every step has to show each collective."""
+    run, _ = measured(
+        *[word for word in LOCAL if not word.startswith(("measure.budget", "topology.ranks", "world_sizes"))],
+        "model=mlp model.depth=2 model.width=256 compile=true parallel=hsdp parallel.shard=2",
+        "topology.ranks_per_host=4 world_sizes=[4] measure.budget_s=120",
+    )
+    document = json.loads((run / "analysis.json").read_text())
+    (point,) = document["points"]
+    sent = {(row["kind"], row["phase"], row["communicator"]): row for row in point["comm"]["collectives"]}
+    assert set(sent) == {
+        ("all_gather", "forward", "shard"),
+        ("all_gather", "backward", "shard"),
+        ("reduce_scatter", "backward", "shard"),
+        ("all_reduce", "backward", "replicate"),
+    }
+    size = payload_of(run)
+    assert sent["all_gather", "forward", "shard"]["bytes"] == size
+    assert sent["reduce_scatter", "backward", "shard"]["bytes"] == size
+    assert sent["all_reduce", "backward", "replicate"]["bytes"] == size // 2
+    assert all(row["transfer_ms"]["value"] > 0 for row in sent.values())
+    assert document["quality"]["dropped_blocks"] == document["quality"]["dropped_samples"] == 0
+    assert point["closure"] is not None
+
+    step = ["launch", "rank", "block", "step"]
+    detailed = (pl.col("arm") == "probe") & pl.col("detailed")
+    rows = pl.read_parquet(run / "buckets.parquet").filter(detailed)
+    assert rows.group_by(step).len()["len"].n_unique() == 1
+    assert rows.group_by("seq").agg(pl.col("kind", "bytes", "unit", "phase").n_unique()).select(
+        pl.all().exclude("seq").max()
+    ).row(0) == (1, 1, 1, 1)
+    steps = pl.read_parquet(run / "steps.parquet").filter(detailed)
+    assert rows.select(step).n_unique() == len(steps)
+    within = rows.join(steps, on=step, suffix="_of_step")
+    assert len(within) == len(rows)
+    assert within.select(
+        pl.all_horizontal(
+            pl.col("begin_ns") <= pl.col("launch_ns"),
+            pl.col("launch_ns") <= pl.col("done_ns"),
+            pl.col("done_ns") <= pl.col("end_ns"),
+        ).all()
+    ).item()
 
 
 @pytest.mark.slow
