@@ -213,12 +213,13 @@ def test_copies_with_a_late_rank_share_the_wire_of_each_rank(tmp_path):
         "fsdp.reshard_after_forward=false",
         "measure.budget_s=300",
     )
-    document, _ = run(tmp_path, *SHARDED, *hsdp, *late, *more, said="Rank 1 is late")
+    document, _ = run(tmp_path, *SHARDED, *hsdp, *late, *more)
     (point,) = document["points"]
     moved = 16 * 2**20  # each kind's over a rank's wire: 1/2 of 32 MiB, or 2 x 1/2 of 16
     assert len(point["comm"]["collectives"]) == 3
     for sent in point["comm"]["collectives"]:
         assert sent["transfer_ms"]["value"] == pytest.approx(2 * 0.020 + moved / (rate * 1e6), rel=0.005)
+    assert point["straggler"]["rank"] == 1
     assert point["straggler"]["cost_ms"]["value"] == pytest.approx(30, rel=0.02)
     assert point["closure"]["value"] == pytest.approx(1, abs=0.005)
 
