@@ -31,6 +31,33 @@ NVLS = (
 )
 
 
+ON_AN_H200 = """\
+vm:653:685 [0] NCCL INFO ENV/Plugin: Could not find: libnccl-env.so
+vm:653:685 [0] NCCL INFO cudaDriverVersion 13000
+vm:653:685 [0] NCCL INFO NCCL version 2.28.9+cuda13.0
+vm:653:685 [0] NCCL INFO NET/IB : No device found.
+vm:653:685 [0] NCCL INFO NET/Socket : Using [0]eth0:192.0.2.2<0>
+vm:653:685 [0] NCCL INFO Using network Socket
+vm:653:685 [0] NCCL INFO ncclCommInitRankConfig comm 0x7f1faa116370 rank 0 nranks 1 cudaDev 0 nvmlDev 0 busId 60 \
+commId 0x2433c8727c671745 - Init START
+vm:653:685 [0] NCCL INFO Channel 00/64 : 0
+vm:653:685 [0] NCCL INFO Channel 01/64 : 0
+vm:653:685 [0] NCCL INFO Trees [0] -1/-1/-1->0->-1 [1] -1/-1/-1->0->-1
+vm:653:703 [0] NCCL INFO [Proxy Service] Device 0 CPU core 2
+vm:653:685 [0] NCCL INFO 64 coll channels, 64 collnet channels, 0 nvls channels, 64 p2p channels, \
+64 p2p channels per peer
+vm:653:685 [0] NCCL INFO ncclCommInitRankConfig comm 0x7f1faa116370 rank 0 nranks 1 cudaDev 0 nvmlDev 0 busId 60 \
+commId 0x2433c8727c671745 - Init COMPLETE
+vm:653:653 [0] NCCL INFO comm 0x7f1faa116370 rank 0 nranks 1 cudaDev 0 busId 60 - Destroy COMPLETE
+"""
+"""What `scaling run` wrote with one rank there, with two of the 64 channels."""
+
+
+def test_a_log_of_one_rank_on_a_gpu_has_a_version_and_no_transports():
+    log = read([ON_AN_H200.splitlines()])
+    assert (log.version, log.groups, log.warnings) == ("2.28.9", (), ())
+
+
 def found(*logs):
     return read([log.splitlines() for log in (HEAD + logs[0], *logs[1:])])
 
