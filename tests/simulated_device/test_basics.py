@@ -37,6 +37,30 @@ def asynchronous(rank, world):
     return exactly(launched - before), exactly(host_ms() - before)
 
 
+def lists(rank, world):
+    """In place, with new results, and a norm, over twenty tensors: (the launches, all of it, as on the CPU)."""
+    configure(launch_us=5, kernel_us=2, memory_bytes_s=1e9)
+    torch.manual_seed(0)
+    host = [[torch.randn(100, 100) for _ in range(20)] for _ in range(2)]
+    ours = [[t.to("sim") for t in each] for each in host]
+    torch.accelerator.synchronize()
+    before = host_ms()
+    torch._foreach_add_(*ours, alpha=-0.1)
+    doubled = torch._foreach_mul(ours[0], 2.0)
+    norms = torch._foreach_norm(doubled)
+    launched = exactly(host_ms() - before)
+    torch.accelerator.synchronize()
+    took = exactly(host_ms() - before)
+    torch._foreach_add_(*host, alpha=-0.1)
+    expected = [
+        *host[0],
+        *torch._foreach_mul(host[0], 2.0),
+        *torch._foreach_norm(torch._foreach_mul(host[0], 2.0)),
+    ]
+    same = [torch.equal(a.cpu(), b) for a, b in zip([*ours[0], *doubled, *norms], expected, strict=True)]
+    return launched, took, all(same)
+
+
 def streams(rank, world):
     first, second = torch.Stream("sim:0"), torch.Stream("sim:0")
     found = {}
@@ -293,6 +317,17 @@ def test_the_host_launches_and_goes_on():
     launched, done = on_one(asynchronous)
     assert launched == 10 * 5_000
     assert done == 10 * 10 * MS + 5_000  # the first one starts when its launch is done
+
+
+def test_an_operator_over_a_list_is_one_kernel_as_on_a_gpu():
+    launched, took, same = on_one(lists)
+    assert same
+    assert launched == 3 * 5_000
+    tensors_us = 20 * 40_000 / 1e3  # at 1 GB/s
+    moved_us = (
+        (2 + 1) * tensors_us + 2 * tensors_us + tensors_us
+    )  # two read and one written, one and one, one read
+    assert took == pytest.approx(1e3 * (5 + 3 * 2 + moved_us), rel=0.001)
 
 
 def test_streams_run_beside_each_other_and_wait_for_events():

@@ -147,6 +147,7 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   if (shapes && !run_meta(op, args, info, meta))
     return compute_now(op, stack, std::move(args), device);
   Results results = make_results(op, info, args, meta, shapes, device);
+  for (int j : info.silent) collect(args[j], results.written);
   torch::jit::drop(*stack, n);
   for (auto& r : results.values) stack->push_back(r);
   bool view = results.written.empty() && !schema.returns().empty() && schema.returns()[0].alias_info();

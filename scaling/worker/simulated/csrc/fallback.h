@@ -22,6 +22,7 @@ struct OpInfo {
   int generator = -1;      // index of the argument
   std::vector<int> alias;  // for each result the argument that it is an alias of, or -1
   std::vector<int> outs;   // out= arguments
+  std::vector<int> silent; // arguments that it writes and does not return
 };
 OpInfo& info_of(const c10::OperatorHandle& op);
 

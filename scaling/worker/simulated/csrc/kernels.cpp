@@ -137,6 +137,14 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("convolution_backward_overrideable",
          torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
 }
+// One kernel over a list of tensors, as on a GPU. torch's own, for devices without one, launch a kernel for each tensor.
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  for (auto& op : c10::Dispatcher::singleton().getAllOpNames())
+    if (op.name.rfind("aten::_foreach_", 0) == 0) {
+      auto name = op.overload_name.empty() ? op.name : op.name + "." + op.overload_name;
+      m.impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    }
+}
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
 }  // namespace sim

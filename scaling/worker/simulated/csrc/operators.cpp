@@ -1,6 +1,7 @@
 // What is known of an operator, its operands on the host, and operators that cannot be queued.
 #include "fallback.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 namespace sim {
@@ -37,7 +38,7 @@ OpInfo& info_of(const c10::OperatorHandle& op) {
   auto& p = all[&schema];
   if (p)
     return *p;
-  p = new OpInfo{schema.name(), schema.name() + "." + schema.overload_name(), false, false, -1, {}, {}};
+  p = new OpInfo{schema.name(), schema.name() + "." + schema.overload_name(), false, false, -1, {}, {}, {}};
   bool tensors = false;  // among the results or the written arguments
   auto& args = schema.arguments();
   for (size_t j = 0; j < args.size(); ++j) {
@@ -58,6 +59,10 @@ OpInfo& info_of(const c10::OperatorHandle& op) {
     p->alias.push_back(alias);
     p->fresh |= alias < 0 || !r.alias_info()->isWrite();
   }
+  for (size_t j = 0; j < args.size(); ++j)
+    if (args[j].alias_info() && args[j].alias_info()->isWrite() &&
+        std::find(p->alias.begin(), p->alias.end(), int(j)) == p->alias.end())
+      p->silent.push_back(int(j));
   p->no_meta = !tensors || p->name.rfind("aten::_embedding_bag", 0) == 0;  // its sizes depend on the device
   return *p;
 }
