@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -20,6 +21,8 @@ from types import ModuleType
 CSRC = Path(__file__).parent / "csrc"
 UNITS = ("core", "device", "operators", "simccl")
 NAME = "simulated_device_C"
+OLDEST_TORCH = (2, 13)
+"""torch 2.11 ends such runs with SIGSEGV."""
 LIMIT_S = 900
 """A build takes about a minute of processor time. It may take this long before it is given up."""
 
@@ -30,6 +33,9 @@ class BuildError(RuntimeError):
 
 def missing() -> str | None:
     """What this machine lacks to build the device, as a sentence; None if it lacks nothing."""
+    torch, oldest = importlib.metadata.version("torch"), ".".join(map(str, OLDEST_TORCH))
+    if tuple(map(int, torch.split(".")[:2])) < OLDEST_TORCH:
+        return f"the simulated accelerator needs torch {oldest} or newer; this is torch {torch}"
     lacking = [name for name, found in _needed() if not found]
     if not lacking:
         return None
