@@ -106,7 +106,7 @@ def test_a_slow_loader_of_one_rank_of_a_tensor_group(tmp_path, mesh, rank):
     """
     slow = (f"inject.rank={rank}", "inject.input_ms=60")
     size = ("topology.ranks_per_host=4", "model.param_mb=8", "model.layers=2", "model.activations=1024")
-    document, done = run(tmp_path, "model=synthetic", *mesh, *size, *slow)
+    document, done = run(tmp_path, "model=synthetic", *mesh, *size, *slow, "measure.budget_s=120")
     point = document["points"][-1]
     assert (point["straggler"]["rank"], point["straggler"]["phase"]) == (rank, "input")
     step = point["step_ms"]["value"]
