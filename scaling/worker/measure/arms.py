@@ -194,8 +194,7 @@ class Arms:
         before = self._device.foreign_bytes() if looked else None
         made = settings.strategy.apply(use, alone=alone, detailed=detailed, sync=first)
         if looked:
-            after = self._device.foreign_bytes()
-            self.communicator_bytes = None if before is None or after is None else max(0, after - before)
+            self.communicator_bytes = grown(before, self._device.foreign_bytes())
         self._synced.add(use)
         return made
 
@@ -239,3 +238,10 @@ class Arms:
     def buckets(self) -> list[int]:
         """Bytes of each bucket or unit, in the order of reduction."""
         return self._buckets
+
+
+def grown(before: int | None, after: int | None) -> int | None:
+    """What a communicator took of a device, bytes. None where it did not grow then: no communicator takes nothing."""
+    if before is None or after is None or after <= before:
+        return None
+    return after - before

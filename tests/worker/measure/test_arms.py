@@ -19,7 +19,7 @@ from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, sgd
-from scaling.worker.measure.arms import Arms
+from scaling.worker.measure.arms import Arms, grown
 from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.prepare import fits
 from scaling.worker.parallel import ddp
@@ -198,3 +198,10 @@ def test_a_block_drops_the_steps_that_settle_its_wrapper_and_one_more(key, steps
         steps + 1,
     ]
     assert dropped_steps(spec, "plain", 7) == 7
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "took"), [(100, 490, 390), (100, 100, None), (100, 90, None), (None, None, None)]
+)
+def test_a_communicator_that_was_not_seen_to_take_memory_has_no_size(before, after, took):
+    assert grown(before, after) == took
