@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from scaling.config.values import ascending
 from scaling.errors import InputError
 from scaling.spec.run import Ddp, Inject, Spec
 
@@ -19,7 +20,7 @@ def batches(asked: Any) -> tuple[tuple[int, ...], bool]:
         raise InputError(
             f"batch={asked}: `max`, or batches of at least 1 are expected, such as batch=[1,8,32]"
         )
-    return tuple(sorted(set(found))), False
+    return ascending("batch", found), False
 
 
 def check_cases(spec: Spec) -> None:

@@ -10,7 +10,7 @@ from scaling.config.model import to_data, to_model
 from scaling.config.parallel import check_parallel, to_parallel
 from scaling.config.schema import Composed
 from scaling.config.topology import check_emulated, to_topology
-from scaling.config.values import check_batches, freeze
+from scaling.config.values import ascending, check_batches, freeze
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine
 from scaling.spec.parallel import Pipeline
@@ -160,4 +160,4 @@ def _world_sizes(asked: list[int] | None, topology: Topology) -> tuple[int, ...]
                 f"{topology.name} holds: topology.hosts={topology.hosts}, "
                 f"topology.ranks_per_host={topology.ranks_per_host}"
             )
-    return tuple(sorted(set(asked)))
+    return ascending("world_sizes", asked)

@@ -91,6 +91,13 @@ def _in_yaml(value: Any) -> str:
             return str(value)
 
 
+def ascending(key: str, asked: Sequence[int]) -> tuple[int, ...]:
+    """A list of numbers in order. InputError where one stands in it twice."""
+    if len(set(asked)) < len(asked):
+        raise InputError(f"{key}=[{','.join(map(str, asked))}]: each item once is expected")
+    return tuple(sorted(asked))
+
+
 def check_batches(
     mode: str, world_sizes: Sequence[int], *, batch_per_rank: int, global_batch: int, steps: int
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from scaling.config.parallel import to_parallel
 from scaling.config.schema import Composed
 from scaling.config.topology import FOUND, freeze_topology
-from scaling.config.values import check, check_batches, check_value, freeze
+from scaling.config.values import ascending, check, check_batches, check_value, freeze
 from scaling.errors import InputError
 from scaling.spec import run as spec
 from scaling.spec.parallel import SPREAD, Fsdp, MeshError, Parallel
@@ -141,7 +141,7 @@ def _world_sizes(asked: list[int] | None, own: spec.Spec) -> tuple[int, ...]:
     for size in asked:
         if not 1 <= size <= spec.WORLD_SIZE_MAX:
             raise InputError(f"world_sizes={asked}: {size} is not between 1 and {spec.WORLD_SIZE_MAX}")
-    return tuple(sorted(set(asked)))
+    return ascending("world_sizes", asked)
 
 
 def _differences(config: Composed, base: Composed) -> list[str]:

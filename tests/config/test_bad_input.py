@@ -29,6 +29,8 @@ CASES = [
     (["run", "measure.budget_s=1m"], "measure.budget_s=1m: a number is expected"),
     (["run", "vary.precision=fp32"], "such as vary.precision=[fp32]"),
     (["run", "vary.accumulation_steps=[1,1]"], "vary.accumulation_steps=[1,1]: each item once is expected"),
+    (["run", "world_sizes=[2,1,2]"], "world_sizes=[2,1,2]: each item once is expected"),
+    (["run", "model=mlp", "batch=[8,8]"], "batch=[8,8]: each item once is expected"),
     (["run", "vary.compile=[true,true]"], "vary.compile=[true,true]: each item once is expected"),
     (["run", "vary=[1]"], "vary: its keys are set one by one, such as vary.precision=..."),
     (["run", "ddp=3"], "ddp: its keys are set one by one, such as ddp.bucket_cap_mb=..."),
