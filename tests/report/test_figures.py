@@ -50,6 +50,7 @@ def test_every_figure_as_svg_and_png(sample, tmp_path):
 
 
 def test_without_a_browser_it_says_so(tmp_path, monkeypatch):
+    pytest.importorskip("kaleido")
     monkeypatch.setenv("PATH", "")
     with pytest.raises(InputError, match="no Chromium or Chrome on PATH to draw them; install one"):
         find_browser(tmp_path)
