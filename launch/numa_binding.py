@@ -21,6 +21,7 @@ TRY_S = 30
 def obstacle(mode: str, ranks: int) -> str | None:
     """The reason why one of `ranks` ranks cannot be bound; None if all can."""
     try:
+        from torch import cuda  # noqa: PLC0415
         from torch.distributed.elastic.multiprocessing.subprocess_handler import (  # noqa: PLC0415
             SubprocessHandler,
         )
@@ -29,6 +30,9 @@ def obstacle(mode: str, ranks: int) -> str | None:
         return "torch's numa binding is missing"
     if shutil.which("numactl") is None:
         return "numactl is missing"
+    gpus = cuda.device_count()
+    if gpus < ranks:
+        return f"{gpus} GPU{'' if gpus == 1 else 's'} for {ranks} ranks"
     for rank in range(ranks):
         try:
             started = SubprocessHandler(

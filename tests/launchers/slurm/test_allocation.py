@@ -79,18 +79,22 @@ def test_a_node_takes_its_own_share(tmp_path):
 
 
 FAKE_BINDING = {
+    "torch/cuda/__init__.py": "import os\ndef device_count():\n    return int(os.environ['FAKE_GPUS'])\n",
     "torch/numa/binding.py": "AffinityMode, NumaOptions = str, dict\n",
     "torch/distributed/elastic/multiprocessing/subprocess_handler.py": """
 import os, subprocess
-GPUS = int(os.environ["FAKE_GPUS"])
+NEAR_CORES = int(os.environ.get("FAKE_NEAR_CORES", os.environ["FAKE_GPUS"]))
 class SubprocessHandler:
     def __init__(self, *, entrypoint, args, env, stdout, stderr, local_rank_id, numa_options):
-        if local_rank_id >= GPUS:
-            raise RuntimeError(f"no GPU {local_rank_id} for {numa_options['affinity_mode']}\\nand more")
+        if local_rank_id >= NEAR_CORES:
+            raise RuntimeError(f"no cores near GPU {local_rank_id} for {numa_options['affinity_mode']}\\nand more")
         self.proc = subprocess.Popen(["numactl", entrypoint, *args])
 """,
 }
-"""A stand-in for torch 2.13 with `FAKE_GPUS` GPUs, with the function that binds ranks to cores."""
+"""A stand-in for torch 2.13 with `FAKE_GPUS` GPUs, with the function that binds ranks to cores.
+
+The first `FAKE_NEAR_CORES` of the GPUs have cores near them, by default all.
+"""
 
 
 @pytest.fixture
@@ -155,7 +159,7 @@ def test_ranks_that_torchrun_can_bind_are_bound(bound, fake_torch):
 @pytest.mark.parametrize(
     ("gpus", "numactl", "why"),
     [
-        ("1", 'exec "$@"', "local rank 1: RuntimeError: no GPU 1 for node"),
+        ("1", 'exec "$@"', "1 GPU for 2 ranks"),
         ("2", "exit 3", "local rank 0: numactl ended with 3"),
         ("2", None, "numactl is missing"),
         ("none", 'exec "$@"', "the check failed"),
@@ -164,6 +168,12 @@ def test_ranks_that_torchrun_can_bind_are_bound(bound, fake_torch):
 def test_where_one_cannot_be_bound_none_is_and_the_launch_goes_on(bound, fake_torch, gpus, numactl, why):
     said, started = bound(fake_torch, numactl, FAKE_GPUS=gpus)
     assert said == [f"ranks are not bound to cores: {why}", f"not bound: {why}"]
+    assert started == UNBOUND
+
+
+def test_a_rank_whose_gpu_has_no_cores_near_it_is_named(bound, fake_torch):
+    said, started = bound(fake_torch, 'exec "$@"', FAKE_GPUS="2", FAKE_NEAR_CORES="1")
+    assert said[-1] == "not bound: local rank 1: RuntimeError: no cores near GPU 1 for node"
     assert started == UNBOUND
 
 
@@ -177,10 +187,10 @@ def test_a_torch_without_binding_does_not_bind(bound, tmp_path):
 
 
 @pytest.mark.slow
-def test_torch_itself_has_no_cores_for_a_gpu_that_is_not_there(bound, tmp_path):
+def test_torch_itself_counts_the_gpus_that_are_not_there(bound, tmp_path):
     pytest.importorskip("torch.numa.binding")
     said, started = bound(tmp_path, 'exec "$@"', CUDA_VISIBLE_DEVICES="")
-    assert said[0].startswith("ranks are not bound to cores: local rank 0: ")
+    assert said == ["ranks are not bound to cores: 0 GPUs for 2 ranks", "not bound: 0 GPUs for 2 ranks"]
     assert started == UNBOUND
 
 
