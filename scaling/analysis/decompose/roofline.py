@@ -69,11 +69,11 @@ def roofline(
     transfer = best_of(ceilings, TO_DEVICE_PINNED)
     least["host_transfer"] = 1e3 * work.input_bytes / transfer if transfer else 0.0
     least["input"] = max(0.0, (input_ms.value if input_ms else 0.0) - least["host_transfer"])
-    most = max(least, key=lambda name: least[name])
-    bound = most if least[most] > EXPLAINS * step_ms.value else "none"
     idle = idle_share(kernels) if kernels and kernels.batch == work.batch else None
-    if idle is not None and bound in ("none", "launch"):
-        bound = "launch" if idle > EXPLAINS else "none"
+    # The time in which the host holds the device up was measured where the kernels were timed; else the ceiling stands.
+    known_ms = least if idle is None else least | {"launch": idle * step_ms.value}
+    most = max(known_ms, key=lambda name: known_ms[name])
+    bound = most if known_ms[most] > EXPLAINS * step_ms.value else "none"
     achieved = 1e3 * work.flops / step_ms
     hfu = achieved * (1 / peak.best)
     mfu = hfu * (1 - work.recomputed_flops / work.flops)
@@ -89,7 +89,7 @@ def roofline(
         bytes=work.bytes,
         operators=work.calls,
         step_ms=step_ms,
-        said=f"{_said(bound, step_ms, least, idle)}; {used}",
+        said=f"{_said(bound, step_ms, known_ms, idle)}; {used}",
         bound=bound,
         least_ms={name: Measured(value) for name, value in least.items()},
         achieved_flop_s=achieved,

@@ -68,6 +68,13 @@ def test_a_device_that_is_busy_is_not_bound_by_launches_whatever_their_ceiling()
     assert of(op(flops=1, count=10), **slow, kernels=kernels(20, 19)).bound == "none"
 
 
+def test_what_is_behind_the_ceiling_of_launches_is_the_bound_of_a_busy_device():
+    work = (op(flops=10**10), op(size=8, count=15_000, name="add"))
+    assert of(*work).bound == "launch"
+    assert of(*work, kernels=kernels(20, 19)).bound == "compute"
+    assert of(*work, kernels=kernels(20, 4)).bound == "launch"
+
+
 def test_what_a_ceiling_explains_stays_where_the_device_waits_too():
     assert of(op(flops=10**10), kernels=kernels(20, 10)).bound == "compute"
 
