@@ -28,7 +28,7 @@ def last_reductions(group: Any) -> list[Any]:
 
     torch 2.13 waits for the last of each stream once; 2.11 with each unit for that unit's own.
     """
-    events = getattr(group.comm_ctx, "_last_post_reduce_events", None)
-    if events is None:
-        return [event for event in (group._post_reduce_event,) if event is not None]  # noqa: SLF001
-    return list(events.values())
+    if hasattr(group.comm_ctx, "_last_post_reduce_events"):
+        return list(group.comm_ctx._last_post_reduce_events.values())  # noqa: SLF001
+    own = group._post_reduce_event  # noqa: SLF001
+    return [] if own is None else [own]
