@@ -17,6 +17,11 @@ LOCAL = (
 )
 
 
+def local_but(*replaced):
+    """LOCAL without the settings that a test has values of its own for."""
+    return [word for word in LOCAL if not word.startswith(replaced)]
+
+
 def payload_of(run):
     return json.loads((run / "launches/0/env-0.json").read_text())["parameter_bytes"]
 
@@ -42,7 +47,7 @@ def test_half_precision_on_the_wire_with_checkpoints_and_a_fused_optimizer(measu
 @pytest.mark.slow
 def test_compiled_units_of_a_sharded_model_beside_a_compiled_replica(measured):
     run, _ = measured(
-        *[word for word in LOCAL if not word.startswith("measure.budget")],
+        *local_but("measure.budget_s"),
         "model=mlp model.depth=2 model.width=256 compile=true parallel=ddp vary.parallel=[ddp,fsdp]",
         "measure.budget_s=90",
     )
@@ -62,7 +67,7 @@ def test_compiled_units_of_a_sharded_model_beside_a_compiled_replica(measured):
 def test_compiled_units_of_copies_send_what_eager_ones_do_and_stamp_all_of_it(measured):
     """torch.compile may move a call out of the tap's sight, so each rank's every step has to show each collective."""
     run, _ = measured(
-        *[word for word in LOCAL if not word.startswith(("measure.budget", "topology.ranks", "world_sizes"))],
+        *local_but("measure.budget_s", "topology.ranks_per_host", "world_sizes"),
         "model=mlp model.depth=2 model.width=256 compile=true parallel=hsdp parallel.shard=2",
         "topology.ranks_per_host=4 world_sizes=[4] measure.budget_s=120",
     )
