@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from scaling.analysis.decompose import own
-from scaling.analysis.quality import contention, launches
+from scaling.analysis.quality import contention, launches, sampled
 from scaling.analysis.results import NcclLog, PeakMemory, Point, Quality, RunInfo, TrialStatus
 from scaling.analysis.results.measured import LAUNCHES_MIN
 from scaling.records.tables import Tables
@@ -83,6 +83,7 @@ def quality(
         warnings=(
             *map(str, tables.gaps),
             *said,
+            *sampled.warnings(tables, plan),
             *contention.warnings(judged, plan, ending.stolen),
             *own.updates(tables, plan),
             *own.pauses(tables),

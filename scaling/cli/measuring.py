@@ -15,6 +15,7 @@ from scaling.launchers.runner import measure
 from scaling.records.paths import RunFolder
 from scaling.records.status import Status
 from scaling.spec.plan import Plan
+from scaling.spec.sample import said
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -54,7 +55,8 @@ def watch(plan: Plan, folder: RunFolder, *, rounds: bool = True) -> Status:
     from scaling.report.progress import watching  # noqa: PLC0415  rich.progress is slow to import
 
     with watching(plan, rounds=rounds) as progress:
-        for line in said_left_out(plan, plan.content):
+        detailed = plan.content.detailed
+        for line in (*said_left_out(plan, plan.content), *([said(plan, detailed)] if detailed else [])):
             progress({"said": line})
         return measure(plan, folder, progress, preflight)
 

@@ -15,6 +15,7 @@ from scaling.records.paths import RunFolder
 from scaling.report.asked import case_batches, precisions
 from scaling.report.text import count
 from scaling.report.time_left import said as time_said
+from scaling.spec import sample
 from scaling.spec.cases import batches, cases, variants
 from scaling.spec.plan import Plan
 from scaling.spec.promise import ORDER
@@ -68,6 +69,7 @@ def describe(plan: Plan, folder: RunFolder) -> str:
         f"{format_duration(WARMUP_SHARE * measure.budget_s)} of warm-up ({WARMUP_SHARE:.0%} of the budget), "
         f"{spec.repeats} {'launch' if spec.repeats == 1 else 'launches'}",
         *_time(plan),
+        *_files(plan),
         *_allocations(spec),
         f"#           {_idle_rank_hours(plan):.3f} {'GPU' if topology.accelerated else 'rank'}-hours stand idle "
         "while smaller world sizes run",
@@ -177,6 +179,16 @@ def _time(plan: Plan) -> list[str]:
     said = said_left_out(plan, plan.content) or ("the budget holds all of it",)
     parts = time_said(plan).removeprefix(": ")
     return [f"# time      {parts}", *(f"#           {line}" for line in said), order]
+
+
+def _files(plan: Plan) -> list[str]:
+    """Which rounds have details, where rank files would take too much with all of them."""
+    if plan.content.detailed is not None:
+        return [f"#           {sample.said(plan, plan.content.detailed)}"]
+    unknown = plan.promise is None and plan.spec.launcher == "slurm" and not plan.spec.by_case
+    return [
+        f"#           rank files: {sample.bound(plan)}; beyond it only some rounds have details"
+    ] * unknown
 
 
 def _seconds(plan: Plan) -> float:

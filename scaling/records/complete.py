@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+
 import polars as pl
 
 from scaling.records.rank import RankFile
@@ -13,7 +15,7 @@ NAMED = 5
 """Blocks that a line names; it counts the others."""
 PLACE = ["launch", "block"]
 KIND = ["launch", "world_size", "arm", "detailed", "batch", "case"]
-"""Blocks of a kind occur equally often in every round of a launch."""
+"""Blocks of a kind occur equally often in every round of a launch, or in every round that has details."""
 
 
 def found(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
@@ -43,7 +45,8 @@ def found(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
             missing = max(missing, lacking)
     if not gaps:
         gaps, missing = _of_rounds(
-            tables.blocks.lazy().filter(whole).select(*KIND, "round", "block").collect()
+            tables.blocks.lazy().filter(whole).select(*KIND, "round", "block").collect(),
+            {launch: files[0].detailed for launch, files in of.items() if files[0].detailed},
         )
     damaged = sum(len(file.damaged) for file in tables.ranks)
     return ragged.select(PLACE).unique(), gaps, max(missing, damaged)
@@ -81,18 +84,32 @@ def _of_ranks(ragged: pl.DataFrame) -> tuple[list[Gap], int]:
     return gaps, ragged.select(PLACE).unique().height
 
 
-def _of_rounds(blocks: pl.DataFrame) -> tuple[list[Gap], int]:
+def _of_rounds(blocks: pl.DataFrame, detailed: Mapping[int, Collection[int]]) -> tuple[list[Gap], int]:
     """A line for each launch in which some round has fewer blocks of a kind than the others, or is not there.
 
-    The last round may end before its last block, where the time is over.
+    The last round may end before its last block, where the time is over. `detailed`: the rounds with details of
+    launches in which some have none; a kind that no other round has is then due in these alone.
     """
     whole = blocks.filter(pl.col("round") < pl.col("round").max().over("launch", "world_size"))
     each = whole.group_by(*KIND, "round").agg(count=pl.col("block").n_unique())
+    sampled = pl.DataFrame(
+        [(launch, number) for launch, numbers in detailed.items() for number in numbers],
+        schema={"launch": pl.Int64, "round": pl.Int64},
+        orient="row",
+    )
+    each = each.join(sampled.with_columns(sampled=True), on=["launch", "round"], how="left")
     kinds = each.group_by(KIND).agg(
-        usual=pl.col("count").max(), there=pl.col("count").sum(), rounds=pl.col("round").max() + 1
+        usual=pl.col("count").max(),
+        there=pl.col("count").sum(),
+        rounds=pl.col("round").max() + 1,
+        everywhere=pl.col("sampled").is_null().any(),
     )
     most = pl.col("rounds").max().over("launch", "world_size")
-    lacking = kinds.with_columns(lacking=pl.col("usual") * most - pl.col("there")).filter(
+    kinds = kinds.with_columns(due=most)
+    of_sample = kinds.filter(~pl.col("everywhere")).join(sampled, on="launch")
+    due = of_sample.filter(pl.col("round") < pl.col("due")).group_by(KIND).agg(of_sample=pl.len())
+    kinds = kinds.join(due, on=KIND, how="left").with_columns(due=pl.coalesce("of_sample", "due"))
+    lacking = kinds.with_columns(lacking=pl.col("usual") * pl.col("due") - pl.col("there")).filter(
         pl.col("lacking") > 0
     )
     gaps = []

@@ -176,6 +176,8 @@ class HeadRecord:
     """Own loops: bytes of DDP's buckets in the order of reduction; together they are the gradients."""
     plan_digest: str = ""
     """Of the plan.json that the rank read (records.seal.digest); empty in own loops and older files."""
+    detailed: list[int] = field(default_factory=list)
+    """Rounds that have details, replay and the size sweep; empty: all rounds of the launch (Content.detailed)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

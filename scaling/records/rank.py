@@ -68,6 +68,8 @@ class RankFile:
     """Whether the rank reached the end of the launch, where its clock is compared a second time."""
     plan_digest: str = ""
     """Of the plan.json that the rank read; empty in own loops and older files."""
+    detailed: frozenset[int] = frozenset()
+    """Rounds of the launch that have details; empty: all of them."""
     blocks: int | None = None
     """Blocks that it wrote by its own count; None where the file has no end line, or an older one."""
     damaged: tuple[str, ...] = ()
@@ -170,6 +172,7 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         cut_off=tail != b"" or not found.whole or found.loose > 0,
         ended=any(clock.at == "end" for clock in clocks),
         plan_digest=head.plan_digest,
+        detailed=frozenset(head.detailed),
         blocks=end.blocks if end and end.blocks >= 0 else None,
         damaged=tuple(named(stretch) for stretch in damaged),
         state=end.state if end else None,

@@ -14,6 +14,7 @@ from scaling.spec.cases import Case, arms, stages
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.promise import CONTROLS, DETAILS, REPLAYS, SWEEP, WHOLE, Content, Fitted
 from scaling.spec.run import LEAST_ROUNDS, WARMUP_SHARE, Measure
+from scaling.spec.sample import Traffic, chosen
 from scaling.spec.schedule import (
     BARE_ONE,
     FABRIC,
@@ -51,6 +52,8 @@ class Costs:
     sweep_s: Mapping[int, float]
     block_s: Mapping[int, float] = field(default_factory=dict)
     """To begin and end a block of all ranks; BLOCK_S where it is not said, and of one rank alone."""
+    traffic: Mapping[int, Traffic] = field(default_factory=dict)
+    """What the blocks record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,15 @@ def fit_training(
         warmup = next((s for s in by_chunk if s <= shared), by_chunk[-1])
     longest = max(1e-4, *costs.step_s.values())
     steps = max(measure.steps, int(SMALL_STEPS_S / longest))
-    rounds_s = measure.rounds_max * _round_s(plan, trials, content, costs, steps, measure.lead_in)
+
+    def round_s(of: Content) -> float:
+        return _round_s(plan, trials, of, costs, steps, measure.lead_in)
+
+    time_s = min(measure.budget_s, max(0.0, within - warmup))
+    content = chosen(plan, trials, content, costs.traffic, round_s, steps=steps, rounds_s=time_s)
+    detailed = measure.rounds_max if content.detailed is None else len(content.detailed)
+    others_s = (measure.rounds_max - detailed) * round_s(content.without_details())
+    rounds_s = detailed * round_s(content) + others_s
     return _fitted(measure, content, least_s, warmup, rounds_s, within, fits=fits, warm=warm)
 
 

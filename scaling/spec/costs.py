@@ -12,6 +12,7 @@ from scaling.spec.machine import Machine
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.promise import DETAILS, DividedStep, Fitted, Promise, Sample, Timing
 from scaling.spec.run import Spec
+from scaling.spec.sample import Traffic
 
 LOOPBACK_BYTES_S, DEVICE_BYTES_S = 0.5e9, 10e9
 """About what an all-reduce moves where no link is named: Gloo on one machine, NCCL."""
@@ -79,7 +80,7 @@ def _synthetic_parts(spec: Spec) -> tuple[DividedStep, ...]:
 def training_costs(plan: Plan, timing: Timing, machine: Machine) -> Costs:
     """What the pieces of a launch take that takes a training step apart."""
     spec = plan.spec
-    step_s, alone_s, exchange_s, sweep_s = {}, {}, {}, {}
+    step_s, alone_s, exchange_s, sweep_s, traffic = {}, {}, {}, {}, {}
     for trial in (*plan.trials, *plan.baseline(plan.trials)):
         n = trial.world_size
         alone_s[n] = spec.accumulation_steps * timing.step_s(trial.batch / spec.accumulation_steps)
@@ -90,12 +91,30 @@ def training_costs(plan: Plan, timing: Timing, machine: Machine) -> Costs:
             share += part / many
             exchange_s[n] += (_gradients_bytes(one, timing, n) / _bytes_s(spec, n) + sends_s) / many
         hops_s = _hops_s(plan, n, machine)
-        exchange_s[n] += hops_s * _buckets(timing.parameters_bytes, spec.ddp.bucket_cap_mb)
+        buckets = _buckets(timing.parameters_bytes, spec.ddp.bucket_cap_mb)
+        exchange_s[n] += hops_s * buckets
         own_s = alone_s[n] * share * _slower(plan, n, machine) + _crowding_s(plan, timing, n, machine)
         step_s[n] = own_s + exchange_s[n] + stall_s
         sweep_s[n] = _sweep_s(spec, n, hops_s)
+        traffic[n] = _traffic(spec, timing, n, buckets)
     block_s = {n: BLOCK_S * machine.shared(local_ranks(plan, n)) for n in step_s}
-    return Costs(step_s=step_s, alone_s=alone_s, exchange_s=exchange_s, sweep_s=sweep_s, block_s=block_s)
+    return Costs(
+        step_s=step_s,
+        alone_s=alone_s,
+        exchange_s=exchange_s,
+        sweep_s=sweep_s,
+        block_s=block_s,
+        traffic=traffic,
+    )
+
+
+def _traffic(spec: Spec, timing: Timing, world_size: int, buckets: int) -> Traffic:
+    """About what a rank records. What a sharded module sends is counted in the launch alone."""
+    tensor = spec.parallel.mesh(world_size).tensor
+    divided = sum(one.calls for one in timing.divided if one.tensor == tensor) * spec.accumulation_steps
+    kinds, backend = range(len(spec.measure.collectives)), spec.topology.backend
+    swept = sweep.messages(kinds, list(sweep.sizes(sweep.largest(spec.measure, backend), backend)), backend)
+    return Traffic(calls=buckets + divided, swept=len(swept))
 
 
 def local_ranks(plan: Plan, world_size: int) -> int:

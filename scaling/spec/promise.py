@@ -11,6 +11,8 @@ IN_WORDS = {
     REPLAYS: "replay",
     CONTROLS: "controls (second blocks, the light probe)",
 }
+SAMPLED = (DETAILS, SWEEP, REPLAYS)
+"""What only some rounds have, where the files of all hosts would exceed their bound (scaling.spec.sample)."""
 ORDER = "largest batches, details, the size sweep, replay, controls, then world sizes"
 """What a budget that is too short leaves out, first to last."""
 SCHEMA = 1
@@ -27,6 +29,8 @@ class Content:
     """Cases with a larger batch are left out; None: no case is."""
     world_sizes: tuple[int, ...] | None = None
     """World sizes that are measured; None: all of the plan's."""
+    detailed: tuple[int, ...] | None = None
+    """Numbers of the rounds that have the parts in SAMPLED; None: all of a launch's rounds."""
     whole_s: float | None = field(default=None, compare=False)
     """A `measure.budget_s` that would hold all that the settings ask for; None: not known."""
     schema: int = SCHEMA
@@ -38,6 +42,14 @@ class Content:
     def has(self, part: str) -> bool:
         """Whether a part is measured."""
         return part not in self.without
+
+    def of_round(self, number: int) -> Content:
+        """What one round of a launch measures."""
+        return self if self.detailed is None or number in self.detailed else self.without_details()
+
+    def without_details(self) -> Content:
+        """What a round without details measures: the baseline, plain and controls."""
+        return replace(self, without=tuple(dict.fromkeys((*self.without, *SAMPLED))))
 
     def holds(self, world_size: int) -> bool:
         """Whether a world size is measured."""

@@ -135,10 +135,11 @@ def round_blocks(
 
     Trials with the same batch size share their bare_one block. The baseline of a single rank does not depend on the
     world size (weak scaling), so it is measured once a round, at the largest world size. One of these ranks also
-    runs half of its batch (see `half_batch`).
+    runs half of its batch (see `half_batch`). Some rounds may have no details (Content.detailed).
     """
     rng = random.Random(f"{plan.spec.seed}/{launch}/{number}")
     count = plan.ranks if ranks is None else ranks
+    content = plan.content.of_round(number)
     order = [*trials, *baseline]
     if plan.variant is None:
         rng.shuffle(order)
@@ -150,7 +151,7 @@ def round_blocks(
         if plan.variant is not None:
             visit = _verifying(plan.variant, block)
         else:
-            arms = () if trial in baseline else arms_of(n, plan.content)
+            arms = () if trial in baseline else arms_of(n, content)
             visit = [
                 block(arm=arm, detailed=detailed, strategy=k)
                 for k in range(len(plan.spec.strategies))
@@ -159,8 +160,8 @@ def round_blocks(
             ]
             if largest[trial.batch] == trial:
                 sizes = [t.world_size for t in order if t.batch == trial.batch]
-                visit += _alone(plan, trial, number, block, sizes)
-            if arms and n == count and plan.content.has(REPLAYS):  # every rank knows this trial's messages
+                visit += _alone(plan, content, trial, number, block, sizes)
+            if arms and n == count and content.has(REPLAYS):  # every rank knows this trial's messages
                 visit += [
                     block(arm=PAIRS, detailed=True, pairing=k, groups=pairs)
                     for k, pairs in enumerate(plan.pairings(count), 1)
@@ -171,14 +172,18 @@ def round_blocks(
 
 
 def _alone(
-    plan: Plan, trial: Trial, number: int, block: Callable[..., Block], sizes: Sequence[int]
+    plan: Plan,
+    content: Content,
+    trial: Trial,
+    number: int,
+    block: Callable[..., Block],
+    sizes: Sequence[int],
 ) -> list[Block]:
     """The baseline blocks of a round for world sizes that share them, and a half batch; `block` makes a block.
 
     One rank runs at a time even where sub-groups work at once: the baseline is a single rank's, and all hosts may be
     emulated on one machine.
     """
-    content = plan.content
     ranks = bare_ranks(sizes, number, BARE_RANKS_A_ROUND if content.has(CONTROLS) else 1)
     blocks = [block(arm=BARE_ONE, solo_rank=r, groups=((r,),)) for r in ranks]
     half = half_batch(plan.spec) if content.has(DETAILS) else None

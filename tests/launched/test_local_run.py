@@ -134,3 +134,26 @@ def test_several_launches_and_every_collective(measured, analysis_of):
         "reduce_scatter",
         "broadcast",
     }
+
+
+@pytest.mark.slow
+def test_a_small_bound_leaves_details_to_some_rounds(measured, point_of, analysis_of):
+    run, done = measured(
+        *LOCAL,
+        "model=synthetic model.param_mb=8 model.layers=16 model.compute_ms=10 ddp.bucket_cap_mb=1",
+        "measure.rounds_max=12 measure.records_max=50KiB inject.rank=1 inject.compute_ms=20",
+    )
+    assert "details in" in done.stderr
+    heads = [
+        json.loads((run / f"launches/0/rank-{rank}.jsonl").read_text().split("\n", 1)[0]) for rank in (0, 1)
+    ]
+    detailed = heads[0]["detailed"]
+    assert heads[1]["detailed"] == detailed  # the same on every rank
+    assert (len(detailed), detailed[:3]) == (6, [0, 1, 2])  # the fewest
+    document, point = analysis_of(run), point_of(run, 2)
+    rounds = point["step_ms"]["n"]
+    assert point["arms_ms"]["ddp_solo"]["n"] == sum(number < rounds for number in detailed) < rounds
+    assert point["efficiency"]["n"] == rounds
+    assert point["straggler"]["rank"] == 1
+    assert document["quality"]["dropped_blocks"] == 0
+    assert [line for line in document["quality"]["warnings"] if line.startswith("details in")]

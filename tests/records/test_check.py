@@ -326,3 +326,39 @@ def test_a_block_missing_from_a_round_in_the_middle_is_counted_without_an_end_li
     assert [str(gap) for gap in read(folder).gaps] == [
         "launch 0: lacks 1 block that its other rounds have: 1 of plain at world size 2"
     ]
+
+
+# Details in some rounds
+
+
+@pytest.fixture
+def sampled(simulate, cluster, tmp_path):
+    """A whole run of two ranks and seven rounds, of which the first three and the sixth have details."""
+    folder = RunFolder(tmp_path / "sampled")
+    simulate(cluster.Truth(world_sizes=(1, 2), rounds=7, steps=4, detailed=(0, 1, 2, 5)), folder.path)
+    rank_files.seal_run(folder)
+    return folder
+
+
+def without_detailed_block(folder, round_):
+    for rank in (0, 1):
+
+        def inside(lines):
+            number = block_of(lines, "probe", detailed=True, round_=round_)["id"]
+            return [line for line in lines[:-1] if number not in (line.get("b"), line.get("id"))]
+
+        rank_files.change(folder.launch(0).rank(rank), inside)
+
+
+def test_rounds_that_were_to_have_no_details_lack_none(sampled):
+    assert (read(sampled).gaps, read(sampled).dropped_blocks) == ((), 0)
+    assert rebuild(sampled).exit_code == 0
+
+
+@pytest.mark.parametrize("round_", [1, 5])
+def test_a_round_that_was_to_have_details_lacks_what_is_not_there(sampled, round_):
+    """Nothing else tells: no end line counts, as in files of an older version, and no rank has the block."""
+    without_detailed_block(sampled, round_)
+    assert [str(gap) for gap in read(sampled).gaps] == [
+        "launch 0: lacks 1 block that its other rounds have: 1 of probe at world size 2"
+    ]

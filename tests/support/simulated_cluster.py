@@ -27,6 +27,7 @@ from scaling.records import format as records
 from scaling.records import paths as store
 from scaling.records.seal import Sealer
 from scaling.spec.plan import Plan, Trial, make_plan
+from scaling.spec.promise import Content
 from scaling.spec.run import Measure, Model, Spec
 from scaling.spec.schedule import (
     BARE_ALL,
@@ -124,6 +125,7 @@ class Truth:
     clock_drift_ppm: tuple[float, ...] = ()
     clock_bound_ns: int = 20_000
     rounds: int = 8
+    detailed: tuple[int, ...] = ()  # rounds with details; empty: all
     steps: int = 10
     lead_in: int = 3
     fabric_repeats: int = 5
@@ -540,6 +542,7 @@ class RankFiles:
             more = {n + ELSEWHERE * c: n for n in truth.world_sizes for c in truth.communicators if c}
             head["groups"] |= {str(key): list(range(n)) for key, n in more.items()}
             head["warmup"] = {str(n): WARMUP for n in truth.world_sizes}
+            head |= {"detailed": list(truth.detailed)} if truth.detailed else {}
             self.append(rank, self.sealed(line(head)))
             what = {"device": plan.spec.topology.device, "backend": plan.spec.topology.backend}
             files.write_json(folder.env(rank), who | what | {"parameter_bytes": truth.payload})
@@ -675,6 +678,7 @@ def simulate(truth: Truth, path: Path, *, packed: bool = False) -> Expected:
     `packed`: as workers write it today; else in schema 1 without seals, whose lines a test can read and change.
     """
     plan = make_plan(spec_of(truth), run_id="simulated", created="2026-01-01T00:00:00+00:00", version="0")
+    plan = replace(plan, content=Content(detailed=truth.detailed or None))
     folder = store.RunFolder(path)
     ranks = RankFiles(truth, plan, folder.launch(0), packed=packed)
     files.write_json(folder.plan, plan)

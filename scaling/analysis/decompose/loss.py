@@ -95,7 +95,7 @@ def by_kinds(
         found.setdefault((kind, one.phase), []).append(terms)
 
     def together(terms: Sequence[Term]) -> Measured | None:
-        return rounds.measure(lambda m: sum((term(m) for term in terms), np.zeros(1)))
+        return rounds.measure(lambda m: sum((term(m.paired) for term in terms), np.zeros(1)))
 
     return tuple(
         LossOfKind(
@@ -181,6 +181,8 @@ def loss(
         terms["small_batch"] = lambda m: (m[BARE_ONE] - m[BASE] / n) / m[PLAIN]
     if partly and BARE_ONE not in rounds:
         terms["input"] = lambda m: m["typical.probe.input"] * probe(m)
+    # Where only some rounds have details, a term compares arms within these.
+    terms = {name: _paired(term) for name, term in terms.items()}
     measured = {name: rounds.measure(term) for name, term in terms.items()}
     known = [terms[name] for name, number in measured.items() if number is not None]
     unexplained = rounds.measure(lambda m: 1 - ratio(m) - sum(term(m) for term in known))
@@ -188,3 +190,7 @@ def loss(
         return None
     measured |= {name: rounds.measure(term) for name, term in clocks.taken_out(rounds, terms).items()}
     return Loss(**measured, unexplained=unexplained)
+
+
+def _paired(term: Term) -> Term:
+    return lambda m: term(m.paired)

@@ -72,7 +72,10 @@ def independent(values: dict[str, Floats], records: TrialRecords, plan: Plan) ->
     """A trial's rounds, with the units in which they are resampled."""
     seed = plan.spec.seed
     if not plan.own_loop:
-        return Rounds(values, records.launches, seed=seed)
+        if not records.sampled:
+            return Rounds(values, records.launches, seed=seed)
+        whole = np.isfinite(records.arm(PROBE, detailed=True)["step"])
+        return Rounds(values, records.launches, seed=seed, whole=whole)
     unit = units(values[PLAIN], records.launches)
     alone = np.arange(len(unit)) + len(unit)
     baseline = records.baseline

@@ -81,12 +81,14 @@ def point(
         speedup=rounds.ratio(lambda m: n / base_world_size * ratio(m)),
         efficiency=rounds.ratio(ratio),
         base_world_size=base_world_size,
-        efficiency_loaded=rounds.ratio(lambda m: m[BARE_ALL] / (tensor * m["plain"])) if n > 1 else None,
+        efficiency_loaded=rounds.ratio(lambda m: m.paired[BARE_ALL] / (tensor * m.paired["plain"]))
+        if n > 1
+        else None,
         arms_ms=ArmTimes(
             **{name: rounds.ratio(name, scale=MS) for name in (BARE_ONE, BARE_ALL, DDP_SOLO, PLAIN, PROBE)}
         ),
         parts_ms=_parts(rounds, n, clock_bound_ns / 1e6),
-        closure=rounds.ratio(lambda m: m["closure"] / m["plain"]),
+        closure=rounds.ratio(lambda m: m.paired["closure"] / m.paired["plain"]),
         loss=loss(
             rounds,
             n,

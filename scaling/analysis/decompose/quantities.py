@@ -100,6 +100,8 @@ class TrialRecords:
     """Scalars of the merged detailed blocks by name and round."""
     bucket_bytes: tuple[int, ...]
     """Reduced in a step, in the order of reduction."""
+    sampled: bool = False
+    """Whether only some rounds were to have details (Content.detailed)."""
     solo: dict[tuple[int, int], dict[str, Floats]] = field(default_factory=dict)
     making: dict[str, dict[tuple[int, int], float]] = field(default_factory=dict)
     """By round: `make` and `make_cpu`, a batch in a data worker; `train_cpu`, a step in the training process.

@@ -65,6 +65,7 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         cycles=cycles,
         merged=merged,
         bucket_bytes=sizes,
+        sampled=any(file.detailed for file in tables.ranks),
         sent=sent,
         most_sent=most_sent,
         programs=shards.programs if shards else {},

@@ -65,7 +65,8 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
     rounds = rounds.extend({f"alone.{p}": bare[p] for p in OWN_PHASES})
     each = {BARE_ALL: records.by_rank(BARE_ALL), DDP_SOLO: records.by_rank(DDP_SOLO)}
     each[PROBE] = records.by_rank(PROBE, detailed=False)
-    of_ranks = {arm: ByRank({p: found[p] for p in OWN_PHASES}, rounds.weights) for arm, found in each.items()}
+    weights = rounds.weights if rounds.whole is None else rounds.weights * rounds.whole
+    of_ranks = {arm: ByRank({p: found[p] for p in OWN_PHASES}, weights) for arm, found in each.items()}
     known = {name: np.isfinite(values) for name, values in rounds.values.items()}
     # The times of smaller batches enter as one number with its own uncertainty, from the rounds that measured them.
     halved = [known[name] for name in HALVED if name in rounds]
@@ -78,9 +79,9 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
     reductions = records.reductions(plan)
     if reductions is None:
         raise UnknownQuantityError("gradients")
-    means = rounds.means()
-    solo, own = (ByRank.of(of_ranks[arm].values, rounds.weights) for arm in (DDP_SOLO, PROBE))
-    beside = ByRank.of({p: of[:, peers] for p, of in of_ranks[BARE_ALL].values.items()}, rounds.weights)
+    means = rounds.means().paired
+    solo, own = (ByRank.of(of_ranks[arm].values, weights) for arm in (DDP_SOLO, PROBE))
+    beside = ByRank.of({p: of[:, peers] for p, of in of_ranks[BARE_ALL].values.items()}, weights)
     buckets, gradients = ready(tables, records, means, solo.mean(), spec.accumulation_steps)
     alone = {p: means[f"alone.{p}"] for p in OWN_PHASES}
     shared = spec.mode == "strong"

@@ -39,19 +39,32 @@ class UnknownQuantityError(KeyError):
 class Means(Mapping[str, Floats]):
     """Mean of every quantity: element 0 over all rounds, the others over resampled rounds."""
 
-    def __init__(self, values: Mapping[str, Floats], weights: Floats) -> None:
-        self._values, self._weights = values, weights
+    def __init__(
+        self, values: Mapping[str, Floats], weights: Floats, whole: NDArray[np.bool_] | None = None
+    ) -> None:
+        """`whole`: as of Rounds."""
+        self._values, self._weights, self._whole = values, weights, whole
+        self._among: NDArray[np.bool_] | None = None
         self._cache: dict[str, Floats] = {}
-        self.there: dict[str, NDArray[np.bool_]] = {}
-        """Which rounds have each of the quantities asked for so far."""
+        self.there: list[NDArray[np.bool_]] = []
+        """Rounds that have a quantity, for each quantity asked for so far."""
+
+    @functools.cached_property
+    def paired(self) -> Means:
+        """Means over the whole rounds alone, so that what drifts from round to round cancels in a difference."""
+        if self._whole is None:
+            return self
+        found = Means(self._values, self._weights)
+        found._among, found.there = self._whole, self.there
+        return found
 
     def __getitem__(self, name: str) -> Floats:
         if name not in self._cache:
             if name not in self._values or not np.isfinite(self._values[name]).any():
                 raise UnknownQuantityError(name)
             values = self._values[name]
-            there = np.isfinite(values)
-            self.there[name] = there
+            there = np.isfinite(values) if self._among is None else np.isfinite(values) & self._among
+            self.there.append(there)
             with np.errstate(invalid="ignore", divide="ignore"):
                 total = self._weights @ np.where(there, values, 0.0)
                 self._cache[name] = total / (self._weights @ there)
@@ -75,15 +88,19 @@ class Rounds:
         seed: int = 0,
         unit: NDArray[np.int64] | None = None,
         part: NDArray[np.int64] | None = None,
+        whole: NDArray[np.bool_] | None = None,
     ) -> None:
         """`unit`: rounds with the same number are drawn together; by default each round is drawn separately.
 
-        `part`: parts of a launch that measured different things; each part keeps its number of rounds.
+        `part`: parts of a launch that measured different things; each part keeps its number of rounds. `whole`: the
+        rounds with all quantities, where the plan gave others only some; they are such a part.
         """
+        part = part if whole is None else whole.astype(np.int64)
         self.values = dict(values)
         self.launch = launch
         self.unit = np.arange(len(launch)) if unit is None else unit
         self.part = np.zeros_like(launch) if part is None else part
+        self.whole = whole
         self._weights = resampling_weights(launch, seed, self.unit, part)
 
     def __contains__(self, name: str) -> bool:
@@ -93,7 +110,7 @@ class Rounds:
         """The same rounds with more quantities."""
         grown = object.__new__(Rounds)
         grown.values = {**self.values, **values}
-        grown.launch, grown.unit, grown.part = self.launch, self.unit, self.part
+        grown.launch, grown.unit, grown.part, grown.whole = self.launch, self.unit, self.part, self.whole
         grown._weights = self._weights
         return grown
 
@@ -104,7 +121,7 @@ class Rounds:
 
     def means(self) -> Means:
         """Every quantity's mean and its resampled values."""
-        return Means(self.values, self._weights)
+        return Means(self.values, self._weights, self.whole)
 
     def ratio(self, formula: Formula | str, *, scale: float = 1.0, level: float = LEVEL) -> Measured | None:
         """As `measure`, for quantities that are always positive: the interval is one of the logarithm."""
@@ -125,7 +142,7 @@ class Rounds:
             return None
         if not np.isfinite(results[0]):
             return None
-        units, groups = self.count(list(means.there.values()))
+        units, groups = self.count(means.there)
         found = interval(float(results[0]), results[1:], units, groups=groups, positive=positive, level=level)
         return found * scale
 

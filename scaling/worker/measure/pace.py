@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
 from scaling.records.format import CollectiveRow
@@ -41,12 +41,22 @@ class Pace:
     """Decides when to stop. Rank 0 keeps it and decides for all ranks."""
 
     def __init__(
-        self, measure: Measure, known: Known, *, budget_s: float | None = None, limit_s: float | None = None
+        self,
+        measure: Measure,
+        known: Known,
+        *,
+        budget_s: float | None = None,
+        limit_s: float | None = None,
+        kind: Callable[[int], Hashable] = lambda _number: None,
     ) -> None:
-        """`budget_s`: for all rounds; None for the measure's. `limit_s`: for the least number of them, if more."""
+        """`budget_s`: for all rounds; None for the measure's. `limit_s`: for the least number of them, if more.
+
+        `kind`: rounds of one kind, by their numbers, measure the same.
+        """
         self._measure, self._known = measure, known
         self._budget_s = measure.budget_s if budget_s is None else budget_s
         self._limit_s = max(self._budget_s, measure.longest_s if limit_s is None else limit_s)
+        self._kind = kind
         self._rounds_s: list[float] = []
         self._elapsed_s = 0.0
 
@@ -60,7 +70,8 @@ class Pace:
         measure = self._measure
         if rounds >= measure.rounds_max:
             return False
-        expected_s = elapsed_s + max(self._rounds_s[-3:])
+        alike = [took for k, took in enumerate(self._rounds_s) if self._kind(k) == self._kind(rounds)]
+        expected_s = elapsed_s + max((alike or self._rounds_s)[-3:])
         if rounds < measure.rounds_min:
             return expected_s <= self._limit_s or elapsed_s < self._budget_s  # with shorter blocks
         return expected_s <= self._budget_s and not self._precise()

@@ -19,6 +19,7 @@ from scaling.spec.machine import Machine
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.promise import Content, Promise
 from scaling.spec.run import WARMUP_SHARE
+from scaling.spec.sample import Traffic
 from scaling.worker.session.session import LaunchSession, cores_of_host
 
 if TYPE_CHECKING:
@@ -66,12 +67,18 @@ class Budget:
         share_s = max(WARMUP_SHARE * self._measure.budget_s, promised)
         return max(0.0, share_s - (time.monotonic() - self._begin_s))
 
-    def fitted(self, trials: tuple[Trial, ...], ready: Mapping[int, Ready]) -> Content:
-        """What of the plan's content fits, by the steps of the warm-up. The same on every rank."""
+    def fitted(
+        self, trials: tuple[Trial, ...], ready: Mapping[int, Ready], traffic: Mapping[int, Traffic]
+    ) -> Content:
+        """What of the plan's content fits, by the steps of the warm-up. The same on every rank.
+
+        `traffic`: what a rank will record, by world size.
+        """
         found = None
         if self._session.lead:
             plan, within_s = self._session.plan, self.limit_s
-            found = fit_training(plan, trials, _costs(ready, plan), warm=True, within_s=within_s).content
+            costs = dataclasses.replace(_costs(ready, plan), traffic=traffic)
+            found = fit_training(plan, trials, costs, warm=True, within_s=within_s).content
         return self._agreed("content", found)
 
     def fitted_cases(

@@ -11,7 +11,9 @@ from scaling.records.files import write_json
 from scaling.spec.plan import Trial
 from scaling.spec.promise import DETAILS, SWEEP
 from scaling.spec.run import Spec
+from scaling.spec.sample import Traffic
 from scaling.spec.schedule import ALONE, OF_NONE, PLAIN, PROBE, STEP_ARMS, Block, dropped_steps, round_blocks
+from scaling.spec.sweep import messages
 from scaling.worker.accelerator.clock import is_virtual
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.kernels import note_kernels
@@ -73,11 +75,17 @@ class Launch:
             limit_s = self._budget.warmup_left_s() / (len(asked) - index)
             if self._prepare(trial, workload, limit_s):
                 fitting.append(trial)
+        trials, baseline = (
+            tuple(t for t in some if t in fitting) for some in (session.trials, session.baseline)
+        )
+        if trials:
+            self._content = self._budget.fitted(trials, self._of_first(), self._traffic())
         self._recorder = recorder = Recorder(
             session.folder.rank(session.rank),
             session.launch_head(
                 warmup={n: ready.warmup_steps for n, ready in self._of_first().items()},
                 fed_ns={n: ready.fed_ns for n, ready in self._of_first().items()},
+                detailed=self._content.detailed or (),
             ),
         )
         self._blocks = BlockRunner(
@@ -90,9 +98,6 @@ class Launch:
             several=len(self._spec.strategies) > 1,
         )
         recorder.note(session.compare_clocks("begin"))
-        trials, baseline = (
-            tuple(t for t in some if t in fitting) for some in (session.trials, session.baseline)
-        )
         if trials:
             self._rounds(trials, baseline)
         session.progress("end")
@@ -111,6 +116,18 @@ class Launch:
     def _of_first(self) -> dict[int, Ready]:
         """By world size, that of the first strategy that fits."""
         return {n: ready for (n, _), ready in reversed(self._ready.items())}
+
+    def _traffic(self) -> dict[int, Traffic]:
+        """What this rank will record, by world size; of strategies side by side, the one that sends most often."""
+        kinds, backend = range(len(self._spec.measure.collectives)), self._spec.topology.backend
+        return {
+            n: Traffic(
+                calls=max(len(of.arms.wire()) for (m, _), of in self._ready.items() if m == n),
+                swept=len(messages(kinds, ready.sweep, backend)),
+                tensors=len(list(ready.arms.module.parameters())),
+            )
+            for n, ready in self._of_first().items()
+        }
 
     def _prepare(self, trial: Trial, workload: Workload, limit_s: float) -> bool:
         """Prepare each strategy. False where none fits into the memory of every rank."""
@@ -180,7 +197,7 @@ class Launch:
 
     def _rounds(self, trials: tuple[Trial, ...], baseline: tuple[Trial, ...]) -> None:
         session, measure, budget = self._session, self._spec.measure, self._budget
-        content = budget.fitted(trials, self._of_first())
+        content, detailed = self._content, self._content.detailed
         plan = dataclasses.replace(session.plan, content=content)
         held = tuple(t for t in trials if content.holds(t.world_size))
         beside = plan.baseline(held) if held != trials else baseline
@@ -191,7 +208,13 @@ class Launch:
 
         pace, own, took = None, None, [0]
         if session.lead:
-            pace = Pace(measure, self._known, budget_s=budget.rounds_s, limit_s=budget.limit_s)
+            pace = Pace(
+                measure,
+                self._known,
+                budget_s=budget.rounds_s,
+                limit_s=budget.limit_s,
+                kind=lambda number: detailed is None or number in detailed,
+            )
             arms = [block for block in blocks(0) if block.arm in STEP_ARMS]
             took = [self._of(block).step_ns for block in arms]
             least = [dropped_steps(self._spec, block.arm, 0) for block in arms]

@@ -186,8 +186,10 @@ class LaunchSession(Session):
         """Whether clocks were compared so long ago that they should be again."""
         return time.monotonic() - self._compared_s > CLOCKS_S
 
-    def launch_head(self, *, warmup: Mapping[int, int], fed_ns: Mapping[int, int]) -> HeadRecord:
-        """The first line of this rank's file; `warmup` and `fed_ns` are by world size."""
+    def launch_head(
+        self, *, warmup: Mapping[int, int], fed_ns: Mapping[int, int], detailed: Sequence[int] = ()
+    ) -> HeadRecord:
+        """The first line of this rank's file; `warmup` and `fed_ns` are by world size. `detailed`: as in HeadRecord."""
         groups: dict[int, Sequence[int]] = {t.world_size: range(t.world_size) for t in self.trials}
         groups |= {group.key: group.ranks for group in self.groups.values()}
         for n in self.parts:
@@ -198,6 +200,7 @@ class LaunchSession(Session):
             warmup={str(n): steps for n, steps in warmup.items()},
             cores=cores_of_host(),
             fed_ns={str(n): ns for n, ns in fed_ns.items()},
+            detailed=list(detailed),
             plan_digest=self.plan_digest,
         )
 

@@ -161,3 +161,31 @@ def test_a_ratio_of_the_same_rounds_cancels_what_they_share():
     assert paired.half_width < apart.half_width / 5
     assert paired.differs_from(1)
     assert not apart.differs_from(1)
+
+
+# Rounds that were to have only some quantities
+
+
+def test_a_comparison_within_the_whole_rounds_knows_no_drift():
+    """`part` is measured in every fifth round; both grow tenfold over the run, and their ratio is 2 throughout."""
+    pace = np.geomspace(1, 10, 40)
+    whole = np.arange(40) % 5 == 0
+    rounds = Rounds({"all": pace, "part": np.where(whole, 2 * pace, np.nan)}, one_launch(40), whole=whole)
+    paired = rounds.ratio(lambda m: m.paired["part"] / m.paired["all"])
+    assert (paired.value, paired.n) == (pytest.approx(2), 8)
+    assert paired.half_width == pytest.approx(0, abs=1e-9)
+    apart = rounds.ratio(lambda m: m["part"] / m["all"])
+    assert apart.half_width > 0.5
+    assert rounds.measure("all").n == 40
+
+
+def test_every_draw_has_as_many_whole_rounds():
+    whole = np.arange(40) < 6
+    weights = Rounds({}, one_launch(40), whole=whole).weights
+    assert set(weights[:, whole].sum(axis=1)) == {6.0}
+    assert set(weights.sum(axis=1)) == {40.0}
+
+
+def test_without_such_rounds_a_comparison_is_as_it_was():
+    rounds = rounds_of(a=np.arange(1.0, 9), b=np.arange(2.0, 10))
+    assert rounds.ratio(lambda m: m.paired["a"] / m.paired["b"]) == rounds.ratio(lambda m: m["a"] / m["b"])

@@ -79,6 +79,14 @@ def test_it_goes_on_while_another_round_fits():
     assert [pace.go_on(n, 30.0 * n) for n in (1, 2, 3)] == [True, True, False]
 
 
+def test_a_round_is_expected_to_last_as_long_as_those_that_measure_the_same():
+    """Rounds 0 to 2 and 5 have details and take 30 s, others 5 s."""
+    pace = Pace(measure(), Efficiencies(), kind=lambda number: number in (0, 1, 2, 5))
+    ends = {1: 30.0, 2: 60.0, 3: 65.0, 4: 70.0}
+    assert [pace.go_on(number, at) for number, at in ends.items()] == [True] * 4
+    assert not pace.go_on(5, 75.0)  # until 105
+
+
 def test_blocks_become_shorter_where_the_least_number_of_rounds_would_not_fit():
     pace = Pace(measure(), Efficiencies())
     pace.go_on(1, 20.0)
