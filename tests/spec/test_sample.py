@@ -146,8 +146,8 @@ def test_rounds_with_details_are_what_they_are_without_a_sample(plan_of):
 
 
 def test_why_is_said_with_the_share_of_a_host(plan_of):
-    assert said(plan_of(512), (0, 1, 2, 20), rounds=10) == (
-        "details in 3 of 10 rounds, chosen before the run: with more, rank files would take more than 64 MiB a host "
+    assert said(plan_of(512), (*range(9), 20), rounds=10) == (
+        "details in 9 of 10 rounds, chosen before the run: with more, rank files would take more than 64 MiB a host "
         "and launch (measure.records_max=32 GiB)"
     )
 
@@ -182,3 +182,10 @@ def test_a_promise_counts_rounds_without_details_as_the_shorter_ones_that_they_a
     assert (long.content.detailed, len(short.content.detailed)) == (None, LEAST_DETAILED)
     assert short.rounds_s < 0.7 * long.rounds_s
     assert short.enough_s == long.enough_s  # the first rounds have details
+
+
+def test_the_fewest_rounds_are_said_to_be_that_whatever_their_files_take(plan_of):
+    assert said(plan_of(1, records_bytes_max=50 * 2**10), spread(6, 60), rounds=36) == (
+        "details in 5 of 36 rounds, chosen before the run: rank files may take 50 KiB a host and launch "
+        "(measure.records_max=50 KiB), but 6 rounds have details at least"
+    )
