@@ -63,6 +63,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "overhead",
         "tap",
         "startup",
+        "joining",
         "ceilings",
         "resume",
         "promises",

@@ -21,6 +21,7 @@ from scaling.spec.plan import Plan
 from scaling.spec.promise import ORDER
 from scaling.spec.run import WARMUP_SHARE, Spec
 from scaling.spec.schedule import round_blocks
+from scaling.spec.startup import MEASURED_RANKS, joining, start_limit_s
 from scaling.spec.topology import Topology
 from scaling.units import format_duration, format_rate, ranks
 
@@ -70,6 +71,7 @@ def describe(plan: Plan, folder: RunFolder) -> str:
         f"{spec.repeats} {'launch' if spec.repeats == 1 else 'launches'}",
         *_time(plan),
         *_files(plan),
+        *_start(plan),
         *_allocations(spec),
         f"#           {_idle_rank_hours(plan):.3f} {'GPU' if topology.accelerated else 'rank'}-hours stand idle "
         "while smaller world sizes run",
@@ -191,8 +193,26 @@ def _files(plan: Plan) -> list[str]:
     ] * unknown
 
 
+def _start(plan: Plan) -> list[str]:
+    """How long a launch on a cluster may take to begin."""
+    if plan.spec.launcher != "slurm":
+        return []
+    found, many = joining(plan), ranks(plan.ranks)
+    lines = [
+        f"# start-up  a launch may take {format_duration(start_limit_s(plan))} to begin: "
+        f"{format_duration(plan.spec.cluster.start_s)} (cluster.start_s) and what {many} on "
+        f"{count(plan.hosts, 'host')} take to join, {found.low_s:.1f} to {found.high_s:.1f} s"
+    ]
+    if not found.measured:
+        lines.append(
+            f"#           that is extrapolated: joining was measured up to {MEASURED_RANKS} ranks of Gloo"
+        )
+    return lines
+
+
 def _seconds(plan: Plan) -> float:
-    return (plan.spec.measure.longest_s + START_S) * plan.spec.repeats
+    start_s = start_limit_s(plan) if plan.spec.launcher == "slurm" else START_S
+    return (plan.spec.measure.longest_s + start_s) * plan.spec.repeats
 
 
 def _idle_rank_hours(plan: Plan) -> float:

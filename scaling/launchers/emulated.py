@@ -14,7 +14,7 @@ from scaling import resources
 from scaling.errors import InputError
 from scaling.launchers.launcher import Command, Launcher
 from scaling.launchers.request import LaunchRequest
-from scaling.launchers.torchrun import environment, torchrun
+from scaling.launchers.torchrun import connecting, environment, torchrun
 from scaling.spec.plan import Plan
 
 GRACE_S = 5
@@ -62,7 +62,7 @@ class Emulated(Launcher):
                     "address": f"10.77.0.{host + 1}",
                     "rate_bit_s": inject.link_rate_bit_s if slowed else topology.link.rate_bit_s,
                     "command": torchrun(request, ranks, *where),
-                    "env": {**environment(interface="eth0"), **request.spec.env},
+                    "env": {**connecting(request), **environment(interface="eth0"), **request.spec.env},
                     "log": str(request.launch.agent_log(host).absolute()),
                 }
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scaling.launchers.launcher import Command, Launcher
 from scaling.launchers.request import LaunchRequest
 from scaling.launchers.simulated import build_device
-from scaling.launchers.torchrun import environment, nccl_log, numa_binding, torchrun
+from scaling.launchers.torchrun import connecting, environment, nccl_log, numa_binding, torchrun
 from scaling.spec.plan import Plan
 
 WHERE = ("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
@@ -21,5 +21,6 @@ class Local(Launcher):
     def command(self, request: LaunchRequest) -> Command:
         """One torchrun over the loopback interface."""
         bound = numa_binding(request.spec)
-        env = {**nccl_log(request), **environment(interface="lo"), **bound, **request.spec.env}
+        own = environment(interface="lo")
+        env = {**nccl_log(request), **connecting(request), **own, **bound, **request.spec.env}
         return Command(argv=torchrun(request, request.ranks, *WHERE, bind=bool(bound)), env=env)

@@ -8,6 +8,7 @@ from scaling import resources
 from scaling.launchers.request import LaunchRequest
 from scaling.spec.batch_search import MEASURE
 from scaling.spec.run import Spec
+from scaling.spec.startup import lazy
 from scaling.spec.topology import GPU
 
 
@@ -57,6 +58,11 @@ def numa_binding(spec: Spec) -> dict[str, str]:
     if spec.topology.device != GPU or spec.cluster.numa_binding == "none":
         return {}
     return {"SCALING_NUMA_BINDING": spec.cluster.numa_binding}
+
+
+def connecting(request: LaunchRequest) -> dict[str, str]:
+    """How our own many ranks connect over Gloo (scaling/spec/startup.py); a script of the user's may need a mesh."""
+    return {"TORCH_GLOO_LAZY_INIT": "1"} if lazy(request.ranks) and not request.program else {}
 
 
 def nccl_log(request: LaunchRequest) -> dict[str, str]:

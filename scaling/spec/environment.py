@@ -37,7 +37,7 @@ NOT_RECORDED = ("NCCL_DEBUG_FILE",)
 """Where NCCL's log goes changes neither results nor speed, and differs in every launch."""
 PRIVATE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDINAL", "SLURM_", "TORCHELASTIC_")
 """Beginnings of variables that differ between ranks or launches by nature: a difference means nothing."""
-FABRIC = ("NCCL_", "GLOO_", "TORCH_NCCL_", "UCX_", "FI_")
+FABRIC = ("NCCL_", "GLOO_", "TORCH_NCCL_", "TORCH_GLOO_", "UCX_", "FI_")
 """Beginnings of variables that act on communication only."""
 
 PRIVATE_FACTS = ("host", "cpus", "numa_nodes", "device_uuid", "device_pci")

@@ -51,6 +51,20 @@ def command(spec, path):
     return launcher_of(plan).command(request)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "more", "said"),
+    [(64, {}, None), (128, {}, "1"), (128, {"program": ("train.py",)}, None)],
+    ids=["few", "many", "a script"],
+)
+def test_many_ranks_of_ours_connect_when_they_first_exchange_something(tmp_path, ranks, more, said):
+    asked = ["topology=local", "topology.device=cpu", f"topology.ranks_per_host={ranks}"]
+    (one,) = requests("plan", [*asked, f"world_sizes=[1,{ranks}]"]).items
+    plan = make_plan(one.spec, run_id="20260101-000000-abc", created="", version="")
+    folder = RunFolder(tmp_path)
+    request = LaunchRequest(plan=plan, folder=folder, launch=folder.launch(0), world_sizes=(1, ranks), **more)
+    assert launcher_of(plan).command(request).env.get("TORCH_GLOO_LAZY_INIT") == said
+
+
 @pytest.mark.parametrize(("backend", "named"), [("nccl", True), ("gloo", False)])
 def test_nccl_writes_into_the_launch_s_folder(tmp_path, backend, named):
     (asked,) = requests("plan", ["topology=local", "topology.device=cpu", "topology.ranks_per_host=2"]).items

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scaling.cli.planned import describe, document
+from scaling.config.compose import requests
 from scaling.records import codec
 from scaling.records.paths import RunFolder
 from scaling.spec.plan import HARNESS, OWN_LOOP, TRACE, Plan, make_plan
@@ -30,12 +31,34 @@ def plan_of(cluster):
     return made
 
 
+@pytest.fixture
+def plan_on_cluster():
+    """plan_on_cluster(hosts): a plan of 8 ranks on each."""
+
+    def made(hosts):
+        asked = ["topology=nvlink_node", "topology.ranks_per_host=8", f"topology.hosts={hosts}"]
+        (one,) = requests("plan", [*asked, f"world_sizes=[1,8,{8 * hosts}]"]).items
+        return make_plan(one.spec, run_id="20260101-000000-abc", created="", version="")
+
+    return made
+
+
 def schedule(plan, launch=0):
     return [round_blocks(plan, plan.trials, launch, number) for number in ROUNDS]
 
 
 def order(blocks):
     return [(b.trial.world_size, b.arm, b.detailed) for b in blocks]
+
+
+# Start-up
+
+
+def test_a_plan_of_many_ranks_says_that_their_start_is_extrapolated(plan_on_cluster):
+    few, many = (describe(plan_on_cluster(hosts), RunFolder("r")) for hosts in (64, 512))
+    assert "what 512 ranks on 64 hosts take to join, 1.2 to 1.8 s" in few
+    assert "extrapolated" not in few
+    assert "that is extrapolated: joining was measured up to 512 ranks" in many
 
 
 # Source

@@ -15,12 +15,13 @@ from scaling.errors import InputError, ScalingError
 from scaling.launchers.launcher import Command, Launcher
 from scaling.launchers.request import LaunchRequest
 from scaling.launchers.slurm.allocation import Allocation, allocated, allocation
-from scaling.launchers.torchrun import environment, nccl_log, numa_binding, program_arguments
+from scaling.launchers.torchrun import connecting, environment, nccl_log, numa_binding, program_arguments
 from scaling.records.checkup import DOCTOR
 from scaling.records.paths import RunFolder
 from scaling.spec.cluster import Container
 from scaling.spec.plan import Plan
 from scaling.spec.run import Spec
+from scaling.spec.startup import start_limit_s
 from scaling.spec.topology import GPU
 
 IN_IMAGE = "/opt/scaling-harness"
@@ -112,9 +113,9 @@ def srun(request: LaunchRequest, where: Allocation) -> Command:
         started += wrapped(container, mounts, spec.topology.device)
     return Command(
         argv=(*started, *node),
-        env={**nccl_log(request), **_environment(spec)},
+        env={**nccl_log(request), **connecting(request), **_environment(spec)},
         ranks=spec.topology.started(request.ranks),
-        start_s=spec.cluster.start_s,
+        start_s=start_limit_s(request.plan),
         blamed=blamed,
     )
 

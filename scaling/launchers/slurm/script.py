@@ -11,6 +11,7 @@ from scaling.errors import InputError
 from scaling.records.paths import RunFolder
 from scaling.spec.batch_search import LAUNCHES_MAX, PROOFS_MAX
 from scaling.spec.plan import Plan
+from scaling.spec.startup import joining, start_limit_s
 from scaling.units import parse_time_limit_s
 
 _CPUS = {"cpus-per-task", "cpus-per-gpu", "mincpus"}
@@ -95,10 +96,10 @@ def minutes(plan: Plan) -> int:
 
     Each launch that searches for the largest batch counts as long as a start.
     """
-    spec = plan.spec
-    budget = (spec.measure.longest_s + spec.cluster.start_s) * spec.repeats
+    spec, start_s = plan.spec, start_limit_s(plan)
+    budget = (spec.measure.longest_s + start_s) * spec.repeats
     if spec.batch_max:
-        budget += spec.cluster.start_s * (LAUNCHES_MAX + PROOFS_MAX)
+        budget += start_s * (LAUNCHES_MAX + PROOFS_MAX)
     return math.ceil((budget * 1.25 + REPORT_S + spec.cluster.signal_s) / 60)
 
 
@@ -127,7 +128,8 @@ def too_short(plan: Plan) -> str | None:
     """
     cluster, limit = plan.spec.cluster, limit_s(plan)
     warned = cluster.signal_s + EARLY_S if cluster.signal_s else 0
-    before, budget = limit - warned, plan.spec.measure.longest_s * plan.spec.repeats
+    before = limit - warned
+    budget = (plan.spec.measure.longest_s + joining(plan).high_s) * plan.spec.repeats
     if cluster.time is None or before >= budget:
         return None
     would = f"cluster.time={minutes(plan)} holds all of it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from scaling.records.format import ClockRecord
-from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.accelerator.clock import is_virtual, now_ns
+from scaling.worker.session.control import Control
 
 EXCHANGES = 40
 
@@ -40,3 +42,19 @@ def compare_clocks(at: str, rank: int, ranks: Sequence[int], group: Any) -> Cloc
             round_trip, offset = min(found)
             bound = round_trip // 2
     return ClockRecord(at=at, offset_ns=offset, bound_ns=bound, time_ns=now_ns())
+
+
+def compare_hosts(at: str, rank: int, hosts: Sequence[int], control: Control) -> ClockRecord:
+    """Compare each host's clock with that of rank 0. `hosts`: of each rank of the default group, which all call it.
+
+    Ranks of a host share its clock, so its first rank compares for all of them. Virtual clocks are each rank's own.
+    """
+    first = {host: r for r, host in reversed(list(enumerate(hosts)))}
+    leads = range(len(hosts)) if is_virtual() else sorted(first.values())
+    record = compare_clocks(at, rank, leads, None) if rank in leads else None
+    if is_virtual() and record is not None:
+        return record
+    known = control.agree(
+        f"clock/{at}/{hosts[rank]}", record and dataclasses.asdict(record), lead=record is not None
+    )
+    return ClockRecord(**known)

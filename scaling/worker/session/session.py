@@ -30,12 +30,14 @@ from scaling.worker.models.options import shaped
 from scaling.worker.parallel.groups import make_groups
 from scaling.worker.session.control import Control
 from scaling.worker.session.environment import describe
-from scaling.worker.session.offsets import compare_clocks
+from scaling.worker.session.offsets import compare_hosts
 from scaling.worker.session.progress import Progress
 
 MEMORY_SCHEMA = 1
 CLOCKS_S = 60.0
 """In a long launch clocks are compared this often: they drift with their machines' temperature."""
+CLOCKS_SHARE = 0.05
+"""The most of a launch's time that comparisons may take; hosts take turns."""
 
 
 class Session:
@@ -126,6 +128,7 @@ class LaunchSession(Session):
         self.stage = "start"
         """What this rank is doing, for progress, errors and stacks."""
         self._begin = self._compared_s = time.monotonic()
+        self._comparing_s = 0.0
         torch.set_num_threads(self.spec.threads)
 
     def enter(self, stage: str) -> None:
@@ -173,18 +176,22 @@ class LaunchSession(Session):
         return time.monotonic() - self._begin
 
     def compare_clocks(self, at: str) -> ClockRecord:
-        """Compare this rank's clock with rank 0's, `at` the begin, the end or between. Ranks of a kernel share it."""
+        """Compare this rank's clock with rank 0's, `at` the begin, the end or between. Ranks of a host share it."""
         if self.spec.task != DOCTOR:
             self.stage = f"clock offsets at the {at}"
         self.control.meet(f"clock/{at}", self.world)  # no rank has to sit long in a receive
         self.device.barrier(dist.group.WORLD)
+        begin = time.monotonic()
+        hosts = [self.spec.topology.host_of(rank) for rank in range(self.world)]
+        record = compare_hosts(at, self.rank, hosts, self.control)
         self._compared_s = time.monotonic()
-        return compare_clocks(at, self.rank, range(self.world), None)
+        self._comparing_s = self._compared_s - begin
+        return record
 
     @property
     def clocks_due(self) -> bool:
         """Whether clocks were compared so long ago that they should be again."""
-        return time.monotonic() - self._compared_s > CLOCKS_S
+        return time.monotonic() - self._compared_s > max(CLOCKS_S, self._comparing_s / CLOCKS_SHARE)
 
     def launch_head(
         self, *, warmup: Mapping[int, int], fed_ns: Mapping[int, int], detailed: Sequence[int] = ()

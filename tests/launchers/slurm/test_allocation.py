@@ -19,8 +19,8 @@ from scaling.launchers.slurm import ask
 from scaling.launchers.slurm.allocation import Allocation, down, hostnames
 from scaling.launchers.slurm.launcher import Slurm, blamed, port, srun
 from scaling.records.paths import RunFolder
-from scaling.spec.cluster import START_S
 from scaling.spec.plan import make_plan
+from scaling.spec.startup import start_limit_s
 
 RECORDED = Path(__file__).with_name("slurm-22.05")
 WHERE = Allocation(job="77", nodes=("a1", "a2", "a3"), address="10.0.0.1")
@@ -38,7 +38,8 @@ def argv_of(plan, tmp_path, sizes):
 
 
 def test_one_task_a_node_and_no_gpu_hidden(tmp_path):
-    made = argv_of(plan_of("topology=nvlink_node", "topology.hosts=3"), tmp_path, [1, 8, 16])
+    plan = plan_of("topology=nvlink_node", "topology.hosts=3")
+    made = argv_of(plan, tmp_path, [1, 8, 16])
     text = " ".join(made.argv)
     assert "--ntasks-per-node=1" in text
     assert "--nodes=2 --ntasks=2" in text  # 16 ranks fill two of the three nodes
@@ -48,7 +49,7 @@ def test_one_task_a_node_and_no_gpu_hidden(tmp_path):
     assert "gpu-bind" not in text
     assert text.endswith(f"-m scaling.worker {tmp_path} 3 1,8,16")
     assert made.env["SCALING_NUMA_BINDING"] == "node"
-    assert made.start_s == START_S
+    assert made.start_s == start_limit_s(plan)
 
 
 def test_ranks_that_are_spread_take_every_node(tmp_path):

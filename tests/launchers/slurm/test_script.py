@@ -21,6 +21,7 @@ from scaling.resources import folder
 from scaling.spec.batch_search import LAUNCHES_MAX, PROOFS_MAX
 from scaling.spec.cluster import START_IN_IMAGE_S, START_S
 from scaling.spec.plan import make_plan
+from scaling.spec.startup import joining
 
 TEMPLATE = (folder("slurm") / "job.sbatch").read_text()
 
@@ -134,6 +135,21 @@ def test_the_time_limit_has_room_for_every_launch_of_the_search_for_the_largest_
     asked, searched = (minutes(plan_of("topology=pcie_node", *more)) for more in ((), ("batch=max",)))
     launches = LAUNCHES_MAX + PROOFS_MAX
     assert searched - asked >= launches * START_S / 60
+
+
+def test_the_time_limit_has_room_for_many_ranks_to_join():
+    few, many = (
+        plan_of(
+            "topology=nvlink_node",
+            "topology.ranks_per_host=8",
+            f"topology.hosts={hosts}",
+            f"world_sizes=[1,{8 * hosts}]",
+        )
+        for hosts in (2, 512)
+    )
+    joined_s = joining(many).high_s - joining(few).high_s
+    assert joined_s > 60
+    assert minutes(many) - minutes(few) == pytest.approx(joined_s * 1.25 / 60, abs=1)
 
 
 def test_an_image_has_time_to_be_unpacked():
