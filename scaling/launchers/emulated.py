@@ -71,6 +71,7 @@ class Emulated(Launcher):
             argv=(*_UNSHARE, sys.executable, script, str(request.launch.fabric.absolute())),
             env={},
             network={"hosts": hosts, "grace_s": GRACE_S, "caller_pid": os.getpid()},
+            hosts=len(shares),
             ranks=topology.started(request.ranks),
             blamed=blamed,
         )

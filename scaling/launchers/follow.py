@@ -42,6 +42,7 @@ def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: P
         vigil = Vigil(
             launch,
             time.monotonic(),
+            hosts=command.hosts,
             timeout_s=measure.step_timeout_s,
             start_s=max(measure.start_timeout_s, command.start_s),
             progress=progress,
@@ -99,7 +100,7 @@ def _wait(
             roll.call()
             called = now
         vigil.listen(now)
-        if failed == float("inf") and any(launch.path.glob("error-*.json")):
+        if failed == float("inf") and launch.failed.exists():
             failed = now
         if now - failed > LINGER_S:
             return 0.0, frozenset()

@@ -28,6 +28,8 @@ class Command:
     """Added to the caller's environment."""
     network: dict[str, Any] | None = None
     """The hosts to emulate, written to the launch's folder before it starts."""
+    hosts: int = 1
+    """Hosts that it starts ranks on."""
     ranks: tuple[int, ...] = ()
     """Our rank of each process, in torchrun's order; empty where both count alike."""
     start_s: int = 0

@@ -132,6 +132,8 @@ class LaunchFolder(_Folder):
     """The records of one rank."""
     env = _FileOf("env-{}.json")
     """Versions, device and environment of one rank."""
+    failed = _File("failed")
+    """Exists once a rank has failed, so that no list of all files has to be read to see it."""
     error = _FileOf("error-{}.json")
     """The exception that ended one rank."""
     stack = _FileOf("stack-{}.json")

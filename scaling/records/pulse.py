@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from pathlib import Path
 
 from scaling.hardware.pulse import SCHEMA, RankPulse
 from scaling.reading import parse_json, read_bytes
@@ -17,20 +16,26 @@ IO_BYTES_S = 4096
 BYTES_MAX = 1 << 20
 
 Pulse = Mapping[str, RankPulse]
-"""By host and rank."""
+"""Of one host's ranks."""
 
 
-def read_pulse(launch: LaunchFolder) -> Pulse:
-    """The last pulse of every host; empty where none was written or can be read."""
-    found: dict[str, RankPulse] = {}
-    for path in sorted(launch.path.glob(launch.pulse("*").name)):
-        found |= {f"{path.stem}/{rank}": one for rank, one in _read(path).items()}
-    return found
+def read_pulse(launch: LaunchFolder, host: int) -> Pulse:
+    """The last pulse of a host; empty where none was written or can be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        data = parse_json(read_bytes(launch.pulse(host), BYTES_MAX))
+        if data["schema"] == SCHEMA:
+            return {rank: RankPulse(**values) for rank, values in data["ranks"].items()}
+    return {}
+
+
+def has_started(before: Pulse, now: Pulse) -> bool:
+    """Whether some rank has been seen for the first time."""
+    return not before.keys() >= now.keys()
 
 
 def has_beaten(before: Pulse, now: Pulse) -> bool:
-    """Whether some rank has finished a step, a collective or a phase in between, or has just started."""
-    return any(rank not in before or one.beats != before[rank].beats for rank, one in now.items())
+    """Whether some rank has finished a step, a collective or a phase in between."""
+    return any(one.beats != before[rank].beats for rank, one in now.items() if rank in before)
 
 
 def has_moved(before: Pulse, now: Pulse) -> bool:
@@ -42,11 +47,3 @@ def _moved(before: RankPulse, now: RankPulse) -> bool:
     seconds = now.at_s - before.at_s
     used_s, moved_bytes = now.cpu_s - before.cpu_s, now.io_bytes - before.io_bytes
     return used_s > CPU_SHARE * seconds or moved_bytes > IO_BYTES_S * seconds
-
-
-def _read(path: Path) -> dict[str, RankPulse]:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        data = parse_json(read_bytes(path, BYTES_MAX))
-        if data["schema"] == SCHEMA:
-            return {rank: RankPulse(**values) for rank, values in data["ranks"].items()}
-    return {}

@@ -101,6 +101,7 @@ def _report(error: BaseException, rank: int, folder: LaunchFolder, session: Laun
     # Write before telling the others, which takes long where the store is gone with its host.
     with contextlib.suppress(OSError):  # the disk may be full
         write_json(folder.error(rank), record)
+        folder.failed.touch()
     if session is None or session.control.abort(record):
         write_json(folder.error(rank), {**record, "first": True})
 

@@ -8,11 +8,11 @@ import pytest
 
 from scaling.hardware.pulse import SCHEMA, RankPulse
 from scaling.records.paths import RunFolder
-from scaling.records.pulse import has_beaten, has_moved, read_pulse
+from scaling.records.pulse import has_beaten, has_moved, has_started, read_pulse
 
 
 def pulse(*, at_s=100.0, beats=7, cpu_s=5.0, io_bytes=1000):
-    return {"pulse-0/1": RankPulse(at_s=at_s, beats=beats, cpu_s=cpu_s, io_bytes=io_bytes)}
+    return {"1": RankPulse(at_s=at_s, beats=beats, cpu_s=cpu_s, io_bytes=io_bytes)}
 
 
 @pytest.mark.parametrize(
@@ -31,13 +31,15 @@ def test_a_rank_moves_that_uses_the_processor_or_moves_data(more, moves):
     assert not has_beaten(pulse(), pulse(at_s=102.0, **more))
 
 
-def test_a_beat_is_a_step_or_a_rank_that_has_started():
+def test_a_beat_is_a_step_and_a_rank_starts_when_it_is_first_seen():
     assert has_beaten(pulse(), pulse(beats=8))
-    assert has_beaten({}, pulse())
+    assert has_started({}, pulse())
+    assert not has_beaten({}, pulse())
+    assert not has_started(pulse(), pulse(beats=8))
     assert not has_moved({}, pulse())
 
 
-def test_the_hosts_files_are_read_together_and_damaged_ones_left_out(tmp_path):
+def test_a_host_s_file_is_read_and_a_damaged_one_left_out(tmp_path):
     launch = RunFolder(tmp_path).launch(0)
     launch.path.mkdir(parents=True)
     rank = {"at_s": 1.0, "beats": None, "cpu_s": 2.0, "io_bytes": 3}
@@ -46,5 +48,5 @@ def test_the_hosts_files_are_read_together_and_damaged_ones_left_out(tmp_path):
     launch.pulse(2).write_text('{"schema": 1, "ranks": {"3"')
     launch.pulse(3).write_text(json.dumps({"schema": SCHEMA, "ranks": [4]}))
     launch.pulse(4).write_text(json.dumps({"schema": SCHEMA + 1, "ranks": {"5": rank}}))
-    assert sorted(read_pulse(launch)) == ["pulse-0/0", "pulse-0/1", "pulse-1/2"]
-    assert read_pulse(launch)["pulse-1/2"] == RankPulse(at_s=1.0, beats=None, cpu_s=2.0, io_bytes=3)
+    assert [sorted(read_pulse(launch, host)) for host in range(6)] == [["0", "1"], ["2"], [], [], [], []]
+    assert read_pulse(launch, 1)["2"] == RankPulse(at_s=1.0, beats=None, cpu_s=2.0, io_bytes=3)

@@ -114,6 +114,7 @@ def srun(request: LaunchRequest, where: Allocation) -> Command:
     return Command(
         argv=(*started, *node),
         env={**nccl_log(request), **connecting(request), **_environment(spec)},
+        hosts=hosts,
         ranks=spec.topology.started(request.ranks),
         start_s=start_limit_s(request.plan),
         blamed=blamed,
