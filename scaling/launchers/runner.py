@@ -18,7 +18,7 @@ from scaling.launchers.settle import earlier_launches, end_between, next_index, 
 from scaling.launchers.slurm.allocation import interruption
 from scaling.reading import read_text
 from scaling.records.files import write_json, write_text
-from scaling.records.launch import read_content
+from scaling.records.launch import described, read_content
 from scaling.records.lock import held
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.status import LaunchStatus, Status, in_words, left, status_of
@@ -147,14 +147,15 @@ def _launch(
 def _checking(
     plan: Plan, launch: LaunchFolder, ranks: int, progress: Progress, preflight: Preflight
 ) -> Progress:
-    """`progress` that runs `preflight` once every rank has written its environment."""
-    waiting = list(range(ranks))
+    """`progress` that runs `preflight` once every rank has written its environment; it looks at hosts in turn."""
+    waiting = list(enumerate(plan.spec.topology.shares(ranks)))
 
     def heard(record: dict[str, Any]) -> None:
         progress(record)
         if not waiting:
             return
-        waiting[:] = [rank for rank in waiting if not launch.env(rank).exists()]
+        while waiting and described(launch, waiting[-1][0]) >= waiting[-1][1]:
+            waiting.pop()
         for problem in () if waiting else preflight(launch, plan):
             progress({"said": problem})
 

@@ -35,6 +35,16 @@ def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
     write_text(path, json.dumps(codec.encode(value), indent=indent, allow_nan=False) + "\n")
 
 
+def add_line(path: Path, value: Any) -> None:
+    """Append a value as a line of JSON, in one write: processes of one host may share the file, without a lock."""
+    line = json.dumps(codec.encode(value), allow_nan=False).encode() + b"\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
 def read_json(
     path: Path, kind: type[T], schema: int, *, remedy: str = "it should be a file that `scaling` wrote"
 ) -> T:

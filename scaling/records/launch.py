@@ -7,7 +7,7 @@ scaling.records.rank.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 from scaling.errors import ScalingError
 from scaling.hardware import telemetry
 from scaling.hardware.telemetry import HostRecord
-from scaling.reading import as_number
+from scaling.reading import RefusedError, as_number, parse_json, read_bytes
 from scaling.reading import read_json as read_json_value
 from scaling.records import checkup
 from scaling.records.checkup import KernelTable, RankCheck, Roofline
@@ -32,7 +32,7 @@ from scaling.spec.promise import Content
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """env-<r>.json: what one rank ran on."""
+    """What one rank ran on: env-0.json, a line of envs-<host>.jsonl, or env-<r>.json in older runs."""
 
     rank: int
     host: int | None
@@ -53,7 +53,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """memory-<r>.json: what one rank held, by world size."""
+    """What one rank held, by world size: a line of memories-<host>.jsonl, or memory-<r>.json in older runs."""
 
     rank: int
     held: Mapping[int, Mapping[str, int]]
@@ -77,8 +77,14 @@ class Launch:
     def environment(self, rank: int) -> Environment | None:
         """What a rank ran on."""
         if rank not in self._environments:
-            self._environments[rank] = _read(self.folder.env(rank), rank, _environment)
+            listed = self._listed_environments.get(rank) if rank else None
+            known = _environment(rank, listed) if listed else _read(self.folder.env(rank), rank, _environment)
+            self._environments[rank] = known
         return self._environments[rank]
+
+    @cached_property
+    def _listed_environments(self) -> Mapping[int, dict[str, Any]]:
+        return _by_rank(self.folder.envs(host) for host in self._hosts)
 
     @cached_property
     def environments(self) -> Mapping[int, Environment]:
@@ -94,7 +100,11 @@ class Launch:
     @cached_property
     def memories(self) -> tuple[RankMemory, ...]:
         """What each rank held."""
-        found = (_read(self.folder.memory(rank), rank, _memory) for rank in self._ranks)
+        listed = _by_rank(self.folder.memories(host) for host in self._hosts)
+        found = (
+            _memory(rank, listed[rank]) if rank in listed else _read(self.folder.memory(rank), rank, _memory)
+            for rank in self._ranks
+        )
         return tuple(memory for memory in found if memory is not None)
 
     @cached_property
@@ -184,6 +194,11 @@ class Launches:
         return (launch.folder.nccl_logs() for launch in reversed(self._all))
 
 
+def described(launch: LaunchFolder, host: int) -> int:
+    """How many ranks of a host have written what they run on; rank 0 runs on host 0."""
+    return len(_by_rank([launch.envs(host)])) + (host == 0 and launch.env(0).exists())
+
+
 def read_content(launch: LaunchFolder) -> Content | None:
     """What a launch measures, where that is less than the plan says."""
     with contextlib.suppress(ScalingError):
@@ -198,6 +213,19 @@ def _read(path: Path, rank: int, typed: Callable[[int, dict[str, Any]], Any]) ->
     except (OSError, ValueError):
         return None
     return typed(rank, record) if isinstance(record, dict) else None
+
+
+def _by_rank(paths: Iterable[Path]) -> dict[int, dict[str, Any]]:
+    """The lines of several files by their rank; the last line of a rank counts, one that is cut off is left out."""
+    found = {}
+    for path in paths:
+        with contextlib.suppress(OSError, RefusedError):
+            for line in read_bytes(path).splitlines():
+                with contextlib.suppress(ValueError):
+                    record = parse_json(line)
+                    if isinstance(record, dict) and type(record.get("rank")) is int:
+                        found[record["rank"]] = record
+    return found
 
 
 def _environment(rank: int, record: dict[str, Any]) -> Environment:

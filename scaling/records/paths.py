@@ -131,7 +131,9 @@ class LaunchFolder(_Folder):
     rank = _FileOf("rank-{}.jsonl")
     """The records of one rank."""
     env = _FileOf("env-{}.json")
-    """Versions, device and environment of one rank."""
+    """Versions, device and environment of rank 0; of any rank in older runs."""
+    envs = _FileOf("envs-{}.jsonl")
+    """The same of the other ranks of one host, a line each."""
     failed = _File("failed")
     """Exists once a rank has failed, so that no list of all files has to be read to see it."""
     error = _FileOf("error-{}.json")
@@ -141,7 +143,9 @@ class LaunchFolder(_Folder):
     log = _FileOf("log-{}.txt")
     """Standard output and error of one rank."""
     memory = _FileOf("memory-{}.json")
-    """Memory that one rank held, by world size."""
+    """Memory that one rank held, by world size, in older runs."""
+    memories = _FileOf("memories-{}.jsonl")
+    """Memory that each rank of one host held, a line each."""
     check = _FileOf("check-{}.json")
     """What one rank found in a checkup (`scaling doctor`)."""
     roofline = _FileOf("roofline-{}.json")

@@ -114,6 +114,9 @@ def test_every_file_is_there(synthetic):
         "launches/0/rank-0.jsonl",
         "launches/0/rank-1.jsonl",
         "launches/0/env-0.json",
+        "launches/0/envs-1.jsonl",
+        "launches/0/memories-0.jsonl",
+        "launches/0/memories-1.jsonl",
         "launches/0/log-0.txt",
     } <= names
     assert not [name for name in names if name.endswith(".part")]

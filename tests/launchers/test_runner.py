@@ -13,7 +13,7 @@ from scaling.errors import ScalingError
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.failure.cause import LaunchOutcome
 from scaling.launchers.runner import measure
-from scaling.records.files import write_json
+from scaling.records.files import add_line, write_json
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 
@@ -90,7 +90,11 @@ def test_ranks_that_differ_are_named_once_all_have_told_what_they_run_on_and_bef
     def follow(command, launch, measure, progress):
         for rank, torch in enumerate(("2.13.0", "2.12.0")):
             progress({"stage": "warm-up", "rounds": 0.0})
-            write_json(launch.env(rank), {"schema": 1, "rank": rank, "host": 0, "torch": torch})
+            found = {"schema": 1, "rank": rank, "host": 0, "torch": torch}
+            if rank == 0:
+                write_json(launch.env(0), found)
+            else:
+                add_line(launch.envs(0), found)
         progress({"stage": "warm-up of world size 2", "rounds": 0.0})
         progress({"stage": "round 1", "rounds": 0.0})
         return LaunchOutcome(status="done")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,8 @@ import pytest
 from support.simulated_machines import write_machines
 
 from scaling.cli.pipeline import rebuild
-from scaling.records.launch import Launch, Launches
+from scaling.records.files import add_line
+from scaling.records.launch import Launch, Launches, described
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 
@@ -72,6 +74,31 @@ def test_variables_are_facts_of_a_rank(folder):
     assert launch.environments.keys() == {1}
     assert launch.facts[1] == {"host": 0, "cpu": "C1", "env.NCCL_ALGO": "Ring"}
     assert launch.environments[1].processor == "C1"
+
+
+def test_a_host_s_ranks_share_two_files(folder):
+    """Rank 0 stands for the run, in a file of its own; a line that is cut off is another rank's loss alone."""
+    launch = folder.launch(0)
+    write(launch.env(0), cpu="C0")
+    for rank in (3, 1, 2):
+        add_line(launch.envs(rank // 2), {"rank": rank, "host": rank // 2, "cpu": f"C{rank}"})
+    for rank in range(4):
+        add_line(launch.memories(rank // 2), {"rank": rank, "world_sizes": {"4": {"peak_bytes": 100 + rank}}})
+    assert described(launch, 0) == described(launch, 1) == 2
+    with launch.memories(1).open("a") as file:
+        file.write('{"rank": 3, "wor')
+    found = Launch(launch, SimpleNamespace(ranks=4, hosts=2))
+    assert {rank: one.cpu for rank, one in found.environments.items()} == {k: f"C{k}" for k in range(4)}
+    assert [memory.held[4]["peak_bytes"] for memory in found.memories] == [100, 101, 102, 103]
+
+
+def test_processes_of_a_host_write_whole_lines(tmp_path):
+    """At the same time, without a lock, longer than a buffer of Python's."""
+    path, text = tmp_path / "envs-0.jsonl", "x" * 20_000
+    with ProcessPoolExecutor(8) as pool:
+        list(pool.map(add_line, [path] * 400, [{"rank": k, "text": text} for k in range(400)]))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(line["rank"] for line in lines) == list(range(400))
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null"])

@@ -223,6 +223,6 @@ def test_a_run(tmp_path, overrides):
     assert found["device"] == "cuda"
     assert found["device_name"]
     assert found["compute_capability"]
-    memory = json.loads((run / "launches/0/memory-0.json").read_text())
+    memory = json.loads((run / "launches/0/memories-0.jsonl").read_text().splitlines()[0])
     assert memory["peak_bytes"] > 2**20
     assert 0 < memory["device_clock_bound_ns"] < MS

@@ -12,7 +12,7 @@ from scaling.worker.session.session import LaunchSession
 
 
 def note_roofline(session: LaunchSession, workload: Workload, precision: Precision) -> None:
-    """Write roofline-<r>.json on all ranks at once, for the batch of the largest world size.
+    """Write roofline-0.json from rank 0, while all ranks do the same, for the batch of the largest world size.
 
     A step that cannot be counted leaves no file and the run goes on. The trial itself then finds whether the step
     fits or fails.
@@ -24,7 +24,7 @@ def note_roofline(session: LaunchSession, workload: Workload, precision: Precisi
         return work, ceilings.measure(device, (spec.precision,)) if work.flops else ()
 
     found = benched(session, workload, precision, "roofline", count)
-    if found is not None:
+    if found is not None and session.lead:
         work, known = found
         record = Roofline(schema=SCHEMA, rank=session.rank, ceilings=known, work=work)
         write_json(session.folder.roofline(session.rank), record, indent=None)

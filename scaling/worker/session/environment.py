@@ -27,7 +27,7 @@ def describe(
     device: Accelerator,
     tokens_per_sample: int | None = None,
 ) -> dict[str, Any]:
-    """The contents of env-<r>.json. Variables that may hold secrets are left out."""
+    """What a rank runs on, as its environment file holds it. Variables that may hold secrets are left out."""
     parameters = [p for p in module.parameters() if p.requires_grad]
     return {
         "schema": SCHEMA,

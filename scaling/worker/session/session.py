@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from scaling.records.checkup import DOCTOR
-from scaling.records.files import write_json
+from scaling.records.files import add_line, write_json
 from scaling.records.format import SCHEMA, ClockRecord, HeadRecord
 from scaling.records.paths import LaunchFolder
 from scaling.spec.patience import collective_s
@@ -71,9 +71,12 @@ class Session:
     def record_environment(
         self, spec: Spec, module: torch.nn.Module, tokens_per_sample: int | None = None, **known: Any
     ) -> None:
-        """Write env-<r>.json; `known` replaces what it would say."""
+        """Write what this rank runs on; `known` replaces what it would say. Rank 0 stands for the run."""
         found = describe(spec, self.rank, self.host, module, self.device, tokens_per_sample) | known
-        write_json(self.folder.env(self.rank), found)
+        if self.lead:
+            write_json(self.folder.env(self.rank), found)
+        else:
+            add_line(self.folder.envs(self.host), found)
 
 
 class LaunchSession(Session):
@@ -214,7 +217,7 @@ class LaunchSession(Session):
     def record_memory(
         self, accounts: Mapping[tuple[int, int], Mapping[str, int | None]] | None = None
     ) -> None:
-        """Write memory-<r>.json: what a rank held of memory and for what (analysis.results.PeakMemory).
+        """Write what a rank held of memory and for what (analysis.results.PeakMemory).
 
         `accounts`: by world size and number of the strategy. It also says how well the device's clock was tied to the
         host's (0: it is the host's clock).
@@ -233,7 +236,7 @@ class LaunchSession(Session):
             "strategies": strategies,
             "device_clock_bound_ns": self.device.clock.bound_ns,
         }
-        write_json(self.folder.memory(self.rank), record)
+        add_line(self.folder.memories(self.host), record)
 
     def close(self) -> None:
         """End together with all ranks."""
