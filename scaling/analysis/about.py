@@ -31,6 +31,8 @@ class Ending:
     memory: Mapping[int, PeakMemory] = field(default_factory=dict)
     """By world size: the rank with the largest peak."""
     device_name: str = ""
+    torch: str = ""
+    """Version of torch that rank 0 ran; empty where it is not known."""
     nccl: NcclLog | None = None
     binding: str = ""
     """How ranks were bound to cores; empty where nobody tried."""

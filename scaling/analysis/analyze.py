@@ -163,6 +163,7 @@ def _verdicts(
     host = Host(
         cores=min((rank.cores for rank in tables.ranks), default=0),
         numa_nodes=max((rank.numa_nodes for rank in tables.ranks), default=0),
+        torch=ending.torch,
     )
     found = [
         v

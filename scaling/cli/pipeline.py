@@ -194,6 +194,7 @@ def _ending(
             *variables.warnings(launches.facts),
         ),
         device_name=(environment.device_name or "") if environment else "",
+        torch=str(environment.facts.get("torch", "")) if environment else "",
         binding=str(environment.facts.get(NUMA_BOUND, "")) if environment else "",
         buffers_bytes=environment.buffers_bytes if environment and not plan.spec.by_case else 0,
         nccl=_nccl(launches, plan),

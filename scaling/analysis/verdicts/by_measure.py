@@ -30,10 +30,12 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What the ranks of a host share. 0 is unknown."""
+    """What the ranks of a host share. 0 and an empty text are unknown."""
 
     cores: int = 0
     numa_nodes: int = 0
+    torch: str = ""
+    """Its version."""
 
 
 UNKNOWN = Host()

@@ -31,7 +31,7 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
         less_often = () if spec.parallel.name == PIPELINED else _less_often(spec, point.world_size)
         return (*lighter_optimizer(point, spec), *less_often)
     if spec.parallel.sharded and cause in ("link_bandwidth", "link_latency"):
-        return sharded_link(point, spec)
+        return sharded_link(point, spec, host.torch)
     if spec.parallel.sharded and cause == "strategy_overhead":
         return sharded_overhead(spec)
     if cause == "link_bandwidth":

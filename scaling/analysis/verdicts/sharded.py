@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import re
+
 from scaling.analysis.results import Measured, Point
 from scaling.analysis.verdicts.by_measure import Offer, saved
 from scaling.spec.parallel import Fsdp
 from scaling.spec.run import Spec
 
 ALL_GATHER, REDUCE_SCATTER, TENSOR = "all_gather", "reduce_scatter", "tensor"
+APART_SINCE = (2, 13)
+"""The first torch that is known to give reduce-scatters a communicator of their own; 2.11 cannot."""
 WORTH = 0.01
 """A kind of collective that costs less than this share of the step has no remedy of its own."""
 
 
-def sharded_link(point: Point, spec: Spec) -> tuple[Offer, ...]:
-    """For exposed transfer: the kind that costs most first. No setting here is simulated; `verify` measures it."""
+def sharded_link(point: Point, spec: Spec, torch: str = "") -> tuple[Offer, ...]:
+    """For exposed transfer: the kind that costs most first. No setting here is simulated; `verify` measures it.
+
+    `torch`: the run's version of it, empty where unknown; what it is not known to do is not offered.
+    """
     costs = {(one.kind, one.phase): _cost(one.latency, one.bandwidth) for one in point.loss_by_kind}
     found: list[tuple[float, tuple[Offer, ...]]] = []
     for (kind, phase), cost in costs.items():
         if cost is not None and cost.value >= WORTH:
-            some = _of_layers(point, spec) if kind == TENSOR else _of_kind(kind, phase, cost, spec)
+            some = _of_layers(point, spec) if kind == TENSOR else _of_kind(kind, phase, cost, spec, torch)
             found.append((-cost.value, some))
     offers = [offer for _, some in sorted(found, key=lambda item: item[0]) for offer in some]
     return tuple(dict.fromkeys((*offers, *_other_mesh(point, spec), _less_often(spec))))
+
+
+def _version(torch: str) -> tuple[int, ...]:
+    """(2, 13) of "2.13.0+cu130"; () where it is not known."""
+    found = re.match(r"(\d{1,4})\.(\d{1,4})", torch)
+    return tuple(map(int, found.groups())) if found else ()
 
 
 def sharded_overhead(spec: Spec) -> tuple[Offer, ...]:
@@ -35,7 +48,7 @@ def _cost(latency: Measured | None, bandwidth: Measured | None) -> Measured | No
     return latency + bandwidth
 
 
-def _of_kind(kind: str, phase: str, cost: Measured, spec: Spec) -> tuple[Offer, ...]:
+def _of_kind(kind: str, phase: str, cost: Measured, spec: Spec, torch: str) -> tuple[Offer, ...]:
     ahead = Offer(
         overrides=f"fsdp.prefetch={spec.fsdp.prefetch + 1}",
         code="unit.set_modules_to_forward_prefetch([...]) with one more unit; each is held for longer",
@@ -61,7 +74,11 @@ def _of_kind(kind: str, phase: str, cost: Measured, spec: Spec) -> tuple[Offer, 
             code="module.set_separate_reduce_scatter_group(True)",
         )
         streams = spec.topology.backend != "gloo" and not spec.fsdp.separate_reduce_scatter_group
-        return (*((apart,) if streams else ()), *((narrower,) if spec.fsdp.reduce_dtype == "fp32" else ()))
+        able = _version(torch) >= APART_SINCE
+        return (
+            *((apart,) if streams and able else ()),
+            *((narrower,) if spec.fsdp.reduce_dtype == "fp32" else ()),
+        )
     return ()
 
 

@@ -75,6 +75,16 @@ def test_ddp_is_offered_with_settings_that_it_takes():
         assert overrides(sharded_overhead(run(fsdp=fsdp))) == [""]
 
 
+@pytest.mark.parametrize(
+    ("torch", "offered"), [("2.13.0+cu130", True), ("3.0", True), ("2.11.0+cu128", False), ("", False)]
+)
+def test_reduce_scatters_of_their_own_are_offered_where_the_run_s_torch_can(torch, offered):
+    spec = run()
+    spec = dataclasses.replace(spec, topology=dataclasses.replace(spec.topology, backend="nccl"))
+    found = overrides(sharded_link(point(reduce_scatter_backward=0.3), spec, torch))
+    assert ("fsdp.separate_reduce_scatter_group=true" in found) is offered
+
+
 def test_what_is_set_already_is_not_offered():
     found = sharded_link(
         point(all_gather_backward=0.3, reduce_scatter_backward=0.3),
