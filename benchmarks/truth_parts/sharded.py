@@ -285,7 +285,7 @@ def bars(rows: Sequence[Row]) -> dict[str, tuple[float, float, bool]]:
         shared = [
             max(0.0, abs(row.cost_ms - row.truth_ms) - row.room_ms) / row.cell.late_ms
             for row in late
-            if shares_cores(row.cell)
+            if shares_cores(row.cell) and row.room_ms < row.cell.late_ms  # else the pair says nothing
         ]
         closing = [1.0 if row.closure is None else beyond(row.closure, row.floor) for row in some]
         label = f"sharded, {place}"

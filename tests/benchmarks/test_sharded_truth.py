@@ -78,6 +78,14 @@ def test_without_the_pair_nothing_is_said_of_its_cost(sharded):
 
 
 @pytest.mark.usefixtures("two_cores")
+def test_a_pair_that_is_known_less_well_than_what_is_injected_meets_no_bar(sharded):
+    _, late = cells(sharded, 4)
+    noisy = point(sharded, late, step=measured(233.5, 50.0), cost=measured(0.0, 5.0))
+    row = sharded.judge(late, noisy, 1, measured(245.2, 5.0))
+    assert not [name for name in sharded.bars([row]) if "cost" in name]
+
+
+@pytest.mark.usefixtures("two_cores")
 def test_two_ranks_a_core_are_still_held_against_what_was_injected(sharded):
     _, late = cells(sharded, 2)
     assert judged(sharded, late, 31.8).truth_ms == 30.0
