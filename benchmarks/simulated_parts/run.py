@@ -19,9 +19,10 @@ from scaling.analysis.analyze import analyze
 from scaling.analysis.results import Analysis, Measured, Point, TrialStatus
 from scaling.records import files, status
 from scaling.records.check import checked
+from scaling.records.collect import collect
 from scaling.records.paths import RunFolder
 from scaling.records.spill import in_memory
-from scaling.records.tables import Tables, collect
+from scaling.records.tables import Tables
 from scaling.spec.plan import Plan, make_plan
 from scaling.spec.run import Ddp, Measure, Model, Spec
 from scaling.spec.schedule import PROBE

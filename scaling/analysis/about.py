@@ -105,7 +105,7 @@ def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
     assert found.half_width is not None
     half, units = found.half_width * 100, found.n
     at = f"efficiency at {known[-1].world_size} ranks is"
-    many = tables.blocks["launch"].n_unique()
+    many = len(tables.launches)
     # From LAUNCHES_MIN launches on, the launches are resampled, and more rounds would not help.
     unit = "launches" if many >= LAUNCHES_MIN and units <= many else "rounds"
     if not found.tells:

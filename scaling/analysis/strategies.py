@@ -15,7 +15,7 @@ from scaling.analysis.analyze import analyze
 from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.results import Analysis, Degrees, PeakMemory, Point, StrategyAtSize, StrategyResult
 from scaling.analysis.statistics.rounds import Rounds
-from scaling.records.spill import joined
+from scaling.records.frames import in_memory, joined
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import OF_NONE, PLAIN
@@ -30,7 +30,7 @@ def of_strategy(tables: Tables, plan: Plan, k: int = 0) -> tuple[Tables, Plan]:
     if len(strategies) == 1:
         return tables, dataclasses.replace(plan, spec=strategies[0])
     others = tables.blocks.filter((pl.col("case") != k) & ~pl.col("arm").is_in(OF_NONE))
-    others = others.select("launch", "block").unique()
+    others = in_memory(others.select("launch", "block").unique())
     kept = {name: joined(getattr(tables, name), others, ["launch", "block"], there=False) for name in FRAMES}
     return tables.having(kept), dataclasses.replace(plan, spec=strategies[k])
 

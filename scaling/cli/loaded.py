@@ -21,11 +21,12 @@ from scaling.cli.pipeline import read_analysis, read_tables
 from scaling.errors import InputError
 from scaling.records.access import LATEST, find_run
 from scaling.records.check import checked
+from scaling.records.collect import collect
 from scaling.records.columns import SCHEMAS
 from scaling.records.facts import as_recorded
+from scaling.records.frames import in_memory
 from scaling.records.run import read_plan
-from scaling.records.spill import in_memory
-from scaling.records.tables import Tables, collect
+from scaling.records.tables import Tables
 from scaling.report.brief import brief, brief_html
 from scaling.spec.plan import Plan
 

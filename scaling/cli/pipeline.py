@@ -14,6 +14,7 @@ from scaling.analysis.about import Ending
 from scaling.analysis.compare.machines import machines
 from scaling.analysis.decompose.cases import CaseFiles, analyze_cases
 from scaling.analysis.decompose.history import histories
+from scaling.analysis.decompose.quantities import SHOWN
 from scaling.analysis.decompose.roofline import roofline
 from scaling.analysis.decompose.timeline import timelines
 from scaling.analysis.decompose.utilisation import with_tokens, with_utilisation
@@ -41,10 +42,13 @@ from scaling.launchers.promising import said_left_out
 from scaling.records.access import find_run
 from scaling.records.check import read_checked
 from scaling.records.checkup import KernelTable, Roofline
+from scaling.records.columns import SCHEMAS
 from scaling.records.facts import as_recorded, check_meshes
 from scaling.records.files import read_json, write_json
+from scaling.records.frames import few
 from scaling.records.launch import Environment, Launches
 from scaling.records.paths import RunFolder
+from scaling.records.pile import Pile
 from scaling.records.run import read_plan, read_status
 from scaling.records.status import Status, TrialStatus
 from scaling.records.tables import Tables, write_tables
@@ -95,8 +99,10 @@ def _inspected(folder: RunFolder, plan: Plan, launches: Launches) -> tuple[Table
         inspecting = beside.submit(preflight.inspect, launches)
         tables = read_checked(folder, plan)
         found = inspecting.result()
-    blocks = clocks.with_telemetry(tables.blocks, found.samples)
-    return dataclasses.replace(tables, blocks=blocks), dataclasses.replace(found, samples={})
+    blocks = Pile(SCHEMAS["blocks"] | SHOWN, tables.scratch, ("block", "rank"))
+    for some in few(tables.blocks, ("launch", "rank")):
+        blocks.add(clocks.with_telemetry(some, found.samples))
+    return dataclasses.replace(tables, blocks=blocks.finish()), dataclasses.replace(found, samples={})
 
 
 def rebuild(folder: RunFolder) -> Rebuilt:

@@ -11,11 +11,13 @@ import dataclasses
 import polars as pl
 
 from scaling.records import complete, impossible
+from scaling.records.collect import collect
 from scaling.records.complete import NAMED, PLACE
+from scaling.records.frames import in_memory, joined
 from scaling.records.paths import RunFolder
 from scaling.records.ranks import Gap
-from scaling.records.spill import TABLES, in_memory, joined
-from scaling.records.tables import Tables, collect
+from scaling.records.spill import TABLES
+from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 
 LINES = 12

@@ -32,6 +32,8 @@ _BLOCKS: Schema = {
     **{column: _fields(BlockRecord)[name] for column, name in BLOCK_COLUMNS.items()},
     **dict.fromkeys(HOST_TIMES, pl.Int64),
 }
+LINES = {"lines_begin": pl.Int64, "lines_end": pl.Int64}
+"""Columns of a block while its steps are not read: where its lines lie in the rank's file, bytes."""
 _NAMES = ("launch", "rank", "block", "round", "world_size", "arm", "detailed", "solo_rank", "batch")
 BLOCK_NAMES: Schema = {name: _BLOCKS[name] for name in _NAMES}
 """Columns of a block that each of its steps, collectives and parameters repeats."""
@@ -47,3 +49,5 @@ SCHEMAS: dict[str, Schema] = {
     "memory": {**_RANK, **dict.fromkeys(MEMORY_COLUMNS, pl.Int64)},
 }
 """Columns of every table, by its name in records.tables.Tables."""
+OF_BLOCKS: dict[str, Schema] = {"blocks": SCHEMAS["blocks"] | LINES, "memory": SCHEMAS["memory"]}
+"""Columns of the tables that come with a rank's file before its steps."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 import polars as pl
 
+from scaling.records.frames import few, in_memory
 from scaling.records.rank import RankFile
 from scaling.records.ranks import Gap
 from scaling.records.tables import Tables
@@ -35,7 +36,7 @@ def found(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
     whole = pl.col("launch").is_in(sorted(ended))
     ragged = _ragged(tables)
     gaps, missing = _of_ranks(ragged.filter(whole))
-    read = tables.blocks.group_by("launch", "rank").len()
+    read = in_memory(tables.blocks.group_by("launch", "rank").agg(len=pl.len()))
     counts = {(launch, rank): count for launch, rank, count in read.iter_rows()}
     for file in tables.ranks:
         lacking = (file.blocks or 0) - counts.get((file.launch, file.rank), 0) - len(file.damaged)
@@ -45,7 +46,7 @@ def found(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
             missing = max(missing, lacking)
     if not gaps:
         gaps, missing = _of_rounds(
-            tables.blocks.lazy().filter(whole).select(*KIND, "round", "block").collect(),
+            in_memory(tables.blocks.filter(whole).select(*KIND, "round", "block").unique()),
             {launch: files[0].detailed for launch, files in of.items() if files[0].detailed},
         )
     damaged = sum(len(file.damaged) for file in tables.ranks)
@@ -55,20 +56,26 @@ def found(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
 def _ragged(tables: Tables) -> pl.DataFrame:
     """(launch, block, world_size, arm, rank) for each rank that lacks a block which another rank of its group has."""
     kind = ["launch", "world_size", "arm"]
-    of_several = tables.blocks.lazy().filter(~pl.col("arm").is_in([BARE_ONE, PAIRS]))
-    shared = of_several.select(*kind, "block", "rank").collect()
+    of_several = tables.blocks.filter(~pl.col("arm").is_in([BARE_ONE, PAIRS]))
+    shared = of_several.select(*kind, "block", "rank")
     files = pl.DataFrame(
         [(file.launch, file.rank) for file in tables.ranks],
         schema={"launch": pl.Int64, "rank": pl.Int64},
         orient="row",
     )
-    kinds = shared.select(kind).unique()
+    kinds = in_memory(shared.select(kind).unique())
     first = kinds.join(files, on="launch").filter(pl.col("rank") < pl.col("world_size"))
-    members = pl.concat([shared.select(*kind, "rank"), first.select(*kind, "rank")]).unique()
-    there = shared.group_by(*kind, "block").agg(there=pl.col("rank").n_unique())
-    lacking = there.join(members.group_by(kind).len("all"), on=kind).filter(pl.col("there") < pl.col("all"))
-    wanted = lacking.select(*kind, "block").join(members, on=kind)  # of the few blocks that some rank lacks
-    return wanted.join(shared, on=["launch", "block", "rank"], how="anti").sort("launch", "rank", "block")
+    members = in_memory(shared.select(*kind, "rank").unique())
+    members = pl.concat([members, first.select(*kind, "rank")]).unique()
+    everybody = members.group_by(kind).len("all")
+    lacking = [pl.DataFrame(schema={**members.schema, "block": pl.Int64})]
+    for some in few(shared, ("launch", "block")):
+        there = some.group_by(*kind, "block").agg(there=pl.col("rank").n_unique())
+        ragged = there.join(everybody, on=kind).filter(pl.col("there") < pl.col("all"))
+        wanted = ragged.select(*kind, "block").join(members, on=kind)  # of the few blocks that are ragged
+        absent = wanted.join(some, on=["launch", "block", "rank"], how="anti")
+        lacking.append(absent.select(list(lacking[0].columns)))
+    return pl.concat(lacking).sort("launch", "rank", "block")
 
 
 def _of_ranks(ragged: pl.DataFrame) -> tuple[list[Gap], int]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import polars as pl
 
 from scaling.errors import InputError
+from scaling.records.frames import Frame, in_memory
 from scaling.records.meshes import as_communicated
 from scaling.records.tables import Tables
 from scaling.spec.cases import ARMS
@@ -27,15 +28,16 @@ def as_recorded(plan: Plan, tables: Tables) -> tuple[Plan, tuple[str, ...]]:
     return plan, (*said, *more)
 
 
-def of_blocks(plan: Plan, blocks: pl.DataFrame) -> tuple[Plan, tuple[str, ...]]:
+def of_blocks(plan: Plan, blocks: Frame) -> tuple[Plan, tuple[str, ...]]:
     """The plan with the world sizes, batches and micro-steps of its blocks, and a line for each that differs.
 
     An own loop's plan comes from its records, and a run by cases has its batches in its blocks alone. InputError where
     the blocks are those of cases and the plan asks for none: which cases they were stands in the plan alone.
     """
-    if plan.own_loop or blocks.is_empty():
+    arms = set() if plan.own_loop else set(in_memory(blocks.select("arm").unique())["arm"])
+    if not arms:
         return plan, ()
-    if _by_case(blocks):
+    if not arms.isdisjoint(ARMS):
         if not plan.spec.by_case:
             raise InputError(
                 "plan.json asks for a scaling run, and the rank files hold a table of cases; give its task, batches, "
@@ -52,7 +54,7 @@ def of_blocks(plan: Plan, blocks: pl.DataFrame) -> tuple[Plan, tuple[str, ...]]:
         )
         plan = dataclasses.replace(plan, spec=spec)
     plain = blocks.filter((pl.col("arm") == PLAIN) & (pl.col("batch") > 0) & (pl.col("accumulation") > 0))
-    found = plain.group_by("world_size").agg(pl.col("batch", "accumulation").mode().sort().first())
+    found = in_memory(plain.group_by("world_size").agg(pl.col("batch", "accumulation").mode().sort().first()))
     batches = {n: batch for n, batch, _ in found.sort("world_size").iter_rows()}
     if not batches:
         return plan, tuple(said)
@@ -75,11 +77,6 @@ def of_blocks(plan: Plan, blocks: pl.DataFrame) -> tuple[Plan, tuple[str, ...]]:
         return plan, ()
     spec = dataclasses.replace(spec, world_sizes=tuple(t.world_size for t in trials))
     return dataclasses.replace(plan, spec=spec, trials=tuple(trials)), (*said, *more)
-
-
-def _by_case(blocks: pl.DataFrame) -> bool:
-    """Whether the blocks are those of a table of cases, by their arms."""
-    return not set(ARMS).isdisjoint(blocks["arm"].unique())
 
 
 def check_meshes(plan: Plan, where: object) -> None:

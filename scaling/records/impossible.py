@@ -13,10 +13,14 @@ from functools import partial
 
 import polars as pl
 
+from scaling.records.frames import Frame, in_memory
+from scaling.records.rank import RankFile
 from scaling.records.rules.blocks import of_blocks
-from scaling.records.rules.collectives import of_collectives, of_traffic, traffic_of
-from scaling.records.rules.steps import of_steps
-from scaling.records.spill import in_memory
+from scaling.records.rules.broken import apart_in_time
+from scaling.records.rules.collectives import SHARED as SHARED_COLLECTIVE
+from scaling.records.rules.collectives import of_collectives, of_traffic, shared_collectives, traffic_of
+from scaling.records.rules.steps import SHARED as SHARED_STEP
+from scaling.records.rules.steps import of_steps, shared_steps
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 
@@ -31,7 +35,7 @@ def found(tables: Tables, plan: Plan) -> pl.DataFrame:
     """(launch, rank, block, arm, why) for each rule that a block breaks on a rank."""
     rules = Rules(plan=plan)
     for part in tables.by_part():
-        rules.note(rules.at(part))
+        rules.note(rules.at(iter([part])))
     return rules.found(tables.blocks)
 
 
@@ -51,8 +55,8 @@ class Rules:
     seen: Seen = field(default_factory=Seen)
 
     @property
-    def at(self) -> Callable[[Tables], Seen]:
-        """Looks at some blocks of a launch."""
+    def at(self) -> Callable[[Iterator[Tables]], Seen]:
+        """Looks at some blocks of a launch, some ranks at a time."""
         return partial(_look, self.plan)
 
     def note(self, seen: Seen) -> None:
@@ -60,7 +64,7 @@ class Rules:
         self.seen.broken.extend(seen.broken)
         self.seen.traffic.extend(seen.traffic)
 
-    def found(self, blocks: pl.DataFrame) -> pl.DataFrame:
+    def found(self, blocks: Frame) -> pl.DataFrame:
         """As `found`, once all rows were looked at. `blocks`: of the whole run."""
         broken = [
             pl.DataFrame(schema=SCHEMA),
@@ -72,14 +76,23 @@ class Rules:
         return pl.concat(broken).unique().sort("launch", "rank", "block", "why")
 
 
-def _look(plan: Plan, part: Tables) -> Seen:
-    """`part`: whole blocks with all their rows."""
-    steps, slack, seen = in_memory(part.steps), _slack(plan), Seen()
-    seen.broken.extend(_named(of_steps(part, steps, plan, slack)))
-    for rows in (in_memory(part.buckets), in_memory(part.fabric)):
-        if rows.height:
-            seen.broken.extend(_named(of_collectives(part, steps, rows, slack)))
-            seen.traffic.append(traffic_of(rows))
+def _look(plan: Plan, parts: Iterator[Tables]) -> Seen:
+    """`parts`: all rows of whole blocks, some ranks at a time."""
+    slack, seen = _slack(plan), Seen()
+    files: tuple[RankFile, ...] = ()
+    stepped, sent = list[pl.DataFrame](), list[pl.DataFrame]()
+    for part in parts:
+        steps, files = in_memory(part.steps), part.ranks
+        seen.broken.extend(_named(of_steps(part, steps, plan, slack)))
+        stepped.append(shared_steps(steps))
+        for rows in (in_memory(part.buckets), in_memory(part.fabric)):
+            if rows.height:
+                seen.broken.extend(_named(of_collectives(steps, rows, slack)))
+                seen.traffic.append(traffic_of(rows))
+                sent.append(shared_collectives(rows))
+    for shared, place in ((stepped, SHARED_STEP), (sent, SHARED_COLLECTIVE)):
+        if shared:
+            seen.broken.extend(_named(apart_in_time(files, pl.concat(shared), place)))
     return seen
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import polars as pl
 
 from scaling.reading import RECORDS_BYTES_MAX, read_bytes
-from scaling.records.clock import Ints, Shift
-from scaling.records.columns import BLOCK_COLUMNS, HOST_TIMES, MEMORY_COLUMNS, SCHEMAS
+from scaling.records.clock import Shift
+from scaling.records.columns import BLOCK_COLUMNS, HOST_TIMES, MEMORY_COLUMNS, OF_BLOCKS
 from scaling.records.format import (
     SCHEMA,
     SCHEMAS_READ,
@@ -114,9 +114,7 @@ class Rank:
 
     file: RankFile
     tables: dict[str, pl.DataFrame]
-    """Its rows of `blocks` and `memory`."""
-    places: Ints
-    """A row for each of these blocks: its number, and where its lines begin and end in the file, bytes."""
+    """Its rows of OF_BLOCKS."""
     stored: Stored
 
 
@@ -149,10 +147,12 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
     for on_host, name in HOST_TIMES.items():
         columns[on_host] = np.array(columns[name], dtype=np.int64)
         columns[name] = shift.at(columns[on_host])
+    lines = np.array(found.blocks, dtype=np.int64).reshape(-1, 3)
+    columns |= {"lines_begin": lines[:, 1], "lines_end": lines[:, 2]}
     memory = [record for record in found.records if isinstance(record, Memory)]
     tables = {
-        "blocks": pl.DataFrame(columns, schema=SCHEMAS["blocks"]),
-        "memory": pl.DataFrame(_values(memory, MEMORY_COLUMNS, launch, rank), schema=SCHEMAS["memory"]),
+        "blocks": pl.DataFrame(columns, schema=OF_BLOCKS["blocks"]),
+        "memory": pl.DataFrame(_values(memory, MEMORY_COLUMNS, launch, rank), schema=OF_BLOCKS["memory"]),
     }
     file = RankFile(
         launch=launch,
@@ -180,8 +180,7 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
         paused_ns=tuple(record.gap_ns for record in found.records if isinstance(record, Pause)),
         dropped_samples=found.loose + sum(steps_in(stretch) for stretch in damaged),
     )
-    places = np.array(found.blocks, dtype=np.int64).reshape(-1, 3)
-    return Rank(file=file, tables=tables, places=places, stored=Stored(path=path, shift=shift, text=text))
+    return Rank(file=file, tables=tables, stored=Stored(path=path, shift=shift, text=text))
 
 
 def _values(records: Sequence[Any], columns: dict[str, str], launch: int, rank: int) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from typing import NamedTuple
 import polars as pl
 
 from scaling.reading import read_bytes
-from scaling.records.columns import SCHEMAS
+from scaling.records.columns import LINES, OF_BLOCKS
+from scaling.records.frames import Frame
 from scaling.records.paths import LaunchFolder, RunFolder
+from scaling.records.pile import Pile, Scratch
 from scaling.records.processes import Processes
 from scaling.records.rank import Rank, RankFile, Stored, read_rank
 from scaling.records.seal import digest
@@ -26,9 +28,6 @@ KEPT_BYTES = 256 << 20
 SHARE = 64
 """Rank files that a process reads at a time."""
 CUT_OFF = "left records that are cut off; whole blocks are used"
-OF_BLOCKS = ("blocks", "memory")
-"""Tables that come with a rank's file before its steps."""
-
 Groups = dict[tuple[int, ...], tuple[int, ...]]
 """Groups of ranks by their ranks: every rank of a group names all, and all have one tuple of them in memory."""
 
@@ -51,8 +50,8 @@ class Ranks:
     """What the ranks of a launch left."""
 
     files: tuple[RankFile, ...]
-    tables: dict[str, pl.DataFrame]
-    """Their rows of OF_BLOCKS, those of a rank after each other."""
+    tables: dict[str, Frame]
+    """Their rows of `blocks` and `memory`; in memory, those of a rank after each other."""
     stretch: Stretch
     """Where all steps lie."""
     gaps: tuple[Gap, ...]
@@ -90,8 +89,8 @@ class Share:
     def joined(self) -> Share:
         """With its tables as one."""
         one = {
-            name: pl.concat([pl.DataFrame(schema=SCHEMAS[name]), *(of[name] for of in self.tables)])
-            for name in OF_BLOCKS
+            name: pl.concat([pl.DataFrame(schema=schema), *(of[name] for of in self.tables)])
+            for name, schema in OF_BLOCKS.items()
         }
         return dataclasses.replace(self, tables=[one])
 
@@ -104,8 +103,13 @@ def size_bytes(path: Path) -> int:
         return 0
 
 
-def read_ranks(launch: LaunchFolder, plan: Plan, kept: Kept, processes: Processes) -> Ranks:
-    """What the ranks of a launch left; a gap for each that left nothing."""
+def read_ranks(
+    launch: LaunchFolder, plan: Plan, kept: Kept, processes: Processes, scratch: Scratch | None = None
+) -> Ranks:
+    """What the ranks of a launch left; a gap for each that left nothing.
+
+    `scratch`: where many rows of blocks go; OSError where they cannot be written.
+    """
     jobs = []
     for rank in launch.ranks():
         path = launch.rank(rank)
@@ -116,11 +120,14 @@ def read_ranks(launch: LaunchFolder, plan: Plan, kept: Kept, processes: Processe
         kept.bytes += room
     shares = [(launch.index, jobs[k : k + SHARE]) for k in range(0, len(jobs), SHARE)]
     whole, groups = Share(), Groups()
+    piles = {name: Pile(schema, scratch, ("block", "rank")) for name, schema in OF_BLOCKS.items()}
     for share in processes.each(read_share, shares):
         whole.ranks += [_interned(rank, groups) for rank in share.ranks]
-        whole.tables += share.tables
+        for name, pile in piles.items():
+            pile.add(share.tables[0][name])
         whole.broken |= share.broken
-    ranks, broken, tables = whole.ranks, whole.broken, whole.joined().tables[0]
+    ranks, broken = whole.ranks, whole.broken
+    tables = {name: pile.finish() for name, pile in piles.items()}
     # A later launch has only as many ranks as the trials that were left need.
     said = Counter(of.file.world for of in ranks if of.file.world)
     world = said.most_common(1)[0][0] if said else plan.ranks
@@ -134,8 +141,10 @@ def read_ranks(launch: LaunchFolder, plan: Plan, kept: Kept, processes: Processe
     broken |= {rank: "left no records" for rank in range(world) if rank not in there}
     return Ranks(
         files=tuple(of.file for of in ranks),
-        tables=tables,
-        stretch=Stretch.of(launch.index, ranks, tables["blocks"]),
+        tables=tables | {"blocks": tables["blocks"].drop(list(LINES))},
+        stretch=Stretch(
+            launch=launch.index, blocks=tables["blocks"], files={of.file.rank: of.stored for of in ranks}
+        ),
         gaps=tuple(Gap(launch=launch.index, rank=rank, what=what) for rank, what in sorted(broken.items())),
     )
 

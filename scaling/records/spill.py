@@ -5,39 +5,21 @@ A file holds a few whole blocks of all ranks, so whatever is asked of a block ne
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import polars as pl
 
 from scaling.records.columns import SCHEMAS
+from scaling.records.frames import PART, Frame
+from scaling.records.pile import Scratch, write_parquet
 
-TABLE_SCHEMA = "1"
-"""Version of the derived tables, kept in each Parquet file's metadata."""
 TABLES = ("steps", "buckets", "fabric", "parameters")
 """Tables of steps, which grow with the run."""
 MEMORY_ROWS = 1_500_000
 """Beyond these rows in all, the tables go to files: about 250 MB."""
-
-STEP_ROWS = 40_000
-"""Rows of steps that `few_rounds` reads at a time; there may be ten times as many of collectives."""
-
-BLOCK_ROWS = 200_000
-"""Rows of blocks that `few` gives at a time; a run of 4,096 ranks has over a million."""
-
-PART = "part"
-"""Column of a table in files that names the part; a selection by it opens the files of these parts alone."""
-ITS_PART = pl.col(f"^{PART}$")
-"""To keep that column in a selection; nothing in a table in memory."""
-
-Frame = pl.DataFrame | pl.LazyFrame
-"""A table in memory, or one in files that is read where it is asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,40 +41,33 @@ class Part:
 class Growing:
     """The tables of a run while its parts are read, one after the other."""
 
-    folder: Path
-    """Where files may lie while the tables are used."""
+    scratch: Scratch
+    """Where the files lie."""
     parts: list[Part] = field(default_factory=list)
-    scratch: TemporaryDirectory[str] | None = None
-    """Folder of the files, which is removed with this object; None while all is in memory."""
+    in_files: bool = False
+    """Whether rows are in files; all of them are then."""
     _kept: list[Mapping[str, pl.DataFrame]] = field(default_factory=list)
     _rows: int = 0
     _written: int = 0
     _files: dict[str, list[Path]] = field(default_factory=lambda: {name: [] for name in TABLES})
 
-    def add(self, part: Part, frames: Mapping[str, pl.DataFrame]) -> None:
-        """The rows of a part. OSError where they cannot be written."""
-        self.parts.append(part)
+    def add(self, frames: Mapping[str, pl.DataFrame]) -> None:
+        """Rows of the part that comes next. OSError where they cannot be written."""
         self._kept.append(frames)
         self._rows += sum(frames[name].height for name in TABLES)
-        if self.scratch is not None or self._rows > MEMORY_ROWS:
+        if self.in_files or self._rows > MEMORY_ROWS:
             self.to_files()
 
-    def to_files(self) -> str:
+    def to_files(self) -> Path:
         """Rows that are in memory go to files, as all that follow; the folder of the files."""
-        if self.scratch is None:
-            writable = os.access(self.folder, os.W_OK)
-            self.scratch = TemporaryDirectory(prefix=".tables-", dir=self.folder if writable else None)
+        self.in_files = True
         while self._kept:
             self._written += 1
-            self._note(write_frames(self._kept.pop(0), Path(self.scratch.name), part_name(self._written)))
-        return self.scratch.name
+            self.took(write_frames(self._kept.pop(0), self.scratch.path, part_name(self._written)))
+        return self.scratch.path
 
-    def took(self, part: Part, files: Mapping[str, Path]) -> None:
-        """The rows of a part that are in files of the folder already, by a table's name."""
-        self.parts.append(part)
-        self._note(files)
-
-    def _note(self, files: Mapping[str, Path]) -> None:
+    def took(self, files: Mapping[str, Path]) -> None:
+        """Rows that are in files of the folder already, by a table's name."""
         for name, path in files.items():
             self._files[name].append(path)
 
@@ -103,13 +78,13 @@ class Growing:
 
     def finish(self) -> dict[str, Frame]:
         """All rows."""
-        if self.scratch is None:
+        if not self.in_files:
             empty = {name: pl.DataFrame(schema=SCHEMAS[name]) for name in TABLES}
             return {
                 name: pl.concat([empty[name], *(frames[name] for frames in self._kept)]) for name in TABLES
             }
         return {
-            name: _scan(Path(self.scratch.name, name)) if files else pl.LazyFrame(schema=_in_files(name))
+            name: _scan(self.scratch.path / name) if files else pl.LazyFrame(schema=_in_files(name))
             for name, files in self._files.items()
         }
 
@@ -138,67 +113,3 @@ def write_frames(frames: Mapping[str, pl.DataFrame], scratch: Path, part: str) -
         file.parent.mkdir(parents=True, exist_ok=True)  # by a process that died
         write_parquet(frames[name], file)
     return files
-
-
-def in_memory(frame: Frame) -> pl.DataFrame:
-    """The rows of a selection; those of files are read and reduced a part at a time."""
-    if isinstance(frame, pl.DataFrame):
-        return frame
-    return frame.drop(PART, strict=False).collect(engine="streaming")
-
-
-def few_rounds(steps: Frame, others: Frame) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-    """Rows of two tables in memory, in the order of launches and rounds: of files a few whole rounds at a time.
-
-    The rounds are those of `steps`, and `others` has rows of the same blocks; nothing where there are none. Of files,
-    both have the column PART, and each file is opened for the rounds that it holds.
-    """
-    if isinstance(steps, pl.DataFrame) and isinstance(others, pl.DataFrame):
-        if steps.height:
-            yield steps, others
-        return
-    of_rounds = steps.lazy().group_by("launch", "round").agg(parts=pl.col(PART).unique(), rows=pl.len())
-    counts = in_memory(of_rounds).sort("launch", "round")
-    for (launch,), part in counts.partition_by("launch", as_dict=True, maintain_order=True).items():
-        batch = (part["rows"].cum_sum() - part["rows"]) // STEP_ROWS
-        for rounds in part.with_columns(batch=batch).partition_by("batch", maintain_order=True):
-            chosen = (pl.col("launch") == launch) & pl.col("round").is_in(rounds["round"].to_list())
-            chosen &= pl.col(PART).is_in(rounds["parts"].explode().unique().to_list())
-            first, second = pl.collect_all([of.lazy().filter(chosen).drop(PART) for of in (steps, others)])
-            yield first, second
-
-
-def few(frame: pl.DataFrame, place: Sequence[str], rows: int = BLOCK_ROWS) -> Iterator[pl.DataFrame]:
-    """All rows of a few places at a time, about `rows` of them, in the order of places; the rows of each as they came.
-
-    What is computed place by place needs memory for these rows only.
-    """
-    if frame.height <= rows:
-        yield frame
-        return
-    counts = frame.group_by(place).agg(rows=pl.len()).sort(place)
-    batch = (counts["rows"].cum_sum() - counts["rows"]) // rows
-    for part in counts.with_columns(batch=batch).partition_by("batch", maintain_order=True):
-        yield frame.join(part.select(place), on=place, how="semi", maintain_order="left")
-
-
-def joined(frame: Frame, keys: pl.DataFrame, on: Sequence[str], *, there: bool) -> Frame:
-    """The rows of a table whose keys are in `keys`, or are not."""
-    how: Literal["semi", "anti"] = "semi" if there else "anti"
-    if isinstance(frame, pl.DataFrame):
-        return frame.join(keys, on=on, how=how)
-    return frame.join(keys.lazy(), on=on, how=how)
-
-
-def write_parquet(frame: Frame, path: Path) -> None:
-    """Write a table; OSError where that fails."""
-    metadata = {"schema": TABLE_SCHEMA}
-    try:
-        if isinstance(frame, pl.DataFrame):
-            frame.write_parquet(path, compression="lz4", metadata=metadata)
-        else:
-            frame.sink_parquet(path, compression="lz4", metadata=metadata)
-    except pl.exceptions.PolarsError as error:  # polars has one error for all that the system may report
-        full = shutil.disk_usage(path.parent).free < 2**20
-        code = errno.ENOSPC if full else errno.EIO
-        raise OSError(code, os.strerror(code), str(path)) from error

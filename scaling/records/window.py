@@ -8,34 +8,43 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
 
 from scaling.records.clock import Ints
-from scaling.records.columns import BLOCK_NAMES
+from scaling.records.columns import BLOCK_NAMES, LINES
+from scaling.records.frames import Frame, in_memory
 from scaling.records.gathered import Gathered, gather
-from scaling.records.rank import Rank, Stored
+from scaling.records.rank import Stored
 
 WINDOW_ROWS = 400_000
-"""Rows of steps and collectives in a window, or those of one block if it has more: about 70 MB of columns."""
+"""Rows of steps and collectives in a window: about 70 MB of columns."""
+PIECE_ROWS = 200_000
+"""Those of a piece of a block that has more rows than a window."""
+PIECE_RANKS = 64
+"""Ranks of a block that are decoded before it is known how many rows each of them has."""
 BATCH_BYTES = 16 << 20
 """What is read of the files at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Some blocks of a launch with all rows of all ranks, in the order of blocks and ranks."""
+    """Some blocks of a launch with all rows of all ranks, in the order of blocks and ranks.
 
-    launch: int
+    A block that is too large for a window has several, which follow each other.
+    """
+
     first: int
     last: int
-    """Numbers of its first and its last block; no other window has blocks between them."""
+    """Numbers of its first and its last block; no other window has rows of blocks between them."""
     frames: Mapping[str, pl.DataFrame]
-    """`steps`, `buckets`, `fabric` and `parameters`, with the columns of records.columns.SCHEMAS."""
+    """`blocks` of these ranks, `steps`, `buckets`, `fabric` and `parameters`: columns of records.columns.SCHEMAS."""
     lost: int
     """Steps that belong to none of the blocks."""
+    continues: bool = False
+    """Whether the next window has further ranks of the last block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,67 +52,117 @@ class Stretch:
     """Whole blocks of a launch and where their steps lie. It can go to another process."""
 
     launch: int
-    blocks: pl.DataFrame
-    """A row for each block and rank: the table `blocks`, those of a file in its order."""
-    files: tuple[Stored, ...]
-    of_file: Ints
-    """The file of each row."""
-    places: Ints
-    """Of each row: the block's number, and where its lines begin and end, bytes."""
-
-    @classmethod
-    def of(cls, launch: int, ranks: Sequence[Rank], blocks: pl.DataFrame) -> Stretch:
-        """All blocks of a launch; `blocks`: those of its ranks, one after the other."""
-        counts = [len(rank.places) for rank in ranks]
-        return cls(
-            launch=launch,
-            blocks=blocks,
-            files=tuple(rank.stored for rank in ranks),
-            of_file=np.repeat(np.arange(len(ranks)), counts),
-            places=np.concatenate([np.zeros((0, 3), dtype=np.int64), *(rank.places for rank in ranks)]),
-        )
+    blocks: Frame
+    """A row for each block and rank: the table `blocks` with the columns of records.columns.LINES."""
+    files: Mapping[int, Stored]
+    """By rank."""
 
     def parts(self, most_bytes: int) -> Iterator[Stretch]:
-        """Stretches of it that follow each other, with lines of about `most_bytes` each."""
-        for members in _batches(self, most_bytes):
-            rows = np.sort(np.concatenate(list(members.values())))
-            yield dataclasses.replace(
-                self, blocks=self.blocks[rows], of_file=self.of_file[rows], places=self.places[rows]
-            )
+        """Stretches of it that follow each other, of whole blocks, with lines of about `most_bytes` each."""
+        size = pl.col("lines_end") - pl.col("lines_begin")
+        sizes = in_memory(self.blocks.lazy().group_by("block").agg(bytes=size.sum())).sort("block")
+        before = sizes["bytes"].cum_sum() - sizes["bytes"]
+        for part in sizes.with_columns(part=before // most_bytes).partition_by("part", maintain_order=True):
+            inside = pl.col("block").is_between(part["block"][0], part["block"][-1])
+            yield dataclasses.replace(self, blocks=self.blocks.filter(inside))
+
+
+@dataclass(slots=True)
+class _Some:
+    """What a window will have."""
+
+    first: int = 0
+    last: int = 0
+    owners: list[Ints] = field(default_factory=list)
+    """Rows of the stretch's blocks."""
+    rows: Gathered = field(default_factory=Gathered)
+
+    def add(self, number: int, owners: Ints, piece: Gathered) -> None:
+        """Some ranks of a block."""
+        if not self.owners:
+            self.first = number
+        self.last = number
+        self.owners.append(owners)
+        self.rows.extend(piece)
+
+    def window(self, blocks: pl.DataFrame, *, continues: bool = False) -> Window:
+        """The window; the rows are given up. `blocks`: of the stretch."""
+        own = blocks[np.concatenate(self.owners)].drop(list(LINES))
+        return Window(
+            first=self.first,
+            last=self.last,
+            continues=continues,
+            frames={"blocks": own, **self.rows.frames(blocks.select(list(BLOCK_NAMES)))},
+            lost=self.rows.lost,
+        )
 
 
 def windows(stretch: Stretch, rows: int = WINDOW_ROWS) -> Iterator[Window]:
-    """All blocks of a stretch, in the order of their numbers. OSError where a file cannot be read again."""
-    keys = stretch.blocks.select(list(BLOCK_NAMES))
-    files, of_file, places = stretch.files, stretch.of_file, stretch.places
-    gathered, first, before, last = Gathered(), None, 0, 0
-    for members in _batches(stretch, BATCH_BYTES):
-        texts = _read(files, of_file, places, np.concatenate(list(members.values())))
-        for last, of in members.items():
-            one = Gathered()
-            gather(last, of, texts, [files[k] for k in of_file[of]], one)
-            if first is not None and gathered.height + one.height > rows:
-                yield _window(stretch.launch, first, before, gathered, keys)
-                gathered, first = Gathered(), None
-            gathered.extend(one)
-            first, before = last if first is None else first, last
-    if first is not None:
-        yield _window(stretch.launch, first, last, gathered, keys)
+    """All blocks of a stretch, in the order of their numbers. OSError where a file cannot be read again.
+
+    `rows`: at most so many in a window, if PIECE_RANKS ranks of a block have no more.
+    """
+    blocks = in_memory(stretch.blocks)
+    some = _Some()
+    for members in _batches(blocks, BATCH_BYTES):
+        texts = _read(stretch.files, blocks, np.concatenate(list(members.values())))
+        for number, of in members.items():
+            files = [stretch.files[rank] for rank in blocks["rank"][of].to_list()]
+            for owners, piece in _pieces(number, of, texts, files, rows):
+                if some.owners and some.rows.height + piece.height > rows:
+                    yield some.window(blocks, continues=some.last == number)
+                    some = _Some()
+                some.add(number, owners, piece)
+    if some.owners:
+        yield some.window(blocks)
 
 
-def _window(launch: int, first: int, last: int, gathered: Gathered, keys: pl.DataFrame) -> Window:
-    return Window(launch=launch, first=first, last=last, frames=gathered.frames(keys), lost=gathered.lost)
+def wholes(found: Iterator[Window]) -> Iterator[Iterator[Window]]:
+    """The windows of whole blocks: those of one that has several, each other by itself."""
+    for first in found:
+        yield _with_rest(first, found)
 
 
-def _batches(stretch: Stretch, most_bytes: int) -> Iterator[dict[int, Ints]]:
-    """Rows of `places` by the blocks' numbers, in order: of blocks whose lines together have about `most_bytes`."""
-    places = stretch.places
-    order = np.argsort(places[:, 0], kind="stable")
-    numbers, begins = np.unique(places[order, 0], return_index=True)
+def _with_rest(window: Window, after: Iterator[Window]) -> Iterator[Window]:
+    yield window
+    while window.continues:
+        window = next(after)
+        yield window
+
+
+def _pieces(
+    number: int, of: Ints, texts: Mapping[int, bytes], files: Sequence[Stored], rows: int
+) -> Iterator[tuple[Ints, Gathered]]:
+    """One block: as a whole if it has at most about `rows` rows, else some ranks at a time; each with its part of `of`.
+
+    `of`: the block's rows in the stretch's `blocks`.
+    """
+    first, each = 0, min(PIECE_RANKS, len(of))
+    while first < len(of):
+        piece, at = Gathered(), first
+        gather(number, of[at : at + each], texts, files[at : at + each], piece)
+        at += each
+        if first == 0 and at < len(of):
+            most = rows if piece.height * len(of) <= rows * each else min(rows, PIECE_ROWS)
+            each = max(
+                1, each * most // max(1, piece.height)
+            )  # ranks of a piece: all have about as many rows
+            gather(number, of[at:each], texts, files[at:each], piece)
+            at = max(at, each)
+        yield of[first:at], piece
+        first = at
+
+
+def _batches(blocks: pl.DataFrame, most_bytes: int) -> Iterator[dict[int, Ints]]:
+    """Rows of `blocks` by their numbers, in order: of blocks whose lines together have about `most_bytes`."""
+    number = blocks["block"].to_numpy()
+    size = (blocks["lines_end"] - blocks["lines_begin"]).to_numpy()
+    order = np.lexsort((blocks["rank"].to_numpy(), number))
+    numbers, begins = np.unique(number[order], return_index=True)
     batch, total = dict[int, Ints](), 0
-    for number, of in zip(numbers.tolist(), np.split(order, begins[1:]), strict=False):
-        batch[number] = of
-        total += int((places[of, 2] - places[of, 1]).sum())
+    for of_number, of in zip(numbers.tolist(), np.split(order, begins[1:]), strict=False):
+        batch[of_number] = of
+        total += int(size[of].sum())
         if total >= most_bytes:
             yield batch
             batch, total = {}, 0
@@ -111,13 +170,16 @@ def _batches(stretch: Stretch, most_bytes: int) -> Iterator[dict[int, Ints]]:
         yield batch
 
 
-def _read(files: Sequence[Stored], of_file: Ints, places: Ints, wanted: Ints) -> dict[int, bytes]:
-    """The lines of some blocks, by their rows in `places`; from each file in one piece."""
+def _read(files: Mapping[int, Stored], blocks: pl.DataFrame, wanted: Ints) -> dict[int, bytes]:
+    """The lines of some blocks, by their rows in `blocks`; from each file in one piece."""
     texts: dict[int, bytes] = {}
-    by_file = wanted[np.argsort(of_file[wanted], kind="stable")]
-    for part in np.split(by_file, np.flatnonzero(np.diff(of_file[by_file])) + 1):
-        begin, end = int(places[part, 1].min()), int(places[part, 2].max())
-        piece = files[of_file[part[0]]].read(begin, end)
-        for row, (low, high) in zip(part.tolist(), (places[part, 1:] - begin).tolist(), strict=True):
+    rank, begins, ends = (blocks[name].to_numpy() for name in ("rank", "lines_begin", "lines_end"))
+    by_file = wanted[np.argsort(rank[wanted], kind="stable")]
+    for part in np.split(by_file, np.flatnonzero(np.diff(rank[by_file])) + 1):
+        begin, end = int(begins[part].min()), int(ends[part].max())
+        piece = files[int(rank[part[0]])].read(begin, end)
+        for row, low, high in zip(
+            part.tolist(), (begins[part] - begin).tolist(), (ends[part] - begin).tolist(), strict=True
+        ):
             texts[row] = piece[low:high]
     return texts

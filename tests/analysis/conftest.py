@@ -14,10 +14,12 @@ from scaling.analysis.about import Ending
 from scaling.analysis.analyze import analyze
 from scaling.analysis.results import Analysis, Point, TrialStatus
 from scaling.records.check import checked
+from scaling.records.collect import collect
 from scaling.records.files import read_json
+from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
-from scaling.records.spill import TABLES, in_memory
-from scaling.records.tables import Tables, collect
+from scaling.records.spill import TABLES
+from scaling.records.tables import Tables
 from scaling.spec import plan as plans
 from scaling.spec.plan import Plan
 

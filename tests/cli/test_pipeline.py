@@ -10,10 +10,10 @@ import pytest
 
 from scaling.analysis.results import PeakMemory
 from scaling.cli.pipeline import read_analysis, rebuild
+from scaling.records.collect import collect
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
-from scaling.records.tables import collect
 from scaling.report.findings import memory_line
 
 MIB = 2**20

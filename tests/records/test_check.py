@@ -9,10 +9,12 @@ import pytest
 from support import rank_files
 
 from scaling.cli.pipeline import rebuild
-from scaling.records.check import checked
+from scaling.records import window
+from scaling.records.check import checked, read_checked
+from scaling.records.collect import collect
 from scaling.records.paths import RunFolder
+from scaling.records.rules import broken
 from scaling.records.run import read_plan
-from scaling.records.tables import collect
 
 MS = 1_000_000
 
@@ -168,12 +170,32 @@ def test_a_host_may_enqueue_a_collective_while_its_device_is_in_an_earlier_step(
     assert number in set(read(folder).buckets["block"])
 
 
-def test_ranks_that_worked_together_did_so_at_the_same_time(folder):
-    def later(steps, block):
-        for step in steps:
-            step["s"][:2] = [stamp + 500 * MS for stamp in step["s"][:2]]
-        block.update(begin_ns=block["begin_ns"] + 500 * MS, end_ns=block["end_ns"] + 500 * MS)
+def later(steps, block):
+    for step in steps:
+        step["s"][:2] = [stamp + 500 * MS for stamp in step["s"][:2]]
+    block.update(begin_ns=block["begin_ns"] + 500 * MS, end_ns=block["end_ns"] + 500 * MS)
 
+
+def more_bytes(steps, _block):
+    for step in steps:
+        step["c"][0][3] *= 2
+
+
+@pytest.mark.parametrize(
+    ("arm", "change", "why"),
+    [("plain", later, "never at the same time"), ("replay", more_bytes, "its collectives are not those")],
+)
+def test_ranks_that_are_read_one_after_the_other_are_compared(folder, monkeypatch, arm, change, why):
+    number = changed(folder, arm, change, detailed=arm == "replay")
+    at_once = read(folder).gaps
+    monkeypatch.setattr(window.windows, "__defaults__", (1,))
+    monkeypatch.setattr(window, "PIECE_RANKS", 1)
+    monkeypatch.setattr(broken, "MANY", 1)
+    assert any(why in str(gap) and str(number) in str(gap) for gap in at_once)
+    assert read_checked(folder, read_plan(folder)).gaps == at_once
+
+
+def test_ranks_that_worked_together_did_so_at_the_same_time(folder):
     number = changed(folder, "plain", later)
     said = [str(gap) for gap in read(folder).gaps]
     assert any("never at the same time" in line and str(number) in line for line in said)

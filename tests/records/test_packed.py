@@ -12,6 +12,7 @@ from support import rank_files, simulated_cluster
 
 from scaling.records import ranks, window
 from scaling.records.check import checked
+from scaling.records.collect import collect
 from scaling.records.format import (
     SCHEMA,
     BlockRecord,
@@ -24,7 +25,6 @@ from scaling.records.format import (
 from scaling.records.packed import pack_block
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
-from scaling.records.tables import collect
 from scaling.worker.measure.recorder import Recorder
 
 FACTS = {"round": 0, "world_size": 1, "detailed": True, "solo_rank": -1, "batch": 1, "accumulation": 1}

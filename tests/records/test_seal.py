@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import pytest
 from support import rank_files
 
+from scaling.records.collect import collect
 from scaling.records.format import SCHEMA, BlockRecord, HeadRecord, PlainRow, RecordedBlock
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 from scaling.records.seal import Sealer, stretches
-from scaling.records.tables import collect
 from scaling.worker.measure.recorder import Recorder
 
 LINES = [

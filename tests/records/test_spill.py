@@ -14,12 +14,15 @@ import pytest
 from support import rank_files, simulated_cluster
 
 from scaling.cli import pipeline
-from scaling.records import ranks, spill, tables, window
+from scaling.records import collect as reading
+from scaling.records import frames, pile, ranks, spill, spool, window
 from scaling.records.check import checked, read_checked
+from scaling.records.collect import collect
+from scaling.records.columns import SCHEMAS
 from scaling.records.paths import RunFolder
 from scaling.records.processes import Processes
+from scaling.records.rules import broken
 from scaling.records.run import read_plan
-from scaling.records.tables import collect
 
 TRUTH = simulated_cluster.Truth(
     world_sizes=(1, 2, 4),
@@ -45,17 +48,23 @@ def whole(tmp_path_factory):
 def files(monkeypatch):
     """Every run is a large one."""
     monkeypatch.setattr(spill, "MEMORY_ROWS", 100)
-    monkeypatch.setattr(spill, "STEP_ROWS", 40)
-    monkeypatch.setattr(spill.few, "__defaults__", (60,))
-    monkeypatch.setattr(window.windows, "__defaults__", (500,))
+    for name, rows in {"MEMORY_ROWS": 50, "FILE_ROWS": 40, "GROUP_ROWS": 8}.items():
+        monkeypatch.setattr(pile, name, rows)
+    monkeypatch.setattr(spool, "MEMORY_BYTES", 0)
+    monkeypatch.setattr(spool, "SMALL_BYTES", 0)
+    monkeypatch.setattr(frames, "STEP_ROWS", 40)
+    monkeypatch.setattr(frames.few, "__defaults__", (60,))
+    monkeypatch.setattr(window.windows, "__defaults__", (100,))
+    monkeypatch.setattr(window, "PIECE_RANKS", 1)
+    monkeypatch.setattr(broken, "MANY", 1)
 
 
 @pytest.fixture
 def processes(monkeypatch):
     """Every run is so large that other processes read it, a few ranks and blocks at a time."""
-    monkeypatch.setattr(tables, "PROCESSES_BYTES", 0)
-    monkeypatch.setattr(tables, "STRETCH_BYTES", 20_000)
-    monkeypatch.setattr(tables, "cores", lambda: 2)
+    monkeypatch.setattr(reading, "PROCESSES_BYTES", 0)
+    monkeypatch.setattr(reading, "STRETCH_BYTES", 20_000)
+    monkeypatch.setattr(reading, "cores", lambda: 2)
     monkeypatch.setattr(ranks, "SHARE", 1)
 
 
@@ -90,7 +99,7 @@ def test_analysis_and_tables_are_the_same(whole, how, request, monkeypatch, tmp_
         rows = [pl.read_parquet(folder.table(name)) for folder in (whole, other)]
         order = [k for k in ("launch", "rank", "block", "step", "seq", "index") if k in rows[0].columns]
         assert rows[0].sort(order).equals(rows[1].sort(order)), name
-        assert pl.read_parquet_metadata(other.table(name))["schema"] == spill.TABLE_SCHEMA
+        assert pl.read_parquet_metadata(other.table(name))["schema"] == pile.TABLE_SCHEMA
 
 
 def test_parts_are_whole_blocks(whole, files):
@@ -120,7 +129,7 @@ def test_a_block_that_cannot_be_is_left_out(whole, how, request, tmp_path):
     unchecked = collect(other, plan)
     assert lost in set(unchecked.steps.collect()["block"])
     for name in ("steps", "buckets", "fabric"):
-        assert lost not in set(spill.in_memory(getattr(found, name))["block"])
+        assert lost not in set(frames.in_memory(getattr(found, name))["block"])
     assert checked(unchecked, plan).gaps == found.gaps
     assert found.dropped_samples > 0
 
@@ -142,7 +151,7 @@ def test_the_rows_of_a_killed_process_are_read_all_the_same(whole, processes, mo
 
     monkeypatch.setattr(Processes, "_start", killed)
     found = collect(whole, read_plan(whole))
-    assert spill.in_memory(found.steps).equals(spill.in_memory(expected.steps))
+    assert frames.in_memory(found.steps).equals(frames.in_memory(expected.steps))
 
 
 def test_a_full_disk_is_said(whole, files, monkeypatch):
@@ -156,46 +165,49 @@ def test_a_full_disk_is_said(whole, files, monkeypatch):
 
 def test_a_few_places_at_a_time_are_all_rows_once():
     frame = pl.DataFrame({"launch": [0, 0, 0, 0, 1, 1], "rank": [1, 0, 1, 2, 0, 0], "row": range(6)})
-    parts = [*spill.few(frame, ["launch", "rank"], 2)]
+    parts = [*frames.few(frame, ("launch", "rank"), 2)]
     assert [part["row"].to_list() for part in parts] == [[0, 1, 2], [3], [4, 5]]
-    assert next(spill.few(frame, ["launch", "rank"], 6)) is frame
+    assert next(frames.few(frame, ("launch", "rank"), 6)) is frame
+    in_files = [*frames.few(frame.lazy(), ("launch", "rank"), 2)]
+    assert all(one.equals(other) for one, other in zip(parts, in_files, strict=True))
 
 
-def test_a_window_has_no_more_rows_than_asked_for_or_a_single_block(whole):
+def test_a_window_has_no_more_rows_than_asked_for_or_a_single_rank(whole, monkeypatch):
+    monkeypatch.setattr(window, "PIECE_RANKS", 1)
     plan = read_plan(whole)
     launch = whole.launch(0)
     with Processes(0) as none:
         stretch = ranks.read_ranks(launch, plan, ranks.Kept(), none).stretch
     for most in (1, 300, 10**6):
-        found = [*window.windows(stretch, most)]
-        rows = [sum(one.frames[name].height for name in ("steps", "buckets", "fabric")) for one in found]
-        blocks = [one.frames["steps"]["block"].n_unique() or 1 for one in found]
-        assert all(count <= most or many == 1 for count, many in zip(rows, blocks, strict=True))
-        borders = [(one.first, one.last) for one in found]
+        wholes = [[*one] for one in window.wholes(window.windows(stretch, most))]
+        for one in itertools.chain(*wholes):
+            rows = sum(one.frames[name].height for name in ("steps", "buckets", "fabric"))
+            assert rows <= most or len(one.frames["blocks"]) == 1
+        borders = [(parts[0].first, parts[-1].last) for parts in wholes]
         assert all(last < first for (_, last), (first, _) in itertools.pairwise(borders))
-    assert len(found) == 1
+    assert len(wholes) == 1
 
 
 @pytest.fixture
 def three_parts(tmp_path, monkeypatch):
     """Rows of three rounds, a part each, in files below a folder whose name looks like a column."""
-    monkeypatch.setattr(spill, "STEP_ROWS", 1)
+    monkeypatch.setattr(frames, "STEP_ROWS", 1)
     folder = tmp_path / "batch=4"
     folder.mkdir()
-    growing = spill.Growing(folder)
+    growing = spill.Growing(pile.Scratch(folder))
     growing.to_files()
     for number in range(3):
         known = {"launch": 0, "round": number, "block": number, "batch": 32}
-        row = dict.fromkeys(spill.SCHEMAS["steps"]) | known
-        rows = pl.DataFrame([row] * 2, schema=spill.SCHEMAS["steps"])
-        none = {name: pl.DataFrame(schema=spill.SCHEMAS[name]) for name in spill.TABLES}
-        growing.add(spill.Part(launch=0, first=number, last=number), {**none, "steps": rows})
+        row = dict.fromkeys(SCHEMAS["steps"]) | known
+        rows = pl.DataFrame([row] * 2, schema=SCHEMAS["steps"])
+        none = {name: pl.DataFrame(schema=SCHEMAS[name]) for name in spill.TABLES}
+        growing.add({**none, "steps": rows})
     return growing
 
 
 def test_a_few_rounds_open_the_files_of_their_own_parts_alone(three_parts):
     steps = three_parts.finish()["steps"]
-    rounds = spill.few_rounds(steps, steps.select("launch", "round", spill.ITS_PART))
+    rounds = frames.few_rounds(steps, steps.select("launch", "round", frames.ITS_PART))
     first, others = next(rounds)
     assert first["round"].to_list() == [0, 0]
     assert others.columns == ["launch", "round"]
@@ -205,6 +217,6 @@ def test_a_few_rounds_open_the_files_of_their_own_parts_alone(three_parts):
 
 
 def test_rows_of_files_have_the_columns_of_their_table(three_parts):
-    rows = spill.in_memory(three_parts.finish()["steps"])
-    assert rows.schema == spill.SCHEMAS["steps"]
+    rows = frames.in_memory(three_parts.finish()["steps"])
+    assert rows.schema == SCHEMAS["steps"]
     assert rows["batch"].to_list() == [32] * 6

@@ -11,10 +11,11 @@ import polars as pl
 import pytest
 from support import rank_files
 
+from scaling.records.collect import collect
 from scaling.records.files import read_json
 from scaling.records.format import SCHEMA, STEP_FIELDS
 from scaling.records.paths import RunFolder
-from scaling.records.tables import collect, write_tables
+from scaling.records.tables import write_tables
 from scaling.spec import plan as plans
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import round_blocks

@@ -18,11 +18,11 @@ from scaling.cli.pipeline import rebuild
 from scaling.config.compose import requests
 from scaling.launchers.failure.cause import cause
 from scaling.launchers.failure.evidence import gather
+from scaling.records.collect import collect
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 from scaling.records.status import LaunchStatus, status_of
-from scaling.records.tables import collect
 from scaling.spec.plan import make_plan
 
 pytestmark = pytest.mark.slow  # a whole launch of two ranks

@@ -28,7 +28,7 @@ from scaling.analysis.results import (
 )
 from scaling.analysis.statistics.percentiles import percentiles
 from scaling.analysis.statistics.rounds import MS, Floats, Rounds, drawn, resampling_weights
-from scaling.records.spill import in_memory
+from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.batch_search import FITS, Largest, step
 from scaling.spec.cases import LATENCY, THROUGHPUT, TRAINING, Case, cases
@@ -54,7 +54,9 @@ def analyze_cases(tables: Tables, plan: Plan, ending: Ending, files: CaseFiles) 
     spec = plan.spec
     listed = cases(spec, files.largest.rungs() if files.largest else None)
     ended = {(o.world_size, o.case): o for o in files.outcomes}
-    rows = tables.blocks.join(in_memory(tables.steps), on=["launch", "rank", "block"], suffix="_step")
+    rows = in_memory(tables.blocks).join(
+        in_memory(tables.steps), on=["launch", "rank", "block"], suffix="_step"
+    )
     inference: list[InferenceCase] = []
     training: list[TrainingCase] = []
     for n in spec.world_sizes:

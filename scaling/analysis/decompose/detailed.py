@@ -13,11 +13,30 @@ from scaling.analysis.decompose.served import ChannelOf
 from scaling.analysis.network.barrier import Barrier
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Floats
-from scaling.records.spill import ITS_PART, Frame, few_rounds
+from scaling.records.frames import ITS_PART, Frame, few_rounds, in_memory, in_order
+from scaling.records.pile import Scratch
+from scaling.records.rules.runs import runs
+from scaling.records.spool import Spool
 from scaling.spec.run import COLLECTIVES
 from scaling.spec.schedule import PHASES, PROBE
 
 ALL_REDUCE, BROADCAST = COLLECTIVES.index("all_reduce"), COLLECTIVES.index("broadcast")
+
+STAMPS = (
+    "begin_ns",
+    "end_ns",
+    "input_ns",
+    "forward_ns",
+    "backward_ns",
+    "optimizer_ns",
+    "compute_end_ns",
+    "sync_end_ns",
+    "earlier_wait_ns",
+    "buffer_wait_ns",
+    "buffer_begin_ns",
+    "buffer_end_ns",
+)
+"""Columns of steps that are read."""
 
 STARVED_NS = 50_000.0
 """A device that comes to a collective this soon after the host began to enqueue it has nothing else to do by then.
@@ -27,10 +46,13 @@ An idle device takes 5 to 10 us from a launch to its start; the stamps' own erro
 
 
 def read_detailed(
-    blocks: Iterable[tuple[tuple[int, int], BlockStamps]],
-) -> tuple[tuple[Cycle, ...], dict[str, dict[tuple[int, int], float]], tuple[int, ...]]:
-    """Cycles, block means by name and (launch, round), and bytes of the buckets; `blocks`: as `detailed_blocks`."""
-    cycles: list[Cycle] = []
+    blocks: Iterable[tuple[tuple[int, int], BlockStamps]], scratch: Scratch | None = None
+) -> tuple[Spool[Cycle], dict[str, dict[tuple[int, int], float]], tuple[int, ...]]:
+    """Cycles, block means by name and (launch, round), and bytes of the buckets; `blocks`: as `detailed_blocks`.
+
+    `scratch`: where the cycles of many ranks lie.
+    """
+    cycles = Spool[Cycle](scratch)
     scalars: dict[str, dict[tuple[int, int], float]] = {}
     sizes: tuple[int, ...] = ()
     for key, stamps in blocks:
@@ -40,8 +62,10 @@ def read_detailed(
             scalars.setdefault(name, {})[key] = value
         if len(stamps.begin) < 2:
             continue
-        cycles += cycles_of(key, stamps, merged)
-    return tuple(cycles), scalars, sizes
+        for cycle in cycles_of(key, stamps, merged):
+            cycles.add(cycle)
+        del stamps, merged  # of very many ranks 150 MB, before the next ones are read
+    return cycles, scalars, sizes
 
 
 def cycles_of(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Iterator[Cycle]:
@@ -89,7 +113,7 @@ def _micro_step_of_broadcasts(stamps: BlockStamps) -> Floats:
 def detailed_blocks(
     own: Frame,
     buckets: Frame,
-    blocks: pl.DataFrame,
+    blocks: Frame,
     n: int,
     channel: ChannelOf,
     host_ns: float = 0.0,
@@ -99,31 +123,21 @@ def detailed_blocks(
     Those of a large run are read a few rounds at a time. `own`, `buckets`: of world size `n`. `channel`: how the back
     end serves collectives on these communicators. `host_ns`: how long the host takes to bring one to an idle device.
     """
-    of_others = pl.col("phase") == PHASES.index("other")
     probed = blocks.filter((pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("rank") == 0))
-    accumulation = {
-        tuple(key): many for *key, many in probed.select("launch", "block", "accumulation").rows()
-    }
-    place = ["launch", "block", "step", "rank"]
+    micro_steps = in_memory(probed.select("launch", "block", "accumulation"))
+    accumulation = {tuple(key): many for *key, many in micro_steps.rows()}
+    place = ("launch", "block", "rank", "step")
     chosen = (pl.col("arm") == PROBE) & pl.col("detailed")
-    sent = buckets.filter(chosen).select(
-        *place,
-        "round",
-        "seq",
-        "kind",
-        "phase",
-        "bytes",
-        "group",
-        "ready_ns",
-        "launch_ns",
-        "done_ns",
-        "enqueue_ns",
-        ITS_PART,
-    )
-    for steps, rows in few_rounds(own.filter(chosen), sent):
+    of_model = pl.col("phase") != PHASES.index("other")
+    stamps = ("ready_ns", "launch_ns", "done_ns", "enqueue_ns")
+    sent = buckets.filter(chosen & of_model)
+    sent = sent.select(*place, "round", "seq", "kind", "bytes", "group", *stamps, ITS_PART)
+    stepped = own.filter(chosen).select(*place, "round", *STAMPS, ITS_PART)
+    for steps, rows in few_rounds(stepped, sent):
         yield from _blocks(
-            steps.sort(place), rows.sort(*place, "seq"), n, accumulation, channel, host_ns, of_others
+            in_order(steps, place), in_order(rows, (*place, "seq")), n, accumulation, channel, host_ns
         )
+        del steps, rows  # a million, before the next ones are read
 
 
 def _blocks(
@@ -133,34 +147,33 @@ def _blocks(
     accumulation: Mapping[tuple[int, ...], int],
     channel: ChannelOf,
     host_ns: float,
-    of_others: pl.Expr,
 ) -> Iterator[tuple[tuple[int, int], BlockStamps]]:
     """The blocks of some steps and their collectives, both sorted."""
-    row_parts = rows.filter((pl.col("kind") == ALL_REDUCE) & ~of_others).partition_by(
-        "launch", "block", as_dict=True
-    )
-    broadcasts = rows.filter((pl.col("kind") == BROADCAST) & ~of_others).partition_by(
-        "launch", "block", as_dict=True
-    )
+    of_block = runs(rows, ("launch", "block"))
+    places = of_block.table().rows()
+    stretches = dict(zip(places, zip(of_block.begins, of_block.lengths, strict=True), strict=True))
     for block_key, part in steps.partition_by("launch", "block", as_dict=True, maintain_order=True).items():
-        block_rows = row_parts.get(block_key)
+        if block_key not in stretches:
+            continue
+        own = rows.slice(*stretches[block_key])
+        block_rows, broadcasts = (_of_kind(own, kind) for kind in (ALL_REDUCE, BROADCAST))
         count = part["step"].n_unique()
-        if block_rows is None or part.height != count * n or part["rank"].n_unique() != n:
+        if part.height != count * n or part["rank"].n_unique() != n:
             continue
         width, rest = divmod(block_rows.height, count * n)
         if rest or not width:
             continue
 
-        def grid(name: str, frame: pl.DataFrame = part, shape: tuple[int, ...] = (count, n)) -> Floats:
-            return frame[name].to_numpy().astype(float).reshape(shape)
+        def grid(name: str, frame: pl.DataFrame = part, shape: tuple[int, ...] = (n, count)) -> Floats:
+            return np.ascontiguousarray(frame[name].to_numpy().reshape(shape).swapaxes(0, 1), dtype=float)
 
         def cube(
-            name: str, frame: pl.DataFrame = block_rows, shape: tuple[int, ...] = (count, n, width)
+            name: str, frame: pl.DataFrame = block_rows, shape: tuple[int, ...] = (n, count, width)
         ) -> Floats:
-            return frame[name].to_numpy().astype(float).reshape(shape)
+            return grid(name, frame, shape)
 
         key = (int(part["launch"][0]), int(part["round"][0]))
-        buffer_begin, buffer_end = _broadcasts(part, broadcasts.get(block_key), count, n)
+        buffer_begin, buffer_end = _broadcasts(part, broadcasts, count, n)
         yield (
             (
                 key,
@@ -176,7 +189,7 @@ def _blocks(
                     ready=cube("ready_ns"),
                     launch=cube("launch_ns"),
                     done=cube("done_ns"),
-                    bytes=cube("bytes")[0, 0],
+                    bytes=block_rows["bytes"].head(width).to_numpy().astype(float),
                     earlier_wait=grid("earlier_wait_ns"),
                     buffer_wait=grid("buffer_wait_ns"),
                     buffer_begin=buffer_begin,
@@ -190,20 +203,29 @@ def _blocks(
         )
 
 
+def _of_kind(rows: pl.DataFrame, kind: int) -> pl.DataFrame:
+    """The rows of a kind of collective; no copy where all are of it, as they mostly are."""
+    chosen = rows["kind"] == kind
+    return rows if chosen.all() else rows.filter(chosen)
+
+
 def _micro_steps(steps: pl.DataFrame, buckets: int, count: int) -> int:
     """How many of `count` micro-steps reduced: all of them where one before the last waited, else the last alone."""
     waited = count > 1 and bool((steps["earlier_wait_ns"] > 0).any())
     return count if waited and buckets % count == 0 else 1
 
 
-def _broadcasts(steps: pl.DataFrame, rows: pl.DataFrame | None, count: int, n: int) -> tuple[Floats, Floats]:
+def _broadcasts(steps: pl.DataFrame, rows: pl.DataFrame, count: int, n: int) -> tuple[Floats, Floats]:
     """Begin and end of each broadcast of buffers, `count` x n x B. Older files have a step's last one alone."""
-    begin, end = (steps[f"buffer_{name}_ns"].to_numpy().astype(float) for name in ("begin", "end"))
-    if rows is not None and rows.height % (count * n) == 0:
-        begin, end = (rows[f"{name}_ns"].to_numpy().astype(float) for name in ("launch", "done"))
+    begin, end = (steps[f"buffer_{name}_ns"].to_numpy() for name in ("begin", "end"))
+    if rows.height and rows.height % (count * n) == 0:
+        begin, end = (rows[f"{name}_ns"].to_numpy() for name in ("launch", "done"))
     elif not (begin > 0).all():
         begin = end = np.zeros(0)
-    return begin.reshape(count, n, -1), end.reshape(count, n, -1)
+    begins, ends = (
+        np.ascontiguousarray(of.reshape(n, count, -1).swapaxes(0, 1), dtype=float) for of in (begin, end)
+    )
+    return begins, ends
 
 
 def _buffer_skew(stamps: BlockStamps, merged: Merged) -> Floats:

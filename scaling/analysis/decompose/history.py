@@ -11,7 +11,7 @@ from scaling.analysis.decompose.quantities import DURATIONS
 from scaling.analysis.quality import contention
 from scaling.analysis.quality.launches import before_ns, counted, of_launches
 from scaling.analysis.results import StepHistory
-from scaling.records.spill import in_memory
+from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import PLAIN, PROBE

@@ -14,7 +14,7 @@ import polars as pl
 
 from scaling.analysis.results import HostSpeed, Measured
 from scaling.analysis.statistics.rounds import MS, Formula, Rounds, level_of_each
-from scaling.records.spill import in_memory
+from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import BARE_ALL, PAIRS
@@ -98,15 +98,15 @@ def _own_steps(tables: Tables, plan: Plan, place: Mapping[tuple[int, int], int])
     """
     largest = max(plan.trials, key=lambda t: t.world_size)
     chosen = (pl.col("arm") == BARE_ALL) & (pl.col("batch") == largest.batch)
-    columns = ("launch", "round", "rank", "block", "begin_ns", "end_ns")
-    rows = in_memory(tables.steps.filter(chosen).select(columns))
-    ranks = pl.col("rank").n_unique()
-    whole = rows.filter(ranks.over("launch", "block") == ranks.over("launch"))
+    length = (pl.col("end_ns") - pl.col("begin_ns")).sum()
+    blocks = tables.steps.filter(chosen).group_by(*_ROUND, "rank", "block").agg(length=length, steps=pl.len())
+    ranks, each = pl.col("rank").n_unique(), in_memory(blocks)
+    whole = each.filter(ranks.over("launch", "block") == ranks.over("launch"))
     where = pl.DataFrame([(*key, at) for key, at in place.items()], schema=_PLACE, orient="row")
     return (
         whole.join(where, on=["launch", "rank"])
         .group_by(*_ROUND, "place")
-        .agg(value=(pl.col("end_ns") - pl.col("begin_ns")).mean())
+        .agg(value=pl.col("length").sum() / pl.col("steps").sum())
     )
 
 

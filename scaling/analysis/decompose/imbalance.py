@@ -25,6 +25,7 @@ from scaling.analysis.decompose.stragglers import Late, late_ranks
 from scaling.analysis.decompose.token_rows import COUNT, MEAN, MOST, OWN_PHASES, XX, TokenRows, with_phase
 from scaling.analysis.results import Measured, TokenBalance
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
+from scaling.records.spool import Changed
 from scaling.spec.schedule import PLAIN
 
 VARIES = 0.01
@@ -52,7 +53,7 @@ class Effect:
         assert tokens is not None
         slope = self.per_token_ns.value if per_token_ns is None else per_token_ns
         return dataclasses.replace(
-            records, cycles=tuple(_evened(cycle, tokens, slope) for cycle in records.cycles)
+            records, cycles=Changed(records.cycles, lambda cycle: _evened(cycle, tokens, slope))
         )
 
     def explained_ns(self, records: TrialRecords, rank: int, typical: Collection[int]) -> dict[str, float]:

@@ -20,7 +20,8 @@ from scaling.analysis.quality.launches import of_launches
 from scaling.analysis.results import Point, Verdict
 from scaling.analysis.statistics.rounds import Floats, Rounds
 from scaling.records.format import generation
-from scaling.records.spill import TABLES, in_memory, joined
+from scaling.records.frames import in_memory, joined
+from scaling.records.spill import TABLES
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import BARE_ONE, PLAIN, PROBE
@@ -45,8 +46,9 @@ def usable(tables: Tables, plan: Plan) -> Tables:
     out in the same way, so that every part of the training has the same weight.
     """
     if others := _others(tables, plan):
-        tables = of_launches(tables, frozenset(tables.blocks["launch"].unique()) - others.keys())
-    world_size, blocks = plan.ranks, tables.blocks
+        tables = of_launches(tables, tables.launches - others.keys())
+    world_size = plan.ranks
+    blocks = in_memory(tables.blocks.select("launch", "block", "round", "rank", "arm", "steps"))
     whole = (
         blocks.filter(pl.col("arm") != BARE_ONE)
         .group_by("launch", "block")
@@ -122,7 +124,7 @@ def said(tables: Tables, plan: Plan) -> tuple[str, ...]:
 
 def _others(tables: Tables, plan: Plan) -> dict[int, int]:
     """Launch -> batch, for launches whose batch is not the plan's (the last launch's)."""
-    found = tables.blocks.select("launch", "batch").unique().rows()
+    found = in_memory(tables.blocks.select("launch", "batch").unique()).rows()
     return {launch: batch for launch, batch in found if batch != plan.trials[0].batch}
 
 

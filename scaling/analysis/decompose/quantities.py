@@ -17,6 +17,8 @@ from scaling.analysis.decompose.sent import Sent
 from scaling.analysis.network.program import Program
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Floats
+from scaling.records.frames import Frame, in_memory
+from scaling.records.spool import Again
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.schedule import BARE_ONE
 
@@ -54,7 +56,7 @@ DURATIONS = [
     WAITS.alias("exposed"),
     pl.col("earlier_wait_ns").alias(EARLIER),
 ]
-_COLUMNS = ("step", *PHASES, EARLIER)
+COLUMNS = ("step", *PHASES, EARLIER)
 
 
 MESSAGES = {"powersgd": 3}
@@ -93,9 +95,9 @@ class TrialRecords:
     trial: Trial
     index: pl.DataFrame
     """(launch, round) of every round with a plain block, and of the baselines of an own loop, in order."""
-    ranks: pl.DataFrame
+    ranks: Frame
     """(launch, round, arm, detailed, rank, half, step, *PHASES): means over a block's steps."""
-    cycles: tuple[Cycle, ...]
+    cycles: Again[Cycle]
     merged: dict[str, dict[tuple[int, int], float]]
     """Scalars of the merged detailed blocks by name and round."""
     bucket_bytes: tuple[int, ...]
@@ -126,7 +128,7 @@ class TrialRecords:
     """Sharded: the units' turns over a mesh of one rank, by round (decompose.unit_turns.Turns)."""
     tokens: TokenRows | None = None
     """What an own loop told of its steps' tokens; None where it told nothing."""
-    devices: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=DEVICE_COLUMNS))
+    devices: Frame = field(default_factory=lambda: pl.DataFrame(schema=DEVICE_COLUMNS))
     """Blocks with the telemetry of their devices; empty without telemetry."""
 
     @property
@@ -171,6 +173,11 @@ class TrialRecords:
         """Whether each round is one of an own loop's baseline, which has other arms than its loop."""
         return self.index["round"].to_numpy() < 0
 
+    @property
+    def arms(self) -> frozenset[str]:
+        """Those that have blocks."""
+        return frozenset(in_memory(self.ranks.select("arm").unique())["arm"])
+
     def keys(self) -> list[tuple[int, int]]:
         """(launch, round) in order."""
         return [(int(a), int(b)) for a, b in self.index.iter_rows()]
@@ -210,15 +217,15 @@ class TrialRecords:
             rows = rows.filter(pl.col("rank").is_in(list(ranks)))
         if half is not None:
             rows = rows.filter(pl.col("half") == half)
-        mean = pl.col(_COLUMNS).mean()
+        mean = pl.col(COLUMNS).mean()
         if arm == BARE_ONE:
             rows = rows.with_columns(weight=1 / pl.len().over("rank"))
-            mean = (pl.col(_COLUMNS) * pl.col("weight")).sum() / pl.col("weight").sum()
-        means = rows.group_by("launch", "round").agg(mean)
+            mean = (pl.col(COLUMNS) * pl.col("weight")).sum() / pl.col("weight").sum()
+        means = in_memory(rows.group_by("launch", "round").agg(mean))
         aligned = (self.index if rounds is None else rounds).join(
             means, on=["launch", "round"], how="left", maintain_order="left"
         )
-        return {name: aligned[name].cast(pl.Float64).fill_null(float("nan")).to_numpy() for name in _COLUMNS}
+        return {name: aligned[name].cast(pl.Float64).fill_null(float("nan")).to_numpy() for name in COLUMNS}
 
     def device(self, name: str, arms: Collection[str], ranks: set[int]) -> Floats:
         """Mean over ranks of a telemetry value during some arms."""
@@ -249,7 +256,8 @@ class TrialRecords:
         rows = self.devices.filter(
             pl.col("arm").is_in(list(arms)) & pl.col("rank").is_in(list(ranks)) & pl.col(name).is_not_null()
         )
-        return rows.group_by("launch", "round", "rank").agg(pl.col(name).mean(), pl.col("device").first())
+        found = rows.group_by("launch", "round", "rank").agg(pl.col(name).mean(), pl.col("device").first())
+        return in_memory(found)
 
     def by_rank(self, arm: str, *, detailed: bool | None = None) -> dict[str, Floats]:
         """`step` and PHASES of each rank, rounds x ranks; NaN where a rank has none."""
@@ -257,7 +265,7 @@ class TrialRecords:
         rows = self.ranks.filter((pl.col("arm") == arm) & (pl.col("rank") < n))
         if detailed is not None:
             rows = rows.filter(pl.col("detailed") == detailed)
-        means = rows.group_by("launch", "round", "rank").agg(pl.col("step", *PHASES).mean())
+        means = in_memory(rows.group_by("launch", "round", "rank").agg(pl.col("step", *PHASES).mean()))
         means = means.join(self.index.with_row_index("at"), on=["launch", "round"])
         at, rank = means["at"].to_numpy(), means["rank"].to_numpy()
         found = {}

@@ -17,7 +17,7 @@ from scaling.analysis.decompose.unit_stamps import has_units, unit_blocks
 from scaling.analysis.decompose.unit_timeline import typical_step
 from scaling.analysis.quality.launches import counted, of_launches
 from scaling.analysis.results import Drawn, Span, Timeline
-from scaling.records.spill import Frame, in_memory
+from scaling.records.frames import Frame, in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import PROBE

@@ -14,7 +14,7 @@ import polars as pl
 
 from scaling.analysis.decompose.quantities import DURATIONS, PHASES
 from scaling.analysis.statistics.rounds import Floats
-from scaling.records.spill import ITS_PART, Frame, few_rounds
+from scaling.records.frames import ITS_PART, Frame, few_rounds
 from scaling.spec.schedule import PROBE
 
 OWN_PHASES = PHASES[:-1]

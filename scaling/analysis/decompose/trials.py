@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import polars as pl
 
 from scaling.analysis.decompose.detailed import detailed_blocks, read_detailed
 from scaling.analysis.decompose.messages import read_messages
-from scaling.analysis.decompose.quantities import DEVICE_COLUMNS, DURATIONS, PHASES, Cycle, TrialRecords
+from scaling.analysis.decompose.quantities import (
+    COLUMNS,
+    DEVICE_COLUMNS,
+    DURATIONS,
+    PHASES,
+    Cycle,
+    TrialRecords,
+)
 from scaling.analysis.decompose.sent import Sent
 from scaling.analysis.decompose.served import served
 from scaling.analysis.decompose.sharded import read_sharded
@@ -15,10 +24,16 @@ from scaling.analysis.decompose.unit_stamps import has_units
 from scaling.analysis.decompose.unit_turns import turns
 from scaling.analysis.network.curve import host_latency
 from scaling.analysis.statistics.rounds import Floats
-from scaling.records.spill import ITS_PART, Frame, few_rounds, in_memory
+from scaling.records.columns import SCHEMAS
+from scaling.records.frames import ITS_PART, PART, Frame, few_rounds, in_memory, round_selections
+from scaling.records.pile import Pile, Scratch
+from scaling.records.spool import Again
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.schedule import BARE_ONE, DDP_SOLO, PLAIN, PROBE, REPLAY, STEP_ARMS
+
+ROUND_ROWS = 400_000
+"""Rows of steps of which the means of blocks are computed at a time, or those of one round."""
 
 
 def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
@@ -30,17 +45,13 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     bare = tables.steps.filter(
         (pl.col("arm") == BARE_ONE) & (pl.col("batch") == trial.batch) & (pl.col("solo_rank") < n)
     )
-    by_block = pl.concat([_by_block(own), _by_block(bare)]).with_columns(
-        half=pl.col("block").rank("dense").over("launch", "round", "arm", "detailed", "rank").cast(pl.Int64)
-        - 1
-    )
     counted = (pl.col("arm") == PLAIN) | (pl.col("round") < 0)  # below 0: a baseline of an own loop
     rounds = in_memory(tables.steps.filter(together & counted).select("launch", "round").unique())
     index = rounds.sort("launch", "round")
     buckets = tables.buckets.filter(first)
     how, host_ns = served(tables, plan), _host_ns(tables, n)
     mesh, shards, most_sent = plan.spec.parallel.mesh(n), None, 0
-    cycles: tuple[Cycle, ...] = ()
+    cycles: Again[Cycle] = ()
     sizes: tuple[int, ...] = ()
     if mesh.pipeline > 1:
         of_stages = read_messages(in_memory(own), buckets.lazy(), n, how.groups, how.channel(()).clocks_ns)
@@ -52,7 +63,7 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         sent = shards.sent
     else:
         cycles, merged, sizes = read_detailed(
-            detailed_blocks(own, buckets, tables.blocks, n, how.channel, host_ns)
+            detailed_blocks(own, buckets, tables.blocks, n, how.channel, host_ns), tables.scratch
         )
         sent = tuple(
             Sent(kind="all_reduce", phase="backward", unit=k, bytes=size, ranks=n, axis="replicate")
@@ -61,7 +72,7 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     return TrialRecords(
         trial=trial,
         index=index,
-        ranks=by_block,
+        ranks=_by_block([own, bare], tables.scratch),
         cycles=cycles,
         merged=merged,
         bucket_bytes=sizes,
@@ -87,9 +98,9 @@ def _host_ns(tables: Tables, n: int) -> float:
     return max(0.0, float(found)) if isinstance(found, float) else 0.0
 
 
-def _devices(blocks: pl.DataFrame, trial: Trial) -> pl.DataFrame:
+def _devices(blocks: Frame, trial: Trial) -> Frame:
     """Telemetry of the trial's blocks and of bare_one blocks with its batch."""
-    if "sm_mhz" not in blocks.columns:
+    if "sm_mhz" not in blocks.collect_schema():
         return pl.DataFrame(schema=DEVICE_COLUMNS)
     n = trial.world_size
     own = (pl.col("world_size") == n) & (pl.col("arm") != BARE_ONE)
@@ -97,11 +108,30 @@ def _devices(blocks: pl.DataFrame, trial: Trial) -> pl.DataFrame:
     return blocks.filter((own | bare) & (pl.col("rank") < n)).select(list(DEVICE_COLUMNS))
 
 
-def _by_block(steps: Frame) -> pl.DataFrame:
+def _by_block(steps: Sequence[Frame], scratch: Scratch | None) -> Frame:
     """Means over the steps of each block and rank, in order: what is summed over them keeps its last digit."""
-    place = ("launch", "round", "arm", "detailed", "rank", "block")
+    kind = ("launch", "round", "arm", "detailed", "rank")
     means = [expression.mean() for expression in DURATIONS]
-    return in_memory(steps.group_by(*place).agg(*means)).sort(*place)
+    half = pl.col("block").rank("dense").over(kind).cast(pl.Int64) - 1
+    pile = Pile(
+        {name: SCHEMAS["steps"][name] for name in (*kind, "block")}
+        | dict.fromkeys(COLUMNS, pl.Float64)
+        | {"half": pl.Int64},
+        scratch,
+    )
+    for rows in (rows for of in steps for rows in _few_blocks(of)):
+        pile.add(rows.group_by(*kind, "block").agg(means).sort(*kind, "block").with_columns(half=half))
+    return pile.finish()
+
+
+def _few_blocks(steps: Frame) -> Iterator[pl.DataFrame]:
+    """All rows of a table in memory; of files those of a few whole rounds at a time."""
+    if isinstance(steps, pl.DataFrame):
+        yield steps
+        return
+    names = {name for expression in DURATIONS for name in expression.meta.root_names()}
+    needed = steps.select("launch", "round", "arm", "detailed", "rank", "block", *sorted(names), PART)
+    yield from (in_memory(needed.filter(chosen)) for chosen in round_selections(needed, ROUND_ROWS))
 
 
 def _solo(own: Frame, buckets: Frame, n: int) -> dict[tuple[int, int], dict[str, Floats]]:
@@ -111,35 +141,34 @@ def _solo(own: Frame, buckets: Frame, n: int) -> dict[tuple[int, int], dict[str,
     """
     steps = own.filter((pl.col("arm") == DDP_SOLO) & pl.col("detailed"))
     sent = buckets.filter((pl.col("arm") == DDP_SOLO) & (pl.col("ready_ns") > 0))
-    means = [
-        mine.select("launch", "rank", "block", "step", "begin_ns", "compute_end_ns")
-        .join(rows, on=["launch", "rank", "block", "step"])
-        .with_columns(latest=pl.when(pl.col("compute_end_ns") > 0).then("compute_end_ns"))  # null: no bound
-        .group_by("launch", "round", "rank", "seq")
-        .agg(ready=(pl.min_horizontal("ready_ns", "latest") - pl.col("begin_ns")).mean())
-        for mine, rows in few_rounds(
-            steps, sent.select("launch", "round", "rank", "block", "step", "seq", "ready_ns", ITS_PART)
-        )
-    ]
-    if not means:
-        return {}
-    rows = pl.concat(means).sort("launch", "round", "rank", "seq")
-    of_rank = steps.group_by("launch", "round", "rank").agg(*[e.mean() for e in DURATIONS])
-    phases = in_memory(of_rank).sort("launch", "round", "rank")
+    sent = sent.select("launch", "round", "rank", "block", "step", "seq", "ready_ns", ITS_PART)
+    place, rounds = ["launch", "rank", "block", "step"], ("launch", "round")
     found: dict[tuple[int, int], dict[str, Floats]] = {}
-    row_parts = rows.partition_by("launch", "round", as_dict=True)
-    for key, part in phases.partition_by("launch", "round", as_dict=True).items():
-        block_rows = row_parts.get(key)
-        if block_rows is None or part.height != n or block_rows.height % n:
-            continue
-        found[(int(key[0]), int(key[1]))] = {
-            "ready": block_rows["ready"].to_numpy().reshape(n, -1),
-            **{name: part[name].to_numpy() for name in PHASES},
-        }
+    for mine, rows in few_rounds(steps, sent):
+        ready = (
+            mine.select(*place, "begin_ns", "compute_end_ns")
+            .join(rows, on=place)
+            .with_columns(
+                latest=pl.when(pl.col("compute_end_ns") > 0).then("compute_end_ns")
+            )  # null: no bound
+            .group_by(*rounds, "rank", "seq")
+            .agg(ready=(pl.min_horizontal("ready_ns", "latest") - pl.col("begin_ns")).mean())
+            .sort(*rounds, "rank", "seq")
+        )
+        phases = mine.group_by(*rounds, "rank").agg(e.mean() for e in DURATIONS).sort(*rounds, "rank")
+        row_parts = ready.partition_by(*rounds, as_dict=True)
+        for key, part in phases.partition_by(*rounds, as_dict=True).items():
+            block_rows = row_parts.get(key)
+            if block_rows is None or part.height != n or block_rows.height % n:
+                continue
+            found[(int(key[0]), int(key[1]))] = {
+                "ready": block_rows["ready"].to_numpy().reshape(n, -1),
+                **{name: part[name].to_numpy() for name in PHASES},
+            }
     return found
 
 
-def _making(blocks: pl.DataFrame) -> dict[str, dict[tuple[int, int], float]]:
+def _making(blocks: Frame) -> dict[str, dict[tuple[int, int], float]]:
     """Mean over the ranks' plain and probe blocks; `blocks`: of one world size."""
     own = blocks.filter(pl.col("arm").is_in([PLAIN, PROBE]) & (pl.col("make_ns") > 0))
     columns = {
@@ -149,7 +178,7 @@ def _making(blocks: pl.DataFrame) -> dict[str, dict[tuple[int, int], float]]:
     }
     means = own.group_by("launch", "round").agg(**{name: column.mean() for name, column in columns.items()})
     found: dict[str, dict[tuple[int, int], float]] = {}
-    for row in means.iter_rows(named=True):
+    for row in in_memory(means).iter_rows(named=True):
         for name in columns:
             found.setdefault(name, {})[row["launch"], row["round"]] = row[name]
     return found

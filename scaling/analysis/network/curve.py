@@ -20,7 +20,7 @@ from scaling.analysis.network import cliffs
 from scaling.analysis.network.bus import bus_factor
 from scaling.analysis.results import CurvePoint, FabricLevel, Measured
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds, UnknownQuantityError
-from scaling.records.spill import Frame, in_memory
+from scaling.records.frames import Frame, in_memory
 from scaling.spec.plan import Plan
 from scaling.spec.run import COLLECTIVES
 

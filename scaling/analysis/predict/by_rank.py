@@ -43,8 +43,11 @@ class ByRank:
     def mean(self) -> dict[str, Floats]:
         """By phase, S: the mean over the ranks."""
         width = next(iter(self.values.values())).shape[1]
-        parts = [self.part(stretch) for stretch in stretches(len(self.weights), width)]
-        return {phase: np.concatenate([part[phase].mean(axis=1) for part in parts]) for phase in self.values}
+        found: dict[str, list[Floats]] = {phase: [] for phase in self.values}
+        for stretch in stretches(len(self.weights), width):
+            for phase, values in self.part(stretch).items():
+                found[phase].append(values.mean(axis=1))
+        return {phase: np.concatenate(means) for phase, means in found.items()}
 
     def there(self) -> list[NDArray[np.bool_]]:
         """Which rounds have a rank's phase; what is the same for several ranks is named once."""

@@ -10,7 +10,7 @@ import polars as pl
 from scaling.analysis.decompose.quantities import PHASES, TrialRecords
 from scaling.analysis.predict.buckets import Buckets, Gradients, pieces
 from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError
-from scaling.records.spill import in_memory
+from scaling.records.frames import Frame, in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Trial
 
@@ -20,9 +20,8 @@ OWN_PHASES = PHASES[:-1]
 
 def per_parameter(tables: Tables, records: TrialRecords) -> dict[str, Floats]:
     """`parameter.<i>`: ready since the step's begin, mean over ranks."""
-    mean = (
-        _parameters(tables, records.trial).group_by("launch", "round", "index").agg(pl.col("ready_ns").mean())
-    )
+    of_rounds = _parameters(tables, records.trial).group_by("launch", "round", "index")
+    mean = in_memory(of_rounds.agg(pl.col("ready_ns").mean()))
     found = {}
     for (index,), part in mean.partition_by("index", as_dict=True).items():
         keys = zip(part["launch"], part["round"], strict=True)
@@ -30,10 +29,10 @@ def per_parameter(tables: Tables, records: TrialRecords) -> dict[str, Floats]:
     return found
 
 
-def _parameters(tables: Tables, trial: Trial) -> pl.DataFrame:
+def _parameters(tables: Tables, trial: Trial) -> Frame:
     """Ready times of parameters in the first sub-group."""
     n = trial.world_size
-    return in_memory(tables.parameters.filter((pl.col("world_size") == n) & (pl.col("rank") < n)))
+    return tables.parameters.filter((pl.col("world_size") == n) & (pl.col("rank") < n))
 
 
 def per_bucket(records: TrialRecords) -> dict[str, Floats]:
@@ -70,10 +69,9 @@ def ready(
         raise UnknownQuantityError("ready")
     of_buckets = np.stack([part(f"bucket.{k}") for k in range(len(reduced))], axis=-1)
     buckets = Buckets(sizes=reduced, ready=of_buckets)
-    sizes = (
-        _parameters(tables, records.trial).select("index", "bytes").unique().sort("index")["bytes"].to_list()
-    )
+    of_parameters = _parameters(tables, records.trial).select("index", "bytes").unique()
+    sizes = in_memory(of_parameters).sort("index")["bytes"].to_list()
     if not sizes:
         return buckets, pieces(buckets)
-    of_parameters = np.stack([part(f"parameter.{i}") for i in range(len(sizes))], axis=-1)
-    return buckets, Gradients(sizes=tuple(sizes), ready=of_parameters)
+    ready_at = np.stack([part(f"parameter.{i}") for i in range(len(sizes))], axis=-1)
+    return buckets, Gradients(sizes=tuple(sizes), ready=ready_at)

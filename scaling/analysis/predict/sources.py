@@ -21,7 +21,7 @@ from scaling.analysis.predict.ready import OWN_PHASES, per_bucket, per_parameter
 from scaling.analysis.quality.launches import counted, of_launches
 from scaling.analysis.results import Overhead
 from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError, interval
-from scaling.records.spill import in_memory
+from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, half_batch

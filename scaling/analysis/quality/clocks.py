@@ -17,6 +17,7 @@ from scaling.analysis.decompose.quantities import SHOWN, TrialRecords
 from scaling.analysis.results import DeviceClocks, Throttled
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds
 from scaling.hardware.nvml import reasons_of
+from scaling.records.frames import Frame, in_memory
 from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
 
 SLOWDOWNS = 0x8 | 0x20 | 0x40 | 0x80
@@ -182,13 +183,12 @@ def taken_out(rounds: Rounds, terms: Mapping[str, Term]) -> dict[str, Term]:
 
 def clocks(records: TrialRecords, rounds: Rounds) -> DeviceClocks | None:
     """The devices' clocks at one world size; None without telemetry."""
-    ran = records.devices.lazy().filter((pl.col("arm") != BARE_ONE) & pl.col("throttled").is_not_null())
-    known = ran.select("rank", "throttled", "reasons").collect()
-    if known.is_empty() and "mhz.together" not in rounds:
+    ran = records.devices.filter((pl.col("arm") != BARE_ONE) & pl.col("throttled").is_not_null())
+    many = dict(in_memory(ran.group_by("rank").agg(blocks=pl.len())).iter_rows())
+    if not many and "mhz.together" not in rounds:
         return None
     found = []
-    many = dict(known.group_by("rank").len().iter_rows())
-    slowed = known.filter(pl.col("throttled")).sort("rank")
+    slowed = in_memory(ran.filter(pl.col("throttled")).select("rank", "reasons")).sort("rank")
     for (rank,), part in slowed.partition_by("rank", as_dict=True, maintain_order=True).items():
         bits = int(np.bitwise_or.reduce(part["reasons"].to_numpy()))
         names = reasons_of(bits & SLOWDOWNS)
@@ -201,12 +201,12 @@ def clocks(records: TrialRecords, rounds: Rounds) -> DeviceClocks | None:
     )
 
 
-def warnings(blocks: pl.DataFrame) -> tuple[str, ...]:
+def warnings(blocks: Frame) -> tuple[str, ...]:
     """A warning with the number of throttled blocks and their ranks."""
-    throttled = blocks.filter(pl.col("throttled"))
+    throttled = in_memory(blocks.filter(pl.col("throttled")).select("rank"))
     if throttled.is_empty():
         return ()
-    known = blocks.filter(pl.col("throttled").is_not_null()).height
+    known = in_memory(blocks.select(pl.col("throttled").is_not_null().sum())).item()
     ranks = ", ".join(str(r) for r in sorted(set(throttled["rank"])))
     return (
         f"throttled: {throttled.height} of {known} blocks ran while their device slowed itself down (rank {ranks})",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from scaling.records.frames import Frame, in_memory
 from scaling.records.tables import Tables
 from scaling.spec.cases import LATENCY, THROUGHPUT, TRAINING
 from scaling.spec.plan import Plan
@@ -22,6 +23,21 @@ CONTENDED = 0.05
 """A block is contended if its thread waited for a core for more than this share of the time."""
 CONTENDED_SHARE = 0.1
 """A warning is given if more than this share of the blocks is contended."""
+
+
+JUDGED = (
+    "launch",
+    "round",
+    "block",
+    "rank",
+    "arm",
+    "begin_ns",
+    "end_ns",
+    "cpu_ns",
+    "thread_cpu_ns",
+    "delayed_ns",
+)
+"""Columns of blocks that are looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,21 +60,21 @@ class Stolen:
 
 def judged(tables: Tables, plan: Plan) -> pl.DataFrame:
     """The blocks that show whether other programs ran, with `contended`: null where the kernel does not tell."""
-    found = alone(tables.blocks)
+    blocks = tables.blocks.select(JUDGED)
+    found = alone(blocks)
     together = [PLAIN, PROBE] if plan.own_loop else [THROUGHPUT, TRAINING]
-    blocks = tables.blocks.filter(pl.col("arm").is_in(together))
+    beside = in_memory(blocks.filter(pl.col("arm").is_in(together)))
     cores = min((rank.cores for rank in tables.ranks), default=0)
-    if blocks.is_empty() or not cores:
+    if beside.is_empty() or not cores:
         return found
-    hosts = {rank: plan.spec.topology.host_of(rank) for rank in blocks["rank"].unique()}
-    return pl.concat([found, _beyond_own_threads(blocks, hosts, cores)], how="diagonal")
+    hosts = {rank: plan.spec.topology.host_of(rank) for rank in beside["rank"].unique()}
+    return pl.concat([found, _beyond_own_threads(beside, hosts, cores)], how="diagonal")
 
 
-def alone(blocks: pl.DataFrame) -> pl.DataFrame:
+def alone(blocks: Frame) -> pl.DataFrame:
     """Blocks without communication, with `contended`."""
-    return blocks.filter(pl.col("arm").is_in([BARE_ONE, BARE_ALL, LATENCY])).with_columns(
-        contended=_waited() > CONTENDED * _wall()
-    )
+    found = in_memory(blocks.filter(pl.col("arm").is_in([BARE_ONE, BARE_ALL, LATENCY])))
+    return found.with_columns(contended=_waited() > CONTENDED * _wall())
 
 
 def _beyond_own_threads(blocks: pl.DataFrame, hosts: dict[int, int], cores: int) -> pl.DataFrame:

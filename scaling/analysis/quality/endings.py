@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import polars as pl
+
+from scaling.records.frames import in_memory
 from scaling.records.status import Status, TrialStatus
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
@@ -51,7 +54,8 @@ def _of_trial(world_size: int, status: Status | None, tables: Tables) -> TrialSt
 def _without_status(world_size: int, tables: Tables) -> TrialStatus:
     """Done where some launch measured it and all its ranks' records are whole; the number of launches is not known."""
     whole = {(rank.launch, rank.rank) for rank in tables.ranks if not rank.cut_off}
-    measured = tables.blocks.filter(tables.blocks["world_size"] == world_size)["launch"].unique().to_list()
+    here = tables.blocks.filter(pl.col("world_size") == world_size)
+    measured = in_memory(here.select("launch").unique())["launch"].to_list()
     if any(all((launch, rank) in whole for rank in range(world_size)) for launch in measured):
         return TrialStatus(world_size=world_size, status="done")
     return TrialStatus(world_size=world_size, status="lost", error="status.json is missing")

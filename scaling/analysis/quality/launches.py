@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import polars as pl
 
+from scaling.records.frames import Frame, in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.schedule import BARE_ONE, PAIRS, PLAIN, arms_of
@@ -23,10 +24,9 @@ OWN_KINDS = 3
 def counted(tables: Tables, plan: Plan, trial: Trial) -> frozenset[int]:
     """Launches that count for a trial; empty if it was not measured at all."""
     n = trial.world_size
-    blocks = tables.blocks.select("launch", "round", "rank", "world_size", "arm", "detailed", "batch")
-    own = blocks.filter(
-        (pl.col("world_size") == n) & ~pl.col("arm").is_in([BARE_ONE, PAIRS]) & (pl.col("rank") < n)
-    )
+    facts = ["launch", "round", "arm", "detailed", "batch"]
+    here = (pl.col("world_size") == n) & ~pl.col("arm").is_in([BARE_ONE, PAIRS]) & (pl.col("rank") < n)
+    own = in_memory(tables.blocks.filter(here).group_by(facts).agg(ranks=pl.len()))
     own = own.filter((pl.col("arm") == PLAIN).any().over("launch"))
     measured = own["launch"].unique().to_list()
     whole = [launch for launch in measured if _ended(tables, launch)]
@@ -36,11 +36,15 @@ def counted(tables: Tables, plan: Plan, trial: Trial) -> frozenset[int]:
         rounds, kinds = own.filter(pl.col("round") >= 0), OWN_KINDS  # its baseline has rounds of its own
     else:
         batches = {t.batch for t in (trial, *plan.baseline((trial,)))}
-        alone = blocks.filter((pl.col("arm") == BARE_ONE) & pl.col("batch").is_in(list(batches)))
-        rounds, kinds = pl.concat([own, alone]), len(set(arms_of(n, plan.content))) + len(batches)
+        of_batches = (pl.col("arm") == BARE_ONE) & pl.col("batch").is_in(list(batches))
+        alone = in_memory(tables.blocks.filter(of_batches).select(facts).unique())
+        rounds, kinds = (
+            pl.concat([own.select(facts), alone]),
+            len(set(arms_of(n, plan.content))) + len(batches),
+        )
     found = rounds.group_by("launch", "round").agg(arms=pl.struct("arm", "detailed", "batch").n_unique())
     full = set(found.filter(pl.col("arms") == kinds)["launch"]) & set(measured)
-    most = own.group_by("launch").len().sort("len", "launch")["launch"].tail(1)
+    most = own.group_by("launch").agg(pl.col("ranks").sum()).sort("ranks", "launch")["launch"].tail(1)
     return frozenset(full or most)
 
 
@@ -49,8 +53,7 @@ def of_launches(tables: Tables, launches: frozenset[int]) -> Tables:
     known = {rank.launch for rank in tables.ranks} | {
         gap.launch for gap in tables.gaps if gap.rank is not None
     }
-    known |= set(tables.blocks["launch"].unique())
-    if launches >= known:
+    if launches >= known | tables.launches:
         return tables
     chosen = pl.col("launch").is_in(sorted(launches))
     return replace(
@@ -65,20 +68,20 @@ def of_launches(tables: Tables, launches: frozenset[int]) -> Tables:
     )
 
 
-def span_ns(blocks: pl.DataFrame) -> int:
+def span_ns(blocks: Frame) -> int:
     """The sum over launches of the time from the first block to the last; time between launches does not count."""
     return int(_spans(blocks)["ns"].sum())
 
 
-def before_ns(blocks: pl.DataFrame) -> pl.DataFrame:
+def before_ns(blocks: Frame) -> pl.DataFrame:
     """(launch, before_ns): total span of the launches before each one, since stamps of two launches share no clock."""
     spans = _spans(blocks).sort("launch")
     return spans.select("launch", before_ns=pl.col("ns").cum_sum() - pl.col("ns"))
 
 
-def _spans(blocks: pl.DataFrame) -> pl.DataFrame:
+def _spans(blocks: Frame) -> pl.DataFrame:
     """(launch, ns): from its first block to its last, on the clock of its own rank 0."""
-    return blocks.group_by("launch").agg(ns=pl.col("end_ns").max() - pl.col("begin_ns").min())
+    return in_memory(blocks.group_by("launch").agg(ns=pl.col("end_ns").max() - pl.col("begin_ns").min()))
 
 
 def said(counted: Mapping[int, Collection[int]], tables: Tables) -> tuple[str, ...]:
@@ -91,7 +94,7 @@ def said(counted: Mapping[int, Collection[int]], tables: Tables) -> tuple[str, .
             f"world sizes were measured in different launches ({of}), and the intervals do not cover what changes "
             "from launch to launch"
         )
-    unused = set(tables.blocks["launch"].unique()) - used
+    unused = tables.launches - used
     if unused and used:
         whole = all(_ended(tables, launch) for launch in used)
         why = (

@@ -9,7 +9,7 @@ import polars as pl
 
 from scaling.analysis.results import Measured, MemoryGrowth
 from scaling.records.clock import Ints
-from scaling.records.spill import few
+from scaling.records.frames import Frame, few, in_memory
 from scaling.spec.schedule import STEP_ARMS
 from scaling.units import format_bytes
 
@@ -21,23 +21,26 @@ LEAK_BYTES = 8 * 2**20
 """Less growth than this over the counted blocks is normal for an allocator."""
 
 
-def growth(memory: pl.DataFrame, blocks: pl.DataFrame) -> tuple[MemoryGrowth, ...]:
+def growth(memory: Frame, blocks: Frame) -> tuple[MemoryGrowth, ...]:
     """One row for each launch, rank and kind of memory that has enough blocks.
 
     The growth is the Theil-Sen slope of what was held after each block over the steps until then,
     lead-in included: the median of the slopes between all pairs, with its 95 % interval.
     """
     return tuple(
-        one for held in few(memory, ["launch", "rank"]) if held.height for one in _of_ranks(held, blocks)
+        one for held in few(memory, ("launch", "rank")) if held.height for one in _of_ranks(held, blocks)
     )
 
 
-def _of_ranks(memory: pl.DataFrame, blocks: pl.DataFrame) -> Iterator[MemoryGrowth]:
+def _of_ranks(memory: pl.DataFrame, blocks: Frame) -> Iterator[MemoryGrowth]:
     """`growth` of some ranks; `memory`: all of theirs, `blocks`: of all ranks."""
     keys = ["launch", "rank", "block"]
-    facts = blocks.lazy().select([*keys, "arm", "begin_ns", "lead_in", "steps"])
-    theirs = facts.join(memory.lazy().select("launch", "rank").unique(), on=["launch", "rank"], how="semi")
-    joined = memory.join(theirs.collect(), on=keys, how="inner")
+    launches, ranks = (memory[name].unique().to_list() for name in ("launch", "rank"))
+    theirs = blocks.filter(
+        pl.col("launch").is_in(launches) & pl.col("rank").is_between(min(ranks), max(ranks))
+    )
+    facts = in_memory(theirs.select([*keys, "arm", "begin_ns", "lead_in", "steps"]))
+    joined = memory.join(facts, on=keys, how="inner")
     rows = joined.sort("launch", "rank", "begin_ns").with_columns(
         # blocks of bare exchanges have no training steps
         run=pl.when(pl.col("arm").is_in(STEP_ARMS)).then(pl.col("lead_in") + pl.col("steps")).otherwise(0)

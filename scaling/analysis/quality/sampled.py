@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.sample import said
@@ -15,8 +16,8 @@ def warnings(tables: Tables, plan: Plan) -> tuple[str, ...]:
     of = {file.launch: file.detailed for file in tables.ranks if file.detailed}
     lines = []
     for launch, detailed in sorted(of.items()):
-        rounds = tables.blocks.filter((pl.col("launch") == launch) & (pl.col("arm") == PLAIN))["round"]
-        numbers = set(rounds.unique())
+        plain = tables.blocks.filter((pl.col("launch") == launch) & (pl.col("arm") == PLAIN))
+        numbers = set(in_memory(plain.select("round").unique())["round"])
         if numbers - detailed:
             where = f"launch {launch}: " if len(of) > 1 else ""
             lines.append(f"{where}{said(plan, detailed, max(numbers) + 1)}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from scaling.analysis.results import Verdict
-from scaling.records.spill import Frame, in_memory
+from scaling.records.frames import Frame, in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import PHASES, PROBE

@@ -10,7 +10,7 @@ import polars as pl
 from scaling.analysis.decompose.quantities import DURATIONS
 from scaling.analysis.simulate.inputs import Range
 from scaling.analysis.statistics.rounds import Floats
-from scaling.records.spill import in_memory
+from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.schedule import BARE_ALL, DDP_SOLO
 

@@ -22,10 +22,11 @@ from scaling.launchers.jobs import Job, check_folder, plan_request
 from scaling.reading import as_number
 from scaling.records.access import find_run, require_own
 from scaling.records.check import checked
+from scaling.records.collect import collect
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_config, read_plan
-from scaling.records.tables import Tables, collect
+from scaling.records.tables import Tables
 from scaling.report.terminal import print_verification
 from scaling.spec.parallel import AXES
 from scaling.spec.plan import Plan

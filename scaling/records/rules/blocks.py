@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import polars as pl
 
+from scaling.records.frames import Frame, few, in_memory
 from scaling.records.rules.broken import BLOCK, broken, unlike
-from scaling.records.spill import few
 from scaling.spec.cases import LATENCY, THROUGHPUT, TRAINING
 from scaling.spec.schedule import BARE_ONE, FABRIC, PAIRS, REPLAY, STEP_ARMS
 
@@ -19,15 +19,15 @@ FACTS = ["round", "world_size", "arm", "detailed", "solo_rank", "batch", "lead_i
 ARMS = (*STEP_ARMS, REPLAY, FABRIC, PAIRS, LATENCY, THROUGHPUT, TRAINING)
 
 
-def of_blocks(blocks: pl.DataFrame, slack: int) -> Iterator[pl.DataFrame]:
+def of_blocks(blocks: Frame, slack: int) -> Iterator[pl.DataFrame]:
     """Blocks that break a rule; `slack`: of stamps on one clock, ns."""
-    for some in few(blocks, ["launch", "rank"]):
+    for some in few(blocks, ("launch", "rank")):
         yield from _of_ranks(some, slack)
-    for some in few(blocks.select("launch", "rank", "block", *FACTS), ["launch", "block"]):
+    for some in few(blocks.select("launch", "rank", "block", *FACTS), ("launch", "block")):
         why = "its facts are not those that the other ranks recorded of it"
         yield from unlike(some, ["launch", "block"], FACTS, why)
     # A block of one rank is compared with the launch's others of its arm: only one of a few batches occurs.
-    alone = blocks.filter(pl.col("arm") == BARE_ONE).select(*BLOCK, *FACTS)
+    alone = in_memory(blocks.filter(pl.col("arm") == BARE_ONE).select(*BLOCK, *FACTS))
     rare = pl.len().over("launch", "world_size", "batch") == 1
     several = pl.col("round").n_unique().over("launch", "world_size") > 2
     yield from broken(alone, {"no other block of its arm has its batch": rare & several})

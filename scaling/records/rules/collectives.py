@@ -8,18 +8,20 @@ import numpy as np
 import polars as pl
 
 from scaling.reading import INT_MAX
-from scaling.records.rules.broken import BLOCK, STEP, apart_in_time, broken, unlike
+from scaling.records.frames import Frame, in_memory
+from scaling.records.rules.broken import BLOCK, STEP, broken, together, unlike
 from scaling.records.rules.runs import runs
-from scaling.records.tables import Tables
 from scaling.spec.run import COLLECTIVES, KINDS, MESSAGES
 from scaling.spec.schedule import DDP_SOLO, FABRIC, PAIRS, PHASES, PROBE, REPLAY
 
 ALL_REDUCE = COLLECTIVES.index("all_reduce")
 
 
-def of_collectives(
-    tables: Tables, steps: pl.DataFrame, rows: pl.DataFrame, slack: int
-) -> Iterator[pl.DataFrame]:
+SHARED = ["launch", "block", "step", "seq"]
+"""Rows of one collective."""
+
+
+def of_collectives(steps: pl.DataFrame, rows: pl.DataFrame, slack: int) -> Iterator[pl.DataFrame]:
     """Collectives that break a rule, by themselves or in their step. `slack`: ns."""
     extent = steps.select(*STEP, step_begin="begin_ns", step_end="end_ns")
     yield from broken(
@@ -62,19 +64,23 @@ def of_collectives(
             "a collective of a step is missing or twice there": pl.col("different") != pl.col("rows"),
         },
     )
-    shared = rows.filter(
+
+
+def shared_collectives(rows: pl.DataFrame) -> pl.DataFrame:
+    """Those that all ranks of a group take part in, as `together` has them."""
+    shared = rows.lazy().filter(
         (pl.col("kind") == ALL_REDUCE)
         & (pl.col("world_size") > 1)
         & (pl.col("group") == pl.col("world_size"))  # those of one axis of a mesh have other ranks each
         & pl.col("arm").is_in([PROBE, REPLAY, FABRIC])
     )
-    yield from apart_in_time(tables, shared, ["launch", "block", "step", "seq"], "launch_ns", "done_ns")
+    return together(shared, SHARED, "launch_ns", "done_ns")
 
 
 def traffic_of(rows: pl.DataFrame) -> pl.DataFrame:
-    """What a step of each block sent on each rank, but for messages: of a pipeline each rank has others."""
+    """What a step of each block sent and on which ranks, but for messages: of a pipeline each rank has others."""
     messages = pl.col("kind").is_in([KINDS.index(kind) for kind in MESSAGES])
-    return (
+    each = (
         rows.filter(pl.col("arm").is_in([PROBE, DDP_SOLO, REPLAY, FABRIC]) & ~messages)
         .group_by(*BLOCK, "world_size", "arm")
         .agg(
@@ -86,14 +92,18 @@ def traffic_of(rows: pl.DataFrame) -> pl.DataFrame:
         # A step's: blocks of later rounds may have fewer steps.
         .with_columns(pl.col("calls", "sent", "most") / pl.col("steps"))
     )
+    return each.group_by("launch", "block", "world_size", "arm", "calls", "sent", "most").agg("rank")
 
 
-def of_traffic(traffic: pl.DataFrame, blocks: pl.DataFrame) -> Iterator[pl.DataFrame]:
+def of_traffic(traffic: pl.DataFrame, blocks: Frame) -> Iterator[pl.DataFrame]:
     """Blocks whose collectives are not those of the launch's other blocks of their arm, on this rank or on others.
 
     Of strategies side by side, each is compared with itself.
     """
     why = "its collectives are not those of the launch's other blocks of its arm"
-    of = blocks.select(*BLOCK, pl.col("case").fill_null(-1)).unique(BLOCK)
-    known = traffic.join(of, on=BLOCK, how="left").with_columns(pl.col("case").fill_null(-1))
-    yield from unlike(known, ["launch", "world_size", "arm", "case"], ["calls", "sent", "most"], why)
+    place = ["launch", "block"]
+    of = in_memory(blocks.lazy().group_by(place).agg(pl.col("case").max()))
+    known = traffic.join(of, on=place, how="left").with_columns(pl.col("case").fill_null(-1))
+    names, many = ["calls", "sent", "most"], pl.col("rank").list.len()
+    for odd in unlike(known, ["launch", "world_size", "arm", "case"], names, why, many):
+        yield odd.explode("rank")

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import polars as pl
 
-from scaling.records.rules.broken import BLOCK, STEP, apart_in_time, broken
+from scaling.records.frames import in_memory
+from scaling.records.rules.broken import BLOCK, STEP, broken, together
 from scaling.records.rules.runs import runs
 from scaling.records.tables import Tables
 from scaling.spec.cases import THROUGHPUT, TRAINING
@@ -16,6 +17,8 @@ from scaling.spec.schedule import PLAIN, PROBE, VARIANT
 
 TOGETHER = (PLAIN, PROBE, VARIANT, TRAINING)
 """Arms in which every step synchronises the ranks of its group."""
+SHARED = ["launch", "block", "step"]
+"""Rows of one step."""
 
 
 def of_steps(tables: Tables, steps: pl.DataFrame, plan: Plan, slack: int) -> Iterator[pl.DataFrame]:
@@ -34,7 +37,11 @@ def of_steps(tables: Tables, steps: pl.DataFrame, plan: Plan, slack: int) -> Ite
     )
     follows = np.ones(steps.height, dtype=bool)
     follows[of_block.begins] = False
-    whole = tables.blocks.join(by_block, on=BLOCK, how="left").with_columns(pl.col("rows").fill_null(0))
+    whole = (
+        in_memory(tables.blocks)
+        .join(by_block, on=BLOCK, how="left")
+        .with_columns(pl.col("rows").fill_null(0))
+    )
     at_once = (pl.col("arm") == THROUGHPUT) & (pl.col("rows") == 1)
     rules = {
         "not all of its steps are there": ((pl.col("rows") != pl.col("steps")) & ~at_once)
@@ -94,5 +101,9 @@ def of_steps(tables: Tables, steps: pl.DataFrame, plan: Plan, slack: int) -> Ite
             | (pl.col("sync_end_ns") + pl.col("optimizer_ns") > pl.col("end_ns") + slack)
         )
     yield from broken(steps, of_steps)
-    shared = steps.filter(pl.col("arm").is_in(TOGETHER) & (pl.col("world_size") > 1))
-    yield from apart_in_time(tables, shared, ["launch", "block", "step"], "begin_ns", "end_ns")
+
+
+def shared_steps(steps: pl.DataFrame) -> pl.DataFrame:
+    """Those that synchronise the ranks of a group, as `together` has them."""
+    shared = steps.lazy().filter(pl.col("arm").is_in(TOGETHER) & (pl.col("world_size") > 1))
+    return together(shared, SHARED, "begin_ns", "end_ns")

@@ -19,9 +19,9 @@ from scaling.analysis.study.causes import ONE_EACH
 from scaling.analysis.study.size import read_size
 from scaling.analysis.study.study import launch_spread, study
 from scaling.errors import InputError
+from scaling.records.collect import collect
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
-from scaling.records.tables import collect
 from scaling.spec.parallel import Parallel
 from scaling.spec.plan import OWN_LOOP
 from scaling.spec.schedule import PLAIN, PROBE

@@ -7,9 +7,9 @@ import pytest
 from support import dumps
 
 from scaling.cli.main import main
+from scaling.records.collect import collect
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
-from scaling.records.tables import collect
 
 SKEW = 0.02
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from scaling.analysis.predict.sources import read_sources
+from scaling.records.collect import collect
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
-from scaling.records.tables import collect
 
 pytestmark = pytest.mark.slow  # many trainings of two ranks
 

@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
+from scaling.records.collect import collect
+from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
-from scaling.records.spill import in_memory
-from scaling.records.tables import collect
 from scaling.worker.probe.schedule import round_of
 
 pytestmark = pytest.mark.measures
