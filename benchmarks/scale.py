@@ -157,9 +157,13 @@ def analyze(folder: RunFolder) -> Took:
             preexec_fn=_two_cores,  # noqa: PLW1509  # before any thread
         )
         peak = 0
+        most = dict[tuple[int, ...], int]()
         try:
             while process.poll() is None:
-                peak = max(peak, sum(map(_held_bytes, _family(process.pid))))
+                family = tuple(_family(process.pid))
+                resident = sum(map(_resident_bytes, family))
+                if resident > most.get(family, 0):
+                    most[family], peak = resident, max(peak, sum(map(_held_bytes, family)))
                 time.sleep(OFTEN_S)
         except KeyboardInterrupt:
             end(process)
@@ -192,8 +196,19 @@ def _family(pid: int) -> list[int]:
     return [pid, *(one for child in map(int, text.split()) for one in _family(child))]
 
 
+def _resident_bytes(pid: int) -> int:
+    """Memory of a process with all that it shares: quick to ask for, and the most where `_held_bytes` is the most."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:  # it has ended
+        return 0
+
+
 def _held_bytes(pid: int) -> int:
-    """Memory of a process; pages that several have count as parts."""
+    """Memory of a process; pages that several have count as parts.
+
+    The kernel goes through all pages for it: four times a second, three processes of 600 MB took a tenth of a core.
+    """
     try:
         found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     except OSError:  # it has ended

@@ -21,8 +21,8 @@ from scaling.records.rank import Stored
 
 WINDOW_ROWS = 400_000
 """Rows of steps and collectives in a window: about 70 MB of columns."""
-PIECE_ROWS = 200_000
-"""Those of a piece of a block that has more rows than a window."""
+LARGE_RANKS, LARGE_ROWS = 4096, 200_000
+"""Beyond so many ranks a window has these rows, since the lines of one block take much memory too."""
 PIECE_RANKS = 64
 """Ranks of a block that are decoded before it is known how many rows each of them has."""
 BATCH_BYTES = 16 << 20
@@ -103,6 +103,7 @@ def windows(stretch: Stretch, rows: int = WINDOW_ROWS) -> Iterator[Window]:
     `rows`: at most so many in a window, if PIECE_RANKS ranks of a block have no more.
     """
     blocks = in_memory(stretch.blocks)
+    rows = rows if len(stretch.files) <= LARGE_RANKS else min(rows, LARGE_ROWS)
     some = _Some()
     for members in _batches(blocks, BATCH_BYTES):
         texts = _read(stretch.files, blocks, np.concatenate(list(members.values())))
@@ -143,10 +144,7 @@ def _pieces(
         gather(number, of[at : at + each], texts, files[at : at + each], piece)
         at += each
         if first == 0 and at < len(of):
-            most = rows if piece.height * len(of) <= rows * each else min(rows, PIECE_ROWS)
-            each = max(
-                1, each * most // max(1, piece.height)
-            )  # ranks of a piece: all have about as many rows
+            each = max(1, each * rows // max(1, piece.height))  # all ranks have about as many rows
             gather(number, of[at:each], texts, files[at:each], piece)
             at = max(at, each)
         yield of[first:at], piece
