@@ -102,6 +102,17 @@ def test_analysis_and_tables_are_the_same(whole, how, request, monkeypatch, tmp_
         assert pl.read_parquet_metadata(other.table(name))["schema"] == pile.TABLE_SCHEMA
 
 
+@pytest.mark.parametrize("how", ["files", "processes"])
+def test_several_launches_are_analysed_as_in_memory(whole, how, request, tmp_path):
+    run = copy(whole, tmp_path / "run")
+    rank_files.launch_again(run, 1)
+    pipeline.rebuild(run)
+    expected = json.loads(run.analysis.read_text())
+    request.getfixturevalue(how)
+    pipeline.rebuild(run)
+    assert near(expected, json.loads(run.analysis.read_text()))
+
+
 def test_parts_are_whole_blocks(whole, files):
     found = collect(whole, read_plan(whole))
     assert isinstance(found.steps, pl.LazyFrame)
