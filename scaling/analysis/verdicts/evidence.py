@@ -5,7 +5,7 @@ from __future__ import annotations
 from scaling.analysis.invariants import ABOVE_ONE
 from scaling.analysis.results import FabricLevel, Point
 from scaling.analysis.verdicts import imbalance
-from scaling.units import format_bytes
+from scaling.units import format_bytes, two_digits
 
 ALIKE = 0.02
 """Steps with and without phase stamps that differ by less than this share are not told apart."""
@@ -106,8 +106,8 @@ def _latency_lines(point: Point, level: FabricLevel | None) -> list[str]:
     if level is not None and level.alpha_us is not None:
         hops = 2 * (level.world_size - 1)
         lines.append(
-            f"a message takes {hops * level.alpha_us.value:.0f} us however small it is: "
-            f"{hops} hops of {level.alpha_us.value:.0f} us each in the size sweep"
+            f"a message takes {two_digits(hops * level.alpha_us.value)} us however small it is: "
+            f"{hops} hops of {two_digits(level.alpha_us.value)} us each in the size sweep"
         )
     return lines
 

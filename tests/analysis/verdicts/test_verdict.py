@@ -313,6 +313,11 @@ def test_every_cause_has_evidence_of_its_own(plan):
 # What to try
 
 
+def test_a_short_hop_takes_more_than_nothing(plan):
+    (found,) = verdicts(point({"link_latency": 0.3}), plan, replace(SWEEP, alpha_us=about(0.4999)))
+    assert "6 hops of 0.5 us each" in found.evidence[-1]
+
+
 @pytest.mark.parametrize("cause", ["link_bandwidth", "link_latency", "small_batch"])
 @pytest.mark.parametrize("gain", [about(0.78), about(0.99, 0.03), Measured(1.2)])
 def test_what_is_not_sure_to_help_is_not_offered(plan, cause, gain):
