@@ -9,6 +9,9 @@ import pytest
 from support.processes import wait_until
 
 from scaling.launchers.slurm.launcher import port
+from scaling.records.launch import Launches
+from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan
 
 TAKE = """
 import socket, sys, time
@@ -40,9 +43,9 @@ def test_a_cancelled_job_keeps_what_it_finished_and_resumes_the_rest(login):
 def test_a_killed_torchrun_is_named_by_its_node_and_its_launch_repeated(login):
     job = login.submit("cluster.gpus_per_node=2")
     login.until_measuring()
-    assert (
-        login.read("launches/0/env-1.json")["environment"]["CUDA_VISIBLE_DEVICES"] == "0,1"
-    )  # all of the node's
+    run = RunFolder(login.home / "run")
+    (launch,) = Launches(run, read_plan(run))
+    assert launch.facts[1]["env.CUDA_VISIBLE_DEVICES"] == "0,1"  # all of the node's
     (victim,) = login.slurm.processes("--node-rank=1")
     os.kill(victim, signal.SIGKILL)
     login.until_over(job)

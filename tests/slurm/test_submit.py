@@ -5,6 +5,10 @@ import json
 import pytest
 from support.processes import wait_until
 
+from scaling.records.launch import Launches
+from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan
+
 ON_ONE = ("topology.hosts=1", "topology.ranks_per_host=2", "run_dir=one")
 TCP_SHARE = 1448 / 1514
 RATES_GBIT_S = {"slurm_pcie": 0.25, "slurm_nvlink": 1.0}
@@ -69,11 +73,12 @@ def test_the_faster_one_wins_by_what_was_predicted_from_the_slower(compared, slu
 
 
 def test_the_environment_of_every_rank_is_there(compared):
+    run = RunFolder(compared[0] / "1")
+    (launch,) = Launches(run, read_plan(run))
     for rank in (0, 1):
-        record = json.loads((compared[0] / f"1/launches/0/env-{rank}.json").read_text())
-        assert record["hostname"] == f"nvlink{rank + 1}"
-        assert record["environment"]["SLURM_JOB_PARTITION"] == "nvlink"
-        assert record["environment"]["GLOO_SOCKET_IFNAME"] == "eth0"
+        assert launch.facts[rank]["hostname"] == f"nvlink{rank + 1}"
+        assert launch.facts[rank]["env.SLURM_JOB_PARTITION"] == "nvlink"
+        assert launch.facts[rank]["env.GLOO_SOCKET_IFNAME"] == "eth0"
 
 
 def test_wandb_is_offline_in_the_job(compared):
