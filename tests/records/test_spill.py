@@ -197,6 +197,10 @@ def test_a_window_has_no_more_rows_than_asked_for_or_a_single_rank(whole, monkey
         borders = [(parts[0].first, parts[-1].last) for parts in wholes]
         assert all(last < first for (_, last), (first, _) in itertools.pairwise(borders))
     assert len(wholes) == 1
+    monkeypatch.setattr(window, "LARGE_RANKS", 1)
+    monkeypatch.setattr(window, "LARGE_ROWS", 300)
+    (of_many_ranks,) = {sum(1 for _ in window.windows(stretch, most)) for most in (300, 10**6)}
+    assert of_many_ranks > 1
 
 
 @pytest.fixture
