@@ -6,7 +6,8 @@ The files are those of a simulated cluster (tests/support/simulated_cluster.py):
 steps an arm, so 1,020 steps of every rank carry 8 buckets each (ddp_solo, detailed probe, replay), beside 1,360 steps
 without and the size sweep. The folder also has environments, memory and a telemetry of each host, second by second.
 Known causes: a late rank, link, neighbours, DDP's copies, overlap. A fresh process on two cores analyses each size,
-from its start to the written report. Without --ranks: 64, 256 and 1,024; 16,384 take 5 GB of files.
+from its start to the written report. Without --ranks: 64, 256 and 1,024; 16,384 take 5.5 GB of files
+(16 minutes of processor time to make).
 
 Bars (exit 1 when missed): 20 s for 1,024 ranks; 1.5 GiB at every size, in all processes together; each file of a
 launch opened at most once up to 1,024 ranks (rank files beyond 256 MiB are read a second time, in pieces); time per

@@ -20,8 +20,8 @@ from scaling.analysis.results import Analysis, Measured, Point, TrialStatus
 from scaling.records import files, status
 from scaling.records.check import checked
 from scaling.records.collect import collect
+from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
-from scaling.records.spill import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan, make_plan
 from scaling.spec.run import Ddp, Measure, Model, Spec
