@@ -1,0 +1,42 @@
+"""Every figure of known records is what it was, to the last digit.
+
+A figure that should change, or a key that should go: `python tests/golden/regenerate.py` prints what moves and writes
+the documents anew.
+"""
+
+from __future__ import annotations
+
+import pytest
+from golden import cases
+
+SHOWN = 20
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_the_analysis_is_what_it_was(name, tmp_path):
+    try:
+        path = cases.CASES[name](tmp_path)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    lines = cases.differences(cases.expected(name), cases.document(path))
+    assert not lines, "\n".join(
+        [f"{len(lines)} values differ (python tests/golden/regenerate.py {name}):", *lines[:SHOWN]]
+    )
+
+
+def test_a_digit_a_key_and_a_type_are_told_with_their_path():
+    was = {"points": [{"step_ms": 1.0, "late": None}], "fits": {}}
+    now = {"points": [{"step_ms": 1.0000000000000002, "late": 0}], "new": 1}
+    assert cases.differences(was, now) == [
+        ".fits: gone",
+        ".new: new",
+        ".points[0].step_ms: 1.0 -> 1.0000000000000002",
+        ".points[0].late: null -> 0",
+    ]
+    assert cases.differences(was, was) == []
+    assert cases.differences([1], [1.0]) == ["[0]: 1 -> 1.0"]
+
+
+def test_every_expected_document_has_a_case():
+    files = {file.name.removesuffix(".json.xz") for file in (cases.HERE / "expected").iterdir()}
+    assert files == set(cases.CASES)
