@@ -110,7 +110,7 @@ def made(truth: Any, folder: RunFolder) -> dict[int, Any]:
     whole = folder.path / "made"
     if not whole.exists():
         shutil.rmtree(folder.path, ignore_errors=True)
-        cluster.simulate(truth, folder.path, packed=True)
+        cluster.simulate(truth, folder.path)
         complete(truth, folder)
         whole.touch()
     plan = make_plan(

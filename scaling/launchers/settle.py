@@ -60,10 +60,9 @@ def end_between(plan: Plan, folder: RunFolder, launches: list[LaunchStatus], sta
 
 
 def _whole(path: Path) -> bool:
-    """Whether a rank wrote its records to their end. In older files the last line is the clock's second reading."""
+    """Whether a rank wrote its records to their end."""
     try:
         last = read_tail(path, END_LINE_BYTES).rstrip(b"\n").rpartition(b"\n")[2]
-        record = parse_json(last)
-        return bool(record.get("t") == "end" or record.get("at") == "end")
+        return bool(parse_json(last).get("t") == "end")
     except (OSError, ValueError, AttributeError):
         return False

@@ -2,7 +2,7 @@
 
 A rank file holds, in this order,
 
-    {"t":"head", "schema":1, "rank":..., "host":..., "groups":{...}}    HeadRecord, once
+    {"t":"head", "schema":2, "rank":..., "host":..., "groups":{...}}    HeadRecord, once
     {"t":"clock", ...}                                                  ClockRecord: offset to rank 0's clock
     {"t":"steps", "b":block, "i":step, "n":..., "z":"..."}              PackedRecord: StepRows and CollectiveRows
     {"t":"block", ...}                                                  BlockRecord, after the block's last step
@@ -13,6 +13,11 @@ A rank file holds, in this order,
 Every line but a step's ends in a checksum (records.seal). A block line lands after its steps, so a block without one
 was cut off and is not used. Keys whose value is the default are left out. Stamps are CLOCK_MONOTONIC_RAW of the rank's
 own host, in ns; 0 means "not taken". The harness's own loop and a user's loop (Probe) leave the same records.
+
+Versions, of which the last one alone is read:
+
+    1   a line for each step, no checksums, no end line
+    2   packed steps, checksums, an end line that counts the blocks
 """
 
 from __future__ import annotations
@@ -23,8 +28,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 SCHEMA = 2
-SCHEMAS_READ = (1, 2)
-"""Schema 1 has a line for each step (StepRecord) in place of packed ones."""
 
 
 class PlainRow(NamedTuple):
@@ -50,7 +53,7 @@ class StepRow(NamedTuple):
     sync_end_ns: int
     """Stamp: the last micro-step's gradients are reduced and backward() has returned."""
     earlier_wait_ns: int = 0
-    """Duration: waits for communication in earlier micro-steps, which no_sync would avoid. Older files lack it."""
+    """Duration: waits for communication in earlier micro-steps, which no_sync would avoid."""
     buffer_wait_ns: int = 0
     """Duration: the part of forward in which DDP broadcasts the buffers (BatchNorm's statistics) from its first rank.
 
@@ -92,8 +95,7 @@ class CollectiveRow(NamedTuple):
     enqueue_ns: int = 0
     """Host time at which the call that enqueues the collective began, also where the other stamps are a device's.
 
-    0: not taken. Older files lack this field and the next ones. A row leaves out
-    those at its end that have their default.
+    0: not taken. A row leaves out those of the next fields at its end that have their default, and this one.
     """
     phase: int = 0
     """Index into spec.schedule.PHASES: the part of the step that it belongs to."""
@@ -159,7 +161,7 @@ class HeadRecord:
     hostname: str = ""
     launch: int = 0
     world: int = 0
-    """Ranks of the launch; 0 in older files."""
+    """Ranks of the launch."""
     groups: dict[str, list[int]] = field(default_factory=dict)
     """Ranks of each group that this rank is in, by the group's key (CollectiveRow.group)."""
     warmup: dict[str, int] = field(default_factory=dict)
@@ -175,7 +177,7 @@ class HeadRecord:
     buckets: list[int] = field(default_factory=list)
     """Own loops: bytes of DDP's buckets in the order of reduction; together they are the gradients."""
     plan_digest: str = ""
-    """Of the plan.json that the rank read (records.seal.digest); empty in own loops and older files."""
+    """Of the plan.json that the rank read (records.seal.digest); empty in own loops."""
     detailed: list[int] = field(default_factory=list)
     """Rounds that have details, replay and the size sweep; empty: all rounds of the launch (Content.detailed)."""
 
@@ -193,20 +195,6 @@ class ClockRecord:
     bound_ns: int
     """Largest possible error of the offset."""
     time_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRecord:
-    """One step of block `b`, in files of schema 1."""
-
-    TAG: ClassVar[str] = "step"
-
-    b: int
-    i: int
-    s: Sequence[int]
-    """A PlainRow or a StepRow."""
-    c: Sequence[tuple[int, ...]] = ()
-    """CollectiveRows. They are decoded as plain tuples, which takes half the time, and may end early (`shortened`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,7 +284,7 @@ class PauseRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndRecord:
-    """The launch or the own loop ended. A launch's older files have none."""
+    """The launch or the own loop ended."""
 
     TAG: ClassVar[str] = "end"
 
@@ -306,19 +294,10 @@ class EndRecord:
     """Steps that a launch recorded, or that an own loop ran."""
     error: str = ""
     blocks: int = -1
-    """Blocks in the file; -1 in older files."""
+    """Blocks in the file; -1: not counted."""
 
 
-Record = (
-    HeadRecord
-    | ClockRecord
-    | StepRecord
-    | PackedRecord
-    | BlockRecord
-    | MemoryRecord
-    | PauseRecord
-    | EndRecord
-)
+Record = HeadRecord | ClockRecord | PackedRecord | BlockRecord | MemoryRecord | PauseRecord | EndRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
-from scaling.reading import INT_MAX
-from scaling.records.format import Record, StepRecord
-from scaling.records.lines import Block, Packed, Step, decode_records
+from scaling.records.format import Record
+from scaling.records.lines import Block, Packed, decode_records
 from scaling.records.seal import Stretch, stretches
 
-STEP_TAG = b'{"t":"step'
-"""How a line of steps begins, packed or not."""
+STEP_TAG = b'{"t":"steps"'
+"""How a line of steps begins."""
 
 
 @dataclass(slots=True)
@@ -38,11 +36,9 @@ def found_in(text: bytes, begin: int) -> tuple[Found, list[bytes]]:
             damaged.append(text[stretch.begin : stretch.end])
         elif stretch.holds:
             sealed.append(stretch)
-        else:
-            _seal_by_seal(text, begin, sealed, found)
-            sealed = []
-            if found.whole:
-                _line_by_line(text, max(begin, stretch.begin), found)
+        else:  # what follows was cut off, and its seal with it
+            found.whole = False
+            found.loose += steps_in(text[max(begin, stretch.begin) : stretch.end])
     _seal_by_seal(text, begin, sealed, found)
     return found, damaged
 
@@ -64,33 +60,6 @@ def _seal_by_seal(text: bytes, begin: int, sealed: Sequence[Stretch], found: Fou
     found.whole &= whole and len(records) == len(places)
 
 
-def _line_by_line(text: bytes, begin: int, found: Found) -> None:
-    """Lines without seals; each of them is decoded, since nothing else tells whether it is whole."""
-    records, whole = decode_records(text[begin:])
-    at, loose = begin, 0
-    for record in records:
-        end = text.find(b"\n", at) + 1
-        if isinstance(record, Step | Packed):
-            if isinstance(record, Step) and not _fits(record):
-                raise ValueError("a number in it is no stamp, it has more than 64 bits")
-            loose += record.n if isinstance(record, Packed) else 1
-        else:
-            if isinstance(record, Block):
-                found.blocks.append((record.id, begin, end))
-            else:
-                found.loose += loose
-            found.records.append(record)
-            begin, loose = end, 0
-        at = end
-    found.loose += loose
-    found.whole &= whole
-
-
-def _fits(step: StepRecord) -> bool:
-    """Whether its numbers have 64 bits."""
-    return max(map(abs, chain(step.s, *step.c)), default=0) <= INT_MAX
-
-
 def steps_in(lines: bytes) -> int:
     """How many steps some lines hold, as far as they can still be read."""
     packed = [record.n for record in decode_records(lines)[0] if isinstance(record, Packed)]
@@ -101,7 +70,7 @@ def named(stretch: bytes) -> str:
     """What a damaged stretch of lines holds, as far as it can still be read."""
     records, _ = decode_records(stretch)
     blocks = sorted({record.id for record in records if isinstance(record, Block)})
-    blocks = blocks or sorted({record.b for record in records if isinstance(record, Step | Packed)})
+    blocks = blocks or sorted({record.b for record in records if isinstance(record, Packed)})
     if blocks:
         return f"block {', '.join(map(str, blocks))}"
     if stretch.count(STEP_TAG):

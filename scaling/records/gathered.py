@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
@@ -17,14 +17,12 @@ from scaling.records.columns import SCHEMAS
 from scaling.records.format import (
     COLLECTIVE_DEFAULTS,
     COLLECTIVE_FIELDS,
-    COLLECTIVE_WIDTHS,
     NO_TOKENS,
     STEP_FIELDS,
     PackedRecord,
     Record,
-    StepRecord,
 )
-from scaling.records.lines import PLAIN_WIDTH, WIDTHS, Block, Packed, Step, decode_records
+from scaling.records.lines import PLAIN_WIDTH, Block, Packed, decode_records
 from scaling.records.packed import unpacked_bytes
 from scaling.records.rank import Stored
 from scaling.spec.schedule import FABRIC
@@ -143,7 +141,6 @@ def gather(
     alike: dict[_Shape, list[tuple[int, Shift, bytes]]] = defaultdict(list)
     read = _decoded([_steps_of(texts[row]) for row in rows.tolist()])
     for row, file, records in zip(rows.tolist(), files, read, strict=True):
-        own: list[StepRecord] = []
         for record in records:
             if isinstance(record, Packed):
                 if record.b != number:
@@ -151,16 +148,9 @@ def gather(
                 elif (numbers := _unpacked(record)) is not None:
                     shape = _Shape(record.i, record.n, record.s, record.c, record.w)
                     alike[shape].append((row, file.shift, numbers))
-            elif isinstance(record, Step):
-                if record.b == number:
-                    own.append(record)
-                else:
-                    into.lost += 1
             elif isinstance(record, Block) and record.parameters:
                 each = _flat(record.parameters, 2)
                 into.parameters.add(np.full(len(each), row), np.arange(len(each)), each.T)
-        if own:
-            _add_lines(row, own, file.shift, into)
     for shape, pieces in alike.items():
         _add_packed(shape, pieces, into)
 
@@ -221,44 +211,11 @@ def _add_packed(shape: _Shape, pieces: Sequence[tuple[int, Shift, bytes]], into:
     into.collectives.add(np.repeat(rows, count * calls), number.ravel(), sent.reshape(len(sent), -1))
 
 
-def _add_lines(row: int, steps: Sequence[StepRecord], shift: Shift, into: Gathered) -> None:
-    """A rank's steps of a block from a file of schema 1; none where a number has more than 64 bits."""
-    number = np.array([step.i for step in steps], dtype=np.int64)
-    calls = np.array([len(step.c) for step in steps], dtype=np.int64)
-    try:
-        stamps = _table([step.s for step in steps], WIDTHS, _STEP_DEFAULTS)
-        default = np.array(
-            [0] * (len(COLLECTIVE_FIELDS) - len(COLLECTIVE_DEFAULTS)) + list(COLLECTIVE_DEFAULTS)
-        )
-        sent = _table(list(chain.from_iterable(step.c for step in steps)), COLLECTIVE_WIDTHS, default)
-    except OverflowError:
-        into.lost += len(steps)
-        return
-    _move(stamps.T[:, None], STAMPS, [shift])
-    _move(sent.T[:, None], COLLECTIVE_STAMPS, [shift])
-    stamps[:, -1] = [len(step.s) == PLAIN_WIDTH for step in steps]
-    into.steps.add(np.full(len(steps), row), number, stamps.T)
-    if len(sent):
-        into.collectives.add(np.full(len(sent), row), np.repeat(number, calls), sent.T)
-
-
 def _move(values: Ints, columns: Sequence[int], shifts: Sequence[Shift]) -> None:
     """Move stamps onto rank 0's clock, in place; `values`: columns x ranks x ..."""
     for k, shift in enumerate(shifts):
         if not shift.still:
             values[columns, k] = shift.at(values[columns, k])
-
-
-def _table(rows: Sequence[Sequence[int]], widths: Iterable[int], default: Ints) -> Ints:
-    """Rows that may end early, as an array; OverflowError where a number has more than 64 bits."""
-    values = np.tile(default, (len(rows), 1))
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    for width in widths:
-        chosen = np.flatnonzero(lengths == width)
-        if chosen.size:
-            of_width = rows if chosen.size == len(rows) else [rows[k] for k in chosen.tolist()]
-            values[chosen, :width] = _flat(of_width, width)
-    return values
 
 
 def _flat(rows: Any, width: int) -> Ints:

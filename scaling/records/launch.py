@@ -7,7 +7,7 @@ scaling.records.rank.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ from scaling.spec.promise import Content
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What one rank ran on: env-0.json, a line of envs-<host>.jsonl, or env-<r>.json in older runs."""
+    """What one rank ran on: env-0.json, or a line of envs-<host>.jsonl."""
 
     rank: int
     host: int | None
@@ -53,7 +53,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """What one rank held, by world size: a line of memories-<host>.jsonl, or memory-<r>.json in older runs."""
+    """What one rank held, by world size: a line of memories-<host>.jsonl."""
 
     rank: int
     held: Mapping[int, Mapping[str, int]]
@@ -77,9 +77,8 @@ class Launch:
     def environment(self, rank: int) -> Environment | None:
         """What a rank ran on."""
         if rank not in self._environments:
-            listed = self._listed_environments.get(rank) if rank else None
-            known = _environment(rank, listed) if listed else _read(self.folder.env(rank), rank, _environment)
-            self._environments[rank] = known
+            record = self._listed_environments.get(rank) if rank else _read(self.folder.env(0))
+            self._environments[rank] = _environment(rank, record) if record else None
         return self._environments[rank]
 
     @cached_property
@@ -101,11 +100,7 @@ class Launch:
     def memories(self) -> tuple[RankMemory, ...]:
         """What each rank held."""
         listed = _by_rank(self.folder.memories(host) for host in self._hosts)
-        found = (
-            _memory(rank, listed[rank]) if rank in listed else _read(self.folder.memory(rank), rank, _memory)
-            for rank in self._ranks
-        )
-        return tuple(memory for memory in found if memory is not None)
+        return tuple(_memory(rank, listed[rank]) for rank in self._ranks if rank in listed)
 
     @cached_property
     def checks(self) -> tuple[RankCheck, ...]:
@@ -206,13 +201,13 @@ def read_content(launch: LaunchFolder) -> Content | None:
     return None
 
 
-def _read(path: Path, rank: int, typed: Callable[[int, dict[str, Any]], Any]) -> Any:
-    """A file of one rank; None where there is none that can be read."""
+def _read(path: Path) -> dict[str, Any] | None:
+    """A file with an object; None where there is none that can be read."""
     try:
         record = read_json_value(path)
     except (OSError, ValueError):
         return None
-    return typed(rank, record) if isinstance(record, dict) else None
+    return record if isinstance(record, dict) else None
 
 
 def _by_rank(paths: Iterable[Path]) -> dict[int, dict[str, Any]]:

@@ -28,7 +28,6 @@ from scaling.records.format import (
     PauseRecord,
     PlainRow,
     Record,
-    StepRecord,
 )
 from scaling.records.packed import unpacked_bytes
 
@@ -37,14 +36,13 @@ T = TypeVar("T", bound=Record)
 PLAIN_WIDTH = len(PlainRow._fields)
 WIDTHS = (
     PLAIN_WIDTH,
-    WITHOUT_BUFFERS - 1,
     WITHOUT_BUFFERS,
     WITHOUT_WAITS,
     WITHOUT_TOKENS,
     len(STEP_FIELDS),
 )
-"""Lengths of a step's row: a plain step, one of an older file without earlier_wait_ns, one without buffers, one of a
-module that is not sharded, a step of one that is, a step of an own loop that tells its tokens."""
+"""Lengths of a step's row: a plain step, one without buffers, one of a module that is not sharded, a step of one that
+is, a step of an own loop that tells its tokens."""
 
 
 def _decoded(kind: type[T], **options: Any) -> type[T]:
@@ -71,7 +69,6 @@ _INT = typing.Annotated[int, msgspec.Meta(ge=-INT_MAX, le=INT_MAX)]
 
 Head = _decoded(HeadRecord)
 Clock = _decoded(ClockRecord)
-Step = _decoded(StepRecord, gc=False)
 Packed = _decoded(PackedRecord, gc=False)
 Block = _decoded(BlockRecord)
 Memory = _decoded(MemoryRecord)
@@ -80,7 +77,7 @@ End = _decoded(EndRecord)
 
 _HEAD: msgspec.json.Decoder[HeadRecord] = msgspec.json.Decoder(Head)
 _LINE: msgspec.json.Decoder[Record] = msgspec.json.Decoder(
-    reduce(operator.or_, [Clock, Step, Packed, Block, Memory, Pause, End])
+    reduce(operator.or_, [Clock, Packed, Block, Memory, Pause, End])
 )
 
 
@@ -122,11 +119,7 @@ def decode_records(text: bytes) -> tuple[Sequence[Record], bool]:
 
 def _sound(record: Record) -> bool:
     """Whether the rows of a step's record have a known length."""
-    if isinstance(record, Packed):
-        return _sound_shape(record.i, record.n, record.s, record.c, record.w)
-    if isinstance(record, Step):
-        return len(record.s) in WIDTHS and COLLECTIVE_WIDTHS.issuperset(map(len, record.c))
-    return True
+    return not isinstance(record, Packed) or _sound_shape(record.i, record.n, record.s, record.c, record.w)
 
 
 @lru_cache(1024)  # a large run has a million of them, of a few shapes

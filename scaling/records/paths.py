@@ -131,7 +131,7 @@ class LaunchFolder(_Folder):
     rank = _FileOf("rank-{}.jsonl")
     """The records of one rank."""
     env = _FileOf("env-{}.json")
-    """Versions, device and environment of rank 0; of any rank in older runs."""
+    """Versions, device and environment of rank 0."""
     envs = _FileOf("envs-{}.jsonl")
     """The same of the other ranks of one host, a line each."""
     failed = _File("failed")
@@ -142,8 +142,6 @@ class LaunchFolder(_Folder):
     """The stack of one rank when it was told to end."""
     log = _FileOf("log-{}.txt")
     """Standard output and error of one rank."""
-    memory = _FileOf("memory-{}.json")
-    """Memory that one rank held, by world size, in older runs."""
     memories = _FileOf("memories-{}.jsonl")
     """Memory that each rank of one host held, a line each."""
     check = _FileOf("check-{}.json")

@@ -22,7 +22,6 @@ from scaling.records.clock import Shift
 from scaling.records.columns import BLOCK_COLUMNS, HOST_TIMES, MEMORY_COLUMNS, OF_BLOCKS
 from scaling.records.format import (
     SCHEMA,
-    SCHEMAS_READ,
     ClockRecord,
 )
 from scaling.records.found import found_in, named, steps_in
@@ -43,7 +42,7 @@ class RankFile:
     launch: int
     rank: int
     world: int
-    """Ranks of the launch; 0 in older files."""
+    """Ranks of the launch."""
     host: int
     hostname: str
     groups: dict[int, tuple[int, ...]]
@@ -54,7 +53,7 @@ class RankFile:
     numa_nodes: int
     """NUMA nodes of its host; 0 if unknown."""
     buckets: tuple[int, ...]
-    """Own loops: bytes of DDP's buckets in the order of reduction; empty in older files and other runs."""
+    """Own loops: bytes of DDP's buckets in the order of reduction; empty in other runs."""
     fed_ns: dict[int, int]
     """By world size: duration of a fetch whose batch is ready; -1 without a data loader."""
     clock_bound_ns: int | None
@@ -67,11 +66,11 @@ class RankFile:
     ended: bool
     """Whether the rank reached the end of the launch, where its clock is compared a second time."""
     plan_digest: str = ""
-    """Of the plan.json that the rank read; empty in own loops and older files."""
+    """Of the plan.json that the rank read; empty in own loops."""
     detailed: frozenset[int] = frozenset()
     """Rounds of the launch that have details; empty: all of them."""
     blocks: int | None = None
-    """Blocks that it wrote by its own count; None where the file has no end line, or an older one."""
+    """Blocks that it wrote by its own count; None where the file has no end line, or one that does not count them."""
     damaged: tuple[str, ...] = ()
     """What was left out because it changed after it was written: blocks, or kinds of lines."""
     state: str | None = None
@@ -130,7 +129,7 @@ def read_rank(path: Path, launch: int, rank: int) -> Rank:
     text = content + newline
     first = text[: text.find(b"\n") + 1]
     head = decode_head(first)
-    if head.schema not in SCHEMAS_READ:
+    if head.schema != SCHEMA:
         raise ValueError(f"written in format {head.schema}, this version reads format {SCHEMA}")
     if (head.launch, head.rank) != (launch, rank):
         raise ValueError(f"rank {head.rank} wrote it in launch {head.launch}, so it was copied or renamed")

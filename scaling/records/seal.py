@@ -1,8 +1,8 @@
 """Checksums in a rank file, so that a digit which changed after it was written is found.
 
 Every line but those of steps ends in `,"crc":N}`: the CRC-32 of all bytes since the line of the seal before, up to
-this key. A block's line comes after its steps, so its seal covers them. Files of older versions have no seals and are
-read without. Needs only the standard library, since workers use it.
+this key. A block's line comes after its steps, so its seal covers them. Needs only the standard library, since workers
+use it.
 """
 
 from __future__ import annotations
@@ -49,14 +49,9 @@ class Stretch(NamedTuple):
 
 
 def stretches(text: bytes) -> Iterator[Stretch]:
-    """The stretches of whole lines, in order; the last one may have no seal, since what follows it was cut off.
-
-    A text whose first line has no seal is of an older version and one stretch without a seal.
-    """
-    first = text.find(KEY)
+    """The stretches of whole lines, in order; the last one may have no seal, since what follows it was cut off."""
     view, begin = memoryview(text), 0
-    sealed = 0 <= first <= text.find(b"\n")
-    for found in _SEAL.finditer(text) if sealed else ():
+    for found in _SEAL.finditer(text):
         at, end = found.span()
         yield Stretch(begin, end, int(found[1]) == crc32(view[begin:at]))
         begin = end

@@ -26,8 +26,6 @@ RANKS_MAX = 2**14
 HARNESS, OWN_LOOP, TRACE, PUBLISHED = SOURCES = ("harness", "own_loop", "trace", "published")
 """Where the records of a plan come from: `scaling run`, a Probe in another training loop, profiler traces, or logs that
 others have published."""
-_SOURCE_OF_LAUNCHER = {"own loop": OWN_LOOP, "trace": TRACE}
-"""Source by the launcher's name, for old plans that have no `source`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +58,6 @@ class Plan:
     """What is measured of all that the settings ask for."""
     promise: Promise | None = None
     """How long the run takes, as it was said at its start; None where no step was timed."""
-
-    def __post_init__(self) -> None:
-        """Read the source of an old plan from its launcher."""
-        source = _SOURCE_OF_LAUNCHER.get(self.spec.launcher, self.source)
-        object.__setattr__(self, "source", source)
 
     @property
     def own_loop(self) -> bool:

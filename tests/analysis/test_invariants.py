@@ -153,7 +153,6 @@ def test_a_part_known_to_no_better_than_the_step_is_left_out(whole):
 def recorded(simulate, cluster, tmp_path_factory):
     folder = RunFolder(tmp_path_factory.mktemp("invariants") / "run")
     simulate(cluster.Truth(world_sizes=SIZES, rounds=3, steps=3), folder.path)
-    rank_files.seal_run(folder)
     return folder, {rank: folder.launch(0).rank(rank).read_bytes() for rank in (0, 1)}
 
 

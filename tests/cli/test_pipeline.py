@@ -11,7 +11,7 @@ import pytest
 from scaling.analysis.results import PeakMemory
 from scaling.cli.pipeline import read_analysis, rebuild
 from scaling.records.collect import collect
-from scaling.records.files import write_json
+from scaling.records.files import add_line
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 from scaling.report.findings import memory_line
@@ -32,8 +32,9 @@ def noted(peak, communicators=None):
 
 def test_memory_is_that_of_the_rank_that_held_most_at_each_world_size(run):
     launch = run.launch(0)
-    write_json(launch.memory(0), {"world_sizes": {"1": noted(900 * MIB), "2": noted(500 * MIB, 7 * MIB)}})
-    write_json(launch.memory(1), {"world_sizes": {"2": noted(600 * MIB, 6 * MIB)}})
+    sizes = ({"1": noted(900 * MIB), "2": noted(500 * MIB, 7 * MIB)}, {"2": noted(600 * MIB, 6 * MIB)})
+    for rank, held in enumerate(sizes):
+        add_line(launch.memories(rank), {"rank": rank, "world_sizes": held})
     one, two = rebuild(run).analysis.points
     assert one.memory == PeakMemory(peak_bytes=900 * MIB)
     assert two.memory == PeakMemory(peak_bytes=600 * MIB, communicators_bytes=7 * MIB)
@@ -42,10 +43,11 @@ def test_memory_is_that_of_the_rank_that_held_most_at_each_world_size(run):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"peak_bytes": 5}', '{"world_sizes": {"1": {"peak_bytes": null}}}']
+    "text",
+    ["", "[]", '{"rank": 0, "peak_bytes": 5}', '{"rank": 0, "world_sizes": {"1": {"peak_bytes": null}}}'],
 )
 def test_where_nothing_was_noted_nothing_is_said(run, text):
-    run.launch(0).memory(0).write_text(text)
+    run.launch(0).memories(0).write_text(text)
     analysis = rebuild(run).analysis
     assert {p.memory for p in analysis.points} == {PeakMemory()}
     assert "a rank at most" not in run.report_txt.read_text()
@@ -100,7 +102,7 @@ def test_gloo_has_no_such_log(run):
 # Telemetry
 
 
-def sampled(folder, fake_nvml, mhz):
+def sampled(cluster, folder, fake_nvml, mhz):
     """Each host has one GPU that told its clock (`mhz` by arm, else 2000) ten times a block."""
     from scaling.hardware.host import Host
     from scaling.hardware.nvml import Gpus
@@ -110,8 +112,8 @@ def sampled(folder, fake_nvml, mhz):
     for rank in range(2):
         nvml = fake_nvml(1)
         gpus, host = Gpus(nvml), Host(folder.path)  # no /proc there: nothing of this machine
-        env = json.loads(launch.env(rank).read_text())
-        launch.env(rank).write_text(json.dumps(env | {"device_uuid": nvml.gpus[0].uuid}))
+        path = launch.envs(rank) if rank else launch.env(0)
+        cluster.write_facts(launch, rank, json.loads(path.read_text()) | {"device_uuid": nvml.gpus[0].uuid})
         lines = [head(rank, gpus, host)]
         own = blocks.filter(pl.col("rank") == rank).sort("begin_ns")
         for arm, begin, end in own.select("arm", "host_begin_ns", "host_end_ns").iter_rows():
@@ -125,7 +127,7 @@ def test_lower_clocks_and_power_come_from_the_hosts_telemetry(cluster, simulate,
     folder = RunFolder(tmp_path / "run")
     truth = cluster.Truth(world_sizes=(2,), hosts=2, rounds=4, steps=30, neighbours=1.12, channels=1)
     simulate(truth, folder.path)
-    sampled(folder, fake_nvml, dict.fromkeys(("bare_all", "ddp_solo", "plain", "probe"), 1800))
+    sampled(cluster, folder, fake_nvml, dict.fromkeys(("bare_all", "ddp_solo", "plain", "probe"), 1800))
     analysis = rebuild(folder).analysis
     (point,) = analysis.points
     assert (point.clocks.alone_mhz.value, point.clocks.together_mhz.value) == (2000, 1800)
@@ -188,6 +190,6 @@ def test_telemetry_meets_the_blocks_of_its_own_host_whatever_its_clock(
     folder = RunFolder(tmp_path / "run")
     truth = cluster.Truth(world_sizes=(2,), hosts=2, rounds=3, channels=1, clock_offset_ns=(0, DAYS_NS))
     simulate(truth, folder.path)
-    sampled(folder, fake_nvml, {"plain": 1800})
+    sampled(cluster, folder, fake_nvml, {"plain": 1800})
     (point,) = rebuild(folder).analysis.points
     assert [(t.rank, t.reasons) for t in point.clocks.throttled] == [(r, ("hw_thermal",)) for r in (0, 1)]

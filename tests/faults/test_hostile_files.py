@@ -86,8 +86,8 @@ def seed(simulate, cluster, fake_nvml, tmp_path_factory) -> RunFolder:
     simulate(cluster.Truth(world_sizes=(1, 2), rounds=4, steps=3), folder.path)
     launch = folder.launch(0)
     launch.env(0).write_text(json.dumps(ENVIRONMENT))
-    launch.env(1).write_text(json.dumps({**ENVIRONMENT, "rank": 1}))
-    launch.memory(0).write_text(json.dumps(MEMORY))
+    launch.envs(0).write_text(json.dumps({**ENVIRONMENT, "rank": 1}))
+    launch.memories(0).write_text(json.dumps(MEMORY))
     gpus = Gpus(fake_nvml(count=2))
     lines = [sampler.head(0, gpus, Host()), *(sampler.sample(gpus, Host()) for _ in range(3))]
     launch.telemetry(0).write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -119,7 +119,7 @@ def changes(kind: str, good: bytes):
             "status.json",
             "launches/0/env-0.json",
         ),
-        *("launches/0/telemetry-0.jsonl", "launches/0/memory-0.json"),
+        *("launches/0/telemetry-0.jsonl", "launches/0/memories-0.jsonl"),
     ],
 )
 def test_a_run_with_a_changed_file_is_analysed_or_refused(folder, name):

@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support import mutations, rank_files
+from support import mutations
 from support.possible import assert_possible
 from support.simulated_machines import write_machines
 
@@ -48,7 +48,6 @@ def run(simulate, cluster, tmp_path_factory):
         folder.path,
     )
     write_machines(folder, read_plan(folder))
-    rank_files.seal_run(folder)
     return folder
 
 

@@ -23,7 +23,6 @@ MS = 1_000_000
 def original(simulate, cluster, tmp_path_factory):
     folder = RunFolder(tmp_path_factory.mktemp("check") / "run")
     simulate(cluster.Truth(world_sizes=(1, 2), rounds=3, steps=4), folder.path)
-    rank_files.seal_run(folder)
     return folder
 
 
@@ -341,7 +340,6 @@ def test_a_last_round_that_the_time_ended_lacks_nothing(folder):
 
 
 def test_a_block_missing_from_a_round_in_the_middle_is_counted_without_an_end_line_too(folder):
-    """As in files of an older version."""
     for rank in (0, 1):
         path = folder.launch(0).rank(rank)
         rank_files.change(path, lambda lines: without_a_plain_block(lines)[:-1])
@@ -358,7 +356,6 @@ def sampled(simulate, cluster, tmp_path):
     """A whole run of two ranks and seven rounds, of which the first three and the sixth have details."""
     folder = RunFolder(tmp_path / "sampled")
     simulate(cluster.Truth(world_sizes=(1, 2), rounds=7, steps=4, detailed=(0, 1, 2, 5)), folder.path)
-    rank_files.seal_run(folder)
     return folder
 
 
@@ -379,7 +376,7 @@ def test_rounds_that_were_to_have_no_details_lack_none(sampled):
 
 @pytest.mark.parametrize("round_", [1, 5])
 def test_a_round_that_was_to_have_details_lacks_what_is_not_there(sampled, round_):
-    """Nothing else tells: no end line counts, as in files of an older version, and no rank has the block."""
+    """Nothing else tells: no end line counts, and no rank has the block."""
     without_detailed_block(sampled, round_)
     assert [str(gap) for gap in read(sampled).gaps] == [
         "launch 0: lacks 1 block that its other rounds have: 1 of probe at world size 2"

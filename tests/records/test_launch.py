@@ -62,14 +62,14 @@ def test_a_rebuild_opens_each_file_of_a_launch_once(cluster, simulate, tmp_path,
     opened.clear()
     rebuild(folder)
     counts = {Path(path).name: n for path, n in opened.items() if path.startswith(str(folder.launch(0).path))}
-    kinds = ("rank-{}.jsonl", "env-{}.json", "memory-{}.json", "telemetry-{}.jsonl")
-    there = {kind.format(k) for kind in kinds for k in range(2)}
+    kinds = ("rank-{}.jsonl", "memories-{}.jsonl", "telemetry-{}.jsonl")
+    there = {"env-0.json", "envs-1.jsonl", *(kind.format(k) for kind in kinds for k in range(2))}
     assert {name: counts.get(name) for name in there} == dict.fromkeys(there, 1)
     assert set(counts.values()) == {1}
 
 
 def test_variables_are_facts_of_a_rank(folder):
-    write(folder.launch(0).env(1), schema=1, rank=1, host=0, cpu="C1", environment={"NCCL_ALGO": "Ring"})
+    write(folder.launch(0).envs(0), schema=1, rank=1, host=0, cpu="C1", environment={"NCCL_ALGO": "Ring"})
     (launch, _) = launches(folder)
     assert launch.environments.keys() == {1}
     assert launch.facts[1] == {"host": 0, "cpu": "C1", "env.NCCL_ALGO": "Ring"}
@@ -104,7 +104,7 @@ def test_processes_of_a_host_write_whole_lines(tmp_path):
 @pytest.mark.parametrize("text", ["", "[]", "{", "null"])
 def test_a_file_that_is_damaged_is_left_out(folder, text):
     launch = folder.launch(0)
-    for path in (launch.env(0), launch.memory(0), launch.check(0), launch.roofline(0), launch.cases):
+    for path in (launch.env(0), launch.memories(0), launch.check(0), launch.roofline(0), launch.cases):
         path.write_text(text)
     found = Launch(launch, SimpleNamespace(ranks=1, hosts=1))
     assert (found.environments, found.memories, found.checks) == ({}, (), ())
@@ -115,7 +115,7 @@ def test_a_file_that_is_damaged_is_left_out(folder, text):
     "sizes", [None, [], {"all": {"peak_bytes": 5}}, {"2": 5}, {"2": {"peak_bytes": None}}]
 )
 def test_memory_without_numbers_is_empty(folder, sizes):
-    write(folder.launch(0).memory(0), world_sizes=sizes)
+    write(folder.launch(0).memories(0), rank=0, world_sizes=sizes)
     (memory,) = launches(folder).memories
     assert (memory.held, memory.device_clock_bound_ns) == ({}, None)
 

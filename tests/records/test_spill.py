@@ -39,7 +39,7 @@ NAMES = ("blocks", *spill.TABLES)
 def whole(tmp_path_factory):
     """A run that fits into memory."""
     folder = RunFolder(tmp_path_factory.mktemp("spill") / "run")
-    simulated_cluster.simulate(TRUTH, folder.path, packed=True)
+    simulated_cluster.simulate(TRUTH, folder.path)
     pipeline.rebuild(folder)
     return folder
 

@@ -26,10 +26,11 @@ def own_loop(truth: Truth, path: Path) -> Path:
         kept = [
             line
             for line in lines
-            if (line["t"] not in ("block", "step", "fabric")) or line.get("b", line.get("id")) in blocks
+            if line["t"] not in ("block", "step") or line.get("b", line.get("id")) in blocks
         ]
         kept[0]["plan"] = plan
-        return [*kept, {"t": "end", "state": "done", "steps": 100, "error": "", "blocks": len(blocks)}]
+        kept[-1].update(steps=100, blocks=len(blocks))
+        return kept
 
     for launch in folder.launches():
         for rank in launch.ranks():

@@ -522,14 +522,15 @@ def spec_of(truth: Truth) -> Spec:
 class RankFiles:
     """Rank files of one launch; opened anew for each block, as there may be more than can be open at once."""
 
-    def __init__(self, truth: Truth, plan: Plan, folder: store.LaunchFolder, *, packed: bool = False) -> None:
-        self.truth, self.ranks, self.folder, self.packed = truth, range(plan.ranks), folder, packed
+    def __init__(self, truth: Truth, plan: Plan, folder: store.LaunchFolder) -> None:
+        self.truth, self.ranks, self.folder = truth, range(plan.ranks), folder
+        self.blocks = dict.fromkeys(self.ranks, 0)
         self.rng = np.random.default_rng((truth.seed, 1))
         folder.path.mkdir(parents=True)
         for rank in self.ranks:
             host = plan.spec.topology.host_of(rank)
             who = {
-                "schema": records.SCHEMA if packed else 1,
+                "schema": records.SCHEMA,
                 "rank": rank,
                 "host": host,
                 "hostname": f"sim-{host}",
@@ -545,13 +546,11 @@ class RankFiles:
             head |= {"detailed": list(truth.detailed)} if truth.detailed else {}
             self.append(rank, self.sealed(line(head)))
             what = {"device": plan.spec.topology.device, "backend": plan.spec.topology.backend}
-            files.write_json(folder.env(rank), who | what | {"parameter_bytes": truth.payload})
+            write_facts(folder, host, who | what | {"parameter_bytes": truth.payload})
         self.write_clocks("begin", 0.0)
 
     def sealed(self, text: str, before: str = "") -> str:
-        """A line as workers write it today, with the lines that its seal covers too; older files have no seals."""
-        if not self.packed:
-            return before + text
+        """A line with its seal, which covers the lines before it too."""
         sealer = Sealer()
         return sealer.pass_on(before) + sealer.seal(text)
 
@@ -577,9 +576,8 @@ class RankFiles:
             self.append(rank, self.sealed(line(clock)))
 
     def write_ends(self) -> None:
-        """The last line, which only files with seals have."""
-        for rank in self.ranks if self.packed else ():
-            self.append(rank, self.sealed(line({"t": "end", "state": "done"})))
+        for rank, blocks in self.blocks.items():
+            self.append(rank, self.sealed(line({"t": "end", "state": "done", "blocks": blocks})))
 
     def write(self, block: Block, track: Track) -> None:
         """A block's steps and the block's own line, for every rank that ran it."""
@@ -590,44 +588,50 @@ class RankFiles:
         columns = [at[0], at[-1]]
         if block.arm in STEP_ARMS and block.arm != PLAIN:
             columns += [at[1] - at[0], at[2] - at[1], at[4] - at[2], at[5] - at[4], at[3], at[4]]
+            columns.append(np.zeros_like(at[0]))  # no wait in earlier micro-steps
             if track.buffered is not None:
                 end = self.stamps(np.broadcast_to(track.buffered[:, None], track.at[0].shape), ranks)
-                columns += [np.zeros_like(end), end - at[1], at[1], end]
+                columns += [end - at[1], at[1], end]
             if track.tokens is not None and block.arm == PROBE:
                 left_out = len(records.STEP_FIELDS) - 1 - len(columns)
                 columns += [*[np.zeros_like(track.tokens)] * left_out, track.tokens]
-        template = f'{{"t":"step","b":{block.id},"i":%d,"s":[{",".join(["%d"] * len(columns))}]'
         if block.detailed:
             ready = self.stamps(track.ready, ranks)
             launched = ready if solo else self.stamps(track.launch, ranks)
             done = ready if solo else self.stamps(track.done[:, :, None], ranks)
             payload = np.broadcast_to(track.payload[:, :, None], ready.shape)
-            on = self.truth.communicators if block.arm == PROBE else ()
-            keys = [group + ELSEWHERE * c for c in on or [0] * len(ready)]
-            each = [f"[{b},0,{key},%d,%d,%d,%d]" for b, key in enumerate(keys)]
-            template += f',"c":[{",".join(each)}]'
             columns += [c[b] for b in range(len(ready)) for c in (payload, ready, launched, done)]
-        number = np.broadcast_to(np.arange(at.shape[1])[:, None], at.shape[1:])
-        rows = np.stack([number, *columns], axis=-1).swapaxes(0, 1)  # rank by rank, step by step
+        rows = np.stack(columns, axis=-1).swapaxes(0, 1)  # rank by rank, step by step
         calls = len(track.ready) if block.detailed else 0
-        stamps = rows.shape[2] - 1 - 4 * calls
+        on = self.truth.communicators if block.arm == PROBE else ()
+        groups = [group + ELSEWHERE * c for c in on or [0] * calls]
         whole = self.stamps(track.whole, ranks)
         for k, rank in enumerate(ranks.tolist()):
-            if self.packed:
-                steps = packed_line(block, rows[k, :, 1:], stamps, calls, group)
-            else:
-                steps = "".join([f"{template}}}\n" % tuple(row) for row in rows[k].tolist()])
+            self.blocks[rank] += 1
+            steps = packed_line(block, rows[k], groups[:calls])
             parameters = _parameters(track, k) if solo else []
             self.append(rank, self.sealed(block_line(block, whole[:, :, k], at.shape[1], parameters), steps))
 
 
-def packed_line(block: Block, rows: np.ndarray, stamps: int, calls: int, group: int) -> str:
-    """A rank's steps of a block as records.packed writes them; `rows`: steps x (stamps and 4 numbers a collective)."""
-    steps = len(rows)
+def write_facts(folder: store.LaunchFolder, host: int, facts: dict[str, object]) -> None:
+    """What a rank runs on, as workers leave it: rank 0 in a file of its own, the others with those of their host."""
+    if facts["rank"]:
+        files.add_line(folder.envs(host), facts)  # the last line of a rank counts
+    else:
+        files.write_json(folder.env(0), facts)
+
+
+def packed_line(block: Block, rows: np.ndarray, groups: Sequence[int]) -> str:
+    """A rank's steps of a block as records.packed writes them; `rows`: steps x (stamps and 4 numbers a collective).
+
+    `groups`: the communicator of each collective.
+    """
+    steps, calls = len(rows), len(groups)
+    stamps = rows.shape[1] - 4 * calls
     sent = np.zeros((steps, calls, 7), dtype=np.int64)
     sent[:, :, 0], sent[:, :, 2], sent[:, :, 3:] = (
         np.arange(calls),
-        group,
+        groups,
         rows[:, stamps:].reshape(steps, calls, 4),
     )
     table = np.concatenate([rows[:, :stamps], sent.reshape(steps, -1)], axis=1)
@@ -672,15 +676,12 @@ def line(value: dict[str, object]) -> str:
     return json.dumps(value, separators=(",", ":")) + "\n"
 
 
-def simulate(truth: Truth, path: Path, *, packed: bool = False) -> Expected:
-    """Write the run folder `path` (created) and return what it should be found to hold.
-
-    `packed`: as workers write it today; else in schema 1 without seals, whose lines a test can read and change.
-    """
+def simulate(truth: Truth, path: Path) -> Expected:
+    """Write the run folder `path` (created) and return what it should be found to hold."""
     plan = make_plan(spec_of(truth), run_id="simulated", created="2026-01-01T00:00:00+00:00", version="0")
     plan = replace(plan, content=Content(detailed=truth.detailed or None))
     folder = store.RunFolder(path)
-    ranks = RankFiles(truth, plan, folder.launch(0), packed=packed)
+    ranks = RankFiles(truth, plan, folder.launch(0))
     files.write_json(folder.plan, plan)
     rng = np.random.default_rng(truth.seed)
     walk = np.exp(truth.drift * np.cumsum(rng.standard_normal(truth.rounds)))

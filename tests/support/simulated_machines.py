@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 
 from support.fake_nvml import FakeNvml
-from support.simulated_cluster import ORIGIN_NS
+from support.simulated_cluster import ORIGIN_NS, write_facts
 
 from scaling.hardware.nvml import Gpus
-from scaling.records.files import read_json, write_json
+from scaling.records.files import add_line, read_json
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.status import SCHEMA, Status
 from scaling.spec.plan import Plan
@@ -21,18 +21,19 @@ GIB = 2**30
 
 
 def write_machines(folder: RunFolder, plan: Plan) -> None:
-    """Add env-<r>.json, memory-<r>.json and telemetry-<host>.jsonl to launch 0 of a simulated run."""
+    """Add environments, memories-<host>.jsonl and telemetry-<host>.jsonl to launch 0 of a simulated run."""
     launch = folder.launch(0)
     seconds = int(read_json(folder.status, Status, SCHEMA).duration_s) + 1
     for rank in range(plan.ranks):
-        write_json(launch.env(rank), environment(plan, rank))
-        write_json(launch.memory(rank), memory(plan, rank))
+        host = plan.spec.topology.host_of(rank)
+        write_facts(launch, host, environment(plan, rank))
+        add_line(launch.memories(host), memory(plan, rank))
     for host in range(plan.hosts):
         _write_telemetry(launch, host, plan.spec.topology.ranks_per_host, seconds)
 
 
 def environment(plan: Plan, rank: int) -> dict[str, object]:
-    """env-<r>.json, with the keys that scaling/worker/session/environment.py writes."""
+    """What a rank runs on, with the keys that scaling/worker/session/environment.py writes."""
     topology = plan.spec.topology
     host, local = topology.host_of(rank), topology.local_of(rank)
     return {
@@ -74,7 +75,7 @@ def environment(plan: Plan, rank: int) -> dict[str, object]:
 
 
 def memory(plan: Plan, rank: int) -> dict[str, object]:
-    """memory-<r>.json, with the keys that a worker writes when it ends."""
+    """A line of memories-<host>.jsonl, with the keys that a worker writes when it ends."""
     held = {"peak_bytes": 8 * GIB, "communicators_bytes": GIB // 2}
     sizes = {str(t.world_size): held for t in plan.trials if rank < t.world_size}
     return {

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import rank_files
 
 from scaling.records import files
 from scaling.records import format as records
@@ -44,7 +44,7 @@ def one_bucket(cluster, truth, at, size=2**23):
 
 
 def lines_of(path, rank):
-    return [json.loads(line) for line in store.RunFolder(path).launch(0).rank(rank).read_text().splitlines()]
+    return rank_files.read(store.RunFolder(path).launch(0).rank(rank))
 
 
 def mean_step_ns(path, rank, arm, world_size):
@@ -195,9 +195,10 @@ def test_lines_are_as_the_format_says(cluster, simulate, tmp_path):
     simulate(cluster.Truth(rounds=2), tmp_path)
     folder = find_run(tmp_path)
     plan = files.read_json(folder.plan, planning.Plan, planning.SCHEMA)
-    head, clock, *body, last = lines_of(tmp_path, 1)
+    head, clock, *body, last, end = lines_of(tmp_path, 1)
     assert (head["t"], head["rank"], head["groups"]["1"], head["groups"]["2"]) == ("head", 1, [1], [0, 1])
     assert (clock["at"], last["at"]) == ("begin", "end")
+    assert end == {"t": "end", "state": "done", "blocks": sum(line["t"] == "block" for line in body)}
     planned = [b for r in range(2) for b in schedule.round_blocks(plan, plan.trials, 0, r) if b.runs_on(1)]
     blocks = [x for x in body if x["t"] == "block"]
     assert [b["id"] for b in blocks] == [b.id for b in planned]
@@ -210,9 +211,7 @@ def test_lines_are_as_the_format_says(cluster, simulate, tmp_path):
         assert [s["i"] for s in steps] == list(range(x["steps"]))
         assert {s["b"] for s in steps} == {x["id"]}
         timed = x["arm"] in schedule.STEP_ARMS and x["arm"] != schedule.PLAIN
-        assert {len(s["s"]) for s in steps} == {
-            records.WITHOUT_BUFFERS - 1 if timed else 2
-        }  # nothing waited in earlier micro-steps
+        assert {len(s["s"]) for s in steps} == {records.WITHOUT_BUFFERS if timed else 2}
         assert all(("c" in s) == x["detailed"] for s in steps)
         for s in steps:
             assert all(isinstance(v, int) for v in s["s"])
@@ -221,7 +220,7 @@ def test_lines_are_as_the_format_says(cluster, simulate, tmp_path):
                 assert row.ready_ns <= row.launch_ns <= row.done_ns <= s["s"][1]
                 assert row.group == (1 if x["arm"] == schedule.DDP_SOLO else x["world_size"])
             if timed:
-                begin, end, fetch, forward, backward, optimizer, computed, synced = s["s"]
+                begin, end, fetch, forward, backward, optimizer, computed, synced, _ = s["s"]
                 assert begin + fetch + forward < computed <= synced == begin + fetch + forward + backward
                 assert synced + optimizer < end
         steps = []

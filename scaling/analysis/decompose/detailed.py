@@ -216,7 +216,7 @@ def _micro_steps(steps: pl.DataFrame, buckets: int, count: int) -> int:
 
 
 def _broadcasts(steps: pl.DataFrame, rows: pl.DataFrame, count: int, n: int) -> tuple[Floats, Floats]:
-    """Begin and end of each broadcast of buffers, `count` x n x B. Older files have a step's last one alone."""
+    """Begin and end of each broadcast of buffers, `count` x n x B; without rows of them, each step's last one."""
     begin, end = (steps[f"buffer_{name}_ns"].to_numpy() for name in ("begin", "end"))
     if rows.height and rows.height % (count * n) == 0:
         begin, end = (rows[f"{name}_ns"].to_numpy() for name in ("launch", "done"))
@@ -232,7 +232,7 @@ def _buffer_skew(stamps: BlockStamps, merged: Merged) -> Floats:
     """S x R: the part of all waits for buffers in which others had not come yet."""
     found: Floats = merged.buffer_skew.sum(axis=2)
     known = (stamps.buffer_end - stamps.buffer_begin).sum(axis=2)
-    if known.mean() < stamps.buffer_wait.mean():  # an older file: split the others as the last one
+    if known.mean() < stamps.buffer_wait.mean():  # the others are split as the last one
         found = found * stamps.buffer_wait.mean() / max(1.0, known.mean())
     return found
 

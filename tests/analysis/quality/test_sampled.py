@@ -125,7 +125,7 @@ def test_the_files_of_each_host_stay_within_its_share(simulate, cluster, tmp_pat
     assert 6 < len(content.detailed) < 20
 
     def written(name, detailed):
-        simulate(replace(truth, detailed=detailed), tmp_path / name, packed=True)
+        simulate(replace(truth, detailed=detailed), tmp_path / name)
         of_host = Counter()
         for path in (tmp_path / name).glob("launches/0/rank-*.jsonl"):
             of_host[plan.spec.topology.host_of(int(path.stem.split("-")[1]))] += path.stat().st_size
