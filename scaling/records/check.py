@@ -1,17 +1,18 @@
 """Leave out blocks that cannot be: what is missing on one rank, or what time does not allow, goes on all ranks.
 
-Pure. The rules are in records.impossible (what a record says) and records.complete (what is not there). A block is the
+Pure. The rules are in records.rules (what a record says) and records.complete (what is not there). A block is the
 unit, because its steps are averaged before anything else is done with them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import polars as pl
 
-from scaling.records import complete, impossible
-from scaling.records.collect import collect
+from scaling.records import complete, rules
+from scaling.records.collect import Look, collect
 from scaling.records.complete import NAMED, PLACE
 from scaling.records.frames import in_memory, joined
 from scaling.records.paths import RunFolder
@@ -26,17 +27,19 @@ LINES = 12
 
 def read_checked(folder: RunFolder, plan: Plan) -> Tables:
     """A run's rank files as tables, as `checked`; rows are looked at while others are read."""
-    rules = impossible.Rules(plan=plan)
-    tables = collect(folder, plan, rules)
-    return _without_odd(tables, plan, rules.found(tables.blocks))
+    failed: list[pl.DataFrame] = []
+    tables = collect(folder, plan, Look(partial(rules.broken_rows, plan), failed.append))
+    return _without_odd(tables, plan, failed)
 
 
 def checked(tables: Tables, plan: Plan) -> Tables:
     """The tables without the blocks that fail a rule; a gap says which they are, on which rank, and why."""
-    return _without_odd(tables, plan, impossible.found(tables, plan))
+    return _without_odd(tables, plan, [rules.broken_rows(plan, [part]) for part in tables.by_part()])
 
 
-def _without_odd(tables: Tables, plan: Plan, failed: pl.DataFrame) -> Tables:
+def _without_odd(tables: Tables, plan: Plan, broken: list[pl.DataFrame]) -> Tables:
+    failed = pl.concat([*broken, rules.overlapping(plan, tables.blocks)]).unique()
+    failed = failed.sort("launch", "rank", "block", "why")
     blocks, gaps, missing = failed.select(PLACE).unique(), list[Gap](), 0
     left_out = blocks.height
     if not plan.own_loop:  # a rank of an own loop gives a block up when the loop does something else

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import polars as pl
 
@@ -34,15 +34,14 @@ STRETCH_BYTES = 10 << 20
 R = TypeVar("R")
 
 
-class Look(Protocol[R]):
+@dataclass(frozen=True, slots=True)
+class Look(Generic[R]):
     """What looks at all rows while they are read, some blocks of a launch at a time."""
 
-    @property
-    def at(self) -> Callable[[Iterator[Tables]], R]:
-        """Looks at all rows of whole blocks, in memory, some ranks at a time; it can go to another process."""
-
-    def note(self, seen: R) -> None:
-        """Keep what was seen."""
+    at: Callable[[Iterator[Tables]], R]
+    """Looks at all rows of whole blocks, in memory, some ranks at a time; it can go to another process."""
+    note: Callable[[R], None]
+    """Keeps what was seen."""
 
 
 def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Tables:

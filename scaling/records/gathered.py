@@ -136,7 +136,7 @@ def gather(
 ) -> None:
     """One block of all its ranks; `texts`: its lines, by the row in the launch's `blocks`.
 
-    Lines that cannot be read leave steps out, which records.impossible notices.
+    Lines that cannot be read leave steps out, which records.rules notices.
     """
     alike: dict[_Shape, list[tuple[int, Shift, bytes]]] = defaultdict(list)
     read = _decoded([_steps_of(texts[row]) for row in rows.tolist()])

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from scaling.records.rules.runs import runs
+from scaling.records.frames import runs
 
 PLACE = ["launch", "rank", "block", "step"]
 

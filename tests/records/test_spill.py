@@ -21,7 +21,6 @@ from scaling.records.collect import collect
 from scaling.records.columns import SCHEMAS
 from scaling.records.paths import RunFolder
 from scaling.records.processes import Processes
-from scaling.records.rules import broken
 from scaling.records.run import read_plan
 
 TRUTH = simulated_cluster.Truth(
@@ -56,7 +55,6 @@ def files(monkeypatch):
     monkeypatch.setattr(frames.few, "__defaults__", (60,))
     monkeypatch.setattr(window.windows, "__defaults__", (100,))
     monkeypatch.setattr(window, "PIECE_RANKS", 1)
-    monkeypatch.setattr(broken, "MANY", 1)
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from scaling.analysis.decompose.served import ChannelOf
 from scaling.analysis.network.barrier import Barrier
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Floats
-from scaling.records.frames import ITS_PART, Frame, few_rounds, in_memory, in_order
+from scaling.records.frames import ITS_PART, Frame, few_rounds, in_memory, in_order, runs
 from scaling.records.pile import Scratch
-from scaling.records.rules.runs import runs
 from scaling.records.spool import Spool
 from scaling.spec.run import COLLECTIVES
 from scaling.spec.schedule import PHASES, PROBE

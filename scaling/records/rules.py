@@ -1,0 +1,275 @@
+"""Rules that every record obeys because time and the program allow nothing else; the block that breaks one is left out.
+
+Checksums find what changed after it was written. These rules find what was measured wrongly or mixed up: the order of
+stamps, phases within their step, counts, and ranks that worked together but never at the same time. A rank's own stamps
+come from one clock that only goes forward, so they are compared almost exactly. Stamps of two ranks are compared within
+the error of their clocks. No rule is about how long something may take: a slow step is a result. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import polars as pl
+
+from scaling.reading import INT_MAX
+from scaling.records.frames import Frame, in_memory, runs
+from scaling.records.tables import Tables
+from scaling.spec.cases import LATENCY, THROUGHPUT, TRAINING
+from scaling.spec.plan import Plan
+from scaling.spec.run import COLLECTIVES, KINDS
+from scaling.spec.schedule import (
+    FABRIC,
+    PAIRS,
+    PHASES,
+    PLAIN,
+    PROBE,
+    REPLAY,
+    STEP_ARMS,
+    VARIANT,
+)
+
+SLACK_NS = 50_000
+"""Allowed on one rank's clock: rounding of a corrected clock, and a callback that is late."""
+DEVICE_SLACK_NS = 500_000
+"""The same where stamps are a device's events, which are converted to host time with an error."""
+ACROSS_NS = 500_000
+"""Allowed between ranks, beside twice the bound of their clocks."""
+ARMS = (*STEP_ARMS, REPLAY, FABRIC, PAIRS, LATENCY, THROUGHPUT, TRAINING)
+TOGETHER = (PLAIN, PROBE, VARIANT, TRAINING)
+"""Arms in which every step synchronises the ranks of its group."""
+FACTS = ["round", "world_size", "arm", "detailed", "solo_rank", "batch", "lead_in", "steps", "case"]
+"""What all ranks record alike of a block."""
+BLOCK, STEP = ["launch", "rank", "block"], ["launch", "rank", "block", "step"]
+ALL_REDUCE = COLLECTIVES.index("all_reduce")
+SCHEMA = {"launch": pl.Int64, "rank": pl.Int64, "block": pl.Int64, "arm": pl.String, "why": pl.String}
+
+Broken = Iterator[pl.DataFrame]
+"""Rows with the columns of SCHEMA."""
+
+
+def broken_rows(plan: Plan, parts: Iterable[Tables]) -> pl.DataFrame:
+    """(launch, rank, block, arm, why) for each rule that a block breaks on a rank.
+
+    `parts`: all rows of whole blocks, some ranks at a time.
+    """
+    slack, bound_ns = _slack(plan), 0
+    found, shared, facts = list[pl.DataFrame](), dict[str, list[pl.DataFrame]](), list[pl.DataFrame]()
+    for part in parts:
+        bound_ns = max([bound_ns, *(file.clock_bound_ns or 0 for file in part.ranks)])
+        blocks, steps = in_memory(part.blocks), in_memory(part.steps)
+        facts.append(blocks.select(*BLOCK, *FACTS))
+        found += _named(_of_blocks(blocks))
+        found += _named(_of_steps(blocks, steps, plan, slack))
+        synchronised = pl.col("arm").is_in(TOGETHER) & (pl.col("world_size") > 1)
+        times = _together(steps.lazy().filter(synchronised), "begin_ns", "end_ns", pl.lit(-1))
+        shared.setdefault("steps", []).append(times)
+        for name, rows in (("buckets", in_memory(part.buckets)), ("fabric", in_memory(part.fabric))):
+            if rows.height:
+                found += _named(_of_collectives(steps, rows, slack))
+                joint = (
+                    (pl.col("kind") == ALL_REDUCE)
+                    & (pl.col("world_size") > 1)
+                    & (pl.col("group") == pl.col("world_size"))  # an axis of a mesh joins other ranks
+                    & pl.col("arm").is_in([PROBE, REPLAY, FABRIC])
+                )
+                times = _together(rows.lazy().filter(joint), "launch_ns", "done_ns", pl.col("seq"))
+                shared.setdefault(name, []).append(times)
+    for ranks in shared.values():
+        found += _named(_apart_in_time(pl.concat(ranks), 2 * bound_ns + ACROSS_NS))
+    if facts:
+        found += _named(_unlike(pl.concat(facts)))
+    return pl.concat([pl.DataFrame(schema=SCHEMA), *found])
+
+
+def overlapping(plan: Plan, blocks: Frame) -> pl.DataFrame:
+    """Blocks that overlap with others of their rank, as `broken_rows` has them; `blocks`: of the whole run."""
+    slack, place = _slack(plan), ["launch", "rank"]
+    follows = pl.col("begin_ns") < pl.col("end_ns").shift(1).over(place) - slack
+    leads = pl.col("end_ns") > pl.col("begin_ns").shift(-1).over(place) + slack
+    ordered = in_memory(blocks.select(*BLOCK, "arm", "begin_ns", "end_ns")).sort(*place, "begin_ns", "block")
+    why = "it overlaps with the rank's next block or the one before"
+    found = _named(_breaking(ordered, {why: follows | leads}))
+    return pl.concat([pl.DataFrame(schema=SCHEMA), *found])
+
+
+def _of_blocks(blocks: pl.DataFrame) -> Broken:
+    return _breaking(
+        blocks,
+        {
+            "it ends before it begins": pl.col("end_ns") <= pl.col("begin_ns"),
+            "it has no time": pl.col("host_begin_ns") <= 0,
+            "its arm is not known": ~pl.col("arm").is_in(ARMS),
+            "a count in it is negative, or it has no step": (pl.min_horizontal("lead_in", "batch") < 0)
+            | (pl.min_horizontal("steps", "accumulation", "world_size") < 1),
+        },
+    )
+
+
+def _of_steps(blocks: pl.DataFrame, steps: pl.DataFrame, plan: Plan, slack: int) -> Broken:
+    each = runs(steps, STEP)
+    steps = each.frame
+    of_block = runs(steps, BLOCK)
+    number, begin_ns = steps["step"].to_numpy(), steps["begin_ns"].to_numpy()
+    by_block = of_block.table(
+        rows=of_block.lengths,
+        different=each.inside(of_block),
+        last=of_block.most(number),
+        first=of_block.least(number),
+        first_ns=of_block.least(begin_ns),
+        last_ns=of_block.most(steps["end_ns"].to_numpy()),
+    )
+    whole = blocks.join(by_block, on=BLOCK, how="left").with_columns(pl.col("rows").fill_null(0))
+    at_once = (pl.col("arm") == THROUGHPUT) & (pl.col("rows") == 1)
+    rules = {
+        "not all of its steps are there": ((pl.col("rows") != pl.col("steps")) & ~at_once)
+        | (pl.col("different") != pl.col("rows"))
+        | (pl.col("first") != 0)
+        | (pl.col("last") != pl.col("rows") - 1)
+    }
+    if not plan.own_loop:  # there the device may still run when the block's own times are taken
+        rules["its steps lie outside of it"] = (pl.col("first_ns") < pl.col("begin_ns") - slack) | (
+            pl.col("last_ns") > pl.col("end_ns") + slack
+        )
+    yield from _breaking(whole, rules)
+    follows = np.ones(steps.height, dtype=bool)
+    follows[of_block.begins] = False
+    yield from _breaking(steps, _phases(plan, slack, pl.lit(pl.Series(follows))))
+
+
+def _phases(plan: Plan, slack: int, follows: pl.Expr) -> dict[str, pl.Expr]:
+    """The order of a step's stamps, and its phases within it. `follows`: whether the row before is the step before."""
+    length, wait = pl.col("end_ns") - pl.col("begin_ns"), pl.col("sync_end_ns") - pl.col("compute_end_ns")
+    phases = ("input_ns", "forward_ns", "backward_ns", "optimizer_ns")
+    waits = ("earlier_wait_ns", "buffer_wait_ns", "forward_wait_ns", "backward_wait_ns")
+    stamped = pl.col("compute_end_ns").is_not_null()
+    computed = pl.col("begin_ns") + pl.sum_horizontal(phases[:-1])
+    buffered = pl.col("buffer_end_ns") - pl.col("buffer_begin_ns")
+    rules = {
+        "a step ends before it begins": length <= 0,
+        "a step begins before the one before it ends": follows
+        & (pl.col("begin_ns") < pl.col("end_ns").shift(1) - slack),
+        "a part of a step is negative": pl.min_horizontal(*phases, *waits) < -slack,
+        "the parts of a step are longer than the step": stamped
+        & (pl.sum_horizontal(phases) > length + slack),
+        "backward's compute ends before the step begins, or after its communication": stamped
+        & (
+            (pl.col("compute_end_ns") < pl.col("begin_ns"))
+            | (wait < -slack)
+            | (pl.col("sync_end_ns") > pl.col("end_ns") + slack)
+        ),
+        "backward waits for longer than it lasts": stamped
+        & (wait + pl.col("earlier_wait_ns") + pl.col("backward_wait_ns") > pl.col("backward_ns") + slack),
+        "forward waits for longer than it lasts": stamped
+        & (pl.col("buffer_wait_ns") + pl.col("forward_wait_ns") > pl.col("forward_ns") + slack),
+        "forward's buffers come before or after their step, or take longer than forward waits for them": stamped
+        & (pl.col("buffer_wait_ns") > 0)
+        & (
+            ~buffered.is_between(0, pl.col("buffer_wait_ns") + slack)
+            | (pl.col("buffer_begin_ns") < pl.col("begin_ns") - slack)
+            | (pl.col("buffer_end_ns") > pl.col("sync_end_ns") + slack)
+        ),
+    }
+    if not plan.own_loop:  # an own loop may have its phases in another order
+        rules["the phases of a step are not in order"] = stamped & (
+            (computed > pl.col("sync_end_ns") + slack)
+            | (pl.col("sync_end_ns") + pl.col("optimizer_ns") > pl.col("end_ns") + slack)
+        )
+    return rules
+
+
+def _of_collectives(steps: pl.DataFrame, rows: pl.DataFrame, slack: int) -> Broken:
+    timed = pl.col("arm").is_in([PROBE, REPLAY, FABRIC, PAIRS])
+    done = pl.col("done_ns")
+    yield from _breaking(
+        rows,
+        {
+            "a collective was complete before it was launched or enqueued": (
+                done < pl.col("launch_ns") - slack
+            )
+            | ((done > 0) & (pl.col("enqueue_ns") > done + slack)),
+            "a collective has no time": timed & (pl.min_horizontal("launch_ns", "done_ns") <= 0),
+            "a rank goes on before it began to wait": pl.col("resume_ns") < pl.col("wait_ns"),
+            "a collective has no bytes, or is of no known kind, phase or unit": (
+                pl.min_horizontal("bytes", "calls") < 1
+            )
+            | ~pl.col("kind").is_between(0, len(KINDS) - 1)
+            | ~pl.col("phase").is_between(0, len(PHASES) - 1)
+            | (pl.col("seq") < 0)
+            | (pl.col("unit") < -1),
+        },
+    )
+    each = runs(rows, STEP)
+    ready, launched, ended = (each.frame[f"{name}_ns"].to_numpy() for name in ("ready", "launch", "done"))
+    seq = each.frame["seq"].to_numpy()
+    taken = np.minimum(*(np.where(stamps > 0, stamps, INT_MAX) for stamps in (ready, launched)))
+    of_step = each.table(
+        ["arm"],
+        first=each.least(taken),
+        last=each.most(np.maximum(np.maximum(ready, launched), ended)),
+        rows=each.lengths,
+        different=each.most(seq) - each.least(seq) + 1,
+    ).join(steps.select(*STEP, "begin_ns", "end_ns"), on=STEP, how="left")
+    # A host may enqueue a collective while its device is in an earlier step.
+    room = slack + (pl.col("end_ns") - pl.col("begin_ns")) // 20
+    yield from _breaking(
+        of_step,
+        {
+            "a collective lies outside of its step": (pl.col("first") < pl.col("begin_ns") - room)
+            | (pl.col("last") > pl.col("end_ns") + room),
+            "a collective of a step is missing or twice there": pl.col("different") != pl.col("rows"),
+        },
+    )
+
+
+def _breaking(frame: pl.DataFrame, rules: dict[str, pl.Expr]) -> Broken:
+    """Rows that break a rule, with the rule's words."""
+    flags = frame.select(
+        *(rule.fill_null(value=False).alias(str(k)) for k, rule in enumerate(rules.values()))
+    )
+    for k, why in enumerate(rules):
+        if flags[str(k)].any():
+            yield frame.filter(flags[str(k)]).with_columns(why=pl.lit(why))
+
+
+def _unlike(facts: pl.DataFrame) -> Broken:
+    """Blocks of which a rank recorded other facts than most ranks; all ranks' where there is no majority."""
+    place = ["launch", "block"]
+    differing = facts.filter(pl.struct(FACTS).n_unique().over(place) > 1)
+    most = differing.with_columns(count=pl.len().over(*place, *FACTS), all=pl.len().over(place))
+    odd = most.filter(
+        (pl.col("count") < pl.col("count").max().over(place)) | (pl.col("count") * 2 <= pl.col("all"))
+    )
+    yield odd.with_columns(why=pl.lit("its facts are not those that the other ranks recorded of it"))
+
+
+def _together(rows: pl.LazyFrame, begin: str, end: str, seq: pl.Expr) -> pl.DataFrame:
+    """What `_apart_in_time` needs of some ranks' rows."""
+    group = pl.col("rank") // pl.col("world_size")
+    return rows.select(*STEP, "arm", begun=begin, ended=end, group=group, seq=seq).collect()
+
+
+def _apart_in_time(rows: pl.DataFrame, allowed_ns: int) -> Broken:
+    """Rows of ranks that worked together and yet never at the same time: the rank farthest from the others."""
+    place = ["launch", "block", "step", "seq", "group"]
+    apart = (
+        rows.group_by(place)
+        .agg(begun=pl.col("begun").max(), ended=pl.col("ended").min())
+        .filter(pl.col("begun") > pl.col("ended") + allowed_ns)
+    )
+    if apart.is_empty():
+        return
+    middle = (pl.col("begun") + pl.col("ended")) // 2
+    off = (middle - middle.median().over(place)).abs()
+    odd = rows.join(apart, on=place, how="semi").filter(off == off.max().over(place))
+    yield odd.with_columns(why=pl.lit("it worked with other ranks and never at the same time as they"))
+
+
+def _slack(plan: Plan) -> int:
+    """Of stamps, ns."""
+    return SLACK_NS if plan.spec.topology.device == "cpu" else DEVICE_SLACK_NS
+
+
+def _named(rows: Iterable[pl.DataFrame]) -> list[pl.DataFrame]:
+    return [part.select(list(SCHEMA)).cast(SCHEMA) for part in rows if part.height]  # type: ignore[arg-type]
