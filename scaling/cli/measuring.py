@@ -10,12 +10,12 @@ from scaling.cli.analysing import preflight
 from scaling.errors import InputError
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.jobs import Job, create
-from scaling.launchers.promising import promised, said_left_out
 from scaling.launchers.runner import measure
+from scaling.launchers.tryout import promised
 from scaling.records.paths import RunFolder
 from scaling.records.status import Status
+from scaling.spec.estimate import said_left_out
 from scaling.spec.plan import Plan
-from scaling.spec.sample import said
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -55,8 +55,7 @@ def watch(plan: Plan, folder: RunFolder, *, rounds: bool = True) -> Status:
     from scaling.report.progress import watching  # noqa: PLC0415  rich.progress is slow to import
 
     with watching(plan, rounds=rounds) as progress:
-        detailed = plan.content.detailed
-        for line in (*said_left_out(plan, plan.content), *([said(plan, detailed)] if detailed else [])):
+        for line in said_left_out(plan, plan.content):
             progress({"said": line})
         return measure(plan, folder, progress, preflight)
 

@@ -38,7 +38,6 @@ from scaling.analysis.results import (
 from scaling.analysis.strategies import analyze_strategies, of_strategy
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.batch_search import read_largest
-from scaling.launchers.promising import said_left_out
 from scaling.records.access import find_run
 from scaling.records.check import read_checked
 from scaling.records.checkup import KernelTable, Roofline
@@ -55,6 +54,7 @@ from scaling.records.tables import Tables, write_tables
 from scaling.report.publish import publish
 from scaling.spec.batch_search import Largest
 from scaling.spec.environment import NUMA_BOUND
+from scaling.spec.estimate import said_left_out
 from scaling.spec.plan import PUBLISHED, TRACE, Plan
 from scaling.traces.published.reference import others
 

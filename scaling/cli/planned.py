@@ -8,15 +8,15 @@ from typing import Any
 
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.launcher import describe as shell
-from scaling.launchers.promising import said_left_out
 from scaling.launchers.request import LaunchRequest
 from scaling.records import codec
 from scaling.records.paths import RunFolder
 from scaling.report.asked import case_batches, precisions
+from scaling.report.progress import takes
 from scaling.report.text import count
-from scaling.report.time_left import said as time_said
 from scaling.spec import sample
 from scaling.spec.cases import batches, cases, variants
+from scaling.spec.estimate import said_left_out
 from scaling.spec.plan import Plan
 from scaling.spec.promise import ORDER
 from scaling.spec.run import WARMUP_SHARE, Spec
@@ -179,18 +179,15 @@ def _time(plan: Plan) -> list[str]:
             order,
         ]
     said = said_left_out(plan, plan.content) or ("the budget holds all of it",)
-    parts = time_said(plan).removeprefix(": ")
+    parts = takes(plan).removeprefix(": ")
     return [f"# time      {parts}", *(f"#           {line}" for line in said), order]
 
 
 def _files(plan: Plan) -> list[str]:
-    """Which rounds have details, where rank files would take too much with all of them."""
-    if plan.content.detailed is not None:
-        return [f"#           {sample.said(plan, plan.content.detailed)}"]
-    unknown = plan.promise is None and plan.spec.launcher == "slurm" and not plan.spec.by_case
-    return [
-        f"#           rank files: {sample.bound(plan)}; beyond it only some rounds have details"
-    ] * unknown
+    """What rank files may take, where many hosts write them."""
+    if plan.spec.launcher != "slurm" or plan.spec.by_case:
+        return []
+    return [f"#           rank files: {sample.bound(plan)}; beyond it only some rounds have details"]
 
 
 def _start(plan: Plan) -> list[str]:

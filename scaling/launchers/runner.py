@@ -12,7 +12,6 @@ from scaling.launchers.batch_search import find_largest
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.follow import follow
 from scaling.launchers.launcher import Progress, describe
-from scaling.launchers.promising import said_left_out
 from scaling.launchers.request import LaunchRequest
 from scaling.launchers.settle import earlier_launches, end_between, next_index, settled
 from scaling.launchers.slurm.allocation import interruption
@@ -22,6 +21,7 @@ from scaling.records.launch import described, read_content
 from scaling.records.lock import held
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.status import LaunchStatus, Status, in_words, left, status_of
+from scaling.spec.estimate import said_left_out
 from scaling.spec.plan import Plan
 
 Preflight = Callable[[LaunchFolder, Plan], Iterable[str]]

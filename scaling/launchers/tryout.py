@@ -1,7 +1,8 @@
-"""Try a model in a separate process before a launch: that its step runs, and how long it takes."""
+"""Before a launch: try and time a model's step in a process of its own, and say how long the run takes."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -16,10 +17,8 @@ from scaling.launchers.simulated import build_device
 from scaling.plain import message
 from scaling.records import codec
 from scaling.spec.budget import allowance_s
-from scaling.spec.costs import synthetic_timing
-from scaling.spec.machine import Machine
+from scaling.spec.estimate import Machine, Timing, fit, promise, refusal, synthetic_timing
 from scaling.spec.plan import Plan
-from scaling.spec.promise import Timing
 from scaling.spec.run import Spec
 
 TRY_S = 120
@@ -32,6 +31,28 @@ LOOKS, LOOK_S = 10, 0.01
 """How often, and how far apart, the number of running processes is read."""
 TIMING = "timing "
 """How a line with a timing begins."""
+
+
+def promised(plan: Plan) -> Plan:
+    """The plan with what fits into its budget, and with how long the run takes.
+
+    Without a timed step (none was done in time, or the run's devices are elsewhere) the plan stays as it is, and the
+    launch fits itself. InputError where not even the least fits; it names a budget that is enough.
+    """
+    if plan.spec.launcher == "slurm" or plan.variant is not None:
+        new = plan if plan.variant is None else dataclasses.replace(plan, spec=plan.variant)
+        if needs_trying(new.spec):
+            try_model(new)
+        return plan
+    machine, begin = this_machine(), time.monotonic()
+    timing = time_model(plan, machine)
+    if timing is None:
+        return plan
+    fitted = fit(plan, timing, machine)
+    if not fitted.fits:
+        raise InputError(refusal(plan, timing, fitted.enough_s))
+    estimate = promise(plan, timing, machine, fitted, time.monotonic() - begin)
+    return dataclasses.replace(plan, content=fitted.content, promise=estimate)
 
 
 def needs_trying(spec: Spec) -> bool:

@@ -1,18 +1,17 @@
-"""Fit what a launch measures into its budget, from the time of a step. Pure: no I/O, no torch.
+"""What of a launch fits into its budget, by what its pieces take. Pure: no I/O, no torch.
 
-`scaling plan --time` and `scaling run` fit it from the tryout's steps; rank 0 fits it again from its own.
+A run fits it beforehand from an estimate (scaling.spec.estimate), and rank 0 again from the steps of its warm-up.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from scaling.spec.cases import Case, arms, stages
 from scaling.spec.plan import Plan, Trial
-from scaling.spec.promise import CONTROLS, DETAILS, REPLAYS, SWEEP, WHOLE, Content, Fitted
+from scaling.spec.promise import CONTROLS, DETAILS, REPLAYS, SWEEP, WHOLE, Content
 from scaling.spec.run import LEAST_ROUNDS, WARMUP_SHARE, Measure
 from scaling.spec.sample import Traffic, chosen
 from scaling.spec.schedule import (
@@ -53,7 +52,7 @@ class Costs:
     block_s: Mapping[int, float] = field(default_factory=dict)
     """To begin and end a block of all ranks; BLOCK_S where it is not said, and of one rank alone."""
     traffic: Mapping[int, Traffic] = field(default_factory=dict)
-    """What the blocks record."""
+    """What the blocks record; empty before the launch has counted it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +61,22 @@ class CaseCosts:
 
     step_s: Mapping[tuple[int, int], float]
     """By (world size, case)."""
-    change_s: Mapping[int, float]
+    change_s: Mapping[int, float] = field(default_factory=dict)
     """Changing to a case, which makes its batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """What fits into a budget."""
+
+    content: Content
+    warmup_s: float
+    rounds_s: float
+    """Rounds and all between them."""
+    fits: bool
+    """False where even the least content takes longer."""
+    enough_s: float
+    """A `measure.budget_s` that holds the least content."""
 
 
 def allowance_s(measure: Measure) -> float:
@@ -82,99 +95,104 @@ def fit_training(
     `warm`: the warm-up is over. `within_s`: time for it, if not the allowance.
     """
     measure = plan.spec.measure
-    within = allowance_s(measure) if within_s is None else within_s
+    steps = max(measure.steps, int(SMALL_STEPS_S / max(1e-4, *costs.step_s.values())))
+    within_s = allowance_s(measure) if within_s is None else within_s
 
-    def least_s(content: Content) -> float:
-        rounds = _least_rounds(measure) * _round_s(plan, trials, content, costs, 1, 1)
-        return rounds if warm else rounds + _warmup_s(plan, trials, content, costs, 1)
+    def round_s(content: Content) -> float:
+        return _round_s(plan, trials, content, costs, steps, measure.lead_in)
 
-    content, fits = _first_that_fits(_contents(plan, trials, least_s), least_s, within)
-    warmup = 0.0
-    if not warm:
-        shared = WARMUP_SHARE * measure.budget_s
-        by_chunk = [_warmup_s(plan, trials, content, costs, chunk) for chunk in (CHUNK, 2, 1)]
-        warmup = next((s for s in by_chunk if s <= shared), by_chunk[-1])
-    longest = max(1e-4, *costs.step_s.values())
-    steps = max(measure.steps, int(SMALL_STEPS_S / longest))
-
-    def round_s(of: Content) -> float:
-        return _round_s(plan, trials, of, costs, steps, measure.lead_in)
-
-    time_s = min(measure.budget_s, max(0.0, within - warmup))
-    content = chosen(plan, trials, content, costs.traffic, round_s, steps=steps, rounds_s=time_s)
-    detailed = measure.rounds_max if content.detailed is None else len(content.detailed)
-    others_s = (measure.rounds_max - detailed) * round_s(content.without_details())
-    rounds_s = detailed * round_s(content) + others_s
-    return _fitted(measure, content, least_s, warmup, rounds_s, within, fits=fits, warm=warm)
+    fitted = _fitted(
+        measure,
+        lambda least_s: _contents(plan, trials, least_s),
+        least_round_s=lambda content: _round_s(plan, trials, content, costs, 1, 1),
+        round_s=round_s,
+        warmup_s=None if warm else lambda content, chunk: _warmup_s(plan, trials, content, costs, chunk),
+        within_s=within_s,
+    )
+    if not costs.traffic:
+        return fitted
+    time_s = min(measure.budget_s, within_s)
+    content = chosen(plan, trials, fitted.content, costs.traffic, round_s, steps=steps, rounds_s=time_s)
+    return replace(fitted, content=content)
 
 
 def fit_cases(
     plan: Plan,
-    cases: tuple[Case, ...],
+    asked: tuple[Case, ...],
     costs: CaseCosts,
     *,
     warm: bool = False,
     within_s: float | None = None,
 ) -> Fitted:
-    """What fits of a launch by cases; see `fit_training`."""
+    """What fits of a launch by cases; `warm` and `within_s` as for `fit_training`."""
     measure = plan.spec.measure
-    within = allowance_s(measure) if within_s is None else within_s
 
-    def least_s(content: Content) -> float:
-        rounds = _least_rounds(measure) * _cases_round_s(plan, cases, content, costs, 2)
-        return rounds if warm else rounds + _cases_warmup_s(plan, cases, content, costs, 2)
+    def visits(content: Content, steps: int) -> float:
+        pairs = [pair for _, alive in _alive(plan, asked, content) for pair in alive] * len(arms(plan.spec))
+        return sum(steps * costs.step_s[n, k] + costs.change_s.get(k, 0.0) + BLOCK_S for n, k in pairs)
 
-    content, fits = _first_that_fits(_case_contents(plan, cases), least_s, within)
-    warmup = 0.0
-    if not warm:
-        shared = WARMUP_SHARE * measure.budget_s
-        by_steps = [_cases_warmup_s(plan, cases, content, costs, 1 + steps) for steps in (CHUNK, 2, 1)]
-        warmup = next((s for s in by_steps if s <= shared), by_steps[-1])
-    # Blocks of cases fill the budget whatever their steps take, up to a second each.
-    blocks = sum(len(alive) for _, alive in _alive(plan, cases, content)) * len(arms(plan.spec))
-    rounds_s = measure.rounds_max * max(
-        blocks * (1 + BLOCK_S), _cases_round_s(plan, cases, content, costs, 3)
+    def round_s(content: Content) -> float:
+        """Blocks of cases fill the budget whatever their steps take, up to a second each."""
+        blocks = sum(len(alive) for _, alive in _alive(plan, asked, content)) * len(arms(plan.spec))
+        return max(blocks * (1 + BLOCK_S), visits(content, 3))
+
+    def warmup_s(content: Content, chunk: int) -> float:
+        return sum(
+            (1 + chunk) * costs.step_s[n, k] + costs.change_s.get(k, 0.0)
+            for largest, alive in _alive(plan, asked, content)
+            for n, k in alive
+            if n == largest
+        )
+
+    return _fitted(
+        measure,
+        lambda _least_s: _case_contents(plan, asked),
+        least_round_s=lambda content: visits(content, 2),
+        round_s=round_s,
+        warmup_s=None if warm else warmup_s,
+        within_s=allowance_s(measure) if within_s is None else within_s,
     )
-    return _fitted(measure, content, least_s, warmup, rounds_s, within, fits=fits, warm=warm)
-
-
-def _least_rounds(measure: Measure) -> int:
-    return min(measure.rounds_min, LEAST_ROUNDS)
-
-
-def _first_that_fits(
-    contents: Iterator[Content], least_s: Callable[[Content], float], within: float
-) -> tuple[Content, bool]:
-    """The first content that fits, or the cheapest where none does."""
-    tried: list[tuple[float, Content]] = []
-    for content in contents:
-        took = least_s(content)
-        if took <= within:
-            return content, True
-        tried.append((took, content))
-    return min(tried, key=lambda one: one[0])[1], False
 
 
 def _fitted(
     measure: Measure,
-    content: Content,
-    least_s: Callable[[Content], float],
-    warmup: float,
-    rounds_s: float,
-    within: float,
+    contents: Callable[[Callable[[Content], float]], Iterator[Content]],
     *,
-    fits: bool,
-    warm: bool,
+    least_round_s: Callable[[Content], float],
+    round_s: Callable[[Content], float],
+    warmup_s: Callable[[Content, int], float] | None,
+    within_s: float,
 ) -> Fitted:
-    share = ROOM if warm else ROOM / (1 + WARMUP_SHARE)  # the warm-up has time beside the budget
-    least = least_s(content) - warmup
+    """The first of some contents whose least rounds fit, or the cheapest. `warmup_s`: None where it is over."""
+
+    def least_s(content: Content) -> float:
+        rounds_s = least_rounds(measure) * least_round_s(content)
+        return rounds_s if warmup_s is None else rounds_s + warmup_s(content, 1)
+
+    tried: list[tuple[float, Content]] = []
+    for content in contents(least_s):
+        tried.append((least_s(content), content))
+        if tried[-1][0] <= within_s:
+            break
+    fits = tried[-1][0] <= within_s
+    least, content = tried[-1] if fits else min(tried, key=lambda pair: pair[0])
+    warmup, share = 0.0, ROOM
+    if warmup_s is not None:
+        warmup = max(warmup_s(content, 1), min(warmup_s(content, CHUNK), WARMUP_SHARE * measure.budget_s))
+        share = ROOM / (1 + WARMUP_SHARE)  # the warm-up has time beside the budget
+    rounds_s = min(measure.rounds_max * round_s(content), measure.budget_s, max(0.0, within_s - warmup))
     return Fitted(
-        content=dataclasses.replace(content, whole_s=least_s(WHOLE) * share),
+        content=replace(content, whole_s=least_s(WHOLE) * share),
         warmup_s=warmup,
-        rounds_s=max(min(rounds_s, measure.budget_s, max(0.0, within - warmup)), least if fits else 0.0),
+        rounds_s=max(rounds_s, least - warmup if fits else 0.0),
         fits=fits,
-        enough_s=least_s(content) * share,
+        enough_s=least * share,
     )
+
+
+def least_rounds(measure: Measure) -> int:
+    """The fewest rounds that give an interval."""
+    return min(measure.rounds_min, LEAST_ROUNDS)
 
 
 def _contents(
@@ -186,24 +204,23 @@ def _contents(
     if plan.variant is not None:
         return
     for part in (DETAILS, SWEEP, REPLAYS, CONTROLS):
-        if content.has(part):
-            less = dataclasses.replace(content, without=(*content.without, part))
-            if least_s(less) < least_s(content) * (1 - LEAST_GAIN):
-                content = less
-                yield content
+        less = content.less(part)
+        if least_s(less) < least_s(content) * (1 - LEAST_GAIN):
+            content = less
+            yield content
     for sizes in _fewer(tuple(t.world_size for t in trials)):
-        yield dataclasses.replace(content, world_sizes=sizes)
+        yield replace(content, world_sizes=sizes)
 
 
-def _case_contents(plan: Plan, cases: tuple[Case, ...]) -> Iterator[Content]:
+def _case_contents(plan: Plan, asked: tuple[Case, ...]) -> Iterator[Content]:
     content = plan.content
     yield content
-    held = sorted({case.batch for case in cases if content.has_batch(case.batch)})
+    held = sorted({case.batch for case in asked if content.has_batch(case.batch)})
     for most in reversed(held[:-1]):
-        content = dataclasses.replace(content, batch_most=most)
+        content = replace(content, batch_most=most)
         yield content
     for sizes in _fewer(tuple(n for n in plan.spec.world_sizes if content.holds(n))):
-        yield dataclasses.replace(content, world_sizes=sizes)
+        yield replace(content, world_sizes=sizes)
 
 
 def _fewer(sizes: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -226,17 +243,16 @@ def _round_s(
 ) -> float:
     """One round whose blocks have `steps` timed steps."""
     held = tuple(t for t in trials if content.holds(t.world_size))
-    planned = dataclasses.replace(plan, content=content)
     total = 0.0
-    for block in round_blocks(planned, held, 0, 0, plan.baseline(held)):
+    for block in round_blocks(replace(plan, content=content), held, 0, 0, plan.baseline(held)):
         n = block.trial.world_size
         if block.arm in STEP_ARMS:
-            one = costs.alone_s if block.arm == BARE_ONE else costs.step_s
-            total += (steps + dropped_steps(plan.spec, block.arm, lead_in)) * one.get(n, 0.0)
-        elif block.arm in (FABRIC, PAIRS):
-            total += costs.sweep_s.get(n, 0.0) if block.arm == FABRIC else costs.exchange_s.get(n, 0.0)
+            each_s = costs.alone_s if block.arm == BARE_ONE else costs.step_s
+            total += (steps + dropped_steps(plan.spec, block.arm, lead_in)) * each_s.get(n, 0.0)
+        elif block.arm == FABRIC:
+            total += costs.sweep_s.get(n, 0.0)
         else:
-            total += REPLAYED * costs.exchange_s.get(n, 0.0)
+            total += (1 if block.arm == PAIRS else REPLAYED) * costs.exchange_s.get(n, 0.0)
         total += BLOCK_S if block.arm == BARE_ONE else costs.block_s.get(n, BLOCK_S)
     return total
 
@@ -245,16 +261,13 @@ def _warmup_s(plan: Plan, trials: tuple[Trial, ...], content: Content, costs: Co
     """The warm-up of all trials with `chunk` steps of every loop (see scaling.worker.measure.prepare)."""
     total = 0.0
     held = tuple(t for t in trials if content.holds(t.world_size))
+    new, many = settling_steps(plan.spec) + chunk, len(plan.spec.strategies)
     for trial in (*held, *plan.baseline(held)):
-        n, details = trial.world_size, content.has(DETAILS)
-        step, alone = costs.step_s[n], costs.alone_s[n]
-        new, many = settling_steps(plan.spec) + chunk, len(plan.spec.strategies)
-        total += many * (
-            (2 + chunk) * alone + (new + chunk) * step
-        )  # it fits; the bare loop; plain, and again timed
+        n, step, alone = trial.world_size, costs.step_s[trial.world_size], costs.alone_s[trial.world_size]
+        total += many * ((2 + chunk) * alone + (new + chunk) * step)  # it fits; the bare loop; plain, twice
         if plan.variant is not None:
             total += 2 * alone + new * step
-        elif n > 1 and details:  # DDP alone, the probe's loop, its messages; half a batch
+        elif n > 1 and content.has(DETAILS):  # DDP alone, the probe's loop, its messages; half a batch
             total += many * ((2 * new + 1) * step + chunk * alone / 2)
         if n > 1 and content.has(SWEEP):
             total += costs.sweep_s.get(n, 0.0)
@@ -264,29 +277,11 @@ def _warmup_s(plan: Plan, trials: tuple[Trial, ...], content: Content, costs: Co
 
 
 def _alive(
-    plan: Plan, cases: tuple[Case, ...], content: Content
+    plan: Plan, asked: tuple[Case, ...], content: Content
 ) -> Iterator[tuple[int, list[tuple[int, int]]]]:
     """The largest world size of each stage, and its (world size, case) pairs."""
-    held = [index for index, case in enumerate(cases) if content.has_batch(case.batch)]
+    held = [index for index, case in enumerate(asked) if content.has_batch(case.batch)]
     for stage in stages(plan.spec):
         sizes = [n for n in stage if content.holds(n)]
         if sizes:
             yield max(sizes), list(itertools.product(sizes, held))
-
-
-def _cases_round_s(
-    plan: Plan, cases: tuple[Case, ...], content: Content, costs: CaseCosts, steps: int
-) -> float:
-    visits = [pair for _, alive in _alive(plan, cases, content) for pair in alive] * len(arms(plan.spec))
-    return sum(steps * costs.step_s[n, k] + costs.change_s[k] + BLOCK_S for n, k in visits)
-
-
-def _cases_warmup_s(
-    plan: Plan, cases: tuple[Case, ...], content: Content, costs: CaseCosts, steps: int
-) -> float:
-    return sum(
-        steps * costs.step_s[n, k] + costs.change_s[k]
-        for largest, alive in _alive(plan, cases, content)
-        for n, k in alive
-        if n == largest
-    )

@@ -64,20 +64,6 @@ WHOLE = Content()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
-    """What fits into a budget."""
-
-    content: Content
-    warmup_s: float
-    rounds_s: float
-    """Rounds and all between them."""
-    fits: bool
-    """False where even the least content takes longer."""
-    enough_s: float
-    """A `measure.budget_s` that holds the least content."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Promise:
     """How long a run takes, as it was said at its start, s."""
 
@@ -98,74 +84,3 @@ class Promise:
         """All of it."""
         launch_s = self.start_s + self.warmup_s + self.rounds_s
         return self.tried_s + self.search_s + self.launches * launch_s + self.end_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """How long one step of a batch took in the tryout."""
-
-    batch: int
-    step_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DividedStep:
-    """A rank's part of a step whose layers are divided over `tensor` ranks."""
-
-    tensor: int
-    share: float
-    """What it computes, as a share of the step of one rank alone."""
-    bytes_a_sample: float
-    """What its link carries for divided layers, each way."""
-    calls: int
-    """Collectives of a micro-step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """What one process took to start and to run steps of the model: the tryout's answer."""
-
-    start_s: float
-    """From the start of the process to the built model."""
-    steps: tuple[Sample, ...]
-    """Of the first variant, ascending by batch, at least one."""
-    variants: tuple[float, ...] = (1.0,)
-    """Time of each variant's step over that of the first."""
-    make_s: float = 0.0
-    """To make a batch, a sample."""
-    first_s: float = 0.0
-    """What the first step took beyond the later ones, such as compiling."""
-    parameters_bytes: int = 0
-    bytes_a_sample: float = 0.0
-    """Growth of the peak memory with the batch; 0 where it is not known."""
-    divided: tuple[DividedStep, ...] = ()
-    """By tensor degree; none where no layer is divided, or where that was not timed."""
-
-    def step_s(self, batch: float, variant: int = 0) -> float:
-        """A step's time at a batch, on the line through the two nearest that were timed (or from 0)."""
-        known = [Sample(batch=0, step_s=0.0), *self.steps]
-        above = next((k for k, one in enumerate(known) if one.batch >= batch), len(known) - 1)
-        low, high = known[max(0, above - 1)], known[above]
-        if above == 1:  # between nothing and the least batch
-            return high.step_s * self._times(variant)
-        slope = max(0.0, (high.step_s - low.step_s) / (high.batch - low.batch))
-        if batch > high.batch:
-            # From two small batches a fixed part may be mistaken for growth, or noise for none.
-            slope = max(slope, high.step_s / high.batch / 2)
-        return max(low.step_s, high.step_s + slope * (batch - high.batch)) * self._times(variant)
-
-    def _times(self, variant: int) -> float:
-        return self.variants[variant] if variant < len(self.variants) else self.variants[0]
-
-
-def left_out(content: Content, *, batches: tuple[int, ...], world_sizes: tuple[int, ...]) -> tuple[str, ...]:
-    """What is not measured, in words. `batches`, `world_sizes`: those that are asked for; no batches: not known yet."""
-    most = content.batch_most
-    large = [n for n in batches if most is not None and n > most]
-    sizes = [n for n in world_sizes if not content.holds(n)]
-    return (
-        *([f"batch {', '.join(map(str, large))}"] if large else []),
-        *([f"batches above {most}"] if most is not None and not batches else []),
-        *(IN_WORDS[part] for part in content.without),
-        *([f"world size {', '.join(map(str, sizes))}"] if sizes else []),
-    )

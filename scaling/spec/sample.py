@@ -171,13 +171,9 @@ def _heads_bytes(plan: Plan) -> int:
     return plan.spec.topology.ranks_per_host * (HEAD_BYTES + members * MEMBER_BYTES)
 
 
-def said(plan: Plan, detailed: Collection[int], rounds: int | None = None) -> str:
+def said(plan: Plan, detailed: Collection[int], rounds: int) -> str:
     """Which rounds have details, and why not all. `detailed`: their numbers; `rounds`: how many were measured."""
-    count = sum(rounds is None or number < rounds for number in detailed)
-    if rounds is None:
-        which = f"{count} rounds, the first {LEAST_ROUNDS} and others evenly spread up to {max(detailed)}"
-    else:
-        which = f"{count} of {rounds} rounds, chosen before the run"
+    which = f"{sum(number < rounds for number in detailed)} of {rounds} rounds, chosen before the run"
     if len(detailed) > LEAST_DETAILED:
         return f"details in {which}: with more, rank files would take more than {bound(plan)}"
     return f"details in {which}: rank files may take {bound(plan)}, but {LEAST_DETAILED} rounds have details at least"

@@ -9,7 +9,7 @@ import pytest
 from scaling import resources
 from scaling.errors import ScalingError
 from scaling.launchers.answer import TooLongError, answer
-from scaling.spec.promise import Sample
+from scaling.spec.estimate import Sample
 
 ASKED = Sample(batch=2, step_s=1.0)
 PROGRAMS = {

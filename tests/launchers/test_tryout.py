@@ -9,7 +9,8 @@ from scaling.config.compose import requests
 from scaling.errors import InputError
 from scaling.launchers import tryout
 from scaling.launchers.jobs import plan_request
-from scaling.launchers.tryout import needs_trying, try_model
+from scaling.launchers.tryout import needs_trying, time_model, try_model
+from scaling.spec.estimate import Machine
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.checks.tryout import run_step
 
@@ -102,3 +103,16 @@ def test_what_this_torch_cannot_do_is_refused_before_a_launch(monkeypatch):
     monkeypatch.delattr(FSDPModule, "set_separate_reduce_scatter_group", raising=False)  # torch 2.11 has none
     with pytest.raises(InputError, match=r"^fsdp.separate_reduce_scatter_group=true: torch .* cannot"):
         run_step(spec, 2, Cpu())
+
+
+def test_a_layer_that_cannot_be_divided_is_refused_before_a_launch():
+    asked = (
+        "model=mlp",
+        "model.width=66",
+        *LOCAL,
+        "topology.ranks_per_host=4",
+        "world_sizes=[4]",
+        "parallel=tp",
+    )
+    with pytest.raises(InputError, match=r"parallel\.tensor=4: does not divide"):
+        time_model(plan_request(requests("plan", [*asked]).items[0]), Machine(cores=2))

@@ -10,7 +10,7 @@ from scaling.report.progress import watching
     [(True, "the ranks work"), (False, "the ranks are idle"), (None, "nothing is seen of the ranks")],
 )
 def test_a_silence_says_when_it_will_be_ended(sample, capsys, monkeypatch, moved, state):
-    monkeypatch.setattr("scaling.report.time_left.TimeLeft.due", lambda _self: True)
+    monkeypatch.setattr("scaling.report.progress.TimeLeft.due", lambda _self: True)
     with watching(sample.plan()) as report:
         report({"stage": "end", "silent_s": 5.5, "patience_s": 49.0, "moved": moved})
     said = capsys.readouterr().err.splitlines()[-1]

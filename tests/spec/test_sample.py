@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scaling.cli.planned import describe, document
+from scaling.cli.planned import describe
 from scaling.records.paths import RunFolder
 from scaling.spec.budget import Costs, fit_training
 from scaling.spec.plan import make_plan
@@ -152,16 +152,6 @@ def test_why_is_said_with_the_share_of_a_host(plan_of):
     )
 
 
-def test_the_plan_says_it_on_the_terminal_and_in_json(plan_of, tmp_path):
-    some = replace(plan_of(512), content=Content(detailed=spread(20, 60)))
-    shown = describe(some, RunFolder(tmp_path))
-    assert (
-        "details in 20 rounds, the first 3 and others evenly spread up to 58: with more, rank files" in shown
-    )
-    assert document(some, RunFolder(tmp_path))["content"]["detailed"] == list(spread(20, 60))
-    assert "details in" not in describe(plan_of(), RunFolder(tmp_path))
-
-
 def test_a_plan_for_slurm_which_times_no_step_says_what_decides(plan_of, tmp_path):
     plan = plan_of(512)
     elsewhere = replace(plan, spec=replace(plan.spec, launcher="slurm"))
@@ -171,17 +161,13 @@ def test_a_plan_for_slurm_which_times_no_step_says_what_decides(plan_of, tmp_pat
     )
 
 
-def test_a_promise_counts_rounds_without_details_as_the_shorter_ones_that_they_are(plan_of):
-    """Of 60 rounds that all fit into the time, six have details."""
-    traffic = dict.fromkeys(SIZES, Traffic(calls=8))
+def test_a_launch_that_has_counted_what_it_records_chooses_its_rounds(plan_of):
     each = dict.fromkeys((1, 2, 4, 8), 0.01)
-    costs = Costs(step_s=each, alone_s=each, exchange_s=each, sweep_s=each, traffic=traffic)
-    long, short = (
-        fit_training(plan, plan.trials, costs) for plan in (plan_of(), plan_of(records_bytes_max=1))
-    )
-    assert (long.content.detailed, len(short.content.detailed)) == (None, LEAST_DETAILED)
-    assert short.rounds_s < 0.7 * long.rounds_s
-    assert short.enough_s == long.enough_s  # the first rounds have details
+    costs = Costs(step_s=each, alone_s=each, exchange_s=each, sweep_s=each)
+    plan = plan_of(records_bytes_max=1)
+    counted = replace(costs, traffic=dict.fromkeys(SIZES, Traffic(calls=8)))
+    assert fit_training(plan, plan.trials, costs).content.detailed is None
+    assert len(fit_training(plan, plan.trials, counted, warm=True).content.detailed) == LEAST_DETAILED
 
 
 def test_the_fewest_rounds_are_said_to_be_that_whatever_their_files_take(plan_of):

@@ -10,7 +10,7 @@ from scaling.cli.simulated_run import refuse_simulated
 from scaling.cli.verbs.arguments import split
 from scaling.config.compose import requests
 from scaling.launchers.jobs import jobs_of
-from scaling.launchers.promising import promised
+from scaling.launchers.tryout import promised
 
 
 def main(arguments: list[str]) -> int:

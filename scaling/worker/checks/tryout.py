@@ -1,8 +1,9 @@
-"""`python -m scaling.worker.checks.tryout`: try one step of a model before anything is launched.
+"""`python -m scaling.worker.checks.tryout`: try one step of a model before anything is launched, and time it.
 
 It reads {"spec": ..., "batch": ..., "flops": ..., "time": ..., "step": ..., "began_s": ...} from standard input. If a
 step that was asked for fails, or if `flops` is true and the step has none, it prints one line on standard error and
-ends with status 2. With `time` it prints what steps take, a line after each batch (scaling.worker.checks.timing).
+ends with status 2. With `time` it times steps, from few samples on until one takes long, and prints what is known
+after each batch; scaling.spec.estimate says how long larger ones take.
 
 The step has two samples and runs on the device that the run has here. Where the run's devices are elsewhere it runs on
 the CPU. That one may lack what they have, so a failure there ends with status 75: it shows nothing.
@@ -10,32 +11,46 @@ the CPU. That one may lack what they have, so a failure there ends with status 7
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from scaling.errors import InputError
 from scaling.records.codec import decode, encode
-from scaling.spec.run import Data, Spec
-from scaling.spec.topology import CPU
+from scaling.spec.cases import batches, variants
+from scaling.spec.estimate import Sample, Timing
+from scaling.spec.run import Data, Inject, Spec
+from scaling.spec.topology import CPU, SIMULATED
 from scaling.worker.accelerator.accelerator import Accelerator, Cpu
 from scaling.worker.accelerator.devices import open_device
 from scaling.worker.accelerator.memory import is_out_of_memory
 from scaling.worker.accelerator.precision import Precision
-from scaling.worker.checks.timing import time_steps
 from scaling.worker.checks.work import watching
 from scaling.worker.data.feed import open_feed
-from scaling.worker.data.workload import build
+from scaling.worker.data.workload import Workload, build
+from scaling.worker.measure.inject import Faults
+from scaling.worker.measure.step import Loop
 from scaling.worker.models.options import compiled, loading, shaped
 from scaling.worker.parallel.shard import require_own_reduces
+from scaling.worker.parallel.tensor import divide
 
 SAMPLES = 2
 """Samples of the step; with one, batch normalisation fails."""
 SHOWS_NOTHING = 75
 """Exit status where a step failed on another kind of device than the run's."""
+GROWTH = 4
+"""Each batch that is timed is this many times the one before."""
+STEP_S = 1.0
+"""A batch is timed if its step is expected to take no longer."""
+STEADY_S = 0.5
+"""A step that is shorter is run once more before it is timed."""
 
 
 class StepError(InputError):
@@ -119,6 +134,125 @@ def _pair(batch: Any) -> tuple[Any, Any]:
     if not isinstance(batch, list | tuple) or len(batch) != 2:
         raise TypeError(f"samples of (inputs, targets) are expected, found {type(batch).__name__}")
     return batch[0], batch[1]
+
+
+def require_divisible(spec: Spec, workload: Workload, device: Accelerator) -> None:
+    """InputError for a layer that cannot be divided over as many ranks as the spec asks for.
+
+    torch's `fake` back end stands for the other ranks.
+    """
+    from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415  slow to import
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
+
+    for degree in spec.tensor_degrees:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=degree)
+        try:
+            mesh = init_device_mesh(device.type, (degree,), mesh_dim_names=("tensor",))
+            divide(workload, copy.deepcopy(workload.module), mesh, sequence=spec.parallel.sequence)
+        finally:
+            dist.destroy_process_group()
+
+
+def time_steps(spec: Spec, began_s: float, say: Callable[[Timing], None]) -> None:
+    """Build the model and time its steps. `say` gets the timing after each batch, what is known so far.
+
+    `began_s`: time.monotonic() at the start of the process. A batch on which a step fails is passed over: the model may
+    take others, and the launch says how it failed.
+    """
+    torch.set_num_threads(spec.threads)
+    device = open_device(spec, rank=0, local_rank=0)
+    workload = shaped(build(spec.model.target, spec.model.args), spec)
+    workload.module.to(device.torch_device)
+    if device.type != SIMULATED:
+        require_divisible(spec, workload, device)
+    trained = (p for p in workload.module.parameters() if p.requires_grad)
+    timing = Timing(
+        start_s=time.monotonic() - began_s,
+        steps=(),
+        parameters_bytes=sum(p.numel() * p.element_size() for p in trained),
+    )
+    make = _steps(spec, workload, device)
+    batch: int | None = min(1 if spec.task == "inference" else SAMPLES, largest(spec))
+    while batch is not None:
+        try:
+            step = make(batch)
+            first_s, took_s = _timed_s(step, device), _timed_s(step, device)
+            if took_s < STEADY_S:
+                took_s = min(took_s, _timed_s(step, device))
+        except Exception as error:  # noqa: BLE001  # a model may raise anything
+            print(f"batch {batch}: {type(error).__name__}: {error}", file=sys.stderr)
+        else:
+            first_s = timing.first_s if timing.steps else max(0.0, first_s - took_s)
+            steps = (*timing.steps, Sample(batch=batch, step_s=took_s))
+            timing = dataclasses.replace(timing, steps=steps, first_s=first_s)
+            say(timing)
+        batch = following(spec, batch, timing)
+
+
+def largest(spec: Spec) -> int:
+    """The largest batch that is asked for, samples of a micro-step."""
+    most = max(batches(spec)) if spec.by_case else max(spec.batch_at(n) for n in spec.world_sizes)
+    return max(1, most // spec.accumulation_steps)
+
+
+def following(spec: Spec, batch: int, timing: Timing) -> int | None:
+    """The batch to time after `batch`; None when enough is known. Two batches are timed however long they take."""
+    most, known = largest(spec), len(timing.steps)
+    if batch >= most:
+        return None
+    after = min(most, batch * GROWTH)
+    if known == 0 or timing.step_s(after) <= STEP_S:
+        return after
+    return min(most, 2 * batch) if known == 1 else None
+
+
+def _steps(spec: Spec, workload: Workload, device: Accelerator) -> Callable[[int], Callable[[], None]]:
+    """Makes a step of one micro-step (in inference a forward) on a batch of the run's data; it waits for nothing."""
+    alone = dataclasses.replace(spec, data=dataclasses.replace(spec.data, workers=0))
+    module, load = workload.module, loading(spec, device.load)
+    precision = Precision(variants(spec)[0].precision if spec.by_case else spec.precision, device.type)
+    if spec.task == "inference":
+        module.eval()
+    elif spec.compile and device.type == CPU:  # in inference compiling takes longer than a tryout may
+        module = compiled(module)
+    optimizer = workload.optimizer(workload.module.parameters())
+
+    def make(batch: int) -> Callable[[], None]:
+        if spec.task == "inference":
+            inputs, _ = load(workload.make_batch(batch, torch.Generator().manual_seed(spec.seed)))
+
+            def forward() -> None:
+                with torch.inference_mode(), precision.autocast():
+                    module(inputs)
+
+            return forward
+        loop = Loop(
+            workload=workload,
+            module=module,
+            optimizer=optimizer,
+            fetch=open_feed(alone, workload, batch, rank=0, device=device).fetch,
+            accumulation=1,
+            device=device,
+            precision=precision,
+            faults=Faults(Inject(), rank=0, first_on_host=False),
+            load=load,
+        )
+
+        def step() -> None:
+            with device.clock.window(loop.stamps):
+                loop.plain()
+
+        return step
+
+    return make
+
+
+def _timed_s(step: Callable[[], object], device: Accelerator) -> float:
+    """How long a step takes until the device is done with it."""
+    begin = time.monotonic()
+    step()
+    device.synchronize()
+    return time.monotonic() - begin
 
 
 if __name__ == "__main__":

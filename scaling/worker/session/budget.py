@@ -14,8 +14,7 @@ from scaling.records.paths import RunFolder
 from scaling.spec import sweep
 from scaling.spec.budget import BLOCK_S, CaseCosts, Costs, allowance_s, fit_cases, fit_training
 from scaling.spec.cases import Case
-from scaling.spec.costs import local_ranks
-from scaling.spec.machine import Machine
+from scaling.spec.estimate import Machine, local_ranks
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.promise import Content, Promise
 from scaling.spec.run import WARMUP_SHARE

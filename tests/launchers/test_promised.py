@@ -8,11 +8,11 @@ import pytest
 
 from scaling.config.compose import requests
 from scaling.errors import InputError
+from scaling.launchers import tryout
 from scaling.launchers.jobs import plan_request
-from scaling.launchers.promising import promised, said_left_out
-from scaling.launchers.tryout import time_model
-from scaling.report.time_left import TimeLeft, said
-from scaling.spec.machine import Machine
+from scaling.launchers.tryout import promised, time_model
+from scaling.report.progress import TimeLeft, takes
+from scaling.spec.estimate import Machine, said_left_out
 from scaling.spec.promise import WHOLE
 
 LOCAL = ("topology=local", "topology.device=cpu", "topology.ranks_per_host=2", "measure=quick")
@@ -27,11 +27,17 @@ def slow(*overrides):
     return plan_of("model=synthetic", "model.compute_ms=20000", *overrides)
 
 
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    """Whatever else runs here."""
+    monkeypatch.setattr(tryout, "this_machine", lambda: Machine(cores=2))
+
+
 def test_a_run_says_how_long_it_takes():
     plan = promised(plan_of("model=synthetic"))
     assert plan.content == WHOLE
     assert plan.promise.rounds_s <= plan.spec.measure.budget_s
-    assert re.search(r"start-up .*, then about .*, report .*; .* in all$", said(plan))
+    assert re.search(r"start-up .*, then about .*, report .*; .* in all$", takes(plan))
 
 
 def test_a_budget_that_holds_nothing_is_refused_with_one_that_does():
@@ -46,7 +52,7 @@ def test_a_budget_that_holds_nothing_is_refused_with_one_that_does():
 def test_a_plan_whose_devices_are_elsewhere_is_not_timed():
     plan = plan_of("model=synthetic", "launcher=slurm")
     assert promised(plan) is plan
-    assert said(plan).endswith("no step was timed")
+    assert takes(plan).endswith("no step was timed")
 
 
 def test_a_step_is_timed_by_running_it():
