@@ -85,7 +85,7 @@ def document(path: Path) -> Any:
 
 def _simulated(truth: Truth) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
-        simulate(truth, folder / "run", packed=True)
+        simulate(truth, folder / "run")
         return folder / "run"
 
     return make
