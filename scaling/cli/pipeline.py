@@ -55,8 +55,7 @@ from scaling.report.publish import publish
 from scaling.spec.batch_search import Largest
 from scaling.spec.environment import NUMA_BOUND
 from scaling.spec.estimate import said_left_out
-from scaling.spec.plan import PUBLISHED, TRACE, Plan
-from scaling.traces.published.reference import others
+from scaling.spec.plan import TRACE, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +129,6 @@ def derive(
     plan = read_plan(folder)
     if plan.source == TRACE:
         raise InputError(f"{folder.path}: made from profiler traces; run `scaling trace` on them again")
-    if plan.source == PUBLISHED:
-        raise InputError(
-            f"{folder.path}: made from published logs; run `scaling import mlperf` on them again"
-        )
     status, launches = read_status(folder), Launches(folder, plan)
     plan = dataclasses.replace(plan, content=launches.content or plan.content)
     tables, found = _inspected(folder, plan, launches)
@@ -160,8 +155,6 @@ def derive(
     analysis = dataclasses.replace(analysis, memory=grown)
     if analysis.points:
         analysis = _with_roofline(analysis, launches, plan)
-    if plan.spec.topology.accelerated and not analysis.run.synthetic:
-        analysis = dataclasses.replace(analysis, reference=others(analysis))
     analysis = within(analysis)
     first = of_strategy(tables, plan)
     rebuilt = Rebuilt(

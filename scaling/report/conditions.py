@@ -9,7 +9,7 @@ from scaling.plain import plain
 from scaling.report.asked import case_batches, precisions
 from scaling.report.text import count, moment, ranks
 from scaling.spec.parallel import PIPELINED, Fsdp, show_reshard
-from scaling.spec.plan import HARNESS, PUBLISHED, TRACE, Plan
+from scaling.spec.plan import HARNESS, TRACE, Plan
 from scaling.spec.run import Ddp, Inject, Spec
 from scaling.units import format_duration, format_rate
 
@@ -26,7 +26,7 @@ def conditions(run: RunInfo, plan: Plan | None = None) -> tuple[tuple[str, str],
     named = f" ({run.device_name})" if run.device_name else ""
     modelled = ", SIMULATED: all times are those of a model" if run.simulated else ""
     lines += [("backend", run.backend), ("device", f"{run.device}{named}{modelled}")]
-    traced = plan is not None and plan.source in (TRACE, PUBLISHED)
+    traced = plan is not None and plan.source == TRACE
     launched = f"{count(run.launches, 'launch') if run.launches == 1 else f'{run.launches} launches'}"
     if plan is not None and not traced:
         launcher = "own loop" if plan.own_loop else plan.spec.launcher

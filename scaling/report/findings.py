@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from scaling.analysis.results import (
     Comm,
     DataLoading,
     FabricLevel,
     Fits,
     Measured,
-    OthersKept,
     Overhead,
     PeakMemory,
     Quality,
@@ -208,27 +205,6 @@ def free_line(speedup: Measured) -> str:
     return (
         f"at most x{number(max(1.0, speedup.value), 2)}{within} faster if communication were free, with compute "
         "and optimizer steps as they are"
-    )
-
-
-def reference_lines(found: Sequence[OthersKept]) -> tuple[str, ...]:
-    """What others kept, one line a world size. It says how common a figure is, not whether it is right."""
-    return tuple(_reference_line(one) for one in found)
-
-
-def _reference_line(one: OthersKept) -> str:
-    low, high = (f"{100 * x:.0f}" for x in (one.low, one.high))
-    kept = f"{low} %" if low == high else f"{low}-{high} %"
-    devices = ", ".join(sorted({o.device for o in one.others}))
-    like = "" if "strategy" in one.alike else ", other strategies"
-    sources = list(dict.fromkeys(o.source.split()[0] for o in one.others))
-    named = ", ".join(sources[:3]) + (f" and {len(sources) - 3} more" if len(sources) > 3 else "")
-    over = "one" if one.base_world_size == 1 else f"{one.base_world_size}"
-    terms = f"; {one.terms}" if one.terms else ""
-    trainings = count(len(one.others), "published training")
-    return (
-        f"others at {one.world_size} GPUs kept {kept} over {over} ({trainings} on {devices}{like}, {one.mode} scaling, "
-        f"by {named}{terms}); their machines and models differ"
     )
 
 

@@ -23,7 +23,7 @@ SCHEMA = 1
 RANKS_MAX = 2**14
 """Ranks of a launch, and of a job whose traces are read: every one of them is looked for."""
 
-HARNESS, OWN_LOOP, TRACE, PUBLISHED = SOURCES = ("harness", "own_loop", "trace", "published")
+HARNESS, OWN_LOOP, TRACE = SOURCES = ("harness", "own_loop", "trace")
 """Where the records of a plan come from: `scaling run`, a Probe in another training loop, profiler traces, or logs that
 others have published."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from scaling.cli.main import main
+from scaling.cli.verbs import REMOVED
 from scaling.cli.verbs.arguments import parse, split
 from scaling.errors import InputError
 
@@ -45,3 +47,10 @@ def test_a_value_that_is_missing_or_too_much_is_said_in_a_line(verb, line, said)
     with pytest.raises(InputError) as refused:
         split(verb, line)
     assert str(refused.value) == said
+
+
+@pytest.mark.parametrize(("verb", "word"), REMOVED)
+def test_a_removed_word_names_what_to_use_instead(verb, word, capsys):
+    assert main([verb, word, "file"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"scaling {verb} {word}: {REMOVED[verb, word]}")

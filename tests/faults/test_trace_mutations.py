@@ -12,14 +12,13 @@ import random
 import time
 
 import pytest
-from support import dumps, mllogs
+from support import dumps
 from support.traces import Trace
 
 from scaling.errors import ScalingError
 from scaling.traces.machines.imported import import_log
 from scaling.traces.profiler.files import read_all
 from scaling.traces.profiler.summary import analyse
-from scaling.traces.published.mlperf import import_mlperf
 from scaling.traces.recorders.hang import flight_recorder
 from scaling.traces.recorders.inspected import inspector
 
@@ -119,29 +118,6 @@ class Inspector:
         return figures, set(found["warnings"])
 
 
-class Mlperf:
-    def __init__(self, folder):
-        self.files = []
-        for nodes, seconds in ((1, 100.0), (2, 52.0)):
-            system = {"number_of_nodes": nodes, "accelerators_per_node": 8, "system_name": f"{nodes}xMachine"}
-            for number in range(2):
-                text = mllogs.log((seconds, seconds + 1, seconds, 20), devices=8 * nodes, batch=256)
-                self.files.append(mllogs.write(folder / f"{nodes}", text, number, **system))
-
-    def read(self):
-        figures, said = {}, set()
-        for one in import_mlperf([str(path) for path in self.files]):
-            said |= {w for w in one.analysis.quality.warnings if "throughput of one device" not in w}
-            said |= {
-                one.analysis.run.topology,
-                one.series.mode,
-                *(str(s.global_batch) for s in one.series.sizes),
-            }
-            for point in one.analysis.points:
-                figures[f"samples/s at {point.world_size}"] = point.samples_per_s.value
-        return figures, said
-
-
 class NcclTests:
     def __init__(self, folder):
         rows = []
@@ -203,7 +179,6 @@ KINDS = {
     "flight recorder, JSON": lambda folder: Flight(folder, pickled=False),
     "flight recorder, pickle": lambda folder: Flight(folder, pickled=True),
     "NCCL Inspector": Inspector,
-    "MLPerf": Mlperf,
     "nccl-tests": NcclTests,
     "profiler trace": Kineto,
 }

@@ -58,7 +58,6 @@ from scaling.analysis.results.prediction import (
     PredictedPoint,
     Prediction,
 )
-from scaling.analysis.results.reference import OthersKept, OtherTraining
 from scaling.analysis.results.roofline import CeilingResult, OperatorResult, RooflineResult
 from scaling.analysis.results.run import Analysis, MemoryGrowth, Quality, RunInfo
 from scaling.analysis.results.size import AtSize, at
@@ -114,8 +113,6 @@ __all__ = [
     "NcclGroup",
     "NcclLog",
     "OperatorResult",
-    "OtherTraining",
-    "OthersKept",
     "Overhead",
     "OwnStep",
     "PeakMemory",

@@ -9,7 +9,6 @@ from scaling.analysis.results.fabric import Fabric, Fits
 from scaling.analysis.results.hosts import HostSpeed
 from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.point import Point
-from scaling.analysis.results.reference import OthersKept
 from scaling.analysis.results.roofline import RooflineResult
 from scaling.analysis.results.spread import RankSpread
 from scaling.analysis.results.strategies import StrategyResult
@@ -125,8 +124,6 @@ class Analysis(RunResults):
     """Measured side by side (vary.parallel); the first's points are `points`. Empty where one was measured."""
     study: Study | None = None
     """In study.json: the separate launches that the results were made from."""
-    reference: tuple[OthersKept, ...] = ()
-    """What others' trainings on GPUs kept at these world sizes; empty for other devices and where nothing is known."""
 
     @property
     def whole(self) -> bool:

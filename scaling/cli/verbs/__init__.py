@@ -89,10 +89,6 @@ VERBS: dict[str, Verb] = {
                 "compare RUN --baseline NAME [--keep]",
                 "against the baseline of this machine and model; --keep makes it the baseline",
             ),
-            (
-                "compare RUN --reference [--json]",
-                "beside what others' trainings kept, from published figures",
-            ),
         ),
         options=(
             _JSON,
@@ -109,7 +105,6 @@ VERBS: dict[str, Verb] = {
             Option(
                 "--baseline", "the base is the run kept under NAME for this machine and model", value="NAME"
             ),
-            Option("--reference", "the run's efficiency beside published trainings at its world sizes"),
             Option("--keep", "keep the one run as --baseline NAME, unless the gate is not met"),
             Option("--anyway", "with --keep: keep it although other programs ran beside it"),
             Option(
@@ -241,17 +236,13 @@ VERBS: dict[str, Verb] = {
                 "import KIND FILE [--json] [--name NAME] [--into DIR]",
                 "make conf/topology/NAME.yaml from a tool's file; KIND is nccl-tests, topo or nccl-xml",
             ),
-            (
-                "import mlperf LOG...|FOLDER [--json] [--into DIR]",
-                "result logs of MLPerf Training as scaling results: a folder like a run's for each system and batch",
-            ),
         ),
         options=(
             _JSON,
             Option("--name", "name of the topology; by default the file's name", value="NAME"),
             Option(
                 "--into",
-                "write DIR/topology/NAME.yaml, by default in conf; of mlperf DIR/SERIES, by default in runs",
+                "write DIR/topology/NAME.yaml, by default in conf",
                 value="DIR",
             ),
         ),
@@ -272,6 +263,14 @@ VERBS: dict[str, Verb] = {
     ),
 }
 """Verbs in the order of a user's work; a verb's file has its name."""
+REMOVED = {
+    ("import", "mlperf"): "removed; MLCommons' package mlperf_logging reads these logs",
+    (
+        "compare",
+        "--reference",
+    ): "removed; `scaling compare RUN --baseline NAME` compares with a run of this machine",
+}
+"""Words that a verb no longer takes, and what to use instead."""
 
 _WIDTH = 28
 _LINE = 80

@@ -6,7 +6,7 @@ import argparse
 import keyword
 from typing import NoReturn
 
-from scaling.cli.verbs import VERBS, help_of
+from scaling.cli.verbs import REMOVED, VERBS, help_of
 from scaling.errors import InputError
 
 
@@ -37,6 +37,9 @@ def split(verb: str, arguments: list[str]) -> tuple[list[str], argparse.Namespac
         if not VERBS[verb].composed:
             raise SystemExit(0)
         print()
+    for word in arguments:
+        if (verb, word) in REMOVED:
+            raise InputError(f"scaling {verb} {word}: {REMOVED[verb, word]}")
     parser = _Parser(prog=verb, add_help=False, allow_abbrev=False)
     for option in VERBS[verb].options:
         action = "store" if option.value else "store_true"

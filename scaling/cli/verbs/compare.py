@@ -22,14 +22,12 @@ from scaling.records.access import find_run
 from scaling.records.files import check_writable, make_folder, write_json, write_text
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
-from scaling.report.beside import reference_table
 from scaling.report.html import comparison_page, sweep_page
 from scaling.report.markdown import comparison_markdown, sweep_markdown
 from scaling.report.terminal import print_comparison, print_sweep
 from scaling.report.tracking.wandb import log_comparison
 from scaling.spec.plan import Plan
 from scaling.spec.run import Cost
-from scaling.traces.published.reference import others
 
 PRICE = "cost.usd_per_gpu_hour"
 
@@ -52,7 +50,7 @@ def main(arguments: list[str]) -> int:
     costs = [word for word in words if word.startswith("cost.")]
     name, keep = given.baseline, given.keep
     paths = [word for word in words if word not in costs]
-    count("compare", paths, least=2 if name is None and not given.reference else 1, most=99)
+    count("compare", paths, least=2 if name is None else 1, most=99)
     try:
         ratio = None if given.fail_below is None else float(given.fail_below)
     except ValueError as error:
@@ -65,8 +63,6 @@ def main(arguments: list[str]) -> int:
         raise InputError(f"--undecided {given.undecided}: ok is expected; it makes an undecided gate exit 0")
     if given.undecided and ratio is None:
         raise InputError("--undecided ok: a gate is expected beside it, such as --fail-below 0.95")
-    if given.reference:
-        return _beside_others(paths, as_json=given.json)
     folders = [find_run(path) for path in paths]
     if keep and not given.anyway:
         _require_quiet(folders[0])
@@ -104,19 +100,6 @@ def main(arguments: list[str]) -> int:
             )
         return UNDECIDED
     return _kept(name, folders[1], plans[0]) if keep and name is not None else 0
-
-
-def _beside_others(paths: list[str], *, as_json: bool) -> int:
-    """A run beside published trainings: a table for each of its world sizes."""
-    if len(paths) > 1:
-        raise InputError(f"--reference: one run is expected beside it, {len(paths)} are given")
-    analysis = read_analysis(find_run(paths[0]))
-    found = others(analysis)
-    if as_json:
-        print_json({"run": analysis.run, "reference": found, "points": analysis.points})
-    else:
-        say(*reference_table(analysis, found))
-    return 0
 
 
 def _require_quiet(folder: RunFolder) -> None:

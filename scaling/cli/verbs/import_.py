@@ -1,33 +1,27 @@
-"""`scaling import`: another tool's file about a machine as a topology, or published results as a run's."""
+"""`scaling import`: another tool's file about a machine as a topology."""
 
 from __future__ import annotations
 
 import shlex
-from argparse import Namespace
 from pathlib import Path
 
 from scaling.cli.output import print_json, say
-from scaling.cli.verbs.arguments import count, parse
+from scaling.cli.verbs.arguments import parse
 from scaling.errors import InputError, ScalingError
 from scaling.reading import RefusedError, read_text
-from scaling.records import codec
 from scaling.records.files import write_text
 from scaling.traces.machines.imported import import_log, import_topo, import_xml
 from scaling.traces.machines.layout import clean_name
 
-MLPERF = "mlperf"
 KINDS = {"nccl-tests": import_log, "topo": import_topo, "nccl-xml": import_xml}
 
 
 def main(arguments: list[str]) -> int:
     """Write the topology where --config-dir DIR reads it. Exit status 1 where the log's data are corrupt."""
-    words, given = parse("import", arguments, least=2, most=100_000, of="words (KIND FILE)")
+    words, given = parse("import", arguments, least=2, most=2, of="words (KIND FILE)")
     kind, path = words[0], Path(words[1])
-    if kind == MLPERF:
-        return _published(words[1:], given)
     if kind not in KINDS:
-        raise InputError(f"scaling import {kind}: one of {', '.join((*KINDS, MLPERF))} is expected")
-    count("import", words, least=2, most=2, of=f"words (KIND FILE) of {kind}")
+        raise InputError(f"scaling import {kind}: one of {', '.join(KINDS)} is expected")
     name = clean_name(given.name or path.name.split(".")[0])
     found = KINDS[kind](_read(path), path.name, name)
     if not given.json:
@@ -51,28 +45,6 @@ def main(arguments: list[str]) -> int:
         say(f"# topology    none written: {found.why_none}")
     if found.corrupt:
         raise ScalingError(f"{path}: values came out wrong in this test; no topology is made of it")
-    return 0
-
-
-def _published(paths: list[str], given: Namespace) -> int:
-    """A folder like a run's for each series. `--json` alone writes none."""
-    from scaling.traces.published.mlperf import import_mlperf, summary  # noqa: PLC0415  polars is slow to import
-
-    if given.name:
-        raise InputError("--name: names a topology; a series of MLPerf is named by its benchmark and system")
-    found = import_mlperf(paths)
-    if given.json:
-        print_json(
-            {"kind": MLPERF, "series": [{"name": one.name, **codec.encode(one.analysis)} for one in found]}
-        )
-    write = not given.json or given.into is not None
-    for one in found:
-        into = None if given.into is None else str(Path(given.into) / one.name)
-        from scaling.cli.trace_folder import write_folder  # noqa: PLC0415  plotly is slow to import
-
-        folder = write_folder(one.analysis, one.plan, (), into) if write else None
-        if not given.json:
-            say(*summary(one), f"# report   {folder.report_html if folder else 'none'}")
     return 0
 
 

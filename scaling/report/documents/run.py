@@ -92,8 +92,7 @@ def _sections(
     held = _conditions(analysis, plan)
     failed = [findings.trial_line(t) for t in analysis.trials if t.status not in SETTLED]
     trials = lines(*failed, look="warnings")
-    beside = (*findings.fit_lines(analysis.fits), *findings.reference_lines(analysis.reference))
-    fits = lines(*map(text.sentence, beside), look="prose")
+    fits = lines(*map(text.sentence, findings.fit_lines(analysis.fits)), look="prose")
     verdicts = tuple(_findings(analysis))
     ran = _histories(analysis, histories)
 
