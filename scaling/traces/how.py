@@ -10,7 +10,8 @@ _LINES = (
     (
         "a job that hangs",
         "TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_DUMP_TEMP_FILE=/shared/fr/nccl_trace_rank_",
-        "a dump a rank when a collective times out (torch before 2.9 has other names for the first and the last: "
+        "torchfrtrace --prefix nccl_trace_rank_ /shared/fr reads a dump of each rank "
+        "(torch before 2.9 has other names for the first and the last: "
         "TORCH_NCCL_TRACE_BUFFER_SIZE, TORCH_NCCL_DEBUG_INFO_TEMP_FILE)",
     ),
     (
@@ -18,11 +19,6 @@ _LINES = (
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/fr_ beside them, then on each node: "
         "for p in /tmp/fr_*; do echo 1 > $p; done",
         "the same dumps",
-    ),
-    (
-        "how long its collectives take",
-        "TORCH_NCCL_ENABLE_TIMING=1 beside them",
-        "durations in the same dumps",
     ),
     (
         "the slow rank, and the bandwidth by size",

@@ -58,16 +58,16 @@ def find(paths: Iterable[str]) -> tuple[str, list[Path]]:
             inside = _inside(path)
             if not inside:
                 raise InputError(
-                    f"{path}: no trace in this folder; files that end in .json or .json.gz, dumps of the flight "
-                    "recorder or records of NCCL Inspector are expected"
+                    f"{path}: no trace in this folder; files that end in .json or .json.gz, or records of NCCL "
+                    "Inspector are expected"
                 )
             found.update(inside)
         elif path.exists():
             found[path] = kind_of(path) or PROFILER
         else:
             raise InputError(
-                f"{path}: no such file or folder; a PyTorch profiler trace or a folder of them is expected, a dump of "
-                "the flight recorder, or records of NCCL Inspector"
+                f"{path}: no such file or folder; a PyTorch profiler trace or a folder of them is expected, or records "
+                "of NCCL Inspector"
             )
     kinds = Counter(found.values())
     if len(kinds) > 1:

@@ -150,7 +150,7 @@ def test_a_baseline_that_knows_of_no_ranks_is_one_rank_alone(job, trace, analyse
 def test_a_host_called_worker_is_no_rank(trace, tmp_path, name, rank):
     made = trace().step(1, 0, 100).kernel("gemm", 10, 10, launched=1)
     del made.document["distributedInfo"]
-    (read,), _ = files.read_all([made.write(tmp_path / name)], with_hta=False, meanwhile=lambda: None)
+    (read,), _ = files.read_all([made.write(tmp_path / name)])
     assert read.rank == rank
 
 
@@ -310,3 +310,15 @@ def test_numbers_beyond_64_bits_in_events_are_no_ids(trace, tmp_path, analysed):
     code, found = analysed(made.write(tmp_path / "rank0.json"))
     assert code == 0
     assert value(found["points"][0]["step_ms"]) == 0.05  # from the first kernel's begin to the last one's end
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("nccl_trace_rank_0", b"\x80\x02cos\nsystem\nX\x01\x00\x00\x00."),
+        ("nccl_trace_rank_0.json", b'{"version": "2.10", "pg_config": {}, "entries": []}'),
+    ],
+)
+def test_a_dump_of_the_flight_recorder_is_named_with_torch_s_own_command(tmp_path, capsys, name, data):
+    (tmp_path / name).write_bytes(data)
+    refused(capsys, ["trace", str(tmp_path)], "torchfrtrace --prefix nccl_trace_rank_ ")

@@ -5,9 +5,7 @@
 
 import contextlib
 import io
-import json
 import os
-import pickle
 import random
 import time
 
@@ -19,7 +17,6 @@ from scaling.errors import ScalingError
 from scaling.traces.machines.imported import import_log
 from scaling.traces.profiler.files import read_all
 from scaling.traces.profiler.summary import analyse
-from scaling.traces.recorders.hang import flight_recorder
 from scaling.traces.recorders.inspected import inspector
 
 COUNT = int(os.environ.get("SCALING_MUTATIONS", "80"))
@@ -68,33 +65,6 @@ def line(data, chosen):
 
 
 CHANGES = (digit, digit, byte, cut, hole, twice, junk, line)
-
-
-class Flight:
-    """Four ranks, of which one left a collective out; as JSON or as the pickle of a time-out."""
-
-    def __init__(self, folder, *, pickled):
-        self.files = []
-        for rank in range(4):
-            kinds = [("broadcast", 10), ("all_reduce", 1000), ("all_reduce", 2000)] * 6
-            if rank == 2:
-                del kinds[13]
-            made = [
-                dumps.entry(k, k + 1, kind, many, at_s=k / 1e3) for k, (kind, many) in enumerate(kinds[:14])
-            ]
-            path = dumps.write_dump(folder, rank, made, 4)
-            if pickled:
-                data = pickle.dumps(json.loads(path.read_text()), 2)
-                path.unlink()
-                path = folder / f"nccl_trace_rank_{rank}"
-                path.write_bytes(data)
-            self.files.append(path)
-
-    def read(self):
-        found = flight_recorder(self.files).document
-        faults = [(f["what"], tuple(f["ranks"]), f["seq"], f["collective"]) for f in found["faults"]]
-        # A fault names its ranks and its place: whoever reads it sees what it rests on.
-        return {"faults": len(faults) > 0}, {*found["warnings"], *map(str, faults)}
 
 
 class Inspector:
@@ -167,7 +137,7 @@ class Kineto:
             self.files.append(made.write(folder / f"rank-{rank}.json"))
 
     def read(self):
-        found, problems = read_all(self.files, with_hta=True, meanwhile=lambda: None)
+        found, problems = read_all(self.files)
         if not found:
             raise ScalingError(str(problems[0].why))
         analysis = analyse(found, problems)[0]
@@ -176,8 +146,6 @@ class Kineto:
 
 
 KINDS = {
-    "flight recorder, JSON": lambda folder: Flight(folder, pickled=False),
-    "flight recorder, pickle": lambda folder: Flight(folder, pickled=True),
     "NCCL Inspector": Inspector,
     "nccl-tests": NcclTests,
     "profiler trace": Kineto,

@@ -72,9 +72,7 @@ def document(path: Path) -> Any:
         analysis = study_at(RunFolder(path))[0]
     elif any(path.glob("rank-*.json.gz")):
         files = sorted(path.glob("rank-*.json.gz"))
-        analysis = analyse(
-            *read_all(files, with_hta=False, meanwhile=lambda: None), batch=32, name="trace", with_hta=False
-        )[0]
+        analysis = analyse(*read_all(files), batch=32, name="trace")[0]
     else:
         analysis = derive(RunFolder(path))[0].analysis
     values: Any = json.loads(json.dumps(encode(analysis)).replace(str(path), "RUN"))

@@ -85,57 +85,6 @@ class Dilation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HtaRank:
-    """HolisticTraceAnalysis' temporal breakdown and overlap of one rank."""
-
-    rank: int
-    idle_us: float
-    compute_us: float
-    non_compute_us: float
-    kernel_us: float
-    idle_percent: float | None
-    compute_percent: float | None
-    non_compute_percent: float | None
-    overlap_percent: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HtaTime:
-    """The sum of kernels' durations, as HTA has it."""
-
-    kernel_type: str
-    sum_us: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HtaKernelType(HtaTime):
-    """HTA's time by type of kernel, over all ranks."""
-
-    percent: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HtaKernel(HtaTime):
-    """HTA's kernel breakdown."""
-
-    name: str
-    rank: int
-    max_us: float
-    min_us: float
-    mean_us: float
-    std_us: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hta:
-    """HolisticTraceAnalysis' quantities."""
-
-    ranks: tuple[HtaRank, ...]
-    kernel_types: tuple[HtaKernelType, ...]
-    kernels: tuple[HtaKernel, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Traced(AtSize):
     """One job's traces."""
 
@@ -149,4 +98,3 @@ class Traced(AtSize):
     """How far apart a collective's ends lie on its ranks' own clocks."""
     kinds: tuple[TracedKind, ...] = ()
     """Longest first."""
-    hta: Hta | None = None

@@ -204,13 +204,12 @@ VERBS: dict[str, Verb] = {
     "trace": Verb(
         calls=(
             (
-                "trace PATH... [--json] [--hta] [--out DIR] [--batch N] [--name NAME] [--wandb]",
+                "trace PATH... [--json] [--out DIR] [--batch N] [--name NAME] [--wandb]",
                 "the same decomposition from existing profiler traces; N samples a rank and step",
             ),
             (
                 "trace PATH... [--json] [--beside LOG]",
-                "who waits for whom, from dumps of PyTorch's flight recorder; bandwidth, skew and the slow rank, "
-                "from NCCL Inspector's records, beside a log of nccl-tests",
+                "bandwidth, skew and the slow rank, from NCCL Inspector's records, beside a log of nccl-tests",
             ),
             ("trace --how", "how to get such files from a job that runs without this program"),
         ),
@@ -222,7 +221,6 @@ VERBS: dict[str, Verb] = {
                 value="LOG",
             ),
             Option("--how", "print how to get such files: one line each"),
-            Option("--hta", "also print HolisticTraceAnalysis' quantities, by its own definitions"),
             Option("--out", "the folder to write", value="DIR"),
             Option("--batch", "samples a rank and step, for throughput", value="N"),
             Option("--name", "the model's name in the report", value="NAME"),
@@ -269,6 +267,10 @@ REMOVED = {
         "compare",
         "--reference",
     ): "removed; `scaling compare RUN --baseline NAME` compares with a run of this machine",
+    (
+        "trace",
+        "--hta",
+    ): "removed; `pip install HolisticTraceAnalysis` has what prints its quantities",
 }
 """Words that a verb no longer takes, and what to use instead."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 from argparse import Namespace
 from pathlib import Path
 
@@ -33,26 +34,19 @@ def main(arguments: list[str]) -> int:
                 "--beside: records of NCCL Inspector are expected with it; these are profiler traces"
             )
         return _profiled(files, given, batch)
-    unused = next(
-        (f"--{name}" for name in ("hta", "out", "batch", "name", "wandb") if getattr(given, name)), None
-    )
+    if kind == kinds.FLIGHT:
+        raise InputError(_flight(files[0]))
+    unused = next((f"--{name}" for name in ("out", "batch", "name", "wandb") if getattr(given, name)), None)
     if unused:
         raise InputError(f"{unused}: is for traces of the profiler; these are {kinds.NAMES[kind]}")
-    return _recorded(kind, files, given)
+    return _recorded(files, given)
 
 
-def _recorded(kind: str, files: list[Path], given: Namespace) -> int:
-    """What a recorder wrote; prints and writes no folder."""
-    if kind == kinds.FLIGHT:
-        from scaling.traces.recorders.hang import flight_recorder  # noqa: PLC0415  scipy is slow to import
+def _recorded(files: list[Path], given: Namespace) -> int:
+    """What NCCL Inspector wrote; prints and writes no folder."""
+    from scaling.traces.recorders.inspected import inspector  # noqa: PLC0415  scipy is slow to import
 
-        if given.beside:
-            raise InputError("--beside: records of NCCL Inspector are expected with it; these are dumps")
-        found = flight_recorder(files)
-    else:
-        from scaling.traces.recorders.inspected import inspector  # noqa: PLC0415
-
-        found = inspector(files, Path(given.beside) if given.beside else None)
+    found = inspector(files, Path(given.beside) if given.beside else None)
     if given.json:
         print_json(found.document)
     else:
@@ -60,9 +54,15 @@ def _recorded(kind: str, files: list[Path], given: Namespace) -> int:
     return 0 if found.complete else 3
 
 
+def _flight(path: Path) -> str:
+    prefix = path.name.removesuffix(".json").rstrip("0123456789")
+    command = shlex.join(["torchfrtrace", "--prefix", prefix, str(path.parent)])
+    return f"{path}: a dump of PyTorch's flight recorder; torch's own command reads all ranks' pickles: {command}"
+
+
 def _profiled(files: list[Path], given: Namespace, batch: int | None) -> int:
     pages = not given.json or given.out is not None
-    found, problems = read_all(files, with_hta=given.hta, meanwhile=lambda: _load(pages=pages))
+    found, problems = read_all(files, meanwhile=lambda: _load(pages=pages))
     if not found:
         raise ScalingError(
             f"none of {len(files)} files can be used: "
@@ -72,7 +72,7 @@ def _profiled(files: list[Path], given: Namespace, batch: int | None) -> int:
     from scaling.traces.profiler.summary import analyse  # noqa: PLC0415  after the processes that read: scipy has threads
 
     name = given.name or "trace"
-    analysis, plan, drawn = analyse(found, problems, batch=batch, name=name, with_hta=given.hta)
+    analysis, plan, drawn = analyse(found, problems, batch=batch, name=name)
     code = 0 if not problems and all(t.status == "done" for t in analysis.trials) else 3
     if given.json:
         print_json(analysis)

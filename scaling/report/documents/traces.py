@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scaling.analysis.results.traces import Hta, Traced
+from scaling.analysis.results.traces import Traced
 from scaling.report.model import PAGE, TERMINAL, Section, Table, heads, lines
 from scaling.report.text import NONE, cell, count, number, quantity, ranks, value_of
 from scaling.units import format_bytes
@@ -13,15 +13,13 @@ COLLECTIVES_SHOWN = 12
 """Rows of collectives, those that take longest first."""
 RANKS_SHOWN = 64
 """Rows of ranks."""
-HTA_TITLE = "HolisticTraceAnalysis' quantities, by its definitions"
 
 
 def section(traced: Traced) -> Section:
     """The tables of one job's traces."""
-    hta = tuple(_hta_tables(traced.hta)) if traced.hta else ()
     said = lines(*_lines(traced))
     kinds = (_kind_table(traced),) if len(traced.kinds) > 1 else ()
-    on_page = (_rank_table(traced), *kinds, _collective_table(traced), *hta, said)
+    on_page = (_rank_table(traced), *kinds, _collective_table(traced), said)
     return Section(title=_title(traced), blocks=on_page, on=TERMINAL | PAGE)
 
 
@@ -111,34 +109,3 @@ def _lines(traced: Traced) -> Iterator[str]:
             f"a collective ends within {quantity(traced.end_spread_us, 'us')} on all its ranks (median): the "
             "clocks agree so closely, and skew is separated from transfer no better than that"
         )
-
-
-def _hta_tables(hta: Hta) -> Iterator[Table]:
-    """HolisticTraceAnalysis' temporal breakdown with its overlap, and its time by type of kernel."""
-    columns = heads(
-        "rank",
-        ("idle", "us"),
-        ("compute", "us"),
-        ("non-compute", "us"),
-        ("kernel", "us"),
-        ("idle", "%"),
-        ("compute", "%"),
-        ("overlap", "%"),
-    )
-    rows = tuple(
-        (
-            str(r.rank),
-            *(f"{v:.3f}" for v in (r.idle_us, r.compute_us, r.non_compute_us, r.kernel_us)),
-            *(
-                NONE if v is None else f"{v:.2f}"
-                for v in (r.idle_percent, r.compute_percent, r.overlap_percent)
-            ),
-        )
-        for r in hta.ranks
-    )
-    yield Table(columns=columns, rows=rows, title=HTA_TITLE)
-    types = tuple(
-        (t.kernel_type, f"{t.sum_us:.3f}", NONE if t.percent is None else f"{t.percent:.1f}")
-        for t in hta.kernel_types
-    )
-    yield Table(columns=(("kernel type", ""), ("sum", "us"), ("share", "%")), rows=types)

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scaling.analysis.results.traces import HtaKernel, HtaRank
 from scaling.reading import as_number
 from scaling.spec.plan import RANKS_MAX
-from scaling.traces.profiler import hta
 from scaling.traces.profiler.columns import Trace
 from scaling.traces.profiler.decompose import Parts, decompose
 from scaling.traces.profiler.read import read_trace
@@ -46,7 +44,6 @@ class RankTrace:
     absurd: int
     odd: int
     parts: Parts
-    hta: tuple[HtaRank, dict[str, int], tuple[HtaKernel, ...]] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,30 +56,28 @@ class UnreadFile:
 
 
 def read_all(
-    paths: list[Path], *, with_hta: bool, meanwhile: Callable[[], object]
+    paths: list[Path], meanwhile: Callable[[], object] = lambda: None
 ) -> tuple[list[RankTrace], list[UnreadFile]]:
     """Read every file; also those that could not be read, which do not affect the others.
 
     Where other processes read, `meanwhile` is called here after all of them have started.
     """
-    jobs = [(path, with_hta) for path in paths]
-    workers = min(len(jobs), os.cpu_count() or 1)
+    workers = min(len(paths), os.cpu_count() or 1)
     if workers < 2 or sum(p.stat().st_size for p in paths) < SMALL_BYTES:
-        results = [_read(job) for job in jobs]
+        results = [_read(path) for path in paths]
     else:
         from concurrent.futures import ProcessPoolExecutor  # noqa: PLC0415  slow to import
 
         # Fork shares the imported modules. It is safe: this process has no threads yet.
         method = "fork" if sys.platform == "linux" else "spawn"
         with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context(method)) as pool:
-            reading = pool.map(_read, jobs)
+            reading = pool.map(_read, paths)
             meanwhile()
             results = list(reading)
     return [r for r in results if isinstance(r, RankTrace)], [r for r in results if isinstance(r, UnreadFile)]
 
 
-def _read(job: tuple[Path, bool]) -> RankTrace | UnreadFile:
-    path, with_hta = job
+def _read(path: Path) -> RankTrace | UnreadFile:
     by_name = _RANK.findall(path.name)
     named = as_number("".join(by_name[-1])) if by_name else None
     try:
@@ -111,7 +106,6 @@ def _read(job: tuple[Path, bool]) -> RankTrace | UnreadFile:
         absurd=trace.absurd,
         odd=trace.odd,
         parts=parts,
-        hta=hta.breakdown(trace, rank or 0) if with_hta else None,
     )
 
 

@@ -20,9 +20,8 @@ from scaling.analysis.results import (
     TrialStatus,
 )
 from scaling.analysis.results.measured import Measured
-from scaling.analysis.results.traces import Hta, Traced, TracedRank
+from scaling.analysis.results.traces import Traced, TracedRank
 from scaling.spec.plan import Plan
-from scaling.traces.profiler import hta
 from scaling.traces.profiler.drawn import timeline
 from scaling.traces.profiler.files import RankTrace, UnreadFile
 from scaling.traces.profiler.jobs import TracedRanks, jobs, listed
@@ -45,15 +44,12 @@ def analyse(
     *,
     batch: int | None = None,
     name: str = "trace",
-    with_hta: bool = False,
 ) -> tuple[Analysis, Plan, tuple[Timeline, ...]]:
     """The contents of analysis.json, a plan that describes the run, and a typical step of each world size."""
     made, said = jobs(found, problems)
     matched = {job.world_size: _match(job) for job in made}
     tables = {job.world_size: table(job, matched[job.world_size]) for job in made}
-    traced = tuple(
-        _traced(job, matched[job.world_size], tables[job.world_size], with_hta=with_hta) for job in made
-    )
+    traced = tuple(_traced(job, matched[job.world_size], tables[job.world_size]) for job in made)
     base = min((t for t in tables.items()), default=None, key=lambda item: item[0])
     points = tuple(_point(job, matched[job.world_size], tables[job.world_size], base, batch) for job in made)
     plan = trace_plan(made, batch, name, found)
@@ -122,7 +118,7 @@ def _match(job: TracedRanks) -> Matched:
     )
 
 
-def _traced(job: TracedRanks, matched: Matched, table: Table, *, with_hta: bool) -> Traced:
+def _traced(job: TracedRanks, matched: Matched, table: Table) -> Traced:
     def of(name: str, rank: int) -> Measured:
         found = table.of(name, rank)
         assert found is not None
@@ -148,12 +144,6 @@ def _traced(job: TracedRanks, matched: Matched, table: Table, *, with_hta: bool)
         )
         for r, f in job.ranks.items()
     )
-    shown = [f.hta for f in job.ranks.values() if f.hta is not None]
-    found = Hta(
-        ranks=tuple(h[0] for h in shown),
-        kernel_types=hta.kernel_types([h[1] for h in shown]),
-        kernels=tuple(kernel for h in shown for kernel in h[2]),
-    )
     spread = [float(i.spread) / 1e3 for i in matched.instances]
     return Traced(
         world_size=job.world_size,
@@ -164,7 +154,6 @@ def _traced(job: TracedRanks, matched: Matched, table: Table, *, with_hta: bool)
         kinds=kinds(job),
         dilation=dilation(job),
         end_spread_us=Measured(float(np.median(spread)), n=len(spread)) if spread else None,
-        hta=found if with_hta and shown else None,
     )
 
 

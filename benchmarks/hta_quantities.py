@@ -1,4 +1,6 @@
-"""HolisticTraceAnalysis' quantities by its own definitions, to compare with numbers that it gave.
+"""HolisticTraceAnalysis' quantities by its own definitions, from traces as `scaling trace` reads them.
+
+    python benchmarks/hta_quantities.py FOLDER      one JSON document; benchmarks/traces.py compares it with HTA's
 
 As its 0.5.0 computes them with `include_last_profiler_step=True`, but for one thing: fractional microseconds
 are kept, where it moves each begin up and each end down to a whole one. Its definitions differ from the
@@ -8,15 +10,19 @@ everything on a stream counts as activity, stream synchronisation too, and sever
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.analysis.results.traces import HtaKernel, HtaKernelType, HtaRank
 from scaling.traces.profiler import signs
 from scaling.traces.profiler.columns import Trace
+from scaling.traces.profiler.read import read_trace
 from scaling.traces.profiler.signs import launched
 from scaling.traces.profiler.spans import Ints, Spans, common, merged, running
 
@@ -41,7 +47,7 @@ def kind_of(name: str) -> str:
     return OTHER if _NO_COMPUTE.match(name) else COMPUTATION
 
 
-def breakdown(trace: Trace, rank: int) -> tuple[HtaRank, dict[str, int], tuple[HtaKernel, ...]] | None:
+def breakdown(trace: Trace, rank: int) -> tuple[dict[str, Any], dict[str, int], list[dict[str, Any]]] | None:
     """One rank's times, ns by type and combination of types, and its kernels; None without events on a stream."""
     gpu = trace.gpu
     counted = _counted(trace)
@@ -57,36 +63,32 @@ def breakdown(trace: Trace, rank: int) -> tuple[HtaRank, dict[str, int], tuple[H
     def percent(part: int) -> float | None:
         return 100 * part / whole if whole else None
 
-    found = HtaRank(
-        rank=rank,
-        idle_us=(whole - active) / 1e3,
-        compute_us=compute / 1e3,
-        non_compute_us=(active - compute) / 1e3,
-        kernel_us=whole / 1e3,
-        idle_percent=percent(whole - active),
-        compute_percent=percent(compute),
-        non_compute_percent=percent(active - compute),
-        overlap_percent=100 * overlap / sets[1].length if sets[1].length else None,
-    )
-    kernels = tuple(
+    found = {
+        "rank": rank,
+        "idle_us": (whole - active) / 1e3,
+        "compute_us": compute / 1e3,
+        "non_compute_us": (active - compute) / 1e3,
+        "kernel_us": whole / 1e3,
+        "idle_percent": percent(whole - active),
+        "compute_percent": percent(compute),
+        "non_compute_percent": percent(active - compute),
+        "overlap_percent": 100 * overlap / sets[1].length if sets[1].length else None,
+    }
+    kernels = [
         kernel
         for k, kind in enumerate(TYPES)
         for kernel in _kernels(trace.names, index[kinds == k], (end - begin)[kinds == k] / 1e3, kind, rank)
-    )
+    ]
     return found, _combinations(sets), kernels
 
 
-def kernel_types(ranks: list[dict[str, int]]) -> tuple[HtaKernelType, ...]:
-    """Time by type and combination of types over all ranks, largest first."""
+def kernel_types(ranks: list[dict[str, int]]) -> list[dict[str, Any]]:
+    """Time by type and combination of types over all ranks."""
     total: dict[str, int] = {}
     for rank in ranks:
         for name, ns in rank.items():
             total[name] = total.get(name, 0) + ns
-    whole = sum(total.values())
-    return tuple(
-        HtaKernelType(kernel_type=name, sum_us=ns / 1e3, percent=100 * ns / whole if whole else None)
-        for name, ns in sorted(total.items(), key=lambda item: -item[1])
-    )
+    return [{"kernel_type": name, "sum_us": ns / 1e3} for name, ns in total.items()]
 
 
 def _counted(trace: Trace) -> Ints:
@@ -112,37 +114,33 @@ def _combinations(sets: list[Spans]) -> dict[str, int]:
 
 def _kernels(
     names: tuple[str, ...], index: Ints, us: NDArray[np.float64], kind: str, rank: int
-) -> tuple[HtaKernel, ...]:
-    """Sums by name, largest first. As in HolisticTraceAnalysis, `others` has the statistics of its sums."""
+) -> list[dict[str, Any]]:
+    """Sums by name, largest first."""
     order = np.argsort(index, kind="stable")
     parts = np.split(us[order], np.flatnonzero(np.diff(index[order])) + 1) if len(us) else []
     there = np.flatnonzero(np.bincount(index))
-    rows = [(names[k], *_statistics(part)) for k, part in zip(there, parts, strict=True)]
+    rows = [(names[k], float(part.sum())) for k, part in zip(there, parts, strict=True)]
     rows.sort(key=lambda row: -row[1])
     if len(rows) > KERNELS:
-        running = np.cumsum([row[1] for row in rows])
-        limit = float(np.quantile(running, QUANTILE))
-        kept = [row for k, row in enumerate(rows) if running[k] <= limit and k < KERNELS]
-        rest = np.array([row[1] for row in rows if row not in kept])
-        # HolisticTraceAnalysis groups the others once more: each is a single sum, its own extremes and mean.
-        rows = [(name, total, total, total, total, 0.0) for name, total, *_ in kept]
-        rows.append(("others", *_statistics(rest)))
-    return tuple(
-        HtaKernel(
-            name=name,
-            kernel_type=kind,
-            rank=rank,
-            sum_us=total,
-            max_us=most,
-            min_us=least,
-            mean_us=mean,
-            std_us=std,
-        )
-        for name, total, most, least, mean, std in rows
-    )
+        running_sum = np.cumsum([row[1] for row in rows])
+        limit = float(np.quantile(running_sum, QUANTILE))
+        kept = [row for k, row in enumerate(rows) if running_sum[k] <= limit and k < KERNELS]
+        rows = [*kept, ("others", sum(row[1] for row in rows if row not in kept))]
+    return [{"name": name, "kernel_type": kind, "rank": rank, "sum_us": total} for name, total in rows]
 
 
-def _statistics(us: NDArray[np.float64]) -> tuple[float, float, float, float, float]:
-    """Sum, largest, smallest, mean, standard deviation (0 for one value)."""
-    deviation = float(us.std(ddof=1)) if len(us) > 1 else 0.0
-    return float(us.sum()), float(us.max()), float(us.min()), float(us.mean()), deviation
+def main(folder: Path) -> None:
+    ranks = []
+    for rank, path in enumerate(sorted(folder.glob("rank-*.json.gz"))):
+        ranks.append(breakdown(read_trace(path), rank))
+    known = [rank for rank in ranks if rank is not None]
+    document = {
+        "ranks": [rank[0] for rank in known],
+        "kernel_types": kernel_types([rank[1] for rank in known]),
+        "kernels": [kernel for rank in known for kernel in rank[2]],
+    }
+    print(json.dumps(document))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
