@@ -28,7 +28,6 @@ from scaling.analysis.results import (
     Point,
     Verdict,
 )
-from scaling.analysis.statistics.fits import fits
 from scaling.analysis.statistics.rounds import Floats
 from scaling.analysis.verdicts.by_measure import Host
 from scaling.analysis.verdicts.offered import Gain, no_gain
@@ -95,7 +94,6 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         run=run_info(plan, ending),
         points=tuple(points),
         fabric=fabric,
-        fits=fits(points, spec.mode),
         inference=(),
         verdicts=_verdicts(used, plan, tuple(points), fabric, records, ending),
         quality=quality(

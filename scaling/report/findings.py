@@ -6,7 +6,6 @@ from scaling.analysis.results import (
     Comm,
     DataLoading,
     FabricLevel,
-    Fits,
     Measured,
     Overhead,
     PeakMemory,
@@ -206,22 +205,6 @@ def free_line(speedup: Measured) -> str:
         f"at most x{number(max(1.0, speedup.value), 2)}{within} faster if communication were free, with compute "
         "and optimizer steps as they are"
     )
-
-
-def fit_lines(fits: Fits) -> tuple[str, ...]:
-    """Laws fitted over the world sizes, one line each."""
-    lines = []
-    if fits.karp_flatt:
-        each = ", ".join(f"{percent(k.serial_fraction)} at {ranks(k.world_size)}" for k in fits.karp_flatt)
-        lines.append(f"serial fraction (Karp-Flatt): {each}")
-    if fits.usl:
-        peak = fits.usl.peak_world_size
-        most = f"; by it throughput is highest at {ranks(round(peak))}" if peak else ""
-        lines.append(
-            f"Universal Scalability Law: contention {quantity(fits.usl.sigma)}, "
-            f"coherency {quantity(fits.usl.kappa)}{most}"
-        )
-    return tuple(lines)
 
 
 def level_line(level: FabricLevel) -> str:

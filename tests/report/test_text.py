@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from support.results import about
 
-from scaling.analysis.results import Fabric, Fits, KarpFlatt, Loss, Measured, TokenBalance, TrialStatus, Usl
+from scaling.analysis.results import Fabric, Loss, Measured, TokenBalance, TrialStatus
 from scaling.report import findings, text
 from scaling.report.answer import answer
 from scaling.report.html import page
@@ -293,35 +293,6 @@ def test_the_answer_over_several_ranks_does_not_speak_of_ideal(sample):
     points = tuple(replace(p, base_world_size=2) for p in sample.good().points)
     said = answer(replace(sample.good(), points=points, verdicts=()))
     assert said == "At 4 ranks the run keeps 57.4 % ±1.2 of the throughput a rank at 2 ranks."
-
-
-SERIAL = KarpFlatt(world_size=4, serial_fraction=about(0.031, 0.002))
-LAW = Usl(sigma=about(0.021, 0.003), kappa=about(0.0012, 0.0004), peak_world_size=28.6)
-
-
-def test_fitted_laws_are_a_line_each():
-    assert findings.fit_lines(Fits()) == ()
-    assert findings.fit_lines(Fits(karp_flatt=(SERIAL,), usl=LAW)) == (
-        "serial fraction (Karp-Flatt): 3.1 % ±0.2 at 4 ranks",
-        "Universal Scalability Law: contention 0.021 ±0.003, coherency 0.0012 ±0.0004; "
-        "by it throughput is highest at 29 ranks",
-    )
-    (flat,) = findings.fit_lines(Fits(usl=replace(LAW, peak_world_size=None)))
-    assert flat.endswith("coherency 0.0012 ±0.0004")
-
-
-def test_they_stand_in_every_report(sample):
-    analysis = replace(sample.good(), fits=Fits(karp_flatt=(SERIAL,), usl=LAW))
-    terminal = io.StringIO()
-    print_analysis(Console(file=terminal, width=80, no_color=True), analysis, sample.plan())
-    shown = (
-        terminal.getvalue(),
-        unescape(page(analysis, sample.plan(), ())).replace("\N{NO-BREAK SPACE}", " "),
-        markdown(analysis, sample.plan()),
-    )
-    for said in (" ".join(one.split()) for one in shown):
-        assert "Serial fraction (Karp-Flatt): 3.1 % ±0.2 at 4 ranks." in said
-        assert "by it throughput is highest at 29 ranks." in said
 
 
 def test_a_trial_of_which_something_was_measured_is_not_called_missing(sample):

@@ -16,7 +16,6 @@ from scaling.analysis.results import (
     CurvePoint,
     Fabric,
     FabricLevel,
-    Fits,
     Loss,
     Measured,
     Point,
@@ -110,7 +109,6 @@ def analysis() -> Analysis:
         run=run_info(),
         points=(alone, both),
         fabric=Fabric(levels=(level,)),
-        fits=Fits(),
         inference=(),
         verdicts=(verdict,),
         quality=Quality(

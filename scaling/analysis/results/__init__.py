@@ -22,12 +22,9 @@ from scaling.analysis.results.fabric import (
     CurvePoint,
     Fabric,
     FabricLevel,
-    Fits,
-    KarpFlatt,
     NcclChoice,
     NcclGroup,
     NcclLog,
-    Usl,
 )
 from scaling.analysis.results.hosts import HostSpeed
 from scaling.analysis.results.measured import LAUNCHES_MIN, Measured, ratio_of
@@ -98,11 +95,9 @@ __all__ = [
     "Drawn",
     "Fabric",
     "FabricLevel",
-    "Fits",
     "HostSpeed",
     "HostSteps",
     "InferenceCase",
-    "KarpFlatt",
     "LargestBatch",
     "Latency",
     "Loss",
@@ -148,7 +143,6 @@ __all__ = [
     "TrainingCase",
     "TrialStatus",
     "Turns",
-    "Usl",
     "Verdict",
     "Verification",
     "at",

@@ -91,27 +91,3 @@ class Fabric:
     def nccl_group(self, world_size: int) -> NcclGroup | None:
         """How NCCL connected `world_size` ranks; None where the log does not say."""
         return at(world_size, self.nccl.groups) if self.nccl else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KarpFlatt(AtSize):
-    """Serial fraction by Karp and Flatt (1990), strong scaling only."""
-
-    serial_fraction: Measured
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usl:
-    """Universal Scalability Law (Gunther 2007): contention sigma and coherency kappa."""
-
-    sigma: Measured
-    kappa: Measured
-    peak_world_size: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fits:
-    """Scaling laws fitted over world sizes."""
-
-    karp_flatt: tuple[KarpFlatt, ...] = ()
-    usl: Usl | None = None

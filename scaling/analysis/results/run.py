@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scaling.analysis.results.cases import InferenceCase, LargestBatch, TrainingCase
-from scaling.analysis.results.fabric import Fabric, Fits
+from scaling.analysis.results.fabric import Fabric
 from scaling.analysis.results.hosts import HostSpeed
 from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.point import Point
@@ -104,7 +104,6 @@ class Analysis(RunResults):
 
     points: tuple[Point, ...]
     fabric: Fabric
-    fits: Fits
     inference: tuple[InferenceCase, ...]
     verdicts: tuple[Verdict, ...]
     quality: Quality

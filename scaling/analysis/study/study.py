@@ -23,7 +23,6 @@ from itertools import chain, pairwise
 from pathlib import Path
 
 from scaling.analysis.results import SCHEMA, Analysis, Fabric, Loss, Measured, Point, Study, StudyRun
-from scaling.analysis.statistics.fits import fits
 from scaling.analysis.statistics.rounds import student
 from scaling.analysis.study.causes import causes
 from scaling.analysis.study.quality import quality, warnings
@@ -73,7 +72,6 @@ def study(sizes: Sequence[Size], said: Sequence[str] = ()) -> tuple[Analysis, Pl
         run=run,
         points=points,
         fabric=Fabric(levels=tuple(chain.from_iterable(one.fabric.levels for one in each))),
-        fits=fits(points, mode),
         inference=(),
         verdicts=tuple(
             chain.from_iterable(

@@ -92,7 +92,6 @@ def _sections(
     held = _conditions(analysis, plan)
     failed = [findings.trial_line(t) for t in analysis.trials if t.status not in SETTLED]
     trials = lines(*failed, look="warnings")
-    fits = lines(*map(text.sentence, findings.fit_lines(analysis.fits)), look="prose")
     verdicts = tuple(_findings(analysis))
     ran = _histories(analysis, histories)
 
@@ -101,14 +100,13 @@ def _sections(
     yield Section(title="", blocks=(notice,), on=MARKDOWN)
     yield Section(title=TRIALS, blocks=(trials,), on=PAGE)
     if analysis.points:
-        shown = (key_table(analysis.points), fits)
-        yield Section(title="key figures", blocks=shown[:1], on=PAGE)
-        yield Section(title="key figures", blocks=shown, on=TERMINAL | MARKDOWN, titled_on=TERMINAL)
+        figures = (key_table(analysis.points),)
+        yield Section(title="key figures", blocks=figures, titled_on=PAGE | TERMINAL)
     if analysis.strategies:
         yield Section(title="strategies side by side", blocks=(strategy_table(analysis.strategies),))
     yield from _cases(analysis)
     curve = Figure(plot=scaling_curve([("", analysis.points)]))
-    yield Section(title="scaling", blocks=(curve, fits), on=PAGE)
+    yield Section(title="scaling", blocks=(curve,), on=PAGE)
     yield from steps.efficiency(analysis.points)
     yield from steps.points(analysis, plan)
     yield Section(title="fabric", blocks=(lines(*fabric_lines(analysis.fabric), look="prose"),), on=TERMINAL)

@@ -204,7 +204,7 @@ def _summary(analysis: Analysis, plan: Plan) -> Json:
         "history": [{name: row[name] for name in DRAWN if name in row} for row in rows],
         "tables": tables(analysis),
         "charts": charts(analysis),
-        "summary": sizes | spread(quality | named("usl_{}", analysis.fits.usl) | whole) | said,
+        "summary": sizes | spread(quality | whole) | said,
     }
 
 

@@ -11,7 +11,6 @@ from scaling.analysis.results import (
     SCHEMA,
     Analysis,
     Fabric,
-    Fits,
     Point,
     Quality,
     RunInfo,
@@ -84,7 +83,6 @@ def analyse(
         ),
         points=points,
         fabric=Fabric(),
-        fits=Fits(),
         inference=(),
         verdicts=tuple(v for p, t in zip(points, traced, strict=True) for v in verdicts(p, t)),
         quality=Quality(

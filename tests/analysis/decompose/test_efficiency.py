@@ -8,7 +8,6 @@ import polars as pl
 import pytest
 
 from scaling.analysis.compare.runs import compare
-from scaling.analysis.results import Fits
 from scaling.report.answer import answer
 from scaling.spec.schedule import ALONE
 
@@ -53,7 +52,6 @@ def test_the_smallest_world_size_is_the_base(name, request):
 def test_then_the_loss_is_not_known_and_all_of_it_is_said(name, request):
     run = request.getfixturevalue(name)
     assert [point.loss for point in run.analysis.points] == [None] * len(run.analysis.points)
-    assert run.analysis.fits == Fits()
     (said,) = [line for line in run.analysis.quality.warnings if "whole batch alone" in line]
     assert "efficiency and speedup are relative to 2 ranks" in said
     (verdict,) = [v for v in run.analysis.verdicts if v.world_size == 4 and v.cause == "undecided"]
