@@ -6,6 +6,7 @@ Needs only the standard library, since workers use it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from pathlib import Path
@@ -36,11 +37,15 @@ def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
 
 
 def add_line(path: Path, value: Any) -> None:
-    """Append a value as a line of JSON, in one write: processes of one host may share the file, without a lock."""
+    """Append a value as a line of JSON, in one write: processes of one host may share the file, without a lock.
+
+    OSError where the disk has no room for the whole line.
+    """
     line = json.dumps(codec.encode(value), allow_nan=False).encode() + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(descriptor, line)
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
     finally:
         os.close(descriptor)
 

@@ -28,7 +28,9 @@ class Recorder:
 
     def __init__(self, path: Path, head: HeadRecord, *, flush_s: float = 0.0) -> None:
         """A block may wait in memory for `flush_s` seconds before it is flushed."""
-        self._file = path.open("w", encoding="ascii")
+        self._file = path.open("wb", buffering=0)
+        self._pending = bytearray()
+        """Lines that are not written yet. A forked child has a copy, and nothing that writes it at the child's end."""
         self._flush_ns = int(flush_s * 1e9)
         self._sealer = Sealer()
         self.blocks = 0
@@ -59,16 +61,20 @@ class Recorder:
 
     def close(self) -> None:
         """Flush and close."""
-        self._file.close()
+        try:
+            self._flush()
+        finally:
+            self._file.close()
 
     def _flush(self) -> None:
-        self._file.flush()
+        while self._pending:  # a disk that is nearly full takes a part
+            del self._pending[: self._file.write(self._pending)]
         self._flushed_ns = now_ns()
 
     def _line(self, record: Record) -> None:
         line = json.dumps(as_line(record), separators=(",", ":"), default=_base64) + "\n"
         sealed = self._sealer.pass_on if isinstance(record, PackedRecord) else self._sealer.seal
-        self._file.write(sealed(line))
+        self._pending += sealed(line).encode("ascii")
 
 
 def _base64(value: bytes) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from scaling.worker.parallel.guard import around, guarded
+
 
 class Stamps(Protocol):
     """What is told of the calls (watch.Watch)."""
@@ -49,7 +51,7 @@ class Blocking:
             return call()
 
     def _all_reduced(self, gradients: Any) -> None:
-        self._stamps.all_reduced()
+        guarded(self._stamps.all_reduced)()
         if self._hook is not None:
             self._hook(gradients)
 
@@ -64,4 +66,5 @@ class _Call:
         return getattr(self._inner, name)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        return self._around(lambda: self._inner(*args, **named))
+        call = around(self._inner, lambda inner, *a, **n: self._around(lambda: inner(*a, **n)))
+        return call(*args, **named)

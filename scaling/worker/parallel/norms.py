@@ -19,6 +19,7 @@ from torch import nn
 from scaling.spec.run import KINDS
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.functional import phase_now
+from scaling.worker.parallel.guard import around
 from scaling.worker.parallel.tap import Seen, Tap
 
 _CALLS = {
@@ -72,7 +73,7 @@ class InlineWaits:
         self._found = []
         before = {name: getattr(dist, name) for name in _CALLS if hasattr(dist, name)}
         for name, call in before.items():
-            setattr(dist, name, functools.partial(self._call, call, KINDS.index(_CALLS[name])))
+            setattr(dist, name, around(call, functools.partial(self._call, KINDS.index(_CALLS[name]))))
         try:
             yield
         finally:
@@ -84,7 +85,7 @@ class InlineWaits:
         found, self._found = self._found, []
         return found
 
-    def _call(self, call: Callable[..., Any], kind: int, *args: Any, **named: Any) -> Any:
+    def _call(self, kind: int, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
         group = args[2] if len(args) > 2 else named.get("group")
         asynchronous = args[3] if len(args) > 3 else named.get("async_op", False)
         result: Any = args[0] if args else None

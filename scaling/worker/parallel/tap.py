@@ -29,6 +29,7 @@ import torch.distributed as dist
 from scaling.records.format import CollectiveRow
 from scaling.spec.run import KINDS
 from scaling.worker.accelerator.clock import Clock, now_ns
+from scaling.worker.parallel.guard import around, guarded
 
 HOST_BACKENDS = frozenset({"gloo", "mpi"})
 """Back ends whose collectives end in host time, whatever the device of their tensors is."""
@@ -184,17 +185,21 @@ class Tap:
         flag = next((name for name in ("async_op", "asyncOp") if name in names), None)
         place = names.index(flag) if flag else -1
 
-        def kernel(keys: Any, *args: Any, **named: Any) -> Any:
+        def collective(keys: Any, *args: Any, **named: Any) -> Any:
+            return operator.redispatch(keys.remove(SELECT), *args, **named)
+
+        def noting(inner: Callable[..., Any], keys: Any, *args: Any, **named: Any) -> Any:
             if self._passing:
-                return operator.redispatch(keys.remove(SELECT), *args, **named)
+                return inner(keys, *args, **named)
             device = _first(args[sized_by]).device
             group = dist.ProcessGroup.unbox(args[at])
             seen = self._noted(kind, group, args[sized_by], _first(args[0]))
-            result = operator.redispatch(keys.remove(SELECT), *args, **named)
+            result = inner(keys, *args, **named)
             waits = flag is not None and not (args[place] if len(args) > place else named.get(flag, True))
             self._stamp_end(seen, _work(result), waits=waits, device=device)
             return result
 
+        kernel = around(collective, noting)
         # A model that torch.compile made calls it in forward (DDP's broadcast of buffers), where it would be traced.
         return torch.compiler.disable(kernel) if "torch._dynamo" in sys.modules else kernel  # type: ignore[no-untyped-call]
 
@@ -243,7 +248,7 @@ class Tap:
             seen.done = stamp()
 
         with contextlib.suppress(RuntimeError):  # the work of some collectives has no future
-            work.get_future().add_done_callback(done)
+            work.get_future().add_done_callback(guarded(done))
 
     def _of_host(self, group: Any, device: torch.device) -> bool:
         key = (group.group_name, device.type)

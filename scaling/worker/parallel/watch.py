@@ -13,7 +13,6 @@ stamped around the call (blocking.Blocking).
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from scaling.worker.parallel.blocking import Blocking
 from scaling.worker.parallel.fsdp_state import awaited_buffer, last_reductions
+from scaling.worker.parallel.guard import around
 from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Wait
 from scaling.worker.parallel.tap import Seen, Tap
 
@@ -81,11 +81,8 @@ class Watch:
         self.waits, self.marks = [], []
         for unit, group in enumerate(self._groups):
             for name in _REPLACED:
-                setattr(
-                    group,
-                    name,
-                    functools.partial(getattr(self, f"_{name}"), getattr(group, name), group, unit),
-                )
+                method = getattr(self, f"_{name}")
+                setattr(group, name, around(getattr(group, name), _on_unit(method, group, unit)))
         calls = [Blocking(group, self) for group in self._groups] if self._host else []
         try:
             yield
@@ -223,6 +220,11 @@ class Watch:
         self.waits.append(Wait(phase, begin, end))
         for one in seen:
             one.wait, one.resume = begin, end
+
+
+def _on_unit(method: Callable[..., Any], group: Any, unit: int) -> Callable[..., Any]:
+    """`method(inner, group, unit, ...)` as a replacement of `inner(...)`."""
+    return lambda inner, *args, **named: method(inner, group, unit, *args, **named)
 
 
 def _gathered_bytes(group: Any) -> int:

@@ -125,10 +125,9 @@ class Agreement:
             if self.rank:
                 raise
             decision = {"error": str(error)}
-        except (
-            OSError
-        ) as error:  # on rank 0: its working directory is gone, or it cannot look into the folder
-            decision = {"error": f"rank 0 cannot choose a folder ({error.strerror}); name one with run_dir"}
+        except (OSError, ValueError) as error:  # on rank 0: a removed working directory, a path that is none
+            why = getattr(error, "strerror", None) or error
+            decision = {"error": f"rank 0 cannot choose a folder ({why}); name one with run_dir"}
         decision = self.hear("decision", decision)
         if "error" in decision:
             raise ScalingError(decision["error"])

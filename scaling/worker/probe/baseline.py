@@ -93,7 +93,10 @@ class Baseline:
             self.run(step, rounds=rounds, steps=steps, compiled=compiled)
         finally:
             self._phases.inside = False
-            state.restore()
+            try:
+                state.restore()
+            except Exception:  # noqa: BLE001  # half a state would spoil the training
+                state.restore()
 
     def run(self, step: Step, *, rounds: int, steps: int, compiled: bool) -> None:
         """Measure. The caller restores what steps change. Aborted and TimeoutError as above, with no block running."""

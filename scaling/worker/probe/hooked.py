@@ -28,6 +28,8 @@ from torch.distributed import fsdp
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from scaling.plain import one_line
+from scaling.worker.parallel.guard import Calls, Guard, around, guarded, tell
 from scaling.worker.probe.probe import Probe
 
 _SHARDING: list[Any] = [fsdp, fsdp._fully_shard, torch.distributed._composable.fsdp]  # noqa: SLF001
@@ -53,21 +55,20 @@ class Hooked:
         self._probe: Probe | None = None
         self._inside: contextlib.ExitStack | None = None
         self._handle: Any = None
+        self._failed = False
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Inside, every DistributedDataParallel that is made, and every module that is sharded, is seen."""
         made = DistributedDataParallel.__init__
 
-        @functools.wraps(made)
-        def init(ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+        def init(made: Any, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
             made(ddp, *args, **kwargs)
             self._see(ddp)
 
         shard: Any = fsdp.fully_shard
 
-        @functools.wraps(shard)
-        def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def fully_shard(shard: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
             found = shard(module, *args, **kwargs)
             for one in module if isinstance(module, list | tuple) else [module]:
                 self._see(one)
@@ -75,22 +76,23 @@ class Hooked:
 
         compile_: Any = torch.compile
 
-        @functools.wraps(compile_)
-        def compiled(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        def compiled(compile_: Any, model: Any = None, *args: Any, **kwargs: Any) -> Any:
             outer = compile_(model, *args, **kwargs)
             if isinstance(model, torch.nn.Module) and model in self._models:
                 self._models[model].remove()  # it would be traced; the outer module's hooks are not
-                self._models[model] = outer.register_forward_pre_hook(self._before_forward)
+                self._models[model] = Calls(outer, self._before_forward)
             return outer
 
-        DistributedDataParallel.__init__ = init  # type: ignore[method-assign, assignment]
-        torch.compile = compiled
+        DistributedDataParallel.__init__ = around(made, init)  # type: ignore[method-assign]
+        torch.compile = around(compile_, compiled)
         for place in _SHARDING:
-            place.fully_shard = fully_shard
-        self._handle = register_optimizer_step_post_hook(self._after_step)
+            place.fully_shard = around(shard, fully_shard)
+        self._handle = register_optimizer_step_post_hook(guarded(self._after_step))
+        Guard.told = self._fail
         try:
             yield
         finally:
+            Guard.told = None
             DistributedDataParallel.__init__ = made  # type: ignore[method-assign]
             torch.compile = compile_
             for place in _SHARDING:
@@ -102,14 +104,22 @@ class Hooked:
         if self._probe is not None:
             self._probe.close(error)
         elif error is None and os.environ.get("RANK", "0") == "0":
-            print(
+            tell(
                 "scaling: Probe: no training of a DistributedDataParallel, or of a module after fully_shard, was seen; "
-                "nothing was recorded",
-                file=sys.stderr,
-                flush=True,
+                "nothing was recorded"
+            )
+
+    def _fail(self, error: Exception) -> None:
+        """Follow nothing from here on."""
+        if not self._failed:
+            self._failed = True
+            tell(
+                f"scaling: Probe: {type(error).__name__}: {one_line(str(error))}; the training goes on without it"
             )
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_rest: Any) -> None:
+        if self._failed:
+            return
         if self._chosen is None:
             self._choose(optimizer)
         elif self._inside is not None and id(optimizer) == self._optimizer:
@@ -127,28 +137,29 @@ class Hooked:
         # Of several optimizers of one model the last one ends the step.
         self._optimizer, self._chosen = max(reversed(self._stepped.items()), key=lambda item: _size(item[1]))
 
-    def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
-        if torch.compiler.is_compiling():  # ddp.compile() traces the hooks too; the training goes before
+    def _before_forward(self, module: torch.nn.Module, _args: Any, _kwargs: Any) -> None:
+        chosen = self._chosen
+        if getattr(module, "_orig_mod", module) is not chosen or chosen is None:
             return
-        if getattr(module, "_orig_mod", module) is not self._chosen or not torch.is_grad_enabled():
+        if self._failed or not torch.is_grad_enabled():
             return
         if self._probe is None:
             # The probe's own hooks act from the next forward on.
             self._probe = _Found(module).open()
-            self._models[self._chosen].remove()
-            self._models[self._chosen] = module.register_forward_pre_hook(self._before_forward, prepend=True)
+            self._models[chosen].remove()
+            self._models[chosen] = Calls(module, self._before_forward)
             self._last()
         elif self._inside is None:
             self._inside = contextlib.ExitStack()
             self._inside.enter_context(self._probe.step())
 
     def _see(self, model: torch.nn.Module) -> None:
-        self._models[model] = model.register_forward_pre_hook(self._before_forward)
+        self._models[model] = Calls(model, self._before_forward)
 
     def _last(self) -> None:
         """Let the hook that ends a step run behind the probe's own, which stamps the optimizer's end."""
         self._handle.remove()
-        self._handle = register_optimizer_step_post_hook(self._after_step)
+        self._handle = register_optimizer_step_post_hook(guarded(self._after_step))
 
 
 def _size(model: torch.nn.Module) -> tuple[int, int]:

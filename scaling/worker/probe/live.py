@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 
 from scaling.records.format import AnyStepRow, StepRow
+from scaling.worker.parallel.guard import tell
 
 EVERY_S = 10.0
 
@@ -26,7 +26,7 @@ class Live:
         """Print the line if it is due. `number`: steps so far."""
         if time.monotonic() < self._due or not self._steps:
             return
-        print(summary(number, self._steps), file=sys.stderr, flush=True)
+        tell(summary(number, self._steps))
         self._due = time.monotonic() + EVERY_S
         self._steps = []
 

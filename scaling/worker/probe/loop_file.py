@@ -91,9 +91,14 @@ class LoopFile:
         """Where the run is and how to read it, after the last step; or why there is none."""
         if self._recorder is None:
             return f"nothing was recorded: the loop ended after {steps} steps, before the first round of ten was whole"
-        here = Path.cwd()
-        place = folder.relative_to(here) if folder is not None and folder.is_relative_to(here) else folder
+        place = folder
+        with contextlib.suppress(OSError, ValueError):  # it is elsewhere, or the working directory is gone
+            place = folder and folder.relative_to(Path.cwd())
         return f"`scaling analyze {place}` reports the run"
+
+    def forget(self) -> None:
+        """Write nothing more."""
+        self._recorder = None
 
     def close(self) -> None:
         """Flush what the disk has room for, and close."""

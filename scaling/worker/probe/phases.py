@@ -1,11 +1,11 @@
 """Find the phases of a step in a user's loop, with hooks that only take stamps.
 
-A hook on the module marks the begin of forward. A hook on the gradients of its outputs marks the begin of backward, so
-the loss and its gradient count as forward. Optimizers' step hooks mark their steps. Two callbacks of the autograd
-engine mark the end of backward's compute and of its communication: the first is queued when backward begins, so it
-runs before the callback in which DDP waits for its last bucket; the second is queued by the first, so it runs after
-that. Nothing is patched and no value is changed. The hooks of a sharded module go before torch's own, which wait for
-its parameters.
+What stands around the module's calls (parallel.guard.Calls) marks forward. A hook on the gradients of its outputs marks
+the begin of backward, so the loss and its gradient count as forward. Optimizers' step hooks mark their steps. Two
+callbacks of the autograd engine mark the end of backward's compute and of its communication: the first is queued when
+backward begins, so it runs before the callback in which DDP waits for its last bucket; the second is queued by the
+first, so it runs after that. Nothing is patched, no value is changed, and no copy of the model has anything of it. The
+hooks on the outputs of a sharded module go before torch's own, which wait for its parameters.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from torch.autograd import Variable
 from torch.nn.parallel.distributed import _find_tensors  # lists, tuples, dicts and dataclasses
+from torch.utils.hooks import unserializable_hook
 
 from scaling.records.format import StepRow
 from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.parallel.guard import Calls, guarded
 from scaling.worker.parallel.strategy import FORWARD as IN_FORWARD
 from scaling.worker.parallel.strategy import Wait
 from scaling.worker.probe.followed import Followed
@@ -48,27 +50,26 @@ class Phases(StepMarks):
         self._sending = False
         """Whether the forward that has begun broadcasts the buffers before it reaches the module."""
         self._in_backward = False
-        first = followed.hooks_first
-        self._handles += [
-            wrapped.register_forward_pre_hook(self._before_forward, prepend=first, with_kwargs=True),
-            wrapped.register_forward_hook(self._after_forward, prepend=first),
-        ]
+        self._tensor_hook: Any = guarded(self._at_backward)
+        unserializable_hook(self._tensor_hook)  # type: ignore[no-untyped-call]  # torch.save is silent about such
+        self._handles.append(Calls(wrapped, self._before_forward, self._after_forward))
         inner = followed.module
         if wrapped is followed.root is not inner:  # torch.compile would trace hooks inside a compiled module
-            self._handles.append(inner.register_forward_pre_hook(self._before_inner))
+            self._handles.append(Calls(inner, self._before_inner))
 
     @contextlib.contextmanager
     def also(self, module: torch.nn.Module) -> Iterator[None]:
         """Inside, the forward of `module` counts as the model's too."""
-        handles = [
-            module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            module.register_forward_hook(self._after_forward),
-        ]
+        calls = Calls(module, self._before_forward, self._after_forward)
         try:
             yield
         finally:
-            for handle in handles:
-                handle.remove()
+            calls.remove()
+
+    def close(self) -> None:
+        """Remove every hook, and hold nothing of the training."""
+        super().close()
+        del self._wrapped
 
     def begin(self, *, marking: bool) -> None:
         """Begin a new step."""
@@ -86,29 +87,31 @@ class Phases(StepMarks):
         if torch.is_grad_enabled():
             self._count(args, kwargs)
 
-    def _before_inner(self, _module: Any, _args: Any) -> None:
+    def _before_inner(self, _module: Any, _args: Any, _kwargs: Any) -> None:
         if not self.inside:
             self.elsewhere += 1
         elif self._sending:
             self._sending = False
             self.marks.append((BUFFERS_END, self._stamp()))
 
-    def _after_forward(self, _module: Any, _args: Any, output: Any) -> None:
+    def _after_forward(self, _module: Any, output: Any) -> None:
         if self._marking and self.inside and torch.is_grad_enabled():
             self.forward_end_ns = now_ns()
             for tensor in _find_tensors(output):  # type: ignore[no-untyped-call]
                 if tensor.requires_grad:
-                    tensor.register_hook(self._at_backward)
+                    handle = tensor.register_hook(self._tensor_hook)
+                    if self._followed.hooks_first:
+                        tensor._backward_hooks.move_to_end(handle.id, last=False)  # noqa: SLF001
 
     def _at_backward(self, _gradient: torch.Tensor) -> None:
         if self._marking and self.inside and not self._in_backward:
             self._in_backward = True
             self.marks.append((BACKWARD, self._stamp()))
-            _ENGINE.queue_callback(self._at_compute_end)
+            _ENGINE.queue_callback(guarded(self._at_compute_end))
 
     def _at_compute_end(self) -> None:
         self.marks.append((COMPUTE_END, self._stamp()))
-        _ENGINE.queue_callback(self._at_sync_end)
+        _ENGINE.queue_callback(guarded(self._at_sync_end))
 
     def _at_sync_end(self) -> None:
         self.marks.append((SYNC_END, self._stamp()))

@@ -5,29 +5,31 @@
             with probe.step():
                 ...
 
-If the probe fails once the training has begun, it prints one line on standard error, once, and the training goes on
-without it.
+If the probe fails, it prints one line on standard error, once, and the training goes on without it. A copy or a
+checkpoint of the model has nothing of it, and neither has a process that is forked from the training.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
-import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.errors import ScalingError
+from scaling.errors import InputError, ScalingError
+from scaling.plain import one_line
 from scaling.records.format import RecordedBlock
 from scaling.worker.accelerator.devices import device_of
+from scaling.worker.parallel.guard import Guard, tell
 from scaling.worker.probe.agreement import Agreement
 from scaling.worker.probe.baseline import Baseline, SharedStepError, Step, why_not
 from scaling.worker.probe.clocks import Clocks
@@ -36,6 +38,7 @@ from scaling.worker.probe.live import Live
 from scaling.worker.probe.loop_file import LoopFile
 from scaling.worker.probe.phases import Phases
 from scaling.worker.probe.steps import StepContext, Steps
+from scaling.worker.probe.tokens import as_count
 from scaling.worker.probe.track import Track
 from scaling.worker.session.control import Aborted, Control
 from scaling.worker.session.session import Session
@@ -47,7 +50,35 @@ PATIENCE_S = 300.0
 """Longest time that a rank waits for another in a baseline. Compiling, or a few steps of one rank alone, may take
 minutes. Peers that went on training instead wait in their next collective meanwhile, by default 10 minutes on NCCL."""
 
-_probed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+Method = TypeVar("Method", bound=Callable[..., Any])
+_NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+NAME_MAX = 200
+"""Characters of a model's name in reports."""
+
+_open: weakref.WeakSet[Probe] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """A forked process (a loader's worker) has no part in the training that it is a copy of."""
+    for probe in list(_open):
+        probe._leave_to_parent()  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _quiet(method: Method) -> Method:
+    """An entry from the training, which never raises: where it fails, the probe stops, and is returned."""
+
+    @functools.wraps(method)
+    def call(self: Probe, *args: Any, **named: Any) -> Any:
+        try:
+            return method(self, *args, **named)
+        except Exception as error:  # noqa: BLE001  # the training does not depend on it
+            self._end_by(error)
+            return self
+
+    return cast("Method", call)
 
 
 class Probe:
@@ -76,55 +107,77 @@ class Probe:
 
         Else InputError.
         """
-        self._on = self._failed = False
-        self._nothing: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        self._on = self._failed = self._wanted = False
         self.run_dir: Path | None = None
         """Where the records go, once the probe is open."""
-        if os.environ.get(SWITCH) == "0":
-            return
-        self._followed = follow(model)
-        self._wanted, self._model = True, model
-        given = os.environ.get(RUN_DIR) or run_dir
-        self._asked = None if given is None else Path(given)
-        self._name = name
-        self._batch = batch
-        self._live = Live() if live else None
-        self._step = StepContext(self._enter, self._leave)
         self._said: set[str] = set()
+        self._undo: list[Callable[[], Any]] = []
+        """What `open` has to take back."""
+        try:
+            if os.environ.get(SWITCH) == "0":
+                return
+            follow(model)
+            self._kept = weakref.ref(model)
+            given = os.environ.get(RUN_DIR) or run_dir
+            self._asked = None if given is None else Path(given)
+            self._name = None if name is None else one_line(str(name))[:NAME_MAX]
+            self._batch = None if batch is None else as_count(batch)
+            self._live = Live() if live else None
+            self._step = StepContext(self._enter, self._leave, self._end_by)
+            self._wanted = True
+        except InputError:
+            raise
+        except Exception as error:  # noqa: BLE001  # the training does not depend on it
+            self._end_by(error)
 
+    @_quiet
     def __enter__(self) -> Probe:  # noqa: PYI034  # typing.Self is younger than Python 3.10
         return self.open()
 
+    @_quiet
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(error)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is no probe: it could record nothing."""
+        return contextlib.nullcontext, ()
+
     def open(self) -> Probe:
         """Agree with the other ranks on a folder and begin. If that fails, say why and do nothing."""
-        if not getattr(self, "_wanted", False) or self._on:
+        if not self._wanted or self._on or self._undo:
             return self
-        if _probed:  # each would see the reductions of the other
-            self._say("another Probe is open in this process; this one does nothing")
-            return self
-        followed = self._followed
+        try:
+            refused = self._begin()
+            self._on, self._failed = not refused, False
+            if refused:
+                self._say(refused)
+        except Exception as error:  # noqa: BLE001  # the training does not depend on it
+            self._say(f"{_words(error)}; the training goes on without the probe")
+        finally:  # also where the user interrupts it
+            if not self._on:
+                self._stop()
+        return self
+
+    def _begin(self) -> str:
+        """Begin to record; else say why not."""
+        if _open:  # each would see the reductions of the other
+            return "another Probe is open in this process; this one does nothing"
+        self._model = self._kept()
+        if self._model is None:
+            return "the model is gone; this Probe does nothing"
+        followed = self._followed = follow(self._model)
         several = len({parameter.device for parameter in followed.root.parameters()}) > 1
         refused = "it spans several devices, each with a clock of its own" if several else followed.refused()
         if refused:
-            self._say(f"the model is not followed: {refused}; the training goes on without the probe")
-            return self
-        try:
-            agreement = Agreement(followed.members)
-            folder = agreement.folder(self._asked)
-            clocks = Clocks(agreement)
-        except (ScalingError, RuntimeError, OSError) as error:
-            self._say(f"{error}; the training goes on without the probe")
-            return self
-        self._agreement = agreement
-        if agreement.rank != 0:
-            self._live = None  # only rank 0 prints; elsewhere steps would only pile up
+            return f"the model is not followed: {refused}; the training goes on without the probe"
+        agreement = self._agreement = Agreement(followed.members)
+        folder = agreement.folder(self._asked)
+        clocks = Clocks(agreement)
+        live = self._live if agreement.rank == 0 else None  # elsewhere steps would only pile up
         self.run_dir = folder.path.parent.parent
-        device = device_of(next(followed.root.parameters()))
+        device = self._device = device_of(next(followed.root.parameters()))
         self._session = Session(
             rank=agreement.rank,
             world=agreement.world,
@@ -133,48 +186,58 @@ class Probe:
             device=device,
             control=Control(agreement.store, agreement.rank, patience_s=PATIENCE_S, waiting=device.waiting),
         )
-        self._device = device
+        before, Guard.told = Guard.told, self._fail
+        self._undo.append(lambda: setattr(Guard, "told", before))
         self.phases = marks_of(followed, self._model, device.clock.stamp)
+        self._undo.append(self.phases.close)
         self._track = Track(
             self.phases,
             lambda detailed: followed.detail(device, detailed=detailed),
             device,
             self._record,
         )
+        self._undo.append(self._track.drop)
         self._file = LoopFile(
             followed, self._session, agreement, clocks, self.phases, batch=self._batch, name=self._name
         )
-        self._steps = Steps(
-            self.phases, self._track, self._file, live=self._live, say=self._say, guard=self._guard
-        )
+        self._undo.append(self._file.close)
+        self._steps = Steps(self.phases, self._track, self._file, live=live, say=self._say)
         self._baseline: Baseline | None = None
-        self._on, self._failed = True, False
-        _probed.add(followed.root)
+        _open.add(self)
+        self._undo.append(lambda: _open.discard(self))
         atexit.register(self.close)
-        return self
+        self._undo.append(lambda: atexit.unregister(self.close))
+        return ""
 
+    @_quiet
     def close(self, error: BaseException | None = None) -> None:
         """Record whole blocks and remove every hook. `error`: the exception that ended the loop, if any."""
-        if not self._on:
-            return
+        last = ""
+        try:
+            if self._on:
+                last = self._end(error)
+        finally:
+            self._stop()
+        if last:
+            self._say(last)
+
+    def _end(self, error: BaseException | None) -> str:
+        """Record whole blocks and how the loop ended. Returns where the run is."""
         if not self._steps.inside and self._track.steps == 0:
             self._say(self._never_entered)
-        with self._guard():
-            fine = error is None and getattr(sys, "last_value", None) is None
-            if fine or self._device.torch_device.type == "cpu":
-                self._track.stop()
-            else:  # the device may have failed, or wait for peers that never come, so do not wait for it
-                self._track.abandon()
-            self._file.end(error, self._track.steps)
-        on = self._on  # the guard may have stopped the probe, and said why
-        self._stop()
-        if on and self._track.steps:
-            self._say(self._file.where(self._track.steps, self.run_dir))
+        fine = error is None and getattr(sys, "last_value", None) is None
+        if fine or self._device.torch_device.type == "cpu":
+            self._track.stop()
+        else:  # the device may have failed, or wait for peers that never come, so do not wait for it
+            self._track.abandon()
+        self._file.end(error, self._track.steps)
+        return self._file.where(self._track.steps, self.run_dir) if self._track.steps else ""
 
     def step(self) -> contextlib.AbstractContextManager[Any]:
         """Put this around one training step, from the forward to the optimizer, or around each micro-step."""
-        return self._step if self._on else self._nothing
+        return self._step if self._on else _NOTHING
 
+    @_quiet
     def tokens(self, count: int) -> None:
         """Say inside `step()` how many tokens (or samples) this rank's step has, at once or micro-batch by micro-batch.
 
@@ -184,6 +247,7 @@ class Probe:
         if self._on:
             self._steps.tokens(count)
 
+    @_quiet
     def baseline(self, step: Step, *, rounds: int = 5, steps: int = 4, restore: Sequence[Any] = ()) -> None:
         """Measure what a loop does not show: one rank alone, no DDP, DDP over one rank, messages without training.
 
@@ -205,19 +269,18 @@ class Probe:
             self._say("baseline() is called between steps, after the first few; nothing was measured")
             return
         self.phases.elsewhere += 1  # the gap before the next step is not input
-        with self._guard():
-            self._track.begin(paused=True)
-            self.phases.inside = False
-            self._steps.aside = True
-            try:
-                self._measure(step, rounds, steps, restore)
-            except SharedStepError as error:  # on every rank
-                self._say(f"baseline() was not measured: {error}; the training goes on")
-            except (Aborted, TimeoutError) as error:  # another rank failed; this one goes on recording
-                self._abort(error)
-                self._say(f"baseline() was not measured: {why_not(error)}; the training goes on")
-            finally:
-                self._steps.aside = False
+        self._track.begin(paused=True)
+        self.phases.inside = False
+        self._steps.aside = True
+        try:
+            self._measure(step, rounds, steps, restore)
+        except SharedStepError as error:  # on every rank
+            self._say(f"baseline() was not measured: {error}; the training goes on")
+        except (Aborted, TimeoutError) as error:  # another rank failed; this one goes on recording
+            self._abort(error)
+            self._say(f"baseline() was not measured: {why_not(error)}; the training goes on")
+        finally:
+            self._steps.aside = False
         self.phases.elsewhere += 1
 
     def _measure(self, step: Step, rounds: int, steps: int, restore: Sequence[Any]) -> None:
@@ -234,41 +297,69 @@ class Probe:
         self._steps.record(recorded)
 
     def _enter(self) -> None:
-        self._steps.enter()
+        if self._on:
+            self._steps.enter()
 
     def _leave(self, failed: bool) -> None:
-        self._steps.leave(failed=failed, on=self._on)
-
-    @contextlib.contextmanager
-    def _guard(self) -> Any:
-        """Stop the probe, and not the training, if something fails inside."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  # a full disk or a lost peer must not end the training
-            self._say(
-                f"stopped: {type(error).__name__}: {error}; the training goes on without it", everywhere=True
-            )
-            self._failed = True
-            self._abort(error)
+        if self._on:
+            self._steps.leave(failed=failed)
+        elif self._failed:  # in a hook
             self._stop()
+
+    def _fail(self, error: Exception) -> None:
+        """Say so once, and record nothing more. Hooks go at the end of the step: this may run inside of one."""
+        if not self._failed:
+            self._failed, self._on = True, False
+            self._say(f"stopped: {_words(error)}; the training goes on without it", everywhere=True)
+            self._abort(error)
+
+    def _end_by(self, error: Exception) -> None:
+        """`_fail`, and take everything back."""
+        self._fail(error)
+        self._stop()
 
     def _abort(self, error: BaseException) -> None:
         """Tell the other ranks not to wait for this one in a baseline, now or later."""
-        record = {"rank": self._session.rank, "message": f"{type(error).__name__}: {error}"}
-        with contextlib.suppress(Exception):  # if the store is gone, no rank waits
+        try:
+            record = {"rank": self._session.rank, "message": f"{type(error).__name__}: {error}"}
             self._session.control.abort(record)
+        except Exception:  # noqa: BLE001, S110  # the store is gone, so no rank waits
+            pass
 
     def _stop(self) -> None:
+        """Take everything back, and hold nothing of the training."""
         self._on = False
-        atexit.unregister(self.close)
-        self.phases.close()
-        self._track.drop()
-        _probed.discard(self._followed.root)
-        self._file.close()
+        while self._undo:
+            try:  # noqa: SIM105  # suppress() might fail, too
+                self._undo.pop()()
+            except Exception:  # noqa: BLE001, S110
+                pass
+        for part in _PARTS:
+            self.__dict__.pop(part, None)
+
+    def _leave_to_parent(self) -> None:
+        """In a forked process: the records are the parent's."""
+        with contextlib.suppress(Exception):
+            self._file.forget()
+        self._stop()
 
     def _say(self, text: str, *, everywhere: bool = False) -> None:
         """Print one line on standard error, once; on rank 0 only, unless it is about this rank (`everywhere`)."""
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        if text not in self._said and (everywhere or rank == 0):
-            self._said.add(text)
-            print(f"scaling: Probe: {text}", file=sys.stderr, flush=True)
+        try:
+            rank = dist.get_rank() if dist.is_initialized() else 0
+            if text not in self._said and (everywhere or rank == 0):
+                self._said.add(text)
+                tell(f"scaling: Probe: {one_line(text)}")
+        except Exception:  # noqa: BLE001, S110  # the training does not depend on it
+            pass
+
+
+_PARTS = (
+    *("_model", "_followed", "_agreement", "_device", "_session"),
+    *("phases", "_track", "_file", "_steps", "_baseline"),
+)
+"""What an open Probe has beside a closed one."""
+
+
+def _words(error: BaseException) -> str:
+    return str(error) if isinstance(error, ScalingError) else f"{type(error).__name__}: {error}"

@@ -30,7 +30,7 @@ class State:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore everything, bit by bit."""
+        """Restore everything, bit by bit. This can be done again, for instance where it failed half way."""
         for tensor, saved in self._tensors:
             tensor.copy_(saved)
         for parameter, gradient, values in self._gradients:
@@ -59,7 +59,8 @@ class _Optimizer:
             for key, state in optimizer.state.items()
         ]
         self._groups = [
-            _Values({k: v for k, v in g.items() if k != "params"}) for g in optimizer.param_groups
+            (g["params"], _Values({k: v for k, v in g.items() if k != "params"}))
+            for g in optimizer.param_groups
         ]
 
     def restore(self) -> None:
@@ -71,8 +72,7 @@ class _Optimizer:
                 self._its.state[key] = values.restored(state)
             else:
                 self._its.state[key] = values.restored({})[""]
-        for group, values in zip(self._its.param_groups, self._groups, strict=True):
-            parameters = group["params"]
+        for group, (parameters, values) in zip(self._its.param_groups, self._groups, strict=True):
             group.clear()
             values.restored(group)["params"] = parameters
 

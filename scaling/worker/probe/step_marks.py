@@ -14,6 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 from scaling.records.format import NO_TOKENS
+from scaling.worker.parallel.guard import guarded
 from scaling.worker.probe.followed import Followed
 
 FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END, BUFFERS_END = range(7)
@@ -47,14 +48,17 @@ class StepMarks:
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         """Optimizers that stepped, by id."""
         self._handles: list[Any] = [
-            register_optimizer_step_pre_hook(self._before_optimizer),
-            register_optimizer_step_post_hook(self._after_optimizer),
+            register_optimizer_step_pre_hook(guarded(self._before_optimizer)),
+            register_optimizer_step_post_hook(guarded(self._after_optimizer)),
         ]
 
     def close(self) -> None:
-        """Remove every hook."""
+        """Remove every hook, and hold nothing of the training. Hooks on a tensor that it keeps do nothing from here."""
+        self.inside = self._marking = False
         for handle in self._handles:
-            handle.remove()
+            guarded(handle.remove)()
+        self._handles, self.marks, self.optimizers = [], [], {}
+        del self._followed
 
     def begin(self, *, marking: bool) -> None:
         """Begin a new step."""
@@ -89,7 +93,7 @@ class StepMarks:
         """Note the batch size and the number format, which the model itself cannot tell."""
         tensors = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dim())
         first = next(tensors, None)
-        self.samples += 0 if first is None else first.shape[0]
+        self.samples += 0 if first is None else first.size(0)
         device, dtype = next(self._followed.module.parameters()).device.type, self._followed.dtype
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +20,7 @@ ASTRAY = 8
 
 
 class Steps:
-    """Follows the calls of step(). Where something fails inside, `guard` stops the probe and not the training."""
+    """Follows the calls of step()."""
 
     def __init__(
         self,
@@ -31,11 +30,10 @@ class Steps:
         *,
         live: Live | None,
         say: Callable[[str], None],
-        guard: Callable[[], AbstractContextManager[Any]],
     ) -> None:
         """`live`: prints a line about the last steps; None: nothing is printed."""
         self._phases, self._track, self._file, self._live = phases, track, file, live
-        self._say, self._guard = say, guard
+        self._say = say
         self._depth, self._left_ns = 0, 0
         self._gaps = Gaps()
         self.aside = False
@@ -62,21 +60,19 @@ class Steps:
         if self._phases.unfinished:
             self._phases.inside = True
             return
-        with self._guard():
-            self._track.begin(paused=self._paused())
+        self._track.begin(paused=self._paused())
 
-    def leave(self, *, failed: bool, on: bool) -> None:
-        """End the step, unless it has only run micro-steps. `on`: whether the probe still records."""
+    def leave(self, *, failed: bool) -> None:
+        """End the step, unless it has only run micro-steps."""
         self._depth -= 1
-        if self._depth or not on:
+        if self._depth:
             return
         phases = self._phases
         phases.inside = False
         if failed or not phases.unfinished:
             if phases.looking:
                 self._file.sample(phases.samples)
-            with self._guard():
-                self._track.end(failed=failed)
+            self._track.end(failed=failed)
         self._left_ns = now_ns()
 
     def tokens(self, given: Any) -> None:
@@ -116,15 +112,26 @@ class Steps:
 
 
 class StepContext:
-    """What step() returns each time, so that entering a step makes no object."""
+    """What step() returns each time, so that entering a step makes no object. `failed` is told what fails in it."""
 
-    def __init__(self, enter: Callable[[], None], leave: Callable[[bool], None]) -> None:
-        self._enter, self._leave = enter, leave
+    def __init__(
+        self,
+        enter: Callable[[], None],
+        leave: Callable[[bool], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
+        self._enter, self._leave, self._failed = enter, leave, failed
 
     def __enter__(self) -> None:
-        self._enter()
+        try:
+            self._enter()
+        except Exception as error:  # noqa: BLE001  # the training does not depend on it
+            self._failed(error)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave(kind is not None)
+        try:
+            self._leave(kind is not None)
+        except Exception as failure:  # noqa: BLE001  # the training does not depend on it
+            self._failed(failure)

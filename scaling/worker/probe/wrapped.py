@@ -17,6 +17,7 @@ from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.buckets import Buckets
 from scaling.worker.parallel.buffers import broadcast_rows, sends_buffers, will_send_buffers
 from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
+from scaling.worker.parallel.guard import compiled as is_compiled
 from scaling.worker.parallel.inline_probe import InlineProbe
 from scaling.worker.parallel.norms import InlineWaits, Norms
 from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken
@@ -77,7 +78,7 @@ class WrappedModel:
         """Whether norms wait for the wrapper's ranks, and that can be seen: not in what torch.compile made."""
         if not len(self._norms) or len(self.members) == 1 or self._compiled:
             return False
-        return self._norms.are_over(self.ddp.process_group) and not any(map(_compiled, self.ddp.modules()))
+        return self._norms.are_over(self.ddp.process_group) and not any(map(is_compiled, self.ddp.modules()))
 
     def sizes(self) -> list[int]:
         """Bytes of each bucket."""
@@ -147,7 +148,3 @@ class LoopBuckets:
     def stamps(self) -> int:
         """Launch and end of each bucket."""
         return 2 * max(1, len(bucket_bytes(self._ddp)))
-
-
-def _compiled(module: torch.nn.Module) -> bool:
-    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None  # noqa: SLF001

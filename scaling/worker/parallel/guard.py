@@ -1,0 +1,136 @@
+"""The one door between a user's training and what a Probe does inside it.
+
+A Probe's code runs inside a training as hooks, as kernels of the dispatcher, and in place of methods that it replaces
+for a block. All of it comes through here. While a Probe is open, whatever fails is told to it, and the training goes on
+as if the code were not there. Without one (`scaling run`) errors are raised.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+
+Failed = Callable[[Exception], None]
+
+
+class Guard:
+    """Whom errors are told, in this process."""
+
+    told: ClassVar[Failed | None] = None
+    """What the open Probe does about an error; None: it is raised."""
+
+
+def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, or nothing where that fails."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            return function(*args, **named)
+        except Exception as error:
+            if Guard.told is None:
+                raise
+            Guard.told(error)
+            return None
+
+    return call
+
+
+def around(inner: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """`replacement(inner, ...)`, which calls `inner` once. Where it fails by itself, `inner` is called all the same."""
+
+    @functools.wraps(inner)
+    def call(*args: Any, **named: Any) -> Any:
+        done: list[Any] = []
+        raised: list[BaseException] = []
+
+        def once(*changed: Any, **others: Any) -> Any:
+            try:
+                result = inner(*changed, **others)
+            except BaseException as error:
+                raised.append(error)
+                raise
+            done.append(result)
+            return result
+
+        try:
+            return replacement(once, *args, **named)
+        except Exception as error:
+            if Guard.told is None or raised:
+                raise
+            Guard.told(error)
+        return done[0] if done else inner(*args, **named)
+
+    return call
+
+
+class Calls:
+    """Stands around the calls of a module, where copies, checkpoints and scripts of it do not find anything.
+
+    `Module.__call__` looks into this slot for what `Module.compile` made. torch leaves it out of copies and pickles; a
+    module with a `__getstate__` of its own copies and pickles this object as None, which is an empty slot.
+    """
+
+    SLOT = "_compiled_call_impl"
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        before: Callable[[Any, Any, Any], None],
+        after: Callable[[Any, Any], None] | None = None,
+    ) -> None:
+        """`before(module, args, kwargs)` and `after(module, output)` return nothing."""
+        self._module = weakref.ref(module)
+        self._before, self._after = guarded(before), after and guarded(after)
+        self.inner: Any = vars(module).get(self.SLOT)
+        vars(module)[self.SLOT] = self
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Make the module's call."""
+        module: Any = self._module()
+        inner = self.inner or module._call_impl  # noqa: SLF001
+        if torch.compiler.is_compiling():  # it would be traced
+            return inner(*args, **named)
+        self._before(module, args, named)
+        output = inner(*args, **named)
+        if self._after is not None:
+            self._after(module, output)
+        return output
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+    def remove(self) -> None:
+        """Take it away; what was put around it later stays."""
+        module = self._module()
+        slot = None if module is None else vars(module).get(self.SLOT)
+        if module is not None and slot is self:
+            vars(module).pop(self.SLOT)
+            if self.inner is not None:
+                vars(module)[self.SLOT] = self.inner
+        while isinstance(slot, Calls):
+            if slot.inner is self:
+                slot.inner = self.inner
+            slot = slot.inner
+
+
+def compiled(module: torch.nn.Module) -> bool:
+    """Whether torch.compile made it, or `Module.compile` was called on it."""
+    slot = module._compiled_call_impl  # noqa: SLF001
+    while isinstance(slot, Calls):
+        slot = slot.inner
+    return hasattr(module, "_orig_mod") or slot is not None
+
+
+def tell(text: str) -> None:
+    """Print a line on standard error; nothing where that is closed or full."""
+    try:
+        if sys.stderr is not None:  # print would take standard output instead
+            print(text, file=sys.stderr, flush=True)
+    except Exception:  # noqa: BLE001, S110
+        pass

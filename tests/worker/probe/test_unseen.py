@@ -1,0 +1,275 @@
+"""What an open Probe leaves on a model: nothing that a copy, a checkpoint, a script or a forked process finds.
+
+Every case is run with a Probe and without, and both have to give the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import io
+import os
+import subprocess
+import sys
+import warnings
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from support.gloo_ranks import run_ranks
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+from scaling import Probe
+from scaling.worker.probe.hooked import Hooked
+
+STEPS = 20
+
+
+class Careless(torch.nn.Module):
+    """Pickles all that it has, as many models with a `__getstate__` of their own do."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.inner(x)
+
+    def __getstate__(self):
+        return self.__dict__.copy()
+
+
+@pytest.fixture(autouse=True)
+def group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+
+
+def trained(model, steps=STEPS, step=contextlib.nullcontext):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    generator = torch.Generator().manual_seed(0)
+    losses = []
+    for _ in range(steps):
+        with step():
+            loss = model(torch.randn(4, 8, generator=generator)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+    return losses
+
+
+def saved(thing):
+    file = io.BytesIO()
+    torch.save(thing, file)
+    return file.getvalue()
+
+
+def deep_copy(model):
+    twin = copy.deepcopy(model.module)
+    return [trained(twin), saved(twin), sorted(vars(twin))]
+
+
+def average(model):
+    mean = torch.optim.swa_utils.AveragedModel(model)
+    mean.update_parameters(model)
+    return [mean(torch.ones(2, 8)).tolist(), saved(mean.module.module)]
+
+
+def checkpoint(model):
+    return [saved(model.module), saved(model.state_dict()), list(model.module.named_modules())]
+
+
+def script(model):
+    scripted, traced = torch.jit.script(model.module), torch.jit.trace(model.module, torch.ones(2, 8))
+    return [scripted.code, traced.code, scripted(torch.ones(2, 8)).tolist()]
+
+
+def shallow(model):
+    other = copy.copy(model.module)
+    return [other(torch.ones(2, 8)).tolist(), sorted(vars(other))]
+
+
+def lbfgs(model):
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.ones(4, 8)).square().mean()
+        loss.backward()
+        return loss
+
+    return [optimizer.step(closure).item() for _ in range(5)]
+
+
+def loader(method):
+    def batches(model):
+        data = TensorDataset(torch.arange(320.0).reshape(40, 8))
+        loaded = DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=method)
+        return [model(x).sum().item() for (x,) in loaded]
+
+    return batches
+
+
+def outputs(model):
+    """torch.save warns of hooks on a tensor, but not of those that it may leave out."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        return [len(saved(model(torch.ones(2, 8)))), [str(one.message) for one in told]]
+
+
+CASES = {
+    "deepcopy": deep_copy,
+    "average": average,
+    "checkpoint": checkpoint,
+    "script": script,
+    "copy": shallow,
+    "lbfgs": lbfgs,
+    "fork": loader("fork"),
+    "spawn": loader("spawn"),
+    "outputs": outputs,
+}
+
+
+def outcome(case, run_dir, module=net):
+    """Losses before and after, and what the case gave; `run_dir`: with a Probe that records there."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(module())
+    with Probe(model, run_dir=run_dir) if run_dir else contextlib.nullcontext() as probe:
+        step = probe.step if probe else contextlib.nullcontext
+        before = trained(model, step=step)
+        with step():
+            given = case(model)
+        return [before, given, trained(model, step=step)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_with_a_probe_it_is_what_it_is_without(case, tmp_path):
+    with_probe, without = (str(outcome(CASES[case], run)) for run in (tmp_path / "run", None))
+    assert with_probe == without
+    assert (tmp_path / "run/launches/0/rank-0.jsonl").exists()
+
+
+def test_a_module_that_pickles_all_it_has_pickles_nothing_of_the_probe(tmp_path):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Careless())
+    with Probe(model, run_dir=tmp_path / "run") as probe:
+        trained(model, step=probe.step)
+        text, twin = saved(model.module), copy.deepcopy(model.module)
+    assert b"scaling" not in text
+    assert twin._compiled_call_impl is None
+    assert twin(torch.ones(2, 8)).tolist() == model(torch.ones(2, 8)).tolist()
+
+
+def test_a_checkpoint_loads_where_there_is_neither_a_group_nor_this_package(tmp_path):
+    model = DistributedDataParallel(net())
+    with Probe(model, run_dir=tmp_path / "run") as probe:
+        trained(model, step=probe.step)
+        torch.save(model.module, tmp_path / "model.pt")
+    code = (
+        "import sys, torch; m = torch.load(sys.argv[1], weights_only=False); m(torch.ones(2, 8)); "
+        "assert 'scaling' not in sys.modules and not torch.distributed.is_initialized()"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "model.pt"], check=True, cwd=tmp_path)
+
+
+def test_a_sharded_module_has_the_same_state_and_losses(tmp_path):
+    def run(run_dir):
+        torch.manual_seed(0)
+        model = net()
+        fully_shard(model[0])
+        fully_shard(model)
+        with Probe(model, run_dir=run_dir) if run_dir else contextlib.nullcontext() as probe:
+            losses = trained(model, step=probe.step if probe else contextlib.nullcontext)
+            hooks = [len(one._forward_pre_hooks) for one in model.modules()]
+            states = model.state_dict(), get_model_state_dict(model)
+        return [losses, hooks, [{k: v.to_local().tolist() for k, v in s.items()} for s in states]]
+
+    assert run(tmp_path / "run") == run(None)
+
+
+def test_what_a_launched_script_copies_has_nothing_either(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCALING_RUN_DIR", str(tmp_path / "run"))
+    torch.manual_seed(0)
+    hooked = Hooked()
+    with hooked.installed():
+        model = DistributedDataParallel(net())
+        first = deep_copy(model)
+        losses = trained(model, 45)
+        second = saved(copy.deepcopy(model.module))
+        hooked.close(None)
+    assert (tmp_path / "run/launches/0/rank-0.jsonl").exists()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(net())
+    assert deep_copy(model) == first
+    assert trained(model, 45) == losses
+    assert saved(model.module) == second
+
+
+def test_a_closed_probe_holds_no_model(tmp_path):
+    model = DistributedDataParallel(net())
+    kept = []
+    with Probe(model, run_dir=tmp_path / "run") as probe:
+        for _ in range(STEPS):
+            with probe.step():
+                kept.append(model(torch.ones(4, 8)))
+                kept[-1].sum().backward(retain_graph=True)
+    del kept[:-1]
+    gone = weakref.ref(model), weakref.ref(model.module)
+    kept = [kept[0].detach()]
+    del model
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+    assert probe.run_dir == tmp_path / "run"
+
+
+def test_a_forked_process_writes_nothing_into_the_records(tmp_path):
+    model = DistributedDataParallel(net())
+    with Probe(model, run_dir=tmp_path / "run") as probe:
+        trained(model, step=probe.step)
+        if os.fork() == 0:
+            probe.close()  # as the end of the interpreter does
+            os._exit(0)
+        os.wait()
+        trained(model, step=probe.step)
+    lines = (tmp_path / "run/launches/0/rank-0.jsonl").read_text().splitlines()
+    assert len(lines) == len(set(lines))
+    assert sum('"t":"end"' in line for line in lines) == 1
+
+
+def test_an_odd_name_and_an_odd_batch_end_no_training(tmp_path, capsys):
+    for number, given in enumerate(
+        ({"name": 5}, {"name": "\udcff\x1b[31m"}, {"batch": "four"}, {"run_dir": "a\0b"})
+    ):
+        model = DistributedDataParallel(net())
+        with Probe(model, **({"run_dir": tmp_path / str(number)} | given)) as probe:
+            trained(model, step=probe.step)
+    assert "\x1b" not in capsys.readouterr().err
+
+
+@pytest.mark.slow  # some hundred trainings
+def test_whatever_call_of_the_probe_fails_the_training_is_the_same(tmp_path):
+    (told,) = run_ranks(
+        Path(__file__).with_name("faulty.py"), 1, tmp_path / "store", tmp_path / "runs", SHARE
+    )
+    for kind in ("ddp", "fsdp"):
+        assert told[kind]["equal"]
+        assert told[kind]["recorded"]
+        assert told[kind]["places"] > 400
+        assert told[kind]["faults"] > 0.8 * told[kind]["places"] / SHARE
+        assert told[kind]["otherwise"] == []
+
+
+SHARE = 12
+"""Of all calls, every so many-th is made to fail; `faulty.py 0 - FOLDER 1` tries all of them."""
