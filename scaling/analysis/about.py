@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from scaling.analysis.decompose import own
 from scaling.analysis.quality import contention, launches, sampled
-from scaling.analysis.results import NcclLog, PeakMemory, Point, Quality, RunInfo, TrialStatus
+from scaling.analysis.results import Details, NcclLog, PeakMemory, Point, Quality, RunInfo, TrialStatus
 from scaling.analysis.results.measured import LAUNCHES_MIN
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
@@ -71,6 +71,7 @@ def quality(
     ending: Ending,
     points: tuple[Point, ...],
     said: tuple[str, ...],
+    details: Details | None = None,
 ) -> Quality:
     """What reduces confidence in the numbers. `said`: further warnings, put after those about missing records."""
     judged = contention.judged(tables, plan)
@@ -81,6 +82,7 @@ def quality(
         dropped_blocks=tables.dropped_blocks,
         clock_bound_us=max(bounds) / 1e3 if bounds else None,
         device_clock_bound_us=ending.device_clock_bound_ns / 1e3 if ending.device_clock_bound_ns else None,
+        details=details,
         reached=own.reached(points) if plan.own_loop else _reached(tables, points),
         warnings=(
             *map(str, tables.gaps),

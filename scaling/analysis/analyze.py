@@ -18,7 +18,7 @@ from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.network import cliffs, curve, transports
 from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
-from scaling.analysis.quality import contention, crosscheck, launches, unseen
+from scaling.analysis.quality import contention, crosscheck, details, launches, unseen
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
@@ -46,6 +46,9 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     counted = {t.world_size: launches.counted(tables, plan, t) for t in plan.trials}
     within = {n: launches.of_launches(tables, counts) for n, counts in counted.items()}
     records = {t.world_size: read_trial(within[t.world_size], plan, t) for t in plan.trials}
+    compared = {n: details.details(found, plan, ending.device_name) for n, found in records.items()}
+    unused = {n: found.unused for n, found in compared.items() if found and found.unused}
+    records |= {n: records[n].without_details() for n in unused}
     over = base_world_size(plan, records)
 
     def base(trial: Trial) -> TrialRecords | None:
@@ -95,7 +98,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         points=tuple(points),
         fabric=fabric,
         inference=(),
-        verdicts=_verdicts(used, plan, tuple(points), fabric, records, ending),
+        verdicts=_verdicts(used, plan, tuple(points), fabric, records, ending, unused),
         quality=quality(
             used,
             plan,
@@ -110,6 +113,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
                 *cliffs.warnings(fabric, spec),
                 *unseen.warnings(used, plan, ending.buffers_bytes),
             ),
+            compared[plan.ranks],
         ),
         trials=tuple(
             dataclasses.replace(t, launches=tuple(sorted(counted[t.world_size]))) for t in ending.trials
@@ -147,6 +151,7 @@ def _verdicts(
     fabric: Fabric,
     records: Mapping[int, TrialRecords],
     ending: Ending,
+    unused: Mapping[int, str],
 ) -> tuple[Verdict, ...]:
     """All points' verdicts; on a contended machine, or where ranks may have waited unseen, none is more than a hint."""
     by_size = {level.world_size: level for level in fabric.levels}
@@ -180,6 +185,7 @@ def _verdicts(
             plan,
         )
     ]
+    found = [details.with_reason(v, unused) for v in found]
     if plan.own_loop:
         found = [own.in_code(v) for v in found]
     found = list(unseen.bounded(tuple(found), tables))

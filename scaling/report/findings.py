@@ -5,6 +5,7 @@ from __future__ import annotations
 from scaling.analysis.results import (
     Comm,
     DataLoading,
+    Details,
     FabricLevel,
     Measured,
     Overhead,
@@ -240,9 +241,19 @@ def measured_lines(quality: Quality) -> tuple[str, ...]:
     if quality.device_clock_bound_us:
         bound = number(quality.device_clock_bound_us, 2)
         lines.append(f"the devices' events are told in host time to within {bound} us")
+    if quality.details is not None:
+        lines.append(details_line(quality.details))
     if quality.dropped_samples:
         lines.append(f"{count(quality.dropped_samples, 'sample')} dropped")
     return tuple(lines)
+
+
+def details_line(details: Details) -> str:
+    """What stamps of single collectives cost the step, and why nothing rests on them."""
+    cost = f"steps with details take {percent(details.over_light)} of those with phase stamps alone"
+    if not details.unused:
+        return cost
+    return f"{cost}; no cause rests on details: {plain(details.unused)}; bandwidth and transfers by bucket are theirs"
 
 
 def trial_line(trial: TrialStatus) -> str:

@@ -38,6 +38,7 @@ CAUSES = {
     "imbalance": "token imbalance",
     "link_latency": "link latency",
     "link_bandwidth": "link bandwidth",
+    "communication": "communication",
     "overlap": "overlap slowdown",
     "input": "input",
     "host": "host",

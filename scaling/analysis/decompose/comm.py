@@ -8,6 +8,7 @@ from functools import partial
 from scaling.analysis.decompose.loss import share_of_wait
 from scaling.analysis.decompose.quantities import EARLIER, TrialRecords
 from scaling.analysis.decompose.sent import by_kind
+from scaling.analysis.decompose.stragglers import LATEST, STEP
 from scaling.analysis.results import Bucket, Collective, Comm, Measured
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
 from scaling.spec.plan import Plan
@@ -70,12 +71,17 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
         nominal_share=None
         if nominal is None
         else rate(lambda m: records.moved_bytes * 8 / m["busy"] * 1e9 / nominal),
-        free_speedup=rounds.ratio(lambda m: 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"], "replayed"))),
+        free_speedup=rounds.ratio(_free if records.cycles else lambda m: m[STEP] / m[LATEST]),
         hidden_share=rounds.measure(lambda m: 1 - m["bucket_transfer"] / m["busy"]),
         host_lead_ms=rounds.measure("lead", scale=MS),
         starved_share=rounds.measure("starved"),
         least_share=rounds.ratio(lambda m: m["least"] / m["span"]),
     )
+
+
+def _free(m: Means) -> Floats:
+    """The step over the replayed one whose communication takes no time."""
+    return 1 / (1 - share_of_wait(m, m["sim"] - m["sim_free"], "replayed"))
 
 
 def _ready(name: str, micro_steps: int, m: Means) -> Floats:

@@ -5,8 +5,8 @@ A rank's own time in a step is taken as
     own = a (of the rank) + c (of the step) + b x tokens
 
 and b, the time a token takes, is fitted by least squares over the steps with phase stamps (decompose.token_rows). What
-unequal tokens cost is a counterfactual: the step replayed with every rank at the mean of the step's tokens. Late ranks
-are looked for in these replays, so that a rank with more to do is not taken for a slow one.
+unequal tokens cost is a counterfactual: the step with every rank at the mean of the step's tokens. Late ranks are
+looked for in these steps, so that a rank with more to do is not taken for a slow one.
 
 Where each rank always has the same number there is no telling whether a late rank is slow or has more to do: b is None.
 """
@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 
 from scaling.analysis.decompose.quantities import Cycle, TrialRecords
-from scaling.analysis.decompose.stragglers import Late, late_ranks
+from scaling.analysis.decompose.stragglers import STEP, Late, late_ranks, latest
 from scaling.analysis.decompose.token_rows import COUNT, MEAN, MOST, OWN_PHASES, XX, TokenRows, with_phase
 from scaling.analysis.results import Measured, TokenBalance
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
@@ -32,8 +32,8 @@ VARIES = 0.01
 """Tokens that differ by a smaller fraction of their mean count as equal."""
 US = 1e-3
 """From ns to us."""
-EVEN = "sim_even"
-"""The replayed step with every rank at the mean of its tokens, ns."""
+EVENED = "evened"
+"""What a step would be shorter by with every rank at the mean of its tokens, ns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,12 @@ class Effect:
         assert tokens is not None
         slope = self.per_token_ns.value if per_token_ns is None else per_token_ns
         return dataclasses.replace(
-            records, cycles=Changed(records.cycles, lambda cycle: _evened(cycle, tokens, slope))
+            records,
+            cycles=Changed(records.cycles, lambda cycle: _evened(cycle, tokens, slope))
+            if records.cycles
+            else (),
+            light=records.light
+            and records.light.changed(lambda key, own: own - _more(own, tokens.light.get(key), slope)),
         )
 
     def explained_ns(self, records: TrialRecords, rank: int, typical: Collection[int]) -> dict[str, float]:
@@ -105,13 +110,26 @@ def late_apart(
     return dataclasses.replace(late, cost_ns=late.cost_ns.with_error(apart))
 
 
-def share(m: Means) -> Floats:
-    """What unequal tokens cost, as a share of the step; `m`: with EVEN and `quantities`.
+def evened(records: TrialRecords, even: TrialRecords) -> Floats:
+    """EVENED by round. `even`: the records with every rank at the mean of its tokens."""
+    saved: Floats = records.of_own_times(latest) - even.of_own_times(latest)
+    if not records.cycles:
+        return saved
+    hidden = [
+        each.of_cycles(lambda c: latest(c.replay.computed()) - float(c.replay.period().mean()))
+        for each in (records, even)
+    ]
+    result: Floats = saved - (hidden[0] - hidden[1])
+    return result
 
-    Resampled rounds have another time a token than the one that was replayed; the cost is taken in proportion.
+
+def share(m: Means) -> Floats:
+    """What unequal tokens cost, as a share of the step; `m`: with EVENED and `quantities`.
+
+    Resampled rounds have another time a token than the one that was taken; the cost is taken in proportion.
     """
     per_token = _slope(m)
-    result: Floats = (m["sim"] - m[EVEN]) / m["replayed"] * per_token / per_token[0]
+    result: Floats = m[EVENED] / m[STEP] * per_token / per_token[0]
     return result
 
 
@@ -130,7 +148,7 @@ def balance(records: TrialRecords, rounds: Rounds) -> TokenBalance | None:
         rank=rank,
         rank_extra=extra,
         per_token_us=per_token and per_token * US,
-        saves_ms=rounds.measure(lambda m: share(m) * m[PLAIN], scale=MS) if EVEN in rounds else None,
+        saves_ms=rounds.measure(lambda m: share(m) * m[PLAIN], scale=MS) if EVENED in rounds else None,
     )
 
 
@@ -151,12 +169,17 @@ def _per_token(rounds: Rounds) -> Measured | None:
 def _evened(cycle: Cycle, tokens: TokenRows, per_token_ns: float) -> Cycle:
     """The first step of a block has none before it, so there are cycles of the others."""
     steps, computed = tokens.detailed.get(cycle.key), cycle.replay.computed()
-    if steps is None or steps[1:].shape != computed.shape:
-        return cycle
-    each = steps[1:] / cycle.of
-    more = per_token_ns * (each - each.mean(axis=1, keepdims=True))
+    more = _more(computed, None if steps is None else steps[1:] / cycle.of, per_token_ns)
     stretch = np.maximum(1 - more / np.maximum(computed, 1.0), 0.0)
     return dataclasses.replace(cycle, replay=cycle.replay.stretched(stretch))
+
+
+def _more(own: Floats, tokens: Floats | None, per_token_ns: float) -> Floats:
+    """By how much each rank's own time is longer than with the mean of its step's tokens, S x R; 0: not told."""
+    if tokens is None or tokens.shape != own.shape:
+        return np.zeros_like(own)
+    more: Floats = per_token_ns * (tokens - tokens.mean(axis=1, keepdims=True))
+    return more
 
 
 def _of_ranks(tokens: TokenRows) -> dict[int, float]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from scaling.analysis.decompose import imbalance
+from scaling.analysis.decompose import imbalance, stragglers
 from scaling.analysis.decompose.efficiency import BASE
 from scaling.analysis.decompose.sent import Sent, by_kind
 from scaling.analysis.network.curve import AlphaBeta
@@ -84,6 +84,12 @@ def waited_for_data(m: Means) -> Floats:
     return share_of_wait(m, m["exposed_transfer"])
 
 
+def waited_alike(m: Means) -> Floats:
+    """What all ranks wait, where no details tell what of it is the link's latency and what its bandwidth."""
+    result: Floats = m["exposed_transfer"] / m[PROBE]
+    return result
+
+
 def by_kinds(
     rounds: Rounds, sent: Sequence[Sent], link: Link | None, *, linked: Term = linked_share
 ) -> tuple[LossOfKind, ...]:
@@ -119,6 +125,7 @@ def loss(
     pipeline: bool = False,
     sent: tuple[Sent, ...],
     partly: bool,
+    split: bool,
 ) -> Loss | None:
     """1 - E by cause, as section "The loss waterfall" of docs/method.md derives it.
 
@@ -126,6 +133,7 @@ def loss(
     computes beyond that, the strategy costs; a slowdown by communication cannot be told from it.
     `pipeline`: ranks have layers of their own, and what they wait for each other is its bubble.
     `partly`: return the known terms even where the efficiency is not known; input is then its whole phase.
+    `split`: whether details tell what the link takes; else `communication` is what all ranks wait alike.
     """
     if n == 1:
         return None
@@ -154,12 +162,12 @@ def loss(
         "strategy_overhead": lambda m: (
             (m[DDP_SOLO] - m[BARE_ALL] - grown(m, DDP_SOLO, BARE_ALL, *side)) / (tensor * m[PLAIN])
         ),
-        "straggler": lambda m: (m["sim"] - m["sim_typical"]) / m["replayed"],
+        "straggler": stragglers.share,
         "overlap": lambda m: grown(m, "typical.probe", DDP_SOLO, "forward", "compute") * probe(m),
         "input": lambda m: grown(m, "typical.probe", BARE_ONE, "input", over=tensor) * probe(m),
         "host": lambda m: grown(m, "typical.probe", BARE_ONE, "host", over=tensor) * probe(m) + enqueuing(m),
     }
-    if imbalance.EVEN in rounds:
+    if imbalance.EVENED in rounds:
         with_tokens = terms["straggler"]
         terms["straggler"] = lambda m: with_tokens(m) - imbalance.share(m)
         terms["imbalance"] = imbalance.share
@@ -170,7 +178,9 @@ def loss(
             of_whole_layers(m) + grown(m, "typical.probe", DDP_SOLO, *computes, over=tensor) * probe(m)
         )
         del terms["overlap"]
-    if link is not None and kinds:
+    if not split:
+        terms["communication"] = waited_alike
+    elif link is not None and kinds:
         terms["link_latency"] = lambda m: sum((latency(m) for latency, _ in kinds), np.zeros(1))
         terms["link_bandwidth"] = lambda m: sum((rest(m) for _, rest in kinds), np.zeros(1))
     else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling.analysis.decompose import imbalance, own
+from scaling.analysis.decompose import imbalance, light, own, stragglers
 from scaling.analysis.decompose.comm import comm
 from scaling.analysis.decompose.cost import cost
 from scaling.analysis.decompose.efficiency import BASE, efficiency
@@ -99,13 +99,14 @@ def point(
             pipeline=pipeline,
             sent=records.sent,
             partly=plan.own_loop,
+            split=bool(records.cycles) or pipeline,
         )
         if base_world_size == 1
         else None,
         loss_by_kind=by_kinds(
             rounds, records.sent, link, linked=waited_for_data if pipeline else linked_share
         )
-        if base_world_size == 1 and n > 1
+        if base_world_size == 1 and n > 1 and (records.cycles or pipeline)
         else (),
         parallel=_degrees(plan, n),
         pipeline=turns(rounds, records, plan),
@@ -162,7 +163,7 @@ def arms(records: TrialRecords, plan: Plan) -> Arms:
     typical = everybody - set(late.ranks) if late else everybody
     rounds = rounds.extend(_arm_values(records, typical, typical_only=True))
     return Arms(
-        rounds=rounds if records.cycles else rounds.extend(_of_the_least(records)),
+        rounds=rounds if records.light or records.cycles else rounds.extend(_of_the_least(records)),
         late=late,
         typical=typical,
         evened=of_tokens.evened(records) if of_tokens else records,
@@ -206,14 +207,17 @@ def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = 
 def _merged_values(records: TrialRecords, found: Arms, plan: Plan) -> dict[str, Floats]:
     """Quantities of all ranks together: merged blocks, their replays, and the step simulated for closure."""
     values = {name: records.per_round(found) for name, found in records.merged.items()}
+    if records.light and not records.cycles:
+        values |= light.waits(records)
     values[EARLIER] = records.arm(PROBE, detailed=True)[EARLIER]
     evened, mask = found.evened, np.array([r in found.typical for r in range(records.trial.world_size)])
     values["replayed"] = records.of_cycles(lambda c: float(c.step.mean()))
     values["replayed.exposed"] = records.of_cycles(lambda c: float(c.waited.mean()))
     values["replayed.transfer"] = records.of_cycles(lambda c: float(c.moving.mean()))
     values["sim"] = records.of_cycles(lambda c: float(c.replay.period().mean()))
+    values |= stragglers.quantities(records, evened, found.typical)
     if evened is not records:
-        values[imbalance.EVEN] = evened.of_cycles(lambda c: float(c.replay.period().mean()))
+        values[imbalance.EVENED] = imbalance.evened(records, evened)
     values["sim_typical"] = evened.of_cycles(lambda c: float(c.replay.of_mean(mask)[0].mean()))
     values["link_exposed"] = evened.of_cycles(lambda c: float(c.replay.of_mean(mask)[1].mean()))
     values["sim_free"] = records.of_cycles(lambda c: float(c.replay.free().period().mean()))
@@ -224,6 +228,8 @@ def _merged_values(records: TrialRecords, found: Arms, plan: Plan) -> dict[str, 
 
 def _closure(records: TrialRecords, plan: Plan) -> dict[tuple[int, int], float]:
     """The step from ddp_solo's ready times, stretched by each rank's overlap, and replay's bucket times."""
+    if not records.cycles:
+        return {}
     if records.programs:
         tensor = plan.spec.parallel.mesh(records.trial.world_size).tensor
         by_itself = bool(np.isfinite(records.arm(DDP_SOLO)["step"]).any())  # else no rank can train alone
@@ -315,7 +321,8 @@ def _parts(rounds: Rounds, n: int, clock_bound_ms: float) -> StepParts:
     def ms(formula: Callable[[Means], Floats] | str) -> Measured | None:
         return rounds.measure(formula, scale=MS)
 
-    names = ("exposed_transfer", "exposed_skew", "bucket_enqueue")
+    names = ["exposed_transfer", "exposed_skew"]
+    names += ["bucket_enqueue"] if "bucket_enqueue" in rounds else []
     enqueue = waits("bucket_enqueue")
 
     def backward(m: Means) -> Floats:

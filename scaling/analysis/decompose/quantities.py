@@ -6,6 +6,7 @@ the detailed one `detailed`. All in ns, means over the steps of the round's bloc
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,8 @@ from scaling.records.spool import Again
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.schedule import BARE_ONE
 
-if TYPE_CHECKING:  # it needs the names of this module
+if TYPE_CHECKING:  # they need the names of this module
+    from scaling.analysis.decompose.light import Light
     from scaling.analysis.decompose.token_rows import TokenRows
 
 Key = tuple[int, int]
@@ -70,6 +72,10 @@ SHOWN = {
 }
 """What telemetry adds to blocks (scaling/analysis/quality/clocks.py)."""
 DEVICE_COLUMNS = {"launch": pl.Int64, "round": pl.Int64, "arm": pl.String, "rank": pl.Int64, **SHOWN}
+
+
+_TRANSFERS = ("busy", "span", "least")
+"""Scalars of merged blocks that tell transfers; those with a bucket's or a kind's name come beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +132,8 @@ class TrialRecords:
     """Sharded: what all groups of each collective have of their wire (K), by round."""
     turns: Mapping[tuple[int, int], Any] = field(default_factory=dict)
     """Sharded: the units' turns over a mesh of one rank, by round (decompose.unit_turns.Turns)."""
+    light: Light | None = None
+    """The ranks' own times and waits in steps without details; None where no wait was stamped."""
     tokens: TokenRows | None = None
     """What an own loop told of its steps' tokens; None where it told nothing."""
     devices: Frame = field(default_factory=lambda: pl.DataFrame(schema=DEVICE_COLUMNS))
@@ -181,6 +189,21 @@ class TrialRecords:
     def keys(self) -> list[tuple[int, int]]:
         """(launch, round) in order."""
         return [(int(a), int(b)) for a, b in self.index.iter_rows()]
+
+    def without_details(self) -> TrialRecords:
+        """What is left where details changed the step: how long transfers took then, and nothing of waits."""
+        kept = {
+            name: values
+            for name, values in self.merged.items()
+            if name in _TRANSFERS or name.endswith((".transfer", ".shared"))
+        }
+        return dataclasses.replace(self, cycles=(), merged=kept)
+
+    def of_own_times(self, value: Callable[[Floats], float]) -> Floats:
+        """A value of the ranks' own times, S x R in ns, one a round: of light steps, else of the detailed ones."""
+        if self.light is None:
+            return self.of_cycles(lambda cycle: value(cycle.replay.computed()))
+        return self.per_round({key: value(steps) for key, steps in self.light.own.items()})
 
     def of_cycles(self, value: Callable[[Cycle], float]) -> Floats:
         """A value of every cycle, summed over a block's micro-steps; one a round."""

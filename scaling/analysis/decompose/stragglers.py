@@ -1,24 +1,35 @@
-"""Find late ranks by a counterfactual: replay the step with a rank's ready times replaced by its peers'.
+"""Find late ranks by a counterfactual: the step if a rank's own time were its peers'.
 
 Comparing the ranks' phase times is not enough: under DDP every rank's backward waits for the slowest, so wall times
-agree. What differs is when each rank is ready with each bucket.
+agree. What differs is the time that each rank does not wait (decompose.light), which steps without details tell. The
+detailed steps are replayed for one thing only: what of a rank's lateness the link hides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from scaling.analysis.decompose.light import lead
 from scaling.analysis.decompose.quantities import PHASES, TrialRecords
+from scaling.analysis.network.program import Program
+from scaling.analysis.network.replay import Replay
 from scaling.analysis.results import Measured, Straggler
-from scaling.analysis.statistics.rounds import MS, Floats, Rounds
+from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
+
+Ranks = NDArray[np.intp]
 
 FLOOR = 0.01
 """A rank that costs less than this share of the step is not called late."""
 CLEARLY = 1.5
 """Width of the interval, over that of 95 %, by which a rank has to be behind in every noise."""
+STEP, LATEST = "own.step", "own.latest"
+"""The step that own times are of, and its largest own time, ns."""
+LATENESS, REPLAYED_LATENESS = "own.lateness", "replayed.lateness"
+"""By how much the latest rank of each step is behind the typical ranks' mean; the same of the replayed steps, ns."""
 CANDIDATES = 4
 """How many of the latest ranks are tried, and how many of the latest hosts with all their ranks."""
 
@@ -30,7 +41,7 @@ class Late:
     ranks: tuple[int, ...]
     cost_ns: Measured
     skew_ns: Measured
-    """How long the others wait for the latest of them at the first bucket."""
+    """How much longer the others wait than the latest of them, in a step."""
     host: int | None = None
     """Host of the latest rank, if it has several ranks and all of them are late."""
 
@@ -38,8 +49,9 @@ class Late:
 def late_ranks(records: TrialRecords, rounds: Rounds, floor: float, hosts: Sequence[int] = ()) -> Late | None:
     """Ranks whose cost's interval lies above the greater of `floor` (a share of the step) and FLOOR.
 
-    Ranks that are slow by turns cost a step something too, which is why the cost has to exceed the A/A floor. A rank
-    that is surely behind the others in the mean is no such noise; its cost has to exceed FLOOR alone.
+    Ranks that are slow by turns cost a step something too, which is why those that are called late have to be behind
+    the others in the mean, and their cost has to exceed the A/A floor. Where they are clearly behind, it has to exceed
+    FLOOR alone.
 
     Candidates are tried from the latest on, each together with those before it: if two ranks are equally late, neither
     alone costs anything while the other stays late. For the same reason, whole hosts are tried after single ranks.
@@ -47,9 +59,9 @@ def late_ranks(records: TrialRecords, rounds: Rounds, floor: float, hosts: Seque
     """
     n = records.trial.world_size
     step = rounds.measure("plain")
-    if n < 2 or not records.cycles or step is None:
+    if n < 2 or step is None or not (records.light or records.cycles):
         return None
-    lateness = np.mean([c.replay.computed().mean(axis=0) * c.of for c in records.cycles], axis=0)
+    lateness = _lateness(records)
     order = [int(rank) for rank in np.argsort(-lateness)]
     late: Late | None = None
     tried: set[tuple[int, ...]] = {()}
@@ -59,15 +71,19 @@ def late_ranks(records: TrialRecords, rounds: Rounds, floor: float, hosts: Seque
         if ranks in tried or len(ranks) > n // 2:
             continue
         tried.add(ranks)
-        values = {"cost": _cost(records, ranks), "skew": _skew(records, order[0], ranks)}
-        values["behind"] = _behind(records, [rank for rank in ranks if rank not in before], ranks)
-        values["more"] = values["cost"] - (_cost(records, before) if before else 0.0)
-        grown = rounds.extend(values)
-        cost, more, skew = (grown.measure(name) for name in ("cost", "more", "skew"))
-        if cost is None or more is None or skew is None:
+        new = [rank for rank in ranks if rank not in before]
+        peers = np.setdiff1d(np.arange(n), ranks)
+        behind = records.of_own_times(_mean_of(new)) - records.of_own_times(_mean_of(peers))
+        grown = rounds.extend(
+            {f"late.{name}": own for name, own in _costs(records, ranks).items()}
+            | {f"before.{name}": own for name, own in _costs(records, before).items()}
+            | {"behind": behind, "skew": _skew(records, order[0], peers)}
+        )
+        cost, more = grown.measure(_cost), grown.measure(lambda m: _cost(m) - _cost(m, "before"))
+        lag, skew = grown.measure("behind"), grown.measure("skew")
+        if cost is None or more is None or skew is None or lag is None or not lag.surely_above(0):
             continue
-        lag = grown.measure("behind")
-        systematic = lag is not None and _clearly_above(lag, FLOOR * step.value)
+        systematic = _clearly_above(lag, FLOOR * step.value)
         if more.surely_above((FLOOR if systematic else max(floor, FLOOR)) * step.value):
             late = Late(ranks, cost, skew, _whole_host(ranks, hosts))
     return late
@@ -94,30 +110,80 @@ def _whole_host(ranks: tuple[int, ...], hosts: Sequence[int]) -> int | None:
     return hosts[ranks[0]] if len(own) > 1 and own <= set(ranks) else None
 
 
-def _cost(records: TrialRecords, ranks: tuple[int, ...]) -> Floats:
-    """Step minus the step without these ranks' lateness, by round, ns."""
-    return records.of_cycles(lambda c: float((c.replay.period() - c.replay.without(ranks).period()).mean()))
+def _lateness(records: TrialRecords) -> Floats:
+    """R: each rank's own time in a step, mean over the rounds, ns."""
+    if records.light is not None:
+        own = [steps.mean(axis=0) for steps in records.light.own.values()]
+    else:
+        own = [cycle.replay.computed().mean(axis=0) * cycle.of for cycle in records.cycles]
+    mean: Floats = np.mean(own, axis=0)
+    return mean
 
 
-def _behind(records: TrialRecords, ranks: list[int], late: tuple[int, ...]) -> Floats:
-    """How much longer these ranks' own time in a step is than that of all that are not late, per round, ns."""
-    peers = np.setdiff1d(np.arange(records.trial.world_size), late)
-    return records.of_cycles(
-        lambda c: float(c.replay.computed()[:, ranks].mean() - c.replay.computed()[:, peers].mean())
-    )
+def _mean_of(ranks: Sequence[int] | Ranks) -> Callable[[Floats], float]:
+    return lambda own: float(own[:, list(ranks)].mean())
 
 
-def _skew(records: TrialRecords, rank: int, late: tuple[int, ...]) -> Floats:
-    """How much later than the others a rank is with its first bucket, per round; of several micro-steps the most.
+def _costs(records: TrialRecords, ranks: tuple[int, ...]) -> dict[str, Floats]:
+    """What some ranks' lateness costs a step, by round, ns.
 
-    A sharded rank: over a whole step.
+    `lead`: by their own times alone. `hidden`: what of that the link hides, since it was busy until then anyway; by
+    the replayed detailed steps, and only where there are any.
     """
-    peers = np.setdiff1d(np.arange(records.trial.world_size), late)
-    found: dict[tuple[int, int], float] = {}
-    for cycle in records.cycles:
-        skew = cycle.replay.behind(rank, peers)
-        found[cycle.key] = max(skew, found.get(cycle.key, skew))
-    return records.per_round(found)
+    found = {"lead": records.of_own_times(lambda own: lead(own, ranks))}
+    if records.cycles:
+        found["hidden"] = records.of_cycles(lambda cycle: _hidden(cycle.replay, ranks) if ranks else 0.0)
+    return found
+
+
+def _hidden(replay: Replay | Program, ranks: tuple[int, ...]) -> float:
+    """Mean over the replayed steps; below 0 where others are late in another part of the same step."""
+    saved = float((replay.period() - replay.without(ranks).period()).mean())
+    return lead(replay.computed(), ranks) - saved
+
+
+def _cost(m: Means, which: str = "late") -> Floats:
+    found: Floats = m[f"{which}.lead"] - m.get(f"{which}.hidden", 0.0)
+    return found
+
+
+def _skew(records: TrialRecords, rank: int, peers: Ranks) -> Floats:
+    """How much longer others wait than a rank, per round."""
+    if records.light is None:
+        return records.of_cycles(lambda c: float(c.waited[:, peers].mean() - c.waited[:, rank].mean()))
+    waits = records.light.waited.items()
+    return records.per_round({key: float(each[peers].mean() - each[rank]) for key, each in waits})
+
+
+def latest(own: Floats) -> float:
+    """The largest own time of each step, mean over the steps."""
+    return float(own.max(axis=1).mean())
+
+
+def quantities(records: TrialRecords, evened: TrialRecords, typical: set[int]) -> dict[str, Floats]:
+    """What the ranks' lateness costs together, by turns or always. `evened`: as if all had equal tokens."""
+    usual = _mean_of(sorted(typical))
+    found = {LATEST: records.of_own_times(latest)}
+    found[LATENESS] = found[LATEST] - evened.of_own_times(usual)
+    if records.light is not None:
+        own = records.light.own.items()
+        found[STEP] = records.per_round(
+            {k: float((x.mean(axis=0) + records.light.waited[k]).mean()) for k, x in own}
+        )
+    elif records.cycles:
+        found[STEP] = records.of_cycles(lambda c: float(c.step.mean()))
+    if records.cycles:
+        found[REPLAYED_LATENESS] = records.of_cycles(
+            lambda c: latest(c.replay.computed())
+        ) - evened.of_cycles(lambda c: usual(c.replay.computed()))
+    return found
+
+
+def share(m: Means) -> Floats:
+    """What the ranks' lateness costs together, as a share of the step: less what of it the link hides."""
+    hidden = m[REPLAYED_LATENESS] - (m["sim"] - m["sim_typical"]) if REPLAYED_LATENESS in m else 0.0
+    found: Floats = (m[LATENESS] - hidden) / m[STEP]
+    return found
 
 
 def describe(
@@ -131,7 +197,10 @@ def describe(
 
     `explained_ns`: by phase, what the rank takes longer for another reason.
     """
-    mine, others = records.arm("probe", ranks={late.ranks[0]}), records.arm("probe", ranks=typical)
+    detailed = None if records.light is None else False
+    mine, others = (
+        records.arm("probe", detailed=detailed, ranks=ranks) for ranks in ({late.ranks[0]}, typical)
+    )
     excess: dict[str, float] = {}
     for phase in PHASES[:-1]:  # `exposed` is left out: the others wait, not the late rank
         difference = mine[phase] - others[phase]

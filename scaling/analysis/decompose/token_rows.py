@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from scaling.analysis.decompose.light import grids_of
 from scaling.analysis.decompose.quantities import DURATIONS, PHASES
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import ITS_PART, Frame, few_rounds
@@ -44,6 +45,8 @@ class TokenRows:
     """(launch, round, rank, tokens): means over a rank's steps."""
     detailed: Mapping[Key, Floats] = field(default_factory=dict)
     """S x R: the steps of each round's detailed block."""
+    light: Mapping[Key, Floats] = field(default_factory=dict)
+    """S x R: those of its block without details."""
 
 
 def read_tokens(own: Frame, n: int) -> TokenRows | None:
@@ -55,7 +58,7 @@ def read_tokens(own: Frame, n: int) -> TokenRows | None:
     )
     sums: dict[str, dict[Key, float]] = {}
     ranks: list[pl.DataFrame] = []
-    detailed: dict[Key, Floats] = {}
+    grids: dict[bool, dict[Key, Floats]] = {True: {}, False: {}}
     for steps, _ in few_rounds(told, told.clear()):
         whole = steps.filter(pl.len().over("launch", "block", "step") == n)
         if whole.is_empty():
@@ -65,8 +68,12 @@ def read_tokens(own: Frame, n: int) -> TokenRows | None:
             for name, value in row.items():
                 sums.setdefault(name, {})[key] = value
         ranks.append(whole.group_by(*PLACE, "rank").agg(pl.col("tokens").mean()))
-        detailed |= _grids(whole.filter("detailed"), n)
-    return TokenRows(sums=sums, by_rank=pl.concat(ranks), detailed=detailed) if ranks else None
+        for detailed, found in grids.items():
+            rows = whole.filter(pl.col("detailed") == detailed)
+            found |= {key: grid["tokens"] for key, grid in grids_of(rows, n, {"tokens": pl.col("tokens")})}
+    if not ranks:
+        return None
+    return TokenRows(sums=sums, by_rank=pl.concat(ranks), detailed=grids[True], light=grids[False])
 
 
 def _sums(steps: pl.DataFrame) -> pl.DataFrame:
@@ -86,15 +93,3 @@ def _sums(steps: pl.DataFrame) -> pl.DataFrame:
         pl.col("most").mean().alias(MOST),
         **products,
     )
-
-
-def _grids(steps: pl.DataFrame, n: int) -> dict[Key, Floats]:
-    """Tokens of detailed blocks, S x R, by round."""
-    ordered = steps.sort("launch", "block", "step", "rank")
-    return {
-        (int(part["launch"][0]), int(part["round"][0])): part["tokens"]
-        .to_numpy()
-        .astype(float)
-        .reshape(-1, n)
-        for part in ordered.partition_by("launch", "block", maintain_order=True)
-    }

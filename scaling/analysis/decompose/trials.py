@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import polars as pl
 
 from scaling.analysis.decompose.detailed import detailed_blocks, read_detailed
+from scaling.analysis.decompose.light import read_light
 from scaling.analysis.decompose.messages import read_messages
 from scaling.analysis.decompose.quantities import (
     COLUMNS,
@@ -87,6 +88,7 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         replay=_replay(buckets, n),
         gradients=() if shards else _messages(buckets, DDP_SOLO) or _of_wrapper(tables),
         replayed=_messages(buckets, REPLAY),
+        light=read_light(own, n) if mesh.pipeline == 1 else None,  # stages have layers of their own
         tokens=read_tokens(own, n) if n > 1 else None,
         devices=_devices(tables.blocks, trial),
     )

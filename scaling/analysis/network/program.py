@@ -146,11 +146,6 @@ class Program:
         result: Floats = self.own[:, :, waits].sum(axis=2)
         return result
 
-    def behind(self, rank: int, peers: Sequence[int] | NDArray[np.intp]) -> float:
-        """How much more own time a rank has than others, mean over steps."""
-        own = self.computed()
-        return float((own[:, rank] - own[:, peers].mean(axis=1)).mean())
-
 
 def _latest(at: Floats, members: Members) -> Floats:
     """The times of the last member of each rank's communicator, S x R."""

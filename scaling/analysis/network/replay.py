@@ -94,8 +94,3 @@ class Replay:
     def computed(self) -> Floats:
         """S x R: when each rank has computed all its gradients, in its own time."""
         return self.compute_end
-
-    def behind(self, rank: int, peers: Sequence[int] | NDArray[np.intp]) -> float:
-        """How much later than others a rank is with its first bucket, mean over steps."""
-        first = self.ready[:, :, 0]
-        return float((first[:, rank] - first[:, peers].mean(axis=1)).mean())

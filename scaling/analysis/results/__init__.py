@@ -56,7 +56,7 @@ from scaling.analysis.results.prediction import (
     Prediction,
 )
 from scaling.analysis.results.roofline import CeilingResult, OperatorResult, RooflineResult
-from scaling.analysis.results.run import Analysis, MemoryGrowth, Quality, RunInfo
+from scaling.analysis.results.run import Analysis, Details, MemoryGrowth, Quality, RankInDetails, RunInfo
 from scaling.analysis.results.size import AtSize, at
 from scaling.analysis.results.spread import HostSteps, OwnStep, RankSpread
 from scaling.analysis.results.strategies import StrategyAtSize, StrategyResult
@@ -91,6 +91,7 @@ __all__ = [
     "CurvePoint",
     "DataLoading",
     "Degrees",
+    "Details",
     "DeviceClocks",
     "Drawn",
     "Fabric",
@@ -117,6 +118,7 @@ __all__ = [
     "PredictedPoint",
     "Prediction",
     "Quality",
+    "RankInDetails",
     "RankSpread",
     "Remedy",
     "RooflineResult",

@@ -46,6 +46,8 @@ class Loss:
     """Ranks that wait for those with more tokens in their step; None where tokens are not told, or have no effect."""
     link_latency: Measured | None = None
     link_bandwidth: Measured | None = None
+    communication: Measured | None = None
+    """What all ranks wait alike, in place of the link's two terms where details cannot split it."""
     overlap: Measured | None = None
     input: Measured | None = None
     host: Measured | None = None
@@ -68,6 +70,7 @@ class Straggler:
     """Whether the rank is slow in bare_one too, that is, without the others; None where that was not measured."""
     cost_ms: Measured
     skew_ms: Measured
+    """How much longer the others wait in a step than it does."""
     host: int | None = None
     """Its host, if that has several ranks and all of them are late."""
 

@@ -61,6 +61,29 @@ class RunResults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankInDetails:
+    """What a rank computes (forward and backward, without its waits) in steps without details and with them."""
+
+    rank: int
+    light_ms: Measured | None
+    detailed_ms: Measured | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Details:
+    """What stamps of single collectives cost the step, at the largest world size."""
+
+    over_light: Measured | None
+    """The step with details over the one with stamps of its phases alone, paired by round."""
+    disturbs: bool
+    """Whether the compute of any rank surely differs by more than a cause needs, and than equal blocks differ."""
+    ranks: tuple[RankInDetails, ...]
+    """Those whose compute differs most."""
+    unused: str = ""
+    """Why no cause rests on details; empty where they may."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
     """What reduces confidence in the numbers."""
 
@@ -71,6 +94,8 @@ class Quality:
     """Largest error of the other ranks' clocks against rank 0's; None where they were not compared."""
     device_clock_bound_us: float | None = None
     """Largest error of device events in host time; None where stamps are the host's own."""
+    details: Details | None = None
+    """None where no blocks with and without details can be compared."""
     dropped_blocks: int = 0
     """Blocks that are missing, or were left out because what they say cannot be; `warnings` name them."""
     reached: tuple[str, ...] = ()

@@ -44,11 +44,16 @@ def evidence_of(cause: str, point: Point, level: FabricLevel | None = None) -> t
             lines.append(
                 f"{format_bytes(comm.bytes_per_step)} a step at {comm.busbw_gbit_s.value:.3g} Gbit/s{of_link}"
             )
+    if cause == "communication" and parts.exposed_transfer and arms.probe:
+        lines.append(
+            f"all ranks alike wait {parts.exposed_transfer.value:.1f} of {arms.probe.value:.1f} ms of a step with "
+            "phase stamps for communication"
+        )
     if cause == "straggler" and point.straggler is not None:
         late = point.straggler
         lines.append(
-            f"rank {late.rank} is late by {late.skew_ms.value:.1f} ms at the first bucket, mostly in {late.phase}; "
-            f"it costs {late.cost_ms.value:.1f} ms a step"
+            f"rank {late.rank} is late, mostly in {late.phase}: the others wait {late.skew_ms.value:.1f} ms a step "
+            f"longer than it does, and it costs {late.cost_ms.value:.1f} ms"
         )
         if late.by_itself is not None:
             lines.append(

@@ -34,6 +34,8 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
         return sharded_link(point, spec, host.torch)
     if spec.parallel.sharded and cause == "strategy_overhead":
         return sharded_overhead(spec)
+    if cause == "communication":
+        return _without_sync(point, spec) or _less_often(spec, point.world_size)
     if cause == "link_bandwidth":
         return _less_traffic(point, spec)
     if cause == "link_latency":

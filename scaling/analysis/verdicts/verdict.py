@@ -37,6 +37,7 @@ _CAUSES = (
     "imbalance",
     "link_latency",
     "link_bandwidth",
+    "communication",
     "overlap",
     "input",
     "host",

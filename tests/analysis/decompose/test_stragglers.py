@@ -6,6 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from scaling.analysis.decompose.light import Light
 from scaling.analysis.decompose.quantities import Cycle, TrialRecords
 from scaling.analysis.decompose.stragglers import late_ranks
 from scaling.analysis.network.replay import Replay
@@ -17,19 +18,22 @@ COMPUTE, TRANSFER = 40 * MS, 10 * MS
 BUCKET = 30 * MS  # when a rank on time is ready with its one bucket
 
 
-def find(extra_ms, *, rounds=8, noise_ms=0.0, early_ms=0.0, floor=0.0, seed=0, hosts=()):
+def find(extra_ms, *, rounds=8, noise_ms=0.0, early_ms=0.0, floor=0.0, seed=0, hosts=(), stamps="both"):
     """late_ranks of steps in which rank r takes extra_ms[r] longer before its bucket is ready.
 
     `early_ms`: of link time for another bucket, with which all ranks are ready at once; `hosts`: of each rank.
+    `stamps`: light steps, detailed ones, or both.
     """
     n, steps = len(extra_ms), 5
     rng = np.random.default_rng(seed)
     index = pl.DataFrame({"launch": [0] * rounds, "round": list(range(rounds))})
-    cycles = []
+    cycles, light = [], Light(own={}, waited={}, alike={})
     for number in range(rounds):
         extra = np.array(extra_ms) * MS + noise_ms * MS * rng.standard_normal((steps, n))
         ready = np.stack([0 * extra, BUCKET + extra] if early_ms else [BUCKET + extra], axis=2)
         transfer = np.array([early_ms * MS, TRANSFER] if early_ms else [TRANSFER])
+        light.own[0, number] = COMPUTE + extra
+        light.waited[0, number] = (extra.max(axis=1, keepdims=True) - extra).mean(axis=0)
         cycles.append(
             Cycle(
                 key=(0, number),
@@ -39,14 +43,16 @@ def find(extra_ms, *, rounds=8, noise_ms=0.0, early_ms=0.0, floor=0.0, seed=0, h
                     transfer=np.tile(transfer, (steps, 1)),
                     start=np.zeros((steps, n)),
                 ),
-                **dict.fromkeys(("input", "step", "waited", "moving"), np.zeros((steps, n))),
+                waited=extra.max(axis=1, keepdims=True) - extra,
+                **dict.fromkeys(("input", "step", "moving"), np.zeros((steps, n))),
             )
         )
     records = TrialRecords(
         trial=Trial(world_size=n, hosts=n, batch=1),
         index=index,
         ranks=pl.DataFrame(),
-        cycles=tuple(cycles),
+        cycles=() if stamps == "light" else tuple(cycles),
+        light=None if stamps == "detailed" else light,
         merged={},
         bucket_bytes=(1,),
     )
@@ -62,8 +68,9 @@ def test_chance_makes_no_rank_late():
     assert all(find([0, 0, 0, 0], noise_ms=0.2, seed=seed) is None for seed in range(10))
 
 
-def test_a_late_rank_costs_what_the_step_is_longer_by():
-    late = find([0, 0, 30, 0])
+@pytest.mark.parametrize("stamps", ["both", "light", "detailed"])
+def test_a_late_rank_costs_what_the_step_is_longer_by(stamps):
+    late = find([0, 0, 30, 0], stamps=stamps)
     assert late.ranks == (2,)
     assert late.cost_ns.value == pytest.approx(30 * MS)
     assert late.skew_ns.value == pytest.approx(30 * MS)
@@ -102,10 +109,14 @@ def test_lateness_under_a_link_that_is_busy_anyway_costs_nothing():
     assert find([0, 0, 40, 0], early_ms=60.0).cost_ns.value == pytest.approx(10 * MS)  # 80 against 70
 
 
-@pytest.mark.parametrize(("floor", "named"), [(0.0, True), (0.15, False)])
-def test_ranks_that_are_slow_by_turns_are_not_late_within_the_noise_floor(floor, named):
-    """Without either's noise the step would be shorter, so each costs something."""
-    assert (find([0, 0], noise_ms=4, rounds=4, floor=floor) is not None) is named
+def test_without_details_it_is_not_seen_what_the_link_hides():
+    assert find([0, 0, 40, 0], early_ms=60.0, stamps="light").cost_ns.value == pytest.approx(40 * MS)
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.15])
+def test_ranks_that_are_slow_by_turns_are_not_late(floor):
+    """Without either's noise the step would be shorter, so each costs something; in the mean neither is behind."""
+    assert find([0, 0], noise_ms=4, rounds=4, floor=floor) is None
 
 
 @pytest.mark.parametrize("floor", [0.05, 0.15])

@@ -174,7 +174,7 @@ def test_a_straggler_is_named_with_its_evidence(plan):
     (found,) = verdicts(point({"straggler": 0.3}, straggler=late), plan)
     text = "; ".join(found.evidence)
     assert found.cause == "straggler"
-    assert "rank 2 is late by 28.0 ms" in text
+    assert "rank 2 is late, mostly in input: the others wait 28.0 ms a step longer" in text
     assert "mostly in input" in text
     assert "costs 30.0 ms" in text
     assert "alone it is as fast" in text
@@ -291,7 +291,7 @@ def test_every_cause_has_evidence_of_its_own(plan):
     late = Straggler(rank=2, phase="input", by_itself=False, cost_ms=about(30.0), skew_ms=about(28.0))
     clocks = DeviceClocks(alone_mhz=about(1900.0), together_mhz=about(1700.0))
     full = point(
-        {field.name: 0.05 for field in fields(Loss) if field.name != "unexplained"},
+        {field.name: 0.05 for field in fields(Loss) if field.name not in ("unexplained", "communication")},
         comm=reduced(1),
         straggler=late,
         tokens=UNEVEN,
@@ -300,7 +300,7 @@ def test_every_cause_has_evidence_of_its_own(plan):
         parts_ms=StepParts(exposed_transfer=about(20.0), input=about(7.0), host=about(8.0)),
     )
     said = {v.cause: v.evidence for v in verdicts(full, plan, SWEEP)}
-    assert len(said) == len(fields(Loss)) - len(("unexplained", "slower_compute"))
+    assert len(said) == len(fields(Loss)) - len(("unexplained", "slower_compute", "communication"))
     lines = [line for evidence in said.values() for line in evidence]
     assert len(lines) == len(set(lines))
     assert all(said.values())

@@ -1,0 +1,119 @@
+"""Probe blocks without details: what each rank does by itself in a step, and what it waits for the others.
+
+Such a step has the stamps of its phases and of its waits, and none of single collectives, so it is a step as it is
+without any stamps. Steps of synchronous training take equally long on all ranks. What a rank does not wait it does by
+itself, and the rank with the longest time of its own is the one that the others wait for:
+
+    own time = step - waits           lead of some ranks = mean of (largest own time - largest own time of the others)
+
+The lead is what the step would be shorter by if these ranks were as fast as the others, where the link was not what
+everybody waited for. The wait of the rank that waits least is the data's alone, up to where ranks are late by turns.
+
+Arrays: S steps, R ranks; times in ns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from scaling.analysis.decompose.quantities import Key, TrialRecords
+from scaling.analysis.statistics.rounds import Floats
+from scaling.records.frames import ITS_PART, Frame, few_rounds, in_order
+from scaling.spec.schedule import PROBE
+
+_VALUES = {
+    "length": pl.col("end_ns") - pl.col("begin_ns"),
+    "behind": pl.col("sync_end_ns") - pl.col("compute_end_ns") + pl.col("earlier_wait_ns"),
+    "buffers": pl.col("buffer_wait_ns"),
+    "inside": pl.col("forward_wait_ns") + pl.col("backward_wait_ns"),
+    "begin": pl.col("buffer_begin_ns"),
+    "end": pl.col("buffer_end_ns"),
+}
+"""A step, what it waits behind backward, for buffers and at a sharded module's units; and its last broadcast."""
+_NEEDED = sorted({name for value in _VALUES.values() for name in value.meta.root_names()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Light:
+    """The steps of one trial that all ranks recorded, by (launch, round)."""
+
+    own: Mapping[Key, Floats]
+    """S x R."""
+    waited: Mapping[Key, Floats]
+    """R: mean over the steps."""
+    alike: Mapping[Key, float]
+    """What every rank waits at least, mean over the steps.
+
+    At each place the wait of the rank that waits least; for buffers from when the last rank has come, since a root that
+    is done before that waits for nobody.
+    """
+
+    def changed(self, change: Callable[[Key, Floats], Floats]) -> Light:
+        """The same steps with other own times."""
+        return dataclasses.replace(self, own={key: change(key, own) for key, own in self.own.items()})
+
+
+def read_light(steps: Frame, n: int) -> Light | None:
+    """None where no block is whole, or where no wait was stamped. `steps`: of `n` ranks together."""
+    if n < 2:
+        return None
+    chosen = (pl.col("arm") == PROBE) & ~pl.col("detailed") & (pl.col("round") >= 0)
+    rows = steps.filter(chosen).select("launch", "round", "block", "step", "rank", *_NEEDED, ITS_PART)
+    own: dict[Key, list[Floats]] = {}
+    waited: dict[Key, list[Floats]] = {}
+    alike: dict[Key, list[Floats]] = {}
+    for some, _ in few_rounds(rows, rows.clear()):
+        for key, grid in grids_of(some, n, _VALUES):
+            total = grid["behind"] + grid["buffers"] + grid["inside"]
+            late = np.minimum(grid["end"], grid["begin"].max(axis=1, keepdims=True)) - grid["begin"]
+            for_data = (grid["behind"], grid["buffers"] - np.maximum(late, 0.0), grid["inside"])
+            own.setdefault(key, []).append(grid["length"] - total)
+            waited.setdefault(key, []).append(total)
+            alike.setdefault(key, []).append(np.sum([wait.min(axis=1) for wait in for_data], axis=0))
+    if not any(each.any() for blocks in waited.values() for each in blocks):
+        return None
+    return Light(
+        own={key: np.concatenate(blocks) for key, blocks in own.items()},
+        waited={key: np.concatenate(blocks).mean(axis=0) for key, blocks in waited.items()},
+        alike={key: float(np.concatenate(blocks).mean()) for key, blocks in alike.items()},
+    )
+
+
+def grids_of(
+    steps: pl.DataFrame, n: int, values: Mapping[str, pl.Expr]
+) -> list[tuple[Key, dict[str, Floats]]]:
+    """Values of each block that all ranks have whole, S x R by name, in the order of launches and blocks."""
+    found = []
+    ordered = in_order(
+        steps.select("launch", "round", "block", "step", "rank", **values),
+        ("launch", "block", "step", "rank"),
+    )
+    for part in ordered.partition_by("launch", "block", maintain_order=True):
+        if part.height == part["step"].n_unique() * n and part["rank"].n_unique() == n:
+            key = (int(part["launch"][0]), int(part["round"][0]))
+            found.append((key, {name: part[name].to_numpy().astype(float).reshape(-1, n) for name in values}))
+    return found
+
+
+def lead(own: Floats, ranks: Collection[int]) -> float:
+    """By how much the latest of all ranks has more own time than the latest of the others, mean over the steps."""
+    others: NDArray[np.intp] = np.setdiff1d(np.arange(own.shape[1]), list(ranks))
+    return float((own.max(axis=1) - own[:, others].max(axis=1)).mean())
+
+
+def waits(records: TrialRecords) -> dict[str, Floats]:
+    """Where no details tell data from late ranks: `exposed_transfer` is what every rank waits, `exposed_skew` the rest.
+
+    One value a round; `exposed_all` is both.
+    """
+    light = records.light
+    assert light is not None
+    whole = records.per_round({key: float(waited.mean()) for key, waited in light.waited.items()})
+    alike = records.per_round(dict(light.alike))
+    return {"exposed_all": whole, "exposed_transfer": alike, "exposed_skew": whole - alike}

@@ -1,0 +1,96 @@
+"""What stamps of single collectives cost the step, and whether anything may rest on them. Pure.
+
+A stamp at a collective's end can hold up what lies behind it on the same queue of the device, and then the detailed
+step is another one than the step that it should explain. So the detailed blocks are held against the light ones of the
+same rounds: the step, and what each rank computes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from scaling.analysis.decompose import own
+from scaling.analysis.decompose.quantities import TrialRecords
+from scaling.analysis.results import Details, Measured, RankInDetails, Verdict
+from scaling.analysis.statistics.rounds import MS, Floats, Rounds, level_of_each
+from scaling.spec.plan import Plan
+from scaling.spec.schedule import PLAIN, PROBE
+
+MOVED = 0.03
+"""Own compute that details move by a smaller share of the step makes no cause: none is named below it."""
+SHOWN = 8
+"""Ranks that are shown, of those whose compute is moved most."""
+NOT_PROVED = (
+    "on a GPU, stamps of NCCL's collectives can hold up the step, and that these do not was not shown on one"
+)
+
+
+def details(records: TrialRecords, plan: Plan, device_name: str) -> Details | None:
+    """None where a rank lacks blocks with details or without. `device_name`: as recorded; empty: not a real device."""
+    n = records.trial.world_size
+    both = {name: records.by_rank(PROBE, detailed=name == "detailed") for name in ("light", "detailed")}
+    compute = {name: found["forward"] + found["compute"] for name, found in both.items()}
+    if n < 2 or not all((np.isfinite(values).any(axis=0)).all() for values in compute.values()):
+        return None
+    values: dict[str, Floats] = {PLAIN: records.arm(PLAIN)["step"]}
+    values |= {f"plain.{half}": records.arm(PLAIN, half=half)["step"] for half in (0, 1)}
+    values |= {name: found["step"].mean(axis=1) for name, found in both.items()}
+    for rank in _most_moved(compute):
+        values |= {f"{name}.{rank}": each[:, rank] for name, each in compute.items()}
+    rounds = own.independent(values, records, plan)
+    same = rounds.ratio(lambda m: m["plain.1"] / m["plain.0"])
+    bar = max(MOVED, same.departure() if same else 0.0)
+    moved = {rank: _moved(rounds, rank, n) for rank in _most_moved(compute)}
+    disturbed = [rank for rank, by in moved.items() if by is not None and by.differs_from(0, by=bar)]
+    over = rounds.ratio(lambda m: m["detailed"] / m["light"])
+    why = ""
+    if disturbed:
+        why = _sentence(compute, disturbed[0])
+    elif plan.spec.topology.backend == "nccl" and device_name and not plan.spec.topology.is_simulated:
+        why = NOT_PROVED
+    return Details(
+        over_light=over,
+        disturbs=bool(disturbed),
+        ranks=tuple(
+            RankInDetails(
+                rank=rank,
+                light_ms=rounds.measure(f"light.{rank}", scale=MS),
+                detailed_ms=rounds.measure(f"detailed.{rank}", scale=MS),
+            )
+            for rank in sorted(moved)
+        ),
+        unused=why,
+    )
+
+
+def with_reason(verdict: Verdict, unused: Mapping[int, str]) -> Verdict:
+    """The verdict on what all ranks wait alike, with why nothing splits it. `unused`: by world size."""
+    if verdict.cause != "communication":
+        return verdict
+    why = unused.get(verdict.world_size, "no details were recorded")
+    split = f"what of it is latency, bandwidth or late ranks by turns is not told: {why}"
+    return dataclasses.replace(verdict, evidence=(*verdict.evidence, split))
+
+
+def _most_moved(compute: Mapping[str, Floats]) -> list[int]:
+    """Ranks whose compute differs most between the two, the most first."""
+    apart = np.nanmean(compute["detailed"], axis=0) - np.nanmean(compute["light"], axis=0)
+    return [int(rank) for rank in np.argsort(-np.abs(apart))[:SHOWN]]
+
+
+def _moved(rounds: Rounds, rank: int, n: int) -> Measured | None:
+    """How much longer a rank computes in detailed steps, as a share of the step; surely so among all `n` ranks."""
+    return rounds.measure(
+        lambda m: (m[f"detailed.{rank}"] - m[f"light.{rank}"]) / m["light"], level=level_of_each(n)
+    )
+
+
+def _sentence(compute: Mapping[str, Floats], rank: int) -> str:
+    light, detailed = (float(np.nanmean(compute[name][:, rank])) * MS for name in ("light", "detailed"))
+    return (
+        f"stamps of single collectives disturb this step: rank {rank} computes {detailed:.1f} ms with them and "
+        f"{light:.1f} ms without"
+    )

@@ -1,0 +1,66 @@
+"""Own times and waits of steps without details."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+
+from scaling.analysis.decompose.light import lead, read_light
+
+MS = 10**6
+NONE = dict.fromkeys(
+    ("earlier_wait", "buffer_wait", "buffer_begin", "buffer_end", "forward_wait", "backward_wait"), 0
+)
+
+
+def step(rank, **stamps_ms):
+    """One step's row: 100 ms long, all of it the rank's own unless waits are given."""
+    stamps = {"begin": 0, "end": 100, "compute_end": 50, "sync_end": 50, **NONE, **stamps_ms}
+    place = {"launch": 0, "round": 3, "block": 7, "step": 0, "rank": rank, "arm": "probe", "detailed": False}
+    return place | {f"{name}_ns": at * MS for name, at in stamps.items()}
+
+
+def read(*rows, n=2):
+    return read_light(pl.DataFrame(rows), n)
+
+
+def test_what_a_rank_does_not_wait_it_does_by_itself():
+    light = read(
+        step(0, sync_end=80, buffer_wait=2, forward_wait=3, backward_wait=4, earlier_wait=1),
+        step(1, sync_end=60),
+    )
+    assert (light.own[0, 3] / MS).tolist() == [[60, 90]]
+    assert (light.waited[0, 3] / MS).tolist() == [40, 10]
+
+
+def test_all_ranks_alike_wait_what_the_one_that_waits_least_does_at_each_place():
+    light = read(step(0, sync_end=80, forward_wait=3), step(1, sync_end=51, forward_wait=9))
+    assert light.alike[0, 3] == (1 + 3) * MS
+
+
+@pytest.mark.parametrize(("late_begin", "alike_ms"), [(12, 3), (10, 5), (30, 0)])
+def test_a_broadcast_moves_data_once_its_last_rank_has_come(late_begin, alike_ms):
+    """The root begins at 10 and is done at 15; it does not wait for a rank that comes at 30."""
+    end = max(15, late_begin + 5)
+    light = read(
+        step(0, sync_end=60, buffer_wait=5, buffer_begin=10, buffer_end=15),
+        step(1, buffer_wait=end - late_begin, buffer_begin=late_begin, buffer_end=end),
+    )
+    assert light.alike[0, 3] == alike_ms * MS
+
+
+def test_where_no_wait_was_stamped_there_is_nothing_to_tell():
+    assert read(step(0), step(1)) is None
+    assert read(step(0, sync_end=60), n=1) is None
+
+
+def test_a_block_that_a_rank_lacks_is_left_out():
+    assert read(step(0, sync_end=60)) is None
+
+
+def test_some_ranks_lead_is_over_the_latest_of_the_others():
+    own = np.array([[10.0, 40, 12], [10, 20, 30]])
+    assert lead(own, [1]) == ((40 - 12) + 0) / 2
+    assert lead(own, [1, 2]) == ((40 - 10) + (30 - 10)) / 2
+    assert lead(own, []) == 0

@@ -1,0 +1,60 @@
+"""Two ranks of one H100 over NCCL, whose truth is known from paired plain steps (shared/data/nccl_one_h100)."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from support.traces import SHARED
+
+from scaling.cli.pipeline import derive
+from scaling.records.paths import RunFolder
+
+RECORDS = SHARED / "nccl_one_h100"
+
+
+@pytest.fixture(scope="module", params=["own", "ownlate", "resnet", "vary"])
+def named(request, tmp_path_factory):
+    """(name, analysis) of each record."""
+    if not (RECORDS / request.param).is_dir():
+        pytest.skip(
+            f"no {RECORDS / request.param}: records of two NCCL ranks (SCALING_SHARED_DATA names the folder)"
+        )
+    folder = tmp_path_factory.mktemp(request.param) / "run"
+    shutil.copytree(RECORDS / request.param, folder, copy_function=shutil.copyfile)
+    return request.param, derive(RunFolder(folder))[0].analysis
+
+
+def test_nothing_rests_on_stamps_that_were_not_shown_to_leave_the_step_alone(named):
+    name, analysis = named
+    details, point = analysis.quality.details, analysis.points[-1]
+    assert details.unused
+    assert details.disturbs == (name == "ownlate")
+    assert point.loss.link_bandwidth is None
+    assert point.loss.link_latency is None
+    assert point.closure is None
+    assert not {v.cause for v in analysis.verdicts} & {"link_bandwidth", "link_latency", "launch_bound"}
+    assert point.comm.busbw_gbit_s is not None
+
+
+def test_the_late_rank_is_named_by_its_own_time_and_nobody_else(named):
+    name, analysis = named
+    late = analysis.points[-1].straggler
+    if name != "ownlate":
+        assert late is None
+        return
+    assert (late.rank, late.phase) == (1, "input")
+    assert late.cost_ms.least < 32
+    assert late.cost_ms.most > 22
+    assert {v.cause for v in analysis.verdicts if v.confidence == "high"} == {"straggler"}
+    (moved,) = [rank for rank in analysis.quality.details.ranks if rank.rank == 0]
+    assert moved.detailed_ms.value > 2 * moved.light_ms.value  # it stood still behind its first bucket
+
+
+def test_without_a_fault_no_share_exceeds_what_a_step_waits_behind_backward(named):
+    name, analysis = named
+    if name == "own":
+        parts, step = analysis.points[-1].parts_ms, analysis.points[-1].arms_ms.probe
+        shares = [v.share.value for v in analysis.verdicts if v.share]
+        assert max(shares) <= 1.85 / step.value  # mean of both ranks, read off the light stamps by hand
+        assert parts.exposed_transfer.value < 1.85
