@@ -13,6 +13,8 @@ are off by up to 50 ms and compared to within 8 us. What the analysis says is he
 - two communicators that share a wire, seen by the harness's tap;
 - SyncBatchNorm, which torch refuses on a CPU: its waits are skew or transfer, and the late rank is found;
 - a step that is bound by the host's launches, which has to be named, and is in no other case;
+- ResNet-50 and GPT-2 on a device of known rates, with a host that keeps it busy and one that does not: named parts
+  explain 90 % of the step or more, and kernels, the slow ones among them, and waits for the host are within 2 %;
 - under noise of kernels and hosts, N runs: 90 % of the intervals hold the truth, and their median width is at most 5 %;
 - beside it, what is made of the same records where collectives of one communicator are taken for concurrent ones, and
   what one message from an idle device takes beside one of many.
@@ -31,6 +33,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tes
 from ending import exit_with  # noqa: E402
 from harness import parser, result, skipped  # noqa: E402
 from simulated_parts import communicators  # noqa: E402
+from simulated_parts import kernels as timed  # noqa: E402
 from simulated_parts import norms as synchronised  # noqa: E402
 from simulated_parts.case import LAUNCH_BOUND, draw  # noqa: E402
 from simulated_parts.run import MS, Figure, Ran, curve_figures, describe, figures, run  # noqa: E402
@@ -146,6 +149,19 @@ def launches(seed: int, bars: Bars) -> None:
     )
 
 
+def kernels(bars: Bars) -> None:
+    """Where the step of real models goes."""
+    for model, batch, slow in timed.MODELS:
+        for launch_us in (timed.AHEAD_US, timed.BEHIND_US):
+            seen = timed.explained(model, batch, slow, launch_us)
+            print(f"{model}, launches of {launch_us:.0f} us: found, known, off (ms); {seen.line.said}")
+            bars.check(seen.share >= timed.EXPLAINED, f"named parts explain {seen.share:.1%} of the step")
+            for name, part, known in seen.figures():
+                bars.check(
+                    abs(part - known) <= SHARE * seen.line.step_ms.value, f"{name} {part:.3f} {known:.3f}"
+                )
+
+
 def noisy(seed: int, runs: int, bars: Bars) -> tuple[float, float]:
     """How often intervals hold the truth under noise, and their median width."""
     found = [
@@ -197,6 +213,7 @@ def main() -> int:
     shared(asked.seed, bars)
     norms(asked.seed, bars)
     launches(asked.seed, bars)
+    kernels(bars)
     share, width = noisy(asked.seed, asked.runs, bars)
     as_concurrent, as_latency = before(first)
     print(f"{bars.looked} figures, {bars.missed} missed; the worst is {bars.worst:.2%} off beyond 20 us")

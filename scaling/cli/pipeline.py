@@ -15,9 +15,8 @@ from scaling.analysis.compare.machines import machines
 from scaling.analysis.decompose.cases import CaseFiles, analyze_cases
 from scaling.analysis.decompose.history import histories
 from scaling.analysis.decompose.quantities import SHOWN
-from scaling.analysis.decompose.roofline import roofline
+from scaling.analysis.decompose.roofline import roofline, with_tokens, with_utilisation
 from scaling.analysis.decompose.timeline import timelines
-from scaling.analysis.decompose.utilisation import with_tokens, with_utilisation
 from scaling.analysis.doctor import preflight
 from scaling.analysis.doctor.preflight import Preflight
 from scaling.analysis.invariants import within
@@ -220,8 +219,7 @@ def _with_roofline(analysis: Analysis, launches: Launches, plan: Plan) -> Analys
         return dataclasses.replace(analysis, points=points)
     batches = {t.world_size: t.batch for t in plan.trials}
     alike = {p.world_size for p in points if batches[p.world_size] == launch.roofline.work.batch}
-    kernels = launch.kernels if plan.spec.topology.device != "cpu" else None
-    found = _roofline(launch.roofline, kernels, launch.environment(0), analysis, alike)
+    found = _roofline(launch.roofline, launch.kernels, launch.environment(0), analysis, alike)
     points = with_utilisation(points, found, alike)
     return dataclasses.replace(analysis, points=points, roofline=found)
 
@@ -235,9 +233,12 @@ def _roofline(
 ) -> RooflineResult | None:
     """The step without DDP; if measured, the one that ran beside all other ranks. `alike`: sizes of the same batch."""
     largest = max(analysis.points, key=lambda p: p.world_size)
-    step = largest.arms_ms.bare_all or largest.arms_ms.bare_one or largest.step_ms
+    arms, parts = largest.arms_ms, largest.parts_ms
+    step = arms.bare_all or arms.bare_one or largest.step_ms
     if step is None:
         return None
+    bare = arms.bare_all or arms.bare_one
+    waits = [] if bare else [parts.exposed_transfer, parts.exposed_skew, parts.exposed_enqueue]
     processor = environment.processor if environment else None
     return roofline(
         record.ceilings,
@@ -249,6 +250,9 @@ def _roofline(
         input_ms=largest.parts_ms.input,
         also_ms=[p.step_ms for p in analysis.points if p.step_ms and p.world_size in alike],
         kernels=kernels,
+        alone_ms=arms.bare_one.value if arms.bare_one else None,
+        waits_ms=sum(wait.value for wait in waits if wait),
+        on_host=analysis.run.device == "cpu",
     )
 
 

@@ -220,6 +220,10 @@ class Kernel:
     flops: int
     bytes: int
     """Read and written by one call."""
+    layer: str = ""
+    """The first layer that calls it; empty outside of all layers, and where it was not recorded."""
+    layers: int = 0
+    """In how many layers it runs; 0: not recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +238,8 @@ class KernelTable:
     kernels: tuple[Kernel, ...]
     slept_ns: int = 0
     """Part of `step_ns` in which a synthetic model sleeps: no operator."""
+    queued_ns: int = 0
+    """What the device takes for the step where the host has queued all of it before; 0: not measured, or no device."""
 
     @property
     def sum_ns(self) -> float:

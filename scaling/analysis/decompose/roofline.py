@@ -4,16 +4,18 @@ An operator takes at least its FLOPs over the device's peak, its bytes over the 
 its launch. The largest of the three is its least time and its bound. The sums over the step by bound, and the time to
 fetch a batch, give the bound of the step.
 
-On an accelerator the kernels of a step were timed too. What a step takes beyond their sum, the device waits for the
-host: that is measured, where the ceiling of launches only says what the fastest host would need.
+Where the kernels of a step were timed too, `kernels` says where its time goes. What a step takes beyond them, an
+accelerator waits for the host: that is measured, where the ceiling of launches only says what the fastest host needs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from scaling.analysis.results import CeilingResult, Measured, OperatorResult, RooflineResult
+from scaling.analysis.decompose.kernels import Least, idle_share, sentence, step_time
+from scaling.analysis.results import CeilingResult, Measured, Point, RooflineResult
 from scaling.hardware.datasheets import peak_flop_s
 from scaling.records.checkup import (
     CONVOLUTION,
@@ -23,14 +25,13 @@ from scaling.records.checkup import (
     STEP_OPS,
     TO_DEVICE_PINNED,
     Ceiling,
+    Kernel,
     KernelTable,
-    Operator,
     StepWork,
 )
 
 EXPLAINS = 0.25
 """A ceiling that explains a smaller share of the step does not count as its bound."""
-TOP = 8
 _FASTER = {
     "memory": ": some of what counts as read was in a cache",
     "launch": ": something else ran while the ceiling was measured",
@@ -51,29 +52,39 @@ def roofline(
     input_ms: Measured | None = None,
     also_ms: Iterable[Measured] = (),
     kernels: KernelTable | None = None,
+    alone_ms: float | None = None,
+    waits_ms: float = 0.0,
+    on_host: bool = False,
 ) -> RooflineResult | None:
     """One rank's step against its ceilings; None where no FLOP was counted or no rate of computing is known.
 
     `device_name`: its own name, by which its data sheet is found. `also_ms`: other steps with the same FLOPs, for which
-    `above` says why one of them is above the peak. `kernels`: what they take on an accelerator.
+    `above` says why one of them is above the peak. `kernels`: what they take. `alone_ms`, `waits_ms`, `on_host`: as
+    `step_time` has them.
     """
     shown = _with_sheet(ceilings, work.precision, device_name)
     peak = peak_of(shown, work.precision)
     launches = best_of(ceilings, STEP_OPS)
     if not work.flops or peak is None or launches is None:
         return None
-    operators = sorted(
-        (_operator(o, ceilings, peak.best, launches) for o in work.operators), key=lambda o: -o.least_ms.value
-    )
-    least = {bound: sum(o.least_ms.value for o in operators if o.bound == bound) for bound in BOUNDS}
+    least = dict.fromkeys(BOUNDS, 0.0)
+    for operator in work.operators:
+        work_s = _times(ceilings, peak.best, operator.flops, operator.bytes, operator.count)
+        needed = work_s | {"launch": operator.count / launches}
+        most = max(needed, key=lambda name: needed[name])
+        least[most] += 1e3 * needed[most]
     transfer = best_of(ceilings, TO_DEVICE_PINNED)
     least["host_transfer"] = 1e3 * work.input_bytes / transfer if transfer else 0.0
     least["input"] = max(0.0, (input_ms.value if input_ms else 0.0) - least["host_transfer"])
-    idle = idle_share(kernels) if kernels and kernels.batch == work.batch else None
+    kernels = kernels if kernels and kernels.batch == work.batch else None
+    idle = idle_share(kernels) if kernels and not on_host else None
     # The time in which the host holds the device up was measured where the kernels were timed; else the ceiling stands.
     known_ms = least if idle is None else least | {"launch": idle * step_ms.value}
     most = max(known_ms, key=lambda name: known_ms[name])
     bound = most if known_ms[most] > EXPLAINS * step_ms.value else "none"
+    allowed, beside = _least(ceilings, work, peak.best, transfer), (alone_ms, least["input"], waits_ms)
+    where = step_time(kernels, allowed, step_ms, *beside, on_host=on_host) if kernels else None
+    limit = sentence(where, step_ms) if where and bound == "none" else _said(bound, step_ms, known_ms, idle)
     achieved = 1e3 * work.flops / step_ms
     hfu = achieved * (1 / peak.best)
     mfu = hfu * (1 - work.recomputed_flops / work.flops)
@@ -89,7 +100,7 @@ def roofline(
         bytes=work.bytes,
         operators=work.calls,
         step_ms=step_ms,
-        said=f"{_said(bound, step_ms, known_ms, idle)}; {used}",
+        said=f"{limit}; {used}",
         bound=bound,
         least_ms={name: Measured(value) for name, value in least.items()},
         achieved_flop_s=achieved,
@@ -99,7 +110,7 @@ def roofline(
         peak_is=_peak_is(peak),
         above=above,
         ceilings=tuple(map(_result, shown)),
-        top=tuple(operators[:TOP]),
+        where=where,
     )
 
 
@@ -170,16 +181,6 @@ def explain(base: RooflineResult | None, other: RooflineResult | None) -> tuple[
     return tuple(said)
 
 
-def idle_share(kernels: KernelTable) -> float | None:
-    """The share of a step in which no kernel runs, by the sum of kernels that never waited for the host; at least 0.
-
-    None where the model itself sleeps. The host and the device have to be two: on a CPU an operator is its own call.
-    """
-    if kernels.slept_ns or not kernels.step_ns or not kernels.kernels:
-        return None
-    return max(0.0, 1 - kernels.sum_ns / kernels.step_ns)
-
-
 def _said(bound: str, step_ms: Measured, least: Mapping[str, float], idle: float | None) -> str:
     if bound == "launch" and idle is not None:
         return f"launch-bound: in {idle:.0%} of a step the device waits for the host to launch its kernels"
@@ -206,24 +207,11 @@ def best_of(ceilings: Sequence[Ceiling], name: str) -> float | None:
     return max((c.best for c in ceilings if c.name == name), default=None)
 
 
-def _operator(
-    operator: Operator, ceilings: Sequence[Ceiling], peak: float, launches: float
-) -> OperatorResult:
-    times = {
-        "compute": operator.flops / peak,
-        "memory": operator.bytes / _bandwidth(ceilings, operator.bytes / operator.count),
-        "launch": operator.count / launches,
-    }
-    bound = max(times, key=lambda name: times[name])
-    return OperatorResult(
-        name=operator.name,
-        layer=operator.layer,
-        count=operator.count,
-        flops=operator.flops,
-        bytes=operator.bytes,
-        least_ms=Measured(1e3 * times[bound]),
-        bound=bound,
-    )
+def _times(
+    ceilings: Sequence[Ceiling], peak: float, flops: int, size: int, calls: int = 1
+) -> dict[str, float]:
+    """What all calls need for their FLOPs and for their bytes, s."""
+    return {"compute": flops / peak, "memory": size / _bandwidth(ceilings, size / calls)}
 
 
 def _bandwidth(ceilings: Sequence[Ceiling], traffic: float) -> float:
@@ -231,3 +219,51 @@ def _bandwidth(ceilings: Sequence[Ceiling], traffic: float) -> float:
     copies = [c for c in ceilings if c.name == COPY]
     fitting = [c.best for c in copies if 2 * c.size >= traffic]
     return max(fitting or [c.best for c in copies if c.size == max(k.size for k in copies)], default=math.inf)
+
+
+def _least(ceilings: Sequence[Ceiling], work: StepWork, peak: float, transfer: float | None) -> Least:
+    """The least time of one kernel. A copy of the batch's size that is no faster than the host's link comes over it."""
+
+    def least(kernel: Kernel) -> tuple[float, str]:
+        moved = kernel.bytes / 2
+        if kernel.operator == "copy" and transfer and work.input_bytes / 2 < moved <= work.input_bytes:
+            before, _, after = kernel.key.removeprefix("copy|").partition(" ")[0].partition(">")
+            if before == after and kernel.time_ns / 1e9 > moved / transfer / 2:
+                return moved / transfer, "host_transfer"
+        bound, needed = max(
+            _times(ceilings, peak, kernel.flops, kernel.bytes).items(), key=lambda item: item[1]
+        )
+        return needed, bound
+
+    return least
+
+
+def with_utilisation(
+    points: Iterable[Point], line: RooflineResult | None, alike: Collection[int]
+) -> tuple[Point, ...]:
+    """The points with their MFU and HFU, neither of which is cut off at 1.
+
+    `alike`: world sizes whose plain step does the FLOPs of the roofline's step; the others have no MFU.
+    """
+    if line is None or line.peak is None or line.mfu is None or line.hfu is None:
+        return tuple(points)
+    peak, model_part = line.peak.best.value, line.mfu.value / line.hfu.value
+
+    def used(point: Point) -> Point:
+        if point.step_ms is None or point.world_size not in alike:
+            return point
+        divided = point.parallel.tensor if point.parallel else 1  # a rank has so small a part of every layer
+        hfu = 1e3 * line.flops / divided / point.step_ms * (1 / peak)
+        return dataclasses.replace(point, mfu=hfu * model_part, hfu=hfu)
+
+    return tuple(map(used, points))
+
+
+def with_tokens(points: Iterable[Point], tokens_per_sample: int) -> tuple[Point, ...]:
+    """Points with their tokens a second, where they have samples a second."""
+    return tuple(
+        p
+        if p.samples_per_s is None
+        else dataclasses.replace(p, tokens_per_s=p.samples_per_s * tokens_per_sample)
+        for p in points
+    )

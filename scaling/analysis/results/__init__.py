@@ -55,7 +55,13 @@ from scaling.analysis.results.prediction import (
     PredictedPoint,
     Prediction,
 )
-from scaling.analysis.results.roofline import CeilingResult, OperatorResult, RooflineResult
+from scaling.analysis.results.roofline import (
+    CeilingResult,
+    RooflineResult,
+    SlowKernel,
+    StepPart,
+    StepTime,
+)
 from scaling.analysis.results.run import Analysis, Details, MemoryGrowth, Quality, RankInDetails, RunInfo
 from scaling.analysis.results.size import AtSize, at
 from scaling.analysis.results.spread import HostSteps, OwnStep, RankSpread
@@ -108,7 +114,6 @@ __all__ = [
     "NcclChoice",
     "NcclGroup",
     "NcclLog",
-    "OperatorResult",
     "Overhead",
     "OwnStep",
     "PeakMemory",
@@ -127,10 +132,13 @@ __all__ = [
     "SelfTest",
     "SelfTestCase",
     "SettingDifference",
+    "SlowKernel",
     "Span",
     "Split",
     "StepHistory",
+    "StepPart",
     "StepParts",
+    "StepTime",
     "Straggler",
     "StrategyAtSize",
     "StrategyResult",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scaling.analysis.results.measured import Measured
-from scaling.records.checkup import Operator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +18,43 @@ class CeilingResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorResult(Operator):
-    """One operator of the step with the least time that the ceilings allow it, and the ceiling that sets this time."""
+class StepPart:
+    """A part of a step's time."""
 
+    name: str
+    """A key of `scaling.analysis.decompose.kernels.MEANS`."""
+    ms: Measured
+    share: float
+    means: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowKernel:
+    """One operator on the same shapes and types: what it took in a step, and what its ceiling allows."""
+
+    operator: str
+    shapes: str
+    layer: str
+    """The first that calls it; empty where that is not known, or outside of all."""
+    layers: int
+    calls: float
+    ms: Measured
+    """All calls of a step."""
     least_ms: Measured
-    """Sum over all its calls."""
-    bound: str
-    """`compute`, `memory` or `launch`."""
+    part: str
+    """The name of the step's part that it belongs to."""
+    elementwise: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Where a step's time goes. The parts and what is not explained sum to the step."""
+
+    parts: tuple[StepPart, ...]
+    unexplained_ms: Measured
+    slowest: tuple[SlowKernel, ...]
+    """Those that lose most against their ceiling."""
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +81,6 @@ class RooflineResult:
     """Model FLOPs utilisation: the step's FLOPs over what the peak would have done meanwhile. A forward that
     checkpointing runs again does not count."""
     ceilings: tuple[CeilingResult, ...]
-    top: tuple[OperatorResult, ...]
-    """The operators with the longest least times."""
     hfu: Measured | None = None
     """Hardware FLOPs utilisation: the same with all FLOPs that the device did."""
     peak: CeilingResult | None = None
@@ -62,3 +89,5 @@ class RooflineResult:
     """What the peak is, as a phrase."""
     above: str = ""
     """Why a utilisation is above 1; empty where none is."""
+    where: StepTime | None = None
+    """None where no kernel was timed."""

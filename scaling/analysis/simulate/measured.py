@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from scaling.analysis.decompose.roofline import EXPLAINS, idle_share
+from scaling.analysis.decompose.kernels import idle_share
+from scaling.analysis.decompose.roofline import EXPLAINS
 from scaling.analysis.network.placed import place
 from scaling.analysis.network.ring import Hops, ring_times
 from scaling.analysis.predict.change import Source

@@ -12,7 +12,6 @@ from scaling.report.model import Document, Line, Lines, Section, Table, Tone, he
 from scaling.units import format_bytes, format_duration
 
 PAIRS_SHOWN = 12
-OPERATOR_WIDTH = 34
 PROBLEM_WIDTH = 9
 
 
@@ -96,24 +95,9 @@ def _step(found: RooflineResult) -> Section:
         rows=tuple((k.replace("_", " "), _ms(v)) for k, v in found.least_ms.items() if v.value),
         label="Bounds",
     )
-    operators = Table(
-        columns=heads("operator", "calls", ("work", "GFLOP"), "traffic", ("at least", "ms"), "bound"),
-        rows=tuple(
-            (
-                f"{o.name} {o.layer}".strip()[:OPERATOR_WIDTH],
-                str(o.count),
-                f"{o.flops / 1e9:.3g}",
-                format_bytes(o.bytes),
-                _ms(o.least_ms),
-                o.bound,
-            )
-            for o in found.top
-        ),
-        label="Operators",
-    )
     at = f"batch {found.batch}, {found.precision}"
     title = f"a step without DDP ({at}): {text.quantity(found.step_ms, 'ms')}, bound: {found.bound}"
-    return Section(title=title, blocks=(lines(work, look="prose"), bounds, operators))
+    return Section(title=title, blocks=(lines(work, look="prose"), bounds))
 
 
 def _ms(value: Measured) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from scaling.analysis.results import Analysis, RooflineResult, RunInfo, StepHistory, Timeline, at
+from scaling.analysis.results import Analysis, RooflineResult, RunInfo, StepHistory, StepTime, Timeline, at
 from scaling.analysis.results.machine import MachineGroup
 from scaling.report import cases, findings, text
 from scaling.report.answer import answer
@@ -33,12 +33,12 @@ from scaling.report.model import (
 )
 from scaling.report.plots.batches import latency_by_batch, throughput_by_batch
 from scaling.report.plots.efficiency import scaling_curve
-from scaling.report.plots.roofline import roofline
 from scaling.report.plots.steps import history
 from scaling.report.ranks import rank_blocks
 from scaling.report.strategies import strategy_table
 from scaling.spec.ended import SETTLED
 from scaling.spec.plan import HARNESS, Plan
+from scaling.units import count
 
 STEPS = "steps as they ran"
 VERDICTS = "what limits it, and what to try"
@@ -168,30 +168,35 @@ def _findings(analysis: Analysis) -> Iterator[Block]:
         )
 
 
-def _roofline(found: RooflineResult | None) -> Iterator[Section]:
-    """A step against what the device's measured ceilings allow."""
-    if found is None:
+def _roofline(line: RooflineResult | None) -> Iterator[Section]:
+    """A step against what the device's measured ceilings allow, and where its time goes."""
+    if line is None:
         return
-    said = lines(found.said, look="prose")
-    rows = tuple(
-        (
-            f"{o.name} {o.layer}".strip(),
-            str(o.count),
-            f"{o.flops / 1e9:.3g}",
-            text.number(o.least_ms.value),
-            o.bound,
-        )
-        for o in found.top
+    blocks = (lines(line.said, look="prose"), *(_step_time(line.where) if line.where else ()))
+    yield Section(title=f"roofline, a step of rank {line.rank} without DDP", blocks=blocks, on=TERMINAL)
+    yield Section(title="roofline", blocks=blocks, on=PAGE)
+
+
+def _step_time(where: StepTime) -> tuple[Block, ...]:
+    """The parts of a step, why they are as they are, and the kernels that lose most."""
+    rows = [(p.means.partition(":")[0], text.number(p.ms.value), f"{p.share:.1%}") for p in where.parts]
+    rows.append(("not explained", text.number(where.unexplained_ms.value), ""))
+    kernels = [
+        f"{k.operator} {k.shapes}: {k.ms.value:.3g} ms, at least {k.least_ms.value:.3g}; "
+        f"{count(round(k.calls), 'call')}{f' in {k.layer}' * bool(k.layer)}"
+        f"{f' and {k.layers - 1} more layers' * (k.layers > 1)}"
+        for k in where.slowest
+    ]
+    return (
+        Table(
+            columns=(("part of the step", ""), ("takes", "ms"), ("share", "")),
+            rows=tuple(rows),
+            label="Parts",
+        ),
+        lines(*where.notes, *(p.means for p in where.parts if ":" in p.means), look="items"),
+        lines("the kernels that lose most against their ceiling:", look="prose"),
+        lines(*kernels, look="items"),
     )
-    operators = Table(
-        columns=(("operator", ""), ("calls", ""), ("work", "GFLOP"), ("at least", "ms"), ("bound", "")),
-        rows=rows,
-        label="Operators",
-        folded="The operators that must take longest",
-    )
-    title = f"roofline, a step of rank {found.rank} without DDP"
-    yield Section(title=title, blocks=(said,), on=TERMINAL)
-    yield Section(title="roofline", blocks=(said, Figure(plot=roofline(found)), operators), on=PAGE)
 
 
 def _histories(analysis: Analysis, histories: Sequence[StepHistory]) -> tuple[Block, ...]:

@@ -1,12 +1,15 @@
-"""Time every operator of a step by shapes and types, for a simulation of the same program elsewhere.
+"""Record once, before the first round, what a step asks of the device, what the device gives, and what kernels take.
 
-On the CPU an operator's time is that of its call. On a device it lies between two events on the stream, in a step that
-is queued behind a long wait, so that the device never waits for the host.
+roofline-0.json has FLOPs and bytes of the step's operators, and the ceilings. kernels-0.json has the time of every
+operator by shapes and types, for the step's parts and for a simulation of the same program elsewhere. On the CPU an
+operator's time is that of its call. On a device it lies between two events on the stream, and some hundred operators
+at a time are queued behind a kernel that only waits, so that the device never waits for the host.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from scaling.records.checkup import SCHEMA, Kernel, KernelTable
+from scaling.records.checkup import SCHEMA, Kernel, KernelTable, Roofline
 from scaling.records.files import write_json
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns, sleeps
 from scaling.worker.accelerator.precision import Precision
+from scaling.worker.checks import ceilings
 from scaling.worker.checks.steps import Bench, benched
+from scaling.worker.checks.work import Layers, is_free
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.step import Loop
 from scaling.worker.session.session import LaunchSession
@@ -29,8 +34,12 @@ STEPS = 3
 """Steps with timed operators, and as many without; of each operator's times the median counts."""
 SLOW_NS, SLOWEST_NS = 300_000_000, 2_000_000_000
 """A step longer than the first is timed once; one longer than the second not at all, since a run promises its end."""
-FREE = ("profiler", "prim")
-CREATES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "detach")
+CHUNK = 200
+"""Operators that are queued at once: CUDA holds some thousand launches; each event is one, an operator one or many."""
+FIRST_NS, LONGEST_NS = 50_000_000, 1_000_000_000
+"""How long the device waits for the first of them to be queued, and for any at most."""
+CYCLES_S = 2e9
+"""Of a GPU: `torch.cuda._sleep` counts cycles, and none has a higher clock by much."""
 COPIES = ("copy_", "_to_copy", "clone", "contiguous")
 TYPES = {
     torch.float64: "Double",
@@ -47,16 +56,28 @@ TYPES = {
 """Types by the names of c10::ScalarType, which the simulated device's table has."""
 
 
-def note_kernels(session: LaunchSession, workload: Workload, precision: Precision) -> None:
-    """Write kernels-0.json from rank 0, while all ranks do the same. A step that fails leaves no file."""
-    device, spec = session.device, session.plan.spec
+def note_step(session: LaunchSession, workload: Workload, precision: Precision) -> None:
+    """Write roofline-0.json and kernels-0.json from rank 0, while all ranks do the same, for the largest world size.
 
-    def times(bench: Bench) -> KernelTable:
-        return measure(bench.loop(bench.batch), device, batch=bench.batch, precision=spec.precision)
+    A step that cannot be counted, or timed, leaves no such file and the run goes on. The trial itself then finds
+    whether the step fits or fails.
+    """
+    device, asked = session.device, session.plan.spec.precision
 
-    found = benched(session, workload, precision, "kernel times", times)
-    if found is not None and session.rank == 0:
-        write_json(session.folder.kernels(0), found, indent=None)
+    def counted(bench: Bench) -> Roofline:
+        work = bench.work()
+        known = ceilings.measure(device, (asked,)) if work.flops else ()
+        return Roofline(schema=SCHEMA, rank=session.rank, ceilings=known, work=work)
+
+    def timed(bench: Bench) -> KernelTable:
+        return measure(bench.loop(bench.batch), device, batch=bench.batch, precision=asked)
+
+    line = benched(session, workload, precision, "roofline", counted)
+    if line is not None and session.lead:
+        write_json(session.folder.roofline(session.rank), line, indent=None)
+    table = benched(session, workload, precision, "kernel times", timed)
+    if table is not None and session.rank == 0:
+        write_json(session.folder.kernels(0), table, indent=None)
 
 
 def measure(loop: Loop, device: Accelerator, *, batch: int, precision: str) -> KernelTable:
@@ -65,13 +86,12 @@ def measure(loop: Loop, device: Accelerator, *, batch: int, precision: str) -> K
     steps = _steps(_mean_ns(loop, device, 1))
     with sleeps() as slept:
         step_ns = _mean_ns(loop, device, steps)
-    timed = Timing(device)
+    queued_ns = _queued_ns(loop, device, step_ns)
+    layers = Layers()
+    timed = Timing(device, layers)
     for _ in range(steps):
-        device.synchronize()
-        timed.begin()
-        with timed:
+        with layers, timed:
             loop.plain()
-        device.synchronize()
         timed.collect()
     return KernelTable(
         schema=SCHEMA,
@@ -80,6 +100,7 @@ def measure(loop: Loop, device: Accelerator, *, batch: int, precision: str) -> K
         step_ns=step_ns,
         kernels=timed.kernels(steps),
         slept_ns=sum(slept) // steps,
+        queued_ns=queued_ns,
     )
 
 
@@ -101,47 +122,82 @@ def _mean_ns(loop: Loop, device: Accelerator, steps: int) -> int:
     return (now_ns() - begin) // steps
 
 
+def _queued_ns(loop: Loop, device: Accelerator, step_ns: int) -> int:
+    """What a device takes for a step that the host has queued before it begins; 0 where a device cannot wait so."""
+    device.synchronize()
+    if not _hold_up(device, 2 * step_ns):
+        return 0
+    begin = _event(device)
+    loop.plain()
+    end = _event(device)
+    device.synchronize()
+    return int(1e6 * begin.elapsed_time(end))
+
+
+def _hold_up(device: Accelerator, ns: int) -> bool:
+    """Queue a kernel that only waits on the current stream; False where the device has none."""
+    module: Any = getattr(torch, device.type, None)
+    seconds = min(ns, LONGEST_NS) / 1e9
+    if hasattr(module, "sleep_us"):  # the simulated device's
+        module.sleep_us(seconds * 1e6)
+    elif hasattr(module, "_sleep"):
+        module._sleep(round(seconds * CYCLES_S))  # noqa: SLF001
+    else:
+        return False
+    return True
+
+
+def _event(device: Accelerator) -> Any:
+    event: Any = torch.Event(device.type, enable_timing=True)
+    event.record()
+    return event
+
+
 class Timing(TorchDispatchMode):
     """Times operators while it is active. Views and allocations are no kernels."""
 
-    def __init__(self, device: Accelerator) -> None:
+    def __init__(self, device: Accelerator, layers: Layers) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._device = device
-        self._stamp: Callable[[], Any] = now_ns if device.type == "cpu" else self._event
-        self._pairs: list[tuple[str, str, int, int, Any, Any]] = []
+        self._device, self._layers, self._on_host = device, layers, device.type == "cpu"
+        self._stamp: Callable[[], Any] = now_ns if self._on_host else functools.partial(_event, device)
+        self._pairs: list[tuple[str, Any, Any]] = []
+        self._begin_ns, self._wait_ns = 0, FIRST_NS
         self._times: dict[str, list[int]] = collections.defaultdict(list)
+        self._late: dict[str, list[int]] = collections.defaultdict(list)
+        """Of operators for which the device may have waited; they count where an operator has no other time."""
         self._work: dict[str, tuple[str, int, int]] = {}
-        self._own_ns = self._cost_of_a_call() if device.type == "cpu" else 0
-
-    def begin(self) -> None:
-        """Let a device wait long enough for the host to queue what follows."""
-        sleep = getattr(getattr(torch, self._device.type, None), "_sleep", None)
-        if sleep is not None:
-            sleep(2_000_000_000)  # cycles, a second or more
+        self._layers_of: dict[str, dict[str, None]] = collections.defaultdict(dict)
+        self._own_ns = self._cost_of_a_call() if self._on_host else 0
 
     def collect(self) -> None:
-        """Take the times of the step that is done."""
-        for key, name, flops, size, begin, end in self._pairs:
-            took = (
-                end - begin - self._own_ns
-                if self._device.type == "cpu"
-                else round(begin.elapsed_time(end) * 1e6)
-            )
-            self._times[key].append(max(0, took))
-            self._work[key] = name, flops, size
+        """Take the times of what is queued."""
+        if not self._pairs:
+            return
+        late = not self._on_host and self._pairs[0][1].query()
+        self._wait_ns = 2 * (now_ns() - self._begin_ns)
+        self._device.synchronize()
+        for key, begin, end in self._pairs:
+            took = end - begin - self._own_ns if self._on_host else round(begin.elapsed_time(end) * 1e6)
+            (self._late if late else self._times)[key].append(max(0, took))
         self._pairs.clear()
 
     def kernels(self, steps: int) -> tuple[Kernel, ...]:
         """The median of each operator's times."""
         found = []
-        for key, times in self._times.items():
-            name, flops, size = self._work[key]
-            median = sorted(times)[len(times) // 2]
-            found.append(
-                Kernel(
-                    key=key, operator=name, calls=len(times) / steps, time_ns=median, flops=flops, bytes=size
-                )
+        for key, (name, flops, size) in self._work.items():
+            times = sorted(self._times[key] or self._late[key])
+            layers = list(self._layers_of[key])
+            kernel = Kernel(
+                key=key,
+                operator=name,
+                calls=(len(self._times[key]) + len(self._late[key])) / steps,
+                time_ns=times[len(times) // 2],
+                flops=flops,
+                bytes=size,
+                layer=layers[0],
+                layers=len(layers),
             )
+            found.append(kernel)
         return tuple(found)
 
     def __torch_dispatch__(
@@ -149,27 +205,30 @@ class Timing(TorchDispatchMode):
     ) -> Any:
         """Run one operator between two stamps."""
         kwargs = kwargs or {}
-        name = func._schema.name.removeprefix("aten::")  # noqa: SLF001
-        if func.namespace in FREE or getattr(func, "is_view", False) or name in CREATES:
+        layer = self._layers.layer()
+        if is_free(func):
             return func(*args, **kwargs)
+        if not self._pairs:
+            self._device.synchronize()
+            self._begin_ns = now_ns()
+            _hold_up(self._device, self._wait_ns)
         begin = self._stamp()
         result = func(*args, **kwargs)
         end = self._stamp()
         given = [t for t in tree_leaves((args, {k: v for k, v in kwargs.items() if k != "out"})) if _is(t)]
-        made = [t for t in tree_leaves(result) if _is(t)]
+        made = [t for t in tree_leaves(args[0] if result is None and args else result) if _is(t)]
         if not made or not any(t.device.type == self._device.type for t in made):
             return result
         counter = flop_registry.get(func._overloadpacket)  # noqa: SLF001
         flops = int(counter(*args, **kwargs, out_val=result)) if counter else 0
-        key, operator = _key(name, given, made)
+        key, operator = _key(func._schema.name.removeprefix("aten::"), given, made)  # noqa: SLF001
         size = sum(t.numel() * t.element_size() for t in (*given, *made))
-        self._pairs.append((key, operator, flops, size, begin, end))
+        self._work[key] = operator, flops, size
+        self._layers_of[key][layer] = None
+        self._pairs.append((key, begin, end))
+        if len(self._pairs) == CHUNK:
+            self.collect()
         return result
-
-    def _event(self) -> Any:
-        event = torch.Event(self._device.type, enable_timing=True)
-        event.record()
-        return event
 
     def _cost_of_a_call(self) -> int:
         """What the stamps and the call of an operator that does nothing take."""

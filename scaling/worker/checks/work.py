@@ -30,11 +30,35 @@ MIXED_DEVICES = "mixed_devices"
 _READS_BACK = ("_local_scalar_dense",)
 _COPIES = ("_to_copy", "copy_")
 _FREE = ("profiler", "prim")
-_CREATES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh")
+_CREATES = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "detach")
 _OPTIMIZERS = "/torch/optim/"
 _DISPATCHING = ("/torch/_compile.py", "/torch/_dynamo/", "/torch/utils/_python_dispatch.py")
 _CHECKPOINT = "/torch/utils/checkpoint.py"
 _OURS = ("/torch/", "/scaling/worker/", "<frozen", "<string>")
+
+
+class Layers(ModuleTracker):
+    """Knows the layer of an operator; in backward, that of the operator whose gradient it computes.
+
+    Each forward operator makes an autograd node with a sequence number of its own, which backward runs again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_node: dict[int, str] = {}
+        self._last = -1
+
+    def layer(self) -> str:
+        """The path of the module that runs; empty outside of all, as in the optimizer."""
+        node = torch._C._current_autograd_node()  # noqa: SLF001
+        if node is not None and not torch.is_grad_enabled():
+            return self._by_node.get(node._sequence_nr(), "")  # noqa: SLF001
+        names = [n for n in self.parents if n != "Global"]
+        layer = max(names, key=len).partition(".")[2] if names else ""
+        number = torch._C._autograd._get_sequence_nr() - 1  # noqa: SLF001
+        if number != self._last:  # an operator without a node leaves the number as it is
+            self._by_node[number], self._last = layer, number
+        return layer
 
 
 class Work(TorchDispatchMode):
@@ -44,9 +68,9 @@ class Work(TorchDispatchMode):
     wrote.
     """
 
-    def __init__(self, tracker: ModuleTracker, home: str) -> None:
+    def __init__(self, layers: Layers, home: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._tracker = tracker
+        self._layers = layers
         self._home = home
         self._totals: dict[tuple[str, str], list[int]] = collections.defaultdict(lambda: [0, 0, 0])
         self._seen: dict[tuple[str, str, str, str], int] = collections.Counter()
@@ -58,9 +82,10 @@ class Work(TorchDispatchMode):
         """Run one operator and count it."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        packet, name = func._overloadpacket, str(func._overloadpacket).partition(".")[2]  # noqa: SLF001
-        if func.namespace in _FREE or getattr(func, "is_view", False) or name in ("detach", *_CREATES):
+        layer = self._layers.layer()
+        if is_free(func):
             return result
+        packet, name = func._overloadpacket, str(func._overloadpacket).partition(".")[2]  # noqa: SLF001
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
         written = [t for t in made if not any(t is g for g in given)] or made
@@ -68,7 +93,6 @@ class Work(TorchDispatchMode):
         flops = int(counter(*args, **kwargs, out_val=result)) if counter else 0
         if flops and _recomputing():
             self.recomputed_flops += flops
-        layer = self._layer()
         total = self._totals[name, layer]
         total[0] += 1
         total[1] += flops
@@ -93,10 +117,6 @@ class Work(TorchDispatchMode):
     def see(self, what: str, layer: str = "", detail: str = "") -> None:
         """Note something at the current line of the user's code."""
         self._seen[what, _place(), layer, detail] += 1
-
-    def _layer(self) -> str:
-        names = [n for n in self._tracker.parents if n != "Global"]
-        return max(names, key=len).partition(".")[2] if names else ""
 
     def _look(self, name: str, layer: str, given: list[Any], made: list[Any], kwargs: dict[str, Any]) -> None:
         if name in _READS_BACK:
@@ -144,10 +164,16 @@ class _Watched(io.TextIOBase):
 @contextlib.contextmanager
 def watching(home: str) -> Iterator[Work]:
     """Watch what runs inside; `home` is the type of device that the model is on."""
-    tracker = ModuleTracker()
-    work = Work(tracker, home)
-    with tracker, work, contextlib.redirect_stdout(_Watched(sys.stdout, lambda: work.see(PRINT))):
+    layers = Layers()
+    work = Work(layers, home)
+    with layers, work, contextlib.redirect_stdout(_Watched(sys.stdout, lambda: work.see(PRINT))):
         yield work
+
+
+def is_free(func: Any) -> bool:
+    """Whether an operator moves no data: views, allocations, marks of a profiler."""
+    name = func._schema.name.removeprefix("aten::")  # noqa: SLF001
+    return func.namespace in _FREE or getattr(func, "is_view", False) or name in _CREATES
 
 
 def _recomputing() -> bool:

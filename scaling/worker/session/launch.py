@@ -16,8 +16,7 @@ from scaling.spec.schedule import ALONE, OF_NONE, PLAIN, PROBE, STEP_ARMS, Block
 from scaling.spec.sweep import messages
 from scaling.worker.accelerator.clock import is_virtual
 from scaling.worker.accelerator.precision import Precision
-from scaling.worker.checks.kernels import note_kernels
-from scaling.worker.checks.roofline import note_roofline
+from scaling.worker.checks.kernels import note_step
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.arms import Arms
 from scaling.worker.measure.blocks import LEAD_IN_BYTES, BlockRunner
@@ -65,8 +64,7 @@ class Launch:
         if (
             self._content.has(DETAILS) and not is_virtual()
         ):  # there its ceilings are settings, and a second is long
-            note_roofline(session, workload, self._precision)
-            note_kernels(session, workload, self._precision)
+            note_step(session, workload, self._precision)
         self._budget, self._feeds = Budget(session), Feeds(session, workload)
         asked = (*session.baseline, *session.trials)
         fitting = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.roofline import of, op
 
-from scaling.analysis.decompose.utilisation import with_tokens, with_utilisation
+from scaling.analysis.decompose.roofline import with_tokens, with_utilisation
 from scaling.analysis.results import Measured, Point
 
 POINTS = (

@@ -14,7 +14,7 @@ from scaling.spec.plan import make_plan
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.checkup import Checkup
-from scaling.worker.checks.roofline import note_roofline
+from scaling.worker.checks.kernels import note_step
 from scaling.worker.checks.steps import Bench
 from scaling.worker.data.workload import Workload, sgd
 
@@ -49,9 +49,12 @@ def rank_of(plan, folder):
 @pytest.mark.parametrize("error", [AssertionError(), ValueError("a tensor of ours"), KeyError("mode")])
 def test_the_run_goes_on_without_a_roofline(plan, tmp_path, capsys, error):
     folder, workload = RunFolder(tmp_path).launch(0), raising(error)
-    note_roofline(rank_of(plan, folder), workload, Precision("fp32", "cpu"))
-    assert f"no roofline: {type(error).__name__}: " in capsys.readouterr().out
+    note_step(rank_of(plan, folder), workload, Precision("fp32", "cpu"))
+    told = capsys.readouterr().out
+    assert f"no roofline: {type(error).__name__}: " in told
+    assert f"no kernel times: {type(error).__name__}: " in told
     assert not folder.roofline(0).exists()
+    assert not folder.kernels(0).exists()
     assert all(p.grad is None for p in workload.module.parameters())
 
 
