@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,10 +29,9 @@ def peer_access(mine: int, local_rank: int) -> bool | None:
 def facts(device: torch.device) -> dict[str, Any]:
     """Versions, name, memory and compute capability."""
     properties = torch.cuda.get_device_properties(device)
-    nccl = nccl_version() if torch.distributed.is_nccl_available() else None
     return {
         "cuda": torch.version.cuda,
-        "nccl": None if nccl is None else ".".join(map(str, nccl)),
+        "nccl": nccl_text() if torch.distributed.is_nccl_available() else None,
         "device_name": properties.name,
         "device_memory_bytes": properties.total_memory,
         "compute_capability": f"{properties.major}.{properties.minor}",
@@ -38,9 +40,46 @@ def facts(device: torch.device) -> dict[str, Any]:
     }
 
 
+def nccl_text() -> str:
+    """The version of NCCL that runs, and the one that torch was built with where that is another."""
+    built = tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    loaded = loaded_nccl() or built
+    text = ".".join(map(str, loaded))
+    return text if loaded == built else f"{text}, torch was built with {'.'.join(map(str, built))}"
+
+
 def nccl_version() -> tuple[int, ...]:
-    """Version of the NCCL that torch has."""
-    return tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+    """(major, minor, patch) of the NCCL that runs: the loaded library's, else the one that torch was built with."""
+    return loaded_nccl() or tuple(torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+
+
+def loaded_nccl() -> tuple[int, ...] | None:
+    """(major, minor, patch) as the loaded library says; None where none is loaded as a library of its own.
+
+    torch calls the first library that has NCCL's symbols. A preloaded one comes before torch's own.
+    """
+    for path in (None, *_mapped_nccl()):
+        with contextlib.suppress(OSError, AttributeError):
+            code = ctypes.c_int(0)
+            if ctypes.CDLL(path).ncclGetVersion(ctypes.byref(code)) == 0:
+                return nccl_numbers(code.value)
+    return None
+
+
+def nccl_numbers(code: int) -> tuple[int, int, int]:
+    """(major, minor, patch) of NCCL_VERSION_CODE: from 2.9 on the major version counts 10,000, before it 1,000."""
+    major, rest = divmod(code, 10_000 if code >= 10_000 else 1_000)
+    return major, rest // 100, rest % 100
+
+
+def _mapped_nccl() -> list[str]:
+    """Files of NCCL that are mapped into this process."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    paths = (line.split(maxsplit=5)[5] for line in lines if "/" in line)
+    return list(dict.fromkeys(path for path in paths if Path(path).name.startswith("libnccl.so")))
 
 
 def _pci_address(properties: Any) -> str | None:

@@ -49,14 +49,14 @@ def test_nccl_needs_a_device_a_rank(four):
 
 def test_nccl_that_can_and_was_told_to_joins_ranks_of_one_device(four, monkeypatch):
     told = spec(NCCL_MULTI_RANK_GPU_ENABLE="1")
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 30, 7))
+    monkeypatch.setattr(cuda, "loaded_nccl", lambda: (2, 30, 7))
     assert [open_device(told, rank=r, local_rank=r) for r in range(6)] == [0, 1, 2, 3, 0, 1]
     with pytest.raises(RuntimeError, match="of its own"):
         open_device(spec(), rank=4, local_rank=4)
 
 
 def test_nccl_that_cannot_says_from_when_on_it_could(four, monkeypatch):
-    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 29, 3))
+    monkeypatch.setattr(cuda, "loaded_nccl", lambda: (2, 29, 3))
     with pytest.raises(RuntimeError, match=r"before 2\.30, and this is 2\.29\.3; use topology\.backend=gloo"):
         open_device(spec(NCCL_MULTI_RANK_GPU_ENABLE="1"), rank=4, local_rank=4)
 
