@@ -14,7 +14,7 @@ _MUST_AGREE = {
     "driver": "install the same driver on every host",
     "cuda": "install the same torch build on every host",
     "cudnn": "install the same torch build on every host",
-    "nccl": "install the same torch build, or preload the same libnccl, on every host; ranks of different NCCL versions may hang",
+    "nccl": "install the same torch build, or preload the same libnccl, on every host: different NCCLs may hang",
     "torch": "install the same torch on every host",
     "python": "use the same Python on every host",
     "device_name": "group equal devices into one partition, or give the slower ones less work",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,4 +36,29 @@ class Precision:
         Each loop needs its own scaler: a bare step can overflow on one rank alone, but ranks whose gradients are summed
         must use the same scale. Its step reads one flag back to the host, a wait that fp16 training always has.
         """
-        return torch.amp.GradScaler(self._device_type, enabled=self._name == "fp16")
+        return Scaler(self._device_type, enabled=self._name == "fp16")
+
+
+class Scaler(torch.amp.GradScaler):
+    """torch's scaler, for gradients on several meshes too.
+
+    torch's own looks at all gradients of a device in one call, which refuses tensors and DTensors together, and shares
+    an overflow over the mesh of the first alone.
+    """
+
+    def _unscale_grads_(self, optimizer: Any, *settings: Any) -> dict[torch.device, torch.Tensor]:
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        flags: dict[torch.device, torch.Tensor] = {}
+        for alike in meshes(parameters):
+            part: Any = SimpleNamespace(param_groups=[{"params": alike}])
+            for device, overflow in super()._unscale_grads_(part, *settings).items():
+                flags[device] = torch.maximum(overflow, flags[device]) if device in flags else overflow
+        return flags
+
+
+def meshes(parameters: Iterable[torch.nn.Parameter]) -> list[list[torch.nn.Parameter]]:
+    """Parameters by the mesh that they are divided over; those of no mesh are together."""
+    groups: dict[int, list[torch.nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(id(getattr(parameter, "device_mesh", None)), []).append(parameter)
+    return list(groups.values())

@@ -1,8 +1,30 @@
-"""What FSDP2 holds inside while it reduces gradients, under the names of torch 2.11 and of 2.13."""
+"""What FSDP2 and DTensor have inside, under the names of torch 2.11 and of 2.13."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
+
+import torch
+
+
+@functools.cache
+def shard_fused_sgd() -> None:
+    """Let the fused SGD and Adagrad take DTensors, once a process: torch lists the fused Adam and AdamW alone.
+
+    All of them work on each element by itself, so a rank's shards are enough.
+    """
+    from torch.distributed.tensor._ops import _pointwise_ops  # noqa: PLC0415
+
+    known: Any = _pointwise_ops
+    packets: Any = (torch.ops.aten._fused_sgd_, torch.ops.aten._fused_adagrad_)
+    for packet in packets:
+        for operator in (getattr(packet, name) for name in packet.overloads()):
+            if hasattr(known, "_register_single_dim_pointwise"):
+                known._register_single_dim_pointwise(operator)  # noqa: SLF001
+            elif hasattr(known, "list_pointwise_strategy"):  # torch 2.11
+                schema = known.RuntimeSchemaInfo(needs_pytree=True)
+                known.register_op_strategy(operator, schema_info=schema)(known.list_pointwise_strategy)
 
 
 def reduces_alone(info: Any) -> Any:

@@ -21,10 +21,12 @@ from torch.distributed.tensor.parallel import loss_parallel
 from scaling.spec.parallel import AXES, Mesh
 from scaling.spec.run import Spec
 from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.accelerator.precision import meshes
 from scaling.worker.data.workload import MakeOptimizer, Workload
 from scaling.worker.models.options import compile_units, own_backend
 from scaling.worker.parallel.computed import share_bytes, unsharded_bytes
 from scaling.worker.parallel.ddp import Wrapping
+from scaling.worker.parallel.fsdp_state import shard_fused_sgd
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.replicated import held_bytes
 from scaling.worker.parallel.shard import (
@@ -172,7 +174,8 @@ class Sharded:
         divided: Divided,
     ) -> None:
         self.module, self._others = module, others
-        self.optimizer = make_optimizer(_by_mesh(module) if divided.layers else module.parameters())
+        shard_fused_sgd()
+        self.optimizer = make_optimizer(by_mesh(module) if divided.layers else module.parameters())
         self._divided = divided
         self.units = labels
         self._keys, self._device = keys, device
@@ -220,9 +223,10 @@ class Sharded:
         return held_bytes(self.module, self.optimizer)
 
 
-def _by_mesh(module: nn.Module) -> Any:
-    """Parameters, in groups by the mesh that they are divided over: fused optimizers refuse a mixture."""
-    groups: dict[int, list[nn.Parameter]] = {}
-    for parameter in module.parameters():
-        groups.setdefault(id(getattr(parameter, "device_mesh", None)), []).append(parameter)
-    return [{"params": group} for group in groups.values()] if len(groups) > 1 else module.parameters()
+def by_mesh(module: nn.Module) -> Any:
+    """Parameters, in groups by the mesh that they are divided over.
+
+    Optimizers refuse a mixture where they take many tensors in one call, as they do on accelerators (`foreach`).
+    """
+    groups = meshes(module.parameters())
+    return [{"params": group} for group in groups] if len(groups) > 1 else module.parameters()
