@@ -9,6 +9,7 @@ from typing import Any
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.launcher import describe as shell
 from scaling.launchers.request import LaunchRequest
+from scaling.launchers.shared_gpu import mps_line, shares_gpu
 from scaling.records import codec
 from scaling.records.paths import RunFolder
 from scaling.report.asked import case_batches, precisions
@@ -59,6 +60,8 @@ def describe(plan: Plan, folder: RunFolder) -> str:
     lines += [f"#           {line}" for line in drawn(topology)]
     if topology.note:
         lines.append(f"#           {topology.note}")
+    if shares_gpu(spec):
+        lines.append(f"#           {mps_line()}")
     if spec.model.synthetic:
         lines.append("#           SYNTHETIC compute: sleeps, not arithmetic")
     if len(spec.strategies) > 1:

@@ -9,7 +9,7 @@ from scaling.config.schema import Composed
 from scaling.config.values import check, freeze
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine
-from scaling.spec.topology import BACKEND_OF, CPU, DEVICE_NAMES, GPU, MULTI_RANK, SIMULATED, Topology
+from scaling.spec.topology import BACKEND_OF, CPU, DEVICE_NAMES, GPU, MULTI_RANK_NCCL, SIMULATED, Topology
 
 EMULATED_BIT_S_MIN, EMULATED_BIT_S_MAX = 4_000, 8 * 2**32
 """What the shaper's fields hold (launch/emulated_hosts.py)."""
@@ -63,7 +63,7 @@ def to_topology(
         raise InputError(
             f"topology.ranks_per_host={ranks}: this machine has {len(machine.gpus)} CUDA devices; "
             "use fewer, or topology.backend=gloo, with which ranks can share a device "
-            f"(NCCL can from 2.30 on: +env.{MULTI_RANK}=1)"
+            f"(NCCL can from {'.'.join(map(str, MULTI_RANK_NCCL))} on: topology=local_shared_gpu)"
         )
     topology = freeze_topology(config, ranks_per_host=ranks, device=device, backend=backend)
     rate = topology.link.rate_bit_s

@@ -23,7 +23,9 @@ COUNT_MAX = 2**17
 TCP_PAYLOAD_SHARE = 1448 / 1514
 """TCP payload over Ethernet frame at MTU 1500 with timestamps: the share of a shaped link that carries data."""
 MULTI_RANK = "NCCL_MULTI_RANK_GPU_ENABLE"
-"""Variable that, set to 1, lets NCCL 2.30 or later join several ranks of one device (NCCL, src/init.cc)."""
+"""Variable that, set to 1, lets NCCL join several ranks of one device (NCCL, src/init.cc)."""
+MULTI_RANK_NCCL = (2, 30)
+"""From this version on, NCCL can."""
 
 Rate = Annotated[int | None, Text("rate", parse_rate_bit_s, format_rate)]
 """bit/s; a text such as 200mbit in YAML."""

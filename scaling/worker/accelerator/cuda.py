@@ -10,8 +10,6 @@ from typing import Any
 import torch
 
 TYPE = "cuda"
-MULTI_RANK_NCCL = (2, 30)
-"""From this version on, NCCL can join ranks that share a device."""
 
 
 def formats(device: torch.device) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import torch
 
 from scaling.records.checkup import DOCTOR
 from scaling.spec.run import Spec
-from scaling.spec.topology import CPU, MULTI_RANK, SIMULATED, SimulatedDevice
+from scaling.spec.topology import CPU, MULTI_RANK, MULTI_RANK_NCCL, SIMULATED, SimulatedDevice
 from scaling.worker.accelerator import cuda
 from scaling.worker.accelerator.accelerator import Accelerator, Cpu
 from scaling.worker.accelerator.simulated import SimulatedAccelerator, prepare
@@ -65,8 +65,8 @@ def _may_share(spec: Spec, place: int, count: int) -> None:
     if topology.device != cuda.TYPE or spec.env.get(MULTI_RANK) != "1":
         raise RuntimeError(f"{alone}; {otherwise}")
     found = cuda.nccl_version()
-    if found < cuda.MULTI_RANK_NCCL:
-        text, least = (".".join(map(str, version)) for version in (found, cuda.MULTI_RANK_NCCL))
+    if found < MULTI_RANK_NCCL:
+        text, least = (".".join(map(str, version)) for version in (found, MULTI_RANK_NCCL))
         raise RuntimeError(f"{alone} before {least}, and this is {text}; {otherwise}")
 
 
