@@ -33,8 +33,9 @@ WARMUP, PAIRS, BLOCK, PROBED, TRACED = 15, 4, 15, 160, 8
 """Steps before anything is measured; pairs of plain blocks, steps of a block; steps under a Probe, and traced."""
 EXACT = (5, 2, 3, 80, 3)
 """The same on the virtual clock, which is exact and takes the host longer."""
-KERNEL_US, LAUNCH_US, LINK_US, LINK_GB_S = 60.0, 4.0, 20.0, 20.0
-"""A simulated device's, such that a small model's step takes tens of ms and its transfers some hundred us."""
+KERNEL_US, PRODUCT_US, LAUNCH_US, LINK_US, LINK_GB_S = 3.0, 400.0, 1.0, 20.0, 1.0
+"""A simulated device's: what a kernel takes, a convolution or matrix product, and a launch; its link."""
+PRODUCTS = ("convolution_overrideable", "convolution_backward_overrideable", "addmm", "mm", "bmm")
 REDUCTIONS = ("all_reduce", "reduce_scatter", "all_gather")
 
 
@@ -80,7 +81,7 @@ class Simulated:
 
     def __init__(self, connections: int) -> None:
         from scaling.worker.simulated import load
-        from scaling.worker.simulated.device import configure, line, set_link
+        from scaling.worker.simulated.device import configure, line, set_cost, set_link
 
         load()
         ranks, self._rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
@@ -89,6 +90,7 @@ class Simulated:
             Exception
         ):  # a device without work queues has a stream of its own for everything
             configure(connections=connections)
+        set_cost(PRODUCT_US, *(f"aten::{name}" for name in PRODUCTS))
         set_link(line(latency_us=LINK_US, gb_s=LINK_GB_S))
         torch.accelerator.set_device_index(self._rank)
 
@@ -210,6 +212,8 @@ def main() -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
+        if asked.simulated is not None:
+            loss.item()  # a simulated host's lead has no end, and would hide that it is late
 
     def block(size: int, *, late: bool) -> float:
         """Milliseconds of a plain step in a block of them."""
