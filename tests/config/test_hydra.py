@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from scaling.cli.main import main
 from scaling.config.compose import requests
 from scaling.errors import InputError
+from scaling.hardware.devices import Gpu, Machine
 from scaling.resources import folder
 
 EXPERIMENTS = sorted(path.stem for path in (folder("conf") / "experiment").glob("*.yaml"))
@@ -97,6 +98,32 @@ def test_a_preset_without_peer_to_peer_differs_in_one_variable(asked, like):
 def test_without_gpus_there_is_no_peer_to_peer_to_switch_off():
     with pytest.raises(InputError, match="NCCL needs CUDA devices"):
         requests("plan", ["topology=local_no_p2p", "topology.device=cpu"])
+
+
+def test_ranks_of_one_gpu_are_planned_with_what_they_need_and_labelled(monkeypatch, capsys):
+    one = Machine(cores=8, gpus=(Gpu(name="H100", capability=(9, 0)),))
+    monkeypatch.setattr("scaling.config.compose.find_machine", lambda: one)
+    (request,) = requests("plan", ["topology=local_shared_gpu"]).items
+    spec = request.spec
+    assert (spec.topology.device, spec.topology.backend, spec.world_sizes) == ("cuda", "nccl", (1, 2))
+    assert spec.env == {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "16"}
+    assert main(["plan", "topology=local_shared_gpu"]) == 0
+    out = capsys.readouterr().out
+    assert "one GPU shared: its ranks share one device's time" in out
+    assert "one GPU shared without MPS" in out or "one GPU shared by MPS" in out
+    assert "mps.sh" in out
+    with pytest.raises(InputError, match="topology=local_shared_gpu"):
+        requests("plan", ["topology=local", "topology.ranks_per_host=2"])
+
+
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_and_refused_in_one_line_where_there_is_no_gpu(verb, capsys, monkeypatch):
+    monkeypatch.setattr("scaling.config.compose.find_machine", lambda: Machine(cores=8))
+    assert main([verb, "topology=local_shared_gpu"]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    assert "no CUDA device was found here" in told.err
 
 
 def test_completion_in_a_real_shell():

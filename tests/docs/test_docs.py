@@ -102,6 +102,7 @@ READERS_OWN = (
     "=a,b",
     "cost.usd_per_gpu_hour=]",
     "no_p2p",
+    "local_shared_gpu",
 )
 """What stands for something of the reader's, GPUs among it, or takes minutes: nothing is composed or read there."""
 READS = {"analyze", "compare", "predict", "report"}
