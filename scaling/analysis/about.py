@@ -31,6 +31,8 @@ class Ending:
     memory: Mapping[int, PeakMemory] = field(default_factory=dict)
     """By world size: the rank with the largest peak."""
     device_name: str = ""
+    ranks_per_device: int = 1
+    """Ranks that share a device, where it has most of them."""
     torch: str = ""
     """Version of torch that rank 0 ran; empty where it is not known."""
     nccl: NcclLog | None = None
@@ -61,6 +63,7 @@ def run_info(plan: Plan, ending: Ending) -> RunInfo:
         simulated=spec.topology.is_simulated,
         launches=ending.launches,
         device_name=ending.device_name,
+        ranks_per_device=ending.ranks_per_device,
         binding=ending.binding,
     )
 

@@ -166,6 +166,7 @@ def _verdicts(
     host = Host(
         cores=min((rank.cores for rank in tables.ranks), default=0),
         numa_nodes=max((rank.numa_nodes for rank in tables.ranks), default=0),
+        ranks_per_device=ending.ranks_per_device,
         torch=ending.torch,
     )
     found = [

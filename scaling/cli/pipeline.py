@@ -17,7 +17,7 @@ from scaling.analysis.decompose.history import histories
 from scaling.analysis.decompose.quantities import SHOWN
 from scaling.analysis.decompose.roofline import roofline, with_tokens, with_utilisation
 from scaling.analysis.decompose.timeline import timelines
-from scaling.analysis.doctor import preflight
+from scaling.analysis.doctor import preflight, sharing
 from scaling.analysis.doctor.preflight import Preflight
 from scaling.analysis.invariants import within
 from scaling.analysis.network import nccl_log
@@ -192,6 +192,7 @@ def _ending(
             *variables.warnings(launches.facts),
         ),
         device_name=(environment.device_name or "") if environment else "",
+        ranks_per_device=max(map(len, sharing.by_device(launches.facts)), default=1),
         torch=str(environment.facts.get("torch", "")) if environment else "",
         binding=str(environment.facts.get(NUMA_BOUND, "")) if environment else "",
         buffers_bytes=environment.buffers_bytes if environment and not plan.spec.by_case else 0,

@@ -15,7 +15,16 @@ from scaling.units import UNKNOWN
 
 
 def answer(analysis: Analysis) -> str:
-    """How well the run scales and what eats most of the rest, in a sentence or two."""
+    """How well the run scales and what eats most of the rest, in a sentence or two.
+
+    Where ranks share a device, that comes first: no efficiency is that of several devices.
+    """
+    shared = analysis.run.ranks_per_device
+    device = "GPU" if analysis.run.device == "cuda" else "device"
+    return f"One {device} shared by {ranks(shared)}. {_answer(analysis)}" if shared > 1 else _answer(analysis)
+
+
+def _answer(analysis: Analysis) -> str:
     if analysis.inference or analysis.training:
         return cases.answer(analysis)
     if said := strategies_answer(analysis.strategies):

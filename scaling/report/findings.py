@@ -35,7 +35,7 @@ from scaling.report.text import (
 from scaling.units import UNKNOWN, format_bytes
 
 IN_WORDS = {
-    "neighbours": "ranks sharing a host slow each other",
+    "neighbours": "ranks beside each other slow each other",
     "straggler": "a late rank holds up the others",
     "imbalance": "ranks with more tokens hold up the others",
     "overlap": "compute slowed while gradients are reduced",

@@ -8,6 +8,7 @@ import pytest
 from support.traces import SHARED
 
 from scaling.cli.pipeline import derive
+from scaling.report.answer import answer
 from scaling.records.paths import RunFolder
 
 RECORDS = SHARED / "nccl_one_h100"
@@ -58,3 +59,12 @@ def test_without_a_fault_no_share_exceeds_what_a_step_waits_behind_backward(name
         shares = [v.share.value for v in analysis.verdicts if v.share]
         assert max(shares) <= 1.85 / step.value  # mean of both ranks, read off the light stamps by hand
         assert parts.exposed_transfer.value < 1.85
+
+
+def test_one_gpu_shared_is_said_before_any_figure(named):
+    _, analysis = named
+    assert answer(analysis).startswith("One GPU shared by 2 ranks. ")
+    said = [line for v in analysis.verdicts if v.cause == "neighbours" for line in v.evidence]
+    assert not any("a host" in line for line in said)
+    if said:
+        assert said[-1] == "it would take a device for each rank"

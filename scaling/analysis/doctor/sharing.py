@@ -9,14 +9,19 @@ from scaling.analysis.doctor.differences import ranks_text
 from scaling.spec.topology import CPU
 
 
+def by_device(facts: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
+    """The ranks of each device that tells its UUID; `facts`: as of `labels`."""
+    found: dict[tuple[Any, Any], list[int]] = {}
+    for rank, own in sorted(facts.items()):
+        if own.get("device") not in (None, CPU) and own.get("device_uuid"):
+            found.setdefault((own.get("host"), own["device_uuid"]), []).append(rank)
+    return list(found.values())
+
+
 def labels(facts: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
     """One line for each label. `facts`: by rank, the flat content of env-<r>.json."""
     backends = {own.get("backend") for own in facts.values() if own.get("device") not in (None, CPU)}
-    by_device: dict[tuple[Any, Any], list[int]] = {}
-    for rank, own in sorted(facts.items()):
-        if own.get("device") not in (None, CPU) and own.get("device_uuid"):
-            by_device.setdefault((own.get("host"), own["device_uuid"]), []).append(rank)
-    shared = [ranks for ranks in by_device.values() if len(ranks) > 1]
+    shared = [ranks for ranks in by_device(facts) if len(ranks) > 1]
     said = [
         f"{ranks_text(ranks)} share one device and its time, so this is not the efficiency of {len(ranks)} "
         "devices"

@@ -40,6 +40,8 @@ class RunInfo:
     launches: int
     device_name: str = ""
     """The device's own name; empty where it was not recorded."""
+    ranks_per_device: int = 1
+    """Ranks that share a device, where it has most of them: their efficiency is that of shared silicon."""
     binding: str = ""
     """How ranks were bound to the cores near their devices, or why not; empty where nobody tried."""
     simulated: bool = False

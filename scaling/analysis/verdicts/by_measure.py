@@ -34,6 +34,7 @@ class Host:
 
     cores: int = 0
     numa_nodes: int = 0
+    ranks_per_device: int = 1
     torch: str = ""
     """Its version."""
 
@@ -43,6 +44,8 @@ UNKNOWN = Host()
 
 def own_cores(point: Point, spec: Spec, host: Host) -> tuple[Offer, ...]:
     """Fewer threads or a NUMA node for each rank, where the host leaves room for either."""
+    if host.ranks_per_device > 1:
+        return ()
     ranks = max(spec.topology.shares(point.world_size))
     threads = max(1, host.cores // ranks)
     found = []

@@ -13,10 +13,12 @@ UNEVEN = 0.02
 """A rank of a pipeline that surely computes longer than the mean by more than this share is named."""
 
 
-def evidence_of(cause: str, point: Point, level: FabricLevel | None = None) -> tuple[str, ...]:
+def evidence_of(
+    cause: str, point: Point, level: FabricLevel | None = None, ranks_per_device: int = 1
+) -> tuple[str, ...]:
     """Sentences on one cause of loss, none of which another cause has; empty where nothing was measured about it.
 
-    `level`: the size sweep over the same ranks.
+    `level`: the size sweep over the same ranks. `ranks_per_device`: where a device has most of them.
     """
     comm, parts, arms = point.comm, point.parts_ms, point.arms_ms
     lines: list[str] = []
@@ -67,8 +69,9 @@ def evidence_of(cause: str, point: Point, level: FabricLevel | None = None) -> t
     if cause == "imbalance":
         lines += imbalance.evidence(point)
     if cause == "neighbours" and arms.bare_all and arms.bare_one:
+        shared = "a device" if ranks_per_device > 1 else "a host"
         lines.append(
-            f"ranks that share a host slow each other: without DDP a step takes {arms.bare_all.value:.1f} ms while "
+            f"ranks that share {shared} slow each other: without DDP a step takes {arms.bare_all.value:.1f} ms while "
             f"the other ranks run, and {arms.bare_one.value:.1f} ms alone"
         )
     if cause == "strategy_overhead" and arms.ddp_solo and arms.bare_all:

@@ -66,6 +66,8 @@ def remedies(
             )
         else:
             useless.append((predicted, offer.overrides or offer.code))
+    if cause == "neighbours" and host.ranks_per_device > 1:
+        return (), ("it would take a device for each rank",)
     if not offers_made and cause == "neighbours":
         return (), (f"its threads have cores of their own; it would take {_IT_WOULD_TAKE[cause]}",)
     if offered or not useless:

@@ -134,7 +134,13 @@ def _causes_of(
         if _stands_out(cause, share, point) and (cause != "straggler" or point.straggler):
             clear.add(cause)
             tried, nothing = remedies(cause, point, plan, gain, host)
-            verdict = named(cause, point, share, (*evidence_of(cause, point, level), *nothing), tried)
+            verdict = named(
+                cause,
+                point,
+                share,
+                (*evidence_of(cause, point, level, host.ranks_per_device), *nothing),
+                tried,
+            )
             found.append(or_fuller(verdict, point) if cause == "straggler" else verdict)
     if found:
         return (_beside_larger(found[0], point, clear), *found[1:])
