@@ -8,8 +8,8 @@ import pytest
 from support.traces import SHARED
 
 from scaling.cli.pipeline import derive
-from scaling.report.answer import answer
 from scaling.records.paths import RunFolder
+from scaling.report.answer import answer
 
 RECORDS = SHARED / "nccl_one_h100"
 
