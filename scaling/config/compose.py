@@ -70,6 +70,7 @@ def requests(verb: str, arguments: list[str], measure: Callable[[Request], float
             tempfile.TemporaryDirectory(prefix="scaling-sweep-") as scratch,
             contextlib.redirect_stderr(errors),
             messages.one_line(arguments),
+            config_dir.only_data(),
         ):
             if multirun:  # the sweeper insists on a folder of its own
                 sys.argv.append(f"hydra.sweep.dir={scratch}")
@@ -88,6 +89,7 @@ def _composed(overrides: list[str]) -> DictConfig:
     """Overrides of one run, composed once. Hydra's own main composes twice, and is needed for its flags and sweeps."""
     with (
         messages.one_line(overrides),
+        config_dir.only_data(),
         hydra.initialize_config_dir(str(resources.folder("conf")), version_base="1.3"),
     ):
         return hydra.compose("config", overrides=overrides)
@@ -120,7 +122,10 @@ def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
         found = [OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(WhatIfConfig), kept))]
         node = {key: value for key, value in kept.items() if key not in {"topology"} & named}
         store.store(name="measured", node={**node, "defaults": ["whatif", "_self_", *groups]})
-        with hydra.initialize_config_dir(str(resources.folder("conf")), version_base="1.3"):
+        with (
+            config_dir.only_data(),
+            hydra.initialize_config_dir(str(resources.folder("conf")), version_base="1.3"),
+        ):
             found.append(OmegaConf.to_object(hydra.compose("measured", overrides=arguments)))
     before, after = found
     assert isinstance(before, WhatIfConfig)

@@ -58,6 +58,22 @@ def is_secret(name: str) -> bool:
     return _SECRET.search(name) is not None
 
 
+_CODE = re.compile(
+    r"LD_|DYLD_|PYTHON|BASH|(ENV|IFS|PATH|SHELLOPTS|GCONV_PATH|GLIBC_TUNABLES)$|(\w*_)?(PLUGIN|PRELOAD|LIBRARY|PATH|CC|CXX)"
+)
+_FILES = re.compile(r"PLUGIN|FILE|PATH|DIR|CONF|LIB|HELPER")
+
+
+def loads_code(name: str) -> bool:
+    """Whether a variable names code that a process then runs: LD_PRELOAD, PYTHONPATH, NCCL_NET_PLUGIN."""
+    return _CODE.match(name) is not None
+
+
+def is_of_links(name: str) -> bool:
+    """Whether a topology may set it: a variable of NCCL or Gloo that names no file and loads no code."""
+    return name.startswith(("NCCL_", "GLOO_")) and _FILES.search(name) is None
+
+
 def is_recorded(name: str) -> bool:
     """Whether env-<r>.json has this variable without being asked for it."""
     return name.startswith(RECORDED) and name not in NOT_RECORDED
