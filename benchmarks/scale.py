@@ -45,9 +45,9 @@ from scaling.records.seal import Sealer  # noqa: E402
 from scaling.spec.plan import make_plan  # noqa: E402
 from scaling.spec.schedule import round_blocks  # noqa: E402
 
-SECONDS, GIB, LINEAR, REPORT_MB = 20.0, 1.5, 1.25, 2.0
+SECONDS, GIB, GIB_BEYOND, LINEAR, REPORT_MB = 20.0, 1.5, 3.0, 1.25, 2.0
 SECONDS_RANKS = 1024
-"""Largest size that the bars on time and opens are for."""
+"""Largest size that the bars on time, opens and GIB are for; up to 4,096 ranks the memory has GIB_BEYOND."""
 MS = 1e6
 CORES = 2
 PACKED = re.compile(rb'"n":(\d+),"s":\d+(?:,"c":(\d+))?')
@@ -304,7 +304,7 @@ def compare(sizes: list[int], where: Path, *, keep: bool) -> int:
         met[f"causes at {ranks}"] = all(right for *_, right in found)
         print(f"       {one.files} files of the launch opened, each at most {one.opens} times")
         met[f"opens at {ranks}"] = one.opens == 1 or ranks > SECONDS_RANKS
-        met[f"memory at {ranks}"] = one.peak_gib <= GIB
+        met[f"memory at {ranks}"] = one.peak_gib <= (GIB if ranks <= SECONDS_RANKS else GIB_BEYOND)
         met[f"report at {ranks}"] = report_mb <= REPORT_MB and shown is not False
         if not keep:
             shutil.rmtree(folder.path)

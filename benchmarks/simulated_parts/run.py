@@ -18,8 +18,7 @@ from scaling.analysis.about import Ending
 from scaling.analysis.analyze import analyze
 from scaling.analysis.results import Analysis, Measured, Point, TrialStatus
 from scaling.records import files, status
-from scaling.records.check import checked
-from scaling.records.collect import collect
+from scaling.records.check import read_checked
 from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
 from scaling.records.tables import Tables
@@ -144,7 +143,7 @@ def run(case: Case) -> Ran:
             index=0, world_sizes=(case.ranks,), state="done", finished=(case.ranks,), duration_s=60.0
         )
         files.write_json(folder.status, status.status_of(plan, [launch]))
-        tables = checked(collect(folder, plan), plan)
+        tables = read_checked(folder, plan)
     if tables.gaps:
         raise SystemExit(f"{case.name}: records were left out: {tables.gaps[0]}")
     return Ran(case=case, plan=plan, tables=tables, analysis=_analyzed(tables, plan), known=known)

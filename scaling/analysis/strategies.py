@@ -30,8 +30,8 @@ def of_strategy(tables: Tables, plan: Plan, k: int = 0) -> tuple[Tables, Plan]:
     if len(strategies) == 1:
         return tables, dataclasses.replace(plan, spec=strategies[0])
     others = tables.blocks.filter((pl.col("case") != k) & ~pl.col("arm").is_in(OF_NONE))
-    others = in_memory(others.select("launch", "block").unique())
-    kept = {name: joined(getattr(tables, name), others, ["launch", "block"], there=False) for name in FRAMES}
+    keys = in_memory(others.select("launch", "block").unique())
+    kept = {name: joined(getattr(tables, name), keys, ["launch", "block"], there=False) for name in FRAMES}
     return tables.having(kept), dataclasses.replace(plan, spec=strategies[k])
 
 

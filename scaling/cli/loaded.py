@@ -20,13 +20,12 @@ from scaling.analysis.strategies import of_strategy
 from scaling.cli.pipeline import read_analysis, read_tables
 from scaling.errors import InputError
 from scaling.records.access import LATEST, find_run
-from scaling.records.check import checked
-from scaling.records.collect import collect
+from scaling.records.check import read_checked
 from scaling.records.columns import SCHEMAS
 from scaling.records.facts import as_recorded
 from scaling.records.frames import in_memory
 from scaling.records.run import read_plan
-from scaling.records.tables import Tables
+from scaling.records.tables import Tables, read_published
 from scaling.report.brief import brief, brief_html
 from scaling.spec.plan import Plan
 
@@ -100,10 +99,9 @@ class Run:
 
     def _table(self, name: str) -> pl.DataFrame:
         """A table from its Parquet file; from the rank files where that is missing, damaged or has other columns."""
-        path = self.folder.table(name)
-        if path.is_file() and "_tables" not in self.__dict__:
+        if self.folder.table(name).exists() and "_tables" not in self.__dict__:
             with contextlib.suppress(pl.exceptions.PolarsError, OSError):  # a damaged file is made again
-                frame = pl.read_parquet(path)
+                frame = read_published(self.folder, name)
                 if set(SCHEMAS[name]) <= set(frame.columns):
                     return frame
         if not _has_records(self):
@@ -142,7 +140,7 @@ def counted_tables(run: Run) -> tuple[Tables, Plan]:
     """Checked tables of a run with all its strategies, and the plan as recorded. InputError without rank files."""
     if not _has_records(run):
         raise InputError(f"{run.path}: has no rank files, from which a prediction starts")
-    tables = checked(collect(run.folder, run.plan), run.plan)
+    tables = read_checked(run.folder, run.plan)
     return tables, as_recorded(run.plan, tables)[0]
 
 
@@ -152,7 +150,7 @@ def sources_with(run: Run, seed: int) -> tuple[Source, ...]:
         return ()
     spec = dataclasses.replace(run.plan.spec, seed=run.plan.spec.seed + seed)
     plan = dataclasses.replace(run.plan, spec=spec)
-    tables = checked(collect(run.folder, plan), plan)
+    tables = read_checked(run.folder, plan)
     return read_sources(*of_strategy(tables, as_recorded(plan, tables)[0]))
 
 

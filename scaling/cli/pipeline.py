@@ -6,15 +6,14 @@ All of it can be deleted and rebuilt.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from scaling.analysis.about import Ending
 from scaling.analysis.compare.machines import machines
 from scaling.analysis.decompose.cases import CaseFiles, analyze_cases
 from scaling.analysis.decompose.history import histories
-from scaling.analysis.decompose.quantities import SHOWN
 from scaling.analysis.decompose.roofline import roofline, with_tokens, with_utilisation
 from scaling.analysis.decompose.timeline import timelines
 from scaling.analysis.doctor import preflight, sharing
@@ -40,16 +39,13 @@ from scaling.launchers.batch_search import read_largest
 from scaling.records.access import find_run
 from scaling.records.check import read_checked
 from scaling.records.checkup import KernelTable, Roofline
-from scaling.records.columns import SCHEMAS
 from scaling.records.facts import as_recorded, check_meshes
 from scaling.records.files import read_json, write_json
-from scaling.records.frames import few
 from scaling.records.launch import Environment, Launches
 from scaling.records.paths import RunFolder
-from scaling.records.pile import Pile
 from scaling.records.run import read_plan, read_status
 from scaling.records.status import Status, TrialStatus
-from scaling.records.tables import Tables, write_tables
+from scaling.records.tables import Tables, publish_tables, with_blocks
 from scaling.report.publish import publish
 from scaling.spec.batch_search import Largest
 from scaling.spec.environment import NUMA_BOUND
@@ -97,34 +93,20 @@ def _inspected(folder: RunFolder, plan: Plan, launches: Launches) -> tuple[Table
         inspecting = beside.submit(preflight.inspect, launches)
         tables = read_checked(folder, plan)
         found = inspecting.result()
-    blocks = Pile(SCHEMAS["blocks"] | SHOWN, tables.scratch, ("block", "rank"))
-    for some in few(tables.blocks, ("launch", "rank")):
-        blocks.add(clocks.with_telemetry(some, found.samples))
-    return dataclasses.replace(tables, blocks=blocks.finish()), dataclasses.replace(found, samples={})
+    tables = with_blocks(tables, lambda blocks: clocks.with_telemetry(blocks, found.samples))
+    return tables, dataclasses.replace(found, samples={})
 
 
 def rebuild(folder: RunFolder) -> Rebuilt:
     """Read a run's records and write everything derived from them. ScalingError when no block was measured."""
-    with ThreadPoolExecutor(1) as beside:  # a large run's tables take seconds, and analysis has one core
-        writing: list[Future[None]] = []
-
-        def write(tables: Tables) -> None:
-            writing.append(beside.submit(write_tables, folder, tables))
-
-        rebuilt, _, launches = derive(folder, write)
-        for one in writing:
-            one.result()
+    rebuilt, tables, launches = derive(folder)
+    publish_tables(folder, tables)
     _write(folder, rebuilt, launches)
     return rebuilt
 
 
-def derive(
-    folder: RunFolder, once_read: Callable[[Tables], None] = lambda _tables: None
-) -> tuple[Rebuilt, Tables, Launches]:
-    """Everything that a run's records give, and the records themselves; writes nothing. Errors as `rebuild`.
-
-    `once_read`: called with the tables before they are analysed.
-    """
+def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches]:
+    """Everything that a run's records give, and the records themselves; leaves no file. Errors as `rebuild`."""
     plan = read_plan(folder)
     if plan.source == TRACE:
         raise InputError(f"{folder.path}: made from profiler traces; run `scaling trace` on them again")
@@ -139,7 +121,6 @@ def derive(
     if tables.empty:
         errors = [*(t.error for t in trials if t.error), *map(str, tables.gaps), "no worker wrote a record"]
         raise ScalingError(f"{folder.path}: nothing was measured: {errors[0]}")
-    once_read(tables)
     grown = memory.growth(tables.memory, tables.blocks)
     largest = read_largest(folder)
     ending = _ending(plan, tables, launches, status, trials, found, grown, largest)

@@ -14,11 +14,9 @@ import polars as pl
 from scaling.records import complete, rules
 from scaling.records.collect import Look, collect
 from scaling.records.complete import NAMED, PLACE
-from scaling.records.frames import in_memory, joined
 from scaling.records.paths import RunFolder
 from scaling.records.ranks import Gap
-from scaling.records.spill import TABLES
-from scaling.records.tables import Tables
+from scaling.records.tables import Tables, without_blocks
 from scaling.spec.plan import Plan
 
 LINES = 12
@@ -26,18 +24,12 @@ LINES = 12
 
 
 def read_checked(folder: RunFolder, plan: Plan) -> Tables:
-    """A run's rank files as tables, as `checked`; rows are looked at while others are read."""
-    failed: list[pl.DataFrame] = []
-    tables = collect(folder, plan, Look(partial(rules.broken_rows, plan), failed.append))
-    return _without_odd(tables, plan, failed)
+    """A run's rank files as tables, without the blocks that fail a rule; rows are looked at while others are read.
 
-
-def checked(tables: Tables, plan: Plan) -> Tables:
-    """The tables without the blocks that fail a rule; a gap says which they are, on which rank, and why."""
-    return _without_odd(tables, plan, [rules.broken_rows(plan, [part]) for part in tables.by_part()])
-
-
-def _without_odd(tables: Tables, plan: Plan, broken: list[pl.DataFrame]) -> Tables:
+    A gap says which blocks they are, on which rank, and why.
+    """
+    broken: list[pl.DataFrame] = []
+    tables = collect(folder, plan, Look(partial(rules.broken_rows, plan), broken.append))
     failed = pl.concat([*broken, rules.overlapping(plan, tables.blocks)]).unique()
     failed = failed.sort("launch", "rank", "block", "why")
     blocks, gaps, missing = failed.select(PLACE).unique(), list[Gap](), 0
@@ -45,16 +37,9 @@ def _without_odd(tables: Tables, plan: Plan, broken: list[pl.DataFrame]) -> Tabl
     if not plan.own_loop:  # a rank of an own loop gives a block up when the loop does something else
         ragged, gaps, missing = complete.found(tables)
         blocks = pl.concat([blocks, ragged]).unique()
-    kept = _without(tables, blocks) if blocks.height else tables
+    kept = without_blocks(tables, blocks) if blocks.height else tables
     gaps = [*tables.gaps, *_said(failed), *gaps]
     return dataclasses.replace(kept, gaps=tuple(gaps), dropped_blocks=left_out + missing)
-
-
-def _without(tables: Tables, blocks: pl.DataFrame) -> Tables:
-    """The tables without some blocks, (launch, block), on all ranks."""
-    kept = {name: joined(getattr(tables, name), blocks, PLACE, there=False) for name in ("blocks", *TABLES)}
-    steps = in_memory(joined(tables.steps, blocks, PLACE, there=True).select(pl.len())).item()
-    return tables.having(kept, dropped_samples=tables.dropped_samples + steps)
 
 
 def _said(failed: pl.DataFrame) -> list[Gap]:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+import itertools
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import polars as pl
 
-from scaling.records.columns import OF_BLOCKS, SCHEMAS
-from scaling.records.frames import Frame, one_frame
+from scaling.records.columns import OF_BLOCKS
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.records.pile import Scratch
 from scaling.records.processes import Processes, cores
 from scaling.records.rank import RankFile, Stored
 from scaling.records.ranks import Gap, Kept, Ranks, lacks, other_plan, read_ranks, size_bytes
 from scaling.records.run import read_status
-from scaling.records.spill import Growing, Part, part_name, write_frames
 from scaling.records.status import Status
-from scaling.records.tables import EMPTY, Tables
+from scaling.records.tables import EMPTY, Part, Scratch, Tables, scan_parts, scan_rows, write_part, write_rows
 from scaling.records.window import Stretch, Window, wholes, windows
 from scaling.spec.plan import Plan
 
@@ -31,7 +29,12 @@ PROCESSES_BYTES = 32 << 20
 STRETCH_BYTES = 10 << 20
 """What a process reads of them at a time, some 500,000 rows."""
 
+RANKS = 512
+"""Ranks whose blocks are in one file."""
+
 R = TypeVar("R")
+_Given = tuple[Mapping[int, Stored], Tables, Callable[[Iterator[Tables]], Any] | None]
+"""What all stretches of a launch need: its files, its ranks, and who looks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +50,22 @@ class Look(Generic[R]):
 def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Tables:
     """Read every launch of a run that status.json knows; all where there is none.
 
-    OSError where the tables of a large run cannot be written to files.
+    OSError where the tables cannot be written to files, in the run's folder or, if that is read-only, elsewhere.
     """
     status = None if plan.own_loop else read_status(folder)
     launches, gaps = _known(folder, status)
     done = {one.index for one in status.launches if one.state == "done"} if status else set()
     size = sum(size_bytes(launch.rank(rank)) for launch in launches for rank in launch.ranks())
     count = cores() if size >= PROCESSES_BYTES and cores() > 1 else 0
-    found: dict[str, list[Frame]] = {name: [pl.DataFrame(schema=SCHEMAS[name])] for name in OF_BLOCKS}
     scratch = Scratch(folder.path)
-    growing = Growing(scratch)
+    whole: dict[str, list[pl.DataFrame]] = {name: [] for name in OF_BLOCKS}
+    parts: list[Part] = []
     ranks: list[RankFile] = []
     lost = 0
-    with ExitStack() as open_:
-        kept = Kept(open_.enter_context(TemporaryFile()).fileno()) if count else Kept()
-        processes = open_.enter_context(
-            Processes(count, [] if kept.descriptor is None else [kept.descriptor])
-        )
+    with Processes(count) as processes:
+        kept = Kept(scratch.path / "copies" if count else None)
         for launch in launches:
-            read = read_ranks(launch, plan, kept, processes, scratch)
+            read = read_ranks(launch, plan, kept, processes)
             gaps += read.gaps
             ranks += read.files
             gaps += [
@@ -75,21 +75,34 @@ def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Table
             ]
             gaps += other_plan(folder, launch.index, read.files)
             for name, frame in read.tables.items():
-                found[name].append(frame)
-            for part in _parts(read, growing, look, processes):
-                growing.parts.append(part.part)
-                lost += part.lost
-                if look is not None and part.seen is not None:
-                    look.note(part.seen)
+                whole[name].append(frame)
+            for several in _read_steps(read, scratch.path, look, processes):
+                for one in several:
+                    parts.append(one.part)
+                    lost += one.lost
+                    if look is not None and one.seen is not None:
+                        look.note(one.seen)
+        if kept.path is not None:
+            kept.path.unlink(missing_ok=True)
+    files = {
+        name: write_rows(itertools.chain.from_iterable(map(_some_ranks, frames)), name, scratch)
+        for name, frames in whole.items()
+    }
     return EMPTY.having(
-        {**{name: one_frame(frames) for name, frames in found.items()}, **growing.finish()},
-        parts=tuple(growing.parts) if growing.in_files else (),
-        files=growing.files,
-        scratch=scratch if scratch.kept else None,
+        {**{name: scan_rows(of, name) for name, of in files.items()}, **scan_parts(parts, scratch)},
+        parts=tuple(parts),
+        block_files=files["blocks"],
+        scratch=scratch,
         ranks=tuple(ranks),
         gaps=tuple(gaps),
         dropped_samples=lost + sum(file.dropped_samples for file in ranks),
     )
+
+
+def _some_ranks(rows: pl.DataFrame) -> list[pl.DataFrame]:
+    """The rows of a launch in frames of RANKS ranks each."""
+    several = rows.group_by(pl.col("rank") // RANKS, maintain_order=True)
+    return [some for _, some in several]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,80 +110,77 @@ class _Read(Generic[R]):
     """A part that was read."""
 
     part: Part
-    files: Sequence[Mapping[str, Path]] = ()
-    """Its rows, by a table's name, where they went to files at once."""
     lost: int
     """Steps that belong to none of its blocks."""
     seen: R | None
 
 
-def _parts(read: Ranks, growing: Growing, look: Look[R] | None, processes: Processes) -> Iterator[_Read[R]]:
-    """Keep all rows of a launch, a part at a time."""
-    most = max(read.files, key=lambda file: file.clock_bound_ns or 0, default=None)
-    here = EMPTY.having({}, ranks=(most,) if most else ())
-    looked, stretches = look.at if look else None, read.stretch.parts(STRETCH_BYTES)
-    if not processes.pids:
-        for stretch in stretches:
-            for whole in wholes(windows(stretch)):
-                yield _seen(here, stretch.launch, whole, growing.add, looked)
+def _read_steps(
+    read: Ranks, scratch: Path, look: Look[R] | None, processes: Processes
+) -> Iterator[list[_Read[R]]]:
+    """All rows of a launch's steps, written to files a part at a time."""
+    least_known = max(read.files, key=lambda file: file.clock_bound_ns or 0, default=None)
+    here = EMPTY.having({}, ranks=(least_known,) if least_known else ())
+    given = (read.stretch.files, here, look.at if look else None)
+    stretches = enumerate(read.stretch.parts(STRETCH_BYTES))
+    if not processes.count:
+        yield from (_write_stretch(given, stretch, scratch, k) for k, stretch in stretches)
         return
-    scratch = growing.to_files()
-    # the files of all ranks would go there with each task
-    tasks = ((dataclasses.replace(one, files={}), scratch, k) for k, one in enumerate(stretches))
-    for several in processes.each(_to_files, tasks, (read.stretch.files, here, looked)):
-        for one in several:
-            for files in one.files:
-                growing.took(files)
-            yield one
+    path = (
+        scratch / f"files-{read.stretch.launch}"
+    )  # of thousands of ranks; they do not go there with each task
+    path.write_bytes(pickle.dumps(given))
+    tasks = ((path, dataclasses.replace(stretch, files={}), scratch, k) for k, stretch in stretches)
+    yield from processes.each(_write_stretch_there, tasks)
+    path.unlink()
 
 
-def _to_files(
-    files: Mapping[int, Stored],
-    here: Tables,
-    look: Callable[[Iterator[Tables]], R] | None,
-    stretch: Stretch,
-    scratch: Path,
-    at: int,
-) -> list[_Read[R]]:
-    """Write the rows of a stretch of the blocks in `files` to files; `at`: its number in the launch."""
-    found, written = list[_Read[R]](), list[Mapping[str, Path]]()
+def _write_stretch_there(path: Path, stretch: Stretch, scratch: Path, number: int) -> list[_Read[Any]]:
+    return _write_stretch(_given(path), stretch, scratch, number)
 
-    def keep(frames: Mapping[str, pl.DataFrame]) -> None:
-        number = sum(len(one.files) for one in found) + len(written)
-        written.append(write_frames(frames, scratch, part_name(stretch.launch, at, number)))
 
+@lru_cache(1)
+def _given(path: Path) -> _Given:
+    given: _Given = pickle.loads(path.read_bytes())  # noqa: S301  this program wrote it, in a folder of its own
+    return given
+
+
+def _write_stretch(given: _Given, stretch: Stretch, scratch: Path, number: int) -> list[_Read[Any]]:
+    """Write the rows of a stretch of blocks to files; `number`: the stretch's in the launch."""
+    files, here, look = given
+    several: list[_Read[Any]] = []
     for whole in wholes(windows(dataclasses.replace(stretch, files=files))):
-        seen = _seen(here, stretch.launch, whole, keep, look)
-        found.append(dataclasses.replace(seen, files=tuple(written)))
-        written.clear()
-    return found
+        several.append(_write_blocks(here, whole, look, scratch, (stretch.launch, number, len(several))))
+    return several
 
 
-def _seen(
+def _write_blocks(
     here: Tables,
-    launch: int,
     whole: Iterator[Window],
-    keep: Callable[[Mapping[str, pl.DataFrame]], None],
     look: Callable[[Iterator[Tables]], R] | None,
+    scratch: Path,
+    numbers: tuple[int, ...],
 ) -> _Read[R]:
-    """Keep the windows of some whole blocks, and look at each while it is in memory.
+    """Write the windows of some whole blocks as the part with these numbers, and look at each while it is in memory.
 
     `here`: the rank of the launch whose clock is least known, which is all that is asked of the ranks.
     """
-    numbers, lost = list[int](), 0
+    blocks, lost, files = list[int](), 0, dict[str, tuple[Path, ...]]()
 
     def pieces() -> Iterator[Tables]:
         nonlocal lost
         for window in whole:
-            keep(window.frames)
-            numbers.extend((window.first, window.last))
+            written = write_part(window.frames, scratch, *numbers, len(blocks))
+            for name, path in written.items():
+                files[name] = (*files.get(name, ()), path)
+            blocks.extend((window.first, window.last))
             lost += window.lost
-            yield here.having(window.frames)
+            yield here.having({name: frame.lazy() for name, frame in window.frames.items()})
 
     seen = look(pieces()) if look is not None else None
     for _ in pieces():  # those that nobody looked at
         pass
-    part = Part(launch=launch, first=min(numbers), last=max(numbers))
+    part = Part(launch=numbers[0], first=min(blocks), last=max(blocks), files=files)
     return _Read(part=part, lost=lost, seen=seen)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import polars as pl
 
-from scaling.records.frames import few, in_memory
+from scaling.records.frames import in_memory
 from scaling.records.rank import RankFile
 from scaling.records.ranks import Gap
 from scaling.records.tables import Tables
@@ -57,25 +57,22 @@ def _ragged(tables: Tables) -> pl.DataFrame:
     """(launch, block, world_size, arm, rank) for each rank that lacks a block which another rank of its group has."""
     kind = ["launch", "world_size", "arm"]
     of_several = tables.blocks.filter(~pl.col("arm").is_in([BARE_ONE, PAIRS]))
-    shared = of_several.select(*kind, "block", "rank")
+    shared = in_memory(of_several.select(*kind, "block", "rank"))
     files = pl.DataFrame(
         [(file.launch, file.rank) for file in tables.ranks],
         schema={"launch": pl.Int64, "rank": pl.Int64},
         orient="row",
     )
-    kinds = in_memory(shared.select(kind).unique())
+    kinds = shared.select(kind).unique()
     first = kinds.join(files, on="launch").filter(pl.col("rank") < pl.col("world_size"))
-    members = in_memory(shared.select(*kind, "rank").unique())
+    members = shared.select(*kind, "rank").unique()
     members = pl.concat([members, first.select(*kind, "rank")]).unique()
     everybody = members.group_by(kind).len("all")
-    lacking = [pl.DataFrame(schema={**members.schema, "block": pl.Int64})]
-    for some in few(shared, ("launch", "block")):
-        there = some.group_by(*kind, "block").agg(there=pl.col("rank").n_unique())
-        ragged = there.join(everybody, on=kind).filter(pl.col("there") < pl.col("all"))
-        wanted = ragged.select(*kind, "block").join(members, on=kind)  # of the few blocks that are ragged
-        absent = wanted.join(some, on=["launch", "block", "rank"], how="anti")
-        lacking.append(absent.select(list(lacking[0].columns)))
-    return pl.concat(lacking).sort("launch", "rank", "block")
+    there = shared.group_by(*kind, "block").agg(there=pl.col("rank").n_unique())
+    ragged = there.join(everybody, on=kind).filter(pl.col("there") < pl.col("all"))
+    wanted = ragged.select(*kind, "block").join(members, on=kind)  # of the few blocks that are ragged
+    absent = wanted.join(shared, on=["launch", "block", "rank"], how="anti")
+    return absent.select(*kind, "rank", "block").sort("launch", "rank", "block")
 
 
 def _of_ranks(ragged: pl.DataFrame) -> tuple[list[Gap], int]:

@@ -1,10 +1,9 @@
-"""Tables in memory or in files: to ask for rows of them, a few places or rounds at a time."""
+"""Rows of tables that lie in files: a selection at once, or a few whole rounds at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import polars as pl
@@ -14,41 +13,37 @@ from scaling.records.clock import Ints
 STEP_ROWS = 40_000
 """Rows of steps that `few_rounds` reads at a time; there may be ten times as many of collectives."""
 
-BLOCK_ROWS = 200_000
-"""Rows of blocks that `few` gives at a time; a run of 4,096 ranks has over a million."""
-
 PART = "part"
 """Column of a table in files that names the part; a selection by it opens the files of these parts alone."""
 ITS_PART = pl.col(f"^{PART}$")
 """To keep that column in a selection; nothing in a table in memory."""
 
-Frame = pl.DataFrame | pl.LazyFrame
-"""A table in memory, or one in files that is read where it is asked for."""
+Frame = pl.LazyFrame
+"""A table, which is read where it is asked for."""
 
 
 def in_memory(frame: Frame) -> pl.DataFrame:
-    """The rows of a selection; those of files are read and reduced a part at a time."""
-    if isinstance(frame, pl.DataFrame):
-        return frame
-    return frame.drop(PART, strict=False).collect(engine="streaming")
+    """The rows of a selection; files are read and reduced a part at a time."""
+    return frame.lazy().drop(PART, strict=False).collect(engine="streaming")
 
 
 def few_rounds(steps: Frame, others: Frame) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-    """Rows of two tables in memory, in the order of launches and rounds: of files a few whole rounds at a time.
+    """Rows of two tables in memory, a few whole rounds at a time, in the order of launches and rounds.
 
-    The rounds are those of `steps`, and `others` has rows of the same blocks; nothing where there are none. Of files,
-    both have the column PART, and each file is opened for the rounds that it holds.
+    The rounds are those of `steps`, and `others` has rows of the same blocks; nothing where there are none. With the
+    column PART, each file is opened for the rounds that it holds; rows without it are in memory and come at once.
     """
-    if isinstance(steps, pl.DataFrame) and isinstance(others, pl.DataFrame):
-        if steps.height:
-            yield steps, others
+    if PART not in steps.collect_schema():
+        first, second = in_memory(steps), in_memory(others)
+        if first.height:
+            yield first, second
         return
     for chosen in round_selections(steps, STEP_ROWS):
         yield _both(steps, others, chosen)  # and keep none of them: they may be a million rows
 
 
 def _both(steps: Frame, others: Frame, chosen: pl.Expr) -> tuple[pl.DataFrame, pl.DataFrame]:
-    first, second = pl.collect_all([of.lazy().filter(chosen).drop(PART) for of in (steps, others)])
+    first, second = pl.collect_all([of.filter(chosen).drop(PART) for of in (steps, others)])
     return first, second
 
 
@@ -57,7 +52,7 @@ def round_selections(steps: Frame, rows: int) -> Iterator[pl.Expr]:
 
     `rows`: about so many of `steps` each, or those of one round.
     """
-    of_rounds = steps.lazy().group_by("launch", "round").agg(parts=pl.col(PART).unique(), rows=pl.len())
+    of_rounds = steps.group_by("launch", "round").agg(parts=pl.col(PART).unique(), rows=pl.len())
     counts = in_memory(of_rounds).sort("launch", "round")
     for (launch,), part in counts.partition_by("launch", as_dict=True, maintain_order=True).items():
         batch = (part["rows"].cum_sum() - part["rows"]) // rows
@@ -75,40 +70,9 @@ def in_order(frame: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
     return frame.sort(columns) if behind.any() else frame
 
 
-def few(frame: Frame, place: tuple[str, str], rows: int = BLOCK_ROWS) -> Iterator[pl.DataFrame]:
-    """All rows of a few places at a time, about `rows` of them, in the order of places; the rows of each as they came.
-
-    What is computed place by place needs memory for these rows only. `place`: two columns of numbers.
-    """
-    if isinstance(frame, pl.DataFrame) and frame.height <= rows:
-        yield frame
-        return
-    first, second = place
-    counts = in_memory(frame.lazy().group_by(place).agg(rows=pl.len())).sort(place)
-    batch = (counts["rows"].cum_sum() - counts["rows"]) // rows
-    for part in counts.with_columns(batch=batch).partition_by("batch", maintain_order=True):
-        spans = part.group_by(first).agg(low=pl.col(second).min(), high=pl.col(second).max())
-        chosen = [
-            (pl.col(first) == value) & pl.col(second).is_between(low, high)
-            for value, low, high in spans.rows()
-        ]
-        yield in_memory(frame.filter(pl.any_horizontal(chosen)))
-
-
 def joined(frame: Frame, keys: pl.DataFrame, on: Sequence[str], *, there: bool) -> Frame:
     """The rows of a table whose keys are in `keys`, or are not."""
-    how: Literal["semi", "anti"] = "semi" if there else "anti"
-    if isinstance(frame, pl.DataFrame):
-        return frame.join(keys, on=on, how=how)
-    return frame.join(keys.lazy(), on=on, how=how)
-
-
-def one_frame(frames: Sequence[Frame]) -> Frame:
-    """The rows of several, one after the other."""
-    held = [frame for frame in frames if isinstance(frame, pl.DataFrame)]
-    if len(held) == len(frames):
-        return pl.concat(held)
-    return pl.concat([frame.lazy() for frame in frames])
+    return frame.lazy().join(keys.lazy(), on=on, how="semi" if there else "anti")
 
 
 ORDER = ("launch", "block", "rank", "step")

@@ -91,18 +91,17 @@ class Stored:
     """Moves its stamps onto rank 0's clock."""
     text: bytes | None = None
     """All of it, where it is kept in memory."""
-    copy: tuple[int, int] | None = None
-    """An open file that holds a copy, and where that begins, bytes."""
+    copy: tuple[Path, int] | None = None
+    """A file that holds a copy, and where that begins, bytes."""
 
     def read(self, begin: int, end: int) -> bytes:
         """Some bytes of the file; OSError where it cannot be read again."""
         if self.text is not None:
             return self.text[begin:end]
-        if self.copy is not None:
-            return os.pread(self.copy[0], end - begin, self.copy[1] + begin)
-        descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        path, at = self.copy or (self.path, 0)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            return os.pread(descriptor, end - begin, begin)
+            return os.pread(descriptor, end - begin, at + begin)
         finally:
             os.close(descriptor)
 

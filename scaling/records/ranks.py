@@ -14,9 +14,7 @@ import polars as pl
 
 from scaling.reading import read_bytes
 from scaling.records.columns import LINES, OF_BLOCKS
-from scaling.records.frames import Frame
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.records.pile import Pile, Scratch
 from scaling.records.processes import Processes
 from scaling.records.rank import Rank, RankFile, Stored, read_rank
 from scaling.records.seal import digest
@@ -50,8 +48,8 @@ class Ranks:
     """What the ranks of a launch left."""
 
     files: tuple[RankFile, ...]
-    tables: dict[str, Frame]
-    """Their rows of `blocks` and `memory`; in memory, those of a rank after each other."""
+    tables: dict[str, pl.DataFrame]
+    """Their rows of `blocks` and `memory`, those of a rank after each other."""
     stretch: Stretch
     """Where all steps lie."""
     gaps: tuple[Gap, ...]
@@ -59,9 +57,9 @@ class Ranks:
 
 @dataclass(slots=True)
 class Kept:
-    """Files whose text is kept: in memory, or where other processes have to see it, as copies in one open file."""
+    """Files whose text is kept: in memory, or where other processes have to see it, as copies in one file."""
 
-    descriptor: int | None = None
+    path: Path | None = None
     bytes: int = 0
 
 
@@ -72,8 +70,8 @@ class Job(NamedTuple):
     path: Path
     room_bytes: int
     """What may be kept of it: all, or nothing where it is longer."""
-    copy: tuple[int, int] | None
-    """The open file for its copy, and where that begins; None: it is kept in memory."""
+    copy: tuple[Path, int] | None
+    """The file for its copy, and where that begins; None: it is kept in memory."""
 
 
 @dataclass(slots=True)
@@ -103,31 +101,24 @@ def size_bytes(path: Path) -> int:
         return 0
 
 
-def read_ranks(
-    launch: LaunchFolder, plan: Plan, kept: Kept, processes: Processes, scratch: Scratch | None = None
-) -> Ranks:
-    """What the ranks of a launch left; a gap for each that left nothing.
-
-    `scratch`: where many rows of blocks go; OSError where they cannot be written.
-    """
+def read_ranks(launch: LaunchFolder, plan: Plan, kept: Kept, processes: Processes) -> Ranks:
+    """What the ranks of a launch left; a gap for each that left nothing."""
     jobs = []
     for rank in launch.ranks():
         path = launch.rank(rank)
         room = size_bytes(path)
         room = room if kept.bytes + room <= KEPT_BYTES else 0
-        copy = None if kept.descriptor is None else (kept.descriptor, kept.bytes)
+        copy = None if kept.path is None else (kept.path, kept.bytes)
         jobs.append(Job(rank, path, room, copy))
         kept.bytes += room
     shares = [(launch.index, jobs[k : k + SHARE]) for k in range(0, len(jobs), SHARE)]
     whole, groups = Share(), Groups()
-    piles = {name: Pile(schema, scratch, ("block", "rank")) for name, schema in OF_BLOCKS.items()}
     for share in processes.each(read_share, shares):
         whole.ranks += [_interned(rank, groups) for rank in share.ranks]
-        for name, pile in piles.items():
-            pile.add(share.tables[0][name])
+        whole.tables += share.tables
         whole.broken |= share.broken
     ranks, broken = whole.ranks, whole.broken
-    tables = {name: pile.finish() for name, pile in piles.items()}
+    tables = whole.joined().tables[0]
     # A later launch has only as many ranks as the trials that were left need.
     said = Counter(of.file.world for of in ranks if of.file.world)
     world = said.most_common(1)[0][0] if said else plan.ranks
@@ -172,10 +163,18 @@ def _kept(rank: Rank, job: Job) -> Stored:
     copied = False
     if len(text) <= job.room_bytes and job.copy is not None:
         try:
-            copied = os.pwrite(job.copy[0], text, job.copy[1]) == len(text)
+            copied = _write_at(*job.copy, text)
         except OSError:  # no room: parts of the file are read again
             copied = False
     return dataclasses.replace(stored, text=None, copy=job.copy if copied else None)
+
+
+def _write_at(path: Path, begin: int, text: bytes) -> bool:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        return os.pwrite(descriptor, text, begin) == len(text)
+    finally:
+        os.close(descriptor)
 
 
 def _interned(rank: Rank, groups: Groups) -> Rank:

@@ -1,15 +1,26 @@
-"""The records of a run as tables. Only whole blocks count; what is cut off or missing is reported, never filled in.
+"""The records of a run as tables: Parquet files in a folder, a few whole blocks of all ranks in each.
 
-Absolute stamps come out on rank 0's clock (scaling.records.rank). Tables of steps and collectives grow with the run.
-Those of a large run are in files, which are read where something is asked of them: select blocks and columns first.
+    RUN/steps.parquet/part-000000.parquet, part-000001.parquet, ...      and so blocks, buckets, fabric, parameters
+
+Only whole blocks count; what is cut off or missing is reported, never filled in. Absolute stamps come out on rank 0's
+clock (scaling.records.rank). While tables are made and analysed, their files lie in a temporary folder, in the run's
+where that can be written to. There each file's folder names its part, so that a selection opens few files.
+
+Versions of the tables, kept in each file's metadata:
+
+    1   the only one so far
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import polars as pl
@@ -17,11 +28,43 @@ import polars as pl
 from scaling.records.columns import SCHEMAS
 from scaling.records.frames import PART, Frame, in_memory
 from scaling.records.paths import RunFolder
-from scaling.records.pile import Scratch, write_parquet
 from scaling.records.rank import RankFile
 from scaling.records.ranks import Gap
-from scaling.records.row_groups import append_files
-from scaling.records.spill import TABLES, Part
+
+TABLE_SCHEMA = "1"
+STEP_TABLES = ("steps", "buckets", "fabric", "parameters")
+"""Tables with the rows of steps, which grow with the run."""
+PUBLISHED = ("blocks", *STEP_TABLES)
+"""Tables that stay in the run's folder."""
+
+
+@dataclass(slots=True)
+class Scratch:
+    """A temporary folder for the files of tables; it is made with the first one, and goes with the tables."""
+
+    parent: Path
+    """Where it is made, if this user may write there."""
+    kept: TemporaryDirectory[str] | None = None
+
+    @property
+    def path(self) -> Path:
+        """The folder. OSError where it cannot be made."""
+        if self.kept is None:
+            writable = os.access(self.parent, os.W_OK)
+            self.kept = TemporaryDirectory(prefix=".tables-", dir=self.parent if writable else None)
+        return Path(self.kept.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A stretch of blocks of one launch; no other part has rows of them."""
+
+    launch: int
+    first: int
+    last: int
+    """Numbers of its first and its last block."""
+    files: Mapping[str, tuple[Path, ...]]
+    """Its rows, by a table's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +80,7 @@ class Tables:
     parameters: Frame
     """A row for each ddp_solo block, rank and parameter, in the order of registration: bytes, and when its gradient was
     ready since the step's begin, as the mean over the block's steps. Empty on a device."""
-    memory: Frame = field(default_factory=lambda: pl.DataFrame(schema=SCHEMAS["memory"]))
+    memory: Frame = field(default_factory=lambda: pl.LazyFrame(schema=SCHEMAS["memory"]))
     """What each rank held after each block."""
     ranks: tuple[RankFile, ...]
     gaps: tuple[Gap, ...]
@@ -47,11 +90,10 @@ class Tables:
     dropped_blocks: int = 0
     """Blocks that are missing, or were left out on all ranks because what they say cannot be."""
     parts: tuple[Part, ...] = ()
-    """Stretches of blocks whose rows fit into memory; none where all rows are there."""
-    files: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
-    """Parquet files with all rows of a table one after the other, by its name; only while none of them was left out."""
+    block_files: tuple[Path, ...] = ()
+    """Files of `blocks`."""
     scratch: Scratch | None = None
-    """Where files lie while the tables are used; None where all rows are in memory."""
+    """Where the files lie; None where all rows are in memory."""
 
     @property
     def empty(self) -> bool:
@@ -63,48 +105,118 @@ class Tables:
         """Those that have blocks."""
         return frozenset(in_memory(self.blocks.select("launch").unique())["launch"])
 
-    def by_part(self) -> Iterator[Tables]:
-        """The tables of a few blocks at a time, in memory."""
-        if not self.parts:
-            yield self
-        for part in self.parts:
-            tables = [getattr(self, name).lazy().filter(part.inside) for name in TABLES]
-            rows = pl.collect_all([frame.drop(PART, strict=False) for frame in tables])
-            frames = dict(zip(TABLES, rows, strict=True))
-            blocks = in_memory(self.blocks.filter(part.inside))
-            yield self.having({"blocks": blocks, **frames}, parts=())
-
     def having(self, frames: Mapping[str, Frame], **changes: Any) -> Tables:
-        """The same with other rows, by a table's name."""
-        files = {name: paths for name, paths in self.files.items() if name not in frames}
-        return dataclasses.replace(self, **{"files": files, **changes, **frames})
+        """These records with other rows, by a table's name."""
+        return dataclasses.replace(self, **{**changes, **frames})
 
 
 EMPTY = Tables(
-    blocks=pl.DataFrame(schema=SCHEMAS["blocks"]),
-    steps=pl.DataFrame(schema=SCHEMAS["steps"]),
-    buckets=pl.DataFrame(schema=SCHEMAS["buckets"]),
-    fabric=pl.DataFrame(schema=SCHEMAS["fabric"]),
-    parameters=pl.DataFrame(schema=SCHEMAS["parameters"]),
+    blocks=pl.LazyFrame(schema=SCHEMAS["blocks"]),
+    steps=pl.LazyFrame(schema=SCHEMAS["steps"]),
+    buckets=pl.LazyFrame(schema=SCHEMAS["buckets"]),
+    fabric=pl.LazyFrame(schema=SCHEMAS["fabric"]),
+    parameters=pl.LazyFrame(schema=SCHEMAS["parameters"]),
     ranks=(),
     gaps=(),
     dropped_samples=0,
 )
 
 
+def write_part(frames: Mapping[str, pl.DataFrame], scratch: Path, *numbers: int) -> dict[str, Path]:
+    """Write the step tables that have rows to files of a part; OSError where that fails. Parts sort by `numbers`."""
+    part = "-".join(f"{number:09}" for number in numbers)
+    files = {
+        name: scratch / name / f"{PART}={part}" / "rows.parquet"
+        for name in STEP_TABLES
+        if frames[name].height
+    }
+    for name, file in files.items():
+        file.parent.mkdir(parents=True, exist_ok=True)  # by a process that died
+        write_parquet(frames[name], file)
+    return files
+
+
+def scan_parts(parts: Iterable[Part], scratch: Scratch) -> dict[str, Frame]:
+    """The step tables of all parts."""
+    there = {name for part in parts for name in part.files}
+    return {name: _scan(scratch.path / name) if name in there else _nothing(name) for name in STEP_TABLES}
+
+
+def _scan(folder: Path) -> Frame:
+    """All rows of a table, part by part; folders around it may have names that look like columns or patterns."""
+    return pl.scan_parquet(folder, glob=False, hive_partitioning=True, hive_schema={PART: pl.String})
+
+
+def _nothing(name: str) -> Frame:
+    return pl.LazyFrame(schema={**SCHEMAS[name], PART: pl.String})
+
+
+def write_rows(frames: Iterable[pl.DataFrame], name: str, scratch: Scratch) -> tuple[Path, ...]:
+    """Write rows of another table, a file for each frame; OSError where that fails."""
+    files: list[Path] = []
+    for rows in frames:
+        path = scratch.path / name / f"{len(files):09}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        write_parquet(rows, path)
+        files.append(path)
+    return tuple(files)
+
+
+def scan_rows(files: Sequence[Path], name: str) -> Frame:
+    """The rows that `write_rows` wrote."""
+    if not files:
+        return pl.LazyFrame(schema=SCHEMAS[name])
+    return pl.scan_parquet(list(files), glob=False, hive_partitioning=False)
+
+
+def with_blocks(tables: Tables, change: Callable[[pl.DataFrame], pl.DataFrame]) -> Tables:
+    """The tables after a change to the rows of `blocks`, all of some ranks at a time; their files are written anew.
+
+    The tables that were given are not to be used any more.
+    """
+    for path in tables.block_files:
+        write_parquet(change(_read(path)), path)
+    if not tables.block_files:
+        return tables.having({"blocks": change(in_memory(tables.blocks)).lazy()})
+    return tables.having({"blocks": scan_rows(tables.block_files, "blocks")})
+
+
+def without_blocks(tables: Tables, blocks: pl.DataFrame) -> Tables:
+    """The tables without some blocks, (launch, block), on all ranks; the files that have them are written anew.
+
+    The tables that were given are not to be used any more.
+    """
+    dropped, named = 0, set(blocks.rows())
+    for part in tables.parts:
+        if not any(part.launch == launch and part.first <= block <= part.last for launch, block in named):
+            continue
+        for name, files in part.files.items():
+            for path in files:
+                rows = _read(path)
+                kept = rows.join(blocks, on=["launch", "block"], how="anti")
+                dropped += rows.height - kept.height if name == "steps" else 0
+                write_parquet(kept, path)
+    tables = with_blocks(tables, lambda rows: rows.join(blocks, on=["launch", "block"], how="anti"))
+    frames = scan_parts(tables.parts, tables.scratch) if tables.scratch else {}
+    return tables.having(frames, dropped_samples=tables.dropped_samples + dropped)
+
+
+def _read(path: Path) -> pl.DataFrame:
+    return pl.read_parquet(path, glob=False, hive_partitioning=False)
+
+
 def joined(runs: Sequence[Tables]) -> Tables:
-    """The records of several runs as those of one, whose launches are numbered on."""
+    """The records of several runs as those of one, whose launches are numbered on; in memory."""
     first = 0
     frames: dict[str, list[pl.DataFrame]] = {name: [] for name in SCHEMAS}
     ranks: list[RankFile] = []
     for run in runs:
-        for name, held in frames.items():
-            rows = getattr(run, name).drop(PART, strict=False)
-            held.append(in_memory(rows.with_columns(pl.col("launch") + first)))
+        for name, several in frames.items():
+            several.append(in_memory(getattr(run, name).with_columns(pl.col("launch") + first)))
         ranks += [dataclasses.replace(rank, launch=rank.launch + first) for rank in run.ranks]
         first = max((rank.launch for rank in ranks), default=-1) + 1
     return EMPTY.having(
-        {name: pl.concat(held, how="diagonal") for name, held in frames.items()},
+        {name: pl.concat(several, how="diagonal").lazy() for name, several in frames.items()},
         ranks=tuple(ranks),
         gaps=tuple(gap for run in runs for gap in run.gaps),
         dropped_samples=sum(run.dropped_samples for run in runs),
@@ -112,16 +224,48 @@ def joined(runs: Sequence[Tables]) -> Tables:
     )
 
 
-def write_tables(folder: RunFolder, tables: Tables) -> None:
-    """Write the derived Parquet files, by rename. OSError where that fails."""
-    for name in ("blocks", *TABLES):
-        path = folder.table(name)
-        part = path.with_name(f".{path.name}.part")
+def publish_tables(folder: RunFolder, tables: Tables) -> None:
+    """Move the files of the tables into the run's folder, table by table; OSError where that fails.
+
+    The tables are not to be used any more.
+    """
+    for name in PUBLISHED:
+        target = folder.table(name)
+        part = target.with_name(f".{target.name}.part")
+        _remove(part)
+        part.mkdir()
         try:
-            if name in tables.files:
-                append_files(tables.files[name], part)
-            else:
-                write_parquet(getattr(tables, name).drop(PART, strict=False), part)
-            part.replace(path)
+            step_files = (path for of in tables.parts for path in of.files.get(name, ()))
+            files = tables.block_files if name == "blocks" else tuple(step_files)
+            for number, path in enumerate(files):
+                shutil.move(path, part / f"part-{number:06}.parquet")
+            if not files:
+                write_parquet(pl.DataFrame(schema=SCHEMAS[name]), part / "part-000000.parquet")
+            _remove(target)
+            part.rename(target)
         finally:
-            part.unlink(missing_ok=True)
+            _remove(part)
+
+
+def read_published(folder: RunFolder, name: str) -> pl.DataFrame:
+    """A table from the run's folder. OSError and polars' errors where it is missing or damaged."""
+    return pl.read_parquet(folder.table(name), glob=False, hive_partitioning=False)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_parquet(frame: pl.DataFrame, path: Path) -> None:
+    """Write a file by rename; OSError where that fails."""
+    part = path.with_suffix(".part")
+    try:
+        frame.write_parquet(part, compression="lz4", metadata={"schema": TABLE_SCHEMA})
+        part.replace(path)
+    except pl.exceptions.PolarsError as error:  # polars has one error for all that the system may report
+        full = shutil.disk_usage(path.parent).free < 2**20
+        code = errno.ENOSPC if full else errno.EIO
+        raise OSError(code, os.strerror(code), str(path)) from error

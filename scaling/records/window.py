@@ -15,14 +15,11 @@ import polars as pl
 
 from scaling.records.clock import Ints
 from scaling.records.columns import BLOCK_NAMES, LINES
-from scaling.records.frames import Frame, in_memory
 from scaling.records.gathered import Gathered, gather
 from scaling.records.rank import Stored
 
 WINDOW_ROWS = 400_000
 """Rows of steps and collectives in a window: about 70 MB of columns."""
-LARGE_RANKS, LARGE_ROWS = 4096, 200_000
-"""Beyond so many ranks a window has these rows, since the lines of one block take much memory too."""
 PIECE_RANKS = 64
 """Ranks of a block that are decoded before it is known how many rows each of them has."""
 BATCH_BYTES = 16 << 20
@@ -52,7 +49,7 @@ class Stretch:
     """Whole blocks of a launch and where their steps lie. It can go to another process."""
 
     launch: int
-    blocks: Frame
+    blocks: pl.DataFrame
     """A row for each block and rank: the table `blocks` with the columns of records.columns.LINES."""
     files: Mapping[int, Stored]
     """By rank."""
@@ -60,7 +57,7 @@ class Stretch:
     def parts(self, most_bytes: int) -> Iterator[Stretch]:
         """Stretches of it that follow each other, of whole blocks, with lines of about `most_bytes` each."""
         size = pl.col("lines_end") - pl.col("lines_begin")
-        sizes = in_memory(self.blocks.lazy().group_by("block").agg(bytes=size.sum())).sort("block")
+        sizes = self.blocks.group_by("block").agg(bytes=size.sum()).sort("block")
         before = sizes["bytes"].cum_sum() - sizes["bytes"]
         for part in sizes.with_columns(part=before // most_bytes).partition_by("part", maintain_order=True):
             inside = pl.col("block").is_between(part["block"][0], part["block"][-1])
@@ -102,8 +99,7 @@ def windows(stretch: Stretch, rows: int = WINDOW_ROWS) -> Iterator[Window]:
 
     `rows`: at most so many in a window, if PIECE_RANKS ranks of a block have no more.
     """
-    blocks = in_memory(stretch.blocks)
-    rows = rows if len(stretch.files) <= LARGE_RANKS else min(rows, LARGE_ROWS)
+    blocks = stretch.blocks
     some = _Some()
     for members in _batches(blocks, BATCH_BYTES):
         texts = _read(stretch.files, blocks, np.concatenate(list(members.values())))

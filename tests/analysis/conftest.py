@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tables import checked
 
 from scaling.analysis.about import Ending
 from scaling.analysis.analyze import analyze
 from scaling.analysis.results import Analysis, Point, TrialStatus
-from scaling.records.check import checked
-from scaling.records.collect import collect
 from scaling.records.files import read_json
-from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
-from scaling.records.spill import TABLES
 from scaling.records.tables import Tables
 from scaling.spec import plan as plans
 from scaling.spec.plan import Plan
@@ -55,10 +52,7 @@ def measure(simulate) -> Callable[[Any], Run]:
             folder = RunFolder(Path(parent) / "run")
             expected = simulate(truth, folder.path)
             plan = read_json(folder.plan, Plan, plans.SCHEMA)
-            tables = checked(collect(folder, plan), plan)
-            # Those of a large run are in files of the folder, which goes here.
-            frames = {name: in_memory(getattr(tables, name)) for name in TABLES}
-            tables = tables.having(frames, parts=(), scratch=None)
+            tables = checked(folder, plan)
         return Run(expected=expected, plan=plan, tables=tables, analysis=analyzed(tables, plan))
 
     return measured

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
+from support.tables import collected
 
 from scaling.analysis.results import PeakMemory
 from scaling.cli.pipeline import read_analysis, rebuild
-from scaling.records.collect import collect
 from scaling.records.files import add_line
 from scaling.records.paths import RunFolder
-from scaling.records.run import read_plan
 from scaling.report.findings import memory_line
 
 MIB = 2**20
@@ -108,7 +107,7 @@ def sampled(cluster, folder, fake_nvml, mhz):
     from scaling.hardware.nvml import Gpus
     from scaling.hardware.sampler import head, sample
 
-    launch, blocks = folder.launch(0), collect(folder, read_plan(folder)).blocks
+    launch, blocks = folder.launch(0), collected(folder).blocks
     for rank in range(2):
         nvml = fake_nvml(1)
         gpus, host = Gpus(nvml), Host(folder.path)  # no /proc there: nothing of this machine
@@ -173,7 +172,7 @@ def test_a_host_that_booted_days_before_changes_nothing_but_its_own_times(cluste
         folder = RunFolder(tmp_path / name)
         simulate(replace(truth, clock_offset_ns=(0, ahead_ns)), folder.path)
         folder.status.unlink()  # as of an own loop: how long it took is then told by the blocks
-        found.append((rebuild(folder).analysis, collect(folder, read_plan(folder)).blocks))
+        found.append((rebuild(folder).analysis, collected(folder).blocks))
     (together, blocks), (apart, shifted) = found
     assert apart == together
     assert apart.run.duration_s < 60

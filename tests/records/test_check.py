@@ -7,13 +7,11 @@ import shutil
 
 import pytest
 from support import rank_files
+from support.tables import checked
 
 from scaling.cli.pipeline import rebuild
 from scaling.records import window
-from scaling.records.check import checked, read_checked
-from scaling.records.collect import collect
 from scaling.records.paths import RunFolder
-from scaling.records.run import read_plan
 
 MS = 1_000_000
 
@@ -32,8 +30,7 @@ def folder(original, tmp_path):
 
 
 def read(folder):
-    plan = read_plan(folder)
-    return checked(collect(folder, plan), plan)
+    return checked(folder)
 
 
 def block_of(lines, arm, *, detailed=False, round_=1, world_size=2):
@@ -175,7 +172,7 @@ def test_ranks_that_are_read_one_after_the_other_are_compared(folder, monkeypatc
     monkeypatch.setattr(window.windows, "__defaults__", (1,))
     monkeypatch.setattr(window, "PIECE_RANKS", 1)
     assert any("never at the same time" in str(gap) and str(number) in str(gap) for gap in at_once)
-    assert read_checked(folder, read_plan(folder)).gaps == at_once
+    assert read(folder).gaps == at_once
 
 
 def test_ranks_that_worked_together_did_so_at_the_same_time(folder):

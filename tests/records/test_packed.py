@@ -9,10 +9,9 @@ import shutil
 import numpy as np
 import pytest
 from support import rank_files, simulated_cluster
+from support.tables import checked, collected
 
 from scaling.records import ranks, window
-from scaling.records.check import checked
-from scaling.records.collect import collect
 from scaling.records.format import (
     SCHEMA,
     BlockRecord,
@@ -24,7 +23,6 @@ from scaling.records.format import (
 )
 from scaling.records.packed import pack_block
 from scaling.records.paths import RunFolder
-from scaling.records.run import read_plan
 from scaling.worker.measure.recorder import Recorder
 
 FACTS = {"round": 0, "world_size": 1, "detailed": True, "solo_rank": -1, "batch": 1, "accumulation": 1}
@@ -42,7 +40,7 @@ def run(tmp_path_factory):
 
 
 def rows(folder):
-    read = collect(folder, read_plan(folder))
+    read = collected(folder)
     order = ["launch", "rank", "block", "step", "seq", "index"]
     return {
         name: getattr(read, name).sort([k for k in order if k in getattr(read, name).columns])
@@ -73,7 +71,7 @@ def read(path):
         created="",
         version="0",
     )
-    return collect(folder, plan)
+    return collected(folder, plan)
 
 
 def test_a_recorders_steps_come_back_whatever_their_shapes(tmp_path):
@@ -148,7 +146,7 @@ def test_steps_that_cannot_be_unpacked_lose_their_block(run, tmp_path, change):
     for sealed in lines:
         sealed.pop("crc", None)
     rank_files.write(path, lines)
-    found = checked(collect(folder, read_plan(folder)), read_plan(folder))
+    found = checked(folder)
     assert number not in set(found.blocks["block"])
     assert any("not all of its steps are there" in str(gap) for gap in found.gaps)
 

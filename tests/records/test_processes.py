@@ -20,8 +20,8 @@ import signal, sys, time
 from scaling.records.processes import Processes
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 with Processes(2) as processes:
-    list(processes.each(abs, [(1,), (2,)]))
-    print(*processes.pids, flush=True)
+    list(processes.each(time.sleep, [(0.5,), (0.5,)]))
+    print(*(process.pid for process in processes._started()), flush=True)
     list(processes.each(time.sleep, [(60,), (60,)]))
 """
 """A script without a guard, which is what a user's script may look like."""
@@ -43,28 +43,31 @@ def ended(pids, within_s=20.0):
     return not any(map(alive, pids))
 
 
+def pids(processes):
+    return {process.pid for process in processes._started()}
+
+
 def test_results_come_in_order():
     with Processes(2) as processes:
-        own = set(processes.pids)
         assert list(processes.each(pow, [(k, 2) for k in range(9)])) == [k * k for k in range(9)]
+        own = pids(processes)
         assert set(processes.each(os.getpid, [()] * 4)) <= own
     assert ended(own)
 
 
-def test_what_all_tasks_need_is_sent_to_a_process_once():
-    class Counted:
-        sent = 0
+def test_a_task_is_made_shortly_before_its_turn():
+    made = []
 
-        def __reduce__(self):
-            Counted.sent += 1
-            return int, (2,)
+    def tasks():
+        for k in range(50):
+            made.append(k)
+            yield (k,)
 
-    with Processes(2) as processes:
-        assert list(processes.each(divmod, [(k,) for k in range(1, 9)], (Counted(),)))[1] == (1, 0)
-        assert Counted.sent == 2
-        # The next call has its own.
-        assert list(processes.each(pow, [(k,) for k in range(4)], (3,))) == [1, 3, 9, 27]
-        assert list(processes.each(pow, [(k, 2) for k in range(4)])) == [0, 1, 4, 9]
+    with Processes(1) as processes:
+        results = processes.each(abs, tasks())
+        assert next(results) == 0
+        assert len(made) < 10
+        results.close()
 
 
 def test_without_processes_the_caller_works_itself():
@@ -74,7 +77,8 @@ def test_without_processes_the_caller_works_itself():
 
 def test_an_error_of_the_work_is_the_callers():
     with Processes(2) as processes:
-        own = processes.pids
+        list(processes.each(abs, [(1,)]))
+        own = pids(processes)
         with pytest.raises(ZeroDivisionError):
             list(processes.each(operator.truediv, [(1, 1), (1, 0), (1, 2)]))
     assert ended(own)
@@ -82,16 +86,19 @@ def test_an_error_of_the_work_is_the_callers():
 
 def test_the_work_of_a_killed_process_is_done_by_the_caller():
     with Processes(2) as processes:
-        for pid in processes.pids:
+        list(processes.each(abs, [(1,), (2,)]))
+        own = pids(processes)
+        for pid in own:
             os.kill(pid, signal.SIGKILL)
         assert list(processes.each(pow, [(k, 2) for k in range(9)])) == [k * k for k in range(9)]
-        assert processes.pids == ()
+    assert ended(own)
 
 
 def test_the_work_of_a_stopped_process_is_done_by_the_caller(monkeypatch):
-    monkeypatch.setattr(of_processes, "ANSWER_S", 0.2)
     with Processes(2) as processes:
-        own = processes.pids
+        list(processes.each(abs, [(1,), (2,)]))
+        monkeypatch.setattr(of_processes, "ANSWER_S", 0.2)
+        own = pids(processes)
         for pid in own:
             os.kill(pid, signal.SIGSTOP)
         assert list(processes.each(pow, [(k, 2) for k in range(5)])) == [k * k for k in range(5)]

@@ -7,11 +7,10 @@ import random
 from dataclasses import dataclass
 
 import pytest
+from support.tables import collected
 
-from scaling.records.collect import collect
 from scaling.records.format import SCHEMA, BlockRecord, HeadRecord, PlainRow, RecordedBlock
 from scaling.records.paths import RunFolder
-from scaling.records.run import read_plan
 from scaling.records.seal import Sealer, stretches
 from scaling.worker.measure.recorder import Recorder
 
@@ -120,7 +119,7 @@ def test_a_run_names_the_block_that_changed(simulate, cluster, tmp_path):
     block = json.loads(lines[at])["b"]
     lines[at] = lines[at].replace(f'"n":{json.loads(lines[at])["n"]}', '"n":4')
     path.write_text("".join(lines))
-    tables = collect(folder, read_plan(folder))
+    tables = collected(folder)
     assert [str(gap) for gap in tables.gaps] == [
         "launch 0: rank 1 left records that changed after they were written (their checksums do not hold): "
         f"block {block}, left out"

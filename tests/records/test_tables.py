@@ -10,12 +10,13 @@ import numpy as np
 import polars as pl
 import pytest
 from support import rank_files
+from support.tables import collected
 
-from scaling.records.collect import collect
+from scaling.records import collect
 from scaling.records.files import read_json
 from scaling.records.format import SCHEMA, STEP_FIELDS
 from scaling.records.paths import RunFolder
-from scaling.records.tables import write_tables
+from scaling.records.tables import STEP_TABLES, publish_tables, read_published
 from scaling.spec import plan as plans
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import round_blocks
@@ -38,10 +39,6 @@ def folder(original, tmp_path):
 
 def plan_of(folder) -> Plan:
     return read_json(folder.plan, Plan, plans.SCHEMA)
-
-
-def collected(folder):
-    return collect(folder, plan_of(folder))
 
 
 def lines(folder, rank=1):
@@ -114,18 +111,46 @@ def test_messages_of_the_sweep_are_apart_from_buckets(folder):
 
 def test_tables_come_back_from_parquet(folder):
     tables = collected(folder)
-    write_tables(folder, tables)
-    for name in FRAMES:
-        assert pl.read_parquet(folder.table(name)).equals(getattr(tables, name))
-    assert not list(folder.path.glob(".*"))
+    for _ in range(2):  # again where there are tables already
+        publish_tables(folder, collect.collect(folder, plan_of(folder)))
+        for name in FRAMES:
+            assert read_published(folder, name).equals(getattr(tables, name))
+            assert pl.read_parquet(folder.table(name)).equals(getattr(tables, name))
+        assert not list(folder.path.glob(".*"))
 
 
-def test_a_disk_that_takes_no_more_is_said_as_the_system_says_it(folder):
-    (folder.path / ".blocks.parquet.part").symlink_to("/dev/full")
+def test_a_table_of_an_older_version_was_one_file_and_is_replaced(folder):
+    folder.table("steps").write_bytes(b"PAR1")
+    publish_tables(folder, collect.collect(folder, plan_of(folder)))
+    assert folder.table("steps").is_dir()
+
+
+def test_a_disk_that_takes_no_more_is_said_as_the_system_says_it(folder, monkeypatch):
+    def full(*_args, **_more):
+        raise pl.exceptions.ComputeError("no space")
+
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
     with pytest.raises(OSError, match="Input/output error"):  # the disk that the folder is on has room
-        write_tables(folder, collected(folder))
+        collected(folder)
     assert not list(folder.path.glob(".*"))
-    assert not folder.table("blocks").exists()
+
+
+def test_a_run_that_cannot_be_written_to_has_its_tables_elsewhere(folder, monkeypatch):
+    monkeypatch.setattr("os.access", lambda *_: False)
+    tables = collect.collect(folder, plan_of(folder))
+    assert not list(folder.path.glob(".*"))
+    path = tables.scratch.path
+    assert (path / "steps").is_dir()
+    del tables
+    assert not path.exists()
+
+
+def test_files_are_gone_with_their_tables(folder):
+    tables = collect.collect(folder, plan_of(folder))
+    assert list(folder.path.glob(".tables-*"))
+    assert set(tables.parts[0].files) == set(STEP_TABLES)
+    del tables
+    assert not list(folder.path.glob(".tables-*"))
 
 
 # Cut off

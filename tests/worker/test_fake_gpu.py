@@ -13,12 +13,12 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from support.tables import collected
 
 from scaling.cli.pipeline import rebuild
 from scaling.config.compose import requests
 from scaling.launchers.failure.cause import cause
 from scaling.launchers.failure.evidence import gather
-from scaling.records.collect import collect
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
@@ -111,7 +111,7 @@ def sampled(folder, nvml):
     from scaling.hardware.sampler import head, sample
 
     gpus, host = Gpus(nvml), Host(folder.path)  # no /proc there: nothing of this machine
-    blocks = collect(folder, read_plan(folder)).blocks.filter(pl.col("rank") == 0).sort("begin_ns")
+    blocks = collected(folder).blocks.filter(pl.col("rank") == 0).sort("begin_ns")
     lines = [head(0, gpus, host)]
     for begin, end in blocks.select("begin_ns", "end_ns").iter_rows():
         lines += [sample(gpus, host) | {"time_ns": begin + k * (end - begin) // 10} for k in range(1, 10)]
@@ -136,7 +136,7 @@ def test_every_arm_of_both_world_sizes_was_measured_with_events(run):
     one, two = analysis.points
     assert one.step_ms.value > 0
     assert all(arm is not None for arm in dataclasses.asdict(two.arms_ms).values())
-    steps = collect(folder, read_plan(folder)).steps.filter(pl.col("arm") == "probe")
+    steps = collected(folder).steps.filter(pl.col("arm") == "probe")
     phases = sum(steps[f"{name}_ns"] for name in ("input", "forward", "backward", "optimizer"))
     assert (steps["end_ns"] - steps["begin_ns"] - phases).min() > -MS  # what is left is the host's
     noted = json.loads(folder.launch(0).memories(0).read_text().splitlines()[-1])
@@ -148,7 +148,7 @@ def test_buckets_are_in_one_time_whether_host_or_device_stamped_them(run):
     (two,) = [p for p in analysis.points if p.world_size == 2]
     assert len(two.comm.buckets) > 1
     assert two.comm.busbw_gbit_s.value > 0
-    rows = collect(folder, read_plan(folder)).buckets.filter((pl.col("arm") == "probe") & pl.col("detailed"))
+    rows = collected(folder).buckets.filter((pl.col("arm") == "probe") & pl.col("detailed"))
     assert rows.height > 0
     bound = analysis.quality.device_clock_bound_us * 1e3 + 1_000
     assert (rows["done_ns"] - rows["launch_ns"]).min() > -bound

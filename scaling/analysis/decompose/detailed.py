@@ -14,8 +14,6 @@ from scaling.analysis.network.barrier import Barrier
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import ITS_PART, Frame, few_rounds, in_memory, in_order, runs
-from scaling.records.pile import Scratch
-from scaling.records.spool import Spool
 from scaling.spec.run import COLLECTIVES
 from scaling.spec.schedule import PHASES, PROBE
 
@@ -45,13 +43,10 @@ An idle device takes 5 to 10 us from a launch to its start; the stamps' own erro
 
 
 def read_detailed(
-    blocks: Iterable[tuple[tuple[int, int], BlockStamps]], scratch: Scratch | None = None
-) -> tuple[Spool[Cycle], dict[str, dict[tuple[int, int], float]], tuple[int, ...]]:
-    """Cycles, block means by name and (launch, round), and bytes of the buckets; `blocks`: as `detailed_blocks`.
-
-    `scratch`: where the cycles of many ranks lie.
-    """
-    cycles = Spool[Cycle](scratch)
+    blocks: Iterable[tuple[tuple[int, int], BlockStamps]],
+) -> tuple[tuple[Cycle, ...], dict[str, dict[tuple[int, int], float]], tuple[int, ...]]:
+    """Cycles, block means by name and (launch, round), and bytes of the buckets; `blocks`: as `detailed_blocks`."""
+    cycles: list[Cycle] = []
     scalars: dict[str, dict[tuple[int, int], float]] = {}
     sizes: tuple[int, ...] = ()
     for key, stamps in blocks:
@@ -61,10 +56,9 @@ def read_detailed(
             scalars.setdefault(name, {})[key] = value
         if len(stamps.begin) < 2:
             continue
-        for cycle in cycles_of(key, stamps, merged):
-            cycles.add(cycle)
+        cycles += cycles_of(key, stamps, merged)
         del stamps, merged  # of very many ranks 150 MB, before the next ones are read
-    return cycles, scalars, sizes
+    return tuple(cycles), scalars, sizes
 
 
 def cycles_of(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Iterator[Cycle]:

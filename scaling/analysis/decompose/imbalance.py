@@ -25,7 +25,6 @@ from scaling.analysis.decompose.stragglers import STEP, Late, late_ranks, latest
 from scaling.analysis.decompose.token_rows import COUNT, MEAN, MOST, OWN_PHASES, XX, TokenRows, with_phase
 from scaling.analysis.results import Measured, TokenBalance
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
-from scaling.records.spool import Changed
 from scaling.spec.schedule import PLAIN
 
 VARIES = 0.01
@@ -54,9 +53,7 @@ class Effect:
         slope = self.per_token_ns.value if per_token_ns is None else per_token_ns
         return dataclasses.replace(
             records,
-            cycles=Changed(records.cycles, lambda cycle: _evened(cycle, tokens, slope))
-            if records.cycles
-            else (),
+            cycles=tuple(_evened(cycle, tokens, slope) for cycle in records.cycles),
             light=records.light
             and records.light.changed(lambda key, own: own - _more(own, tokens.light.get(key), slope)),
         )

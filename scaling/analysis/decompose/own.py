@@ -21,8 +21,7 @@ from scaling.analysis.results import Point, Verdict
 from scaling.analysis.statistics.rounds import Floats, Rounds
 from scaling.records.format import generation
 from scaling.records.frames import in_memory, joined
-from scaling.records.spill import TABLES
-from scaling.records.tables import Tables
+from scaling.records.tables import PUBLISHED, Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import BARE_ONE, PLAIN, PROBE
 from scaling.units import UNKNOWN, format_duration, ranks, two_digits
@@ -65,7 +64,7 @@ def usable(tables: Tables, plan: Plan) -> Tables:
     kept = together.filter((pl.col("round") < 0) | (pl.col("round") % spacing == 0)).select(keys).unique()
     ragged = joined(tables.steps, together.select(keys).unique(), keys, there=False)
     return tables.having(
-        {name: joined(getattr(tables, name), kept, keys, there=True) for name in ("blocks", *TABLES)},
+        {name: joined(getattr(tables, name), kept, keys, there=True) for name in PUBLISHED},
         dropped_samples=tables.dropped_samples + in_memory(ragged.select(pl.len())).item(),
     )
 

@@ -19,7 +19,6 @@ from scaling.analysis.network.program import Program
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import Frame, in_memory
-from scaling.records.spool import Again
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.schedule import BARE_ONE
 
@@ -101,9 +100,9 @@ class TrialRecords:
     trial: Trial
     index: pl.DataFrame
     """(launch, round) of every round with a plain block, and of the baselines of an own loop, in order."""
-    ranks: Frame
+    ranks: pl.DataFrame
     """(launch, round, arm, detailed, rank, half, step, *PHASES): means over a block's steps."""
-    cycles: Again[Cycle]
+    cycles: tuple[Cycle, ...]
     merged: dict[str, dict[tuple[int, int], float]]
     """Scalars of the merged detailed blocks by name and round."""
     bucket_bytes: tuple[int, ...]
@@ -136,7 +135,7 @@ class TrialRecords:
     """The ranks' own times and waits in steps without details; None where no wait was stamped."""
     tokens: TokenRows | None = None
     """What an own loop told of its steps' tokens; None where it told nothing."""
-    devices: Frame = field(default_factory=lambda: pl.DataFrame(schema=DEVICE_COLUMNS))
+    devices: Frame = field(default_factory=lambda: pl.LazyFrame(schema=DEVICE_COLUMNS))
     """Blocks with the telemetry of their devices; empty without telemetry."""
 
     @property
@@ -184,7 +183,7 @@ class TrialRecords:
     @property
     def arms(self) -> frozenset[str]:
         """Those that have blocks."""
-        return frozenset(in_memory(self.ranks.select("arm").unique())["arm"])
+        return frozenset(self.ranks["arm"])
 
     def keys(self) -> list[tuple[int, int]]:
         """(launch, round) in order."""
@@ -244,7 +243,7 @@ class TrialRecords:
         if arm == BARE_ONE:
             rows = rows.with_columns(weight=1 / pl.len().over("rank"))
             mean = (pl.col(COLUMNS) * pl.col("weight")).sum() / pl.col("weight").sum()
-        means = in_memory(rows.group_by("launch", "round").agg(mean))
+        means = rows.group_by("launch", "round").agg(mean)
         aligned = (self.index if rounds is None else rounds).join(
             means, on=["launch", "round"], how="left", maintain_order="left"
         )
@@ -288,7 +287,7 @@ class TrialRecords:
         rows = self.ranks.filter((pl.col("arm") == arm) & (pl.col("rank") < n))
         if detailed is not None:
             rows = rows.filter(pl.col("detailed") == detailed)
-        means = in_memory(rows.group_by("launch", "round", "rank").agg(pl.col("step", *PHASES).mean()))
+        means = rows.group_by("launch", "round", "rank").agg(pl.col("step", *PHASES).mean())
         means = means.join(self.index.with_row_index("at"), on=["launch", "round"])
         at, rank = means["at"].to_numpy(), means["rank"].to_numpy()
         found = {}

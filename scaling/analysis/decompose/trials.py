@@ -10,7 +10,6 @@ from scaling.analysis.decompose.detailed import detailed_blocks, read_detailed
 from scaling.analysis.decompose.light import read_light
 from scaling.analysis.decompose.messages import read_messages
 from scaling.analysis.decompose.quantities import (
-    COLUMNS,
     DEVICE_COLUMNS,
     DURATIONS,
     PHASES,
@@ -25,10 +24,7 @@ from scaling.analysis.decompose.unit_stamps import has_units
 from scaling.analysis.decompose.unit_turns import turns
 from scaling.analysis.network.curve import host_latency
 from scaling.analysis.statistics.rounds import Floats
-from scaling.records.columns import SCHEMAS
 from scaling.records.frames import ITS_PART, PART, Frame, few_rounds, in_memory, round_selections
-from scaling.records.pile import Pile, Scratch
-from scaling.records.spool import Again
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.schedule import BARE_ONE, DDP_SOLO, PLAIN, PROBE, REPLAY, STEP_ARMS
@@ -52,19 +48,20 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     buckets = tables.buckets.filter(first)
     how, host_ns = served(tables, plan), _host_ns(tables, n)
     mesh, shards, most_sent = plan.spec.parallel.mesh(n), None, 0
-    cycles: Again[Cycle] = ()
+    cycles: tuple[Cycle, ...] = ()
     sizes: tuple[int, ...] = ()
     if mesh.pipeline > 1:
         of_stages = read_messages(in_memory(own), buckets.lazy(), n, how.groups, how.channel(()).clocks_ns)
         merged, sent, most_sent = dict(of_stages.merged), of_stages.sent, of_stages.most_sent
     elif has_units(buckets.lazy()):
-        own = in_memory(own)
-        shards = read_sharded(own, buckets.lazy(), mesh, how)
+        stamped = in_memory(own)
+        own = stamped.lazy()
+        shards = read_sharded(stamped, buckets.lazy(), mesh, how)
         cycles, merged, sizes = shards.cycles, shards.merged, tuple(one.bytes for one in shards.sent)
         sent = shards.sent
     else:
         cycles, merged, sizes = read_detailed(
-            detailed_blocks(own, buckets, tables.blocks, n, how.channel, host_ns), tables.scratch
+            detailed_blocks(own, buckets, tables.blocks, n, how.channel, host_ns)
         )
         sent = tuple(
             Sent(kind="all_reduce", phase="backward", unit=k, bytes=size, ranks=n, axis="replicate")
@@ -73,7 +70,7 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     return TrialRecords(
         trial=trial,
         index=index,
-        ranks=_by_block([own, bare], tables.scratch),
+        ranks=_by_block([own, bare]),
         cycles=cycles,
         merged=merged,
         bucket_bytes=sizes,
@@ -103,36 +100,35 @@ def _host_ns(tables: Tables, n: int) -> float:
 def _devices(blocks: Frame, trial: Trial) -> Frame:
     """Telemetry of the trial's blocks and of bare_one blocks with its batch."""
     if "sm_mhz" not in blocks.collect_schema():
-        return pl.DataFrame(schema=DEVICE_COLUMNS)
+        return pl.LazyFrame(schema=DEVICE_COLUMNS)
     n = trial.world_size
     own = (pl.col("world_size") == n) & (pl.col("arm") != BARE_ONE)
     bare = (pl.col("arm") == BARE_ONE) & (pl.col("batch") == trial.batch)
     return blocks.filter((own | bare) & (pl.col("rank") < n)).select(list(DEVICE_COLUMNS))
 
 
-def _by_block(steps: Sequence[Frame], scratch: Scratch | None) -> Frame:
+def _by_block(steps: Sequence[Frame]) -> pl.DataFrame:
     """Means over the steps of each block and rank, in order: what is summed over them keeps its last digit."""
     kind = ("launch", "round", "arm", "detailed", "rank")
     means = [expression.mean() for expression in DURATIONS]
     half = pl.col("block").rank("dense").over(kind).cast(pl.Int64) - 1
-    pile = Pile(
-        {name: SCHEMAS["steps"][name] for name in (*kind, "block")}
-        | dict.fromkeys(COLUMNS, pl.Float64)
-        | {"half": pl.Int64},
-        scratch,
+    return pl.concat(
+        [
+            rows.group_by(*kind, "block").agg(means).sort(*kind, "block").with_columns(half=half)
+            for of in steps
+            for rows in _few_blocks(of)
+        ]
     )
-    for rows in (rows for of in steps for rows in _few_blocks(of)):
-        pile.add(rows.group_by(*kind, "block").agg(means).sort(*kind, "block").with_columns(half=half))
-    return pile.finish()
 
 
 def _few_blocks(steps: Frame) -> Iterator[pl.DataFrame]:
-    """All rows of a table in memory; of files those of a few whole rounds at a time."""
-    if isinstance(steps, pl.DataFrame):
-        yield steps
-        return
+    """The rows of a few whole rounds at a time; at least one frame."""
     names = {name for expression in DURATIONS for name in expression.meta.root_names()}
-    needed = steps.select("launch", "round", "arm", "detailed", "rank", "block", *sorted(names), PART)
+    needed = steps.select("launch", "round", "arm", "detailed", "rank", "block", *sorted(names), ITS_PART)
+    if PART not in needed.collect_schema():
+        yield in_memory(needed)
+        return
+    yield in_memory(needed.clear())
     yield from (in_memory(needed.filter(chosen)) for chosen in round_selections(needed, ROUND_ROWS))
 
 

@@ -9,7 +9,7 @@ import polars as pl
 
 from scaling.analysis.results import Measured, MemoryGrowth
 from scaling.records.clock import Ints
-from scaling.records.frames import Frame, few, in_memory
+from scaling.records.frames import Frame, in_memory
 from scaling.spec.schedule import STEP_ARMS
 from scaling.units import format_bytes
 
@@ -27,19 +27,12 @@ def growth(memory: Frame, blocks: Frame) -> tuple[MemoryGrowth, ...]:
     The growth is the Theil-Sen slope of what was held after each block over the steps until then,
     lead-in included: the median of the slopes between all pairs, with its 95 % interval.
     """
-    return tuple(
-        one for held in few(memory, ("launch", "rank")) if held.height for one in _of_ranks(held, blocks)
-    )
+    return tuple(_of_ranks(in_memory(memory), blocks))
 
 
 def _of_ranks(memory: pl.DataFrame, blocks: Frame) -> Iterator[MemoryGrowth]:
-    """`growth` of some ranks; `memory`: all of theirs, `blocks`: of all ranks."""
     keys = ["launch", "rank", "block"]
-    launches, ranks = (memory[name].unique().to_list() for name in ("launch", "rank"))
-    theirs = blocks.filter(
-        pl.col("launch").is_in(launches) & pl.col("rank").is_between(min(ranks), max(ranks))
-    )
-    facts = in_memory(theirs.select([*keys, "arm", "begin_ns", "lead_in", "steps"]))
+    facts = in_memory(blocks.select([*keys, "arm", "begin_ns", "lead_in", "steps"]))
     joined = memory.join(facts, on=keys, how="inner")
     rows = joined.sort("launch", "rank", "begin_ns").with_columns(
         # blocks of bare exchanges have no training steps

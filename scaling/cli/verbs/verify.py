@@ -21,8 +21,7 @@ from scaling.errors import InputError, ScalingError
 from scaling.launchers.jobs import Job, check_folder, plan_request
 from scaling.reading import as_number
 from scaling.records.access import find_run, require_own
-from scaling.records.check import checked
-from scaling.records.collect import collect
+from scaling.records.check import read_checked
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_config, read_plan
@@ -122,7 +121,7 @@ def _measured(job: Job) -> Tables:
         raise KeyboardInterrupt
     if status.state != "done":
         raise ScalingError(f"{job.folder.path}: {why(status)}")
-    return checked(collect(job.folder, job.plan), job.plan)
+    return read_checked(job.folder, job.plan)
 
 
 def _interleaved(job: Job) -> Gains:

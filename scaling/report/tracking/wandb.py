@@ -250,6 +250,6 @@ def _artifact(folder: RunFolder, plan: Plan, analysis: Analysis, name: str) -> J
 
 def _files(folder: RunFolder) -> Iterator[Path]:
     """The files of a run, without W&B's own and without locks."""
-    for path in (*folder.path.glob("*"), *folder.path.glob("launches/*/*")):
+    for path in (path for of in ("*", "*.parquet/*", "launches/*/*") for path in folder.path.glob(of)):
         if path.is_file() and not path.is_symlink() and not path.name.startswith("."):
             yield path

@@ -8,7 +8,7 @@ import pytest
 from support.own_loops import own_loop
 
 from scaling.cli.pipeline import rebuild
-from scaling.records import frames, spill
+from scaling.records import frames
 from scaling.records.paths import RunFolder
 
 MS = 1e6
@@ -145,6 +145,5 @@ def test_tokens_a_second_are_those_of_all_ranks(unequal):
 
 
 def test_records_that_are_read_from_files_say_the_same(loop, varying, unequal, monkeypatch):
-    monkeypatch.setattr(spill, "MEMORY_ROWS", 100)
     monkeypatch.setattr(frames, "STEP_ROWS", 60)
     assert loop(varying).points[0].tokens == unequal.points[0].tokens

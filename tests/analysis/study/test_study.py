@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from support.results import about
 from support.simulated_cluster import Straggler, Truth, simulate
+from support.tables import collected
 
 from scaling.analysis.about import Ending
 from scaling.analysis.analyze import analyze
@@ -19,7 +20,6 @@ from scaling.analysis.study.causes import ONE_EACH
 from scaling.analysis.study.size import read_size
 from scaling.analysis.study.study import launch_spread, study
 from scaling.errors import InputError
-from scaling.records.collect import collect
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 from scaling.spec.parallel import Parallel
@@ -39,7 +39,7 @@ def own_loop(truth, path, batch=None, launches=1):
     trial = dataclasses.replace(plan.trials[0], batch=batch)
     spec = dataclasses.replace(plan.spec, batch_per_rank=batch)
     plan = dataclasses.replace(plan, source=OWN_LOOP, trials=(trial,), spec=spec)
-    tables = collect(folder, plan)
+    tables = collected(folder, plan)
     loop = tables.blocks["arm"].is_in([PLAIN, PROBE])
     blocks = tables.blocks.filter(loop).with_columns(batch=batch)
     keys = ["launch", "block"]

@@ -198,13 +198,14 @@ def test_the_runs_files_are_an_artifact_with_type_and_metadata(offline, logged):
 @pytest.mark.slow
 def test_what_is_too_large_is_left_out_and_named(folder, logged, wandb_files, monkeypatch):
     folder.analysis.write_text("{}")
-    folder.table("steps").write_bytes(bytes(100))
+    folder.table("steps").mkdir()
+    (folder.table("steps") / "part-000000.parquet").write_bytes(bytes(100))
     monkeypatch.setattr(report, "ARTIFACT_BYTES_MAX", 50)
     report.log_run(folder, logged.plan(), logged.analysis(), ())
     found = wandb_files.read_all(folder.path)["summary"].artifacts.values()
     (artifact,) = (a for a in found if a.type == "scaling-run")
     assert set(artifact.files) == {"analysis.json"}
-    assert artifact.metadata["left_out"] == ["steps.parquet"]
+    assert artifact.metadata["left_out"] == ["steps.parquet/part-000000.parquet"]
 
 
 @pytest.mark.slow

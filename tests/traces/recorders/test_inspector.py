@@ -5,11 +5,10 @@ import json
 import polars as pl
 import pytest
 from support import dumps
+from support.tables import collected
 
 from scaling.cli.main import main
-from scaling.records.collect import collect
 from scaling.records.paths import RunFolder
-from scaling.records.run import read_plan
 
 SKEW = 0.02
 
@@ -61,7 +60,7 @@ def test_the_skew_of_a_simulated_cluster(tmp_path, simulate, cluster, traced, ex
         cluster.Truth(world_sizes=(4,), hosts=4, rounds=4, steps=5, channels=1, stragglers=(late,)),
         folder.path,
     )
-    buckets = collect(folder, read_plan(folder)).buckets.filter(pl.col("arm") == "probe").to_dicts()
+    buckets = collected(folder).buckets.filter(pl.col("arm") == "probe").to_dicts()
     by_place = {}
     for b in buckets:
         by_place.setdefault(tuple(b[k] for k in ("launch", "round", "block", "step", "seq")), []).append(b)

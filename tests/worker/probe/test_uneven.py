@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from support.tables import collected
 
-from scaling.records.collect import collect
-from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
-from scaling.records.run import read_plan
 from scaling.worker.probe.schedule import round_of
 
 pytestmark = pytest.mark.measures
@@ -77,7 +75,7 @@ def test_what_is_told_outside_of_a_step_is_left_out_and_said_once(ranks):
 def test_the_records_hold_the_tokens_of_each_step_with_phases(ranks, found, kept, name):
     found(name)
     run = RunFolder(kept / name)
-    steps = in_memory(collect(run, read_plan(run)).steps)
+    steps = collected(run).steps
     phases = steps.filter(pl.col("forward_ns").is_not_null())
     assert steps.filter(pl.col("forward_ns").is_null())["tokens"].is_null().all()
     if name == "untold":

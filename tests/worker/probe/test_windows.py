@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from support.tables import collected
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
-from scaling.records.collect import collect
 from scaling.records.format import NO_TOKENS
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
@@ -196,7 +196,7 @@ def test_a_baseline_in_a_round_has_the_clock_to_itself(ddp, tmp_path, monkeypatc
     assert sum(block < 0 for block in blocks) == 2 * 5  # of the baseline: five arms a round
     assert sum(block >= 0 for block in blocks) == 3 * 4 - 1
     run = RunFolder(tmp_path / "run")
-    steps = collect(run, read_plan(run)).steps
+    steps = collected(run).steps
     assert steps.height > 0
     for number, begin, end in steps.select("block", "begin_ns", "end_ns").iter_rows():
         block = blocks[number]

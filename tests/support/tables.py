@@ -1,0 +1,26 @@
+"""A run's tables as frames in memory, which a test can look into."""
+
+from __future__ import annotations
+
+from scaling.records import check, collect
+from scaling.records.frames import in_memory
+from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan
+from scaling.records.tables import PUBLISHED, Tables
+from scaling.spec.plan import Plan
+
+
+def collected(folder: RunFolder, plan: Plan | None = None) -> Tables:
+    """What the rank files hold, before it is checked."""
+    return loaded(collect.collect(folder, plan or read_plan(folder)))
+
+
+def checked(folder: RunFolder, plan: Plan | None = None) -> Tables:
+    """The same without the blocks that cannot be."""
+    return loaded(check.read_checked(folder, plan or read_plan(folder)))
+
+
+def loaded(tables: Tables) -> Tables:
+    """The tables with their rows in memory; their files are not needed any more."""
+    frames = {name: in_memory(getattr(tables, name)) for name in (*PUBLISHED, "memory")}
+    return tables.having(frames, parts=(), block_files=(), scratch=None)
