@@ -18,7 +18,7 @@ from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.network import cliffs, curve, transports
 from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
-from scaling.analysis.quality import contention, crosscheck, details, launches, unseen
+from scaling.analysis.quality import contention, contradictions, crosscheck, details, launches, unseen
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
@@ -186,6 +186,11 @@ def _verdicts(
             plan,
         )
     ]
+    buffers_share = unseen.share_in_buffers(tables) if ending.buffers_bytes else 0.0
+    for p in points:
+        found = list(
+            contradictions.undecided(found, contradictions.contradictions(p, buffers_share), p.world_size)
+        )
     found = [details.with_reason(v, unused) for v in found]
     if plan.own_loop:
         found = [own.in_code(v) for v in found]

@@ -68,3 +68,15 @@ def test_one_gpu_shared_is_said_before_any_figure(named):
     assert not any("a host" in line for line in said)
     if said:
         assert said[-1] == "it would take a device for each rank"
+
+
+def test_had_details_been_believed_their_figures_would_exclude_each_other(monkeypatch, tmp_path):
+    """12.4 ms of waiting for data, beside 0.9 ms that the bytes take: no verdict is made of either."""
+    if not (RECORDS / "ownlate").is_dir():
+        pytest.skip(f"no {RECORDS / 'ownlate'}: records of two NCCL ranks")
+    monkeypatch.setattr("scaling.analysis.quality.details.details", lambda *_: None)
+    shutil.copytree(RECORDS / "ownlate", tmp_path / "run", copy_function=shutil.copyfile)
+    verdicts = derive(RunFolder(tmp_path / "run"))[0].analysis.verdicts
+    assert not {v.cause for v in verdicts} & {"link_bandwidth", "link_latency"}
+    (why,) = [v for v in verdicts if v.cause == "undecided"]
+    assert any("ms for data, and 97.5 MiB at 914 Gbit/s take" in line for line in why.evidence)

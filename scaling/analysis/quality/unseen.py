@@ -28,7 +28,7 @@ def warnings(tables: Tables, plan: Plan, buffers_bytes: int) -> tuple[str, ...]:
             f"the module has {format_bytes(buffers_bytes)} of buffers, which DDP broadcasts before forward; the waits "
             "there were not seen (torch.compile around DDP hides them) and count as forward"
         )
-    elif buffers_bytes and plan.ranks > 1 and (share := _share_in_buffers(tables)):
+    elif buffers_bytes and plan.ranks > 1 and (share := share_in_buffers(tables)):
         said.append(
             f"the module has {format_bytes(buffers_bytes)} of buffers, which DDP broadcasts before forward: "
             f"{share:.1%} of the step, counted as exposed transfer and skew, not in the gradients' traffic"
@@ -124,7 +124,7 @@ def _unseen(tables: Tables, plan: Plan, buffers_bytes: int) -> bool:
     return most["rows"].item() > 0 and not most["buffer_wait_ns"].item()
 
 
-def _share_in_buffers(tables: Tables) -> float:
+def share_in_buffers(tables: Tables) -> float:
     """Mean share of a stamped step, over all ranks."""
     length = (pl.col("end_ns") - pl.col("begin_ns")).sum()
     waited, lasted = in_memory(_stamped(tables).select(pl.col("buffer_wait_ns").sum(), length=length)).row(0)
