@@ -1,4 +1,4 @@
-"""Measure how DDP training scales, where the lost efficiency goes, and how certain the answer is.
+"""Measure how distributed training scales, where the lost efficiency goes, and how certain the answer is.
 
 The public names are listed in `__all__`; docs/api.md shows them at work. Each is imported when it is first used, so
 that `import scaling` loads neither torch nor polars.

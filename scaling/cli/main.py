@@ -20,8 +20,8 @@ _OUTSIDE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, 
 HEAD = """\
 usage: scaling VERB ...
 
-Measure how DDP training scales, where the lost efficiency goes, and how certain
-the answer is.
+Measure how distributed training (DDP, FSDP, HSDP, tensor parallel) scales, where
+the lost efficiency goes, and how certain the answer is.
 """
 TAIL = """
 Overrides are Hydra's: model=mlp topology=emulated_pcie topology.link.rate=200mbit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
@@ -99,6 +100,19 @@ def test_processes_of_a_host_write_whole_lines(tmp_path):
         list(pool.map(add_line, [path] * 400, [{"rank": k, "text": text} for k in range(400)]))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert sorted(line["rank"] for line in lines) == list(range(400))
+
+
+def test_a_line_that_the_disk_takes_in_part_is_an_error(tmp_path):
+    path = tmp_path / "envs-0.jsonl"
+    program = (
+        "import pathlib, resource, signal, sys; from scaling.records.files import add_line; "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100)); "
+        "add_line(pathlib.Path(sys.argv[1]), 'x' * 200)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=False
+    )
+    assert "OSError: [Errno 28] No space left on device" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null"])

@@ -141,7 +141,7 @@ VERBS: dict[str, Verb] = {
         ),
         options=(
             Option("--world-sizes", "numbers of ranks, such as 1,2,4", value="LIST"),
-            Option("--no-probe", "open a Probe for a script that has none; DDP only"),
+            Option("--no-probe", "open a Probe for a script that has none; DDP and fully_shard"),
             Option("--time-limit", "end a launch after so many seconds, by default 3600", value="S"),
             _VERBOSE,
         ),

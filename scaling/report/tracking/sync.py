@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import scaling
+from scaling import resources
 from scaling.errors import ScalingError
 from scaling.records.paths import RunFolder
 
@@ -176,9 +176,8 @@ def _run_module(
 
 def _environment(root: Path, scratch: str, data: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_") or k in SERVER_VARIABLES}
-    sources = (str(Path(scaling.__file__).parents[1]), os.environ.get("PYTHONPATH"))
     return kept | {
-        "PYTHONPATH": os.pathsep.join(path for path in sources if path),
+        "PYTHONPATH": resources.import_path(),
         "PYTHONSAFEPATH": "1",
         "WANDB_DIR": str(root),
         # Tables wait here for their upload, not in the user's home.
