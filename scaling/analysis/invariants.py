@@ -32,7 +32,6 @@ from scaling.analysis.results import (
     Measured,
     Point,
     StepParts,
-    Turns,
     Verdict,
 )
 from scaling.analysis.results.measured import WIDE
@@ -52,7 +51,7 @@ _SHARES = "speedup efficiency efficiency_loaded curve_share nominal_share free_s
 _DEVICES = "alone_mhz beside_mhz together_mhz power_w samples_per_joule usd_per_million_samples"
 POSITIVE = frozenset(f"{_TIMES} {_RATES} {_SHARES} {_DEVICES}".split())
 """Names of measured numbers that are above 0, wherever they stand."""
-AT_MOST_ONE = {"hidden_share": Comm, "wait_share": DataLoading, "share": Verdict, "bubble": Turns}
+AT_MOST_ONE = {"hidden_share": Comm, "wait_share": DataLoading, "share": Verdict}
 """Shares of a whole, and the results that they stand in."""
 ABOVE_ONE = {
     "efficiency_loaded": "without DDP the ranks ran at the same moment and disturbed each other more than with it",

@@ -74,7 +74,7 @@ def _check_mesh(spec: Spec) -> None:
         )
     if parallel.pipeline != 1:
         raise InputError(
-            f"parallel.pipeline={parallel.pipeline}: 1 is expected; a Probe in a script of your own measures pipelines"
+            f"parallel.pipeline={parallel.pipeline}: 1 is expected; a Probe in your own script follows a pipeline"
         )
     if not parallel.divided and parallel.tensor != 1:
         raise InputError(

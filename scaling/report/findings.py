@@ -17,7 +17,6 @@ from scaling.analysis.results import (
     Straggler,
     TokenBalance,
     TrialStatus,
-    Turns,
     Verdict,
 )
 from scaling.plain import plain
@@ -93,23 +92,6 @@ def closure_line(closure: Measured) -> str:
     return f"the step simulated from its pieces is {percent(closure)} of the measured one"
 
 
-def _microbatches(many: int) -> str:
-    return f"{many} microbatch{'' if many == 1 else 'es'}"
-
-
-def turns_line(found: Turns) -> str:
-    """What ranks of a pipeline wait for each other, beside what arithmetic gives."""
-    stages = "" if found.stages_per_rank == 1 else f", {found.stages_per_rank} stages a rank"
-    said = f"{found.schedule}{stages}, {_microbatches(found.microbatches)}"
-    if found.bubble is not None:
-        said += f"; a rank waits for others {percent(found.bubble)} of its time in the schedule"
-    if found.computed_bubble is not None:
-        said += f", equal stages would {number(100 * found.computed_bubble)} %"
-    if found.slowest_over_mean is not None:
-        said += f"; rank {found.slowest_rank} computes longest, {change(found.slowest_over_mean)} of the mean rank"
-    return said
-
-
 def loader_line(loader: DataLoading) -> str:
     """Who makes the batches, how fast, and how much of a step waits for them."""
     who = count(loader.workers, "worker") + " a rank" if loader.workers else "the training process"
@@ -177,8 +159,6 @@ def cost_line(cost: SampleCost) -> str:
 
 def comm_line(comm: Comm, rate_source: str) -> str:
     """What a step sends, at which bandwidth, and how that compares."""
-    if any(one.communicator == "pipeline" for one in comm.collectives):
-        return f"{format_bytes(comm.bytes_per_step)} a step from the rank that sends most"
     calls = sum(one.calls for one in comm.collectives)
     pieces = count(len(comm.buckets), "bucket") if comm.buckets else count(calls, "collective")
     parts = [f"{format_bytes(comm.bytes_per_step)} a rank and step in {pieces}"]

@@ -43,7 +43,6 @@ CAUSES = {
     "input": "input",
     "host": "host",
     "clocks": "lower clocks",
-    "pipeline_bubble": "pipeline bubble",
     "slower_compute": "slower compute",
     "unexplained": "unexplained",
 }

@@ -19,7 +19,7 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
 
     `clock_bound_ns`: error of corrected clocks; `floor`: A/A floor, the fraction to which bandwidth can be known.
     """
-    n, total = records.trial.world_size, sum(records.bucket_bytes) or records.most_sent
+    n, total = records.trial.world_size, sum(records.bucket_bytes)
     one_axis = len({one.axis for one in records.sent}) <= 1
     # Several axes of a mesh go over several links, within hosts and between them: no one rate is nominal for their sum.
     nominal, micro_steps = plan.nominal_bit_s(n) if one_axis else None, plan.spec.accumulation_steps

@@ -37,13 +37,11 @@ def share_of_wait(m: Means, exposed: Floats, of: str = "detailed") -> Floats:
 Term = Callable[[Means], Floats]
 
 
-def split_by_kind(
-    sent: Sequence[Sent], link: Link | None, linked: Callable[[Means], Floats]
-) -> list[tuple[Term, Term]]:
+def split_by_kind(sent: Sequence[Sent], link: Link | None) -> list[tuple[Term, Term]]:
     """Latency and bandwidth of each kind of collective (decompose.sent.by_kind), as shares of the step.
 
-    `linked`: what all of them cost. A kind has as much of it as a rank waits for its data; alpha x its steps of rings
-    against its bytes x beta divides that.
+    A kind has as much of what the link costs as a rank waits for its data; alpha x its steps of rings against its
+    bytes x beta divides that.
     """
     places = by_kind(sent)
 
@@ -63,25 +61,22 @@ def split_by_kind(
 
     def terms(index: int) -> tuple[Term, Term]:
         return (
-            lambda m: linked(m) * share(index, m) * latency_share(index, m),
-            lambda m: linked(m) * share(index, m) * (1 - latency_share(index, m)),
+            lambda m: _linked_share(m) * share(index, m) * latency_share(index, m),
+            lambda m: _linked_share(m) * share(index, m) * (1 - latency_share(index, m)),
         )
 
     return [terms(index) for index in range(len(places))]
 
 
-def linked_share(m: Means) -> Floats:
+def _linked_share(m: Means) -> Floats:
     """What the link costs, as a share of the step: exposed transfer of the step without late ranks.
 
     That is the transfer that was measured and what the replay changes in it, so a few replayed steps cannot make it
     another than the transfer that is printed beside it.
     """
-    return waited_for_data(m) + share_of_wait(m, m["link_exposed"] - m["replayed.transfer"], "replayed")
-
-
-def waited_for_data(m: Means) -> Floats:
-    """Exposed transfer as it was; all there is of a pipeline, whose steps are not replayed."""
-    return share_of_wait(m, m["exposed_transfer"])
+    return share_of_wait(m, m["exposed_transfer"]) + share_of_wait(
+        m, m["link_exposed"] - m["replayed.transfer"], "replayed"
+    )
 
 
 def waited_alike(m: Means) -> Floats:
@@ -90,12 +85,10 @@ def waited_alike(m: Means) -> Floats:
     return result
 
 
-def by_kinds(
-    rounds: Rounds, sent: Sequence[Sent], link: Link | None, *, linked: Term = linked_share
-) -> tuple[LossOfKind, ...]:
+def by_kinds(rounds: Rounds, sent: Sequence[Sent], link: Link | None) -> tuple[LossOfKind, ...]:
     """`link_latency` and `link_bandwidth` by kind and phase; without a fitted link all of it is bandwidth."""
     found: dict[tuple[str, str], list[tuple[Term, Term]]] = {}
-    for places, terms in zip(by_kind(sent), split_by_kind(sent, link, linked), strict=True):
+    for places, terms in zip(by_kind(sent), split_by_kind(sent, link), strict=True):
         one = sent[places[0]]
         kind = TENSOR if one.axis == TENSOR else one.kind
         found.setdefault((kind, one.phase), []).append(terms)
@@ -122,7 +115,6 @@ def loss(
     *,
     strong: bool,
     tensor: int = 1,
-    pipeline: bool = False,
     sent: tuple[Sent, ...],
     partly: bool,
     split: bool,
@@ -131,7 +123,6 @@ def loss(
 
     `tensor`: ranks that divide the layers; each would then take the tensor-th part of a rank's time alone. What a rank
     computes beyond that, the strategy costs; a slowdown by communication cannot be told from it.
-    `pipeline`: ranks have layers of their own, and what they wait for each other is its bubble.
     `partly`: return the known terms even where the efficiency is not known; input is then its whole phase.
     `split`: whether details tell what the link takes; else `communication` is what all ranks wait alike.
     """
@@ -148,8 +139,7 @@ def loss(
         """Factor from the light probe's ns to shares of the plain step, without the probe's own cost."""
         return 1 / m[PROBE]
 
-    linked = waited_for_data if pipeline else linked_share
-    kinds = split_by_kind(sent, link, linked)
+    kinds = split_by_kind(sent, link)
 
     def enqueuing(m: Means) -> Floats:
         """Collectives that wait for the host."""
@@ -184,9 +174,7 @@ def loss(
         terms["link_latency"] = lambda m: sum((latency(m) for latency, _ in kinds), np.zeros(1))
         terms["link_bandwidth"] = lambda m: sum((rest(m) for _, rest in kinds), np.zeros(1))
     else:
-        terms["link_bandwidth"] = linked
-    if pipeline:
-        terms["pipeline_bubble"] = lambda m: share_of_wait(m, m["exposed_skew"])
+        terms["link_bandwidth"] = _linked_share
     if strong:
         terms["small_batch"] = lambda m: (m[BARE_ONE] - m[BASE] / n) / m[PLAIN]
     if partly and BARE_ONE not in rounds:

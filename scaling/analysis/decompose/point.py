@@ -12,12 +12,11 @@ from scaling.analysis.decompose import imbalance, light, own, stragglers
 from scaling.analysis.decompose.comm import comm
 from scaling.analysis.decompose.cost import cost
 from scaling.analysis.decompose.efficiency import BASE, efficiency
-from scaling.analysis.decompose.loss import Link, by_kinds, linked_share, loss, waited_for_data
+from scaling.analysis.decompose.loss import Link, by_kinds, loss
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.decompose.starvation import loader
 from scaling.analysis.decompose.stragglers import Late, describe
 from scaling.analysis.decompose.token_rows import MEAN
-from scaling.analysis.decompose.turns import turns
 from scaling.analysis.decompose.unit_turns import simulated
 from scaling.analysis.network.barrier import Barrier
 from scaling.analysis.network.replay import Replay
@@ -67,7 +66,7 @@ def point(
         devices = base_world_size if strong else spec.parallel.mesh(base_world_size).tensor
         rounds = rounds.extend({BASE: devices * whole})
     mesh = spec.parallel.mesh(n)
-    tensor, pipeline = mesh.tensor, mesh.pipeline > 1
+    tensor = mesh.tensor
     ratio = efficiency(n, strong=strong, tensor=tensor, base=base_world_size)
     samples = trial.batch * mesh.data_parallel  # ranks that divide a model have the same
     samples_per_s = rounds.ratio(lambda m: samples * 1e9 / m["plain"]) if samples else None
@@ -96,20 +95,16 @@ def point(
             link,
             strong=strong,
             tensor=tensor,
-            pipeline=pipeline,
             sent=records.sent,
             partly=plan.own_loop,
-            split=bool(records.cycles) or pipeline,
+            split=bool(records.cycles),
         )
         if base_world_size == 1
         else None,
-        loss_by_kind=by_kinds(
-            rounds, records.sent, link, linked=waited_for_data if pipeline else linked_share
-        )
-        if base_world_size == 1 and n > 1 and (records.cycles or pipeline)
+        loss_by_kind=by_kinds(rounds, records.sent, link)
+        if base_world_size == 1 and n > 1 and records.cycles
         else (),
         parallel=_degrees(plan, n),
-        pipeline=turns(rounds, records, plan),
         tokens=imbalance.balance(records, rounds),
         tokens_per_s=rounds.ratio(lambda m: mesh.data_parallel * m[MEAN] * 1e9 / m["plain"]),
         straggler=describe(late, found.evened, typical, rounds, found.explained_ns) if late else None,

@@ -123,8 +123,6 @@ class TrialRecords:
     """Bytes of each message of a replay."""
     sent: tuple[Sent, ...] = ()
     """The collectives of a step, in the order of launch."""
-    most_sent: int = 0
-    """Bytes of a step's messages on the rank that sends most; 0 where all ranks send the same."""
     programs: Mapping[tuple[int, int], Program] = field(default_factory=dict)
     """Sharded: the steps of each round's detailed block."""
     on_wire: Mapping[tuple[int, int], Floats] = field(default_factory=dict)

@@ -8,7 +8,6 @@ import polars as pl
 
 from scaling.analysis.decompose.detailed import detailed_blocks, read_detailed
 from scaling.analysis.decompose.light import read_light
-from scaling.analysis.decompose.messages import read_messages
 from scaling.analysis.decompose.quantities import (
     DEVICE_COLUMNS,
     DURATIONS,
@@ -27,8 +26,11 @@ from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import ITS_PART, PART, Frame, few_rounds, in_memory, round_selections
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan, Trial
+from scaling.spec.run import KINDS, MESSAGES
 from scaling.spec.schedule import BARE_ONE, DDP_SOLO, PLAIN, PROBE, REPLAY, STEP_ARMS
 
+_MESSAGES = [KINDS.index(name) for name in MESSAGES]
+"""Sends and receives of one rank to another, of which no collective is made."""
 ROUND_ROWS = 400_000
 """Rows of steps of which the means of blocks are computed at a time, or those of one round."""
 
@@ -38,22 +40,20 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     n = trial.world_size
     first = (pl.col("world_size") == n) & (pl.col("rank") < n)
     together = first & (pl.col("arm") != BARE_ONE)
-    own = tables.steps.filter(together & pl.col("arm").is_in(STEP_ARMS))
+    mesh, shards = plan.spec.parallel.mesh(n), None
+    seen = STEP_ARMS if mesh.pipeline == 1 else (PLAIN,)  # a pipeline's step is not taken apart
+    own = tables.steps.filter(together & pl.col("arm").is_in(seen))
     bare = tables.steps.filter(
         (pl.col("arm") == BARE_ONE) & (pl.col("batch") == trial.batch) & (pl.col("solo_rank") < n)
     )
     counted = (pl.col("arm") == PLAIN) | (pl.col("round") < 0)  # below 0: a baseline of an own loop
     rounds = in_memory(tables.steps.filter(together & counted).select("launch", "round").unique())
     index = rounds.sort("launch", "round")
-    buckets = tables.buckets.filter(first)
+    buckets = tables.buckets.filter(first & ~pl.col("kind").is_in(_MESSAGES))
     how, host_ns = served(tables, plan), _host_ns(tables, n)
-    mesh, shards, most_sent = plan.spec.parallel.mesh(n), None, 0
     cycles: tuple[Cycle, ...] = ()
     sizes: tuple[int, ...] = ()
-    if mesh.pipeline > 1:
-        of_stages = read_messages(in_memory(own), buckets.lazy(), n, how.groups, how.channel(()).clocks_ns)
-        merged, sent, most_sent = dict(of_stages.merged), of_stages.sent, of_stages.most_sent
-    elif has_units(buckets.lazy()):
+    if has_units(buckets.lazy()):
         stamped = in_memory(own)
         own = stamped.lazy()
         shards = read_sharded(stamped, buckets.lazy(), mesh, how)
@@ -76,7 +76,6 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         bucket_bytes=sizes,
         sampled=any(file.detailed for file in tables.ranks),
         sent=sent,
-        most_sent=most_sent,
         programs=shards.programs if shards else {},
         on_wire=shards.on_wire if shards else {},
         turns=turns(in_memory(own), buckets.lazy(), n, DDP_SOLO) if shards else {},
@@ -85,7 +84,7 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         replay=_replay(buckets, n),
         gradients=() if shards else _messages(buckets, DDP_SOLO) or _of_wrapper(tables),
         replayed=_messages(buckets, REPLAY),
-        light=read_light(own, n) if mesh.pipeline == 1 else None,  # stages have layers of their own
+        light=read_light(own, n) if mesh.pipeline == 1 else None,
         tokens=read_tokens(own, n) if n > 1 else None,
         devices=_devices(tables.blocks, trial),
     )

@@ -46,7 +46,6 @@ from scaling.analysis.results.point import (
     Straggler,
     Throttled,
     TokenBalance,
-    Turns,
 )
 from scaling.analysis.results.prediction import (
     Assumption,
@@ -152,7 +151,6 @@ __all__ = [
     "TokenBalance",
     "TrainingCase",
     "TrialStatus",
-    "Turns",
     "Verdict",
     "Verification",
     "at",

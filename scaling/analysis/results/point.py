@@ -52,8 +52,6 @@ class Loss:
     input: Measured | None = None
     host: Measured | None = None
     clocks: Measured | None = None
-    pipeline_bubble: Measured | None = None
-    """Stages that wait for the data of others; each rank's wait until the message that it needs is sent."""
     slower_compute: Measured | None = None
     """Only in a study of separate launches, which have no arms to split it by: forward, backward and optimizer of the
     typical ranks, beyond what they take at the smallest world size."""
@@ -126,7 +124,7 @@ class Collective:
     phase: str
     """Part of the step in which they are launched."""
     communicator: str
-    """Its mesh axis: `shard`, `replicate`, `tensor`, or `pipeline`, whose messages go from one rank to another."""
+    """Its mesh axis: `shard`, `replicate` or `tensor`."""
     ranks: int
     """Of the communicator."""
     calls: int
@@ -163,28 +161,11 @@ class Degrees:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
-    """How the stages of a pipeline take turns, and what that costs."""
-
-    schedule: str
-    """torch's class."""
-    stages_per_rank: int
-    microbatches: int
-    bubble: Measured | None = None
-    """Share of its forward, its backward and its waits for other ranks that a rank waits for them, mean over ranks."""
-    computed_bubble: float | None = None
-    """(p-1) / (v m + p-1) for equal stages and a link that costs nothing; None where the schedule has another."""
-    slowest_rank: int | None = None
-    """The rank whose stages compute longest."""
-    slowest_over_mean: Measured | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Comm:
     """Traffic of one step."""
 
     bytes_per_step: int
-    """Payload that each rank reduces in a step; of a pipeline, what the rank that sends most sends."""
+    """Payload that each rank reduces in a step."""
     buckets: tuple[Bucket, ...]
     busbw_gbit_s: Measured | None
     curve_share: Measured | None
@@ -342,7 +323,5 @@ class Point(KeyFigures):
     """None where no device reported its clock."""
     cost: SampleCost = field(default_factory=SampleCost)
     parallel: Degrees | None = None
-    pipeline: Turns | None = None
-    """None where ranks have no layers of their own."""
     loss_by_kind: tuple[LossOfKind, ...] = ()
     """`link_latency` and `link_bandwidth` of `loss`, by kind and phase of the collective that is waited for."""

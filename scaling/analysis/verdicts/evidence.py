@@ -9,8 +9,6 @@ from scaling.units import format_bytes, two_digits
 
 ALIKE = 0.02
 """Steps with and without phase stamps that differ by less than this share are not told apart."""
-UNEVEN = 0.02
-"""A rank of a pipeline that surely computes longer than the mean by more than this share is named."""
 
 
 def evidence_of(
@@ -89,8 +87,6 @@ def evidence_of(
             f"a rank's part of the batch takes {arms.bare_one.value:.1f} ms alone, more than its part of the whole "
             "batch's time"
         )
-    if cause == "pipeline_bubble":
-        lines += _bubble_lines(point)
     if cause == "clocks":
         lines += _clock_lines(point)
         lines += [line for _, line in _throttled(point)]
@@ -117,25 +113,6 @@ def _latency_lines(point: Point, level: FabricLevel | None) -> list[str]:
             f"a message takes {two_digits(hops * level.alpha_us.value)} us however small it is: "
             f"{hops} hops of {two_digits(level.alpha_us.value)} us each in the size sweep"
         )
-    return lines
-
-
-def _bubble_lines(point: Point) -> list[str]:
-    """What ranks wait for each other, beside what equal stages would, and the rank that computes longest."""
-    lines: list[str] = []
-    lost_ms, found = _of_step("pipeline_bubble", point), point.pipeline
-    if lost_ms is not None:
-        lines.append(f"a rank waits {lost_ms:.1f} ms a step for data that other stages have yet to send")
-    if found is None or found.bubble is None:
-        return lines
-    if found.computed_bubble is not None:
-        lines.append(
-            f"that is {found.bubble.value:.1%} of its time in the schedule without transfers; equal stages would wait "
-            f"{found.computed_bubble:.1%}"
-        )
-    over = found.slowest_over_mean
-    if over is not None and over.surely_above(1 + UNEVEN):
-        lines.append(f"rank {found.slowest_rank} computes {over.value - 1:.0%} longer than the mean rank")
     return lines
 
 

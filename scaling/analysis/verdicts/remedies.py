@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scaling.analysis.predict.change import Change
 from scaling.analysis.results import Point
-from scaling.analysis.verdicts import imbalance, staged
+from scaling.analysis.verdicts import imbalance
 from scaling.analysis.verdicts.by_measure import UNKNOWN, Host, Offer, fed, lighter_optimizer, own_cores
 from scaling.analysis.verdicts.sharded import sharded_link, sharded_overhead
 from scaling.spec.parallel import PIPELINED
@@ -19,8 +19,6 @@ FEWER_UPDATES = "half as many optimizer steps for the same samples; check the lo
 def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[Offer, ...]:
     """Remedies for a cause at one world size, the most promising first."""
     spec = plan.spec
-    if spec.parallel.name == PIPELINED and cause in staged.CAUSES:
-        return tuple(Offer(overrides="", code=code) for code in staged.by_hand(cause, point))
     if cause == "neighbours":
         return own_cores(point, spec, host)
     if cause == "input":

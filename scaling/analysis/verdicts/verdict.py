@@ -12,6 +12,7 @@ from scaling.analysis.verdicts.evidence import evidence_of
 from scaling.analysis.verdicts.imbalance import or_fuller
 from scaling.analysis.verdicts.launch_bound import doubted, launch_bound
 from scaling.analysis.verdicts.offered import Gain, each_remedy_once, no_gain, remedies
+from scaling.spec.parallel import PIPELINED
 from scaling.spec.plan import Plan
 from scaling.spec.promise import DETAILS
 from scaling.spec.schedule import nobody_alone
@@ -42,7 +43,6 @@ _CAUSES = (
     "input",
     "host",
     "clocks",
-    "pipeline_bubble",
 )
 
 _BETWEEN_ARMS = ("neighbours", "strategy_overhead", "overlap", "clocks")
@@ -122,6 +122,13 @@ def undecided(point: Point, *evidence: str, confidence: str = "low") -> Verdict:
 def _causes_of(
     point: Point, plan: Plan, gain: Gain, level: FabricLevel | None, host: Host
 ) -> tuple[Verdict, ...]:
+    if plan.spec.parallel.name == PIPELINED:
+        return (
+            undecided(
+                point,
+                "the parts of a pipeline's step are not seen; a profiler trace has them (scaling trace)",
+            ),
+        )
     if point.world_size == 1 or (point.efficiency is None and point.loss is None):
         return ()  # an own loop without a baseline has causes without an efficiency
     if point.base_world_size > 1:

@@ -62,13 +62,10 @@ def _facts(point: Point, rate_source: str, analysis: Analysis) -> Iterator[Line]
         yield Line(name="straggler", text=findings.straggler_line(point.straggler), tone="alarm")
     if point.tokens is not None:
         yield Line(name="tokens", text=findings.tokens_line(point.tokens, point.step_ms))
-    if point.pipeline is not None:
-        yield Line(name="pipeline", text=findings.turns_line(point.pipeline))
     if point.loader is not None:
         yield Line(name="batches", text=findings.loader_line(point.loader))
     if point.comm is not None:
-        sent = "gradients" if point.pipeline is None else "messages"
-        yield Line(name=sent, text=findings.comm_line(point.comm, rate_source))
+        yield Line(name="gradients", text=findings.comm_line(point.comm, rate_source))
     if point.memory != PeakMemory():
         yield Line(name="memory", text=findings.memory_line(point.memory, analysis.run.device))
     if analysis.roofline is not None and point.mfu is not None:
@@ -118,12 +115,7 @@ def _communication(analysis: Analysis, plan: Plan) -> tuple[Block, ...]:
         title = f"{level.name}, {text.ranks(level.world_size)}"
         curves.append(Figure(plot=fabric(level, sizes), title=title, beside=True))
     kinds = [table for n, comm in with_comm.items() for table in _by_kind(comm, n)]
-    turns = [
-        f"{text.ranks(p.world_size)}: {findings.turns_line(p.pipeline)}"
-        for p in analysis.points
-        if p.pipeline
-    ]
-    return (lines(*turns, *said, *nccl_lines(analysis.fabric.nccl)), *kinds, *curves)
+    return (lines(*said, *nccl_lines(analysis.fabric.nccl)), *kinds, *curves)
 
 
 def _by_kind(comm: Comm, world_size: int) -> list[Table]:

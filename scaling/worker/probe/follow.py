@@ -9,11 +9,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import InputError
-from scaling.worker.parallel.pipeline import is_schedule
 from scaling.worker.probe.followed import Followed
 from scaling.worker.probe.phases import Phases
-from scaling.worker.probe.pipeline_phases import PipelinePhases
-from scaling.worker.probe.pipelined import PipelinedModel
+from scaling.worker.probe.pipelined import PipelinedModel, PipelineMarks, is_schedule
 from scaling.worker.probe.sharded import ShardedModel
 from scaling.worker.probe.step_marks import StepMarks
 from scaling.worker.probe.wrapped import WrappedModel
@@ -43,5 +41,5 @@ def follow(model: Any) -> Followed:
 def marks_of(followed: Followed, model: Any, stamp: Callable[[], int]) -> StepMarks:
     """What finds the phases of its steps. `model`: what the loop calls."""
     if isinstance(followed, PipelinedModel):
-        return PipelinePhases(followed, stamp)
+        return PipelineMarks(followed, stamp)
     return Phases(followed, model, stamp)

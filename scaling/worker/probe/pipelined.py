@@ -1,8 +1,13 @@
-"""A schedule of torch.distributed.pipelining in a user's loop: its stages on this rank, and whom it talks to."""
+"""A schedule of torch.distributed.pipelining in a user's loop: how long its steps take, and no more.
+
+Ranks of a pipeline do not do alike, and torch has no hooks where a rank waits for the next stage. So its steps have no
+phases, no rank is called late, and nothing is told of its messages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,12 +15,18 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.spec.parallel import PIPELINED, REST, Parallel, Pipeline, pair_key
+from scaling.spec.parallel import PIPELINED, REST, Parallel, Pipeline
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.parallel.message_probe import MessageProbe
-from scaling.worker.parallel.pipeline import Schedule
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.tap import backend_of
+from scaling.worker.probe.step_marks import StepMarks
+
+
+def is_schedule(model: Any) -> bool:
+    """Whether `model` is a schedule; torch's module is not loaded for it."""
+    schedules = sys.modules.get("torch.distributed.pipelining.schedules")
+    kind = getattr(schedules, "_PipelineSchedule", None)
+    return kind is not None and isinstance(model, kind)
 
 
 class PipelinedModel:
@@ -25,9 +36,11 @@ class PipelinedModel:
     sends_buffers = False
 
     def __init__(self, schedule: Any) -> None:
-        self.schedule = Schedule(schedule)
-        self.stages = torch.nn.ModuleList([stage.submod for stage in self.schedule.stages])
-        self.members = list(dist.get_process_group_ranks(self.schedule.group))
+        stages = list(getattr(schedule, "_stages", None) or [schedule._stage])  # noqa: SLF001
+        self._name = type(schedule).__name__
+        self._group: Any = stages[0].group or dist.group.WORLD
+        self.stages = torch.nn.ModuleList([stage.submod for stage in stages])
+        self.members = list(dist.get_process_group_ranks(self._group))
 
     @property
     def root(self) -> torch.nn.Module:
@@ -36,13 +49,13 @@ class PipelinedModel:
 
     @property
     def module(self) -> torch.nn.Module:
-        """The same."""
+        """The rank's stages."""
         return self.stages
 
     @property
     def backend(self) -> str:
         """The back end that carries the messages."""
-        return backend_of(self.schedule.group, next(self.stages.parameters()).device.type)
+        return backend_of(self._group, next(self.stages.parameters()).device.type)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -55,31 +68,29 @@ class PipelinedModel:
 
     def reduces(self) -> bool:
         """A step of the schedule is a whole one."""
-        return False
+        return True
 
-    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:
-        """Where the rank waits, and in detailed blocks every message."""
-        return MessageProbe(self.schedule, self._keys(), device, detailed=detailed)
+    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:  # noqa: ARG002
+        """Messages are not seen."""
+        return None
 
     def sizes(self) -> list[int]:
         """Nothing is sent together."""
         return []
 
     def groups(self) -> Mapping[int, Sequence[int]]:
-        """The rank's pairs."""
-        return {key: sorted((self._place, peer)) for peer, key in self._keys().items()}
+        """No communicator is recorded."""
+        return {}
 
     def settings(self) -> dict[str, Any]:
         """The mesh and the schedule."""
         return {
             "parallel": Parallel(name=PIPELINED, replicate=1, pipeline=REST),
-            "pipeline": Pipeline(schedule=self.schedule.name, stages_per_rank=len(self.stages)),
+            "pipeline": Pipeline(schedule=self._name, stages_per_rank=len(self.stages)),
         }
 
     def refused(self) -> str:
         """Why it cannot be followed, if it cannot."""
-        if not self.schedule.known:
-            return "this version of torch hands messages over in a way that is not known here"
         if not any(True for _ in self.stages.parameters()):
             return "the stages of a rank have no parameters"
         if any(isinstance(one, DistributedDataParallel | FSDPModule) for one in self.stages.modules()):
@@ -90,10 +101,19 @@ class PipelinedModel:
         """A baseline needs the whole model on every rank."""
         return "no rank has the whole of a model that is divided into stages"
 
-    @property
-    def _place(self) -> int:
-        return int(self.schedule.stages[0].group_rank)
 
-    def _keys(self) -> dict[int, int]:
-        """Of the pairs in the records, by the peer."""
-        return {peer: pair_key(self._place, peer) for peer in self.schedule.peers}
+class PipelineMarks(StepMarks):
+    """Counts a schedule's microbatches as micro-steps."""
+
+    finds_phases = False
+
+    def __init__(self, followed: PipelinedModel, stamp: Callable[[], int]) -> None:
+        super().__init__(followed, stamp)
+        first = followed.stages[0]
+        self._handles.append(first.register_forward_pre_hook(self._before_forward, with_kwargs=True))
+
+    def _before_forward(self, _module: Any, args: Any, kwargs: Any) -> None:
+        if not self.inside:
+            self._outside()
+        elif torch.is_grad_enabled():
+            self._count(args, kwargs)

@@ -1,7 +1,7 @@
 """What a probe notes of one step in a user's loop, whatever tells where its phases begin and end.
 
 A mark is what begins or ends, and when. Optimizers' step hooks mark their steps; forward and backward are marked by
-the kind of model (phases.Phases, pipeline_phases.PipelinePhases).
+the kind of model (phases.Phases); of a pipeline nothing is marked (pipelined.PipelineMarks).
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ Marks = list[tuple[int, int]]
 
 class StepMarks:
     """Collects the marks of the current step."""
+
+    finds_phases = True
+    """Whether steps have phases. Else only the blocks without stamps are recorded."""
 
     def __init__(self, followed: Followed, stamp: Callable[[], int]) -> None:
         self._followed, self._stamp = followed, stamp

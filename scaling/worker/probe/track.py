@@ -154,7 +154,7 @@ class Track:
             over = None  # recording took time
             self._planned = {block.first: block for block in round_of(slot)}
         planned = self._planned.get(self.steps)
-        if planned is not None:
+        if planned is not None and (self._phases.finds_phases or not planned.stamped):
             if self._window is None:
                 self._begin_window()
                 over = None

@@ -128,7 +128,8 @@ def main():
         answer[f"{name} probed"] = train(
             kind, stages, lambda one, name=name: Probe(one, run_dir=folder / name)
         )
-    answer["replicated"] = said(lambda: Probe(replicated(), run_dir=folder / "replicated"))
+    schedule = replicated()
+    answer["replicated"] = said(lambda: Probe(schedule, run_dir=folder / "replicated"))
     answer["a stage"] = said(
         lambda: Probe(scheduled("ScheduleGPipe", RANKS)[0]._stage, run_dir=folder / "no")
     )

@@ -1,8 +1,7 @@
-"""A probe around real pipelines of two ranks: what it changes (nothing), what it leaves, what it counts."""
+"""A probe around real pipelines of two ranks: what it changes (nothing), and what it says (the step, and no cause)."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ pytestmark = pytest.mark.slow  # trainings of two ranks
 
 SCRIPT = Path(__file__).with_name("pipeline_ranks.py")
 RANKS = 2
-MICROBATCHES, MESSAGE = 4, 8 // 4 * 16 * 4
 SCHEDULES = [("gpipe", 2), ("1f1b", 2), ("interleaved", 4)]
 
 
@@ -29,27 +27,17 @@ def test_losses_and_weights_are_those_without_a_probe_and_of_the_whole_model(ran
 
 
 @pytest.mark.parametrize(("name", "stages"), SCHEDULES)
-def test_every_message_is_counted_to_the_byte(found, name, stages):
-    (point,) = found(name).points
-    between = stages // RANKS  # stages of a rank with one on the other rank behind them, at most
-    sent = {(one.kind, one.phase): (one.calls, one.bytes) for one in point.comm.collectives}
-    each = (MICROBATCHES * between, MICROBATCHES * between * MESSAGE)
-    assert sent == dict.fromkeys(
-        [("send", "forward"), ("recv", "forward"), ("send", "backward"), ("recv", "backward")], each
-    )
-    assert {one.communicator for one in point.comm.collectives} == {"pipeline"}
-    assert point.pipeline.microbatches == MICROBATCHES
-    assert point.pipeline.stages_per_rank == stages // RANKS
-
-
-@pytest.mark.parametrize(("name", "stages"), SCHEDULES)
-def test_the_parts_add_up_to_the_step(found, name, stages):
-    (point,) = found(name).points
-    parts = point.parts_ms
-    names = ("input", "forward", "backward", "exposed_transfer", "exposed_skew", "optimizer", "host")
-    whole = sum(getattr(parts, part).value for part in names)
-    assert whole == pytest.approx(point.arms_ms.probe.value, rel=1e-6)
-    assert min(getattr(parts, part).value for part in names) >= 0
+def test_the_step_is_known_and_nobody_is_called_late(found, name, stages):
+    analysis = found(name)
+    (point,) = analysis.points
+    assert point.status == "done"
+    assert point.step_ms.value > 0
+    assert point.samples_per_s.value == pytest.approx(
+        8e3 / point.step_ms.value
+    )  # the ranks share the samples
+    assert (point.straggler, point.efficiency, point.comm, point.loss) == (None,) * 4
+    assert point.parts_ms.exposed_skew is None
+    assert [verdict.cause for verdict in analysis.verdicts] == ["undecided"]
 
 
 def test_what_is_not_followed_is_said_in_a_line(ranks):
@@ -59,16 +47,12 @@ def test_what_is_not_followed_is_said_in_a_line(ranks):
     assert "a schedule of torch.distributed.pipelining is expected" in first["a stage"]
 
 
-def test_reports_name_the_schedule_and_its_bubble(ranks, kept):
+def test_reports_name_the_schedule(ranks, kept):
     done = run_scaling("analyze", "1f1b", "-v", cwd=kept)
     assert done.returncode == 0, done.stderr
-    assert "Schedule1F1B, 4 microbatches; a rank waits for others" in " ".join(done.stdout.split())
     assert "8 over all ranks, in 4 microbatches" in done.stdout
     assert "pp, pipeline 2 at 2 ranks, Schedule1F1B, 1 stage a rank" in " ".join(done.stdout.split())
-    saved = json.loads((kept / "1f1b" / "analysis.json").read_text())
-    assert saved["points"][0]["pipeline"]["computed_bubble"] == pytest.approx(1 / 5)
-    page = (kept / "1f1b" / "report.html").read_text()
-    assert "Schedule1F1B" in page
+    assert "Schedule1F1B" in (kept / "1f1b" / "report.html").read_text()
 
 
 def _flat(values):
