@@ -40,7 +40,6 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """The run's folder."""
         return self.folder.path
 
     @cached_property

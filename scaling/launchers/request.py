@@ -25,10 +25,8 @@ class LaunchRequest:
 
     @property
     def spec(self) -> Spec:
-        """The plan's."""
         return self.plan.spec
 
     @property
     def ranks(self) -> int:
-        """Ranks to start."""
         return max(self.world_sizes)

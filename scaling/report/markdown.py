@@ -34,7 +34,6 @@ def sweep_markdown(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequen
 
 
 def draw(document: Document) -> str:
-    """A document as Markdown."""
     return "\n".join(_document(document)) + "\n"
 
 

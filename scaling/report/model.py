@@ -45,7 +45,6 @@ class Block:
     on: Renderer = EVERYWHERE
 
     def shown_by(self, renderer: Renderer) -> bool:
-        """Whether the renderer shows it."""
         return renderer in self.on
 
 
@@ -66,7 +65,6 @@ class Table(Block):
     """On a page: the line under which it is folded away."""
 
     def shown_by(self, renderer: Renderer) -> bool:
-        """Not without rows."""
         return renderer in self.on and bool(self.rows)
 
 
@@ -103,7 +101,6 @@ class Lines(Block):
     """Whether a terminal must not break the lines, so that they can be copied."""
 
     def shown_by(self, renderer: Renderer) -> bool:
-        """Not without lines."""
         return renderer in self.on and bool(self.items)
 
 

@@ -24,7 +24,6 @@ class Fall:
 
     @property
     def name(self) -> str:
-        """In words."""
         return self.cause if self.cause in (IDEAL, *ENDS) else text.cause_name(self.cause)
 
 

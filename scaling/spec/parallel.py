@@ -205,7 +205,6 @@ class Parallel:
 
     @property
     def sharded(self) -> bool:
-        """Whether parameters are sharded."""
         return self.name in SHARDED
 
     @property

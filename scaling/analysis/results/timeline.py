@@ -37,7 +37,6 @@ class Drawn:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """All of them."""
         return (*self.slowest, *(rank for _, rank in self.of_hosts), *self.typical)
 
 

@@ -116,7 +116,6 @@ class Rounds:
 
     @property
     def weights(self) -> Floats:
-        """Of `resampling_weights`."""
         return self._weights
 
     def means(self) -> Means:

@@ -37,7 +37,6 @@ class Size:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the run."""
         return self.plan.ranks
 
     @property
@@ -47,7 +46,6 @@ class Size:
 
     @property
     def point(self) -> Point:
-        """The run's own results."""
         return self.analysis.points[0]
 
 

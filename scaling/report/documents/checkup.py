@@ -153,7 +153,6 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _pairs(pairs: Sequence[PairBandwidth]) -> Table:
-    """The slowest pairs."""
     shown = sorted(pairs, key=lambda p: p.bandwidth_gbit_s.value)[:PAIRS_SHOWN]
     rows = tuple(
         (

@@ -100,7 +100,6 @@ def _sections(
 
 
 def _runs(comparison: Comparison, names: tuple[str, str]) -> Lines:
-    """Which runs these are."""
     found = (("base", names[0], comparison.base), ("other", names[1], comparison.other))
     return Lines(items=tuple(_run(*one) for one in found), look="conditions", name_width=NAME_WIDTH)
 

@@ -89,7 +89,6 @@ def whiskers(values: Sequence[Measured], hue: str, scale: float = 1.0) -> Json:
 
 
 def note(x: float, y: float | str, said: str, **place: Any) -> Json:
-    """Text at a point."""
     found = {"x": x, "y": y, "yref": "y", "xanchor": "left", "text": said, "showarrow": False}
     return found | place
 

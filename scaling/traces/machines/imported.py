@@ -37,7 +37,6 @@ def import_topo(text: str, source: str, name: str) -> Imported:
 
 
 def import_xml(text: str, source: str, name: str) -> Imported:
-    """Import NCCL's topology XML."""
     found, made, left = nccl_xml.parse_xml(text, source)
     return _machine(found, made, left, source, name, "NCCL topology XML")
 

@@ -25,7 +25,6 @@ class Spans:
 
     @property
     def length(self) -> int:
-        """Their whole length."""
         return int((self.end - self.begin).sum())
 
     def before(self, instants: Ints) -> Ints:

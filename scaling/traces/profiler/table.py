@@ -51,7 +51,6 @@ class Table:
         return measured(self.columns[name].mean(axis=0)) if name in self.columns else None
 
     def of(self, name: str, rank: int) -> Measured | None:
-        """One rank's mean."""
         if name not in self.columns:
             return None
         return measured(self.columns[name][self.ranks.index(rank)])

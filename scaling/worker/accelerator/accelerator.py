@@ -82,7 +82,6 @@ class Accelerator:
         return (torch.get_rng_state(),)
 
     def set_random_state(self, states: tuple[torch.Tensor, ...]) -> None:
-        """Restore what `random_state` returned."""
         torch.set_rng_state(states[0])
 
     def peer_access(self, local_rank: int) -> bool | None:  # noqa: ARG002
@@ -115,11 +114,9 @@ class Cpu(Accelerator):
         self.clock = HostClock()
 
     def stage(self, batch: Any) -> Any:
-        """The batch itself."""
         return batch
 
     def load(self, batch: Any) -> Any:
-        """The batch itself."""
         return batch
 
     def synchronize(self) -> None:

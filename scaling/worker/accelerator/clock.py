@@ -115,11 +115,9 @@ class HostClock:
     stamp = staticmethod(now_ns)
 
     def window(self, stamps: int) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
-        """Nothing to prepare."""
         return contextlib.nullcontext()
 
     def resolve(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens themselves."""
         return list(tokens)
 
 

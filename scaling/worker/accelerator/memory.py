@@ -92,7 +92,6 @@ class DeviceLimit:
         """Nothing to do: the allocator's cache is emptied between tries."""
 
     def on(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing to do: the limit always holds."""
         return contextlib.nullcontext()
 
 
@@ -103,7 +102,6 @@ class NoLimit:
         """Nothing to note."""
 
     def on(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing to set."""
         return contextlib.nullcontext()
 
 

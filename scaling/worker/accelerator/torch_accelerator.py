@@ -85,7 +85,6 @@ class TorchAccelerator(Accelerator):
         return (*super().random_state(), self._module.get_rng_state(self.torch_device))
 
     def set_random_state(self, states: tuple[torch.Tensor, ...]) -> None:
-        """Restore what `random_state` returned."""
         super().set_random_state(states)
         self._module.set_rng_state(states[1], self.torch_device)
 
@@ -114,7 +113,6 @@ def random_states() -> list[torch.Tensor]:
 
 
 def set_random_states(states: list[torch.Tensor]) -> None:
-    """Restore what `random_states` returned."""
     for (module, device), state in zip(_accelerators(), states, strict=True):
         module.set_rng_state(state, device)
 

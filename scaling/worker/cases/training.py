@@ -83,7 +83,6 @@ class Training:
         self._running().held(reduce=False)
 
     def together(self) -> None:
-        """Run a training step."""
         self._share_buffers(asked=True)
         self._running().plain()
 

@@ -46,7 +46,6 @@ class Images(Dataset[tuple[torch.Tensor, int]]):
         self._side = image
 
     def __len__(self) -> int:
-        """Number of images."""
         return len(self._images)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:

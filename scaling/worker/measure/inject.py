@@ -52,7 +52,6 @@ class Faults:
         self._on = False
 
     def close(self) -> None:
-        """End the busy processes."""
         for process in self._busy:
             process.kill()
             process.wait()

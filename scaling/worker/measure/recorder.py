@@ -60,7 +60,6 @@ class Recorder:
         self.note(EndRecord(state="done", steps=self.steps, blocks=self.blocks))
 
     def close(self) -> None:
-        """Flush and close."""
         try:
             self._flush()
         finally:

@@ -91,7 +91,6 @@ class Calls:
         vars(module)[self.SLOT] = self
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Make the module's call."""
         module: Any = self._module()
         inner = self.inner or module._call_impl  # noqa: SLF001
         if torch.compiler.is_compiling():  # it would be traced

@@ -98,7 +98,6 @@ class Replicated:
 
     @property
     def units(self) -> list[str]:
-        """Buckets have no names."""
         return [f"bucket {k}" for k in range(len(self.buckets))]
 
     def settle(self) -> None:

@@ -73,7 +73,6 @@ class Shards:
         self._backend = own_backend() if spec.compile else None
 
     def module(self, use: str) -> nn.Module:
-        """The workload's own module."""
         return self._bare.module(use)
 
     def apply(self, use: str, *, alone: bool, detailed: bool = False, sync: bool = True) -> Sharded:  # noqa: ARG002

@@ -33,7 +33,6 @@ class Feeds:
         return feed
 
     def close(self) -> None:
-        """End the workers."""
         for feed in self._feeds.values():
             feed.close()
 

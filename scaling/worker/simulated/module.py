@@ -20,7 +20,7 @@ class Event(torch.Event):
 
     stamp_of: Callable[[int], int]
 
-    def __new__(  # noqa: D102, PYI034
+    def __new__(  # noqa: PYI034
         cls,
         enable_timing: bool = False,
         blocking: bool = False,

@@ -1,6 +1,6 @@
 """Kernels of SyncBatchNorm, which torch has for GPUs alone, made of the device's other operators."""
 
-# ruff: noqa: ARG001, D103  (torch's own operators: their names and arguments are its)
+# ruff: noqa: ARG001  (torch's own operators: their names and arguments are its)
 
 from __future__ import annotations
 
