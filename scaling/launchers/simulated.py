@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -17,8 +18,13 @@ LIMIT_S = 960
 
 def build_device(plan: Plan) -> None:
     """Build what a plan on simulated accelerators needs and the cache lacks. InputError where it cannot be built."""
-    if plan.spec.topology.device != SIMULATED:
-        return
+    if plan.spec.topology.device == SIMULATED:
+        _build()
+
+
+@functools.cache
+def _build() -> None:
+    """Once: a plan is checked, its step timed and its run begun by one process."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "scaling.worker.simulated"],

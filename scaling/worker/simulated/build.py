@@ -58,14 +58,20 @@ def _search_path() -> str:
 
 
 def folder() -> Path:
-    """The folder of this build: its name says torch's and Python's version and what the sources are."""
-    import torch  # noqa: PLC0415  (what is missing is said without it)
+    """The folder of this build: its name says torch's and Python's version and what the sources are.
 
+    torch is not imported for it, which takes seconds where the library is built already.
+    """
     sources = sorted(path for path in CSRC.rglob("*") if path.suffix in {".cpp", ".h"})
     digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
-    return cache / "scaling-harness" / "simulated" / f"torch-{torch.__version__}-{python}-{digest}"
+    return (
+        cache
+        / "scaling-harness"
+        / "simulated"
+        / f"torch-{importlib.metadata.version('torch')}-{python}-{digest}"
+    )
 
 
 def built() -> Path:
