@@ -138,7 +138,7 @@ def predicted(folder: Path, target: Target) -> dict[str, float]:
         raise SystemExit(f"scaling predict {' '.join(words)}: {done.stderr[-harness.ERROR_CHARS :]}")
     (point,) = json.loads(done.stdout)["points"]
     if point["step_ms"] is None:
-        raise SystemExit(f"scaling predict {' '.join(words)}: {point['cannot']}")
+        raise SystemExit(f"scaling predict {' '.join(words)}: {point['why']}")
     return dict(point["step_ms"])
 
 

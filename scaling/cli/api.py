@@ -20,9 +20,10 @@ from scaling.analysis.network.ring import NoPathError
 from scaling.analysis.predict.change import Source
 from scaling.analysis.predict.predictions import predictions
 from scaling.analysis.results import Comparison, Prediction, Sweep
-from scaling.cli.loaded import Run, counted_tables, sources_of, sources_with
-from scaling.cli.mesh_prediction import predict_meshes
+from scaling.analysis.results.simulation import SimulationResults
+from scaling.cli.loaded import Run, sources_of, sources_with
 from scaling.cli.shown import shown_comparison, shown_prediction
+from scaling.cli.simulating import from_run
 from scaling.config.compose import changed
 from scaling.config.config_dir import require_readable
 from scaling.config.whatif import to_whatif
@@ -128,28 +129,44 @@ def predict(
     config_dir: str | os.PathLike[str] | None = None,
     from_world_size: int | None = None,
     anyway: bool = False,
-) -> Prediction:
+) -> Prediction | SimulationResults:
     """Predict `run` under other settings, as `scaling predict` does: `predict(run, "world_sizes=[8,64]")`.
 
     `config_dir`: a folder with topologies of your own in DIR/topology. `from_world_size`: predict from this measured
     world size only. InputError for settings that cannot be read or predicted, and for a contended run unless `anyway`.
+    Where a strategy is asked for, or the run has a sharded one, the answer is a simulation's (scaling.cli.simulating).
     """
+    if simulated(run, overrides):
+        require_quiet(run, anyway=anyway)
+        outcomes = from_run(str(run.path), overrides)
+        if len(outcomes) > 1:
+            raise InputError(f"{' '.join(overrides)}: one strategy on one topology is expected here")
+        return outcomes[0].results
     searched = [] if config_dir is None else _searched(Path(config_dir).expanduser())
     before, after = changed(read_config(run.folder), [*overrides, *searched])
     asked = to_whatif(after, before, run.plan, [o for o in overrides if not o.startswith("hydra.")])
+    require_quiet(run, anyway=anyway)
+    try:
+        found = predictions(sources_of(run), run.plan, run.analysis, asked, start=from_world_size)
+    except NoPathError as error:
+        raise InputError(f"world_sizes={list(asked.world_sizes)}: {error}") from error
+    return shown_prediction(found)
+
+
+def simulated(run: Run, overrides: Sequence[str]) -> bool:
+    """Whether the simulation answers: a strategy is asked for, or the run has a sharded one."""
+    asked = any(word.startswith(("parallel=", "parallel.", "fsdp.")) for word in overrides)
+    return asked or any(spec.parallel.sharded for spec in run.plan.spec.strategies)
+
+
+def require_quiet(run: Run, *, anyway: bool) -> None:
+    """InputError for a contended run, unless `anyway`."""
     contended = run.analysis.quality.contended
     if contended and not anyway:
         raise InputError(
             f"{run.path}: is contended ({contended[0]}), so what is predicted from it may be far off; measure it again "
             "on a quiet machine, or add --anyway"
         )
-    if asked.parallel is not None:
-        return shown_prediction(predict_meshes(*counted_tables(run), run.analysis, asked))
-    try:
-        found = predictions(sources_of(run), run.plan, run.analysis, asked, start=from_world_size)
-    except NoPathError as error:
-        raise InputError(f"world_sizes={list(asked.world_sizes)}: {error}") from error
-    return shown_prediction(found)
 
 
 def _searched(folder: Path) -> list[str]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import polars as pl
 
-from scaling.analysis.predict.change import Source
-from scaling.analysis.predict.sources import read_sources
+from scaling.analysis.predict.change import Linked, Source
+from scaling.analysis.predict.sources import read_links, read_sources
 from scaling.analysis.results import Analysis, Point
 from scaling.analysis.strategies import of_strategy
 from scaling.cli.pipeline import read_analysis, read_tables
@@ -124,6 +124,13 @@ def sources_of(run: Run) -> tuple[Source, ...]:
     return run._sources  # noqa: SLF001
 
 
+def links_of(run: Run) -> tuple[Linked, ...]:
+    """The link of each measured world size: with the model's own buckets where those were replayed, else as swept."""
+    if sources_of(run) or not _has_records(run):
+        return sources_of(run)
+    return read_links(tables_of(run), run.plan)
+
+
 def load(path: str | os.PathLike[str] = LATEST) -> Run:
     """Open a run by its folder, or by a file in it; "latest" is the newest run below ./runs.
 
@@ -133,14 +140,6 @@ def load(path: str | os.PathLike[str] = LATEST) -> Run:
     run = Run(path)
     _ = run.plan, run.analysis
     return run
-
-
-def counted_tables(run: Run) -> tuple[Tables, Plan]:
-    """Checked tables of a run with all its strategies, and the plan as recorded. InputError without rank files."""
-    if not _has_records(run):
-        raise InputError(f"{run.path}: has no rank files, from which a prediction starts")
-    tables = read_checked(run.folder, run.plan)
-    return tables, as_recorded(run.plan, tables)[0]
 
 
 def sources_with(run: Run, seed: int) -> tuple[Source, ...]:

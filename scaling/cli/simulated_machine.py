@@ -6,7 +6,7 @@ from scaling.analysis.results.simulation import SimulatedBacktest
 from scaling.analysis.simulate import links, measured
 from scaling.analysis.simulate.ask import batch_of, mesh_of, simulation
 from scaling.analysis.simulate.inputs import assumed
-from scaling.cli.loaded import Run, sources_of, tables_of
+from scaling.cli.loaded import Run, links_of, tables_of
 from scaling.config.simulation import Asked
 from scaling.launchers.simulate import simulate
 from scaling.records.launch import Launches
@@ -63,7 +63,7 @@ class Measured(Machine):
         """The run's curve, where its back end is the host's."""
         if self._topology.backend == "nccl":
             return None
-        return measured.curves(self._topology, self._own, sources_of(self._run), mesh)
+        return measured.curves(self._topology, self._own, links_of(self._run), mesh)
 
     def links_said(self, mesh: Mesh) -> tuple[str, ...]:
         """Where the links' figures are from."""
@@ -71,7 +71,7 @@ class Measured(Machine):
             return super().links_said(mesh)
         same = self._topology == self._own
         said = "as the run measured them" if same else "the run's curve, with the rate that was asked for"
-        if measured.inside_unknown(self._topology, self._own, sources_of(self._run), mesh):
+        if measured.inside_unknown(self._topology, self._own, links_of(self._run), mesh):
             said += "; within a host: not known, taken to be like the link between hosts"
         return (said,)
 

@@ -15,7 +15,7 @@ from scaling.hardware.devices import Machine, find_machine
 from scaling.spec.parallel import DIVIDED, REST, STRATEGIES, Parallel, every_mesh
 from scaling.spec.plan import RANKS_MAX
 from scaling.spec.run import Spec
-from scaling.spec.topology import GPU
+from scaling.spec.topology import GPU, SIMULATED
 from scaling.units import parse_bytes
 
 PREFIX = "simulated_"
@@ -218,8 +218,9 @@ def _spec(config: Composed) -> Spec:
     # What a measured run's injected faults cost is in its spread; the simulated program has none.
     config.inject.rank = config.inject.link_rate = None
     kind, launcher = topology.kind, config.launcher.name
-    # On Slurm a run's devices are those of other machines, which is what a simulated one's are too.
-    topology.kind = config.launcher.name = "slurm"
+    if topology.device != SIMULATED:
+        # On Slurm a run's devices are those of other machines, which is what a simulated one's are too.
+        topology.kind = config.launcher.name = "slurm"
     spec = to_spec(config, _elsewhere())
     named = dataclasses.replace(spec.topology, kind=kind)
     return dataclasses.replace(

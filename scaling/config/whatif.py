@@ -6,13 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from scaling.config.parallel import to_parallel
 from scaling.config.schema import Composed
 from scaling.config.topology import FOUND, freeze_topology
-from scaling.config.values import ascending, check, check_batches, check_value, freeze
+from scaling.config.values import ascending, check, check_batches, check_value
 from scaling.errors import InputError
 from scaling.spec import run as spec
-from scaling.spec.parallel import SPREAD, Fsdp, MeshError, Parallel
 from scaling.spec.plan import Plan
 from scaling.spec.topology import BACKEND_OF, Topology
 
@@ -28,16 +26,6 @@ KNOWN = (
     "without_straggler",
 )
 """What a prediction can change."""
-KNOWN_SHARDED = (
-    "world_sizes",
-    "topology",
-    "parallel",
-    "fsdp.reshard_after_forward",
-    "fsdp.prefetch",
-    "fsdp.reduce_dtype",
-    "fsdp.separate_reduce_scatter_group",
-)
-"""The same of a sharded run. Other units have other times of their own, which were not measured."""
 PLACES = ("cluster.", "cost.")
 """Where a topology is found and what it costs: keys that change no prediction."""
 JOINS = (
@@ -54,16 +42,11 @@ JOINS = (
 def to_whatif(config: Composed, base: Composed, plan: Plan, overrides: Sequence[str] = ()) -> spec.WhatIf:
     """Check the overrides against the run. `base` is the run's own config, `config` the same with `overrides`."""
     changes = _differences(config, base)
-    sharded = plan.spec.parallel.sharded or (
-        any(one.parallel.sharded for one in plan.spec.strategies)
-        and any(key.startswith("parallel.") for key in changes)
-    )
-    of_run, taken = (" of a sharded run", KNOWN_SHARDED) if sharded else ("", KNOWN)
     for key in changes:
-        if not any(key == known or key.startswith(known + ".") for known in taken):
+        if not any(key == known or key.startswith(known + ".") for known in KNOWN):
             raise InputError(
-                f"{key}: what it changes cannot be predicted{of_run}, only measured (scaling run); "
-                f"predict takes {', '.join(taken)}"
+                f"{key}: what it changes cannot be predicted, only measured (scaling run); "
+                f"predict takes {', '.join(KNOWN)}"
             )
     for name in ("batch_per_rank", "accumulation_steps"):
         check_value(spec.Spec, name, getattr(config, name), name)
@@ -95,22 +78,7 @@ def to_whatif(config: Composed, base: Composed, plan: Plan, overrides: Sequence[
         compute_scale=config.compute_scale,
         compression=config.gradient_compression,
         without_straggler=config.without_straggler,
-        parallel=_parallel(config, topology, world_sizes) if sharded else None,
-        fsdp=freeze(Fsdp, config.fsdp, "fsdp") if sharded else None,
     )
-
-
-def _parallel(config: Composed, topology: Topology, world_sizes: Sequence[int]) -> Parallel:
-    """The strategy that is asked for, which has to be one of several ranks and to fit."""
-    found = to_parallel(config.parallel, topology)
-    if found.name not in SPREAD:
-        raise InputError(f"parallel={found.name}: one of {', '.join(SPREAD)} is expected")
-    for n in world_sizes:
-        try:
-            found.mesh(n)
-        except MeshError as error:
-            raise InputError(f"parallel={found.name}: {error}") from error
-    return found
 
 
 def _topology(config: Composed, own: Topology) -> Topology:

@@ -10,7 +10,7 @@ import sys
 from typing import Any, TypeVar
 
 from scaling import resources
-from scaling.errors import ScalingError
+from scaling.errors import InputError, ScalingError
 from scaling.records import codec
 
 Answer = TypeVar("Answer")
@@ -21,7 +21,10 @@ class TooLongError(Exception):
 
 
 def answer(module: str, asked: Any, kind: type[Answer], *, what: str, limit_s: float) -> Answer:
-    """What `python -m module` makes of `asked`, which is `what`. TooLongError; ScalingError without an answer."""
+    """What `python -m module` makes of `asked`, which is `what`.
+
+    TooLongError; InputError with its last line where it ends with status 2; ScalingError without an answer.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-m", module],
@@ -39,6 +42,8 @@ def answer(module: str, asked: Any, kind: type[Answer], *, what: str, limit_s: f
         return codec.decode(kind, json.loads(done.stdout))
     except ValueError:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
+        if lines and done.returncode == InputError.exit_code:
+            raise InputError(lines[-1]) from None
         said = lines[-1] if lines and done.returncode >= 0 else _ended(done.returncode)
         raise ScalingError(f"{what} gave no answer: {said}") from None
 

@@ -281,9 +281,6 @@ class WhatIf:
     compute_scale: Annotated[float, Positive()]
     compression: Annotated[float, Positive()]
     without_straggler: bool
-    parallel: Parallel | None = None
-    """Of a sharded run."""
-    fsdp: Fsdp | None = None
 
     def batch_at(self, world_size: int, mode: str) -> int:
         """Samples a rank and optimizer step; if they do not divide evenly, those of the rank that has most."""

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 from support.commands import refused
-from support.results import plan
 
 from scaling.cli.main import main
-from scaling.config.compose import changed, requests
-from scaling.config.whatif import to_whatif
+from scaling.config.compose import requests
 from scaling.records.paths import RunFolder
 from scaling.resources import folder
 
@@ -237,7 +235,6 @@ def test_a_rank_alone_says_nothing_of_more(capsys, simulate, cluster, tmp_path):
 @pytest.mark.slow
 def test_a_link_that_the_cpu_held_back_is_not_carried_over(capsys, simulate, cluster, tmp_path):
     """The link's file promises four times what its own sweep reached."""
-    import dataclasses
 
     from scaling.records.files import write_json
     from scaling.records.run import read_plan
@@ -300,18 +297,3 @@ def test_a_contended_run_is_not_predicted_from_unless_asked_to(capsys, simulate,
     assert "world_size: no such key; did you mean world_sizes" in not_predicted(
         capsys, path, "world_size=[4]"
     )
-
-
-def asked_of(words, *overrides):
-    """The what-if of a run with these words."""
-    (one,) = requests("run", ["topology=emulated_pcie", *words]).items
-    after, before = changed(one.yaml, list(overrides))[::-1]
-    return to_whatif(after, before, dataclasses.replace(plan(), spec=one.spec)), one.spec
-
-
-def test_settings_of_fully_shard_are_the_runs_until_they_are_changed():
-    words = ("parallel=fsdp", "model=synthetic", "world_sizes=[1,2]")
-    asked, spec = asked_of(words)
-    assert (asked.fsdp, asked.parallel) == (spec.fsdp, spec.parallel)
-    asked, spec = asked_of(words, "fsdp.reshard_after_forward=false")
-    assert asked.fsdp == dataclasses.replace(spec.fsdp, reshard=0)

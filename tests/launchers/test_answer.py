@@ -7,7 +7,7 @@ import time
 import pytest
 
 from scaling import resources
-from scaling.errors import ScalingError
+from scaling.errors import InputError, ScalingError
 from scaling.launchers.answer import TooLongError, answer
 from scaling.spec.estimate import Sample
 
@@ -16,6 +16,7 @@ PROGRAMS = {
     "echoes": "import sys; sys.stdout.write(sys.stdin.read())",
     "is_killed": "import os, sys; print('begun', file=sys.stderr); os.kill(os.getpid(), 9)",
     "says_why": "import sys; sys.stderr.buffer.write(b'\\xff odd bytes\\nno such model\\n'); sys.exit(1)",
+    "refuses": "import sys; print('g++ is needed', file=sys.stderr); sys.exit(2)",
     "says_nothing": "raise SystemExit(3)",
     "waits": "import time; time.sleep(60)",
 }
@@ -48,6 +49,11 @@ def test_where_there_is_none_the_message_says_why(asked, name, said):
     with pytest.raises(ScalingError) as error:
         asked(name)
     assert str(error.value) == said
+
+
+def test_what_the_machine_lacks_is_bad_input(asked):
+    with pytest.raises(InputError, match=r"^g\+\+ is needed$"):
+        asked("refuses")
 
 
 def test_a_worker_that_takes_too_long_is_ended(asked):

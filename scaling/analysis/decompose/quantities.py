@@ -125,8 +125,6 @@ class TrialRecords:
     """The collectives of a step, in the order of launch."""
     programs: Mapping[tuple[int, int], Program] = field(default_factory=dict)
     """Sharded: the steps of each round's detailed block."""
-    on_wire: Mapping[tuple[int, int], Floats] = field(default_factory=dict)
-    """Sharded: what all groups of each collective have of their wire (K), by round."""
     turns: Mapping[tuple[int, int], Any] = field(default_factory=dict)
     """Sharded: the units' turns over a mesh of one rank, by round (decompose.unit_turns.Turns)."""
     light: Light | None = None

@@ -29,8 +29,6 @@ class ShardedBlocks:
     sent: tuple[Sent, ...]
     programs: dict[Key, Program]
     """A block's steps as one program of means, for closure."""
-    on_wire: dict[Key, Floats]
-    """K: what all groups of each collective have of their wire, mean over steps and ranks, ns."""
 
 
 def read_sharded(
@@ -43,7 +41,6 @@ def read_sharded(
     cycles: list[Cycle] = []
     merged: dict[str, dict[Key, float]] = {}
     programs: dict[Key, Program] = {}
-    on_wire: dict[Key, Floats] = {}
     sent: tuple[Sent, ...] = ()
     for key, stamps, inputs in unit_blocks(own, buckets, mesh, served):
         sent = stamps.sent
@@ -60,8 +57,7 @@ def read_sharded(
             of_replayed = {name: of_steps[1:] for name, of_steps in durations.items()}
             cycles.append(Cycle(key=key, replay=program, **of_replayed))
             programs[key] = program
-            on_wire[key] = stamps.together[1:].mean(axis=(0, 1))
-    return ShardedBlocks(cycles=tuple(cycles), merged=merged, sent=sent, programs=programs, on_wire=on_wire)
+    return ShardedBlocks(cycles=tuple(cycles), merged=merged, sent=sent, programs=programs)
 
 
 def _scalars(stamps: UnitStamps) -> dict[str, float]:

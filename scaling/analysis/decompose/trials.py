@@ -77,7 +77,6 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         sampled=any(file.detailed for file in tables.ranks),
         sent=sent,
         programs=shards.programs if shards else {},
-        on_wire=shards.on_wire if shards else {},
         turns=turns(in_memory(own), buckets.lazy(), n, DDP_SOLO) if shards else {},
         solo={} if shards else _solo(own, buckets, n),
         making=_making(tables.blocks.filter(first)),

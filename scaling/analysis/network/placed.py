@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from scaling.spec.parallel import Mesh
 from scaling.spec.topology import Topology
 
 Groups = tuple[tuple[int, ...], ...]
@@ -79,10 +78,3 @@ def place(groups: Groups, topology: Topology) -> Placed:
         ring=float(max(rings.values(), default=0)),
         exchange=max(pairs.values()) / max(1, size - 1),
     )
-
-
-def groups_along(mesh: Mesh, axis: str, size: int | None = None) -> Groups:
-    """The communicators along an axis of a mesh; `size`: those that hold so many neighbours of it each."""
-    whole = mesh.axes()[axis]
-    size = size or len(whole[0])
-    return tuple(group[k : k + size] for group in whole for k in range(0, len(group), size))

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 
@@ -39,6 +40,26 @@ class Pieces:
     def typical(self, of_ranks: Phases) -> Phases:
         """S: the mean of the ranks that are not late."""
         return {phase: values[:, self.peers].mean(axis=1) for phase, values in of_ranks.items()}
+
+
+class Linked(Protocol):
+    """A measured world size whose link is known."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks."""
+
+    @property
+    def link(self) -> Hops:
+        """What joins them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweptLink:
+    """The link of one measured world size, from the size sweep alone."""
+
+    world_size: int
+    link: Hops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scaling.analysis.network.ring import Hops, NoPathError, PerHop
-from scaling.analysis.predict.change import LATENCY, Source
+from scaling.analysis.predict.change import LATENCY, Linked
 from scaling.analysis.statistics.rounds import Floats
 from scaling.spec.topology import Level, Link, Topology
 
@@ -52,7 +52,7 @@ def carries(own: Topology, asked: Topology) -> bool:
     return asked.backend == own.backend and (asked.name == own.name or asked.backend == "gloo")
 
 
-def measured_fabric(topology: Topology, sources: Sequence[Source]) -> Links:
+def measured_fabric(topology: Topology, sources: Sequence[Linked]) -> Links:
     """The run's own links as measured; a link between hosts that was not measured is taken from its rate."""
     inside = [s.link for s in sources if topology.hosts_of(s.world_size) == 1][-1:]
     across = [s.link for s in sources if topology.hosts_of(s.world_size) > 1][-1:]
@@ -63,7 +63,7 @@ def measured_fabric(topology: Topology, sources: Sequence[Source]) -> Links:
     return replace(network, levels=(*levels, *network.levels))
 
 
-def named_fabric(topology: Topology, own: Topology, source: Source, world_size: int) -> Links:
+def named_fabric(topology: Topology, own: Topology, source: Linked, world_size: int) -> Links:
     """A topology's links from their own figures; what these lack is taken from `source` where that stands for it.
 
     NoPathError where a figure is needed and there is none.
@@ -86,7 +86,7 @@ def named_fabric(topology: Topology, own: Topology, source: Source, world_size: 
     )
 
 
-def inside_fabric(topology: Topology, own: Topology, sources: Sequence[Source]) -> Links | None:
+def inside_fabric(topology: Topology, own: Topology, sources: Sequence[Linked]) -> Links | None:
     """The measured link within a host, for a topology without levels; None where there is none that stands for it."""
     if not carries(own, topology):
         return None
@@ -103,7 +103,7 @@ def _reached(level: Level) -> Level:
 
 
 def _hops(
-    link: Link, name: str, ranks: int | None, topology: Topology, own: Topology, source: Source
+    link: Link, name: str, ranks: int | None, topology: Topology, own: Topology, source: Linked
 ) -> Links:
     """One level, with where its figures come from."""
     carried = carries(own, topology)
@@ -119,7 +119,7 @@ def _hops(
 
 
 def _latency(
-    link: Link, name: str, topology: Topology, source: Source, *, carried: bool
+    link: Link, name: str, topology: Topology, source: Linked, *, carried: bool
 ) -> tuple[PerHop, float, str]:
     """Time of a hop, the factor to which it is known, and where it comes from."""
     if link.latency_us is None and carried:
@@ -132,7 +132,7 @@ def _latency(
     us = _reference_us(link, name) if link.latency_us is None else link.latency_us
     known = carried or getattr(link, "link_class", "") == MEASURED
     where = REFERENCE if link.latency_us is None else link.source or f"topology {topology.name}"
-    alpha = PerHop(sizes=(1,), values=np.full((len(source.plain), 1), us * 1e3))
+    alpha = PerHop(sizes=(1,), values=np.full((len(source.link.beta_ns), 1), us * 1e3))
     return alpha, LATENCY if known else LATENCY_NOMINAL, f"{us:g} us a hop, {where}"
 
 
@@ -145,10 +145,10 @@ def _reference_us(link: Link, name: str) -> float:
 
 
 def _bandwidth(
-    link: Link, name: str, topology: Topology, own: Topology, source: Source, *, carried: bool
+    link: Link, name: str, topology: Topology, own: Topology, source: Linked, *, carried: bool
 ) -> tuple[Floats, float, str]:
     """ns/byte, its relative uncertainty, and where it comes from."""
-    rate, draws = link.rate_bit_s, len(source.plain)
+    rate, draws = link.rate_bit_s, len(source.link.beta_ns)
     measured_rate = own.link.rate_bit_s if carried and own.hosts_of(source.world_size) > 1 else None
     if rate is None:
         if not carried:

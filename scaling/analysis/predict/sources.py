@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ from scaling.analysis.network.channel import is_fifo
 from scaling.analysis.network.points import Points
 from scaling.analysis.network.ring import Hops, PerHop
 from scaling.analysis.predict.by_rank import ByRank
-from scaling.analysis.predict.change import Source
+from scaling.analysis.predict.change import Source, SweptLink
 from scaling.analysis.predict.ready import OWN_PHASES, per_bucket, per_parameter, ready
 from scaling.analysis.quality.launches import counted, of_launches
 from scaling.analysis.results import Overhead
@@ -48,6 +49,20 @@ def read_sources(
             found.append(_source(within, plan, trial, own))
         except UnknownQuantityError:
             continue
+    return tuple(found)
+
+
+def read_links(tables: Tables, plan: Plan) -> tuple[SweptLink, ...]:
+    """The link of each world size above 1 that has a size sweep, from the launches that count."""
+    found = []
+    for trial in plan.trials:
+        n = trial.world_size
+        fabric = of_launches(tables, counted(tables, plan, trial)).fabric
+        swept = curve.sweep_rounds(curve.sweep_times(fabric, n), plan.spec.seed) if n > 1 else None
+        with contextlib.suppress(UnknownQuantityError):
+            if swept is not None:
+                link = _link(swept[0].means().paired, plan, n, swept[1], ())
+                found.append(SweptLink(world_size=n, link=link))
     return tuple(found)
 
 

@@ -50,7 +50,6 @@ from scaling.analysis.results.point import (
 from scaling.analysis.results.prediction import (
     Assumption,
     Backtest,
-    PredictedMemory,
     PredictedPoint,
     Prediction,
 )
@@ -118,7 +117,6 @@ __all__ = [
     "PeakMemory",
     "Point",
     "PointComparison",
-    "PredictedMemory",
     "PredictedPoint",
     "Prediction",
     "Quality",

@@ -5,31 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scaling.analysis.results.measured import Measured
-from scaling.analysis.results.point import Degrees, KeyFigures
+from scaling.analysis.results.point import KeyFigures
 from scaling.analysis.results.run import RunResults
 from scaling.analysis.results.size import AtSize
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictedMemory:
-    """What a rank holds under a sharded strategy, bytes, by the mesh."""
-
-    parameters_bytes: int = 0
-    gradients_bytes: int = 0
-    optimizer_bytes: int = 0
-    unsharded_bytes: int = 0
-    """The most of gathered parameters at once."""
-    activations_bytes: int | None = None
-    """As the run measured them; None: it did not, and they are left out."""
-    capacity_bytes: int | None = None
-    """Of the asked device, by its data sheet; None: it is not known."""
-    fits: bool | None = None
-
-    @property
-    def total_bytes(self) -> int:
-        """All of them."""
-        parts = (self.parameters_bytes, self.gradients_bytes, self.optimizer_bytes, self.unsharded_bytes)
-        return sum(parts) + (self.activations_bytes or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +18,6 @@ class PredictedPoint(KeyFigures):
     """The measured world size that the prediction starts from."""
     cannot: str | None = None
     """Why nothing can be predicted; the figures are None then."""
-    parallel: Degrees | None = None
-    """The mesh of a sharded strategy."""
-    memory: PredictedMemory | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +25,6 @@ class Backtest(AtSize):
     """A measured world size, predicted from the other ones."""
 
     from_world_size: int
-    strategy: str | None = None
-    """Where strategies were measured side by side: the one that is predicted."""
-    from_strategy: str | None = None
-    """The one that the prediction starts from."""
     predicted_ms: Measured
     measured_ms: Measured
     error: float

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from scaling.analysis.decompose.kernels import idle_share
 from scaling.analysis.decompose.roofline import EXPLAINS
 from scaling.analysis.network.placed import place
 from scaling.analysis.network.ring import Hops, ring_times
-from scaling.analysis.predict.change import Source
-from scaling.analysis.predict.fabrics import measured_fabric, named_fabric
+from scaling.analysis.predict.change import Linked
+from scaling.analysis.predict.fabrics import Links, inside_fabric, measured_fabric, named_fabric
+from scaling.analysis.predict.limits import inside_one_host
 from scaling.analysis.results import Analysis
 from scaling.analysis.simulate import arms
 from scaling.analysis.simulate.inputs import (
@@ -52,24 +53,25 @@ def inputs(
 
     `batch`: samples of a rank's step in the run's arms, where that is the same at every world size.
     """
-    if table is None or roofline is None:
+    if table is None:
         raise InputError(
             f"{analysis.run.id}: has no kernel times (kernels-0.json); measure it again with this version, or simulate "
             "without a run: scaling run topology=simulated_hgx_h100"
         )
     elsewhere = bool(asked.accelerator) and asked.accelerator != (device_name or own.accelerator)
-    source = _measured_chip(roofline, table, elsewhere=elsewhere)
+    ceilings = {one.name: one.best for one in roofline.ceilings} if roofline is not None else {}
+    on_cpu = own.device == "cpu"
+    source = _measured_chip(ceilings, table, elsewhere=elsewhere, on_cpu=on_cpu)
     target, capacity = (
         sheet(asked, table.precision) if elsewhere else (source, _capacity(asked, table.precision))
     )
-    on_cpu = own.device == "cpu"
     alone = arms.alone_ns(analysis.points) if batch == table.batch else None
     times, said = _times(table, source, on_cpu=on_cpu, alone_ns=alone)
     if not elsewhere:
         target = source
     ranks = arms.between_ranks(analysis.points, tables, own, asked, elsewhere=elsewhere)
     slowdown, spread, crowd = ranks.slowdown, ranks.spread, ranks.neighbours
-    launch_us, of_launches = _launch_us(roofline, table, alone, measured_cpu=on_cpu, elsewhere=elsewhere)
+    launch_us, of_launches = _launch_us(ceilings, table, alone, measured_cpu=on_cpu, elsewhere=elsewhere)
     missing = [
         *([] if slowdown else ["how much communication slows kernels down"]),
         *([] if crowd else ["what ranks of a host cost each other's compute"]),
@@ -123,12 +125,11 @@ def _differs(spread: tuple[Range, Range] | None) -> list[str]:
     ]
 
 
-def _measured_chip(roofline: Roofline, table: KernelTable, *, elsewhere: bool) -> Chip:
+def _measured_chip(best: Mapping[str, float], table: KernelTable, *, elsewhere: bool, on_cpu: bool) -> Chip:
     """The ceilings that the run measured on its device; where it has none, the best that its kernels reached.
 
     A model without matrix products has no ceilings. InputError where times have to be scaled to another device then.
     """
-    best = {ceiling.name: ceiling.best for ceiling in roofline.ceilings}
     product = best.get(MATMUL + table.precision) or max(
         (v for k, v in best.items() if k.startswith(MATMUL)), default=0.0
     )
@@ -145,7 +146,7 @@ def _measured_chip(roofline: Roofline, table: KernelTable, *, elsewhere: bool) -
         flop_s=product,
         flop_s_fp32=best.get(MATMUL + "fp32", product),
         memory_bytes_s=moved,
-        kernel_us=0.0,
+        kernel_us=0.0 if on_cpu else min((k.time_ns for k in timed), default=0) / 1e3,
     )
 
 
@@ -154,7 +155,12 @@ def _capacity(topology: Topology, precision: str) -> int:
 
 
 def _launch_us(
-    roofline: Roofline, table: KernelTable, alone_ns: float | None, *, measured_cpu: bool, elsewhere: bool
+    best: Mapping[str, float],
+    table: KernelTable,
+    alone_ns: float | None,
+    *,
+    measured_cpu: bool,
+    elsewhere: bool,
 ) -> tuple[float, str]:
     """The host's time for a launch, and what is said of it beyond that.
 
@@ -163,7 +169,6 @@ def _launch_us(
     """
     if measured_cpu:
         return LAUNCH_US if elsewhere else 0.0, ""
-    best = {ceiling.name: ceiling.best for ceiling in roofline.ceilings}
     ceiling_us = 1e6 / best[LAUNCH] if LAUNCH in best else LAUNCH_US
     idle, calls = idle_share(table), sum(kernel.calls for kernel in table.kernels)
     if idle is None or idle <= EXPLAINS:
@@ -209,7 +214,7 @@ def _times(
     return KernelTimes(chip=chip, us=us, factors=factors), said
 
 
-def curves(asked: Topology, own: Topology, sources: Sequence[Source], mesh: Mesh) -> tuple[LinkCurve, ...]:
+def curves(asked: Topology, own: Topology, sources: Sequence[Linked], mesh: Mesh) -> tuple[LinkCurve, ...]:
     """Curves of a host's back end, from what the run measured: of each axis over the links that its ranks use.
 
     All groups of an axis communicate at once, so those that leave a host share its link.
@@ -218,7 +223,9 @@ def curves(asked: Topology, own: Topology, sources: Sequence[Source], mesh: Mesh
     if n == 1 or not sources:
         return ()
     same = asked == own and any(s.world_size > 1 for s in sources)
-    fabric = measured_fabric(asked, sources) if same else named_fabric(asked, own, sources[-1], n)
+    fabric = _inside(asked, own, sources, n)
+    if fabric is None:
+        fabric = measured_fabric(asked, sources) if same else named_fabric(asked, own, sources[-1], n)
     levels: list[Hops] = [level.estimate() for level in fabric.levels]
     whole = (tuple(range(n)),)
     known = max(1.0, place(whole, asked).ring)  # what was measured is a ring over all ranks
@@ -243,9 +250,16 @@ def curves(asked: Topology, own: Topology, sources: Sequence[Source], mesh: Mesh
     return tuple(found)
 
 
-def inside_unknown(asked: Topology, own: Topology, sources: Sequence[Source], mesh: Mesh) -> bool:
+def _inside(asked: Topology, own: Topology, sources: Sequence[Linked], world_size: int) -> Links | None:
+    """The link that the run measured within a host, for ranks that are all on one."""
+    return inside_fabric(asked, own, sources) if inside_one_host(world_size, asked) else None
+
+
+def inside_unknown(asked: Topology, own: Topology, sources: Sequence[Linked], mesh: Mesh) -> bool:
     """Whether some ranks share a host, and nothing says how they are joined there: `curves` takes the outer link."""
     if asked.ranks_per_host == 1 or asked.levels or place((tuple(range(mesh.size)),), asked).local == 1:
+        return False
+    if _inside(asked, own, sources, mesh.size) is not None:
         return False
     return asked != own or all(own.hosts_of(s.world_size) > 1 for s in sources)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from scaling.cli.api import predict
+from scaling.analysis.results import Prediction
+from scaling.cli.api import predict, require_quiet, simulated
 from scaling.cli.loaded import Run
 from scaling.cli.output import print_json
 from scaling.cli.simulated_run import print_outcomes
@@ -21,9 +22,13 @@ def main(arguments: list[str]) -> int:
         raise InputError(
             "scaling predict: a run folder is expected first, then overrides such as world_sizes=[8,64]"
         )
-    if given.simulate or "parallel=auto" in words:
-        return print_outcomes(from_run(words[0], words[1:]), as_json=given.json, into=None)
-    found = predict(Run(words[0]), *words[1:], config_dir=given.config_dir, anyway=given.anyway)
+    run, asked = Run(words[0]), words[1:]
+    if given.simulate or simulated(run, asked):
+        if not given.simulate:
+            require_quiet(run, anyway=given.anyway)
+        return print_outcomes(from_run(words[0], asked), as_json=given.json, into=None)
+    found = predict(run, *asked, config_dir=given.config_dir, anyway=given.anyway)
+    assert isinstance(found, Prediction)
     if given.json:
         print_json(found)
     else:

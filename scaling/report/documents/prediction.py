@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.results import Assumption, Backtest, Degrees, PredictedPoint, Prediction
+from scaling.analysis.results import Assumption, Backtest, PredictedPoint, Prediction
 from scaling.plain import plain
 from scaling.report.key_figures import COLUMNS
 from scaling.report.model import Document, Lines, Section, Table, heads, lines, named
-from scaling.report.text import NONE, cell, percent, quantity, ranks, sentence, value_of
+from scaling.report.text import cell, percent, quantity, ranks, sentence, value_of
 from scaling.report.waterfall import PREDICTED, waterfall_bars
-from scaling.units import format_bytes
 
 PREDICTED_COLUMNS = ("ranks", "hosts", "step", "samples", "speedup", "efficiency")
 
@@ -28,8 +27,6 @@ def document(prediction: Prediction) -> Document:
 def _sections(prediction: Prediction) -> Iterator[Section]:
     yield Section(title="", blocks=(_conditions(prediction),))
     yield Section(title="predicted", blocks=(_points(prediction.points),))
-    if any(point.memory for point in prediction.points):
-        yield Section(title="memory of a rank", blocks=(_memory(prediction.points),))
     last = prediction.points[-1]
     if last.loss is not None and last.world_size > 1:
         title = f"{ranks(last.world_size)}, predicted: a step of {quantity(last.step_ms, 'ms')}"
@@ -88,55 +85,12 @@ def _points(points: Sequence[PredictedPoint]) -> Table:
     return Table(columns=columns, rows=rows, label="Predicted", note=note)
 
 
-def _memory(points: Sequence[PredictedPoint]) -> Table:
-    """What a rank holds at each mesh, and whether its device has so much."""
-    columns = heads(
-        "ranks",
-        "mesh",
-        "parameters",
-        "gradients",
-        "optimizer",
-        "gathered",
-        "activations",
-        "all",
-        "device",
-        "fits",
-    )
-    rows = []
-    for p in points:
-        held, mesh = p.memory, p.parallel
-        if held is None or mesh is None:
-            continue
-        parts = (
-            held.parameters_bytes,
-            held.gradients_bytes,
-            held.optimizer_bytes,
-            held.unsharded_bytes,
-            held.activations_bytes,
-            held.total_bytes,
-            held.capacity_bytes,
-        )
-        sizes = (NONE if size is None else format_bytes(size) for size in parts)
-        fits = NONE if held.fits is None else "yes" if held.fits else "NO"
-        rows.append((str(p.world_size), _mesh(mesh), *sizes, fits))
-    note = (
-        "mesh: copies x ranks that share one (x ranks that divide its layers); activations with the run's batch, where "
-        "it measured them"
-    )
-    return Table(columns=columns, rows=tuple(rows), label="Memory", note=note)
-
-
-def _mesh(degrees: Degrees) -> str:
-    sizes = [degrees.replicate, degrees.shard, *([degrees.tensor] if degrees.tensor > 1 else [])]
-    return " x ".join(map(str, sizes))
-
-
 def _backtest(tests: Sequence[Backtest]) -> Table:
     columns = heads("ranks", "from", ("predicted", "ms"), ("measured", "ms"), ("error", "%"), "held")
     rows = tuple(
         (
-            _named(t.strategy, t.world_size),
-            _named(t.from_strategy, t.from_world_size),
+            str(t.world_size),
+            str(t.from_world_size),
             cell(t.predicted_ms),
             cell(t.measured_ms),
             f"{t.error * 100:+.1f}",
@@ -147,11 +101,6 @@ def _backtest(tests: Sequence[Backtest]) -> Table:
     return Table(columns=columns, rows=rows, label="Back-test")
 
 
-def _named(strategy: str | None, world_size: int) -> str:
-    """A measured mesh: `4`, or `hsdp 4` where strategies were measured side by side."""
-    return " ".join(part for part in (strategy, str(world_size)) if part)
-
-
 def _answer(prediction: Prediction) -> str:
     """What to expect at the largest world size, where efficiency halves, and how far the model can be trusted."""
     last = prediction.points[-1]
@@ -160,9 +109,6 @@ def _answer(prediction: Prediction) -> str:
     said = [
         f"{ranks(last.world_size)}: a step of {quantity(last.step_ms, 'ms')}, efficiency {percent(last.efficiency)}"
     ]
-    if last.memory is not None and last.memory.fits is not None:
-        verb = "fits" if last.memory.fits else "does NOT fit"
-        said.append(f"{format_bytes(last.memory.total_bytes)} a rank, which {verb}")
     if prediction.half_at is None and prediction.looked_up_to:
         said.append(f"efficiency stays above a half up to {ranks(prediction.looked_up_to)}")
     elif prediction.half_at is not None:
@@ -170,8 +116,7 @@ def _answer(prediction: Prediction) -> str:
     if prediction.backtest:
         worst = max(prediction.backtest, key=lambda test: abs(test.error))
         said.append(
-            f"left out and predicted, {' '.join(filter(None, (worst.strategy, ranks(worst.world_size))))} of this run "
-            f"came out {worst.error:+.1%} off"
+            f"left out and predicted, {ranks(worst.world_size)} of this run came out {worst.error:+.1%} off"
         )
     said += [f"{ranks(p.world_size)}: cannot say, {plain(p.cannot)}" for p in prediction.points if p.cannot]
     return " ".join(sentence(part) for part in said)

@@ -34,6 +34,7 @@ class _Host:
     )
     sleep_s: Callable[[float], None] = staticmethod(time.sleep)
     virtual = False
+    slept: list[int] | None = None
 
 
 def now_ns() -> int:
@@ -43,25 +44,26 @@ def now_ns() -> int:
 
 def sleep(seconds: float) -> None:
     """Let so much time pass on the clock of `now_ns`: a virtual one is moved on."""
+    begin = now_ns() if _Host.slept is not None else 0
     _Host.sleep_s(seconds)
+    if _Host.slept is not None:
+        note_sleep(now_ns() - begin)
+
+
+def note_sleep(ns: int) -> None:
+    """Note how long a kernel that only waits takes, as `sleep` does of the host."""
+    if _Host.slept is not None:
+        _Host.slept.append(ns)
 
 
 @contextlib.contextmanager
 def sleeps() -> Iterator[list[int]]:
-    """Collect how long each `sleep` of a block lasts, ns."""
-    slept: list[int] = []
-    before = _Host.sleep_s
-
-    def timed(seconds: float) -> None:
-        begin = now_ns()
-        before(seconds)
-        slept.append(now_ns() - begin)
-
-    _Host.sleep_s = staticmethod(timed)
+    """Collect how long each `sleep` of a block lasts, and each kernel that only waits, ns."""
+    _Host.slept = []
     try:
-        yield slept
+        yield _Host.slept
     finally:
-        _Host.sleep_s = staticmethod(before)
+        _Host.slept = None
 
 
 def use_clock(

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from scaling.spec.topology import SIMULATED
-from scaling.worker.accelerator.clock import now_ns, sleep
+from scaling.worker.accelerator.clock import note_sleep, now_ns, sleep
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.parallel.sequence import Parts
 
@@ -42,6 +42,7 @@ class Nap:
         """Sleep, shortened by the lateness of the last sleep. On a simulated accelerator a kernel sleeps."""
         if device.type == SIMULATED:
             torch.get_device_module(device).sleep_us(seconds * 1e6)
+            note_sleep(round(seconds * 1e9))
             return
         wanted = seconds - self._owed_s
         begin = now_ns()

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import nn
 
 from scaling.errors import InputError
-from scaling.worker.data.workload import Workload
 from scaling.worker.models.checkpoint import repeated
 
 AUTO = "auto"
@@ -28,18 +27,6 @@ def unit_names(module: nn.Module, asked: str, blocks: Sequence[nn.Module] = ()) 
     order = list(names)
     kept = [m for m in chosen if any(p.requires_grad for p in m.parameters())]
     return [names[id(m)] for m in sorted(kept, key=lambda m: order.index(id(m)))]
-
-
-def unit_of_each(workload: Workload, asked: str) -> list[int]:
-    """The unit of each parameter that is trained, in the module's order; 0 is the root's, where it has any."""
-    module = workload.module
-    units = [
-        set(module.get_submodule(name).parameters()) for name in unit_names(module, asked, workload.blocks)
-    ]
-    trained = [p for p in module.parameters() if p.requires_grad]
-    of_root = any(all(p not in unit for unit in units) for p in module.parameters())
-    first = int(of_root)
-    return [next((first + k for k, unit in enumerate(units) if p in unit), 0) for p in trained]
 
 
 def _of_classes(module: nn.Module, wanted: Sequence[str]) -> list[str]:

@@ -14,7 +14,6 @@ from scaling.spec.run import Spec
 from scaling.spec.sample import Traffic
 from scaling.spec.schedule import ALONE, OF_NONE, PLAIN, PROBE, STEP_ARMS, Block, dropped_steps, round_blocks
 from scaling.spec.sweep import messages
-from scaling.worker.accelerator.clock import is_virtual
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.kernels import note_step
 from scaling.worker.data.workload import Workload
@@ -61,9 +60,7 @@ class Launch:
         """Set up, warm up, measure rounds until the pace says stop, and write what is left to write."""
         session = self._session
         workload = session.open_workload()
-        if (
-            self._content.has(DETAILS) and not is_virtual()
-        ):  # there its ceilings are settings, and a second is long
+        if self._content.has(DETAILS):
             note_step(session, workload, self._precision)
         self._budget, self._feeds = Budget(session), Feeds(session, workload)
         asked = (*session.baseline, *session.trials)

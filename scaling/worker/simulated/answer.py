@@ -6,14 +6,15 @@ import json
 import os
 import sys
 
+from scaling.errors import InputError
 from scaling.records.codec import decode, encode
-from scaling.spec.simulation import Simulated, Simulation
+from scaling.spec.simulation import Simulation
 from scaling.worker.simulated.build import BuildError
 from scaling.worker.simulated.device import load
 
 
 def main() -> None:
-    """Simulate and print. A device that cannot be built is a `failed` simulation, as is a program that fails."""
+    """Simulate and print. A program that fails is a `failed` simulation; without a device it ends with status 2."""
     asked = decode(Simulation, json.load(sys.stdin))
     # What the model and its libraries print is not part of the answer.
     answer = os.fdopen(os.dup(1), "w")
@@ -21,14 +22,17 @@ def main() -> None:
     try:
         load()
     except BuildError as error:
-        found = Simulated(failed=str(error))
-    else:
-        from scaling.worker.simulated.program import simulate  # noqa: PLC0415  (brings torch's FSDP along)
+        sys.exit(_without_device(error))
+    from scaling.worker.simulated.program import simulate  # noqa: PLC0415  (brings torch's FSDP along)
 
-        found = simulate(asked)
-    json.dump(encode(found), answer)
+    json.dump(encode(simulate(asked)), answer)
     answer.flush()
     os._exit(0)  # the device's threads may still hold tasks of a program that failed
+
+
+def _without_device(error: BuildError) -> int:
+    print(error, file=sys.stderr)
+    return InputError.exit_code
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from scaling.analysis.network.placed import groups_along, place
+from scaling.analysis.network.placed import place
 from scaling.spec.parallel import Mesh, every_mesh
 from scaling.spec.topology import Topology
 
@@ -51,7 +51,7 @@ def test_every_axis_of_every_mesh_of_eight_ranks_loads_a_link_as_its_messages_do
     for parallel in every_mesh(8, 8):
         mesh = parallel.mesh(8)
         for axis in mesh.axes():
-            groups = groups_along(mesh, axis)
+            groups = mesh.axes()[axis]
             n = len(groups[0])
             wire = (2 if kind == "all_reduce" else 1) * (n - 1) / n * MIB
             true = max(sent_by_host(groups, where, kind).values())
@@ -60,7 +60,7 @@ def test_every_axis_of_every_mesh_of_eight_ranks_loads_a_link_as_its_messages_do
 
 def test_a_strided_axis_has_the_hosts_that_its_ranks_are_on():
     mesh, where = Mesh(replicate=2, shard=2, tensor=2), topology(2, 4)
-    found = {axis: place(groups_along(mesh, axis), where) for axis in mesh.axes()}
+    found = {axis: place(groups, where) for axis, groups in mesh.axes().items()}
     assert {axis: (one.local, one.hosts) for axis, one in found.items()} == {
         "replicate": (1, 2),
         "shard": (2, 1),
@@ -73,11 +73,11 @@ def test_a_strided_axis_has_the_hosts_that_its_ranks_are_on():
 
 def test_a_part_of_the_shards_has_a_placement_of_its_own():
     mesh, where = Mesh(shard=8), topology(2, 4)
-    assert groups_along(mesh, "shard", 4) == ((0, 1, 2, 3), (4, 5, 6, 7))
-    assert not place(groups_along(mesh, "shard", 4), where).across
+    assert not place(((0, 1, 2, 3), (4, 5, 6, 7)), where).across
+    assert place(mesh.axes()["shard"], where).across
 
 
 def test_on_a_device_a_reduce_scatter_goes_round_a_ring():
-    placed = place(groups_along(Mesh(shard=4), "shard"), topology(2, 2))
+    placed = place(Mesh(shard=4).axes()["shard"], topology(2, 2))
     assert placed.carried("reduce_scatter", "nccl") == 1
     assert placed.carried("reduce_scatter", "gloo") == pytest.approx(4 / 3)

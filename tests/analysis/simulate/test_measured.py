@@ -11,7 +11,7 @@ import pytest
 from scaling.analysis.network.ring import Hops, PerHop
 from scaling.analysis.simulate import links, measured
 from scaling.errors import InputError
-from scaling.records.checkup import COPY, LAUNCH, SCHEMA, Ceiling, Kernel, KernelTable, Roofline, StepWork
+from scaling.records.checkup import COPY, LAUNCH, SCHEMA, Kernel, KernelTable
 from scaling.spec.parallel import Mesh, Parallel
 from scaling.spec.simulation import Chip
 from scaling.spec.topology import Topology
@@ -42,7 +42,7 @@ def test_on_a_device_the_rest_is_the_hosts():
     assert times.us["aten::mm|a"] == pytest.approx(400)
 
 
-LAUNCHES = Ceiling(name=LAUNCH, unit="1/s", size=64, best=1e5, repeats=7)
+LAUNCHES = {LAUNCH: 1e5}
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,7 @@ LAUNCHES = Ceiling(name=LAUNCH, unit="1/s", size=64, best=1e5, repeats=7)
 )
 def test_where_the_device_waits_the_step_is_the_host_s_time(busy_ns, alone_ns, launch_us):
     given = table(1_000_000, kernel("aten::mm|a", busy_ns // 10, calls=10))
-    found, said = measured._launch_us(
-        roofline(LAUNCHES), given, alone_ns, measured_cpu=False, elsewhere=False
-    )
+    found, said = measured._launch_us(LAUNCHES, given, alone_ns, measured_cpu=False, elsewhere=False)
     assert found == pytest.approx(launch_us)
     assert ("waits for the host in 90%" in said) is (busy_ns < 500_000)
 
@@ -91,25 +89,26 @@ def test_what_a_synthetic_model_sleeps_is_in_no_kernel():
     assert whole.us == {"aten::mm|a": pytest.approx(100)}
 
 
-def roofline(*ceilings):
-    work = StepWork(batch=8, precision="fp32", operators=(), sightings=(), input_bytes=0, same_shapes=True)
-    return Roofline(schema=SCHEMA, rank=0, ceilings=ceilings, work=work)
-
-
 def test_the_device_is_what_its_ceilings_say():
-    found = [
-        Ceiling(name=name, unit="1/s", size=1, best=best, repeats=1)
-        for name, best in (("matmul_fp32", 5e10), (COPY, 8e9))
-    ]
-    chip = measured._measured_chip(roofline(*found), table(1000), elsewhere=True)
+    ceilings = {"matmul_fp32": 5e10, COPY: 8e9}
+    chip = measured._measured_chip(ceilings, table(1000), elsewhere=True, on_cpu=False)
     assert (chip.flop_s, chip.memory_bytes_s) == (5e10, 8e9)
 
 
 def test_without_ceilings_it_is_the_best_that_kernels_reached_and_stands_for_itself_alone():
     given = table(1000, kernel("aten::add|a", 100, size=400), kernel("aten::add|b", 100, size=800))
-    assert measured._measured_chip(roofline(), given, elsewhere=False).memory_bytes_s == 8e9
+    assert measured._measured_chip({}, given, elsewhere=False, on_cpu=True).memory_bytes_s == 8e9
     with pytest.raises(InputError, match="cannot be scaled to another"):
-        measured._measured_chip(roofline(), given, elsewhere=True)
+        measured._measured_chip({}, given, elsewhere=True, on_cpu=True)
+
+
+def test_a_large_copy_is_not_as_slow_a_byte_as_the_small_one_that_was_timed():
+    """What any kernel takes at the least is no rate: 2 us for 256 bytes, and 32 MiB at 1.8 TB/s in another."""
+    given = table(100_000, kernel("copy|b", 2_000, size=256), kernel("aten::zeros|a", 20_000, size=2**25))
+    chip = measured._measured_chip({}, given, elsewhere=False, on_cpu=False)
+    times, _ = measured._times(given, chip, on_cpu=False)
+    assert chip.kernel_us == 2
+    assert times.factors["copy"] == pytest.approx(1, rel=0.01)
 
 
 INSIDE_NS, LINK_NS = 0.5, 20.0
