@@ -40,8 +40,8 @@ from ending import end, exit_with  # noqa: E402
 from support import simulated_cluster as cluster  # noqa: E402
 from support.simulated_machines import write_machines  # noqa: E402
 
+from scaling.records.encoding import Sealer  # noqa: E402
 from scaling.records.paths import RunFolder  # noqa: E402
-from scaling.records.seal import Sealer  # noqa: E402
 from scaling.spec.plan import make_plan  # noqa: E402
 from scaling.spec.schedule import round_blocks  # noqa: E402
 

@@ -35,8 +35,7 @@ ROOMS = {
 
 ONLY = {
     ("worker", "records"): tuple(
-        f"scaling.records.{name}"
-        for name in ("paths", "files", "codec", "format", "packed", "seal", "checkup")
+        f"scaling.records.{name}" for name in ("paths", "files", "codec", "format", "encoding", "checkup")
     ),
     ("report", "analysis"): ("scaling.analysis.results",),
     ("cli", "worker"): (),  # by name alone: workers are processes of their own

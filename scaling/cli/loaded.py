@@ -19,11 +19,10 @@ from scaling.analysis.results import Analysis, Point
 from scaling.analysis.strategies import of_strategy
 from scaling.cli.pipeline import read_analysis, read_tables
 from scaling.errors import InputError
-from scaling.records.access import LATEST, find_run
 from scaling.records.check import read_checked
-from scaling.records.columns import SCHEMAS
-from scaling.records.facts import as_recorded
-from scaling.records.frames import in_memory
+from scaling.records.frames import SCHEMAS, in_memory
+from scaling.records.paths import LATEST, find_run
+from scaling.records.plan_check import as_recorded
 from scaling.records.run import read_plan
 from scaling.records.tables import Tables, read_published
 from scaling.report.brief import brief, brief_html

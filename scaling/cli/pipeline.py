@@ -36,13 +36,12 @@ from scaling.analysis.results import (
 from scaling.analysis.strategies import analyze_strategies, of_strategy
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.batch_search import read_largest
-from scaling.records.access import find_run
 from scaling.records.check import read_checked
 from scaling.records.checkup import KernelTable, Roofline
-from scaling.records.facts import as_recorded, check_meshes
 from scaling.records.files import read_json, write_json
 from scaling.records.launch import Environment, Launches
-from scaling.records.paths import RunFolder
+from scaling.records.paths import RunFolder, find_run
+from scaling.records.plan_check import as_recorded, check_meshes
 from scaling.records.run import read_plan, read_status
 from scaling.records.status import Status, TrialStatus
 from scaling.records.tables import Tables, publish_tables, with_blocks

@@ -17,11 +17,9 @@ from scaling.cli.output import print_json
 from scaling.cli.pipeline import derive
 from scaling.errors import InputError, ScalingError
 from scaling.reading import as_number
-from scaling.records.access import find_run, named
 from scaling.records.files import make_folder, write_json, write_text
-from scaling.records.paths import RunFolder
-from scaling.records.run import read_plan
-from scaling.records.started import read_started
+from scaling.records.paths import RunFolder, find_run, named
+from scaling.records.run import read_plan, read_started
 from scaling.records.status import TrialStatus
 from scaling.records.tables import joined
 from scaling.report.documents import run as report

@@ -9,10 +9,9 @@ from pathlib import Path
 from scaling.errors import InputError
 from scaling.launchers.git import commit
 from scaling.reading import as_number
-from scaling.records.access import find_run, named
 from scaling.records.files import check_writable, make_folder, read_json, write_json, write_text
-from scaling.records.lock import held
-from scaling.records.paths import RunFolder, default_folder
+from scaling.records.paths import RunFolder, default_folder, find_run, named
+from scaling.records.run import locked
 from scaling.spec.plan import SCHEMA, Plan, make_plan, run_id
 from scaling.spec.request import Request
 from scaling.version import __version__
@@ -70,7 +69,7 @@ def create(request: Request, plan: Plan, folder: RunFolder) -> None:
     asked = f"run_dir={folder.path}"
     make_folder(folder.path, asked)
     try:
-        with held(folder):
+        with locked(folder):
             check_folder(folder.path)  # again: another run may have taken it since
             write_text(folder.config, request.yaml)
             write_json(folder.plan, plan)

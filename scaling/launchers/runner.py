@@ -18,8 +18,8 @@ from scaling.launchers.slurm.allocation import interruption
 from scaling.reading import read_text
 from scaling.records.files import write_json, write_text
 from scaling.records.launch import described, read_content
-from scaling.records.lock import held
 from scaling.records.paths import LaunchFolder, RunFolder
+from scaling.records.run import locked
 from scaling.records.status import LaunchStatus, Status, in_words, left, status_of
 from scaling.spec.estimate import said_left_out
 from scaling.spec.plan import Plan
@@ -36,7 +36,7 @@ def measure(plan: Plan, folder: RunFolder, progress: Progress, preflight: Prefli
     What was measured stays on disk in every case.
     """
     launcher_of(plan).require(plan)
-    with held(folder):
+    with locked(folder):
         launches = earlier_launches(folder)
         try:
             if launches:  # the end of a launch whose driver was killed was settled just now

@@ -8,8 +8,8 @@ from typing import Any
 
 from scaling.launchers.launcher import Progress
 from scaling.reading import read_text
+from scaling.records.launch import Pulse, has_beaten, has_moved, has_started, read_pulse
 from scaling.records.paths import LaunchFolder
-from scaling.records.pulse import Pulse, has_beaten, has_moved, has_started, read_pulse
 from scaling.spec.patience import Silence, patience_s
 
 LOOK_S = 1.0

@@ -1,23 +1,142 @@
-"""Leave out blocks that cannot be: what is missing on one rank, or what time does not allow, goes on all ranks.
+"""Leave out blocks that cannot be, and say which are missing. Pure, but for `read_checked`.
 
-Pure. The rules are in records.rules (what a record says) and records.complete (what is not there). A block is the
-unit, because its steps are averaged before anything else is done with them.
+What is missing on one rank, or what time does not allow, goes on all ranks. What a record may say is in records.rules.
+A block is the unit, because its steps are averaged before anything else is done with them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
 from functools import partial
 
 import polars as pl
 
-from scaling.records import complete, rules
+from scaling.records import rules
 from scaling.records.collect import Look, collect
-from scaling.records.complete import NAMED, PLACE
+from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
-from scaling.records.ranks import Gap
+from scaling.records.rank_file import Gap, RankFile
 from scaling.records.tables import Tables, without_blocks
 from scaling.spec.plan import Plan
+from scaling.spec.schedule import BARE_ONE, PAIRS
+
+NAMED = 5
+"""Blocks that a line names; it counts the others."""
+PLACE = ["launch", "block"]
+KIND = ["launch", "world_size", "arm", "detailed", "batch", "case"]
+"""Blocks of a kind occur equally often in every round of a launch, or in every round that has details."""
+
+
+def missing_blocks(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
+    """(launch, block) of blocks that some rank lacks; what is said of missing ones; how many are missing.
+
+    Ranks that left no file at all are said elsewhere, and the others' blocks are then kept. The last blocks of a launch
+    that was cut off are not on all ranks; they go, and nothing is said of them here.
+    """
+    of: dict[int, list[RankFile]] = {}
+    for file in tables.ranks:
+        of.setdefault(file.launch, []).append(file)
+    ended = [
+        launch
+        for launch, files in of.items()
+        if all(file.ended for file in files) and len(files) >= max(file.world for file in files)
+    ]
+    whole = pl.col("launch").is_in(sorted(ended))
+    ragged = _ragged(tables)
+    gaps, missing = _of_ranks(ragged.filter(whole))
+    read = in_memory(tables.blocks.group_by("launch", "rank").agg(len=pl.len()))
+    counts = {(launch, rank): count for launch, rank, count in read.iter_rows()}
+    for file in tables.ranks:
+        lacking = (file.blocks or 0) - counts.get((file.launch, file.rank), 0) - len(file.damaged)
+        if lacking > 0 and not any((gap.launch, gap.rank) == (file.launch, file.rank) for gap in gaps):
+            what = f"lacks {_blocks(lacking)} of the {file.blocks} that it wrote"
+            gaps.append(Gap(launch=file.launch, rank=file.rank, what=what))
+            missing = max(missing, lacking)
+    if not gaps:
+        gaps, missing = _of_rounds(
+            in_memory(tables.blocks.filter(whole).select(*KIND, "round", "block").unique()),
+            {launch: files[0].detailed for launch, files in of.items() if files[0].detailed},
+        )
+    damaged = sum(len(file.damaged) for file in tables.ranks)
+    return ragged.select(PLACE).unique(), gaps, max(missing, damaged)
+
+
+def _ragged(tables: Tables) -> pl.DataFrame:
+    """(launch, block, world_size, arm, rank) for each rank that lacks a block which another rank of its group has."""
+    kind = ["launch", "world_size", "arm"]
+    of_several = tables.blocks.filter(~pl.col("arm").is_in([BARE_ONE, PAIRS]))
+    shared = in_memory(of_several.select(*kind, "block", "rank"))
+    files = pl.DataFrame(
+        [(file.launch, file.rank) for file in tables.ranks],
+        schema={"launch": pl.Int64, "rank": pl.Int64},
+        orient="row",
+    )
+    kinds = shared.select(kind).unique()
+    first = kinds.join(files, on="launch").filter(pl.col("rank") < pl.col("world_size"))
+    members = shared.select(*kind, "rank").unique()
+    members = pl.concat([members, first.select(*kind, "rank")]).unique()
+    everybody = members.group_by(kind).len("all")
+    there = shared.group_by(*kind, "block").agg(there=pl.col("rank").n_unique())
+    ragged = there.join(everybody, on=kind).filter(pl.col("there") < pl.col("all"))
+    wanted = ragged.select(*kind, "block").join(members, on=kind)  # of the few blocks that are ragged
+    absent = wanted.join(shared, on=["launch", "block", "rank"], how="anti")
+    return absent.select(*kind, "rank", "block").sort("launch", "rank", "block")
+
+
+def _of_ranks(ragged: pl.DataFrame) -> tuple[list[Gap], int]:
+    """A line for each rank that lacks blocks."""
+    gaps = []
+    for launch, rank, blocks, arms in (
+        ragged.group_by("launch", "rank", maintain_order=True).agg("block", "arm").iter_rows()
+    ):
+        named = ", ".join(f"{b} ({arm})" for b, arm in list(zip(blocks, arms, strict=True))[:NAMED])
+        more = f" and {len(blocks) - NAMED} more" if len(blocks) > NAMED else ""
+        what = f"lacks {_blocks(len(blocks))} that other ranks have: {named}{more}; left out on all ranks"
+        gaps.append(Gap(launch=launch, rank=rank, what=what))
+    return gaps, ragged.select(PLACE).unique().height
+
+
+def _of_rounds(blocks: pl.DataFrame, detailed: Mapping[int, Collection[int]]) -> tuple[list[Gap], int]:
+    """A line for each launch in which some round has fewer blocks of a kind than the others, or is not there.
+
+    The last round may end before its last block, where the time is over. `detailed`: the rounds with details of
+    launches in which some have none; a kind that no other round has is then due in these alone.
+    """
+    whole = blocks.filter(pl.col("round") < pl.col("round").max().over("launch", "world_size"))
+    each = whole.group_by(*KIND, "round").agg(count=pl.col("block").n_unique())
+    sampled = pl.DataFrame(
+        [(launch, number) for launch, numbers in detailed.items() for number in numbers],
+        schema={"launch": pl.Int64, "round": pl.Int64},
+        orient="row",
+    )
+    each = each.join(sampled.with_columns(sampled=True), on=["launch", "round"], how="left")
+    kinds = each.group_by(KIND).agg(
+        usual=pl.col("count").max(),
+        there=pl.col("count").sum(),
+        rounds=pl.col("round").max() + 1,
+        everywhere=pl.col("sampled").is_null().any(),
+    )
+    most = pl.col("rounds").max().over("launch", "world_size")
+    kinds = kinds.with_columns(due=most)
+    of_sample = kinds.filter(~pl.col("everywhere")).join(sampled, on="launch")
+    due = of_sample.filter(pl.col("round") < pl.col("due")).group_by(KIND).agg(of_sample=pl.len())
+    kinds = kinds.join(due, on=KIND, how="left").with_columns(due=pl.coalesce("of_sample", "due"))
+    lacking = kinds.with_columns(lacking=pl.col("usual") * pl.col("due") - pl.col("there")).filter(
+        pl.col("lacking") > 0
+    )
+    gaps = []
+    for launch, part in sorted(lacking.partition_by("launch", as_dict=True).items()):
+        rows = part.sort("world_size", "arm").select("lacking", "arm", "world_size").head(NAMED).iter_rows()
+        named = ", ".join(f"{count} of {arm} at world size {n}" for count, arm, n in rows)
+        what = f"lacks {_blocks(int(part['lacking'].sum()))} that its other rounds have: {named}"
+        gaps.append(Gap(launch=int(launch[0]), what=what))
+    return gaps, int(lacking["lacking"].sum())
+
+
+def _blocks(count: int) -> str:
+    return f"{count} block{'s' * (count != 1)}"
+
 
 LINES = 12
 """Lines for each launch."""
@@ -35,7 +154,7 @@ def read_checked(folder: RunFolder, plan: Plan) -> Tables:
     blocks, gaps, missing = failed.select(PLACE).unique(), list[Gap](), 0
     left_out = blocks.height
     if not plan.own_loop:  # a rank of an own loop gives a block up when the loop does something else
-        ragged, gaps, missing = complete.found(tables)
+        ragged, gaps, missing = missing_blocks(tables)
         blocks = pl.concat([blocks, ragged]).unique()
     kept = without_blocks(tables, blocks) if blocks.height else tables
     gaps = [*tables.gaps, *_said(failed), *gaps]

@@ -10,9 +10,9 @@ A rank file holds, in this order,
     {"t":"pause", ...}                                                  PauseRecord, own loops only
     {"t":"end", ...}                                                    EndRecord, the last line
 
-Every line but a step's ends in a checksum (records.seal). A block line lands after its steps, so a block without one
-was cut off and is not used. Keys whose value is the default are left out. Stamps are CLOCK_MONOTONIC_RAW of the rank's
-own host, in ns; 0 means "not taken". The harness's own loop and a user's loop (Probe) leave the same records.
+Every line but a step's ends in a checksum (records.encoding). A block line lands after its steps, so a block without
+one was cut off and is not used. Keys whose value is the default are left out. Stamps are CLOCK_MONOTONIC_RAW of the
+rank's own host, in ns; 0 means "not taken". The harness's own loop and a user's loop (Probe) leave the same records.
 
 Versions, of which the last one alone is read:
 
@@ -177,7 +177,7 @@ class HeadRecord:
     buckets: list[int] = field(default_factory=list)
     """Own loops: bytes of DDP's buckets in the order of reduction; together they are the gradients."""
     plan_digest: str = ""
-    """Of the plan.json that the rank read (records.seal.digest); empty in own loops."""
+    """Of the plan.json that the rank read (records.encoding.digest); empty in own loops."""
     detailed: list[int] = field(default_factory=list)
     """Rounds that have details, replay and the size sweep; empty: all rounds of the launch (Content.detailed)."""
 
@@ -199,7 +199,7 @@ class ClockRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedRecord:
-    """Consecutive steps of block `b` that have equally many stamps and collectives (records.packed)."""
+    """Consecutive steps of block `b` that have equally many stamps and collectives (records.encoding)."""
 
     TAG: ClassVar[str] = "steps"
 
@@ -215,7 +215,7 @@ class PackedRecord:
     w: int = 0
     """Length of each collective's row, which may end early (`shortened`)."""
     z: bytes
-    """The integers (records.packed.pack): for each step its row and then its collectives'. Base64 in the file."""
+    """The integers (records.encoding.pack): for each step its row and then its collectives'. Base64 in the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,8 @@
     RUN/steps.parquet/part-000000.parquet, part-000001.parquet, ...      and so blocks, buckets, fabric, parameters
 
 Only whole blocks count; what is cut off or missing is reported, never filled in. Absolute stamps come out on rank 0's
-clock (scaling.records.rank). While tables are made and analysed, their files lie in a temporary folder, in the run's
-where that can be written to. There each file's folder names its part, so that a selection opens few files.
+clock (records.rank_file). While tables are made and analysed, their files lie in a temporary folder, in the run's where
+that can be written to. There each file's folder names its part, so that a selection opens few files.
 
 Versions of the tables, kept in each file's metadata:
 
@@ -25,11 +25,9 @@ from typing import Any
 
 import polars as pl
 
-from scaling.records.columns import SCHEMAS
-from scaling.records.frames import PART, Frame, in_memory
+from scaling.records.frames import PART, SCHEMAS, Frame, in_memory
 from scaling.records.paths import RunFolder
-from scaling.records.rank import RankFile
-from scaling.records.ranks import Gap
+from scaling.records.rank_file import Gap, RankFile
 
 TABLE_SCHEMA = "1"
 STEP_TABLES = ("steps", "buckets", "fabric", "parameters")

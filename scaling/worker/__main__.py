@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scaling.records.checkup import DOCTOR
+from scaling.records.encoding import digest
 from scaling.records.files import read_json, write_json
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.records.seal import digest
 from scaling.spec.batch_search import MEASURE
 from scaling.spec.plan import SCHEMA, Plan
 from scaling.worker.session.beat import share

@@ -11,7 +11,7 @@ from support.own_loops import own_loop
 from support.simulated_cluster import Truth
 
 from scaling.cli.main import main
-from scaling.records.access import find_run, named
+from scaling.records.paths import find_run, named
 
 TRUTH = Truth(hosts=2, rounds=4)
 

@@ -10,7 +10,7 @@ from support import rank_files
 from support.tables import checked
 
 from scaling.cli.pipeline import rebuild
-from scaling.records import window
+from scaling.records import steps as reading
 from scaling.records.paths import RunFolder
 
 MS = 1_000_000
@@ -169,8 +169,8 @@ def later(steps, block):
 def test_ranks_that_are_read_one_after_the_other_are_compared(folder, monkeypatch):
     number = changed(folder, "plain", later)
     at_once = read(folder).gaps
-    monkeypatch.setattr(window.windows, "__defaults__", (1,))
-    monkeypatch.setattr(window, "PIECE_RANKS", 1)
+    monkeypatch.setattr(reading.windows, "__defaults__", (1,))
+    monkeypatch.setattr(reading, "PIECE_RANKS", 1)
     assert any("never at the same time" in str(gap) and str(number) in str(gap) for gap in at_once)
     assert read(folder).gaps == at_once
 

@@ -16,9 +16,9 @@ from support.tables import checked, collected
 
 from scaling.cli import pipeline
 from scaling.records import collect as reading
-from scaling.records import frames, ranks, tables, window
+from scaling.records import frames, steps, tables
 from scaling.records.collect import collect
-from scaling.records.columns import SCHEMAS
+from scaling.records.frames import SCHEMAS
 from scaling.records.paths import RunFolder
 from scaling.records.processes import Processes
 from scaling.records.run import read_plan
@@ -35,7 +35,7 @@ TRUTH = simulated_cluster.Truth(
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run that is read in one window."""
+    """A run that is read in one steps."""
     folder = RunFolder(tmp_path_factory.mktemp("collect") / "run")
     simulated_cluster.simulate(TRUTH, folder.path)
     pipeline.rebuild(folder)
@@ -47,8 +47,8 @@ def parts(monkeypatch):
     """Every run is read in many windows, of a rank of a block each."""
     monkeypatch.setattr(frames, "STEP_ROWS", 40)
     monkeypatch.setattr(reading, "RANKS", 2)
-    monkeypatch.setattr(window.windows, "__defaults__", (100,))
-    monkeypatch.setattr(window, "PIECE_RANKS", 1)
+    monkeypatch.setattr(steps.windows, "__defaults__", (100,))
+    monkeypatch.setattr(steps, "PIECE_RANKS", 1)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def processes(monkeypatch):
     monkeypatch.setattr(reading, "PROCESSES_BYTES", 0)
     monkeypatch.setattr(reading, "STRETCH_BYTES", 20_000)
     monkeypatch.setattr(reading, "cores", lambda: 2)
-    monkeypatch.setattr(ranks, "SHARE", 1)
+    monkeypatch.setattr(reading, "SHARE", 1)
 
 
 def copy(folder, to):
@@ -83,7 +83,7 @@ def near(one, other):
 def test_analysis_and_tables_are_the_same(whole, how, request, monkeypatch, tmp_path):
     request.getfixturevalue("parts" if how == "parts" else "processes")
     if how == "nothing kept":
-        monkeypatch.setattr(ranks, "KEPT_BYTES", 0)
+        monkeypatch.setattr(reading, "KEPT_BYTES", 0)
     other = copy(whole, tmp_path / "run")
     pipeline.rebuild(other)
     assert near(json.loads(whole.analysis.read_text()), json.loads(other.analysis.read_text()))
@@ -153,13 +153,13 @@ def test_the_rows_of_a_killed_process_are_read_all_the_same(whole, processes, mo
 
 
 def test_a_window_has_no_more_rows_than_asked_for_or_a_single_rank(whole, monkeypatch):
-    monkeypatch.setattr(window, "PIECE_RANKS", 1)
+    monkeypatch.setattr(steps, "PIECE_RANKS", 1)
     plan = read_plan(whole)
     launch = whole.launch(0)
     with Processes(0) as none:
-        stretch = ranks.read_ranks(launch, plan, ranks.Kept(), none).stretch
+        stretch = reading.read_ranks(launch, plan, reading.Kept(), none).stretch
     for most in (1, 300, 10**6):
-        wholes = [[*one] for one in window.wholes(window.windows(stretch, most))]
+        wholes = [[*one] for one in steps.wholes(steps.windows(stretch, most))]
         for one in itertools.chain(*wholes):
             rows = sum(one.frames[name].height for name in ("steps", "buckets", "fabric"))
             assert rows <= most or len(one.frames["blocks"]) == 1

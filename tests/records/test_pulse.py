@@ -7,8 +7,8 @@ import json
 import pytest
 
 from scaling.hardware.pulse import SCHEMA, RankPulse
+from scaling.records.launch import has_beaten, has_moved, has_started, read_pulse
 from scaling.records.paths import RunFolder
-from scaling.records.pulse import has_beaten, has_moved, has_started, read_pulse
 
 
 def pulse(*, at_s=100.0, beats=7, cpu_s=5.0, io_bytes=1000):

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from scaling.records.encoding import Sealer, pack
 from scaling.records.files import read_json, write_json
 from scaling.records.format import COLLECTIVE_DEFAULTS, COLLECTIVE_FIELDS
-from scaling.records.packed import pack
 from scaling.records.paths import RunFolder
-from scaling.records.seal import Sealer
 from scaling.records.status import SCHEMA, Status
 
 Line = dict[str, Any]

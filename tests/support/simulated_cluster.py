@@ -25,7 +25,7 @@ import numpy as np
 from scaling.records import files, status
 from scaling.records import format as records
 from scaling.records import paths as store
-from scaling.records.seal import Sealer
+from scaling.records.encoding import Sealer
 from scaling.spec.plan import Plan, Trial, make_plan
 from scaling.spec.promise import Content
 from scaling.spec.run import Measure, Model, Spec
@@ -622,7 +622,7 @@ def write_facts(folder: store.LaunchFolder, host: int, facts: dict[str, object])
 
 
 def packed_line(block: Block, rows: np.ndarray, groups: Sequence[int]) -> str:
-    """A rank's steps of a block as records.packed writes them; `rows`: steps x (stamps and 4 numbers a collective).
+    """A rank's steps of a block as records.encoding writes them; `rows`: steps x (stamps and 4 numbers a collective).
 
     `groups`: the communicator of each collective.
     """

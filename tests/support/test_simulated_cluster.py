@@ -13,7 +13,7 @@ from support import rank_files
 from scaling.records import files
 from scaling.records import format as records
 from scaling.records import paths as store
-from scaling.records.access import find_run
+from scaling.records.paths import find_run
 from scaling.spec import plan as planning
 from scaling.spec import schedule
 

@@ -11,7 +11,7 @@ from scaling.analysis.decompose.hosts import FLOOR
 from scaling.analysis.results.spread import HostSteps, OwnStep, RankSpread
 from scaling.analysis.statistics.rounds import MS, Floats, Rounds, level_of_each
 from scaling.records.frames import in_memory
-from scaling.records.rank import RankFile
+from scaling.records.rank_file import RankFile
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import BARE_ALL

@@ -1,6 +1,6 @@
 """Join telemetry to blocks by time: throttled blocks, the cost of lower clocks, the power of the devices.
 
-Samples carry their host's clock, so they join with blocks by the times on it (scaling.records.rank).
+Samples carry their host's clock, so they join with blocks by the times on it (scaling.records.rank_file).
 """
 
 from __future__ import annotations

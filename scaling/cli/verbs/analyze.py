@@ -6,7 +6,7 @@ from scaling.cli.output import print_json
 from scaling.cli.pipeline import rebuild
 from scaling.cli.reporting import print_report
 from scaling.cli.verbs.arguments import parse
-from scaling.records.access import find_run
+from scaling.records.paths import find_run
 
 
 def main(arguments: list[str]) -> int:

@@ -14,7 +14,7 @@ from scaling.launchers.jobs import begun
 from scaling.launchers.slurm import queue
 from scaling.launchers.slurm.ending import settle
 from scaling.launchers.slurm.standing import Standing, standing
-from scaling.records.access import require_own
+from scaling.records.paths import require_own
 
 END_S = 120
 """Longest wait for the job to end. Slurm gives it KillWait (30 s unless the site sets it) to shut down."""

@@ -18,9 +18,8 @@ from scaling.cli.verbs.arguments import count, split
 from scaling.config.values import check_value
 from scaling.errors import InputError
 from scaling.records import baselines, codec
-from scaling.records.access import find_run
 from scaling.records.files import check_writable, make_folder, write_json, write_text
-from scaling.records.paths import RunFolder
+from scaling.records.paths import RunFolder, find_run
 from scaling.records.run import read_plan
 from scaling.report.html import comparison_page, sweep_page
 from scaling.report.markdown import comparison_markdown, sweep_markdown

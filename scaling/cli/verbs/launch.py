@@ -22,7 +22,7 @@ from scaling.launchers.script import ScriptEnd, command_of, run_script
 from scaling.reading import read_text
 from scaling.records.files import make_folder, write_json, write_text
 from scaling.records.paths import RunFolder, default_folder
-from scaling.records.started import SCHEMA, ScriptLaunch, Started
+from scaling.records.run import SCHEMA, ScriptLaunch, Started
 from scaling.spec.plan import Plan
 from scaling.units import format_duration, ranks
 

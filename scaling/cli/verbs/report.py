@@ -11,8 +11,7 @@ from scaling.cli.output import say
 from scaling.cli.pipeline import read_analysis, rebuild
 from scaling.cli.reporting import print_report
 from scaling.cli.verbs.arguments import parse
-from scaling.records.access import find_run, named
-from scaling.records.paths import RunFolder
+from scaling.records.paths import RunFolder, find_run, named
 from scaling.records.run import read_plan
 
 

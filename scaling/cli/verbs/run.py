@@ -16,8 +16,7 @@ from scaling.errors import InputError, ScalingError, way_out
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.jobs import begun, jobs_of
 from scaling.launchers.settle import earlier_launches
-from scaling.records.access import named, require_own
-from scaling.records.paths import RunFolder
+from scaling.records.paths import RunFolder, named, require_own
 from scaling.spec.plan import Plan
 from scaling.spec.request import Request
 

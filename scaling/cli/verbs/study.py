@@ -9,9 +9,8 @@ from rich.console import Console
 from scaling.cli.studying import make_study, runs_at, show_study, study_at
 from scaling.cli.verbs.arguments import parse
 from scaling.errors import InputError
-from scaling.records.access import named
 from scaling.records.files import check_writable
-from scaling.records.paths import RunFolder
+from scaling.records.paths import RunFolder, named
 
 
 def main(arguments: list[str]) -> int:

@@ -33,8 +33,7 @@ from scaling.launchers.slurm.submit import (
 from scaling.launchers.slurm.submitted import Submitted
 from scaling.launchers.tryout import needs_trying, try_model
 from scaling.reading import LOG_BYTES_MAX, read_text
-from scaling.records.access import require_own
-from scaling.records.paths import RunFolder
+from scaling.records.paths import RunFolder, require_own
 from scaling.records.status import left
 from scaling.report.text import count
 from scaling.spec.plan import Plan

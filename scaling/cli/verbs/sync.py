@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from scaling.cli.output import say
 from scaling.cli.verbs.arguments import parse
-from scaling.records.access import find_run, named, require_own
-from scaling.records.paths import RunFolder
+from scaling.records.paths import RunFolder, find_run, named, require_own
 from scaling.report.tracking.sync import sync
 
 

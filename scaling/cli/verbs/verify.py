@@ -20,10 +20,9 @@ from scaling.config.compose import again
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.jobs import Job, check_folder, plan_request
 from scaling.reading import as_number
-from scaling.records.access import find_run, require_own
 from scaling.records.check import read_checked
 from scaling.records.files import write_json
-from scaling.records.paths import RunFolder
+from scaling.records.paths import RunFolder, find_run, require_own
 from scaling.records.run import read_config, read_plan
 from scaling.records.tables import Tables
 from scaling.report.terminal import print_verification

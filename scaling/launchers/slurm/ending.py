@@ -13,9 +13,8 @@ from scaling.launchers.slurm.allocation import ended_by_slurm
 from scaling.launchers.slurm.standing import Standing
 from scaling.launchers.slurm.submitted import Submitted
 from scaling.reading import LOG_BYTES_MAX, RefusedError, read_text
-from scaling.records.access import is_own
 from scaling.records.files import write_json
-from scaling.records.paths import RunFolder
+from scaling.records.paths import RunFolder, is_own
 from scaling.records.status import Status, status_of
 from scaling.spec.ended import SETTLED
 

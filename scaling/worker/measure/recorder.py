@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
+from scaling.records.encoding import Sealer, pack_block
 from scaling.records.format import (
     EndRecord,
     HeadRecord,
@@ -18,8 +19,6 @@ from scaling.records.format import (
     RecordedBlock,
     as_line,
 )
-from scaling.records.packed import pack_block
-from scaling.records.seal import Sealer
 from scaling.worker.accelerator.clock import is_virtual, now_ns
 
 

@@ -11,7 +11,7 @@ from support.results import spec
 
 from scaling.analysis.results import ArmTimes, Bucket, Comm, Loss, Measured, Point
 from scaling.analysis.simulate import arms
-from scaling.records.columns import SCHEMAS
+from scaling.records.frames import SCHEMAS
 
 
 def at(world_size, bare_one, plain, neighbours):

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from scaling.analysis.simulate.spread import spread_of
-from scaling.records.columns import SCHEMAS
+from scaling.records.frames import SCHEMAS
 
 
 def tables(lasting=0.0, walk=0.0, ranks=4, blocks=12, steps=40, seed=1):

@@ -1,16 +1,17 @@
-"""One rank's file, read from its begin: what it says of itself and of its blocks, and where each block's steps lie.
+"""One rank's file, from JSON to records: what it says of itself and of its blocks, and where each block's steps lie.
 
-The steps themselves are read later, a few blocks of all ranks at a time (records.window). Absolute stamps come out on
+The steps themselves are read later, a few blocks of all ranks at a time (records.steps). Absolute stamps come out on
 rank 0's clock (records.clock). Blocks also keep their times on their own host's clock, because other samples of that
-host (telemetry) carry it.
+host (telemetry) carry it. What changed after it was written is left out, and named.
 """
 
 from __future__ import annotations
 
 import operator
 import os
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,82 @@ import polars as pl
 
 from scaling.reading import RECORDS_BYTES_MAX, read_bytes
 from scaling.records.clock import Shift
-from scaling.records.columns import BLOCK_COLUMNS, HOST_TIMES, MEMORY_COLUMNS, OF_BLOCKS
+from scaling.records.decode import Block, Clock, End, Memory, Packed, Pause, decode_head, decode_records
+from scaling.records.encoding import Stretch, stretches
 from scaling.records.format import (
     SCHEMA,
     ClockRecord,
+    Record,
 )
-from scaling.records.found import found_in, named, steps_in
-from scaling.records.lines import (
-    Block,
-    Clock,
-    End,
-    Memory,
-    Pause,
-    decode_head,
-)
+from scaling.records.frames import BLOCK_COLUMNS, HOST_TIMES, MEMORY_COLUMNS, OF_BLOCKS
+
+STEP_TAG = b'{"t":"steps"'
+"""How a line of steps begins."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What the lines of a file hold."""
+
+    records: list[Record] = field(default_factory=list)
+    """All but those of steps."""
+    blocks: list[tuple[int, int, int]] = field(default_factory=list)
+    loose: int = 0
+    """Steps that are followed by no line of their block."""
+    whole: bool = True
+    """Whether every line is one."""
+
+
+def found_in(text: bytes, begin: int) -> tuple[Found, list[bytes]]:
+    """The records from `begin` on, up to the first line that is none; and the stretches that changed."""
+    found, damaged = Found(), []
+    sealed: list[Stretch] = []
+    for stretch in stretches(text):
+        if stretch.holds is False:
+            damaged.append(text[stretch.begin : stretch.end])
+        elif stretch.holds:
+            sealed.append(stretch)
+        else:  # what follows was cut off, and its seal with it
+            found.whole = False
+            found.loose += steps_in(text[max(begin, stretch.begin) : stretch.end])
+    _seal_by_seal(text, begin, sealed, found)
+    return found, damaged
+
+
+def _seal_by_seal(text: bytes, begin: int, sealed: Sequence[Stretch], found: Found) -> None:
+    """Only the last line of each stretch is decoded; those before it are steps, which the seal covers."""
+    places = []
+    for stretch in sealed:
+        last = text.rfind(b"\n", stretch.begin, stretch.end - 1) + 1 or stretch.begin
+        if last >= begin:  # the first stretch is the head
+            places.append((max(stretch.begin, begin), last, stretch.end))
+    records, whole = decode_records(b"".join([text[last:end] for _, last, end in places]))
+    for record, (first, last, end) in zip(records, places, strict=False):
+        if isinstance(record, Block):
+            found.blocks.append((record.id, first, end))
+        elif last > first:
+            found.loose += steps_in(text[first:last])
+        found.records.append(record)
+    found.whole &= whole and len(records) == len(places)
+
+
+def steps_in(lines: bytes) -> int:
+    """How many steps some lines hold, as far as they can still be read."""
+    packed = [record.n for record in decode_records(lines)[0] if isinstance(record, Packed)]
+    return sum(packed) + lines.count(STEP_TAG) - len(packed)
+
+
+def named(stretch: bytes) -> str:
+    """What a damaged stretch of lines holds, as far as it can still be read."""
+    records, _ = decode_records(stretch)
+    blocks = sorted({record.id for record in records if isinstance(record, Block)})
+    blocks = blocks or sorted({record.b for record in records if isinstance(record, Packed)})
+    if blocks:
+        return f"block {', '.join(map(str, blocks))}"
+    if stretch.count(STEP_TAG):
+        return "a block"
+    kind = re.match(rb'{"t":"(\w+)"', stretch)
+    return f"its {kind[1].decode()} line" if kind else "a line"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +143,19 @@ class RankFile:
     """Own loops: duration of each gap between two steps in which the loop did something else."""
     dropped_samples: int = 0
     """Steps that belong to no whole block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gap:
+    """Records that are missing, of one rank or of a whole launch."""
+
+    launch: int
+    rank: int | None = None
+    what: str
+
+    def __str__(self) -> str:
+        whose = "" if self.rank is None else f"rank {self.rank} "
+        return f"launch {self.launch}: {whose}{self.what}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

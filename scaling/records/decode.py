@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from scaling.reading import INT_MAX, RECORDS_BYTES_MAX, TEXT_BYTES_MAX, open_file
+from scaling.records.encoding import unpacked_bytes
 from scaling.records.format import (
     COLLECTIVE_WIDTHS,
     STEP_FIELDS,
@@ -29,7 +30,6 @@ from scaling.records.format import (
     PlainRow,
     Record,
 )
-from scaling.records.packed import unpacked_bytes
 
 T = TypeVar("T", bound=Record)
 

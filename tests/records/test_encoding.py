@@ -11,7 +11,8 @@ import pytest
 from support import rank_files, simulated_cluster
 from support.tables import checked, collected
 
-from scaling.records import ranks, window
+from scaling.records import collect, steps
+from scaling.records.encoding import pack_block
 from scaling.records.format import (
     SCHEMA,
     BlockRecord,
@@ -21,7 +22,6 @@ from scaling.records.format import (
     RecordedBlock,
     StepRow,
 )
-from scaling.records.packed import pack_block
 from scaling.records.paths import RunFolder
 from scaling.worker.measure.recorder import Recorder
 
@@ -153,9 +153,9 @@ def test_steps_that_cannot_be_unpacked_lose_their_block(run, tmp_path, change):
 
 def test_many_windows_are_the_same_rows(run, monkeypatch):
     whole = rows(run)
-    monkeypatch.setattr(window.windows, "__defaults__", (50,))
-    monkeypatch.setattr(window, "BATCH_BYTES", 2000)
-    monkeypatch.setattr(ranks, "KEPT_BYTES", 0)
+    monkeypatch.setattr(steps.windows, "__defaults__", (50,))
+    monkeypatch.setattr(steps, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(collect, "KEPT_BYTES", 0)
     again = rows(run)
     for name in whole:
         assert whole[name].equals(again[name]), name

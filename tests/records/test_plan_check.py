@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+import polars as pl
 import pytest
 from support.results import plan
 
-from scaling.records.meshes import as_communicated
-from scaling.records.rank import RankFile
+from scaling.errors import InputError
+from scaling.records.plan_check import as_communicated, check_meshes, of_blocks
+from scaling.records.rank_file import RankFile
 from scaling.spec.parallel import Fsdp, Parallel
 
 SIZES = (1, 2, 4, 8)
@@ -109,3 +111,22 @@ def test_a_world_size_without_its_ranks_is_not_believed():
     changed = dataclasses.replace(file, groups={**file.groups, 10**9: (0,)})
     other = planned(dataclasses.replace(Parallel.preset("fsdp_tp", 2), tensor=4))
     assert as_communicated(other, [changed]) == as_communicated(other, [file])
+
+
+def test_a_plan_whose_degrees_fit_no_world_size_that_was_measured_is_refused_by_its_file():
+    whole = plan()
+    check_meshes(whole, "runs/one/plan.json")
+    spoilt = dataclasses.replace(whole.spec, parallel=Parallel(name="ddp", replicate=0))
+    with pytest.raises(InputError, match=r"runs/one/plan\.json: parallel=ddp: replicate 0 does not fit"):
+        check_meshes(dataclasses.replace(whole, spec=spoilt), "runs/one/plan.json")
+
+
+def test_blocks_of_cases_under_a_plan_without_cases_are_refused():
+    """Which precision and batch a case had stands in the plan alone."""
+    blocks = pl.DataFrame({"arm": ["training"], "batch": [8], "accumulation": [1], "world_size": [1]})
+    with pytest.raises(
+        InputError, match=r"plan\.json asks for a scaling run, and the rank files hold a table of cases"
+    ):
+        of_blocks(plan(), blocks)
+    cases = dataclasses.replace(plan(), spec=dataclasses.replace(plan().spec, batches=(8,)))
+    assert of_blocks(cases, blocks) == (cases, ())

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pytest
 from support.tables import collected
 
+from scaling.records.encoding import Sealer, stretches
 from scaling.records.format import SCHEMA, BlockRecord, HeadRecord, PlainRow, RecordedBlock
 from scaling.records.paths import RunFolder
-from scaling.records.seal import Sealer, stretches
 from scaling.worker.measure.recorder import Recorder
 
 LINES = [
