@@ -151,19 +151,12 @@ def _used(mfu: Measured, hfu: Measured, peak_is: str, above: str) -> str:
 
 def _why_above(work: StepWork, peak: Ceiling) -> str:
     convolves = any(o.flops and o.name.startswith("convolution") for o in work.operators)
+    winograd = "need fewer operations than are counted (Winograd)"
     if peak.name.startswith(DATA_SHEET):
-        if convolves:
-            return "above 100 %: some convolutions (Winograd) need fewer operations than are counted"
-        return "above 100 %: the device ran at a higher clock than its data sheet assumes"
-    if convolves:
-        return (
-            "above 100 %: convolutions of these shapes run faster than the one measured, "
-            "or need fewer operations than are counted (Winograd)"
-        )
-    return (
-        "above 100 %: products of these shapes run faster than the one measured, or something else ran "
-        "while it was measured"
-    )
+        clock = "the device ran at a higher clock than its data sheet assumes"
+        return f"above 100 %: {f'some convolutions {winograd}' if convolves else clock}"
+    kind, other = ("convolutions", winograd) if convolves else ("products", "something else ran meanwhile")
+    return f"above 100 %: {kind} of these shapes run faster than the one measured, or {other}"
 
 
 def explain(base: RooflineResult | None, other: RooflineResult | None) -> tuple[str, ...]:
@@ -230,10 +223,8 @@ def _least(ceilings: Sequence[Ceiling], work: StepWork, peak: float, transfer: f
             before, _, after = kernel.key.removeprefix("copy|").partition(" ")[0].partition(">")
             if before == after and kernel.time_ns / 1e9 > moved / transfer / 2:
                 return moved / transfer, "host_transfer"
-        bound, needed = max(
-            _times(ceilings, peak, kernel.flops, kernel.bytes).items(), key=lambda item: item[1]
-        )
-        return needed, bound
+        needed = _times(ceilings, peak, kernel.flops, kernel.bytes)
+        return max((seconds, bound) for bound, seconds in needed.items())
 
     return least
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from support.results import plan, spec
@@ -41,6 +43,21 @@ def test_each_operator_has_its_shapes_its_calls_and_its_work():
     assert (forward.calls, forward.flops) == (1, 2 * 8 * 32 * 16)
     backward = found["aten::mm|Float 16,8;Float 8,32"]
     assert (backward.calls, backward.flops) == (1, 2 * 16 * 8 * 32)
+
+
+def test_each_operator_has_its_layer_in_both_directions_and_one_in_place_is_timed_too():
+    workload = linear()
+    module = torch.nn.Sequential(workload.module, torch.nn.ReLU(), torch.nn.Linear(16, 16))
+    found = measured(
+        replace(workload, module=module, optimizer=lambda p: torch.optim.SGD(p, lr=0.1, foreach=True)),
+        8,
+    )
+    layers = {kernel.key: (kernel.layer, kernel.layers) for kernel in found.kernels}
+    assert layers["aten::addmm|Float 16;Float 8,32;Float 32,16"] == ("0", 1)
+    assert layers["aten::threshold_backward|Float 8,16;Float 8,16"] == ("1", 1)
+    assert layers["aten::mm|Float 16,8;Float 8,32"] == ("0", 1)
+    (update,) = [kernel for kernel in found.kernels if kernel.operator == "aten::_foreach_add"]
+    assert (update.layer, update.calls) == ("", 1)
 
 
 @pytest.fixture
