@@ -144,7 +144,7 @@ def _values(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floa
         values |= {f"whole.{p}": alone[p] for p in OWN_PHASES}
     values |= _halved(tables, plan, records)
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})
-    values["jitter"] = records.per_round({c.key: _jitter(c.replay.computed()) for c in records.cycles})
+    values["jitter"] = records.of_own_times(_jitter)
     values |= per_parameter(tables, records) | per_bucket(records)
     times = curve.sweep_times(tables.fabric, n)
     for (size,), part in times.partition_by("bytes", as_dict=True).items():
@@ -201,10 +201,10 @@ def _curve(means: Means, swept: Sequence[int], replayed: Sequence[int]) -> Point
     return Points(sizes=points.sizes, times=points.times * (means["replay"] / alone)[:, None])
 
 
-def _jitter(compute_end: Floats) -> float:
-    """Standard deviation over steps of each rank's own deviation from the mean rank; `compute_end` S x R, ns."""
-    apart = compute_end - compute_end.mean(axis=1, keepdims=True)
-    ranks = compute_end.shape[1]
+def _jitter(own: Floats) -> float:
+    """Standard deviation over steps of each rank's own deviation from the mean rank; `own` times S x R, ns."""
+    apart = own - own.mean(axis=1, keepdims=True)
+    ranks = own.shape[1]
     return float(apart.std(axis=0, ddof=1).mean() * (ranks / (ranks - 1)) ** 0.5) if len(apart) > 1 else 0.0
 
 
