@@ -158,23 +158,12 @@ def arms(records: TrialRecords, plan: Plan) -> Arms:
     typical = everybody - set(late.ranks) if late else everybody
     rounds = rounds.extend(_arm_values(records, typical, typical_only=True))
     return Arms(
-        rounds=rounds if records.light or records.cycles else rounds.extend(_of_the_least(records)),
+        rounds=rounds,
         late=late,
         typical=typical,
         evened=of_tokens.evened(records) if of_tokens else records,
         explained_ns=of_tokens.explained_ns(records, late.ranks[0], typical) if of_tokens and late else {},
     )
-
-
-def _of_the_least(records: TrialRecords) -> dict[str, Floats]:
-    """Input and host of the rank with the least of each. Where no rank can be found late, the rest may be one's."""
-    each = records.by_rank(PROBE, detailed=False)
-    found = {}
-    for phase in ("input", "host"):
-        whole = np.isfinite(each[phase]).all(axis=1)
-        if whole.any():
-            found[f"typical.{PROBE}.{phase}"] = each[phase][:, int(each[phase][whole].mean(axis=0).argmin())]
-    return found
 
 
 def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = False) -> dict[str, Floats]:

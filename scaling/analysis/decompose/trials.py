@@ -83,7 +83,7 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         replay=_replay(buckets, n),
         gradients=() if shards else _messages(buckets, DDP_SOLO) or _of_wrapper(tables),
         replayed=_messages(buckets, REPLAY),
-        light=read_light(own, n) if mesh.pipeline == 1 else None,
+        light=read_light(own, n),
         tokens=read_tokens(own, n) if n > 1 else None,
         devices=_devices(tables.blocks, trial),
     )
