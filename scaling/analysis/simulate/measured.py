@@ -61,7 +61,7 @@ def inputs(
     elsewhere = bool(asked.accelerator) and asked.accelerator != (device_name or own.accelerator)
     ceilings = {one.name: one.best for one in roofline.ceilings} if roofline is not None else {}
     on_cpu = own.device == "cpu"
-    source = _measured_chip(ceilings, table, elsewhere=elsewhere, on_cpu=on_cpu)
+    source = _measured_chip(ceilings, table, elsewhere=elsewhere)
     target, capacity = (
         sheet(asked, table.precision) if elsewhere else (source, _capacity(asked, table.precision))
     )
@@ -125,7 +125,7 @@ def _differs(spread: tuple[Range, Range] | None) -> list[str]:
     ]
 
 
-def _measured_chip(best: Mapping[str, float], table: KernelTable, *, elsewhere: bool, on_cpu: bool) -> Chip:
+def _measured_chip(best: Mapping[str, float], table: KernelTable, *, elsewhere: bool) -> Chip:
     """The ceilings that the run measured on its device; where it has none, the best that its kernels reached.
 
     A model without matrix products has no ceilings. InputError where times have to be scaled to another device then.
@@ -146,7 +146,7 @@ def _measured_chip(best: Mapping[str, float], table: KernelTable, *, elsewhere: 
         flop_s=product,
         flop_s_fp32=best.get(MATMUL + "fp32", product),
         memory_bytes_s=moved,
-        kernel_us=0.0 if on_cpu else min((k.time_ns for k in timed), default=0) / 1e3,
+        kernel_us=min((k.time_ns for k in timed), default=0) / 1e3,
     )
 
 

@@ -91,21 +91,21 @@ def test_what_a_synthetic_model_sleeps_is_in_no_kernel():
 
 def test_the_device_is_what_its_ceilings_say():
     ceilings = {"matmul_fp32": 5e10, COPY: 8e9}
-    chip = measured._measured_chip(ceilings, table(1000), elsewhere=True, on_cpu=False)
+    chip = measured._measured_chip(ceilings, table(1000), elsewhere=True)
     assert (chip.flop_s, chip.memory_bytes_s) == (5e10, 8e9)
 
 
 def test_without_ceilings_it_is_the_best_that_kernels_reached_and_stands_for_itself_alone():
     given = table(1000, kernel("aten::add|a", 100, size=400), kernel("aten::add|b", 100, size=800))
-    assert measured._measured_chip({}, given, elsewhere=False, on_cpu=True).memory_bytes_s == 8e9
+    assert measured._measured_chip({}, given, elsewhere=False).memory_bytes_s == 8e9
     with pytest.raises(InputError, match="cannot be scaled to another"):
-        measured._measured_chip({}, given, elsewhere=True, on_cpu=True)
+        measured._measured_chip({}, given, elsewhere=True)
 
 
 def test_a_large_copy_is_not_as_slow_a_byte_as_the_small_one_that_was_timed():
     """What any kernel takes at the least is no rate: 2 us for 256 bytes, and 32 MiB at 1.8 TB/s in another."""
     given = table(100_000, kernel("copy|b", 2_000, size=256), kernel("aten::zeros|a", 20_000, size=2**25))
-    chip = measured._measured_chip({}, given, elsewhere=False, on_cpu=False)
+    chip = measured._measured_chip({}, given, elsewhere=False)
     times, _ = measured._times(given, chip, on_cpu=False)
     assert chip.kernel_us == 2
     assert times.factors["copy"] == pytest.approx(1, rel=0.01)
