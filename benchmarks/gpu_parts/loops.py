@@ -29,9 +29,10 @@ from scaling.worker.accelerator.devices import open_kind
 from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.measure.inject import Faults
-from scaling.worker.measure.probe import BucketProbe
 from scaling.worker.measure.step import Loop
 from scaling.worker.parallel.ddp import bucket_bytes
+from scaling.worker.parallel.streams import stream_of
+from scaling.worker.parallel.tap import Tap
 
 TIMEOUT = timedelta(seconds=120)
 BATCHES = 2
@@ -101,13 +102,13 @@ class OneRank:
 
 def probe_overhead(one: OneRank, group: Any, rounds: int) -> list[Row]:
     """Paired blocks in random order: plain, plain again (A/A), phase stamps, stamps of every bucket."""
-    plain, hooked = one.wrapped(group), one.wrapped(group)
-    probe = BucketProbe(hooked, group, 1, one.device)
-    user, detailed = (one.loop(ddp, batch=one.device_bound) for ddp in (plain, hooked))
+    ddp, tap = one.wrapped(group), Tap(one.device.clock)
+    Tap.streams[group.group_name] = stream_of(group, one.device)
+    user = one.loop(ddp, batch=one.device_bound)
 
     def buckets() -> None:
-        detailed.stamped()
-        probe.take(detailed.forward_end_ns)
+        user.stamped()
+        tap.take()
 
     steps: dict[str, Callable[[], Any]] = dict(
         zip(ARMS, (user.plain, user.plain, user.stamped, buckets), strict=True)
@@ -115,12 +116,13 @@ def probe_overhead(one: OneRank, group: Any, rounds: int) -> list[Row]:
     for step in steps.values():
         for _ in range(LEAD_IN):
             step()
-    stamps = (STEPS + LEAD_IN) * (user.stamps + 2 * len(bucket_bytes(hooked)))
+    stamps = (STEPS + LEAD_IN) * (user.stamps + 3 * len(bucket_bytes(ddp)))
     found: dict[str, list[float]] = {f"{kind}.{name}": [] for kind in ("wall", "cpu") for name in ARMS}
     rng = random.Random(0)
     for _ in range(rounds):
         for name in rng.sample(ARMS, len(ARMS)):
-            wall, cpu = _block(one.device, steps[name], stamps)
+            with tap.on() if name == ARMS[-1] else contextlib.nullcontext():
+                wall, cpu = _block(one.device, steps[name], stamps)
             found[f"wall.{name}"].append(wall)
             found[f"cpu.{name}"].append(cpu)
     known = Rounds(
@@ -181,26 +183,27 @@ def _interval(number: Measured | None) -> tuple[float, float, float]:
 
 
 def own_backend(one: OneRank, group: Any) -> list[Row]:
-    """Check the backend over one rank: equal gradients with the hook, stamps in order, memory of the communicator."""
+    """Check the backend over one rank: equal gradients under the tap, stamps in order, memory of the communicator."""
     before = one.device.foreign_bytes()
-    plain, hooked = one.wrapped(group), one.wrapped(group)
+    ddp, tap = one.wrapped(group), Tap(one.device.clock)
     after = one.device.foreign_bytes()
-    probe = BucketProbe(hooked, group, 1, one.device)
+    Tap.streams[group.group_name] = stream_of(group, one.device)
     images, labels = one.device.load(one.device.stage(one.workload.make_batch(one.batch, torch.Generator())))
     gradients = []
-    for ddp in (plain, hooked):
-        for _ in range(LEAD_IN):
-            with one.device.clock.window(4 * len(bucket_bytes(ddp)) + 2):
-                begin = one.device.clock.stamp()
-                ddp.zero_grad(set_to_none=True)
-                one.workload.loss(ddp(images), labels).backward()  # type: ignore[no-untyped-call]
-                taken = probe.take(0)
-                one.device.synchronize()
-                end = one.device.clock.stamp()
+    for seen in (contextlib.nullcontext(), tap.on()):
+        with seen:
+            for _ in range(LEAD_IN):
+                with one.device.clock.window(4 * len(bucket_bytes(ddp)) + 2):
+                    begin = one.device.clock.stamp()
+                    ddp.zero_grad(set_to_none=True)
+                    one.workload.loss(ddp(images), labels).backward()  # type: ignore[no-untyped-call]
+                    taken = [each.row(seq, 1) for seq, each in enumerate(tap.take())]
+                    one.device.synchronize()
+                    end = one.device.clock.stamp()
         gradients.append([p.grad.clone() for p in ddp.parameters() if p.grad is not None])
     first, last = one.device.clock.resolve([begin, end])
     found = [resolve_collective(one.device.clock, row) for row in taken]
-    stamps = [(row.ready_ns, row.launch_ns, row.done_ns) for row in found]
+    stamps = [(row.launch_ns, row.start_ns, row.done_ns) for row in found]
     slack = one.device.clock.bound_ns + int(rows.JITTER_US * 1e3)
     in_order = bool(stamps) and all(
         first - slack <= r <= s <= d + slack <= last + 3 * slack for r, s, d in stamps
@@ -212,7 +215,7 @@ def own_backend(one: OneRank, group: Any) -> list[Row]:
     what = f"{one.backend} at world size 1"
     held = None if before is None or after is None else (after - before) / 2**20
     memory = "on the host" if held is None else f"{held:.0f} MiB for the communicator"
-    said = "finite, as without the hook" if alike else "NOT as without the hook"
+    said = "finite, as without the tap" if alike else "NOT as without the tap"
     return [
         Row(section="ranks", what=f"{what}, gradients", measured=said, bar="alike", met=alike),
         Row(

@@ -27,6 +27,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+DISTURBS, UNKNOWN_STREAM = "disturbs", "unknown stream"
+"""BlockRecord.withheld: stamps of collectives would hold up other streams; nobody tells where collectives run."""
+
 SCHEMA = 2
 
 
@@ -107,6 +110,11 @@ class CollectiveRow(NamedTuple):
     """The rank, or its compute stream, began to wait for it; 0: not taken, or it waited for several at once."""
     resume_ns: int = 0
     """It went on."""
+    start_ns: int = 0
+    """Its communicator's stream came to it, and from here on waits for peers or moves data; 0: not taken, or at launch.
+
+    Older files lack this field.
+    """
 
 
 STEP_FIELDS = StepRow._fields
@@ -257,6 +265,8 @@ class BlockRecord:
     """Runs by cases: index of the case (spec.cases). Strategies side by side: that of the strategy; -1 otherwise."""
     peak_bytes: int = -1
     """Runs by cases: the most memory that the process held during the block."""
+    withheld: str = ""
+    """Why a block that was to be detailed has no CollectiveRows: DISTURBS or UNKNOWN_STREAM. Older files lack it."""
     parameters: list[tuple[int, int]] = field(default_factory=list)
     """ddp_solo: (bytes, ready ns since the step's begin) of each parameter, mean over the steps."""
 

@@ -40,7 +40,7 @@ STAMPS = [
 ]
 COLLECTIVE_STAMPS = [
     COLLECTIVE_FIELDS.index(name)
-    for name in ("ready_ns", "launch_ns", "done_ns", "enqueue_ns", "wait_ns", "resume_ns")
+    for name in ("ready_ns", "launch_ns", "done_ns", "enqueue_ns", "wait_ns", "resume_ns", "start_ns")
 ]
 _STEP_COLUMNS = (*STEP_FIELDS, "plain")
 """Plain steps have no phases, which is not the same as phases that were not taken."""

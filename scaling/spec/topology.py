@@ -86,6 +86,10 @@ class SimulatedDevice:
     link_us: Annotated[float, AtLeast(0)] = 20.0
     link_gb_s: Annotated[float, Positive()] = 20.0
     """Of what a rank puts on the wire in a collective."""
+    connections: Annotated[int, Between(1, 1024)] = 8
+    """In-order work queues that its streams share, as CUDA_DEVICE_MAX_CONNECTIONS sets them."""
+    wait_us: Annotated[float, AtLeast(0)] = 0.0
+    """From an event to a stream that waited for it."""
     slowdown: Annotated[float, AtLeast(0)] = 0.0
     """A kernel takes 1 + this times as long while its device transfers."""
     null_work: bool = True

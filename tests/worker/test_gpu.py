@@ -23,9 +23,11 @@ from scaling.worker.checks.fingerprint import sums
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.measure.inject import Faults
-from scaling.worker.measure.probe import BucketProbe, SoloProbe
+from scaling.worker.measure.probe import SoloProbe
 from scaling.worker.measure.step import Loop, step_row
 from scaling.worker.parallel.ddp import bucket_bytes
+from scaling.worker.parallel.streams import hold_up, stream_of
+from scaling.worker.parallel.tap import Tap
 
 pytestmark = [
     pytest.mark.gpu,
@@ -143,41 +145,34 @@ def test_fp16_trains(device):
     assert not torch.equal(before, module[0].weight)
 
 
-def test_buckets_on_nccl(device, group):
-    plain, hooked = (
-        DistributedDataParallel(layers(), process_group=group, bucket_cap_mb=4) for _ in range(2)
-    )
-    probe = BucketProbe(hooked, group, 1, device)
-    batch = torch.randn(256, 1024, device="cuda")
-    with device.clock.window(200):
-        for _ in range(4):
-            for ddp in (plain, hooked):
-                ddp.zero_grad(set_to_none=True)
-                ddp(batch).square().mean().backward()
-            taken = probe.take(0)
-        end = device.clock.stamp()
-    rows = [device.clock.resolve(row) for row in taken]
-    (end_ns,) = device.clock.resolve([end])
-    assert [row[3] for row in rows] == bucket_bytes(hooked)
-    assert all(row[4] == row[5] <= row[6] <= end_ns + 2_000 for row in rows)
-    for a, b in zip(plain.parameters(), hooked.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
-
-
-def test_a_bucket_is_done_on_the_device_not_when_it_is_enqueued(device, group):
-    ddp = DistributedDataParallel(layers(depth=4), process_group=group, bucket_cap_mb=4)
-    probe = BucketProbe(ddp, group, 1, device)
-    batch = torch.randn(256, 1024, device="cuda")
-    for _ in range(3):
-        ddp(batch).square().mean().backward()
-        probe.take(0)
-    with device.clock.window(50):
+def test_the_device_can_be_kept_busy_with_one_small_kernel(device):
+    device.spin(0.01)
+    with device.clock.window(10):
         begin = device.clock.stamp()
-        torch.cuda._sleep(SPIN)  # the host is through with the step long before the device begins it
-        ddp(batch).square().mean().backward()
-        rows = probe.take(0)
-    (begin_ns,) = device.clock.resolve([begin])
-    assert all(device.clock.resolve(row)[5] - begin_ns > 5 * MS for row in rows)
+        device.spin(0.02)
+        end = device.clock.stamp()
+    first, last = device.clock.resolve([begin, end])
+    assert 10 * MS < last - first < 40 * MS
+
+
+def test_a_communicator_s_stream_is_found_and_its_stamps_enclose_the_kernel(device, group, monkeypatch):
+    stream = stream_of(group, device)
+    assert stream is not None
+    monkeypatch.setitem(Tap.streams, group.group_name, stream)
+    sent, tap = torch.ones(2**20, device="cuda"), Tap(device.clock)
+    with tap.on(), device.clock.window(50):
+        begin = device.clock.stamp()
+        torch.cuda._sleep(SPIN)  # the host is through with the call long before the device begins it
+        dist.all_reduce(sent, group=group, async_op=True).wait()
+        end = device.clock.stamp()
+    (seen,) = tap.take()
+    begun, launch, start, done, ended = device.clock.resolve([begin, seen.launch, seen.start, seen.done, end])
+    assert begun + 5 * MS < launch <= start <= done <= ended
+
+
+def test_stamps_of_a_communicator_hold_nothing_up(device, group, monkeypatch):
+    monkeypatch.setitem(Tap.streams, group.group_name, stream_of(group, device))
+    assert not hold_up([Tap.streams[group.group_name]], device)
 
 
 def test_ready_times_alone_on_nccl(device, group):

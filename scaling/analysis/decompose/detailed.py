@@ -122,7 +122,7 @@ def detailed_blocks(
     place = ("launch", "block", "rank", "step")
     chosen = (pl.col("arm") == PROBE) & pl.col("detailed")
     of_model = pl.col("phase") != PHASES.index("other")
-    stamps = ("ready_ns", "launch_ns", "done_ns", "enqueue_ns")
+    stamps = ("ready_ns", "launch_ns", "start_ns", "done_ns", "enqueue_ns")
     sent = buckets.filter(chosen & of_model)
     sent = sent.select(*place, "round", "seq", "kind", "bytes", "group", *stamps, ITS_PART)
     stepped = own.filter(chosen).select(*place, "round", *STAMPS, ITS_PART)
@@ -189,6 +189,7 @@ def _blocks(
                     buffer_end=buffer_end,
                     micro_steps=_micro_steps(part, width, accumulation.get(block_key, 1)),
                     channel=(served := channel(block_rows["group"].head(width).to_list())),
+                    start=cube("start_ns") if served.fifo and block_rows["start_ns"].max() else None,
                     enqueue=cube("enqueue_ns") if served.fifo and block_rows["enqueue_ns"].min() else None,
                     host_ns=host_ns if served.fifo else 0.0,
                 ),
@@ -259,7 +260,9 @@ def _scalars(stamps: BlockStamps, merged: Merged) -> dict[str, float]:
     for k in range(stamps.launch.shape[2]):
         values[f"bucket.{k}.transfer"] = merged.transfer[:, k].mean()
         values[f"bucket.{k}.shared"] = merged.shared[:, k].mean()
-        values[f"bucket.{k}.skew"] = (merged.released[:, k] - stamps.launch[:, :, k].mean(axis=1)).mean()
+        values[f"bucket.{k}.skew"] = (
+            stamps.launch[:, :, k].max(axis=1) - stamps.launch[:, :, k].mean(axis=1)
+        ).mean()
         if stamps.ready[:, :, k].min() > 0:
             values[f"bucket.{k}.ready"] = (stamps.ready[:, :, k] - begin).mean()
     return {name: float(value) for name, value in values.items()}

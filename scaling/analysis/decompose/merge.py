@@ -42,6 +42,8 @@ class BlockStamps:
     micro_steps: int = 1
     """M: 1, unless no_sync was left out."""
     channel: Channel = ONE
+    start: Floats | None = None
+    """S x R x K, absolute: the communicator's stream came to it; 0 where not taken. None: nowhere."""
     enqueue: Floats | None = None
     """S x R x K, absolute: the host began to enqueue; None where that is not known, or no host enqueues."""
     host_ns: float = 0.0
@@ -49,7 +51,14 @@ class BlockStamps:
 
     @property
     def handed(self) -> Floats:
-        """S x R x K: when each rank's collective is on its communicator's stream; at once where the host is ahead."""
+        """S x R x K: when each rank's collective is on its communicator's stream; at once where the host is ahead.
+
+        Where the stream's own stamp is known, what it lay behind the one before it is not counted.
+        """
+        if self.start is not None:
+            before = np.concatenate([np.zeros_like(self.done[:, :, :1]), self.done[:, :, :-1]], axis=2)
+            late = self.start - np.maximum(self.launch, before)
+            return np.where(self.start > 0, self.launch + np.maximum(late, 0.0), self.launch)
         if self.enqueue is None or not self.host_ns:
             return self.launch
         found: Floats = np.minimum(np.maximum(self.launch, self.enqueue + self.host_ns), self.done)
@@ -118,10 +127,11 @@ def merge(stamps: BlockStamps) -> Merged:
     moving, moved = (np.broadcast_to(each[:, None, :], stamps.done.shape) for each in (begun, finished))
     since = np.broadcast_to(np.minimum(ready, begun)[:, None, :], stamps.done.shape)
     exposed = [np.zeros_like(stamps.compute_end) for _ in range(3)]
+    tells = stamps.host_ns > 0 or stamps.start is not None
     for low, end in zip(_last_axis(stamps.compute_ends), _last_axis(stamps.own_ends), strict=True):
         high = np.maximum(end, low)
         inside = np.minimum(union(moving, moved, low, high), high - low)
-        enqueuing = union(since, moved, low, high) - inside if stamps.host_ns else np.zeros_like(inside)
+        enqueuing = union(since, moved, low, high) - inside if tells else np.zeros_like(inside)
         each = (inside, np.maximum(high - low - inside - enqueuing, 0.0), enqueuing)
         exposed = [so_far + more for so_far, more in zip(exposed, each, strict=True)]
     return Merged(
@@ -131,7 +141,7 @@ def merge(stamps: BlockStamps) -> Merged:
         busy=shares.busy,
         transfer=shares.transfer,
         shared=shares.shared,
-        least=(stamps.done - stamps.launch).min(axis=1),
+        least=(stamps.done - stamps.handed).min(axis=1),
         exposed_transfer=exposed[0],
         exposed_skew=exposed[1],
         exposed_enqueue=exposed[2],

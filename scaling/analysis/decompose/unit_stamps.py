@@ -117,7 +117,8 @@ def _stamps(
         tuple(sorted({served.groups(rank, int(keys[rank, k])) for rank in range(n)})) for k in range(width)
     ]
     launch, done = grid(rows, "launch_ns", shape), grid(rows, "done_ns", shape)
-    released, finished = launch.copy(), done.copy()
+    handed = np.maximum(launch, grid(rows, "start_ns", shape))
+    released, finished = handed.copy(), done.copy()
     follows: dict[int, Awaited] = {}
     for k, of in enumerate(members):
         if int(first["kind"][k]) == BROADCAST and len(of) == 1:
@@ -126,7 +127,7 @@ def _stamps(
             continue
         for group in of:
             ranks = list(group)
-            released[:, ranks, k] = launch[:, ranks, k].max(axis=1, keepdims=True)
+            released[:, ranks, k] = handed[:, ranks, k].max(axis=1, keepdims=True)
             finished[:, ranks, k] = done[:, ranks, k].max(axis=1, keepdims=True)
     finished = np.maximum(finished, released)
     begun, transfer = np.empty_like(launch), np.empty_like(launch)

@@ -37,6 +37,10 @@ class Accelerator:
         """Be late by so much. Only a simulated device can be made late itself; elsewhere it is the host."""
         sleep(seconds)
 
+    def spin(self, seconds: float) -> None:
+        """Queue one kernel of few threads that takes about so long; an accelerator alone can."""
+        raise NotImplementedError
+
     def only_timed(self) -> contextlib.AbstractContextManager[None]:
         """Inside, nobody reads results: a simulated device need not compute what its model of time does not ask for."""
         return contextlib.nullcontext()

@@ -14,7 +14,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from scaling.records.format import COLLECTIVE_FIELDS, CollectiveRow
 
@@ -91,6 +91,9 @@ class Clock(Protocol):
     def stamp(self) -> int:
         """Return a token for this instant, without waiting."""
 
+    def stamp_on(self, stream: Any, behind: int = 0) -> int:
+        """Return a token for when a stream of the device comes here, and before that to the stamp `behind`."""
+
     def window(self, stamps: int) -> contextlib.AbstractContextManager[None]:
         """Enclose about `stamps` stamps. Tokens of the window before become invalid."""
 
@@ -116,6 +119,10 @@ class HostClock:
     bound_ns = 0
     stamp = staticmethod(now_ns)
 
+    def stamp_on(self, stream: Any, behind: int = 0) -> int:  # noqa: ARG002
+        """Now: the host has no streams."""
+        return now_ns()
+
     def window(self, stamps: int) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
         return contextlib.nullcontext()
 
@@ -126,8 +133,8 @@ class HostClock:
 class Event(Protocol):
     """The part of `torch.Event(enable_timing=True)` that is used here."""
 
-    def record(self) -> None:
-        """Record it on the calling thread's current stream."""
+    def record(self, stream: Any = None) -> None:
+        """Record it on a stream; None: the calling thread's current one."""
 
     def synchronize(self) -> None:
         """Wait until it is reached."""
@@ -178,13 +185,19 @@ class EventClock:
 
     def stamp(self) -> int:
         """Record the next event of the pool; 0, not taken, while a graph is captured."""
+        return self.stamp_on(None)
+
+    def stamp_on(self, stream: Any, behind: int = 0) -> int:
+        """Record the next event on a stream, which first waits for the event `behind`; None: the current stream."""
         if self._capturing is not None and self._capturing():
             self.captured = True
             return 0
         index = next(self._next)  # a single call in C, so two threads never get the same event
         if index >= len(self._events):  # the window was opened for fewer stamps
             self._reserve(index + 1)
-        self._events[index].record()
+        if behind < 0:
+            stream.wait_event(self._events[~behind])
+        self._events[index].record(*() if stream is None else (stream,))
         return ~index
 
     @contextlib.contextmanager

@@ -45,6 +45,8 @@ def prepare(settings: SimulatedDevice, devices: int) -> None:
         flops=settings.tflops * _TERA,
         memory_bytes_s=settings.memory_gb_s * _GIGA,
         host_bytes_s=settings.host_gb_s * _GIGA,
+        connections=settings.connections,
+        wait_us=settings.wait_us,
         slowdown=settings.slowdown,
         capacity_bytes=settings.capacity_bytes,
     )
@@ -72,6 +74,10 @@ class SimulatedAccelerator(TorchAccelerator):
     def stall(self, seconds: float) -> None:
         """A kernel that takes so long, on the current stream."""
         self._module.sleep_us(seconds * 1e6)
+
+    def spin(self, seconds: float) -> None:
+        """The device has a kernel that takes as long as one asks."""
+        self.stall(seconds)
 
     @contextlib.contextmanager
     def only_timed(self) -> Iterator[None]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
+import time
 from typing import Any
 
 import torch
@@ -16,6 +18,9 @@ from torch.utils._pytree import tree_map_only
 from scaling.worker.accelerator import cuda, memory
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import EventClock
+
+_SPIN_ROWS, _SPIN_MOST = 2**17, 2**25
+"""Rows of the kernel by which `spin` learns how long a row takes, and the most that it sums."""
 
 
 class TorchAccelerator(Accelerator):
@@ -27,6 +32,7 @@ class TorchAccelerator(Accelerator):
     def __init__(self, kind: str, index: int) -> None:
         """`kind`: the type of the device, as torch names it."""
         self.type = kind
+        self._row_s = 0.0
         self._module: Any = torch.get_device_module(kind)
         self._module.set_device(index)
         self.torch_device = torch.device(kind, index)
@@ -49,6 +55,20 @@ class TorchAccelerator(Accelerator):
     def synchronize(self) -> None:
         """Wait for all streams of the device."""
         self._module.synchronize(self.torch_device)
+
+    def spin(self, seconds: float) -> None:
+        """A cumulative sum down two columns: a thread for each goes from row to row."""
+        if self._row_s == 0.0:
+            took = []
+            for _ in range(2):  # the first one also loads the kernel
+                self.synchronize()
+                begin = time.perf_counter()
+                torch.ones(_SPIN_ROWS, 2, device=self.torch_device).cumsum(0)
+                self.synchronize()
+                took.append(time.perf_counter() - begin)
+            self._row_s = took[-1] / _SPIN_ROWS
+        rows = min(_SPIN_MOST, math.ceil(seconds / self._row_s))
+        torch.ones(rows, 2, device=self.torch_device).cumsum(0)
 
     def release_memory(self) -> None:
         """Return the caching allocator's unused blocks."""

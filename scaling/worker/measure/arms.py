@@ -35,7 +35,7 @@ from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.strategy import Parallelized
 
 ALL_REDUCE = KINDS.index("all_reduce")
-BARE, HALF, DETAILED, TRIED = "bare", "half", "detailed", "tried"
+BARE, HALF, TRIED = "bare", "half", "tried"
 """Uses of the module, beside PLAIN, DDP_SOLO and VARIANT. Each has its own graphs and its own scale of gradients."""
 
 
@@ -123,9 +123,9 @@ class Arms:
         self.optimizer.state.clear()  # it may have run out of memory half way
         self._device.release_memory()
 
-    def compile(self, arm: str, *, detailed: bool, half: bool) -> None:
+    def compile(self, arm: str, *, half: bool) -> None:
         """Run a step of an arm in which no rank needs another, since its graphs take ranks unequal times to make."""
-        settings, use = self._use(arm, detailed=detailed, half=half)
+        settings, use = self._use(arm, half=half)
         strategy = settings.strategy
         made: Parallelized | torch.nn.Module = (
             strategy.module(use)
@@ -151,14 +151,14 @@ class Arms:
     def open(self, arm: str, *, detailed: bool = False, half: bool = False) -> Iterator[Opened]:
         """Inside, the arm's loop can run; its wrapper is made, takes its first steps, and is freed at the end.
 
-        The light probe runs on the plain wrapper, since it needs no hook there. `half`: with half of the batch.
+        The probe runs on the plain wrapper. `half`: with half of the batch.
         """
-        settings, use = self._use(arm, detailed=detailed, half=half)
+        settings, use = self._use(arm, half=half)
         if use in (BARE, HALF):
             batch = self.half_batch if use == HALF else None
             yield Opened(loop=settings.loop(settings.strategy.module(use), use, batch))
             return
-        made = self._made(settings, use, detailed=detailed)
+        made = self._made(settings, use)
         loop, detail = settings.loop(made, use), None
         try:
             for _ in range(settings.settling):
@@ -166,33 +166,32 @@ class Arms:
             made.settle()
             if use == PLAIN:
                 self._buckets, self.held = made.buckets, made.bytes()
-            detail = made.detail(detailed=detailed)
+            why = made.withheld() if detailed and use == PLAIN else ""
+            detail = made.detail(detailed=detailed and not why)
             if detail is not None:
                 detail.discard()
             del made  # the loop alone keeps it
-            yield Opened(loop=loop, detail=detail, settled=settings.settling)
+            yield Opened(loop=loop, detail=detail, settled=settings.settling, withheld=why)
         finally:
             if detail is not None:
                 self.unsharded_bytes = max(self.unsharded_bytes, detail.unsharded_bytes)
             loop.release()
 
-    def _use(self, arm: str, *, detailed: bool, half: bool) -> tuple[Settings, str]:
+    def _use(self, arm: str, *, half: bool) -> tuple[Settings, str]:
         """What an arm uses the module for, and under which settings."""
         if arm in (BARE_ONE, BARE_ALL):
             return self._own, HALF if half else BARE
         if arm == VARIANT:
             assert self._other is not None
             return self._other, VARIANT
-        if arm == PROBE and detailed:
-            return self._own, DETAILED
         return self._own, DDP_SOLO if arm == DDP_SOLO else PLAIN
 
-    def _made(self, settings: Settings, use: str, *, detailed: bool) -> Parallelized:
+    def _made(self, settings: Settings, use: str) -> Parallelized:
         """A new module over its ranks. The first of a use compares and sends the parameters, as a training does."""
         alone = use == DDP_SOLO
         first, looked = use not in self._synced, not alone and not self._synced - {DDP_SOLO}
         before = self._device.foreign_bytes() if looked else None
-        made = settings.strategy.apply(use, alone=alone, detailed=detailed, sync=first)
+        made = settings.strategy.apply(use, alone=alone, sync=first)
         if looked:
             self.communicator_bytes = grown(before, self._device.foreign_bytes())
         self._synced.add(use)

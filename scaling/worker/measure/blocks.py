@@ -95,7 +95,8 @@ class BlockRunner:
             ]
             collectives = [one.collectives for one in taken if one.collectives is not None]
             parameters = opened.parameters([step.begin_ns for step in done])
-        return self._record(block, arms, done, collectives, usage, feed.cost(), parameters, lead_in)
+        made = feed.cost()
+        return self._record(block, arms, done, collectives, usage, made, parameters, lead_in, opened.withheld)
 
     def _exchanged(self, block: Block, arms: Arms, sweep: Sequence[int]) -> float:
         exchanges = self._messages(block, arms, sweep)
@@ -116,13 +117,15 @@ class BlockRunner:
         making: tuple[int, int] = UNKNOWN,
         parameters: list[tuple[int, int]] | None = None,
         lead_in: int = 0,
+        withheld: str = "",
     ) -> float:
         record = BlockRecord(
             id=block.id,
             round=block.round,
             world_size=block.trial.world_size,
             arm=block.arm,
-            detailed=block.detailed,
+            detailed=block.detailed and not withheld,
+            withheld=withheld,
             solo_rank=block.solo_rank,
             batch=block.trial.batch,
             accumulation=arms.micro_steps(block.arm),
@@ -160,7 +163,7 @@ class BlockRunner:
                             else taken._replace(collectives=opened.all_of(taken.collectives, row))
                         )
                 self._device.synchronize()
-        if block.arm == PROBE and block.detailed and opened.detail is not None:
+        if block.arm == PROBE and block.detailed and opened.detail is not None and not opened.withheld:
             arms.messages(opened.detail.wire)
         return rows, found, usage
 

@@ -81,10 +81,10 @@ def warm_up(
         feed.prepare("warm-up", n)
         feed.resume()
     uses = arms.warmed()
-    for index, (arm, detailed, half) in enumerate(uses if arms.compiles else ()):
+    for index, (arm, _, half) in enumerate(uses if arms.compiles else ()):
         # Compiling takes minutes, and not equally long on every rank, so no rank waits for it in a collective.
         session.say(f"compiling {index + 1} of {len(uses)}", COMPILE_S)
-        arms.compile(arm, detailed=detailed, half=half)
+        arms.compile(arm, half=half)
         control.meet(f"compiled/{key}/{index}", participants)
     begin, chunk, alone_ns = time.monotonic(), WARMUP_CHUNK, 0
     for index, (arm, detailed, half) in enumerate(uses):

@@ -90,6 +90,8 @@ class Opened:
     loop: Loop
     detail: Detail | None = None
     """What the block records of communication; None: nothing."""
+    withheld: str = ""
+    """Why it was to record collectives and does not (BlockRecord.withheld)."""
     settled: int = 0
     """Steps that its new wrapper has taken."""
 

@@ -1,8 +1,11 @@
-"""Find DDP's buckets among the collectives that a tap saw."""
+"""What a detailed block records of DDP: its buckets, found among the collectives that a tap saw."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -10,45 +13,58 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.records.format import CollectiveRow
 from scaling.spec.run import KINDS
 from scaling.spec.schedule import PHASES
+from scaling.spec.sweep import Message
+from scaling.worker.parallel.buffers import broadcast_rows
 from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
-from scaling.worker.parallel.tap import Seen
+from scaling.worker.parallel.strategy import Edges, Take, Taken
+from scaling.worker.parallel.tap import Seen, Tap
 
 _ALL_REDUCE, _BROADCAST = KINDS.index("all_reduce"), KINDS.index("broadcast")
 _OTHER = PHASES.index("other")
+
+
+_CALLBACK_S = 0.05
+"""How long a callback of Gloo's thread may wait for the interpreter once backward has returned."""
+
+Ready = Callable[[int], Sequence[int]]
+"""Given the host time at which the last forward ended, when each bucket was ready, ns; empty: not known."""
 
 
 class Buckets:
     """The all-reduces of one wrapper's gradients.
 
     DDP launches its buckets in their order, so the next one is the next all-reduce over its group that has the bucket's
-    size and type. A hook of the user may send something else instead; then every all-reduce over the group counts.
+    size and type. A hook may send something else instead; then every all-reduce over the group counts. The named hooks
+    say whose bucket they send (parallel.compression).
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        self.ddp = ddp
+        self._ddp = weakref.ref(ddp)  # the loop alone keeps the wrapper
         self._name = ddp.process_group.group_name
         self._key = dist.get_world_size(ddp.process_group)
+        self._hooked = has_own_hook(ddp)
         self._sizes: list[int] = []
-        """Bytes of the buckets, once a step was recorded: DDP has settled them by then."""
+        """Bytes of the buckets, once a step was recorded."""
         self._types = {parameter.dtype for parameter in ddp.parameters()}
 
-    def rows(self, seen: Sequence[Seen]) -> list[CollectiveRow]:
+    def rows(self, seen: Sequence[Seen], ready: Sequence[int] = ()) -> list[CollectiveRow]:
         """The step's buckets, with tokens as stamps, and then the collectives that are not DDP's.
 
-        A bucket counts as ready when it is launched. Its `done` is 0 where the callback has not run yet, since
-        callbacks come from another thread that may still wait for the interpreter: it was done when the backward was.
-        DDP's broadcasts of buffers are left out: they are stamped where they are waited for.
+        A bucket counts as ready when it is launched, or by `ready`, host times that may be a little late. An all-reduce
+        of a hook that is not the first of its bucket waited for no gradient; its ready time is 0. DDP's broadcasts of
+        buffers are left out: they are stamped where they are waited for.
         """
         if self._key == 1:
             return []
         ours = [one for one in seen if one.group.group_name == self._name]
-        own = [one for one in ours if one.kind == _ALL_REDUCE]
-        if not has_own_hook(self.ddp):
+        own = [one for one in ours if one.kind == _ALL_REDUCE and one.bytes]
+        if not self._hooked:
             own = self._in_order(own)
+        _wait_for_callbacks(own)
         known = {id(one) for one in (*own, *(one for one in ours if one.kind == _BROADCAST))}
-        others = [one for one in seen if id(one) not in known]
-        buckets = (one.row(seq, self._key) for seq, one in enumerate(own))
-        return [*buckets, *self._others(others, len(own))]
+        others = [one for one in seen if id(one) not in known and one.bytes]
+        buckets = [one.row(seq, self._key, unit=one.unit) for seq, one in enumerate(own)]
+        return [*_by_bucket(buckets, ready), *self._others(others, len(own))]
 
     def _others(self, others: Sequence[Seen], first: int) -> list[CollectiveRow]:
         rows = (one.row(seq, self._key, phase=_OTHER) for seq, one in enumerate(others, first))
@@ -58,9 +74,88 @@ class Buckets:
         ]
 
     def _in_order(self, seen: Sequence[Seen]) -> list[Seen]:
-        self._sizes = self._sizes or bucket_bytes(self.ddp)
+        found = self._matching(seen)
+        if not found or len(found) % len(self._sizes):  # DDP has made its buckets anew
+            ddp = self._ddp()
+            self._sizes = [] if ddp is None else bucket_bytes(ddp)
+            found = self._matching(seen)
+        for place, one in enumerate(found):
+            one.unit = place % len(self._sizes)
+        return found
+
+    def _matching(self, seen: Sequence[Seen]) -> list[Seen]:
         found: list[Seen] = []
-        for one in seen:
+        for one in seen if self._sizes else ():
             if one.bytes == self._sizes[len(found) % len(self._sizes)] and one.dtype in self._types:
                 found.append(one)
         return found
+
+
+class BucketDetail:
+    """The buckets of a detailed block. A tap is open meanwhile; the wrapper is the one that trains."""
+
+    unsharded_bytes = 0
+
+    def __init__(self, ddp: DistributedDataParallel, tap: Tap, ready: Ready | None = None) -> None:
+        self._ddp, self._tap, self._buckets, self._ready = weakref.ref(ddp), tap, Buckets(ddp), ready
+        self._count = max(1, len(bucket_bytes(ddp)))
+        self.wire: list[Message] = []
+
+    @contextlib.contextmanager
+    def taking(self) -> Iterator[Take]:
+        """The tap is open inside."""
+        with self._tap.on():
+            yield self._take
+
+    def _take(self, forward_end_ns: int) -> Taken:
+        ready = self._ready(forward_end_ns) if self._ready else ()
+        rows = self._buckets.rows(self._tap.take(), ready)
+        self.wire = [Message(row.kind, row.bytes) for row in rows if row.phase != _OTHER]
+        return Taken(rows, None)
+
+    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
+        """The rows with those of the step's broadcasts of buffers."""
+        ddp = self._ddp()
+        rows = done_by(rows, edges)
+        return [*rows, *(() if ddp is None else broadcast_rows(ddp, edges.broadcasts, len(rows)))]
+
+    def discard(self) -> None:
+        """Forget what was seen."""
+        self._tap.take()
+
+    def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:  # noqa: ARG002
+        """Ready times of single parameters are those of ddp_solo."""
+        return []
+
+    @property
+    def stamps(self) -> int:
+        """Launch, start and end of each bucket."""
+        return 3 * max(self._count, len(self.wire))
+
+
+def done_by(rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
+    """The rows, done when backward is at the latest: on the host a callback may wait for the interpreter until later."""
+    latest = max((whole for _, whole in edges.behind), default=0)
+    return [
+        row._replace(done_ns=latest) if row.phase != _OTHER and 0 < latest < row.done_ns else row
+        for row in rows
+    ]
+
+
+def _by_bucket(rows: Sequence[CollectiveRow], ready: Sequence[int]) -> Iterator[CollectiveRow]:
+    """The rows with when their buckets were ready."""
+    named = any(row.unit >= 0 for row in rows)
+    for row in rows:
+        if named and row.unit < 0:
+            yield row._replace(ready_ns=0)
+        elif 0 <= row.unit < len(ready):
+            yield row._replace(ready_ns=min(ready[row.unit], row.launch_ns))
+        else:
+            yield row
+
+
+def _wait_for_callbacks(seen: Sequence[Seen]) -> None:
+    """Backward has returned, so these are done; on the host a thread may still be about to say so."""
+    until = time.monotonic() + _CALLBACK_S
+    while any(one.called and not one.done for one in seen) and time.monotonic() < until:
+        time.sleep(0)

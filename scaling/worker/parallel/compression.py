@@ -1,4 +1,4 @@
-"""Communication hooks: torch's own, over a group or over a stand-in for it."""
+"""Communication hooks: torch's own, which tell a tap whose bucket they send."""
 
 # No postponed annotations here: DDP checks a hook's annotations by identity.
 
@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+
+from scaling.worker.parallel.tap import Tap
 
 WIRE = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """Type of the elements that are sent, where it is not that of the gradients."""
@@ -24,7 +26,7 @@ Reduce = Callable[[Any, Any], Future]
 def reduction(name: str, group: Any) -> Reduce:
     """The named communication hook, for one wrapper only, since PowerSGD keeps state between steps.
 
-    It may be called with a stand-in for `group` that has `size` and `allreduce`.
+    `group`: the one that it is given with each bucket.
     """
     if name in WIRE:
         hook: Reduce = fp16_compress_hook if name == "fp16" else bf16_compress_hook
@@ -37,8 +39,7 @@ def reduction(name: str, group: Any) -> Reduce:
     # thread. On Gloo they run in its two threads, in an order that differs between ranks; both can wait, and it hangs.
     one_by_one = dist.get_backend(group) == "gloo"
 
-    def power_sgd(over: Any, bucket: Any) -> Future:
-        state.process_group = over
+    def power_sgd(_over: Any, bucket: Any) -> Future:
         future: Future = powerSGD_hook(state, bucket)
         if one_by_one:
             future.wait()
@@ -55,6 +56,8 @@ def register(ddp: DistributedDataParallel, name: str, group: Any) -> None:
 
     # torch rejects bf16_compress_hook by its name without NCCL, though Gloo sums bf16, so wrap it.
     def hook(over: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+        if Tap.now is not None:
+            Tap.now.bucket = bucket.index()
         return reduce(over, bucket)
 
     ddp.register_comm_hook(group, hook)

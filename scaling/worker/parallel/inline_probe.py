@@ -18,6 +18,7 @@ from scaling.records.format import CollectiveRow
 from scaling.spec.run import KINDS
 from scaling.spec.schedule import PHASES
 from scaling.spec.sweep import Message
+from scaling.worker.parallel.buckets import done_by
 from scaling.worker.parallel.buffers import broadcast_rows, sends_buffers
 from scaling.worker.parallel.ddp import bucket_bytes
 from scaling.worker.parallel.norms import InlineWaits
@@ -86,7 +87,7 @@ class InlineProbe:
             row._replace(wait_ns=_behind(row, edges), resume_ns=row.done_ns)
             if 0 <= row.unit < self._count
             else row
-            for row in rows
+            for row in done_by(rows, edges)
         ]
         ddp = self._ddp()
         sent = () if ddp is None else broadcast_rows(ddp, edges.broadcasts, 0)
@@ -111,7 +112,7 @@ class InlineProbe:
     @property
     def stamps(self) -> int:
         """Of the layers and the buckets."""
-        return STAMPS_A_LAYER * self._layers + 2 * self._count
+        return STAMPS_A_LAYER * self._layers + 3 * self._count
 
 
 def _behind(row: CollectiveRow, edges: Edges) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,15 +12,18 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.records.format import CollectiveRow
 from scaling.spec.run import Spec
 from scaling.spec.sweep import Message
+from scaling.spec.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.measure.probe import BucketProbe, SoloProbe
-from scaling.worker.parallel.buffers import broadcast_rows
+from scaling.worker.measure.probe import ReadyTimes, SoloProbe
+from scaling.worker.parallel.buckets import BucketDetail
 from scaling.worker.parallel.computed import share_bytes
 from scaling.worker.parallel.ddp import Wrapping, accumulating, bucket_bytes, settle
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.inline_probe import InlineProbe
 from scaling.worker.parallel.norms import InlineWaits, Norms
 from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken
+from scaling.worker.parallel.streams import find, withheld
+from scaling.worker.parallel.tap import Tap
 
 
 class Replicas:
@@ -42,21 +44,16 @@ class Replicas:
         self._wrapping = Wrapping(module, spec.ddp, alone=solo.data, compiles=spec.compile)
         self._whole, self._norms = module, Norms(module)
         self._optimizer, self._group, self._solo, self._device = optimizer, group, solo, device
-        self._comm_hook = spec.ddp.comm_hook
         self._views = spec.ddp.gradient_as_bucket_view
         self.wire_dtype = self._wrapping.wire_dtype
         self.module = self._wrapping.module
 
-    def apply(self, use: str, *, alone: bool, detailed: bool = False, sync: bool = True) -> Replicated:
-        """A new wrapper. Its detailed blocks have a hook of their own in place of the settings'."""
-        hooked = not detailed or alone
+    def apply(self, use: str, *, alone: bool, sync: bool = True) -> Replicated:
+        """A new wrapper."""
         group = self._solo if alone else self._group
-        ddp = self._wrapping.over(group.data, use, hooked=hooked, sync=sync)
-        probe = None
-        if detailed and not alone:
-            probe = BucketProbe(ddp, group.data, group.key, self._device, self._comm_hook)
+        ddp = self._wrapping.over(group.data, use, sync=sync)
         norms = self._norms if not alone and len(self._norms) else None  # over one rank they call nothing
-        return Replicated(ddp, self._optimizer, group, self._device, probe, norms)
+        return Replicated(ddp, self._optimizer, group, self._device, norms, alone=alone)
 
     def free(self) -> None:
         """A wrapper goes with its last reference."""
@@ -77,14 +74,15 @@ class Replicated:
         optimizer: torch.optim.Optimizer,
         group: Group,
         device: Accelerator,
-        probe: BucketProbe | None,
         norms: Norms | None,
+        *,
+        alone: bool,
     ) -> None:
-        """`probe`: the hook of its detailed blocks over several ranks. `norms`: layers that wait for other ranks."""
+        """`norms`: layers that wait for other ranks. `alone`: over one rank."""
         self.module: torch.nn.Module = ddp
         self.optimizer, self._group, self._device = optimizer, group, device
         self.accumulate: Callable[[bool], contextlib.AbstractContextManager[Any]] = accumulating(ddp)
-        self._probe, self._norms = probe, norms
+        self._norms, self._alone = norms, alone
 
     @property
     def _ddp(self) -> DistributedDataParallel:
@@ -104,15 +102,22 @@ class Replicated:
         """Make the buckets in the order of the gradients."""
         settle(self._ddp)
 
+    def withheld(self) -> str:
+        """Nothing but the stream of its communicator is stamped."""
+        find([self._group.data], self._device)
+        return withheld([self._group.data], (), self._device)
+
     def detail(self, *, detailed: bool) -> Detail | None:
         """The buckets of detailed blocks, and in every stamped one where the module waits inside."""
-        if self._norms is not None:
-            inside = InlineWaits(self._norms, self._group.data, self._device.clock.stamp)
-            buckets = _Buckets(self._probe, self._ddp) if detailed and self._probe else None
-            return InlineProbe(inside, buckets, self._ddp, self._group.key, layers=len(self._norms))
-        if not detailed:
-            return None
-        return _Buckets(self._probe or SoloProbe(self._ddp, self._device), self._ddp)
+        if self._alone:
+            return _Solo(SoloProbe(self._ddp, self._device), len(self.buckets)) if detailed else None
+        tap = Tap(self._device.clock)
+        ready = ReadyTimes(self._ddp).absolute_ns if detailed and self._device.type == CPU else None
+        buckets = BucketDetail(self._ddp, tap, ready) if detailed else None
+        if self._norms is None:
+            return buckets
+        inside = InlineWaits(self._norms, self._group.data, self._device.clock.stamp, tap)
+        return InlineProbe(inside, buckets, self._ddp, self._group.key, layers=len(self._norms))
 
     def bytes(self) -> dict[str, int]:
         """Every rank holds everything. Gradients that are no views of their buckets lie beside them."""
@@ -122,46 +127,28 @@ class Replicated:
         return held
 
 
-class _Buckets:
-    """The buckets of a detailed block, from its probe."""
+class _Solo:
+    """The buckets of a wrapper over one rank, which sends nothing."""
 
-    def __init__(self, probe: BucketProbe | SoloProbe, ddp: DistributedDataParallel) -> None:
-        self._probe, self._ddp = probe, weakref.ref(ddp)  # the loop alone keeps the wrapper
+    unsharded_bytes = 0
+
+    def __init__(self, probe: SoloProbe, count: int) -> None:
+        self._probe, self.stamps = probe, count
         self.wire: list[Message] = []
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[Take]:
-        if isinstance(self._probe, SoloProbe):
-            with self._probe.taking() as take:
-                yield lambda forward_end_ns: Taken(take(forward_end_ns), None)
-        else:
-            yield self._take
+        with self._probe.taking() as take:
+            yield lambda forward_end_ns: Taken(take(forward_end_ns), None)
 
-    def _take(self, forward_end_ns: int) -> Taken:
-        rows: list[CollectiveRow] = self._probe.take(forward_end_ns)
-        self.wire = [Message(row.kind, row.bytes) for row in rows]
-        return Taken(rows, None)
-
-    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
-        ddp = self._ddp()
-        if ddp is None or isinstance(self._probe, SoloProbe):
-            return list(rows)
-        return [*rows, *broadcast_rows(ddp, edges.broadcasts, len(rows))]
+    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:  # noqa: ARG002
+        return list(rows)
 
     def discard(self) -> None:
-        if isinstance(self._probe, BucketProbe):
-            self._probe.discard()
+        pass
 
     def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:
-        return self._probe.parameters(begin_ns) if isinstance(self._probe, SoloProbe) else []
-
-    @property
-    def stamps(self) -> int:
-        return 2 * max(len(self.wire), 1)
-
-    @property
-    def unsharded_bytes(self) -> int:
-        return 0
+        return self._probe.parameters(begin_ns)
 
 
 def held_bytes(module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:

@@ -38,6 +38,7 @@ from scaling.worker.parallel.shard import (
     shard,
     whole_bytes,
 )
+from scaling.worker.parallel.streams import find, withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 from scaling.worker.parallel.tensor import Divided, divide
 from scaling.worker.parallel.unit_probe import UnitProbe
@@ -75,7 +76,7 @@ class Shards:
     def module(self, use: str) -> nn.Module:
         return self._bare.module(use)
 
-    def apply(self, use: str, *, alone: bool, detailed: bool = False, sync: bool = True) -> Sharded:  # noqa: ARG002
+    def apply(self, use: str, *, alone: bool, sync: bool = True) -> Sharded:  # noqa: ARG002
         """A sharded copy with an optimizer of its own; the one before it goes first."""
         self.free()
         degrees = Mesh() if alone else self._spec.parallel.mesh(self._n)
@@ -110,6 +111,7 @@ class Shards:
             others={} if alone else self._others(),
             host=self._host,
             divided=divided,
+            sends=mesh.get_all_groups(),
         )
 
     def free(self) -> None:
@@ -171,7 +173,10 @@ class Sharded:
         others: Mapping[tuple[int, ...], int],
         host: bool,
         divided: Divided,
+        sends: Sequence[Any] = (),
     ) -> None:
+        """`sends`: the mesh's communicators."""
+        self._sends = sends
         self.module, self._others = module, others
         shard_fused_sgd()
         self.optimizer = make_optimizer(by_mesh(module) if divided.layers else module.parameters())
@@ -204,6 +209,11 @@ class Sharded:
 
     def settle(self) -> None:
         """Nothing changes after the first step."""
+
+    def withheld(self) -> str:
+        """The streams of its communicators are stamped, and those on which fully_shard starts its own."""
+        find(self._sends, self._device)
+        return withheld(self._sends, self._watch.streams(), self._device)
 
     def detail(self, *, detailed: bool) -> UnitProbe:
         """Where the rank waits, and in detailed blocks every collective."""

@@ -101,6 +101,9 @@ class Parallelized(Protocol):
     def settle(self) -> None:
         """After the first steps: make it like one that has trained for long."""
 
+    def withheld(self) -> str:
+        """Why its collectives are not to be stamped (BlockRecord.withheld); all of its ranks ask at once."""
+
     def detail(self, *, detailed: bool) -> Detail | None:
         """What a stamped block records; None: nothing beside the step's own stamps."""
 
@@ -120,10 +123,10 @@ class Strategy(Protocol):
     def module(self) -> Callable[[str], torch.nn.Module]:
         """Given a use, the module without any strategy; it is compiled for each use, which has graphs of its own."""
 
-    def apply(self, use: str, *, alone: bool, detailed: bool = False, sync: bool = True) -> Parallelized:
+    def apply(self, use: str, *, alone: bool, sync: bool = True) -> Parallelized:
         """The module over its ranks, or over a mesh of one rank (`alone`).
 
-        `detailed`: a detailed block will run. `sync`: compare and send the parameters, which takes all ranks; without
+        `sync`: compare and send the parameters, which takes all ranks; without
         it no rank waits for another.
         """
 

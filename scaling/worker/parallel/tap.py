@@ -7,12 +7,14 @@ when the collective is done. The kernels are the process's, so a tap is open in 
 them; `benchmarks/tap.py` shows what a call costs with it and after it.
 
 A stamp is taken on the calling thread: on an accelerator it is an event on the stream that produces the data. The end
-is stamped in one of three ways:
+is stamped in one of four ways:
 
 - A synchronous call on a back end of the host (Gloo) is waited for in the kernel; its caller would wait at once anyway.
+- An asynchronous call there has a future, which calls back when the result is there.
 - A synchronous call on an accelerator runs on the current stream or makes that stream wait, so an event behind it does.
-- An asynchronous call has a future. On the host it calls back when the result is there. On an accelerator it calls back
-  at once, on a stream that waits for the collective, and an event there marks its end.
+- An asynchronous call there runs on its communicator's own stream. Events before and behind it on that stream have its
+  kernel between them: the first one says when the stream came to it, which is its start. Where that stream is not known
+  (parallel.streams finds it) there is no end: a stream of its own that waits for the collective could hold up others.
 """
 
 from __future__ import annotations
@@ -53,9 +55,13 @@ class Seen:
     enqueue_ns: int
     """Host time at which the call began."""
     launch: int
+    start: int = 0
+    """The communicator's own stream came to it."""
     result: int = 0
     """Where its result begins in memory."""
     done: int = 0
+    called: bool = False
+    """Whether a thread of the back end says when it is done."""
     wait: int = 0
     """The rank, or its compute stream, began to wait for it; 0: nobody told."""
     resume: int = 0
@@ -64,7 +70,15 @@ class Seen:
     def row(self, seq: int, key: int, **known: int) -> CollectiveRow:
         """Its row on the communicator `key`, ready when it was launched; `known`: what else is known of it."""
         return CollectiveRow(
-            seq, self.kind, key, self.bytes, self.launch, self.launch, self.done or self.resume, **known
+            seq,
+            self.kind,
+            key,
+            self.bytes,
+            self.launch,
+            self.launch,
+            self.done or self.resume,
+            start_ns=self.start,
+            **known,
         )
 
     def waited_row(self, seq: int, key: int, *, phase: int, unit: int) -> CollectiveRow:
@@ -107,6 +121,8 @@ class Tap:
 
     now: ClassVar[Tap | None] = None
     """The one that is open."""
+    streams: ClassVar[dict[str, Any]] = {}
+    """By a group's name, the stream on which its asynchronous collectives run; None: not found."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -118,6 +134,8 @@ class Tap:
         """Index into spec.schedule.PHASES of collectives from here on."""
         self.unit = -1
         """Bucket or sharded unit of collectives from here on; -1: none."""
+        self.bucket = -1
+        """Unit of the next collective that sends something, and of no other; -1: that of the others."""
         self._passing = False
 
     @property
@@ -129,7 +147,7 @@ class Tap:
         """Begin to note collectives."""
         if self._library is not None:
             return
-        self._seen, self.unit, Tap.now = [], -1, self
+        self._seen, self.unit, self.bucket, Tap.now = [], -1, -1, self
         self._library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
         for name, (kind, sized_by) in _SIZED_BY.items():
             packet = getattr(torch.ops.c10d, name, None)
@@ -194,8 +212,10 @@ class Tap:
             device = _first(args[sized_by]).device
             group = dist.ProcessGroup.unbox(args[at])
             seen = self._noted(kind, group, args[sized_by], _first(args[0]))
-            result = inner(keys, *args, **named)
             waits = flag is not None and not (args[place] if len(args) > place else named.get(flag, True))
+            if not waits:
+                self._stamp_start(seen, device)
+            result = inner(keys, *args, **named)
             self._stamp_end(seen, _work(result), waits=waits, device=device)
             return result
 
@@ -205,13 +225,16 @@ class Tap:
 
     def _noted(self, kind: int, group: Any, sized: Any, result: torch.Tensor) -> Seen:
         """Note a collective that begins now. `sized`: the tensor, or lists of tensors, whose bytes count."""
+        nbytes, unit = _nbytes(sized), self.unit
+        if nbytes and self.bucket >= 0:
+            unit, self.bucket = self.bucket, -1
         seen = Seen(
             kind=kind,
             group=group,
-            bytes=_nbytes(sized),
+            bytes=nbytes,
             dtype=_first(sized).dtype,
             phase=self.phase,
-            unit=self.unit,
+            unit=unit,
             enqueue_ns=now_ns(),
             launch=self._clock.stamp(),
             result=result.data_ptr(),
@@ -230,6 +253,12 @@ class Tap:
         self._stamp_end(seen, work, waits=waits, device=sized.device)
         return work
 
+    def _stamp_start(self, seen: Seen, device: torch.device) -> None:
+        """On the communicator's stream, once it has waited for the data as the collective will."""
+        stream = self.streams.get(seen.group.group_name)
+        if stream is not None and not self._of_host(seen.group, device):
+            seen.start = self._clock.stamp_on(stream, behind=seen.launch)
+
     def _stamp_end(self, seen: Seen, work: Any, *, waits: bool, device: torch.device) -> None:
         host = self._of_host(seen.group, device)
         if waits and not host:
@@ -242,13 +271,17 @@ class Tap:
             work.wait()
             seen.done = seen.resume = now_ns()
             return
-        stamp = now_ns if host else self._clock.stamp
+        if not host:
+            if seen.start:
+                seen.done = self._clock.stamp_on(self.streams[seen.group.group_name])
+            return
 
         def done(_future: Any) -> None:
-            seen.done = stamp()
+            seen.done = now_ns()
 
         with contextlib.suppress(RuntimeError):  # the work of some collectives has no future
             work.get_future().add_done_callback(guarded(done))
+            seen.called = True
 
     def _of_host(self, group: Any, device: torch.device) -> bool:
         key = (group.group_name, device.type)

@@ -20,8 +20,8 @@ from scaling.worker.parallel.watch import Mark, Watch
 
 _ALL_GATHER, _REDUCE_SCATTER = KINDS.index("all_gather"), KINDS.index("reduce_scatter")
 _OTHER = PHASES.index("other")
-STAMPS_A_UNIT = 14
-"""Three collectives with launch and end, and begin and end of as many waits, in a forward and a backward."""
+STAMPS_A_UNIT = 17
+"""Three collectives with launch, start and end, and begin and end of as many waits, in a forward and a backward."""
 
 
 class UnitProbe:

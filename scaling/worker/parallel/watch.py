@@ -66,6 +66,14 @@ class Watch:
         self.waits: list[Wait] = []
         self.marks: list[Mark] = []
 
+    def streams(self) -> list[Any]:
+        """Those on which an accelerator's collectives are started, once a forward has made them."""
+        contexts = {id(group.comm_ctx): group.comm_ctx for group in self._groups}.values()
+        names = ("all_gather_stream", "reduce_scatter_stream", "all_reduce_stream")
+        return [
+            getattr(one, name) for one in contexts for name in names if not self._host and hasattr(one, name)
+        ]
+
     def take(self) -> tuple[list[Wait], list[Mark]]:
         """The windows and the marks since the last call."""
         self._weighs = False

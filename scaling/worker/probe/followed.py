@@ -45,6 +45,12 @@ class Followed(Protocol):
     def reduces(self) -> bool:
         """Whether the backward of the forward that begins now completes the gradients' reduction."""
 
+    def communicators(self) -> list[Any]:
+        """The process groups that it sends over."""
+
+    def withheld(self, device: Accelerator) -> str:
+        """Why its collectives are not to be stamped (BlockRecord.withheld), as this rank sees it."""
+
     def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:
         """What a stamped block records of communication; None: nothing."""
 

@@ -70,6 +70,14 @@ class PipelinedModel:
         """A step of the schedule is a whole one."""
         return True
 
+    def communicators(self) -> list[Any]:
+        """None of its collectives is stamped."""
+        return []
+
+    def withheld(self, device: Accelerator) -> str:  # noqa: ARG002
+        """Nothing was to be stamped."""
+        return ""
+
     def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:  # noqa: ARG002
         """Messages are not seen."""
         return None

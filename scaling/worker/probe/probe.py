@@ -30,6 +30,7 @@ from scaling.plain import one_line
 from scaling.records.format import RecordedBlock
 from scaling.worker.accelerator.devices import device_of
 from scaling.worker.parallel.guard import Guard, tell
+from scaling.worker.parallel.streams import find
 from scaling.worker.probe.agreement import Agreement
 from scaling.worker.probe.baseline import Baseline, SharedStepError, Step, why_not
 from scaling.worker.probe.clocks import Clocks
@@ -178,6 +179,8 @@ class Probe:
         live = self._live if agreement.rank == 0 else None  # elsewhere steps would only pile up
         self.run_dir = folder.path.parent.parent
         device = self._device = device_of(next(followed.root.parameters()))
+        agreement.hear("streams", agreement.gather("here", 1) and 1)  # nobody is missing in what follows
+        find(followed.communicators(), device)
         self._session = Session(
             rank=agreement.rank,
             world=agreement.world,
@@ -195,6 +198,7 @@ class Probe:
             lambda detailed: followed.detail(device, detailed=detailed),
             device,
             self._record,
+            lambda: followed.withheld(device),
         )
         self._undo.append(self._track.drop)
         self._file = LoopFile(

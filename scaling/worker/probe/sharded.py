@@ -15,6 +15,7 @@ from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.fsdp_state import reduces_alone
 from scaling.worker.parallel.shard import param_groups, whole_bytes
 from scaling.worker.parallel.strategy import Detail
+from scaling.worker.parallel.streams import withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 from scaling.worker.parallel.unit_probe import UnitProbe
 from scaling.worker.parallel.watch import Watch
@@ -63,16 +64,28 @@ class ShardedModel:
         """Some unit sums its gradients over all ranks; without set_requires_all_reduce HSDP does so over the shards."""
         return any(g.reduce_grads and (g.all_reduce_grads or not g._is_hsdp) for g in self._groups)  # noqa: SLF001
 
-    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:
-        """Where the rank waits, and in detailed blocks every collective."""
+    def communicators(self) -> list[Any]:
+        """Those of the mesh's axes."""
+        axes = ("shard_process_group", "replicate_process_group")
+        return [getattr(self._info, axis) for axis in axes if hasattr(self._info, axis)]
+
+    def withheld(self, device: Accelerator) -> str:
+        """The streams on which fully_shard starts its collectives are stamped."""
+        return withheld(self.communicators(), self._stamped(device).streams(), device)
+
+    def _stamped(self, device: Accelerator) -> Watch:
         host = self.backend in HOST_BACKENDS
         self._watch = self._watch or Watch(self._groups, device.clock.stamp, host=host, weighs=False)
-        mesh, place = self._mesh, self.members.index(dist.get_rank())
+        return self._watch
+
+    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:
+        """Where the rank waits, and in detailed blocks every collective."""
+        watch, mesh, place = self._stamped(device), self._mesh, self.members.index(dist.get_rank())
         if mesh.size == 1:
-            return UnitProbe(self._watch, {}, self.sizes(), device, detailed=False)
+            return UnitProbe(watch, {}, self.sizes(), device, detailed=False)
         made = mesh.made_by_torch(place, self._fsdp)
         others = {tuple(self.members[r] for r in ranks): key for key, ranks in made.items()}
-        return UnitProbe(self._watch, self._keys(), self.sizes(), device, detailed=detailed, others=others)
+        return UnitProbe(watch, self._keys(), self.sizes(), device, detailed=detailed, others=others)
 
     def sizes(self) -> list[int]:
         """Bytes of each unit, whole."""

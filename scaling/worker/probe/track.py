@@ -56,7 +56,16 @@ class _Open:
 class Track:
     """Follows the steps of one rank. Slow work happens between the last step of a block and the next block only."""
 
-    def __init__(self, phases: StepMarks, detail_of: DetailOf, device: Accelerator, sink: Sink) -> None:
+    def __init__(
+        self,
+        phases: StepMarks,
+        detail_of: DetailOf,
+        device: Accelerator,
+        sink: Sink,
+        withheld: Callable[[], str] = str,
+    ) -> None:
+        """`withheld`: why no collective is to be stamped; asked once, between two steps."""
+        self._why, self._withheld = withheld, ""
         self._phases, self._detail_of, self._device, self._sink = phases, detail_of, device, sink
         self._clock = device.clock
         self.steps = 0
@@ -158,7 +167,7 @@ class Track:
             if self._window is None:
                 self._begin_window()
                 over = None
-            detail = self._detail_of(planned.detailed) if planned.stamped else None
+            detail = self._detail_of(planned.detailed and not self._withheld) if planned.stamped else None
             self._open = _Open(planned, Usage(), detail)
             if detail is not None:
                 self._take = self._recording.enter_context(detail.taking())
@@ -166,6 +175,7 @@ class Track:
             self._since = self._clock.stamp()
 
     def _begin_window(self) -> None:
+        self._withheld, self._why = self._withheld or self._why(), str
         micro_steps = max(1, self._phases.forwards)
         detail = self._detail_of(True)
         more = 0 if detail is None else detail.stamps
@@ -225,7 +235,7 @@ class Track:
                 self.blind += 1
                 return None
             steps.append(step._replace(tokens=row.tokens))
-            if planned.detailed:
+            if planned.detailed and not self._withheld:
                 done = [resolve_collective(self._clock, one) for one in row.taken.collectives or ()]
                 known = [one._replace(done_ns=_done(one, step)) for one in done]
                 if block.detail is not None:
@@ -236,7 +246,8 @@ class Track:
             round=planned.round,
             world_size=0,
             arm=planned.arm,
-            detailed=planned.detailed,
+            detailed=planned.detailed and not self._withheld,
+            withheld=self._withheld if planned.detailed else "",
             solo_rank=-1,
             batch=0,
             accumulation=block.micro_steps,

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.records.format import CollectiveRow
 from scaling.spec.run import Ddp
-from scaling.spec.sweep import Message
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.parallel.buckets import Buckets
-from scaling.worker.parallel.buffers import broadcast_rows, sends_buffers, will_send_buffers
+from scaling.worker.parallel.buckets import BucketDetail
+from scaling.worker.parallel.buffers import sends_buffers, will_send_buffers
 from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
 from scaling.worker.parallel.guard import compiled as is_compiled
 from scaling.worker.parallel.inline_probe import InlineProbe
 from scaling.worker.parallel.norms import InlineWaits, Norms
-from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken
+from scaling.worker.parallel.strategy import Detail
+from scaling.worker.parallel.streams import withheld
 from scaling.worker.parallel.tap import Tap, backend_of
 
 
@@ -65,13 +63,21 @@ class WrappedModel:
         """Whether the next backward reduces."""
         return bool(self.ddp.require_backward_grad_sync)
 
+    def communicators(self) -> list[Any]:
+        """DDP's own."""
+        return [self.ddp.process_group]
+
+    def withheld(self, device: Accelerator) -> str:
+        """Nothing but its communicator's stream is stamped."""
+        return withheld(self.communicators(), (), device)
+
     def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:
         """What a stamped block records: its buckets, and where its norms wait for other ranks."""
         if not self._waits_inside():
-            return LoopBuckets(self.ddp, Tap(device.clock)) if detailed else None
+            return BucketDetail(self.ddp, Tap(device.clock)) if detailed else None
         tap, group = Tap(device.clock), self.ddp.process_group
         waits = InlineWaits(self._norms, group, device.clock.stamp, tap)
-        buckets = LoopBuckets(self.ddp, tap) if detailed else None
+        buckets = BucketDetail(self.ddp, tap) if detailed else None
         return InlineProbe(waits, buckets, self.ddp, len(self.members), layers=len(self._norms))
 
     def _waits_inside(self) -> bool:
@@ -115,36 +121,3 @@ class WrappedModel:
         if len(self._norms):
             return "SyncBatchNorm waits for the other ranks, and a rank alone has none"
         return ""
-
-
-class LoopBuckets:
-    """The buckets of a detailed block, found among all collectives of the process."""
-
-    unsharded_bytes = 0
-
-    def __init__(self, ddp: DistributedDataParallel, tap: Tap) -> None:
-        self._ddp, self._tap, self._buckets = ddp, tap, Buckets(ddp)
-        self.wire: list[Message] = []
-
-    @contextlib.contextmanager
-    def taking(self) -> Iterator[Take]:
-        """The tap is open inside."""
-        with self._tap.on():
-            yield lambda _forward_end_ns: Taken(self._buckets.rows(self._tap.take()), None)
-
-    def all_of(self, rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
-        """The rows with those of the step's broadcasts of buffers."""
-        return [*rows, *broadcast_rows(self._ddp, edges.broadcasts, len(rows))]
-
-    def discard(self) -> None:
-        """Forget what was seen."""
-        self._tap.take()
-
-    def parameters(self, begin_ns: Sequence[int]) -> list[tuple[int, int]]:  # noqa: ARG002
-        """Ready times are not known in a loop."""
-        return []
-
-    @property
-    def stamps(self) -> int:
-        """Launch and end of each bucket."""
-        return 2 * max(1, len(bucket_bytes(self._ddp)))

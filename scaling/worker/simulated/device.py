@@ -65,9 +65,9 @@ def _create(options: Any, _: Any = None) -> Any:
 def configure(**settings: float) -> None:
     """Change settings, while nothing runs: the fields of `Config` in csrc/core.h.
 
-    `devices`, `virtual_clock`, `math`, `alike`, `null_work`, `launch_us`, `kernel_us`, `communicator_us`, `slip_us`,
-    `flops`, `flops32`, `memory_bytes_s`, `host_bytes_s`, `slowdown`, `stretch`, `spread`, `noise`, `noise_seed`,
-    `capacity_bytes`, `buffered_bytes`.
+    `devices`, `virtual_clock`, `math`, `alike`, `null_work`, `connections`, `wait_us`, `launch_us`, `kernel_us`,
+    `communicator_us`, `slip_us`, `flops`, `flops32`, `memory_bytes_s`, `host_bytes_s`, `slowdown`, `stretch`,
+    `spread`, `noise`, `noise_seed`, `capacity_bytes`, `buffered_bytes`.
     """
     load().configure(settings)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
@@ -15,10 +16,12 @@ from scaling.spec.sweep import Message
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.measure.exchange import Exchange
-from scaling.worker.measure.probe import BucketProbe, SoloProbe
+from scaling.worker.measure.probe import ReadyTimes, SoloProbe
+from scaling.worker.parallel.buckets import BucketDetail
 from scaling.worker.parallel.buffers import BufferSync, sends_buffers
 from scaling.worker.parallel.ddp import bucket_bytes
 from scaling.worker.parallel.groups import make_groups
+from scaling.worker.parallel.tap import Tap
 
 STEPS = 4
 LATE_S = 0.1
@@ -43,6 +46,10 @@ def step(ddp, inputs):
     forward_end = now_ns()
     loss.backward()
     return begin, forward_end, now_ns()
+
+
+def rows_of(take, forward_end):
+    return take(forward_end).collectives
 
 
 def observe(wrapper, take, inputs):
@@ -94,9 +101,11 @@ def main(rank: int, store: str) -> None:
         step(plain, inputs)
     expected = [p.grad.clone() for p in plain.parameters()]
     result["buckets"] = bucket_bytes(plain)
-    for name, device in (("host", Cpu()), ("device", Hooked())):
+    for name in ("host", "device"):
         ddp = DistributedDataParallel(model(), process_group=groups[2].data, bucket_cap_mb=1)
-        result[name] = observe(ddp, BucketProbe(ddp, groups[2].data, 2, device).take, inputs)
+        ready = ReadyTimes(ddp).absolute_ns if name == "host" else None
+        with BucketDetail(ddp, Tap(Cpu().clock), ready).taking() as take:
+            result[name] = observe(ddp, functools.partial(rows_of, take), inputs)
         result[f"{name}_close"] = all(
             torch.allclose(a, p.grad, rtol=1e-5, atol=1e-8)
             for a, p in zip(expected, ddp.parameters(), strict=True)

@@ -12,10 +12,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.measure.probe import BucketProbe
+from scaling.worker.measure.probe import ReadyTimes
+from scaling.worker.parallel.buckets import BucketDetail
 from scaling.worker.parallel.compression import register
 from scaling.worker.parallel.ddp import bucket_bytes
 from scaling.worker.parallel.groups import make_groups
+from scaling.worker.parallel.tap import Tap
 
 STEPS, WORLD = 8, 3
 
@@ -47,15 +49,17 @@ def compare(hook, group, rank):
     register(plain, hook, group)
     losses, weights, _ = train(plain, rank)
     probed = DistributedDataParallel(model(), process_group=group, bucket_cap_mb=0.1)
-    probe = BucketProbe(probed, group, WORLD, Cpu(), hook)
-    again, others, rows = train(probed, rank, probe.take)
+    register(probed, hook, group)
+    detail = BucketDetail(probed, Tap(Cpu().clock), ReadyTimes(probed).absolute_ns)
+    with detail.taking() as take:
+        again, others, rows = train(probed, rank, lambda at: take(at).collectives)
     return {
         "losses": losses,
         "same_losses": losses == again,
         "same_weights": all(torch.equal(a, b) for a, b in zip(weights, others, strict=True)),
         "sum": sum(float(w.double().sum()) for w in weights),
         "buckets": bucket_bytes(probed),
-        "wire": probe.wire,
+        "wire": [message.bytes for message in detail.wire],
         "rows": rows,
     }
 

@@ -15,7 +15,7 @@ class Timer final : public c10d::Timer {
   explicit Timer(c10::Device d) : device_(d.index()) {}
   void record(Event e) override {
     c10d::Timer::record(e);
-    marks_[int(e)] = state_of(current_stream(device_)).record();
+    marks_[int(e)] = state_of(current_stream(device_)).record(true);
   }
   std::optional<int64_t> measureDifference(Event from, Event to) override {
     if (!marks_[int(from)] || !marks_[int(to)])
@@ -42,6 +42,8 @@ void configure(const py::dict& settings) {
       {"noise", [&](auto& v) { c.noise = v.template cast<double>(); }},
       {"noise_seed", [&](auto& v) { c.noise_seed = v.template cast<int64_t>(); }},
       {"null_work", [&](auto& v) { c.null_work = v.template cast<bool>(); }},
+      {"connections", [&](auto& v) { c.connections = v.template cast<int>(); }},
+      {"wait_us", [&](auto& v) { c.wait_ns = ns(v.template cast<double>()); }},
       {"launch_us", [&](auto& v) { c.launch_ns = ns(v.template cast<double>()); }},
       {"kernel_us", [&](auto& v) { c.kernel_ns = ns(v.template cast<double>()); }},
       {"communicator_us", [&](auto& v) { c.communicator_ns = ns(v.template cast<double>()); }},

@@ -127,7 +127,7 @@ void SimCCL::abort() {
 SimCCL::Lane& SimCCL::lane(const std::string& name, int device) {
   auto it = lanes_.find({name, device});
   if (it == lanes_.end())
-    it = lanes_.emplace(std::pair(name, device), Lane{pool_stream(device, -1), nullptr}).first;
+    it = lanes_.emplace(std::pair(name, device), Lane{pool_stream(device), nullptr}).first;
   return it->second;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -32,6 +33,9 @@ struct Config : Roof {
   bool math = true;  // false: a kernel that touches more than 64 KiB takes its time and computes nothing
   bool alike = false;  // no peers: this process is one rank of any world, and the others do as it does
   bool null_work = true;     // synchronous collectives return no Work, as NCCL's do since torch 2.8
+  // In-order work queues of a device, which its streams share in the order of their first use; 0: one for each.
+  int connections = 8;
+  ns_t wait_ns = 0;          // from an event to a stream that waited for it (virtual clock only)
   ns_t launch_ns = 0;        // the host's cost of a launch (virtual clock only)
   ns_t communicator_ns = 0;  // the host's cost of a communicator, at its first operation (virtual clock only)
   double host_bytes_s = 0;    // between host and device, 0: free
@@ -89,6 +93,18 @@ struct Event {
 };
 
 // ---- streams ----
+// Streams are aliased onto a few work queues, as CUDA's are (CUDA_DEVICE_MAX_CONNECTIONS). A queue issues what lies on
+// it in the order in which hosts put it there, and what it cannot issue yet holds all that is behind it, of other
+// streams too: a kernel until it can start, that is until its stream's last task is done; a stream's wait until the
+// event is there; an event that keeps time until its stream comes to it. Kernels that were issued run side by side.
+// An event without time holds nothing: so timing events break the overlap of transfers and kernels in a shared queue
+// (pytorch/pytorch issue 143890), and events that only order streams do not.
+enum class Holds { nothing, until_start, until_end };
+struct Turn {  // of one task in its queue
+  MarkPtr before, issued = std::make_shared<Mark>();  // `before`: that of the task before it, or none
+  ~Turn() { issued->finish(0); }  // a task that was dropped holds nobody
+};
+
 // What a task did besides ending: a collective says when its last peer came and what it takes alone.
 struct Notes {
   ns_t met = 0, alone = 0;
@@ -104,8 +120,9 @@ class Stream {
   const int device;
   const int64_t id;
   Stream(int device, int64_t id);
-  void push(std::string name, int64_t bytes, TaskFn fn);  // name "": not recorded
-  MarkPtr record();
+  void push(std::string name, int64_t bytes, TaskFn fn);  // a kernel
+  MarkPtr record(bool timed = false);
+  MarkPtr asked();  // done when all that is queued so far is: what a host asks of a stream passes no queue
   void wait_for(MarkPtr mark);
   void stop();  // drops what is queued; the thread ends with its task
   void join() { thread_.join(); }
@@ -116,17 +133,23 @@ class Stream {
     ns_t queued;
     int64_t bytes;
     TaskFn fn;
+    Holds holds;
+    std::unique_ptr<Turn> turn;
   };
   std::mutex m_;
   std::condition_variable cv_;
   std::deque<Task> tasks_;
+  int number_ = -1;  // among the device's streams, in the order of first use
   bool working_ = false, stopped_ = false;
   Place at_;  // end of the last task, the thread's own
   std::thread thread_;
   void loop();
   void run(Task& task);
+  void queue(Task task);
+  void add(Task task);
 };
 Stream& stream_of(int device, int64_t id);
+Stream* known_stream(int device, int64_t id);  // null: nothing was ever queued on it
 std::vector<MarkPtr> record_all(int device);
 void shut_down();  // ends every stream's thread
 bool closing();

@@ -45,7 +45,11 @@ void host_wait(const MarkPtr& mark) {
   host_reach(mark->wait());
   raise_async();
 }
-void sync_stream(const c10::Stream& s) { host_wait(state_of(s).record()); }
+void sync_stream(const c10::Stream& s) { host_wait(state_of(s).asked()); }
+bool idle(const c10::Stream& s) {
+  auto* stream = known_stream(or_current(s.device_index()), s.id());
+  return !stream || stream->asked()->ready();
+}
 void sync_device(int device) {
   for (auto& mark : record_all(or_current(device))) host_reach(mark->wait());
   let_go(or_current(device));

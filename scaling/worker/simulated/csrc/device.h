@@ -19,6 +19,7 @@ c10::Stream current_stream(int device = -1);
 c10::Stream set_current_stream(c10::Stream s);  // returns the one before
 c10::Stream pool_stream(int device, int priority = 0);
 void sync_stream(const c10::Stream& s);
+bool idle(const c10::Stream& s);
 void sync_device(int device);
 void host_wait(const MarkPtr& mark);
 void raise_async();  // what failed behind the host's back, as torch's own error

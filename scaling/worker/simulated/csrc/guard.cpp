@@ -37,17 +37,17 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream exchangeStream(c10::Stream s) const override { return set_current_stream(s); }
   void* getStreamNativeHandle(const c10::Stream s) const override { return &state_of(s); }
-  bool queryStream(const c10::Stream& s) const override { return state_of(s).record()->ready(); }
+  bool queryStream(const c10::Stream& s) const override { return idle(s); }
   void synchronizeStream(const c10::Stream& s) const override { sync_stream(s); }
   void synchronizeDevice(const c10::DeviceIndex d) const override { sync_device(d); }
 
   void destroyEvent(void* e, const c10::DeviceIndex) const noexcept override {
     delete static_cast<Event*>(e);
   }
-  void record(void** e, const c10::Stream& s, const c10::DeviceIndex, const c10::EventFlag) const override {
+  void record(void** e, const c10::Stream& s, const c10::DeviceIndex, const c10::EventFlag flag) const override {
     if (!*e)
       *e = new Event;
-    at(*e).mark = state_of(s).record();
+    at(*e).mark = state_of(s).record(flag != c10::EventFlag::PYTORCH_DEFAULT);
   }
   void block(void* e, const c10::Stream& s) const override {
     if (e)

@@ -21,6 +21,15 @@ std::map<std::pair<int, int64_t>, Stream*>& streams() {
   static auto* all = new std::map<std::pair<int, int64_t>, Stream*>;
   return *all;
 }
+struct Queues {  // of a device
+  int streams = 0;              // that were used
+  std::map<int, MarkPtr> last;  // by queue: when what was put there last is issued
+};
+std::mutex queues_mutex;  // a task's turn and its place in its stream are taken together
+std::map<int, Queues>& queues() {
+  static auto* all = new std::map<int, Queues>;
+  return *all;
+}
 }  // namespace
 
 bool on_stream_thread() { return is_stream_thread; }
@@ -94,12 +103,24 @@ Stream::Stream(int device, int64_t id) : device(device), id(id) {
 }
 
 void Stream::push(std::string name, int64_t bytes, TaskFn fn) {
-  host_spend(config().launch_ns * !name.empty());
+  host_spend(config().launch_ns);
+  queue({std::move(name), host_ns(), bytes, std::move(fn), Holds::until_start, std::make_unique<Turn>()});
+}
+void Stream::queue(Task task) {
+  std::lock_guard<std::mutex> l(queues_mutex);
+  auto& q = queues()[device];
+  if (number_ < 0)
+    number_ = q.streams++;
+  auto& last = q.last[config().connections ? number_ % config().connections : number_];
+  task.turn->before = std::exchange(last, task.turn->issued);
+  add(std::move(task));
+}
+void Stream::add(Task task) {
   {
     std::lock_guard<std::mutex> l(m_);
     if (stopped_)
       return;
-    tasks_.push_back({std::move(name), host_ns(), bytes, std::move(fn)});
+    tasks_.push_back(std::move(task));
     if (!std::exchange(working_, true))
       at_work(1);
   }
@@ -128,6 +149,14 @@ void Stream::loop() {
 
 void Stream::run(Task& task) {
   at_.reach(task.queued);
+  Place front;
+  if (task.turn && task.turn->before) {
+    task.turn->before->wait();
+    front = task.turn->before->place;
+    at_.reach(front);
+  }
+  if (task.turn && task.holds != Holds::until_end)
+    task.turn->issued->finish(task.holds == Holds::until_start ? at_ : front);
   ns_t start = at_.own;
   Notes notes;
   notes.place = at_;
@@ -147,6 +176,8 @@ void Stream::run(Task& task) {
   } catch (const std::exception& e) {
     fail_async(ErrorKind::kernel, task.name + ": " + e.what());
   }
+  if (task.turn)
+    task.turn->issued->finish(at_);
   if (!kernel)
     return;
   if (lost(device, at_.own))
@@ -160,21 +191,34 @@ struct Promise {
   MarkPtr mark = std::make_shared<Mark>();
   ~Promise() { mark->finish(0); }
 };
-MarkPtr Stream::record() {
+static std::pair<MarkPtr, TaskFn> recording_task() {
   auto promise = std::make_shared<Promise>();
-  push("", 0, [promise](ns_t start, Notes& notes) {
-    promise->mark->finish(notes.place);
-    return start;
-  });
-  return promise->mark;
+  return {promise->mark, [promise](ns_t start, Notes& notes) {
+            promise->mark->finish(notes.place);
+            return start;
+          }};
+}
+MarkPtr Stream::record(bool timed) {
+  auto [mark, fn] = recording_task();
+  auto holds = timed ? Holds::until_end : Holds::nothing;
+  queue({"", host_ns(), 0, std::move(fn), holds, std::make_unique<Turn>()});
+  return mark;
+}
+MarkPtr Stream::asked() {
+  auto [mark, fn] = recording_task();
+  add({"", host_ns(), 0, std::move(fn), Holds::nothing, nullptr});
+  return mark;
 }
 void Stream::wait_for(MarkPtr mark) {
-  push("", 0, [mark](ns_t, Notes& notes) {
+  auto fn = [mark](ns_t start, Notes& notes) {
     mark->wait();
     notes.place.reach(mark->place);
+    if (notes.place.own > start && config().virtual_clock)
+      notes.place.run(notes.place.own + config().wait_ns, 0);
     notes.placed = true;
     return notes.place.own;
-  });
+  };
+  queue({"", host_ns(), 0, std::move(fn), Holds::until_end, std::make_unique<Turn>()});
 }
 
 void Stream::stop() {
@@ -194,6 +238,11 @@ Stream& stream_of(int device, int64_t id) {
     p = new Stream(device, id);
   return *p;
 }
+Stream* known_stream(int device, int64_t id) {
+  std::lock_guard<std::mutex> l(streams_mutex);
+  auto it = streams().find({device, id});
+  return it == streams().end() ? nullptr : it->second;
+}
 std::vector<MarkPtr> record_all(int device) {
   std::vector<Stream*> of;
   {
@@ -203,7 +252,7 @@ std::vector<MarkPtr> record_all(int device) {
         of.push_back(stream);
   }
   std::vector<MarkPtr> marks;
-  for (auto* stream : of) marks.push_back(stream->record());
+  for (auto* stream : of) marks.push_back(stream->asked());
   return marks;
 }
 // A stream that waits for a peer notices `closing` soon. One that waits for a mark gets it: it is finished
