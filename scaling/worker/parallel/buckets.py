@@ -134,7 +134,7 @@ class BucketDetail:
 
 
 def done_by(rows: Sequence[CollectiveRow], edges: Edges) -> list[CollectiveRow]:
-    """The rows, done when backward is at the latest: on the host a callback may wait for the interpreter until later."""
+    """The rows, done with backward at the latest: on the host a callback may wait longer for the interpreter."""
     latest = max((whole for _, whole in edges.behind), default=0)
     return [
         row._replace(done_ns=latest) if row.phase != _OTHER and 0 < latest < row.done_ns else row
