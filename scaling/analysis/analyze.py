@@ -14,7 +14,7 @@ from scaling.analysis.decompose.point import point
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.decompose.spread import spread
 from scaling.analysis.decompose.starvation import with_input
-from scaling.analysis.decompose.trials import read_trial
+from scaling.analysis.decompose.trials import read_trial, withheld
 from scaling.analysis.network import cliffs, curve, transports
 from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
@@ -46,7 +46,10 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     counted = {t.world_size: launches.counted(tables, plan, t) for t in plan.trials}
     within = {n: launches.of_launches(tables, counts) for n, counts in counted.items()}
     records = {t.world_size: read_trial(within[t.world_size], plan, t) for t in plan.trials}
-    compared = {n: details.details(found, plan, ending.device_name) for n, found in records.items()}
+    compared = {
+        n: details.details(found, plan, ending.device_name, withheld(within[n], n))
+        for n, found in records.items()
+    }
     unused = {n: found.unused for n, found in compared.items() if found and found.unused}
     records |= {n: records[n].without_details() for n in unused}
     over = base_world_size(plan, records)

@@ -230,6 +230,8 @@ def measured_lines(quality: Quality) -> tuple[str, ...]:
 
 def details_line(details: Details) -> str:
     """What stamps of single collectives cost the step, and why nothing rests on them."""
+    if details.over_light is None and details.unused:
+        return plain(details.unused)
     cost = f"steps with details take {percent(details.over_light)} of those with phase stamps alone"
     if not details.unused:
         return cost

@@ -36,7 +36,16 @@ _VALUES = {
     "end": pl.col("buffer_end_ns"),
 }
 """A step, what it waits behind backward, for buffers and at a sharded module's units; and its last broadcast."""
-_NEEDED = sorted({name for value in _VALUES.values() for name in value.meta.root_names()})
+_SHARED = {
+    "computed": pl.col("backward_ns")
+    - (
+        pl.col("sync_end_ns")
+        - pl.col("compute_end_ns")
+        + pl.col("earlier_wait_ns")
+        + pl.col("backward_wait_ns")
+    )
+}
+"""Backward without its waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +68,26 @@ class Light:
         return dataclasses.replace(self, own={key: change(key, own) for key, own in self.own.items()})
 
 
-def read_light(steps: Frame, n: int) -> Light | None:
-    """None where no block is whole, or where no wait was stamped. `steps`: of `n` ranks together."""
+def read_light(steps: Frame, n: int, *, shared: bool = False) -> Light | None:
+    """None where no block is whole, or where no wait was stamped. `steps`: of `n` ranks together.
+
+    `shared`: compute and collectives are on one work queue of a device, where a collective that waits for a late rank
+    holds up compute behind it. Then backward's compute is a rank's own up to what the quickest rank takes.
+    """
     if n < 2:
         return None
     chosen = (pl.col("arm") == PROBE) & ~pl.col("detailed") & (pl.col("round") >= 0)
-    rows = steps.filter(chosen).select("launch", "round", "block", "step", "rank", *_NEEDED, ITS_PART)
+    values = _VALUES | (_SHARED if shared else {})
+    needed = sorted({name for value in values.values() for name in value.meta.root_names()})
+    rows = steps.filter(chosen).select("launch", "round", "block", "step", "rank", *needed, ITS_PART)
     own: dict[Key, list[Floats]] = {}
     waited: dict[Key, list[Floats]] = {}
     alike: dict[Key, list[Floats]] = {}
     for some, _ in few_rounds(rows, rows.clear()):
-        for key, grid in grids_of(some, n, _VALUES):
+        for key, grid in grids_of(some, n, values):
             total = grid["behind"] + grid["buffers"] + grid["inside"]
+            if shared:
+                total += grid["computed"] - grid["computed"].min(axis=1, keepdims=True)
             late = np.minimum(grid["end"], grid["begin"].max(axis=1, keepdims=True)) - grid["begin"]
             for_data = (grid["behind"], grid["buffers"] - np.maximum(late, 0.0), grid["inside"])
             own.setdefault(key, []).append(grid["length"] - total)

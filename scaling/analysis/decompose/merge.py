@@ -141,7 +141,7 @@ def merge(stamps: BlockStamps) -> Merged:
         busy=shares.busy,
         transfer=shares.transfer,
         shared=shares.shared,
-        least=(stamps.done - stamps.handed).min(axis=1),
+        least=(stamps.done - (stamps.launch if stamps.start is None else stamps.handed)).min(axis=1),
         exposed_transfer=exposed[0],
         exposed_skew=exposed[1],
         exposed_enqueue=exposed[2],

@@ -23,6 +23,7 @@ from scaling.analysis.decompose.unit_stamps import has_units
 from scaling.analysis.decompose.unit_turns import turns
 from scaling.analysis.network.curve import host_latency
 from scaling.analysis.statistics.rounds import Floats
+from scaling.records.format import DISTURBS
 from scaling.records.frames import ITS_PART, PART, Frame, few_rounds, in_memory, round_selections
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan, Trial
@@ -83,10 +84,16 @@ def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
         replay=_replay(buckets, n),
         gradients=() if shards else _messages(buckets, DDP_SOLO) or _of_wrapper(tables),
         replayed=_messages(buckets, REPLAY),
-        light=read_light(own, n),
+        light=read_light(own, n, shared=DISTURBS in withheld(tables, n)),
         tokens=read_tokens(own, n) if n > 1 else None,
         devices=_devices(tables.blocks, trial),
     )
+
+
+def withheld(tables: Tables, n: int) -> tuple[str, ...]:
+    """Why ranks recorded no collectives though they were to (BlockRecord.withheld); empty where they did."""
+    why = tables.blocks.filter((pl.col("world_size") == n) & (pl.col("withheld") != "")).select("withheld")
+    return tuple(sorted(in_memory(why.unique())["withheld"]))
 
 
 def _host_ns(tables: Tables, n: int) -> float:

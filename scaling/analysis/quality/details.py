@@ -8,7 +8,7 @@ same rounds: the step, and what each rank computes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from scaling.analysis.decompose import own
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.results import Details, Measured, RankInDetails, Verdict
 from scaling.analysis.statistics.rounds import MS, Floats, Rounds, level_of_each
+from scaling.records.format import DISTURBS, UNKNOWN_STREAM
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import PLAIN, PROBE
 
@@ -23,14 +24,27 @@ MOVED = 0.03
 """Own compute that details move by a smaller share of the step makes no cause: none is named below it."""
 SHOWN = 8
 """Ranks that are shown, of those whose compute is moved most."""
+WITHHELD = {
+    DISTURBS: "what each bucket takes cannot be seen here without disturbing the step: stamps of collectives would "
+    "hold up compute on the same work queue of the device (CUDA_DEVICE_MAX_CONNECTIONS is 1, or too few)",
+    UNKNOWN_STREAM: "what each bucket takes cannot be seen here without disturbing the step: the stream on which "
+    "the back end runs its collectives was not found",
+}
 NOT_PROVED = (
     "on a GPU, stamps of NCCL's collectives can hold up the step, and that these do not was not shown on one"
 )
 
 
-def details(records: TrialRecords, plan: Plan, device_name: str) -> Details | None:
-    """None where a rank lacks blocks with details or without. `device_name`: as recorded; empty: not a real device."""
+def details(
+    records: TrialRecords, plan: Plan, device_name: str, withheld: Sequence[str] = ()
+) -> Details | None:
+    """None where a rank lacks blocks with details or without. `device_name`: as recorded; empty: not a real device.
+
+    `withheld`: why ranks recorded none though they were to (BlockRecord.withheld).
+    """
     n = records.trial.world_size
+    if withheld:
+        return Details(over_light=None, disturbs=False, ranks=(), unused=WITHHELD[min(withheld)])
     both = {name: records.by_rank(PROBE, detailed=name == "detailed") for name in ("light", "detailed")}
     compute = {name: found["forward"] + found["compute"] for name, found in both.items()}
     if n < 2 or not all((np.isfinite(values).any(axis=0)).all() for values in compute.values()):

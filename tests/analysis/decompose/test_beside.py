@@ -49,7 +49,14 @@ def read(late_ms, beside):
             now = link(released[:2]) * 2 if axis == "replicate" else [at + WITHIN_MS for at in released]
             for rank in range(4):
                 waits[rank] += now[rank] - came[rank]
-                at = {"ready_ns": came, "launch_ns": came, "wait_ns": came, "done_ns": now, "resume_ns": now}
+                at = {
+                    "ready_ns": came,
+                    "launch_ns": came,
+                    "wait_ns": came,
+                    "done_ns": now,
+                    "resume_ns": now,
+                    "start_ns": [0.0] * 4,
+                }
                 row = {"launch": 0, "block": 1, "round": 0, "step": step, "rank": rank, "seq": seq}
                 row |= {"kind": KINDS.index(kind), "phase": BACKWARD, "unit": 0, "bytes": 1000}
                 row |= {"group": MESH.keys()[axis], "arm": "probe", "detailed": True}

@@ -38,7 +38,7 @@ class Cluster:
     def send(self, step, seq, kind, phase, unit, took):
         over = max(self.now) + took
         for rank, at in enumerate(self.now):
-            row = {"launch_ns": at, "done_ns": over, "wait_ns": at, "resume_ns": over}
+            row = {"launch_ns": at, "done_ns": over, "wait_ns": at, "resume_ns": over, "start_ns": 0}
             stamps = {name: round((value + 1000) * MS) for name, value in row.items()}
             self.rows.append(
                 {
@@ -169,7 +169,7 @@ def rows_of(place, sent):
         names = ("launch_ns", "done_ns", "wait_ns", "resume_ns")
         stamps = {name: round((at + 1000) * MS) for name, at in zip(names, times, strict=True)}
         what = {"seq": seq, "kind": kind, "phase": phase, "unit": unit, "group": group, "bytes": SIZE}
-        yield {**place, **what, "ready_ns": stamps["launch_ns"], **stamps}
+        yield {**place, **what, "ready_ns": stamps["launch_ns"], **stamps, "start_ns": 0}
 
 
 SHARDS, COPIES = ((0, 1), (2, 3)), ((0, 2), (1, 3))

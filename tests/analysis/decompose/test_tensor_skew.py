@@ -38,6 +38,7 @@ def tables(late):
                     "ready_ns": came,
                     "launch_ns": came,
                     "wait_ns": came,
+                    "start_ns": 0,
                     "done_ns": now,
                     "resume_ns": now,
                 }
