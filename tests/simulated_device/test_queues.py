@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
-from simulated_parts import queues
 
 from simulated_device import ranks
 
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 KERNEL_US, LATE_US = 1_000, 20_000
+
+
+@pytest.fixture(scope="module")
+def queues():
+    """A part of benchmarks/simulated_gpu.py; the ranks' processes find it by the path too."""
+    sys.path.insert(0, BENCHMARKS)
+    try:
+        from simulated_parts import queues
+
+        yield queues
+    finally:
+        sys.path.remove(BENCHMARKS)
 
 
 def beside(rank, world, connections=8, end="none"):
@@ -70,7 +85,7 @@ def test_a_stream_that_waits_for_a_collective_holds_up_kernels(connections):
     ("strategy", "connections"), [("DDP", 8), ("DDP", 1), ("DDP, BatchNorm", 8), ("FSDP", 8)]
 )
 def test_the_late_rank_its_phase_and_its_cost_are_told_and_details_cost_nothing(
-    tmp_path, strategy, connections
+    tmp_path, queues, strategy, connections
 ):
     found = queues.cell(tmp_path / "run", strategy, connections)
     late = found.point.straggler
@@ -82,6 +97,6 @@ def test_the_late_rank_its_phase_and_its_cost_are_told_and_details_cost_nothing(
 
 
 @pytest.mark.slow
-def test_ends_stamped_on_streams_that_wait_made_the_other_rank_as_late(tmp_path):
+def test_ends_stamped_on_streams_that_wait_made_the_other_rank_as_late(tmp_path, queues):
     found = queues.cell(tmp_path / "run", "DDP", 8, old=True)
     assert found.details_cost > 0.3

@@ -38,7 +38,7 @@ def tables(late):
                     "ready_ns": came,
                     "launch_ns": came,
                     "wait_ns": came,
-                    "start_ns": 0,
+                    "start_ns": [0.0] * 4,
                     "done_ns": now,
                     "resume_ns": now,
                 }
