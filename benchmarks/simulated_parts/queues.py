@@ -24,7 +24,7 @@ from scaling.cli.pipeline import rebuild
 from scaling.records.collect import collect
 from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
-from scaling.spec.plan import Plan
+from scaling.records.tables import Tables
 from scaling.worker.parallel.tap import Tap
 from scaling.worker.probe import sharded, wrapped
 
@@ -160,8 +160,9 @@ def cell(
     processes.run(loop, world, folder=str(folder), **more)
     run = RunFolder(folder)
     built = rebuild(run)
-    own = {True: (), False: ()} | _own_ms(run, built.plan)
-    blocks = in_memory(collect(run, built.plan).blocks)
+    tables = collect(run, built.plan)
+    own = {True: (), False: ()} | _own_ms(tables)
+    blocks = in_memory(tables.blocks)
     plain = blocks.filter(pl.col("arm") == "plain").select(
         (pl.col("end_ns") - pl.col("begin_ns")) / pl.col("steps")
     )
@@ -174,9 +175,8 @@ def cell(
     )
 
 
-def _own_ms(run: RunFolder, plan: Plan) -> dict[bool, tuple[float, ...]]:
+def _own_ms(tables: Tables) -> dict[bool, tuple[float, ...]]:
     """By whether details were stamped, each rank's own time: from a step's begin to the end of backward's compute."""
-    tables = collect(run, plan)
     kinds = in_memory(
         tables.blocks.filter(pl.col("arm") == "probe").select("launch", "block", "rank", "detailed")
     )

@@ -38,10 +38,11 @@ class Buckets:
     say whose bucket they send (parallel.compression).
     """
 
-    def __init__(self, ddp: DistributedDataParallel) -> None:
+    def __init__(self, ddp: DistributedDataParallel, key: int | None = None) -> None:
+        """`key`: of its group in the records; None: its size."""
         self._ddp = weakref.ref(ddp)  # the loop alone keeps the wrapper
         self._name = ddp.process_group.group_name
-        self._key = dist.get_world_size(ddp.process_group)
+        self._key = dist.get_world_size(ddp.process_group) if key is None else key
         self._hooked = has_own_hook(ddp)
         self._sizes: list[int] = []
         """Bytes of the buckets, once a step was recorded."""
@@ -96,8 +97,11 @@ class BucketDetail:
 
     unsharded_bytes = 0
 
-    def __init__(self, ddp: DistributedDataParallel, tap: Tap, ready: Ready | None = None) -> None:
-        self._ddp, self._tap, self._buckets, self._ready = weakref.ref(ddp), tap, Buckets(ddp), ready
+    def __init__(
+        self, ddp: DistributedDataParallel, tap: Tap, ready: Ready | None = None, key: int | None = None
+    ) -> None:
+        """`ready`: None where a bucket counts as ready when it is launched. `key`: as `Buckets` takes it."""
+        self._ddp, self._tap, self._buckets, self._ready = weakref.ref(ddp), tap, Buckets(ddp, key), ready
         self._count = max(1, len(bucket_bytes(ddp)))
         self.wire: list[Message] = []
 

@@ -113,7 +113,7 @@ class Replicated:
             return _Solo(SoloProbe(self._ddp, self._device), len(self.buckets)) if detailed else None
         tap = Tap(self._device.clock)
         ready = ReadyTimes(self._ddp).absolute_ns if detailed and self._device.type == CPU else None
-        buckets = BucketDetail(self._ddp, tap, ready) if detailed else None
+        buckets = BucketDetail(self._ddp, tap, ready, self._group.key) if detailed else None
         if self._norms is None:
             return buckets
         inside = InlineWaits(self._norms, self._group.data, self._device.clock.stamp, tap)
