@@ -68,7 +68,7 @@ def test_blocks_of_no_strategy_are_shared(run):
     tables, plan = side_by_side(run)
     first, second = (of_strategy(tables, plan, k) for k in (0, 1))
     for arm in OF_NONE:
-        shared = [t.blocks.filter(pl.col("arm") == arm).height for t, _ in (first, second)]
+        shared = [t.blocks.lazy().filter(pl.col("arm") == arm).collect().height for t, _ in (first, second)]
         assert shared[0] == shared[1] == run.tables.blocks.filter(pl.col("arm") == arm).height
     assert first[1].spec.parallel.name == "ddp"
     assert second[1].spec.parallel.name == "fsdp"

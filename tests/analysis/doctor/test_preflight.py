@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from support.simulated_cluster import write_facts
 
 from scaling.analysis.doctor.differences import differences
 from scaling.analysis.doctor.preflight import inspect
@@ -20,7 +21,7 @@ def run(tmp_path, *environments, telemetry=None):
     launch = folder.launch(0)
     launch.path.mkdir(parents=True)
     for rank, changes in enumerate(environments):
-        launch.env(rank).write_text(json.dumps({**ENV, "rank": rank, "environment": {}, **changes}))
+        write_facts(launch, 0, {**ENV, "rank": rank, "environment": {}, **changes})
     if telemetry:
         launch.telemetry(0).write_text("\n".join(map(json.dumps, telemetry)) + "\n")
     return folder

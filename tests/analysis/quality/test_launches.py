@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import polars as pl
 import pytest
+from support.tables import loaded
 
 from scaling.analysis.decompose.own import said, usable
 from scaling.analysis.predict.change import Change
@@ -36,9 +37,9 @@ def kept(tables, rows):
 def launched(tables, launch, *, ended=True):
     """The same records as those of another launch."""
     frames = {name: getattr(tables, name).with_columns(launch=pl.lit(launch, pl.Int64)) for name in FRAMES}
-    return replace(
-        tables, ranks=tuple(replace(r, launch=launch, ended=ended) for r in tables.ranks), **frames
-    )
+    state = "done" if ended else None
+    ranks = tuple(replace(r, launch=launch, ended=ended, state=state) for r in tables.ranks)
+    return replace(tables, ranks=ranks, **frames)
 
 
 def slower(tables, factor):
@@ -178,7 +179,7 @@ def test_a_training_of_another_batch_is_another_one_and_named(weak):
     half = replace(steps, blocks=steps.blocks.with_columns(batch=pl.col("batch") // 2))
     both = together(launched(half, 0), launched(steps, 1))
     found = usable(both, plan)
-    assert set(found.blocks["launch"]) == set(found.steps["launch"]) == {1}
+    assert set(loaded(found).blocks["launch"]) == set(loaded(found).steps["launch"]) == {1}
     assert found.dropped_samples == steps.dropped_samples
     (line,) = said(both, plan)
     batch = plan.trials[0].batch
