@@ -8,6 +8,11 @@
 # SCALING_PYTHON names the interpreter; the default is the python3 on the PATH.
 set -eu
 
+# torchrun takes options from the environment, too (PET_NO_PYTHON, PET_NNODES): the command line says all of them.
+for name in $(env | sed -n 's/^\(PET_[A-Z_0-9]*\)=.*/\1/p'); do
+    unset "$name"
+done
+
 here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 profile=$1
 shift

@@ -9,13 +9,22 @@ import keyword
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from scaling.cli.output import warn
 from scaling.cli.streams import tolerate_closed
 from scaling.cli.verbs import VERBS, lines
 from scaling.errors import InputError, ScalingError
 
-_OUTSIDE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ESTALE)
+_OUTSIDE = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ESTALE,
+    errno.ENAMETOOLONG,
+)
 """Errors of the file system that are not bugs: a folder without permission, a full disk, a file server that is gone."""
 HEAD = """\
 usage: scaling VERB ...
@@ -58,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         os.umask(0o022) | 0o002
     )  # files that are written are never writable by others, whatever the shell's umask
     try:
+        _require_readable(arguments)
         return _verb(arguments[0])(arguments[1:])
     except ScalingError as error:
         warn(error)
@@ -73,10 +83,26 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _OUTSIDE:
             raise
+        if error.errno == errno.ENAMETOOLONG:
+            warn(f"{error.filename}: {error.strerror}; a shorter path is expected")
+            return InputError.exit_code
         # The error of a failed write has no file name.
         where = f"{error.filename}: " if error.filename else ""
         warn(f"{where}{error.strerror}")
         return ScalingError.exit_code
+
+
+def _require_readable(arguments: list[str]) -> None:
+    """InputError where the working directory is gone, or a name cannot be written into any file of ours."""
+    try:
+        words = [str(Path.cwd()), *arguments]
+    except OSError as error:
+        raise InputError(f"the working directory: {error.strerror}; change to one that is there") from error
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise InputError(f"{word}: the name is not UTF-8; rename it") from None
 
 
 def _verb(name: str) -> Callable[[list[str]], int]:

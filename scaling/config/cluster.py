@@ -11,7 +11,7 @@ from scaling.config.values import freeze
 from scaling.errors import InputError
 from scaling.reading import as_number
 from scaling.spec.cluster import START_IN_IMAGE_S, START_S, Cluster
-from scaling.spec.environment import is_secret
+from scaling.spec.environment import is_secret, is_secret_value
 from scaling.units import parse_time_limit_s
 
 _OWN = {
@@ -67,8 +67,8 @@ def to_cluster(config: Composed) -> Cluster:
 
 def to_env(key: str, config: Mapping[str, Any]) -> dict[str, str]:
     """Environment variables as text. All are written into the run's folder: InputError for one that holds a secret."""
-    for name in config:
-        if is_secret(str(name)):
+    for name, value in config.items():
+        if is_secret(str(name)) or is_secret_value(str(value)):
             raise InputError(
                 f"{key}.{name}: this secret would be written into the run's folder; set it in the environment of "
                 "`scaling` instead, which the workers inherit"

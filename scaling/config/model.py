@@ -7,6 +7,7 @@ from typing import Any
 
 from scaling.config.values import check_value
 from scaling.errors import InputError
+from scaling.spec.environment import is_secret, is_secret_value
 from scaling.spec.run import Data, Model
 
 
@@ -29,12 +30,28 @@ def to_model(config: dict[str, Any], *, accelerated: bool = False) -> Model:
     for key, limits in (config.get("limits") or {}).items():
         _within(f"model.{key}", args.get(key), **limits)
     _installed(str(config.get("name")), config.get("requires"))
+    _without_secrets("model", args)
     return Model(
         name=str(config.get("name", target.rsplit(".", 1)[-1])),
         target=target,
         args=args,
         synthetic=bool(config.get("synthetic", False)),
     )
+
+
+def _without_secrets(key: str, value: Any) -> None:
+    """InputError for a text that is, or by its name may be, a secret: arguments are written into the run's folder."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _without_secrets(f"{key}.{name}", inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _without_secrets(key, inner)
+    elif isinstance(value, str) and (is_secret(key.rpartition(".")[2]) or is_secret_value(value)):
+        raise InputError(
+            f"{key}: this secret would be written into the run's folder; set it in the environment of `scaling` "
+            "instead, and read it there"
+        )
 
 
 def to_data(config: dict[str, Any]) -> Data:

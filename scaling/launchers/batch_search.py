@@ -98,7 +98,7 @@ def _launch(
     command = launcher_of(plan).command(
         LaunchRequest(plan=plan, folder=folder, launch=launch, world_sizes=(plan.ranks,), what=what)
     )
-    write_text(launch.path / "command.txt", describe(command))
+    write_text(launch.path / "command.txt", describe(command), private=True)
     outcome = follow(
         command, launch, plan.spec.measure, lambda p: progress({**p, "launch": f"{what} {index}"})
     )

@@ -34,7 +34,7 @@ LINGER_S = 4
 def follow(command: Command, launch: LaunchFolder, measure: Measure, progress: Progress) -> LaunchOutcome:
     """Run one launch to its end. Ctrl-C ends it in order; no process is left running in any case."""
     if command.network is not None:
-        write_json(launch.fabric, command.network)
+        write_json(launch.fabric, command.network, private=True)
     process = None
     try:
         with held_back():

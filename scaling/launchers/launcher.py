@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling.launchers.request import LaunchRequest
+from scaling.spec.environment import without_secrets
 from scaling.spec.plan import Plan
 
 Progress = Callable[[dict[str, Any]], None]
@@ -54,7 +55,7 @@ class Launcher(ABC):
 
 
 def describe(command: Command) -> str:
-    """The commands of a launch as a person can run them, one a line."""
+    """The commands of a launch as a person can run them, one a line; without what looks like a secret."""
     lines = [_shell(command.env, command.argv)]
     if command.network is not None:
         lines += [f"#   {h['name']}: {_shell(h['env'], h['command'])}" for h in command.network["hosts"]]
@@ -62,4 +63,4 @@ def describe(command: Command) -> str:
 
 
 def _shell(env: Mapping[str, str], argv: Sequence[str]) -> str:
-    return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in env.items()), shlex.join(argv)])
+    return " ".join([*(f"{k}={shlex.quote(v)}" for k, v in env.items()), shlex.join(without_secrets(argv))])

@@ -124,7 +124,7 @@ def _launch(
         LaunchRequest(plan=plan, folder=folder, launch=launch, world_sizes=started.world_sizes)
     )
     earlier = read_text(folder.command, strict=False) if folder.command.exists() else ""
-    write_text(folder.command, earlier + describe(command))
+    write_text(folder.command, earlier + describe(command), private=True)
     checked = _checking(plan, launch, max(started.world_sizes), progress, preflight)
     outcome = follow(command, launch, plan.spec.measure, lambda p: checked({**p, "launch": started.index}))
     ended = settled(started, launch, ended=outcome.status == "done")

@@ -75,7 +75,7 @@ def command_of(
 def run_script(command: Command, logs: LaunchFolder, limit_s: float) -> ScriptEnd:
     """Run one launch to its end, or to `limit_s`. Ctrl-C ends it in order; no process is left in any case."""
     if command.network is not None:
-        write_json(logs.fabric, command.network)
+        write_json(logs.fabric, command.network, private=True)
     process, late = None, False
     try:
         with held_back():

@@ -6,7 +6,9 @@ import sys
 
 from scaling import resources
 from scaling.launchers.request import LaunchRequest
+from scaling.records.encoding import digest_of
 from scaling.spec.batch_search import MEASURE
+from scaling.spec.plan import PLAN_DIGEST
 from scaling.spec.run import Spec
 from scaling.spec.startup import lazy
 from scaling.spec.topology import GPU
@@ -61,8 +63,15 @@ def numa_binding(spec: Spec) -> dict[str, str]:
 
 
 def connecting(request: LaunchRequest) -> dict[str, str]:
-    """How our own many ranks connect over Gloo (scaling/spec/startup.py); a script of the user's may need a mesh."""
-    return {"TORCH_GLOO_LAZY_INIT": "1"} if lazy(request.ranks) and not request.program else {}
+    """Which plan our own ranks are to follow, and how many of them connect over Gloo (scaling/spec/startup.py).
+
+    A script of the user's has no plan, and may need a mesh.
+    """
+    if request.program:
+        return {}
+    return {PLAN_DIGEST: digest_of(request.plan)} | (
+        {"TORCH_GLOO_LAZY_INIT": "1"} if lazy(request.ranks) else {}
+    )
 
 
 def nccl_log(request: LaunchRequest) -> dict[str, str]:

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from scaling.errors import InputError, ScalingError
-from scaling.records.files import read_json, write_json
+from scaling.records.files import read_json, remove, write_json
 from scaling.records.launch import Launches
 from scaling.records.paths import RunFolder
 from scaling.spec.environment import MACHINE
 from scaling.spec.plan import SCHEMA as PLAN_SCHEMA
 from scaling.spec.plan import Plan
+from scaling.spec.settings import Named
 
 SCHEMA = 1
 ROOT = Path("runs") / "baselines"
@@ -40,17 +41,22 @@ class Baseline:
 
 def check_name(name: str) -> str:
     """Return the name; InputError unless it can be a folder's."""
-    if re.fullmatch(r"[A-Za-z0-9][\w.-]*", name) is None:
+    if re.fullmatch(Named.PATTERN, name, re.ASCII) is None:
         raise InputError(f"--baseline {name}: name it with letters, digits, dots and dashes, such as main")
     return name
 
 
 def keep(name: str, folder: RunFolder, plan: Plan, root: Path = ROOT) -> RunFolder:
-    """Copy what a later comparison needs from an analysed run, which is the baseline from now on."""
+    """Copy what a later comparison needs from an analysed run, which is the baseline from now on.
+
+    InputError where something that was not kept by `keep` is in the way: nothing else is ever removed.
+    """
     parent = root / check_name(name)
-    target = RunFolder(parent / re.sub(r"[^\w.-]+", "-", plan.id))
-    part = RunFolder(target.path.with_name(f".{target.path.name}.part"))
-    shutil.rmtree(part.path, ignore_errors=True)
+    target = RunFolder(parent / plan.id)  # a plan's id is a name (spec.settings.Named)
+    if target.path.exists() and not target.baseline.is_file():
+        raise InputError(f"{target.path}: is no kept baseline and would be replaced; move it away")
+    part = RunFolder(parent / f".{plan.id}.part")
+    remove(parent, part.path.name)
     part.launch(0).path.mkdir(parents=True)
     write_json(part.plan, plan)
     copies = [(folder.analysis, part.analysis), (folder.config, part.config)]
@@ -59,13 +65,13 @@ def keep(name: str, folder: RunFolder, plan: Plan, root: Path = ROOT) -> RunFold
         copies.append((launches.described.folder.env(0), part.launch(0).env(0)))
     for source, copy in copies:
         if source.is_file():
-            shutil.copyfile(source, copy)
+            shutil.copy(source, copy)
     now = dt.datetime.now(tz=dt.timezone.utc).isoformat(timespec="microseconds")
     machine, work = _machine(launches), _work(plan)
     write_json(
         part.baseline, Baseline(schema=SCHEMA, run=str(folder.path), kept=now, machine=machine, work=work)
     )
-    shutil.rmtree(target.path, ignore_errors=True)
+    remove(parent, plan.id)
     part.path.rename(target.path)
     return target
 

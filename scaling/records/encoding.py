@@ -12,15 +12,17 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import operator
 import re
 import sys
 import zlib
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
+from scaling.records import codec
 from scaling.records.format import (
     AnyStepRow,
     CollectiveRow,
@@ -120,3 +122,8 @@ def stretches(text: bytes) -> Iterator[Stretch]:
 def digest(content: bytes) -> str:
     """What a rank notes of the plan that it read, to be compared with plan.json later."""
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def digest_of(value: Any) -> str:
+    """The digest of a dataclass or plain value, however a file has it."""
+    return digest(json.dumps(codec.encode(value), sort_keys=True).encode())

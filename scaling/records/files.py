@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,10 +20,11 @@ from scaling.records import codec
 T = TypeVar("T")
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write by rename, so that a reader sees the whole file or the one before."""
+def write_text(path: Path, text: str, *, private: bool = False) -> None:
+    """Write by rename, so that a reader sees the whole file or the one before. `private`: for this user alone."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        part.touch(0o600 if private else 0o666)
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     except BaseException:
@@ -31,9 +33,22 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
-def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
+def write_json(path: Path, value: Any, *, indent: int | None = 1, private: bool = False) -> None:
     """Write a dataclass or plain value as JSON, by rename."""
-    write_text(path, json.dumps(codec.encode(value), indent=indent, allow_nan=False) + "\n")
+    text = json.dumps(codec.encode(value), indent=indent, allow_nan=False) + "\n"
+    write_text(path, text, private=private)
+
+
+def remove(parent: Path, name: str) -> None:
+    """Remove a folder by its name in `parent`, which is held open, so that nobody can have another one removed."""
+    try:
+        held = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return
+    try:
+        shutil.rmtree(f"/proc/self/fd/{held}/{name}", ignore_errors=True)
+    finally:
+        os.close(held)
 
 
 def add_line(path: Path, value: Any) -> None:
@@ -42,7 +57,7 @@ def add_line(path: Path, value: Any) -> None:
     OSError where the disk has no room for the whole line.
     """
     line = json.dumps(codec.encode(value), allow_nan=False).encode() + b"\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         if os.write(descriptor, line) < len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))

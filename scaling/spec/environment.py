@@ -6,6 +6,7 @@ A fact is named as in env-<r>.json, an environment variable as `env.NAME`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 VARIABLE = "env."
 """Begins the name of a fact that is an environment variable."""
@@ -13,7 +14,13 @@ VARIABLE = "env."
 RECORDED = (
     "NCCL_",
     "GLOO_",
-    "TORCH_",
+    "TORCH_NCCL_",
+    "TORCH_GLOO_",
+    "TORCH_DISTRIBUTED_",
+    "TORCH_CUDNN_",
+    "TORCH_BLAS_",
+    "TORCH_ALLOW_TF32",
+    "TORCH_CPU_",
     "TORCHELASTIC_",
     "OMP_",
     "MKL_",
@@ -27,8 +34,19 @@ RECORDED = (
     "CUDA_",
     "CUBLAS_",
     "PYTORCH_",
-    "SLURM_",
     "SCALING_NUMA_",
+    *(
+        f"SLURM_{name}"
+        for name in ("JOB_ID", "JOB_PARTITION", "JOB_NODELIST", "JOB_NUM_NODES", "NNODES", "NODEID")
+    ),
+    *(
+        f"SLURM_{name}"
+        for name in ("PROCID", "LOCALID", "NTASKS", "TASKS_PER_NODE", "CPU", "GPU", "MEM_PER_", "NODELIST")
+    ),
+    *(
+        f"SLURM_{name}"
+        for name in ("DISTRIBUTION", "RESTART_COUNT", "CLUSTER_NAME", "HINT", "THREADS_PER_CORE", "TOPOLOGY_")
+    ),
 )
 """Beginnings of variables that change results or speed, or name the job: env-<r>.json has them."""
 NUMA_BOUND = f"{VARIABLE}SCALING_NUMA_BOUND"
@@ -48,14 +66,48 @@ VERSIONS = ("python", "torch", "cuda", "cudnn", "nccl", "driver", "kernel")
 """Facts about the software."""
 
 _SECRET = re.compile(
-    r"((?<!_P)KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|COOKIE|JWT|AUTH)S?([_\d]|$)",
+    r"((?<!_P)KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|CREDENTIAL|COOKIE|JWT|AUTH"
+    r"|(^|_)(PASS|PW|PWD|PAT|CRED|PIN|BEARER))S?([_\d]|$)",
     re.IGNORECASE,
 )
+_SECRET_VALUE = re.compile(
+    r"://[^/\s@]*:[^/\s@]+@|-----BEGIN |\beyJ[\w-]+\.[\w-]+\."
+    r"|(^|[\s=:,'\"])(sk-|gh[opsu]_|github_pat_|glpat-|hf_|xox[abprs]-|AKIA|ASIA|AIza|npm_|pypi-)[\w-]{8}"
+)
+LEFT_OUT = "(left out)"
 
 
 def is_secret(name: str) -> bool:
     """Whether a variable may hold a secret: WANDB_API_KEY, HF_TOKEN; not NCCL_IB_PKEY, TOKENIZERS_PARALLELISM."""
     return _SECRET.search(name) is not None
+
+
+def is_secret_value(value: str) -> bool:
+    """Whether a text has what looks like a credential: an address with a password, a token of a known service."""
+    return _SECRET_VALUE.search(value) is not None
+
+
+def without_secrets(words: Sequence[str]) -> tuple[str, ...]:
+    """A command's words: LEFT_OUT in place of what an option or key with a secret's name is given (`--api-key X`)."""
+    found: list[str] = []
+    hides = False
+    for word in words:
+        name, equals, value = word.partition("=")
+        secret = _named_so(name)
+        if hides and not word.startswith("-"):
+            found.append(word if word.isdecimal() else LEFT_OUT)
+        elif equals and (secret or is_secret_value(value)) and not value.isdecimal():
+            found.append(f"{name}={LEFT_OUT}")
+        else:
+            found.append(LEFT_OUT if is_secret_value(word) else word)
+        hides = secret and not equals and word.startswith("-")
+    return tuple(found)
+
+
+def _named_so(option: str) -> bool:
+    """`is_secret` of an option's or a key's last part, whose words stand together in one of three ways."""
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", option.rpartition(".")[2].lstrip("-+"))
+    return is_secret(name.replace("-", "_"))
 
 
 _CODE = re.compile(

@@ -14,12 +14,14 @@ from typing import Annotated
 
 from scaling.spec.promise import WHOLE, Content, Promise
 from scaling.spec.run import Spec
-from scaling.spec.settings import Between, NotEmpty
+from scaling.spec.settings import Between, Named, NotEmpty
 
 Ranks = tuple[int, ...]
 
 SCHEMA = 1
 
+PLAN_DIGEST = "SCALING_PLAN"
+"""The variable that tells the ranks of a launch the digest of its plan, since somebody may replace the file."""
 RANKS_MAX = 2**14
 """Ranks of a launch, and of a job whose traces are read: every one of them is looked for."""
 
@@ -43,7 +45,7 @@ class Plan:
     """Everything a worker needs; written to plan.json."""
 
     schema: int
-    id: str
+    id: Annotated[str, Named()]
     created: str
     version: str
     spec: Spec

@@ -13,7 +13,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +67,23 @@ class NotEmpty:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    """A name that may be part of a path, a command or a key: letters, digits, dots and dashes. It holds everywhere."""
+
+    PATTERN: ClassVar[str] = r"[A-Za-z0-9][\w.-]{0,127}"
+
+
+@dataclass(frozen=True, slots=True)
 class Distinct:
     """A list that has no item twice."""
 
 
-Bound = AtLeast | Between | Positive | Fraction | OneOf | Matches | NotEmpty | Distinct
+Bound = AtLeast | Between | Positive | Fraction | OneOf | Matches | NotEmpty | Distinct | Named
 OF_LISTS = (NotEmpty, Distinct)
 """Bounds of a list as a whole."""
 
 
-HELD = (Between, NotEmpty)
+HELD = (Between, NotEmpty, Named)
 """Bounds that hold for every value, wherever it comes from."""
 
 
@@ -126,6 +133,8 @@ def _expected(bound: Bound, value: Any, text: Text | None) -> str | None:
             return f"one of {', '.join(('auto', *accepted) if auto else accepted)} is expected"
         case Matches(pattern, described) if not re.fullmatch(pattern, value):
             return described
+        case Named() if not re.fullmatch(Named.PATTERN, value, re.ASCII):
+            return "a name of letters, digits, dots and dashes is expected"
         case NotEmpty(such_as) if not value:
             return f"at least one item is expected, such as {such_as}"
         case Distinct() if len(set(value)) < len(value):

@@ -10,12 +10,13 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scaling.errors import InputError
 from scaling.records.checkup import DOCTOR
-from scaling.records.encoding import digest
+from scaling.records.encoding import digest, digest_of
 from scaling.records.files import read_json, write_json
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.spec.batch_search import MEASURE
-from scaling.spec.plan import SCHEMA, Plan
+from scaling.spec.plan import PLAN_DIGEST, SCHEMA, Plan
 from scaling.worker.session.beat import share
 from scaling.worker.session.lookout import last_collective, watch
 from scaling.worker.session.telemetry import sampling
@@ -30,6 +31,8 @@ def main(arguments: list[str]) -> None:
     what = arguments[3] if len(arguments) > 3 else MEASURE
     folder = run.launch(index) if what == MEASURE else run.search(index)
     plan, plan_digest = read_json(run.plan, Plan, SCHEMA), digest(run.plan.read_bytes())
+    if os.environ.get(PLAN_DIGEST, digest_of(plan)) != digest_of(plan):
+        raise InputError(f"{run.plan}: was replaced after the launch began, and is not followed")
     # torchrun numbers ranks host by host. Where the topology deals ranks out to hosts in turn, ours differ from
     # torchrun's, and torch reads them from here.
     rank = plan.spec.topology.started(int(os.environ["WORLD_SIZE"]))[int(os.environ["RANK"])]

@@ -67,7 +67,7 @@ def about(value: float, half: float, n: int = 12) -> Measured:
 
 def run_info(**changes: object) -> RunInfo:
     base = RunInfo(
-        id="2026-03-02/101500-8f3a",
+        id="20260302-101500-8f3a",
         model="highmem_cnn",
         topology="emulated_pcie",
         precision="fp32",
@@ -120,7 +120,7 @@ def spec(model: str = "highmem_cnn", *, synthetic: bool = False, inject: Inject 
 
 def plan(a_spec: Spec | None = None) -> Plan:
     return make_plan(
-        a_spec or spec(), run_id="2026-03-02/101500-8f3a", created="2026-03-02T10:15:00Z", version="0.1"
+        a_spec or spec(), run_id="20260302-101500-8f3a", created="2026-03-02T10:15:00Z", version="0.1"
     )
 
 
@@ -344,7 +344,7 @@ def comparison(*, comparable: bool = True) -> Comparison:
     return Comparison(
         schema=1,
         base=run_info(),
-        other=run_info(topology="emulated_nvlink", id="2026-03-02/104100-11c0"),
+        other=run_info(topology="emulated_nvlink", id="20260302-104100-11c0"),
         comparable=comparable,
         reasons=() if comparable else ("precision differs: fp32, bf16", f"model differs: {HOSTILE}"),
         points=(

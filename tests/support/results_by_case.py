@@ -31,7 +31,7 @@ from scaling.analysis.results import (
 from scaling.spec.plan import Plan, make_plan
 from scaling.spec.run import Model, Tracking
 
-RUN_ID = "2026-01-02/03-04-05-c0ffee"
+RUN_ID = "20260102-030405-c0ffee"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 STEPS = 200
 """Enough for a file of more than one block."""

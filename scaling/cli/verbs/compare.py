@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from scaling.cli.output import print_json, say, warn
 from scaling.cli.pipeline import read_analysis
 from scaling.cli.studying import make_study, same_script, show_study
 from scaling.cli.verbs.arguments import count, split
+from scaling.config.compose import composed
 from scaling.config.values import check_value
 from scaling.errors import InputError
 from scaling.records import baselines, codec
@@ -26,7 +28,7 @@ from scaling.report.markdown import comparison_markdown, sweep_markdown
 from scaling.report.terminal import print_comparison, print_sweep
 from scaling.report.tracking.wandb import log_comparison
 from scaling.spec.plan import Plan
-from scaling.spec.run import Cost
+from scaling.spec.run import Cost, Tracking
 
 PRICE = "cost.usd_per_gpu_hour"
 
@@ -72,6 +74,7 @@ def main(arguments: list[str]) -> int:
     into = None if given.into is None else RunFolder(given.into)
     if into is not None:
         check_writable(into.path, f"--into {into.path}")
+        _require_room(into)
     prices = _prices(costs, len(folders) + (name is not None))
     if name is not None:
         base = baselines.find(name, folders[0], plans[0])
@@ -88,7 +91,13 @@ def main(arguments: list[str]) -> int:
         if read_plan(base).id == plans[0].id:
             warn(f"{folders[1].path}: is the baseline {name} itself")
     stands = compare_folders(
-        folders, Console(), as_json=given.json, into=into, fail_below=ratio, prices=prices
+        folders,
+        Console(),
+        as_json=given.json,
+        into=into,
+        fail_below=ratio,
+        prices=prices,
+        tracking=None if into is None else _own_tracking(),
     )
     if stands == "not_met":
         return 1
@@ -118,11 +127,13 @@ def compare_folders(
     into: RunFolder | None = None,
     fail_below: float | None = None,
     prices: Prices | None = None,
+    tracking: Tracking | None = None,
 ) -> Gate | None:
     """Compare, print, and write the comparison to `into`. Returns the gate's state if `fail_below` is given.
 
     The runs of a multirun, whose folder is `into`, are set against each other only where they did equal work; others
-    are set against the first. All of them stand in one table.
+    are set against the first. All of them stand in one table. `tracking`: where the comparison is
+    logged; None: it is not.
     """
     runs = [Run(folder.path) for folder in folders]
     together = into is not None and all(folder.path.parent == into.path for folder in folders)
@@ -156,13 +167,30 @@ def compare_folders(
             write_text(into.comparison_md, sweep_markdown(table, found, analyses))
             write_text(into.comparison_html, sweep_page(table, found, analyses))
         _say(f"comparison: {into.comparison_html}", as_json=as_json)
-        warning = log_comparison(into, runs[0].plan, found) if found else None
+        warning = log_comparison(into, runs[0].plan, found, tracking) if found and tracking else None
         if warning:
             warn(f"W&B: {warning}")
     stands = None if fail_below is None else gate(found, fail_below)
     if stands is not None:
         _say(f"# gate  {fail_below:g} of the base's throughput: {_GATE[stands]}", as_json=as_json)
     return stands
+
+
+def _own_tracking() -> Tracking:
+    """What the reader's own configuration says: the runs may be somebody else's."""
+    config = composed([]).tracking
+    own = {field.name: getattr(config, field.name) for field in dataclasses.fields(Tracking)}
+    return Tracking(**{**own, "tags": tuple(own["tags"])})
+
+
+def _require_room(into: RunFolder) -> None:
+    """InputError where files would be replaced that no earlier comparison wrote."""
+    files = (into.comparison_md, into.comparison_html, *sorted(into.path.glob("comparison-*.html")))
+    there = next((path for path in files if path.exists()), None)
+    if there is not None and not into.comparison.is_file():
+        raise InputError(
+            f"--into {into.path}: {there.name} is there and would be replaced; name another folder"
+        )
 
 
 def _kept(name: str, folder: RunFolder, plan: Plan) -> int:

@@ -29,6 +29,8 @@ def main(arguments: list[str]) -> int:
     target = None
     if found.yaml is not None:
         target = _folder(Path(given.into or "conf")) / f"{name}.yaml"
+        if target.exists() and _read(target) != found.yaml:
+            raise InputError(f"{target}: is there, and is not replaced; give another --name, or move it away")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             write_text(target, found.yaml)

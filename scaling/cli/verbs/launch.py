@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -23,6 +24,7 @@ from scaling.reading import read_text
 from scaling.records.files import make_folder, write_json, write_text
 from scaling.records.paths import RunFolder, default_folder
 from scaling.records.run import SCHEMA, ScriptLaunch, Started
+from scaling.spec.environment import without_secrets
 from scaling.spec.plan import Plan
 from scaling.units import format_duration, ranks
 
@@ -63,12 +65,12 @@ def main(arguments: list[str]) -> int:
         created=plan.created,
         version=plan.version,
         topology=plan.spec.topology,
-        script=tuple(script),
+        script=without_secrets(script),
         probe=not given.no_probe,
         world_sizes=plan.spec.world_sizes,
         repeats=plan.spec.repeats,
     )
-    return _finish(folder, _launched(plan, folder, started, limit_s), verbose=given.verbose)
+    return _finish(folder, _launched(plan, folder, started, script, limit_s), verbose=given.verbose)
 
 
 def _limit(asked: str | None) -> float:
@@ -81,9 +83,11 @@ def _limit(asked: str | None) -> float:
     return limit_s
 
 
-def _launched(plan: Plan, folder: RunFolder, started: Started, limit_s: float) -> Started:
+def _launched(
+    plan: Plan, folder: RunFolder, started: Started, script: Sequence[str], limit_s: float
+) -> Started:
     """All launches, in turns: 1, 2, 4, 1, 2, 4. A world size that failed is not launched again."""
-    program = (*(() if started.probe else HOOKED), *started.script)
+    program = (*(() if started.probe else HOOKED), *script)
     turns = [n for _ in range(started.repeats) for n in started.world_sizes]
     name = Path(started.script[0]).name
     for index, n in enumerate(turns):
@@ -108,7 +112,7 @@ def _launched(plan: Plan, folder: RunFolder, started: Started, limit_s: float) -
             rank=ended.rank,
         )
         started = dataclasses.replace(started, launches=(*started.launches, one))
-        write_json(folder.started, started)
+        write_json(folder.started, started, private=True)
         if ended.status == "interrupted":
             break
         if ended.status != "done":
@@ -124,7 +128,7 @@ def _launch(
     try:
         command = command_of(plan, folder, logs, n, program)
         earlier = read_text(folder.command, strict=False) if folder.command.exists() else ""
-        write_text(folder.command, earlier + describe(command))
+        write_text(folder.command, earlier + describe(command), private=True)
         return run_script(command, logs, limit_s)
     except KeyboardInterrupt:
         return ScriptEnd(status="interrupted", error="interrupted")

@@ -105,7 +105,11 @@ def _run(runs: list[tuple[Plan, RunFolder]], *, multirun: bool, verbose: bool) -
 def _compare(done: list[RunFolder], console: Console) -> None:
     """Print the runs of a multirun as one table, if there are several."""
     if len(done) > 1:
-        compare_folders(done, console, as_json=False, into=RunFolder(done[0].path.parent))
+        from scaling.records.run import read_plan  # noqa: PLC0415
+
+        tracking = read_plan(done[0]).spec.tracking  # of a run that was made just now
+        into = RunFolder(done[0].path.parent)
+        compare_folders(done, console, as_json=False, into=into, tracking=tracking)
 
 
 def _measured(plan: Plan, folder: RunFolder, console: Console, *, verbose: bool) -> tuple[int, bool]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from scaling.records.files import read_json
 from scaling.records.paths import RunFolder
+from scaling.spec.settings import Named
 
 SCHEMA = 1
 
@@ -14,7 +16,7 @@ SCHEMA = 1
 class Submitted:
     """One job that was submitted for a run."""
 
-    id: str
+    id: Annotated[str, Named()]
     at: str
     partition: str | None
 

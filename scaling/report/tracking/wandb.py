@@ -5,6 +5,7 @@ What to log is put together here as plain data; `scaling.report.tracking.sync` h
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import re
@@ -30,6 +31,7 @@ from scaling.report.tracking.tables import (
     tables,
 )
 from scaling.spec.plan import Plan
+from scaling.spec.run import Tracking
 
 ONLINE_BOUND_S = 60.0
 """How long the end of a run waits for the server, s; `scaling sync` waits longer."""
@@ -59,11 +61,14 @@ def log_run(
     return _log(folder, plan, lambda: _document(folder, plan, analysis, histories, environment))
 
 
-def log_comparison(folder: RunFolder, plan: Plan, comparisons: Sequence[Comparison]) -> str | None:
+def log_comparison(
+    folder: RunFolder, plan: Plan, comparisons: Sequence[Comparison], tracking: Tracking
+) -> str | None:
     """Write one W&B run with the comparison's tables below `folder`, as `log_run` does a run's.
 
-    `plan`: the base's, which says where it goes.
+    `plan`: the base's. `tracking` says where it goes, since the plan may be somebody else's.
     """
+    plan = dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, tracking=tracking))
     return _log(folder, plan, lambda: _comparison_document(folder, plan, comparisons))
 
 

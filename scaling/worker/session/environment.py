@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from scaling.spec.environment import NOT_RECORDED, is_recorded, is_secret
+from scaling.spec.environment import NOT_RECORDED, is_recorded, is_secret, is_secret_value
 from scaling.spec.run import Spec
 from scaling.worker.accelerator.accelerator import Accelerator
 
@@ -59,7 +59,9 @@ def recorded(also: Iterable[str] = ()) -> dict[str, str]:
     """Variables that change results or speed, and those named in `also`, except those that may hold a secret."""
     names = set(also) - set(NOT_RECORDED)
     return {
-        k: v for k, v in sorted(os.environ.items()) if (is_recorded(k) or k in names) and not is_secret(k)
+        k: v
+        for k, v in sorted(os.environ.items())
+        if (is_recorded(k) or k in names) and not is_secret(k) and not is_secret_value(v)
     }
 
 

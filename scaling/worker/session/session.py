@@ -74,7 +74,7 @@ class Session:
         """Write what this rank runs on; `known` replaces what it would say. Rank 0 stands for the run."""
         found = describe(spec, self.rank, self.host, module, self.device, tokens_per_sample) | known
         if self.lead:
-            write_json(self.folder.env(self.rank), found)
+            write_json(self.folder.env(self.rank), found, private=True)
         else:
             add_line(self.folder.envs(self.host), found)
 
