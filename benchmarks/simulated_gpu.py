@@ -12,6 +12,7 @@ are off by up to 50 ms and compared to within 8 us. What the analysis says is he
   right rank, closure within 2 %; the size sweep against the link's own curve;
 - two communicators that share a wire, seen by the harness's tap;
 - SyncBatchNorm, which torch refuses on a CPU: its waits are skew or transfer, and the late rank is found;
+- a rank late in its input where streams share 1 to 32 work queues: its name, phase and cost, and what details cost;
 - a step that is bound by the host's launches, which has to be named, and is in no other case;
 - ResNet-50 and GPT-2 on a device of known rates, with a host that keeps it busy and one that does not: named parts
   explain 90 % of the step or more, and kernels, the slow ones among them, and waits for the host are within 2 %;
@@ -23,6 +24,7 @@ are off by up to 50 ms and compared to within 8 us. What the analysis says is he
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from statistics import median
 
@@ -32,7 +34,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tes
 
 from ending import exit_with  # noqa: E402
 from harness import parser, result, skipped  # noqa: E402
-from simulated_parts import communicators  # noqa: E402
+from simulated_parts import communicators, queues  # noqa: E402
 from simulated_parts import kernels as timed  # noqa: E402
 from simulated_parts import norms as synchronised  # noqa: E402
 from simulated_parts.case import LAUNCH_BOUND, draw  # noqa: E402
@@ -43,6 +45,7 @@ from scaling.worker.simulated import build  # noqa: E402
 SHARE, LEAST_MS = 0.02, 0.020
 HELD, WIDTH = 0.9, 0.05
 EXACT = 1e-6
+DISTURBED = 0.01
 NOISE = 0.03
 MEASURED = ("exposed transfer", "exposed skew", "busbw")
 """Judged under noise beside the buckets' transfers."""
@@ -162,6 +165,25 @@ def kernels(bars: Bars) -> None:
                 )
 
 
+def few_queues(bars: Bars) -> None:
+    """A rank late in its input where streams share few work queues; beside it, ends stamped on streams that wait."""
+    for strategy, ranks in queues.STRATEGIES.items():
+        for connections in queues.CONNECTIONS:
+            for old in (False, True):
+                with tempfile.TemporaryDirectory() as folder:
+                    cell = queues.cell(Path(folder) / "run", strategy, connections, old=old)
+                late, over = cell.point.straggler, cell.details_cost
+                found = (late.rank, late.phase) == (ranks - 1, "input") if late else False
+                right = found and late is not None and abs(late.cost_ms.value / queues.LATE_MS - 1) <= SHARE
+                untouched = over is None or over < DISTURBED
+                cost = "" if over is None else f", details move a rank's own time by {over:.2%}"
+                said = f"{strategy}, {connections} queues: {'named' if right else 'not named'}{cost}"
+                if old:
+                    print(f"  before: {said}")
+                else:
+                    bars.check(right and untouched, said)
+
+
 def noisy(seed: int, runs: int, bars: Bars) -> tuple[float, float]:
     """How often intervals hold the truth under noise, and their median width."""
     found = [
@@ -214,6 +236,7 @@ def main() -> int:
     norms(asked.seed, bars)
     launches(asked.seed, bars)
     kernels(bars)
+    few_queues(bars)
     share, width = noisy(asked.seed, asked.runs, bars)
     as_concurrent, as_latency = before(first)
     print(f"{bars.looked} figures, {bars.missed} missed; the worst is {bars.worst:.2%} off beyond 20 us")
