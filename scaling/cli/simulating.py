@@ -67,10 +67,13 @@ def from_run(path: str, words: Sequence[str]) -> list[Outcome]:
     run = Run(path)
     found = []
     alike = set[str]()
-    own = Measured(to_simulation((), read_config(run.folder)), run)
+    # The config may leave it to the machine.
+    counted = f"topology.ranks_per_host={run.plan.spec.topology.ranks_per_host}"
+    own = Measured(to_simulation((counted,), read_config(run.folder)), run)
     own.test()
     for each in topologies(words):
-        asked = to_simulation(each, read_config(run.folder))
+        named = any(word.startswith(("topology=", "topology.ranks_per_host=")) for word in each)
+        asked = to_simulation(each if named else [*each, counted], read_config(run.folder))
         machine = Measured(asked, run)
         machine.backtest, machine.backtest_missing = own.backtest, own.backtest_missing
         known = _Known(alike=alike)
