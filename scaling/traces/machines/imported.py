@@ -67,7 +67,8 @@ def import_log(text: str, source: str, name: str) -> Imported:
     lines: list[str] = []
     documents = []
     for section in sections:
-        lines += _section_lines(section)
+        run = [r.busbw_gb_s for s in sections if s.run == section.run for r in s.rows]
+        lines += _section_lines(section, sum(run) / len(run))
         fits = [f for f in map(section.fitted, MODES) if f is not None]
         documents.append(
             {
@@ -84,7 +85,8 @@ def import_log(text: str, source: str, name: str) -> Imported:
                 "average_of_rows_gb_s": section.own_average_gb_s,
                 "elided": section.elided,
                 "corrupt": bool(section.wrong),
-                "cliffs": codec.encode(section.cliffs),
+                "cliffs": codec.encode(tuple(cliff for cliff, _ in section.cliffs)),
+                "mistakes": _mistakes(section),
                 "contradicting_rows": len(section.contradicting),
             }
         )
@@ -98,7 +100,8 @@ def import_log(text: str, source: str, name: str) -> Imported:
     )
 
 
-def _section_lines(section: Section) -> list[str]:
+def _section_lines(section: Section, own: float) -> list[str]:
+    """`own`: the mean busbw of all rows of its run in GB/s."""
     of = f" ({section.how})" if section.how else ""
     ranks = "unknown" if section.world_size is None else f"{section.world_size} ({section.world_from})"
     hosts = "unknown" if section.hosts is None else f"{section.hosts} ({section.hosts_from})"
@@ -121,15 +124,19 @@ def _section_lines(section: Section) -> list[str]:
             lines.append(f"# fit         {_fit_line(found)}")
         elif section.of(mode):
             lines.append(f"# fit         {mode}: none ({_why_no_fit(section, mode)})")
-    lines += [f"# cliff       {said(cliff)}" for cliff in section.cliffs]
+    lines += [
+        f"# cliff       {said(cliff)}{'' if mode == 'both' else f' ({mode} alone)'}"
+        for cliff, mode in section.cliffs
+    ]
+    lines += [f"# MISTAKE     {text}" for text in _mistakes(section)]
     odd = section.contradicting
     if odd:
         lines.append(
             f"# note        {len(odd)} of {len(section.rows)} rows contradict themselves, the first at "
             f"{format_bytes(odd[0].bytes)}: their bandwidths are not what their size, time and ranks give"
         )
-    own, told = section.own_average_gb_s, section.average_gb_s
-    if own is not None and told is not None:
+    told = section.average_gb_s
+    if told is not None:
         agree = abs(own - told) <= 0.005 * max(told, 0.01)
         rest = (
             ""
@@ -151,12 +158,28 @@ def _section_lines(section: Section) -> list[str]:
     return lines
 
 
+def _mistakes(section: Section) -> list[str]:
+    """What the log shows of how the test was started wrongly, with the remedy."""
+    found = []
+    if section.one_rank:
+        found.append(
+            "every process ran alone, with one rank, so nothing crossed a link: build nccl-tests with MPI=1 and start "
+            "it with mpirun, or with srun --mpi=pmix; or let one process take N GPUs with -g N"
+        )
+    found += [
+        f"ranks {', '.join(map(str, ranks))} use one GPU, so this is no bandwidth of a link: give each process a GPU "
+        "of its own (srun --ntasks-per-node=N --gpus-per-node=N, no CUDA_VISIBLE_DEVICES that is the same for all)"
+        for ranks in section.shared_devices
+    ]
+    return found
+
+
 def _fit_line(found: Fit) -> str:
     latency = "latency unknown (no small message in the log)"
     if found.alpha_us is not None:
         latency = f"{found.alpha_us:.3g} us a hop for small messages"
     gbit = f"{found.busbw_gbit_s:.4g} Gbit/s ({found.busbw_gbit_s / 8:.4g} GB/s)"
-    best = f"the log's best busbw is {found.reached_gbit_s:.4g} at {format_bytes(found.at_bytes)}"
+    best = f"the log's best busbw, at {format_bytes(found.at_bytes)}"
     if found.fallen is not None:
         best += f", falling to {found.fallen[1]:.4g} at {format_bytes(found.fallen[0])}"
     off = f"a straight line between them is off by {found.residual:.0%} in the median"
@@ -178,7 +201,9 @@ def _measured(sections: Sequence[Section]) -> tuple[Section, Fit] | None:
     fits = [
         (s, f)
         for s in sections
-        if s.collective == "all_reduce" and (f := s.fitted(MODES[0]) or s.fitted(MODES[1]))
+        if s.collective == "all_reduce"
+        and not _mistakes(s)
+        and (f := s.fitted(MODES[0]) or s.fitted(MODES[1]))
     ]
     return max(fits, key=lambda item: item[0].world_size or 0, default=None)
 
@@ -186,7 +211,10 @@ def _measured(sections: Sequence[Section]) -> tuple[Section, Fit] | None:
 def _why_no_topology(sections: Sequence[Section]) -> str:
     measured = _measured(sections)
     if measured is None:
-        return "the file holds no all_reduce that could be fitted"
+        return next(
+            (text for s in sections for text in _mistakes(s)),
+            "the file holds no all_reduce that could be fitted",
+        )
     return (
         f"the log does not tell on how many hosts its {measured[0].world_size} ranks ran; give a file's name with "
         "it, such as 2node_all_reduce.log"
@@ -196,7 +224,7 @@ def _why_no_topology(sections: Sequence[Section]) -> str:
 def _measured_yaml(sections: Sequence[Section], source: str, name: str) -> str | None:
     """The best all-reduce table as a topology of the devices it ran on; None without a fit or the hosts."""
     measured = _measured(sections)
-    if measured is None or measured[0].hosts is None:
+    if measured is None or measured[0].hosts is None or measured[0].hosts_from.startswith("assumed"):
         return None
     section, found = measured
     n, hosts = section.world_size or 1, section.hosts or 1

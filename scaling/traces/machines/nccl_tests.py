@@ -1,59 +1,65 @@
-"""Logs of nccl-tests (and rccl-tests): old and new columns, prefixes of launchers, several collectives in one file."""
+"""Logs of nccl-tests (and rccl-tests): text in every layout that it prints, and the JSON that its option -J writes.
+
+Layouts are those of src/util.cu of NVIDIA/nccl-tests up to 2.18.3: a row is size, count, type, redop, root, then time,
+algbw, busbw and the number of wrong values for each mode; -I adds four figures of the iterations to each mode, -T a
+time stamp to each row. Launchers put their tags before a line, and inside one where the output came in two parts.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 from scaling.errors import InputError
-from scaling.traces.machines.nccl_deduced import complete
+from scaling.traces.machines.nccl_deduced import NODES, complete, launched
 from scaling.traces.machines.nccl_section import MODES, LoggedDevice, Row, Section
 
 EXPECTED = "a log of nccl-tests is expected, with rows of size, count, type, ... time, algbw, busbw"
+_TAG = re.compile(r"\[\d{1,7},\d{1,7}\]<std\w{3,4}>:?|(?<!\S)\d{1,6}:(?=\s)")
+"""What mpirun (`[1,0]<stdout>:`) and srun -l (`0: `) put before their processes' output."""
 _ROW = re.compile(r"(?:^|[\s:>|\]])(\d{1,18}\s+\d{1,18}\s+[A-Za-z]\w*\s.*)$")
-"""A row behind whatever a launcher, a pod's log or a person has put before it."""
+"""A row behind whatever a pod's log or a person has put before it."""
+_STAMP = re.compile(r"\s\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$")
+_FIGURES = re.compile(r"(?:\d[\d.]*(?:e[+-]?\d+)?|N/A)(?:\s+(?:\d[\d.]*(?:e[+-]?\d+)?|N/A))*", re.IGNORECASE)
 _DEVICE = re.compile(
     r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)\s+\[([0-9a-fA-Fx:.]+)\]\s+(.*\S)"
 )
+_SETTINGS = re.compile(r"# nThread (\d{1,6}) nGpus (\d{1,6})")
+_INFO_GROUP = re.compile(r"comm 0x[0-9a-f]+ rank \d+ nRanks (\d{1,7}) nNodes (\d{1,7})")
 _COMMAND = re.compile(
-    r"\b(all_reduce|all_gather|reduce_scatter|alltoall|all_to_all|broadcast|reduce|sendrecv|gather|scatter|hypercube)_perf\b"
+    r"\b(all_reduce|all_gather|reduce_scatter|alltoallv|alltoall|all_to_all|broadcast|reduce|sendrecv|gather|scatter"
+    r"|hypercube)_perf(?:_mpi)?\b"
 )
-_NAMES = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
+_NAMES = {"alltoall": "all_to_all", "alltoallv": "all_to_all_v", "sendrecv": "send_recv"}
 
 
 def parse_log(text: str, where: str) -> tuple[Section, ...]:
     """Every table of a log; InputError when there is none."""
+    if text.lstrip()[:1] == "{":
+        section = _from_json(text, where)
+        complete(section, where)
+        return (section,)
     sections: list[Section] = [Section()]
-    announced: str | None = None
-    for raw in text.splitlines():
-        mark, row = raw.find("#"), _ROW.search(raw.rstrip(" \t|"))
-        line = raw[mark:].strip() if mark >= 0 else ""
-        command = _COMMAND.search(raw)
-        if command:
-            announced = _NAMES.get(command[1], command[1])
-        if (command or _starts(line)) and sections[-1].rows:
-            sections.append(Section())
-        now = sections[-1]
-        now.titled |= "out-of-place" in line
-        if command:
-            now.collective, now.how = announced, "its command"
-        device = _DEVICE.match(line)
-        if device and len(device[1]) < 7:
-            now.devices.append(
-                LoggedDevice(
-                    rank=int(device[1]),
-                    host=device[2],
-                    device=int(device[3][:6]),
-                    bus=device[4],
-                    name=device[5],
-                )
+    per_iteration = False
+    for line in _whole_lines(text):
+        row = _ROW.search(_STAMP.sub("", line.rstrip(" \t|")))
+        comment = line[line.find("#") :].strip() if "#" in line else ""
+        per_iteration = "per-iteration" in comment if "out-of-place" in comment else per_iteration
+        if row and (values := _rows(row[1], per_iteration=per_iteration)):
+            now = _continued(sections, values)
+            now.rows += values
+        elif line.split()[-1:] in (["..."], ["…"]):
+            sections[-1].elided = True
+        elif comment.startswith("# Avg bus bandwidth"):
+            sections[-1].average_gb_s = (
+                _number(comment.partition(":")[2].split()[0]) if ":" in comment else None
             )
-        elif line.startswith("# Avg bus bandwidth"):
-            now.average_gb_s = _number(line.partition(":")[2].strip())
-        elif raw.split()[-1:] in (["..."], ["…"]):
-            now.elided = True
-        elif row:
-            now.rows += _rows(row[1])
+        elif "test concluded" not in line:
+            _note(sections, line, comment)
     found = [s for s in sections if s.rows]
     if not found:
         raise InputError(f"{where}: no row of a bandwidth table in it; {EXPECTED}")
@@ -62,50 +68,108 @@ def parse_log(text: str, where: str) -> tuple[Section, ...]:
     return tuple(found)
 
 
-def _starts(line: str) -> bool:
-    """Whether a line begins another test: its settings, its devices, or the title of its columns."""
-    return line.startswith(("# nThread", "# Using devices", "# Collective test starting")) or (
-        line.startswith("#") and "out-of-place" in line
+def _whole_lines(text: str) -> Iterator[str]:
+    """Lines without launchers' tags; a command or a row that goes on in the next line is one."""
+    before = ""
+    for raw in text.splitlines():
+        line = _TAG.sub(" ", raw).rstrip()
+        if before.endswith("\\"):
+            before = before[:-1] + line
+        elif before and _FIGURES.fullmatch(line.strip()) and _ROW.search(before + " "):
+            before += " " + line
+        else:
+            yield before
+            before = line
+    yield before
+
+
+def _note(sections: list[Section], line: str, comment: str) -> None:
+    """Take what a line beside the rows says of the table that it belongs to: the next one, once a table has rows."""
+    command, device = _COMMAND.search(line), _DEVICE.match(comment)
+    starts = comment.startswith(
+        ("# nThread", "# Using devices", "# Collective test starting", "# nccl-tests version")
     )
+    label = None if comment else NODES.search(line)
+    if sections[-1].rows and (command or device or starts or label or "out-of-place" in comment):
+        last = sections[-1]
+        sections.append(Section(run=last.run + 1))
+        if label:
+            sections[-1].collective, sections[-1].how = last.collective, last.how
+    now = sections[-1]
+    now.titled |= "out-of-place" in comment
+    if command:
+        now.collective, now.how = _NAMES.get(command[1], command[1]), "its command"
+    if (not comment or "SBATCH" in comment) and (facts := launched(line)):
+        now.launch = replace(now.launch, **facts)
+    if settings := _SETTINGS.match(comment):
+        now.launch = replace(now.launch, ranks_per_process=int(settings[1]) * int(settings[2]))
+    if group := _INFO_GROUP.search(line):
+        now.launch = replace(now.launch, nccl_ranks=int(group[1]), nccl_hosts=int(group[2]))
+    now.crosses_hosts |= "NCCL INFO" in line and " via NET/" in line
+    if label and not now.rows:
+        now.label_hosts = int(label[1])
+    if device and len(device[1]) < 7:
+        now.devices.append(
+            LoggedDevice(
+                rank=int(device[1]), host=device[2], device=int(device[3][:6]), bus=device[4], name=device[5]
+            )
+        )
 
 
-def _rows(line: str) -> list[Row]:
-    words = line.split()
-    if len(words) < 7 or not (_whole(words[0]) and _whole(words[1])) or words[2].replace("_", "").isdigit():
+def _continued(sections: list[Section], rows: list[Row]) -> Section:
+    """The table that rows belong to: one of another type, operation or root, or one that begins again, is a new one."""
+    last = sections[-1]
+    if last.rows:
+        before, now = last.rows[-1], rows[0]
+        other = (before.dtype, before.redop, before.root) != (now.dtype, now.redop, now.root)
+        alone = now.busbw_gb_s == 0 and now.algbw_gb_s > 0  # processes of one rank print over each other
+        if other or (now.bytes < before.bytes and not alone):
+            sections.append(replace(last, rows=[], average_gb_s=None, elided=False))
+            last.titled = False  # the average comes after the last table of a run
+    return sections[-1]
+
+
+def _rows(line: str, *, per_iteration: bool) -> list[Row]:
+    size, count, dtype, *rest = line.split()
+    redop = rest.pop(0) if rest and rest[0].isalpha() else None
+    root = int(rest.pop(0)) if len(rest) % 4 == 1 and re.fullmatch(r"-?\d{1,6}", rest[0]) else None
+    wide = 8 if per_iteration and len(rest) % 8 == 0 else 4
+    modes = [rest[k : k + 4] for k in range(0, len(rest), wide)]
+    if len(rest) % wide or not 1 <= len(modes) <= 2:
         return []
-    if not words[2][0].isalpha():
-        return []
-    for modes in (2, 1):
-        values = words[-4 * modes :]
-        if len(words) < 3 + len(values) or len(words) > 5 + len(values):
-            continue
-        found = [_row(words, values[4 * k : 4 * k + 4], MODES[k]) for k in range(modes)]
-        if all(r is not None for r in found):
-            return [r for r in found if r is not None]
-    return []
+    found = [
+        _row(int(size), int(count), dtype, redop, root, mode, values)
+        for mode, values in zip(MODES, modes, strict=False)
+    ]
+    return [r for r in found if r is not None] if None not in found else []
 
 
-def _row(words: list[str], values: list[str], mode: str) -> Row | None:
-    numbers = [_number(v) for v in values[:3]]
-    error = _number(values[3])
-    if None in numbers or (error is None and values[3] != "N/A"):
+def _row(
+    size: int, count: int, dtype: str, redop: str | None, root: int | None, mode: str, values: list[str]
+) -> Row | None:
+    time, algbw, busbw, error = map(_number, values)
+    if time is None or algbw is None or busbw is None or (error is None and values[3] != "N/A"):
         return None
-    time, algbw, busbw = (n for n in numbers if n is not None)
-    # The older `error` column is the largest deviation of a value, a small fraction where all is well.
-    wrong = None if error is None else (int(error) if float(error).is_integer() else int(error > 1e-3))
     return Row(
-        bytes=int(words[0]),
+        bytes=size,
+        count=count,
         mode=mode,
-        dtype=words[2],
+        dtype=dtype,
+        redop=redop,
+        root=root,
         time_us=time,
         algbw_gb_s=algbw,
         busbw_gb_s=busbw,
-        wrong=wrong,
+        rounded_gb_s=_half_digit(values[2]),
+        # The older `error` column is the largest deviation of a value, a small fraction where all is well.
+        wrong=None if error is None else int(error) if error.is_integer() else int(error > 1e-3),
     )
 
 
-def _whole(word: str) -> bool:
-    return word.isascii() and word.isdigit() and len(word) <= 18
+def _half_digit(word: str) -> float:
+    """Half of a printed figure's last digit: nccl-tests prints two decimals, or fewer where they do not fit."""
+    mantissa, _, exponent = word.lower().partition("e")
+    return float(0.5 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2])))
 
 
 def _number(word: str) -> float | None:
@@ -113,3 +177,64 @@ def _number(word: str) -> float | None:
         return None
     value = float(word)
     return value if math.isfinite(value) and value < 1e18 else None
+
+
+def _from_json(text: str, where: str) -> Section:
+    """The file of -J: its environment is not looked at. A process lists its first device alone."""
+    try:
+        document = json.loads(text)
+        config, results = document["config"], document["results"]
+        per_process = int(config["nthreads"]) * int(config["ngpus"])
+        devices = [_json_device(d) for d in config.get("devices") or document.get("devices") or ()]
+        rows = [row for result in results for row in _json_rows(result)]
+        words = [str(word) for word in document.get("args", ())]
+        average = (document.get("average_bus_bandwidth") or {}).get("bandwidth")
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise InputError(
+            f"{where}: not the whole of what -J of nccl-tests writes ({type(error).__name__}: {error}); {EXPECTED}"
+        ) from error
+    if not rows:
+        raise InputError(f"{where}: no row of a bandwidth table in it; {EXPECTED}")
+    command = _COMMAND.search(words[0]) if words else None
+    section = Section(
+        devices=devices, rows=rows, average_gb_s=float(average) if average is not None else None
+    )
+    section.launch = replace(section.launch, ranks_per_process=per_process)
+    if command:
+        section.collective, section.how = _NAMES.get(command[1], command[1]), "its command"
+    return section
+
+
+def _json_device(found: dict[str, Any]) -> LoggedDevice:
+    return LoggedDevice(
+        rank=int(found["rank"]),
+        host=str(found["hostname"]),
+        device=int(found["device"]),
+        bus=str(found["device_hex"]),
+        name=str(found["device_info"]),
+    )
+
+
+def _json_rows(result: dict[str, Any]) -> Iterator[Row]:
+    for mode, key in zip(MODES, ("out_of_place", "in_place"), strict=True):
+        if (values := result.get(key)) is not None:
+            wrong = values["nwrong"]
+            time, algbw, busbw = (
+                float(v)
+                for v in (values.get("time", values.get("cpu_time")), values["alg_bw"], values["bus_bw"])
+            )
+            if not all(math.isfinite(v) and v >= 0 for v in (time, algbw, busbw)):
+                raise ValueError(f"a figure of {result['size']} bytes is no number")
+            yield Row(
+                bytes=int(result["size"]),
+                count=int(result["count"]),
+                mode=mode,
+                dtype=str(result["type"]),
+                redop=str(result["redop"]),
+                root=int(result["root"]),
+                time_us=time,
+                algbw_gb_s=algbw,
+                busbw_gb_s=busbw,
+                rounded_gb_s=5e-7,
+                wrong=None if wrong is None else int(wrong),
+            )

@@ -86,8 +86,10 @@ def test_devices_and_checks_of_a_log(shared):
 
 def test_a_fit_gives_back_what_went_in():
     (section,) = parse_log(NEW.replace("{w}", "0"), "x.log")
-    fit = section.fitted("in-place")  # T = 2 (alpha + m beta / 2) with alpha 5 us and 10.5 GB/s
-    assert fit.busbw_gbit_s == pytest.approx(8 * (4194304 - 1048576) / 300 / 1e3, rel=0.02)
+    fit = section.fitted(
+        "in-place"
+    )  # T = 2 (alpha + m beta / 2) with alpha 5 us, and no rate above the best row's
+    assert fit.busbw_gbit_s == pytest.approx(8 * 4194304 / 410 / 1e3)
     assert fit.alpha_us == pytest.approx(5, rel=0.2)
 
 
@@ -127,7 +129,7 @@ def test_the_bandwidth_is_what_the_log_reached(shared, tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     assert main(["import", "nccl-tests", str(shared("nccl_tests/h100_8gpu_dgxc_0.log"))]) == 0
     said = capsys.readouterr().out
-    assert "for large ones (the log's best busbw is 3841 at 8 GiB)" in said
+    assert "3841 Gbit/s (480.2 GB/s) for large ones (the log's best busbw, at 8 GiB)" in said
     assert " 62636.00       2194.24       3839.92   479.99  0" in said  # GB/s beside Gbit/s
     level = OmegaConf.load("conf/topology/h100_8gpu_dgxc_0.yaml").levels[0]
     assert float(level.rate.removesuffix("gbit")) == pytest.approx(3841, rel=0.002)
@@ -161,7 +163,10 @@ def test_a_latency_that_a_log_does_not_show_is_unknown(shared, imported):
 def test_a_bandwidth_that_falls_for_larger_messages_is_said(shared, capsys, tmp_path):
     path = shared("nccl_tests/gh200_alps_32node_128_cliff.txt")
     assert main(["import", "nccl-tests", str(path), "--into", str(tmp_path)]) == 0
-    assert "the log's best busbw is 351.9 at 128 MiB, falling to" in capsys.readouterr().out
+    assert (
+        "351.9 Gbit/s (43.99 GB/s) for large ones (the log's best busbw, at 128 MiB, falling to"
+        in capsys.readouterr().out
+    )
 
 
 def test_many_ranks_on_nobody_knows_how_many_hosts_make_no_topology(shared, tmp_path, monkeypatch, capsys):

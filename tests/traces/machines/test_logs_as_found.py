@@ -64,7 +64,7 @@ def test_every_shared_log_against_what_a_person_reads(shared):
 def test_the_cliffs_that_the_readme_names(shared, capsys, tmp_path, name, expected):
     path = shared(f"nccl_tests/{name}")
     (section,) = parse_log(path.read_text(), path.name)
-    assert [(c.kind, c.from_bytes) for c in section.cliffs] == expected
+    assert [(c.kind, c.from_bytes) for c, _ in section.cliffs] == expected
     assert main(["import", "nccl-tests", str(path), "--into", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("# cliff ") == len(expected)
 
