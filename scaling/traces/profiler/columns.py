@@ -86,6 +86,10 @@ class Trace:
     calls: tuple[Call, ...]
     steps: tuple[tuple[str, int, int], ...]
     """(name, begin, end) of each ProfilerStep, in order."""
+    enqueues: bool
+    """The host launched kernels or handed collectives to a device's backend (`nccl:all_reduce`)."""
+    no_workers: bool
+    """Its DataLoader reads in the training's own process."""
     events: int
     absurd: int
     """Events with a negative or impossible time; left out."""

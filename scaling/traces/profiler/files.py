@@ -43,7 +43,10 @@ class RankTrace:
     events: int
     absurd: int
     odd: int
+    no_workers: bool
     parts: Parts
+    unseen: bool
+    """It used a device, and no event of the device is in the trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +108,9 @@ def _read(path: Path) -> RankTrace | UnreadFile:
         events=trace.events,
         absurd=trace.absurd,
         odd=trace.odd,
+        no_workers=trace.no_workers,
         parts=parts,
+        unseen=parts.device == "cpu" and (trace.enqueues or (who is not None and who.backend == "nccl")),
     )
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from scaling.traces.profiler.files import RankTrace, UnreadFile
 
+UNSEEN = "it used a device, but its trace has no events of one"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedRanks:
@@ -21,6 +23,11 @@ class TracedRanks:
     def missing(self) -> tuple[int, ...]:
         """Ranks without a readable trace."""
         return tuple(r for r in range(self.world_size) if r not in self.ranks)
+
+    @property
+    def unseen(self) -> tuple[int, ...]:
+        """Ranks whose device did work that their traces do not show."""
+        return tuple(r for r, f in self.ranks.items() if f.unseen)
 
 
 def jobs(
@@ -98,11 +105,11 @@ def doubts(ranks: dict[int, RankTrace]) -> Iterable[str]:
     if len({f.parts.device for f in ranks.values()}) > 1:
         cpu = [r for r, f in ranks.items() if f.parts.device == "cpu"]
         yield f"INCOMPLETE: rank {listed(cpu)}: no events of a device in its trace; its operators were counted"
-    hidden = [r for r, f in ranks.items() if f.parts.device == "cpu" and "nccl" in (f.backend or "")]
-    if hidden and "gloo" not in (ranks[hidden[0]].backend or ""):
+    unseen = [r for r, f in ranks.items() if f.unseen]
+    if unseen:
         yield (
-            f"INCOMPLETE: rank {listed(hidden)}: it used NCCL, but its trace has no events of a device, so only "
-            "launches were seen; profile with ProfilerActivity.CUDA too"
+            f"INCOMPLETE: rank {listed(unseen)}: {UNSEEN}, so only launches were seen; profile with "
+            "ProfilerActivity.CUDA too"
         )
     if any(f.parts.labels == ("whole trace",) for f in ranks.values()):
         yield "no ProfilerStep in the traces: each counts as one step, profiler.step() marks them"

@@ -20,6 +20,7 @@ def trace_plan(made: Sequence[TracedRanks], batch: int | None, name: str, found:
     devices = Counter(f.device_name for f in files if f.device_name)
     backends = Counter(f.backend for f in files if f.backend)
     device = GPU if any(f.parts.device == "gpu" for f in files) else CPU
+    used = GPU if any(f.unseen for f in files) else device
     return described(
         TRACE,
         (str(f.path) for f in found),
@@ -30,7 +31,7 @@ def trace_plan(made: Sequence[TracedRanks], batch: int | None, name: str, found:
             hosts=hosts,
             ranks_per_host=-(-largest // hosts),
             device=device,
-            backend=backends.most_common(1)[0][0] if backends else BACKEND_OF[device],
+            backend=backends.most_common(1)[0][0] if backends else BACKEND_OF[used],
             note="from profiler traces" + ("" if batch else "; the traces do not hold the samples of a step"),
         ),
         world_sizes=tuple(job.world_size for job in made),

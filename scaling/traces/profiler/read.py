@@ -53,6 +53,7 @@ class _Builder:
     grids: _Numbers = field(default_factory=_Numbers)
     sent: _Numbers = field(default_factory=_Numbers)
     roles: _Roles = field(default_factory=_Roles)
+    launches_kernels: bool = False
     calls: list[tuple[int, float, float, Sent, bool]] = field(default_factory=list)
     steps: list[tuple[str, float, float]] = field(default_factory=list)
     gpu: list[Columns] = field(default_factory=list)
@@ -106,6 +107,7 @@ class _Builder:
         return np.fromiter(map(self.threads.__getitem__, map(_TID, events)), np.int32, len(events))
 
     def _launches(self, events: list[TraceEvent]) -> None:
+        self.launches_kernels |= any("LaunchKernel" in event.name for event in events)
         events, args = self.stream.said(events)
         self.launch.append(
             {
@@ -196,6 +198,8 @@ def read_trace(path: Path) -> Trace:
             for name, begin, end in sorted(builder.steps, key=lambda s: s[1])
             if credible(begin, end - begin)
         ),
+        enqueues=builder.launches_kernels or any(map(signs.on_device, builder.roles)),
+        no_workers=any("_SingleProcessDataLoaderIter" in name for name in builder.roles),
         events=stream.events,
         absurd=dropped,
         odd=stream.odd,

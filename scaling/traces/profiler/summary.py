@@ -23,7 +23,7 @@ from scaling.analysis.results.traces import Traced, TracedRank
 from scaling.spec.plan import Plan
 from scaling.traces.profiler.drawn import timeline
 from scaling.traces.profiler.files import RankTrace, UnreadFile
-from scaling.traces.profiler.jobs import TracedRanks, jobs, listed
+from scaling.traces.profiler.jobs import UNSEEN, TracedRanks, jobs, listed
 from scaling.traces.profiler.late import straggler
 from scaling.traces.profiler.match import Matched, RankClock, match
 from scaling.traces.profiler.planned import trace_plan
@@ -84,7 +84,7 @@ def analyse(
         points=points,
         fabric=Fabric(),
         inference=(),
-        verdicts=tuple(v for p, t in zip(points, traced, strict=True) for v in verdicts(p, t)),
+        verdicts=tuple(v for p, t, j in zip(points, traced, made, strict=True) for v in verdicts(p, t, j)),
         quality=Quality(
             contended_blocks=0,
             dropped_samples=sum(f.absurd + f.odd for f in found),
@@ -170,7 +170,7 @@ def _point(
 
     rest = table.columns["host"] + table.columns["launch"] + table.columns["idle"] + table.columns["copies"]
     n = job.world_size
-    complete = not job.missing
+    complete = not job.missing and not job.unseen
     parts = StepParts(
         input=part("input"),
         forward=part("forward"),
@@ -199,6 +199,8 @@ def _point(
 
 
 def _outcome(job: TracedRanks) -> TrialStatus:
+    if job.unseen and not job.missing:
+        return TrialStatus(world_size=job.world_size, status="incomplete", error=UNSEEN, rank=job.unseen[0])
     if not job.missing:
         return TrialStatus(world_size=job.world_size, status="done")
     return TrialStatus(

@@ -6,12 +6,13 @@ from scaling.analysis.results import Point, Remedy, Verdict
 from scaling.analysis.results.measured import Measured, mean_of
 from scaling.analysis.results.traces import Traced
 from scaling.analysis.verdicts.verdict import NOTABLE, named, undecided
+from scaling.traces.profiler.jobs import UNSEEN, TracedRanks, listed
 
 LARGE_BYTES = 1 << 18
 """Bandwidth limits larger messages, latency smaller ones."""
 
 
-def verdicts(point: Point, traced: Traced) -> tuple[Verdict, ...]:
+def verdicts(point: Point, traced: Traced, job: TracedRanks) -> tuple[Verdict, ...]:
     """Causes by share of the step, largest first; `undecided` where none stands out or ranks are missing."""
     step = point.step_ms
     if step is None or step.value <= 0:
@@ -19,9 +20,12 @@ def verdicts(point: Point, traced: Traced) -> tuple[Verdict, ...]:
     if traced.missing_ranks:
         missing = len(traced.missing_ranks)
         return (undecided(point, f"{missing} of {point.world_size} ranks have no readable trace"),)
+    if job.unseen:
+        return (undecided(point, f"rank {listed(job.unseen)}: {UNSEEN}"),)
+    no_workers = any(file.no_workers for file in job.ranks.values())
     found = [
         named(cause, point, share, evidence, remedies)
-        for cause, share, evidence, remedies in _causes(point, traced, step)
+        for cause, share, evidence, remedies in _causes(point, traced, step, no_workers=no_workers)
         if share.value > NOTABLE and share.least > 0
     ]
     if found:
@@ -31,7 +35,7 @@ def verdicts(point: Point, traced: Traced) -> tuple[Verdict, ...]:
 
 
 def _causes(
-    point: Point, traced: Traced, step: Measured
+    point: Point, traced: Traced, step: Measured, *, no_workers: bool
 ) -> list[tuple[str, Measured, tuple[str, ...], tuple[Remedy, ...]]]:
     found = []
 
@@ -103,5 +107,17 @@ def _causes(
             Remedy(overrides="compile=true", code="model = torch.compile(model)"),
         )
     if parts.input is not None:
-        add("input", parts.input, (f"{parts.input.value:.3g} ms a step wait for the data loader",))
+        waits = f"{parts.input.value:.3g} ms a step wait for the data loader"
+        if no_workers:
+            add(
+                "input",
+                parts.input,
+                (f"{waits}, which has no workers: it reads in the training's own process",),
+                Remedy(
+                    overrides="model.workers=4",
+                    code="DataLoader(..., num_workers=4, persistent_workers=True)",
+                ),
+            )
+        else:
+            add("input", parts.input, (waits,))
     return found

@@ -46,7 +46,7 @@ class _Collective(msgspec.Struct):
     coll: str
     coll_sn: int
     coll_msg_size_bytes: int
-    coll_exec_time_us: int
+    coll_exec_time_us: float
     coll_timing_source: str = ""
     coll_algobw_gbs: float | None = None
 
@@ -55,7 +55,7 @@ class _PointToPoint(msgspec.Struct):
     p2p: str
     p2p_peer: int
     p2p_msg_size_bytes: int
-    p2p_exec_time_us: int
+    p2p_exec_time_us: float
 
 
 class _Record(msgspec.Struct):
@@ -197,7 +197,7 @@ def _together(records: list[_Record], odd: Counter[str], problems: list[str]) ->
             bytes=whole,
             seq=one.coll_sn,
             rank=who.rank,
-            time_us=float(one.coll_exec_time_us),
+            time_us=one.coll_exec_time_us,
         )
     said = [*problems, *(f"{count} records {why}; they are left out" for why, count in odd.items())]
     if contradicting:

@@ -48,3 +48,21 @@ def test_collectives_are_matched_and_end_together(found):
     }
     assert traced["end_spread_us"]["value"] < 10
     assert found["points"][0]["straggler"]["rank"] == 7
+
+
+@pytest.mark.parametrize(
+    "name", ["30_nccl_annotations_no_device_no_distinfo.json", "31_cuda_calls_no_device_events.json"]
+)
+def test_a_device_that_left_no_events_is_incomplete_and_has_no_remedy(shared, capsys, name):
+    assert main(["trace", str(shared(f"wild/{name}")), "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert (found["points"][0]["status"], found["run"]["backend"]) == ("incomplete", "nccl")
+    assert [(v["cause"], v["try"]) for v in found["verdicts"]] == [("undecided", [])]
+    assert "it used a device, but its trace has no events of one" in found["trials"][0]["error"]
+
+
+def test_a_loader_without_workers_is_named_by_its_class(shared, capsys):
+    assert main(["trace", str(shared("wild/32_single_process_loader.json")), "--json"]) == 0
+    (verdict,) = json.loads(capsys.readouterr().out)["verdicts"]
+    assert verdict["cause"] == "input"
+    assert "num_workers" in verdict["try"][0]["code"]

@@ -147,3 +147,11 @@ def test_communicators_of_one_name_are_apart(tmp_path, traced):
     assert code == 0
     assert rows == {"mesh_tp (0xa)": (100, 5, 5), "mesh_tp (0xb)": (1000, 5, 5)}
     assert [r["late_rank"] for r in found["collectives"]] == [None, None]  # all took the same time
+
+
+def test_times_with_a_fraction_read_as_those_without(shared, capsys):
+    said = []
+    for name in ("wild/10_inspector_float_time.jsonl", "wild/controls/10_inspector_int.jsonl"):
+        assert main(["trace", str(shared(name))]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1]
