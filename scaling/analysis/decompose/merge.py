@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling.analysis.network.channel import ONE, Channel, Floats, union
+from scaling.analysis.network.channel import ONE, Channel, union
+from scaling.analysis.statistics.rounds import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from scaling.analysis.statistics.rounds import Floats
 
 CLOCKS_NS = 200_000.0
 """On a back end of the host, ranks' clocks and stamps may differ by this."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.analysis.network.awaited import Awaited, Floats
+from scaling.analysis.network.awaited import Awaited
+from scaling.analysis.statistics.rounds import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

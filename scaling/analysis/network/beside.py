@@ -21,9 +21,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from scaling.analysis.network.channel import ONE, Floats
+from scaling.analysis.network.channel import ONE
 from scaling.analysis.network.covered import covered, equal_parts
 from scaling.analysis.network.flow import Flow
+from scaling.analysis.statistics.rounds import Floats
 
 Group = tuple[int, ...]
 Members = tuple[Group, ...]

@@ -30,11 +30,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaling.analysis.network.awaited import CLOCKS_NS, STAMPS_NS, Awaited
-
-Floats = NDArray[np.float64]
+from scaling.analysis.statistics.rounds import Floats
 
 _CONCURRENT = "gloo"
 """The back end that runs several collectives of a communicator at once."""

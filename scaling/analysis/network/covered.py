@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from scaling.analysis.statistics.rounds import Floats
+
 Worth = Callable[[Floats], Floats]
 
 

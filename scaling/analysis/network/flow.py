@@ -13,7 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.analysis.network.channel import Channel, Floats
+from scaling.analysis.network.channel import Channel
+from scaling.analysis.statistics.rounds import Floats
 
 Bools = NDArray[np.bool_]
 

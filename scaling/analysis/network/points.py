@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from scaling.analysis.statistics.rounds import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 
 from scaling.analysis.network.awaited import Awaited
 from scaling.analysis.network.beside import APART, Beside, Members
-from scaling.analysis.network.channel import Channel, Floats
+from scaling.analysis.network.channel import Channel
 from scaling.analysis.network.flow import Flow
+from scaling.analysis.statistics.rounds import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.analysis.network.barrier import Barrier
-from scaling.analysis.network.channel import ONE, Channel, Floats
+from scaling.analysis.network.channel import ONE, Channel
+from scaling.analysis.statistics.rounds import Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
