@@ -24,7 +24,7 @@ from ending import exit_with
 from torch.utils import benchmark
 
 from scaling.analysis.decompose.roofline import roofline
-from scaling.analysis.statistics.percentiles import median
+from scaling.analysis.statistics.rounds import median
 from scaling.records import checkup
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.devices import open_kind

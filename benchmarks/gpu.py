@@ -51,7 +51,7 @@ UNSHOWN = {
 """Sections that a simulated accelerator cannot show, and why."""
 COMMON = ("topology=local", "model=mlp", "measure=quick", f"measure.budget_s={BUDGET_S}", "tracking=disabled")
 STAGED = "host-staged"
-"""The label of gradients that go through host memory (scaling/analysis/doctor/sharing.py)."""
+"""The label of gradients that go through host memory (scaling/analysis/doctor/preflight.py)."""
 
 
 def missing() -> str | None:

@@ -32,7 +32,7 @@ from harness import parser, result, skipped
 
 from scaling.analysis.simulate.ask import batch_of, mesh_of, simulation
 from scaling.analysis.simulate.inputs import assumed
-from scaling.analysis.statistics.latest import latest
+from scaling.analysis.statistics.rounds import latest
 from scaling.config.simulation import to_simulation
 from scaling.launchers.simulate import simulate
 from scaling.spec.simulation import Simulation

@@ -30,7 +30,7 @@ from ending import exit_with
 
 from scaling.analysis.results import SelfTestCase
 from scaling.analysis.selftest import zoo
-from scaling.analysis.selftest.case import FaultCase
+from scaling.analysis.selftest.grade import FaultCase
 from scaling.cli.selftesting import graded, planned, run_case
 from scaling.records.paths import RunFolder
 

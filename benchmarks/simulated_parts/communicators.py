@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from simulated_device import ranks as processes
 
-from scaling.analysis.decompose.merge import Merged, merge
+from scaling.analysis.decompose.detailed import Merged, merge
 from scaling.analysis.network.replay import Replay
 from scaling.worker.simulated.device import set_wire
 from simulated_parts import rank as ranking

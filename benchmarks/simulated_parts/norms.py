@@ -9,9 +9,9 @@ import torch
 from simulated_device import ranks as processes
 from torch import nn
 
-from scaling.analysis.decompose.merge import merge
+from scaling.analysis.decompose.detailed import merge
 from scaling.analysis.network.channel import Channel
-from scaling.analysis.network.program import Mark, Program
+from scaling.analysis.network.replay import Mark, Program
 from scaling.worker.simulated.trace import Task
 from simulated_parts import rank as ranking
 from simulated_parts.case import Case

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.analysis.decompose.merge import BlockStamps
+from scaling.analysis.decompose.detailed import BlockStamps
 from scaling.analysis.network.channel import Channel
 from scaling.spec.run import KINDS
 from scaling.worker.measure import step as stepping

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from scaling.analysis.decompose import own
-from scaling.analysis.quality import contention, launches, sampled
+from scaling.analysis.decompose import own_loop
+from scaling.analysis.quality import contention, launches
+from scaling.analysis.quality import launches as sampled
 from scaling.analysis.results import Details, NcclLog, PeakMemory, Point, Quality, RunInfo, TrialStatus
 from scaling.analysis.results.measured import LAUNCHES_MIN
 from scaling.records.tables import Tables
@@ -86,14 +87,14 @@ def quality(
         clock_bound_us=max(bounds) / 1e3 if bounds else None,
         device_clock_bound_us=ending.device_clock_bound_ns / 1e3 if ending.device_clock_bound_ns else None,
         details=details,
-        reached=own.reached(points) if plan.own_loop else _reached(tables, points),
+        reached=own_loop.reached(points) if plan.own_loop else _reached(tables, points),
         warnings=(
             *map(str, tables.gaps),
             *said,
             *sampled.warnings(tables, plan),
             *contention.warnings(judged, plan, ending.stolen),
-            *own.updates(tables, plan),
-            *own.pauses(tables),
+            *own_loop.updates(tables, plan),
+            *own_loop.pauses(tables),
             *_uneven_clocks(tables),
             *ending.warnings,
         ),

@@ -6,19 +6,17 @@ import dataclasses
 from collections.abc import Mapping
 
 from scaling.analysis.about import Ending, quality, run_info
-from scaling.analysis.decompose import own
-from scaling.analysis.decompose.efficiency import base_world_size, no_single_rank
-from scaling.analysis.decompose.hosts import hosts
-from scaling.analysis.decompose.loss import Link
+from scaling.analysis.decompose import own_loop
+from scaling.analysis.decompose.hosts import hosts, spread
+from scaling.analysis.decompose.loss import Link, base_world_size, no_single_rank
 from scaling.analysis.decompose.point import point
 from scaling.analysis.decompose.quantities import TrialRecords
-from scaling.analysis.decompose.spread import spread
 from scaling.analysis.decompose.starvation import with_input
 from scaling.analysis.decompose.trials import read_trial, withheld
-from scaling.analysis.network import cliffs, curve, transports
+from scaling.analysis.network import cliffs, curve, nccl_log
 from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
-from scaling.analysis.quality import contention, contradictions, crosscheck, details, launches, unseen
+from scaling.analysis.quality import contention, contradictions, details, launches, memory, untracked_traffic
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
@@ -29,8 +27,8 @@ from scaling.analysis.results import (
     Verdict,
 )
 from scaling.analysis.statistics.rounds import Floats
-from scaling.analysis.verdicts.by_measure import Host
-from scaling.analysis.verdicts.offered import Gain, no_gain
+from scaling.analysis.verdicts.host_remedies import Host
+from scaling.analysis.verdicts.remedies import Gain, no_gain
 from scaling.analysis.verdicts.verdict import verdicts
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan, Trial
@@ -41,8 +39,8 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
     spec = plan.spec
     apart: tuple[str, ...] = ()
     if plan.own_loop:
-        apart = own.said(tables, plan)
-        tables = own.usable(tables, plan)
+        apart = own_loop.said(tables, plan)
+        tables = own_loop.usable(tables, plan)
     counted = {t.world_size: launches.counted(tables, plan, t) for t in plan.trials}
     within = {n: launches.of_launches(tables, counts) for n, counts in counted.items()}
     records = {t.world_size: read_trial(within[t.world_size], plan, t) for t in plan.trials}
@@ -108,13 +106,13 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
             ending,
             tuple(points),
             (
-                *launches.said(counted, tables),
+                *launches.launch_sentences(counted, tables),
                 *apart,
                 *no_single_rank(over, spec.mode),
-                *crosscheck.warnings(points, spec),
-                *transports.warnings(fabric, spec),
+                *memory.clock_warnings(points, spec),
+                *nccl_log.warnings(fabric, spec),
                 *cliffs.warnings(fabric, spec),
-                *unseen.warnings(used, plan, ending.buffers_bytes),
+                *untracked_traffic.warnings(used, plan, ending.buffers_bytes),
             ),
             compared[plan.ranks],
         ),
@@ -189,18 +187,18 @@ def _verdicts(
             plan,
         )
     ]
-    buffers_share = unseen.share_in_buffers(tables) if ending.buffers_bytes else 0.0
+    buffers_share = untracked_traffic.share_in_buffers(tables) if ending.buffers_bytes else 0.0
     for p in points:
         found = list(
             contradictions.undecided(found, contradictions.contradictions(p, buffers_share), p.world_size)
         )
     found = [details.with_reason(v, unused) for v in found]
     if plan.own_loop:
-        found = [own.in_code(v) for v in found]
-    found = list(unseen.bounded(tuple(found), tables))
+        found = [own_loop.in_code(v) for v in found]
+    found = list(untracked_traffic.bounded(tuple(found), tables))
     doubts = (
         *contention.doubts(contention.judged(tables, plan), plan, ending.stolen),
-        *unseen.doubts(tables, plan, ending.buffers_bytes),
+        *untracked_traffic.doubts(tables, plan, ending.buffers_bytes),
     )
     if not doubts:
         return tuple(found)

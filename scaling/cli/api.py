@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.analysis.compare.allocations import sides, with_allocations
-from scaling.analysis.compare.cases import Prices
+from scaling.analysis.compare.differences import Prices
 from scaling.analysis.compare.runs import compare as compared
 from scaling.analysis.compare.runs import with_split
 from scaling.analysis.compare.sweep import Member, alike, sweep
@@ -20,7 +20,7 @@ from scaling.analysis.network.ring import NoPathError
 from scaling.analysis.predict.change import Source
 from scaling.analysis.predict.predictions import predictions
 from scaling.analysis.results import Comparison, Prediction, Sweep
-from scaling.analysis.results.simulation import SimulationResults
+from scaling.analysis.results.prediction import SimulationResults
 from scaling.cli.loaded import Run, sources_of, sources_with
 from scaling.cli.shown import shown_comparison, shown_prediction
 from scaling.cli.simulating import from_run

@@ -11,18 +11,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from scaling.analysis.about import Ending
-from scaling.analysis.compare.machines import machines
+from scaling.analysis.compare.differences import machines
 from scaling.analysis.decompose.cases import CaseFiles, analyze_cases
-from scaling.analysis.decompose.history import histories
 from scaling.analysis.decompose.roofline import roofline, with_tokens, with_utilisation
-from scaling.analysis.decompose.timeline import timelines
-from scaling.analysis.doctor import preflight, sharing
+from scaling.analysis.decompose.timeline import histories, timelines
+from scaling.analysis.doctor import preflight
+from scaling.analysis.doctor import preflight as sharing
 from scaling.analysis.doctor.preflight import Preflight
 from scaling.analysis.invariants import within
 from scaling.analysis.network import nccl_log
-from scaling.analysis.quality import clocks, memory, variables
-from scaling.analysis.quality.endings import endings
-from scaling.analysis.quality.launches import span_ns
+from scaling.analysis.quality import clocks, memory
+from scaling.analysis.quality import memory as variables
+from scaling.analysis.quality.launches import endings, span_ns
 from scaling.analysis.results import (
     SCHEMA,
     Analysis,
@@ -169,7 +169,7 @@ def _ending(
             *found.warnings,
             *memory.warnings(grown),
             *clocks.warnings(tables.blocks),
-            *variables.warnings(launches.facts),
+            *variables.variable_warnings(launches.facts),
         ),
         device_name=(environment.device_name or "") if environment else "",
         ranks_per_device=max(map(len, sharing.by_device(launches.facts)), default=1),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from scaling.analysis.results import SelfTestCase
-from scaling.analysis.selftest.case import FaultCase
-from scaling.analysis.selftest.grade import grade
+from scaling.analysis.selftest.grade import FaultCase, grade
 from scaling.cli.measuring import watch
 from scaling.cli.output import warn
 from scaling.cli.pipeline import rebuild

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scaling.analysis.results.simulation import SimulatedBacktest
+from scaling.analysis.results.prediction import SimulatedBacktest
 from scaling.analysis.simulate import links, measured
 from scaling.analysis.simulate.ask import batch_of, mesh_of, simulation
 from scaling.analysis.simulate.inputs import assumed

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from scaling.analysis.network.ring import NoPathError
-from scaling.analysis.results.simulation import SimulatedPoint, SimulationResults
+from scaling.analysis.results.prediction import SimulatedPoint, SimulationResults
 from scaling.analysis.simulate.ask import batch_of, mesh_of, simulation
 from scaling.analysis.simulate.outcome import point, unlike
 from scaling.cli.loaded import Run

@@ -23,7 +23,7 @@ from scaling.analysis.results import (
     Verification,
 )
 from scaling.analysis.results.doctor import Diagnosis
-from scaling.analysis.results.simulation import RankedMeshes, SimulationResults
+from scaling.analysis.results.prediction import RankedMeshes, SimulationResults
 from scaling.plain import plain
 from scaling.report import bars, text
 from scaling.report.bars import WIDTH

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from scaling.analysis.simulate.outcome import unlike
-from scaling.analysis.statistics.latest import latest
+from scaling.analysis.statistics.rounds import latest
 from scaling.spec.parallel import Parallel
 from scaling.spec.run import Measure, Model, Spec
 from scaling.spec.simulation import Chip, KernelTimes, LinkCurve, Physics, Simulation

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from scaling import Probe
-from scaling.analysis.decompose.sent import Sent
+from scaling.analysis.decompose.quantities import Sent
 from scaling.cli.pipeline import rebuild
 from scaling.records.paths import RunFolder
 from scaling.worker.simulated.device import configure, line, set_cost, set_link, set_wire

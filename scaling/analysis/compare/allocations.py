@@ -20,8 +20,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from scaling.analysis.compare.cases import cases_of, setting_of
-from scaling.analysis.compare.differing import settings_of
+from scaling.analysis.compare.differences import cases_of, setting_of, settings_of
 from scaling.analysis.compare.runs import drift
 from scaling.analysis.compare.sweep import Member
 from scaling.analysis.results import (

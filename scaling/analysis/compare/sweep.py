@@ -6,8 +6,7 @@ import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scaling.analysis.compare.cases import Case, cases_of, setting_of
-from scaling.analysis.compare.differing import settings_of, telling
+from scaling.analysis.compare.differences import Case, cases_of, setting_of, settings_of, telling
 from scaling.analysis.compare.runs import alone, drift, unlike
 from scaling.analysis.results import (
     Analysis,

@@ -25,8 +25,7 @@ from scaling.analysis.results import (
     Measured,
     TrainingCase,
 )
-from scaling.analysis.statistics.percentiles import percentiles
-from scaling.analysis.statistics.rounds import MS, Floats, Rounds, drawn, resampling_weights
+from scaling.analysis.statistics.rounds import MS, Floats, Rounds, drawn, percentiles, resampling_weights
 from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.batch_search import FITS, Largest, step

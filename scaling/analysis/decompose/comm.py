@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from scaling.analysis.decompose.loss import share_of_wait
-from scaling.analysis.decompose.quantities import EARLIER, TrialRecords
-from scaling.analysis.decompose.sent import by_kind
+from scaling.analysis.decompose.quantities import EARLIER, TrialRecords, by_kind
 from scaling.analysis.decompose.stragglers import LATEST, STEP
 from scaling.analysis.results import Bucket, Collective, Comm, Measured
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds

@@ -1,19 +1,67 @@
-"""The loss waterfall: 1 - efficiency, split by cause (docs/method.md, "The loss waterfall")."""
+"""The loss waterfall: 1 - efficiency, split by cause (docs/method.md, "The loss waterfall").
+
+Efficiency, and the world size that it is relative to. Pure.
+
+What samples cost: money from a price a GPU-hour, energy from what the devices drew. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from scaling.analysis.decompose import imbalance, stragglers
-from scaling.analysis.decompose.efficiency import BASE
-from scaling.analysis.decompose.sent import Sent, by_kind
+from scaling.analysis.decompose.quantities import Sent, TrialRecords, by_kind
 from scaling.analysis.network.curve import AlphaBeta
 from scaling.analysis.quality import clocks
-from scaling.analysis.results import Loss, LossOfKind, Measured
+from scaling.analysis.results import Loss, LossOfKind, Measured, SampleCost
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds
-from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
+from scaling.spec.plan import Plan
+from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, nobody_alone
+
+BASE = "base"
+"""Time that all devices of the base take for a step together, ns: of a rank and its own batch in weak scaling."""
+
+
+def efficiency(n: int, *, strong: bool, tensor: int = 1, base: int = 1) -> Callable[[Means], Floats]:
+    """Ideal step over measured step.
+
+    The ideal is one rank alone with its own batch (weak scaling), or with the whole batch, divided by n (strong).
+    Where `tensor` ranks divide the layers for the same samples, they would take the tensor-th part of its time. Where
+    no rank ran alone, the ideal is the throughput a rank at the `base` world size.
+    """
+    if strong:
+        return lambda m: m[BASE] / (n * m["plain"])
+    if base > 1:
+        return lambda m: m[BASE] / (tensor * m["plain"])
+    return lambda m: m[BARE_ONE] / (tensor * m["plain"])
+
+
+def base_world_size(plan: Plan, records: Mapping[int, TrialRecords]) -> int:
+    """1, one rank alone; the smallest measured world size where no rank ran alone what is divided.
+
+    In strong scaling that is the whole batch, in weak scaling the whole model. The rank may not have been asked to, or
+    it ran out of memory. `records`: by world size.
+    """
+    with_alone = (
+        records.values() if plan.spec.mode != "strong" else [one for n, one in records.items() if n == 1]
+    )
+    alone = any(BARE_ONE in found.arms for found in with_alone)
+    if alone or plan.own_loop or plan.variant is not None:
+        return 1
+    return min((n for n, found in records.items() if not found.index.is_empty()), default=1)
+
+
+def no_single_rank(size: int, mode: str) -> tuple[str, ...]:
+    """The warning for a base world size above 1, with what that hides."""
+    if size == 1:
+        return ()
+    return (
+        f"{nobody_alone(mode)}, so efficiency and speedup are relative to {size} ranks, the smallest world size that "
+        f"was measured: what {size} ranks lose against one is hidden, and the loss is not split by cause",
+    )
+
 
 TENSOR = "tensor"
 """The axis along which layers are divided; `loss_by_kind` has what its ranks send as a kind of its own."""
@@ -192,3 +240,37 @@ def loss(
 
 def _paired(term: Term) -> Term:
     return lambda m: term(m.paired)
+
+
+MILLION = 1e6
+
+
+def cost(
+    rounds: Rounds,
+    *,
+    samples: int,
+    ranks: int,
+    samples_per_s: Measured | None,
+    usd_per_gpu_hour: float | None,
+) -> SampleCost:
+    """Cost at one world size. `samples`: of all ranks in a step (0: unknown). `rounds` has `plain` (ns) and `watts`.
+
+    Energy is that of the GPU boards, as NVML reports it; the host's is not included.
+    """
+    return SampleCost(
+        usd_per_million_samples=usd_per_million(samples_per_s, ranks, usd_per_gpu_hour),
+        power_w=rounds.ratio("watts"),
+        samples_per_joule=rounds.ratio(lambda m: samples * 1e9 / m["plain"] / m["watts"])
+        if samples
+        else None,
+    )
+
+
+def usd_per_million(
+    samples_per_s: Measured | None, ranks: int, usd_per_gpu_hour: float | None
+) -> Measured | None:
+    """Price of a million samples with one GPU for each rank; None where the price or the throughput is missing."""
+    if samples_per_s is None or usd_per_gpu_hour is None:
+        return None
+    usd = MILLION * usd_per_gpu_hour * ranks / 3600
+    return usd / samples_per_s

@@ -8,18 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling.analysis.decompose import imbalance, light, own, stragglers
+from scaling.analysis.decompose import imbalance, light, stragglers
+from scaling.analysis.decompose import own_loop as own
 from scaling.analysis.decompose.comm import comm
-from scaling.analysis.decompose.cost import cost
-from scaling.analysis.decompose.efficiency import BASE, efficiency
-from scaling.analysis.decompose.loss import Link, by_kinds, loss
+from scaling.analysis.decompose.imbalance import MEAN
+from scaling.analysis.decompose.loss import BASE, Link, by_kinds, cost, efficiency, loss
 from scaling.analysis.decompose.quantities import EARLIER, PHASES, TrialRecords
 from scaling.analysis.decompose.starvation import loader
 from scaling.analysis.decompose.stragglers import Late, describe
-from scaling.analysis.decompose.token_rows import MEAN
-from scaling.analysis.decompose.unit_turns import simulated
-from scaling.analysis.network.barrier import Barrier
-from scaling.analysis.network.replay import Replay
+from scaling.analysis.decompose.unit_stamps import simulated
+from scaling.analysis.network.replay import Barrier, Replay
 from scaling.analysis.quality import clocks
 from scaling.analysis.results import ArmTimes, Degrees, Measured, Overhead, PeakMemory, Point, StepParts
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds

@@ -2,29 +2,64 @@
 
 Names are `<arm>` for the step and `<arm>.<phase>` for its phases; the light probe is `probe`,
 the detailed one `detailed`. All in ns, means over the steps of the round's blocks.
+
+The collectives of a step, as all ranks have them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from scaling.analysis.decompose.sent import Sent
-from scaling.analysis.network.program import Program
-from scaling.analysis.network.replay import Replay
+from scaling.analysis.network.replay import Program, Replay
+from scaling.analysis.network.ring import bus_factor
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import Frame, in_memory
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.schedule import BARE_ONE
 
-if TYPE_CHECKING:  # they need the names of this module
+if TYPE_CHECKING:
+    from scaling.analysis.decompose.imbalance import TokenRows
     from scaling.analysis.decompose.light import Light
-    from scaling.analysis.decompose.token_rows import TokenRows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """A collective of a step, the same on every rank but for its group."""
+
+    kind: str
+    phase: str
+    unit: int
+    bytes: int
+    """As nccl-tests counts them."""
+    ranks: int
+    """Of its communicator."""
+    axis: str
+    """The mesh axis of its communicator: `shard`, `replicate` or `tensor`."""
+
+    @property
+    def moved(self) -> float:
+        """Bytes that a rank's link carries: bytes x the bus factor of the kind."""
+        return self.bytes * bus_factor(self.ranks, self.kind)
+
+    @property
+    def hops(self) -> int:
+        """Steps of a ring."""
+        return (2 if self.kind == "all_reduce" else 1) * (self.ranks - 1)
+
+
+def by_kind(sent: Sequence[Sent]) -> list[tuple[int, ...]]:
+    """Places of the collectives that have kind, phase and communicator in common, in the order of the first."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for place, one in enumerate(sent):
+        found.setdefault((one.kind, one.phase, one.axis), []).append(place)
+    return [tuple(places) for places in found.values()]
+
 
 Key = tuple[int, int]
 """(launch, round)"""

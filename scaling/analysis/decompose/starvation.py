@@ -17,7 +17,7 @@ import numpy as np
 from scaling.analysis.decompose.quantities import Cycle, TrialRecords
 from scaling.analysis.results import DataLoading, Point, Remedy, Verdict
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
-from scaling.analysis.verdicts.by_measure import ALL_READY, HEADROOM, saved
+from scaling.analysis.verdicts.host_remedies import ALL_READY, HEADROOM, saved
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import PLAIN, PROBE
 

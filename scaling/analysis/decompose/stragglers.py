@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from scaling.analysis.decompose.light import lead
 from scaling.analysis.decompose.quantities import PHASES, TrialRecords
-from scaling.analysis.network.program import Program
-from scaling.analysis.network.replay import Replay
+from scaling.analysis.network.replay import Program, Replay
 from scaling.analysis.results import Measured, Straggler
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
 

@@ -6,21 +6,20 @@ from collections.abc import Iterator, Sequence
 
 import polars as pl
 
+from scaling.analysis.decompose.backend_model import served
 from scaling.analysis.decompose.detailed import detailed_blocks, read_detailed
+from scaling.analysis.decompose.imbalance import read_tokens
 from scaling.analysis.decompose.light import read_light
 from scaling.analysis.decompose.quantities import (
     DEVICE_COLUMNS,
     DURATIONS,
     PHASES,
     Cycle,
+    Sent,
     TrialRecords,
 )
-from scaling.analysis.decompose.sent import Sent
-from scaling.analysis.decompose.served import served
 from scaling.analysis.decompose.sharded import read_sharded
-from scaling.analysis.decompose.token_rows import read_tokens
-from scaling.analysis.decompose.unit_stamps import has_units
-from scaling.analysis.decompose.unit_turns import turns
+from scaling.analysis.decompose.unit_stamps import has_units, turns
 from scaling.analysis.network.curve import host_latency
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.format import DISTURBS

@@ -6,6 +6,12 @@ rank's collectives moves data are exposed transfer, the others exposed skew. Wha
 strategy's own.
 
 Arrays: S steps, R ranks, K collectives of a step in the order of launch; times in ns.
+
+When units have their turns over a mesh of one rank, and the step that closure puts together from them.
+
+Arrays: S steps, R ranks, K collectives of a step, T turns, M marks; times in ns.
+
+A typical step of a sharded module as spans: phases with the waits in them, and collectives by communicator.
 """
 
 from __future__ import annotations
@@ -16,13 +22,13 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from scaling.analysis.decompose.backend_model import Served
 from scaling.analysis.decompose.detailed import BROADCAST
-from scaling.analysis.decompose.quantities import WAITS, Key
-from scaling.analysis.decompose.sent import Sent
-from scaling.analysis.decompose.served import Served
-from scaling.analysis.network.awaited import Awaited
-from scaling.analysis.network.beside import Beside, Members
-from scaling.analysis.network.channel import ONE, Channel
+from scaling.analysis.decompose.quantities import DURATIONS, WAITS, Key, Sent
+from scaling.analysis.network.channel import ONE, Awaited, Channel
+from scaling.analysis.network.replay import Program
+from scaling.analysis.network.shared_link import Beside, Members
+from scaling.analysis.results import Span
 from scaling.analysis.statistics.rounds import Floats
 from scaling.spec.parallel import Mesh
 from scaling.spec.run import KINDS
@@ -210,3 +216,132 @@ def exposed(stamps: UnitStamps) -> tuple[Floats, Floats]:
 def moving(stamps: UnitStamps, low: Floats, high: Floats) -> Floats:
     """S x R x Q: for how long data move between two times, of the rank's collectives and of others over its link."""
     return stamps.beside.moving(stamps.begun, stamps.finished, stamps.members, low, high)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """The units' turns of one block over a mesh of one rank."""
+
+    names: tuple[tuple[str, str, int], ...]
+    """T: kind, phase and unit."""
+    at: Floats
+    """R x T x 2: launch and wait, ns since the last turn of the step before."""
+    phases: dict[str, Floats]
+    """R: `forward` and `compute`, ns."""
+
+
+def simulated(
+    program: Program,
+    sent: Sequence[Sent],
+    alone: Turns,
+    stretch: Mapping[str, Floats],
+    transfer: Floats,
+) -> float:
+    """Closure's step, ns: own times of a mesh of one rank, stretched, and transfers of collectives sent alone.
+
+    `stretch`: by phase, R; `transfer`: K.
+    """
+    place = {turn: index for index, turn in enumerate(alone.names)}
+    ranks = program.own.shape[1]
+    own = program.own.mean(axis=0)  # R x M; kept where one rank alone has no such mark
+    resumed = np.zeros(ranks)
+    for index, mark in enumerate(program.marks):
+        one = sent[mark.collective]
+        turn = place.get((one.kind, one.phase, one.unit))
+        if turn is None:
+            continue
+        at = alone.at[:, turn, int(mark.waits)]
+        factor = stretch[one.phase] if index else np.ones(ranks)
+        own[:, index] = np.maximum(at - resumed, 0.0) * factor
+        if mark.waits:
+            resumed = np.maximum(resumed, at)
+    replay = Program(
+        marks=program.marks,
+        own=own[None],
+        transfer=program.of_groups(transfer),
+        lag=np.zeros((1, ranks, len(transfer))),
+        members=program.members,
+        channel=program.channel,
+        start=np.zeros((1, ranks)),
+        beside=program.beside,
+    )
+    return float(replay.period()[0])
+
+
+def turns(own: pl.DataFrame, buckets: pl.LazyFrame, n: int, arm: str) -> dict[Key, Turns]:
+    """By round: when each unit had its turns over a mesh of one rank, mean over the steps of a block but the first.
+
+    Times count from the last turn of the step before.
+    """
+    rows = (
+        buckets.filter((pl.col("arm") == arm) & (pl.col("unit") >= 0) & (pl.col("wait_ns") > 0))
+        .select(*PLACE, "round", "seq", "kind", "phase", "unit", "ready_ns", "wait_ns")
+        .sort(*PLACE, "seq")
+        .collect()
+    )
+    steps = own.filter((pl.col("arm") == arm) & pl.col("detailed"))
+    phases = steps.group_by("launch", "round", "rank").agg(*[e.mean() for e in DURATIONS])
+    found: dict[Key, Turns] = {}
+    for part in rows.partition_by("launch", "block", maintain_order=True):
+        count = part["step"].n_unique()
+        width, rest = divmod(part.height, count * n)
+        if rest or count < 2 or part["rank"].n_unique() != n:
+            continue
+        at = np.stack([grid(part, name, (count, n, width)) for name in ("ready_ns", "wait_ns")], axis=-1)
+        ended = at[:, :, :, 1].max(axis=2)[:-1]
+        key = (int(part["launch"][0]), int(part["round"][0]))
+        mine = phases.filter((pl.col("launch") == key[0]) & (pl.col("round") == key[1])).sort("rank")
+        first = part.head(width)
+        found[key] = Turns(
+            names=tuple(
+                (KINDS[kind], PHASES[phase], unit)
+                for kind, phase, unit in first.select("kind", "phase", "unit").iter_rows()
+            ),
+            at=(at[1:] - ended[:, :, None, None]).mean(axis=0),
+            phases={name: mine[name].to_numpy() for name in ("forward", "compute")},
+        )
+    return found
+
+
+def typical_step(blocks: Sequence[UnitStamps], ranks: Sequence[int]) -> tuple[Span, ...]:
+    """The step whose length is nearest to the mean of all; of some ranks."""
+    lengths = [(b.steps["end_ns"] - b.steps["begin_ns"]).mean(axis=1) for b in blocks]
+    mean = np.concatenate(lengths).mean()
+    block = min(range(len(blocks)), key=lambda i: np.abs(lengths[i] - mean).min())
+    step = int(np.abs(lengths[block] - mean).argmin())
+    return tuple(s for rank in ranks for s in _of_rank(blocks[block], step, rank))
+
+
+def _of_rank(stamps: UnitStamps, step: int, rank: int) -> list[Span]:
+    origin = stamps.steps["begin_ns"][step].min()
+    at = {name: values[step, rank] for name, values in stamps.steps.items()}
+    forward, backward = at["begin_ns"] + at["input_ns"], at["sync_end_ns"] - at["backward_ns"]
+    optimized = at["sync_end_ns"] + at["optimizer_ns"]
+    found: list[Span] = []
+
+    def add(lane: str, name: str, low: float, high: float, size: int | None = None) -> None:
+        if high > low:
+            begin, end = (round((value - origin) / 1e6, 4) for value in (low, high))
+            found.append(Span(rank=rank, lane=lane, name=name, begin_ms=begin, end_ms=end, bytes=size))
+
+    add("compute", "input", at["begin_ns"], forward)
+    moved, skew = (values[step, rank] for values in exposed(stamps))
+    waits = sorted(
+        (stamps.wait[step, rank, k], k) for k in range(len(stamps.sent)) if stamps.wait[step, rank, k] > 0
+    )
+    for name, low, high in (("forward", forward, backward), ("backward", backward, at["sync_end_ns"])):
+        going = low
+        for begin, k in waits:
+            if not low <= begin < high or moved[k] + skew[k] <= 0:
+                continue
+            add("compute", name, going, begin)
+            add("compute", "exposed_skew", max(going, begin), begin + skew[k])
+            add("compute", "exposed_transfer", begin + skew[k], begin + skew[k] + moved[k])
+            going = max(going, begin + skew[k] + moved[k])
+        add("compute", name, going, high)
+    add("compute", "optimizer", at["sync_end_ns"], optimized)
+    add("compute", "host", optimized, at["end_ns"])
+    for k, one in enumerate(stamps.sent):
+        begin, end = stamps.launch[step, rank, k], stamps.done[step, rank, k]
+        add(one.axis, f"{one.kind} of unit {one.unit}, {one.phase}", begin, end, one.bytes)
+    return found

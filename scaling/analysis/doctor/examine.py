@@ -18,7 +18,7 @@ from scaling.analysis.results.doctor import (
     PhasePeak,
     Problem,
 )
-from scaling.analysis.statistics.percentiles import median
+from scaling.analysis.statistics.rounds import median
 from scaling.hardware.telemetry import HostRecord
 from scaling.records import checkup
 from scaling.records.checkup import RankCheck, RankFacts

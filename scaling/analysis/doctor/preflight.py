@@ -1,4 +1,7 @@
-"""A short check beside every run: ranks that differ, links and clocks that are not as promised."""
+"""A short check beside every run: ranks that differ, links and clocks that are not as promised.
+
+Labels for runs whose ranks share a device, or whose gradients go through host memory.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,46 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.analysis.doctor import devices, differences, sharing
-from scaling.analysis.quality import telemetry
+from scaling.analysis.doctor import devices, differences
+from scaling.analysis.doctor.differences import ranks_text
+from scaling.analysis.quality import clocks
 from scaling.analysis.quality.clocks import DeviceSamples
 from scaling.analysis.quality.contention import Stolen
 from scaling.analysis.results.doctor import Problem
 from scaling.hardware.telemetry import HostRecord
 from scaling.records.launch import Launch
+from scaling.spec.topology import CPU
+
+
+def by_device(facts: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
+    """The ranks of each device that tells its UUID; `facts`: as of `labels`."""
+    found: dict[tuple[Any, Any], list[int]] = {}
+    for rank, own in sorted(facts.items()):
+        if own.get("device") not in (None, CPU) and own.get("device_uuid"):
+            found.setdefault((own.get("host"), own["device_uuid"]), []).append(rank)
+    return list(found.values())
+
+
+def labels(facts: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
+    """One line for each label. `facts`: by rank, the flat content of env-<r>.json."""
+    backends = {own.get("backend") for own in facts.values() if own.get("device") not in (None, CPU)}
+    shared = [ranks for ranks in by_device(facts) if len(ranks) > 1]
+    said = [
+        f"{ranks_text(ranks)} share one device and its time, so this is not the efficiency of {len(ranks)} "
+        "devices"
+        for ranks in shared
+    ]
+    if "gloo" in backends and len(facts) > 1:
+        said.append(
+            "host-staged: Gloo carries the gradients through host memory, so bandwidth and latency are not those of a "
+            "link between devices"
+        )
+    if "nccl" in backends and shared:
+        said.append(
+            "NCCL joins ranks of one device (NCCL_MULTI_RANK_GPU_ENABLE), so its traffic crosses no link"
+        )
+    return tuple(said)
+
 
 Facts = Mapping[int, Mapping[str, Any]]
 
@@ -55,15 +91,15 @@ def inspect(launches: Iterable[Launch]) -> Preflight:
             used = _devices(host, on)
             found += _of_devices(host, used)
             for rank, index in used.items():
-                samples[launch.index, rank] = telemetry.device_samples(host, index)
+                samples[launch.index, rank] = clocks.device_samples(host, index)
             if host.host == host_of_first:
-                states[launch.index] = tuple(telemetry.states(host, used.get(0)))
-            shares[host.hostname] = telemetry.stolen_shares(
+                states[launch.index] = tuple(clocks.states(host, used.get(0)))
+            shares[host.hostname] = clocks.stolen_shares(
                 host
             )  # emulated hosts share a machine: one is enough
         for hostname, own in shares.items():
             stolen.setdefault(hostname, []).extend(own)
-        warnings += [*_lines(found), *sharing.labels(facts)]
+        warnings += [*_lines(found), *labels(facts)]
     return Preflight(
         warnings=tuple(dict.fromkeys(warnings)),
         samples=samples,

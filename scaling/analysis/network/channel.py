@@ -20,6 +20,21 @@ the time that it takes alone. While anything is released the wire never idles, s
 in the order of release, whatever the order in which the back end interleaves them. Wires do not wait for each other.
 
 Arrays: S steps, K collectives of a step in the order in which they are enqueued; times in ns.
+
+Whom each rank waits for in a collective that follows its data, such as a broadcast.
+
+Every rank of a symmetric collective waits for the last one. A broadcast's data come from its root: a root may be done
+before a late receiver comes, and a receiver waits for those alone that its data pass. The stamps tell: a rank did not
+wait for one that came after it had gone on.
+
+Collectives under way: launched one after the other, with what each has left of its wire.
+
+The channel's rules (network.channel), for steps in which a later launch depends on when an earlier collective was done:
+one of those that a back end runs one after the other begins when the one before it on its communicator is done, and
+those that move data over one wire at once have equal parts of it. Ranks are seen each by itself: where the ranks of a
+communicator share their wires with other collectives, the last of them says when it is done.
+
+Arrays: S steps, R ranks; times in ns.
 """
 
 from __future__ import annotations
@@ -30,9 +45,64 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
-from scaling.analysis.network.awaited import CLOCKS_NS, STAMPS_NS, Awaited
 from scaling.analysis.statistics.rounds import Floats
+
+CLOCKS_NS = 200_000.0
+"""On a back end of the host, ranks' clocks and stamps may differ by this."""
+STAMPS_NS = 20_000.0
+"""The same of a device's stamps, beside the error of the comparison of clocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Awaited:
+    """For each of S steps and R ranks, the ranks that it may have waited for."""
+
+    order: NDArray[np.intp]
+    """S x R: the ranks in the order in which they came."""
+    count: NDArray[np.intp]
+    """S x R: how many of the first in `order`: those that came before it left."""
+
+    @classmethod
+    def of(cls, begin: Floats, end: Floats, *, fifo: bool = False, clocks_ns: float = CLOCKS_NS) -> Awaited:
+        """From stamps on one clock, S x R; `clocks_ns`: their largest error between two ranks.
+
+        Data move for as long as the rank takes that takes least, since the last to come waits for nobody. On a back end
+        that runs one collective after the other, the data of a rank begin to move that long before it goes on, and who
+        comes later than that is not waited for. It may come by half of that time later, or by the stamps' error.
+        """
+        order = np.argsort(begin, axis=1)
+        came = np.take_along_axis(begin, order, axis=1)
+        if fifo:
+            least = np.maximum((end - begin).min(axis=1, keepdims=True), 0.0)
+            before = end - least + np.maximum(least / 2, clocks_ns)
+        else:
+            before = end + clocks_ns
+        counts = [np.searchsorted(a, b, side="right") for a, b in zip(came, before, strict=True)]
+        return cls(order=order, count=np.maximum(np.reshape(counts, begin.shape), 1))
+
+    @classmethod
+    def everybody(cls, at: Floats) -> Awaited:
+        """Every rank waits for all; `at`: S x R, when they come."""
+        order = np.argsort(at, axis=1)
+        return cls(order=order, count=np.full_like(order, at.shape[1]))
+
+    @property
+    def after_the_first(self) -> Awaited:
+        """The same of all steps but the first."""
+        return Awaited(order=self.order[1:], count=self.count[1:])
+
+    def latest(self, times: Floats) -> Floats:
+        """S x R: the latest of `times` over the ranks that each one waits for, and of its own."""
+        so_far = np.maximum.accumulate(np.take_along_axis(times, self.order, axis=1), axis=1)
+        latest: Floats = np.maximum(np.take_along_axis(so_far, self.count - 1, axis=1), times)
+        return latest
+
+    def waited(self, begin: Floats, end: Floats) -> Floats:
+        """S x R: how long of [begin, end] a rank waited for others to come; the rest of it is transfer."""
+        return np.clip(self.latest(begin) - begin, 0.0, np.maximum(end - begin, 0.0))
+
 
 _CONCURRENT = "gloo"
 """The back end that runs several collectives of a communicator at once."""
@@ -174,3 +244,86 @@ def _places(names: Sequence[int], count: int) -> Iterator[list[int]]:
     ordered = sorted(range(count), key=lambda k: (names[k], k))
     for _, places in groupby(ordered, key=lambda k: names[k]):
         yield list(places)
+
+
+Bools = NDArray[np.bool_]
+
+_OVER_NS = 1e-3
+"""Less than this is left only by rounding."""
+
+
+class Flow:
+    """The collectives of S steps on R ranks. Launch them in order, and ask for each end once all before it are in."""
+
+    def __init__(self, channel: Channel, shape: tuple[int, int], count: int) -> None:
+        """`shape`: S and R. `count`: collectives of a step."""
+        self._in_turn = np.array((True,) * count if channel.fifo else channel.in_turn or (False,) * count)
+        """K: whether each begins behind those before it on its communicator that do so."""
+        self._communicator = np.array(channel.communicator or (0,) * count)
+        self._wire = np.array(channel.wire or (0,) * count)
+        self._released = np.full((*shape, count), np.inf)
+        self._left = np.zeros((*shape, count))
+        self.begun: Floats = np.full((*shape, count), np.inf)
+        """S x R x K: when each began to move data."""
+        self.done: Floats = np.full((*shape, count), np.inf)
+        """S x R x K: when each was done; infinite where nobody asked yet."""
+        self._free: dict[int, Floats] = {}
+        """Until when each wire is busy, where each has one communicator and collectives need only stand in line."""
+        pairs = set(zip(self._communicator.tolist(), self._wire.tolist(), strict=True))
+        self._in_line = bool(self._in_turn.all()) and len(pairs) == len({wire for _, wire in pairs})
+        self._now = np.full(shape, -np.inf)
+        self._going: list[int] = []
+        """Collectives that are not done on every rank, in the order of launch."""
+
+    def launch(self, k: int, released: Floats, transfer: Floats) -> None:
+        """Collective `k` is released at S x R, and has to move data for `transfer`, S x R, if it is alone."""
+        if self._in_line:
+            wire = int(self._wire[k])
+            self.begun[..., k] = np.maximum(released, self._free.get(wire, released))
+            self._free[wire] = self.done[..., k] = self.begun[..., k] + transfer
+            return
+        # A rank may go on a little before its part is counted as over, so nothing is released in the past.
+        self._released[..., k] = np.maximum(released, self._now)
+        self._left[..., k] = np.maximum(transfer, _OVER_NS)
+        self._going.append(k)
+
+    def end(self, k: int) -> Floats:
+        """S x R: when `k` is done. What is launched later must not be released before that."""
+        while np.isinf(self.done[..., k]).any():
+            self._go_on(np.isinf(self.done[..., k]))
+        self._going = [j for j in self._going if np.isinf(self.done[..., j]).any()]
+        found: Floats = self.done[..., k]
+        return found
+
+    def _go_on(self, wanted: Bools) -> None:
+        """Go on to the next change, where it is `wanted` (S x R)."""
+        places = np.array(self._going)
+        released, left = self._released[..., places], self._left[..., places]
+        pending = left > 0
+        ready = pending & self._first(places, pending)
+        now = np.where(np.isinf(self._now), np.where(ready, released, np.inf).min(axis=-1), self._now)[
+            ..., None
+        ]
+        moving = ready & (released <= now)
+        sharing = np.ones(moving.shape)
+        for wire in set(self._wire[places].tolist()):
+            over = self._wire[places] == wire
+            sharing[..., over] = np.maximum(moving[..., over].sum(axis=-1, keepdims=True), 1)
+        ends = np.where(moving, now + left * sharing, np.inf)
+        comes = np.where(ready & ~moving, released, np.inf)
+        after = np.where(wanted[..., None], np.minimum(ends, comes).min(axis=-1, keepdims=True), now)
+        begun = self.begun[..., places]
+        self.begun[..., places] = np.where(moving & wanted[..., None], np.minimum(begun, now), begun)
+        left = np.where(moving, left - (after - now) / sharing, left)
+        over_now = moving & wanted[..., None] & ((left <= _OVER_NS / 2) | (ends <= after))
+        self.done[..., places] = np.where(over_now, after, self.done[..., places])
+        self._left[..., places] = np.where(over_now, 0.0, left)
+        self._now = np.where(wanted, after[..., 0], self._now)
+
+    def _first(self, places: NDArray[np.int64], pending: Bools) -> Bools:
+        """Which of them need not wait for another one of their communicator that is not done."""
+        found = np.ones_like(pending)
+        for communicator in set(self._communicator[places].tolist()):
+            of = (self._communicator[places] == communicator) & self._in_turn[places]
+            found[..., of] = np.cumsum(pending[..., of], axis=-1) == 1
+        return found

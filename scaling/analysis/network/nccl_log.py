@@ -13,6 +13,8 @@ and of every collective, on rank 0, with the subsystem TUNING alone:
     AllReduce: 67108864 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}
 
 A channel's line does not name its communicator. It belongs to the last one with several ranks that its process began.
+
+Compare the path that NCCL took with the one that the topology promises. Pure.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from scaling.analysis.results import NcclChoice, NcclGroup, NcclLog
+from scaling.analysis.results import Fabric, NcclChoice, NcclGroup, NcclLog
 from scaling.reading import LOG_BYTES_MAX, RefusedError, open_file
+from scaling.spec.run import Spec
 
 NVLS, SHARP = "NVLS", "SHARP"
 WARNINGS = 3
@@ -103,3 +106,40 @@ def transport(via: str) -> str:
         return kind
     name = "direct" if rest[0].startswith("direct") else rest[0]
     return f"{kind}/{name}/GDRDMA" if any(part.startswith("GDRDMA") for part in rest) else f"{kind}/{name}"
+
+
+NO_P2P = "NCCL_P2P_DISABLE"
+_SOCKET = "NET/Socket"
+
+
+def warnings(fabric: Fabric, spec: Spec) -> tuple[str, ...]:
+    """A warning for each difference, and NCCL's own warnings; empty without NCCL's log."""
+    if fabric.nccl is None:
+        return ()
+    said = []
+    for group in fabric.nccl.groups:
+        if "SHM" in group.transports and _nvlink(spec, group.world_size) and spec.env.get(NO_P2P, "0") == "0":
+            said.append(
+                f"at {group.world_size} ranks NCCL goes through host memory (SHM) between devices of one host, "
+                f"though topology={spec.topology.name} has NVLink between them: `scaling doctor` lists which devices "
+                "can reach each other"
+            )
+        if _SOCKET in group.transports and spec.topology.nics:
+            cards = ", ".join(nic.name for nic in spec.topology.nics)
+            said.append(
+                f"at {group.world_size} ranks NCCL goes over TCP ({_SOCKET}) between hosts, though "
+                f"topology={spec.topology.name} has {cards}: check NCCL_IB_DISABLE, NCCL_IB_HCA and NCCL's log"
+            )
+    return (*said, *(f"NCCL warned: {warning}" for warning in fabric.nccl.warnings))
+
+
+def _nvlink(spec: Spec, world_size: int) -> bool:
+    """Whether NVLink (`nvidia-smi topo -m`: NV4, NV18; a level's class or name) joins all ranks of one host.
+
+    NVLink bridges join only pairs; host memory is then the right path between pairs.
+    """
+    together = max(spec.topology.shares(world_size))
+    nv = [
+        level for level in spec.topology.levels if (level.link_class or level.name).upper().startswith("NV")
+    ]
+    return any(level.ranks is None or level.ranks >= together for level in nv)

@@ -9,20 +9,79 @@ Where DDP broadcasts buffers at the begin of forward, ranks wait for each other 
 
 Where accumulation goes on without no_sync, each micro-step ends in its own reductions and is such a step. Their periods
 add up.
+
+A collective inside each step in which ranks wait for each other, such as DDP's broadcast of buffers in forward.
+
+A rank's own times leave out that wait. When they are replayed, it ends when the ranks that it is for have come.
+
+Replay steps in which ranks wait at many places: a program of launches and waits, the same on every rank.
+
+A sharded step gathers each unit's parameters before its forward and its backward and reduces its gradients after it.
+A rank's own time before each launch and each wait counts from where it last went on after a wait. A collective is
+released when the last rank of its communicator has launched it (a broadcast, for each rank, when those have that it
+waits for), and moves its data as the channel of its back end has it (network.flow); a rank goes on when the collective
+that it waits for is done, or at once.
+
+    at(launch) = resumed + own            released_k = max over members of at(launch_k)
+    done_k     = the channel's, for all that was released before, and for the groups beside it (network.beside)
+    resumed    = max(at(wait_k), done_k) + lag_k
+
+`lag` is what was measured beyond that: a rank has its part of a ring up to one chunk before the last one (below 0), or
+is woken late (above 0). Times count from where the last rank went on after the last wait of the step before.
+
+Arrays: S steps, R ranks, K collectives in the order of launch, M marks; times in ns.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.analysis.network.barrier import Barrier
-from scaling.analysis.network.channel import ONE, Channel
+from scaling.analysis.network.channel import ONE, Awaited, Channel, Flow
+from scaling.analysis.network.shared_link import APART, Beside, Members
 from scaling.analysis.statistics.rounds import Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Barrier:
+    """A collective inside each step in which ranks wait for others."""
+
+    at: Floats
+    """S x R: when a rank comes to it, in its own time."""
+    awaited: Awaited
+    transfer: Floats
+    """S x R: from when the last of these came until the rank goes on."""
+
+    @classmethod
+    def of(cls, begin: Floats, end: Floats, origin: Floats, awaited: Awaited | None = None) -> Barrier:
+        """From stamps on one clock, S x R; `origin`: of the ranks' own times. `awaited`: None: as on the host."""
+        awaited = awaited or Awaited.of(begin, end)
+        transfer = np.maximum(end - awaited.latest(begin), 0.0)
+        return cls(at=begin - origin, awaited=awaited, transfer=transfer)
+
+    @classmethod
+    def of_all(cls, at: Floats, transfer: float) -> Barrier:
+        """Every rank waits for all of them; `at` S x R, `transfer` in ns."""
+        return cls(at=at, awaited=Awaited.everybody(at), transfer=np.full_like(at, transfer))
+
+    def passed(self, start: Floats) -> Floats:
+        """Where the ranks' own times begin behind it, S x R; `start`: where they begin before it."""
+        begin: Floats = self.awaited.latest(start + self.at) + self.transfer - self.at
+        return begin
+
+    def with_mean(self, ranks: Sequence[int], peers: NDArray[np.intp]) -> Barrier:
+        """Some ranks come when the others do, in the mean."""
+        at = self.at.copy()
+        at[:, ranks] = at[:, peers].mean(axis=1, keepdims=True)
+        return replace(self, at=at)
+
+    def free(self) -> Barrier:
+        """The data takes no time."""
+        return replace(self, transfer=np.zeros_like(self.transfer))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,3 +154,128 @@ class Replay:
     def computed(self) -> Floats:
         """S x R: when each rank has computed all its gradients, in its own time."""
         return self.compute_end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A launch of a collective, or a wait for it."""
+
+    waits: bool
+    collective: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Steps as their ranks' own times and their collectives' transfers."""
+
+    marks: tuple[Mark, ...]
+    """In the order in which a rank comes to them."""
+    own: Floats
+    """S x R x M: from where the rank last went on to the mark."""
+    transfer: Floats
+    """S x R x K: what each collective takes alone; equal for the ranks of one communicator."""
+    lag: Floats
+    """S x R x K."""
+    members: tuple[Members, ...]
+    """K."""
+    channel: Channel
+    """How the back end serves the K collectives."""
+    start: Floats
+    """S x R, zero or less: by how much a rank went on before the last one."""
+    follows: Mapping[int, Awaited] = field(default_factory=dict)
+    """Collectives that follow their data: their ranks wait for some of the others, and are done by themselves."""
+    beside: Beside = APART
+    """Which groups of a collective share a host's link."""
+
+    def run(self) -> Floats:
+        """S x R: when each rank went on for the last time."""
+        steps, ranks, _ = self.own.shape
+        resumed: Floats = self.start.copy()
+        flow = Flow(self.channel, (steps, ranks), self.transfer.shape[2])
+        for place, mark in enumerate(self.marks):
+            k, at = mark.collective, resumed + self.own[:, :, place]
+            if not mark.waits:
+                awaited = self.follows.get(k)
+                released = awaited.latest(at) if awaited else _latest(at, self.members[k])
+                flow.launch(
+                    k, released, self.beside.slowed(released, self.transfer[:, :, k], self.members[k])
+                )
+                continue
+            done = flow.end(k) if k in self.follows else _latest(flow.end(k), self.members[k])
+            resumed = np.maximum(np.maximum(at, done) + self.lag[:, :, k], at)
+        return resumed
+
+    def period(self) -> Floats:
+        """How long each step takes, S."""
+        result: Floats = self.run().max(axis=1)
+        return result
+
+    def at_pace(self, stretch: Floats, transfer: Floats) -> float:
+        """The mean step, ns, with own times `stretch` (R) times as long and each collective taking `transfer` (K).
+
+        They are those of all groups of a collective together.
+        """
+        whole, ranks = self.own.mean(axis=0)[None], self.own.shape[1]
+        replay = dataclasses.replace(
+            self,
+            own=whole * stretch[None, :, None],
+            transfer=self.of_groups(transfer),
+            lag=np.zeros((1, ranks, len(transfer))),
+            start=np.zeros((1, ranks)),
+            follows={},  # alike ranks wait for each other
+        )
+        return float(replay.period()[0])
+
+    def of_groups(self, transfer: Floats) -> Floats:
+        """1 x R x K: what a group takes alone, from what all groups of each collective take together (K)."""
+        each = np.array(
+            [time / self.beside.many(of) for time, of in zip(transfer, self.members, strict=True)]
+        )
+        return np.broadcast_to(each, (1, self.own.shape[1], len(each)))
+
+    def of_mean(self, ranks: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+        """(period, exposed transfer), S each, with every rank's own times at the mean of the given (typical) ranks.
+
+        Such ranks come to each collective together, so all that the step takes beyond their own times is transfer: what
+        they wait for data, and for ranks whose data came later. Not what they were woken late.
+        """
+        own = np.broadcast_to(self.own[:, ranks].mean(axis=1, keepdims=True), self.own.shape)
+        alike = dataclasses.replace(self, own=own, transfer=self.beside.evened(self.transfer, self.members))
+        free = dataclasses.replace(alike.free(), lag=np.maximum(self.lag, 0.0))
+        period = alike.period()
+        return period, period - free.period()
+
+    def without(self, late: Sequence[int]) -> Program:
+        """Some ranks' own times replaced by the others' mean: the steps without their lateness."""
+        own, peers = self.own.copy(), np.setdiff1d(np.arange(self.own.shape[1]), late)
+        own[:, late] = own[:, peers].mean(axis=1, keepdims=True)
+        return dataclasses.replace(self, own=own)
+
+    def earlier(self, by: Floats) -> Program:
+        """Every rank's own times sooner by that much, S x R, as if it had not waited for its input."""
+        own, first = self.own.copy(), next((i for i, mark in enumerate(self.marks) if mark.waits), None)
+        own[:, :, : None if first is None else first + 1] -= by[:, :, None]
+        return dataclasses.replace(self, own=own)
+
+    def stretched(self, by: Floats) -> Program:
+        """Every rank's own times so many times as long, S x R."""
+        return dataclasses.replace(self, own=self.own * by[:, :, None])
+
+    def free(self) -> Program:
+        """The same if communication took no time."""
+        return dataclasses.replace(self, transfer=np.zeros_like(self.transfer), lag=np.zeros_like(self.lag))
+
+    def computed(self) -> Floats:
+        """S x R: a rank's own time of a step, all of it."""
+        waits = [place for place, mark in enumerate(self.marks) if mark.waits]
+        result: Floats = self.own[:, :, waits].sum(axis=2)
+        return result
+
+
+def _latest(at: Floats, members: Members) -> Floats:
+    """The times of the last member of each rank's communicator, S x R."""
+    found: Floats = at.copy()
+    for group in members:
+        ranks = list(group)
+        found[:, ranks] = at[:, ranks].max(axis=1, keepdims=True)
+    return found

@@ -7,6 +7,8 @@ turn, so latencies add up over the edges that it crosses; all edges work at once
 
 where beta of a level between hosts is that of a whole host's link. NCCL's own cost model for its ring counts the
 same edges (src/graph/tuning.cc: nsteps - nInterSteps and nInterSteps hops, the ring's least bandwidth).
+
+What a collective moves over each link, as nccl-tests counts it.
 """
 
 from __future__ import annotations
@@ -91,3 +93,16 @@ def ring_times(
     beta = np.max(betas, axis=0) if hops else np.zeros(1)
     rest = [2 * (n - 1) / n * size * beta for size in sizes]
     return np.stack(latency, axis=-1) * 2 * (n - 1) / n, np.stack(rest, axis=-1)
+
+
+def bus_factor(world_size: int, collective: str = "all_reduce") -> float:
+    """busbw / algbw of a collective (nccl-tests, doc/PERFORMANCE.md)."""
+    n = world_size
+    return {
+        "all_reduce": 2 * (n - 1) / n,
+        "all_gather": (n - 1) / n,
+        "reduce_scatter": (n - 1) / n,
+        "broadcast": 1.0,
+        "send": 1.0,
+        "recv": 1.0,
+    }[collective]

@@ -2,15 +2,19 @@
 
 Each assumption that a change relies on is varied, one at a time. The change in the result is added to the statistical
 interval in quadrature. How far each is varied was set with benchmarks/prediction.py.
+
+Every assumption of a prediction, with its effect on the answer. Pure.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 from scaling.analysis.predict.change import AS_IT_WAS, Change, Lean, Source
+from scaling.analysis.predict.fabrics import Links
 from scaling.analysis.predict.whatif import outcome
-from scaling.analysis.results import Measured
+from scaling.analysis.results import Assumption, Measured
 from scaling.analysis.statistics.rounds import interval
 
 LAUNCH = 0.02
@@ -83,3 +87,82 @@ def _moves(source: Source, change: Change, *, other_launch: bool) -> list[dict[s
     upright = outcome(middle, change)
     turned = [outcome(middle, change, lean) for lean in leans(source, change, other_launch=other_launch)]
     return [{name: float(other[name][0] - upright[name][0]) for name in upright} for other in turned]
+
+
+SCALE_OFF = 0.9
+"""A `compute_scale` that was given is varied by this factor."""
+
+
+def assumptions(
+    source: Source, change: Change, links: Links | None, *, device: str, moved: bool, doubt: float
+) -> tuple[Assumption, ...]:
+    """Those of one world size, the largest effect first.
+
+    `links`: where the target's figures come from; None: the measured link is kept. `device`: the run's; `moved`:
+    whether the target is another machine. `doubt`: the model's relative error on the run itself, from the back-test.
+    """
+    middle = source.estimate()
+    upright = outcome(middle, change)
+
+    def effect(what: str, varied: str, change: Change, lean: Lean | None = None) -> Assumption:
+        turned = outcome(middle, change, *([] if lean is None else [lean]))
+        step, efficiency = (float(turned[name][0]) for name in ("step", "efficiency"))
+        return Assumption(
+            what=what,
+            varied=varied,
+            step_change=step / float(upright["step"][0]) - 1,
+            efficiency_change=efficiency - float(upright["efficiency"][0]),
+        )
+
+    found = [
+        effect(*_said(name, lean, source, links), change, lean)
+        for name, lean in named_leans(source, change, other_launch=True)
+    ]
+    if moved or change.compute_scale != 1:
+        found.append(effect(*_compute(change, device)))
+    if doubt:
+        said = f"the model errs as on the run itself, where the back-test missed by {doubt:.1%}"
+        found.append(Assumption(what=said, varied="as much", step_change=doubt, efficiency_change=None))
+    return tuple(sorted(found, key=lambda one: -abs(one.step_change)))
+
+
+def _compute(change: Change, device: str) -> tuple[str, str, Change]:
+    """How fast the target computes: given, or not known and assumed to be as in the run."""
+    scale = change.compute_scale
+    if scale == 1:
+        said = f"compute is as fast as in the run, on {device}; compute_scale=2 makes it twice as fast"
+        return said, "twice as fast", dataclasses.replace(change, compute_scale=2.0)
+    said = f"compute is {scale:g} times as fast as in the run, on {device}, as compute_scale says"
+    return said, f"{1 - SCALE_OFF:.0%} less", dataclasses.replace(change, compute_scale=scale * SCALE_OFF)
+
+
+def _said(name: str, lean: Lean, source: Source, links: Links | None) -> tuple[str, str]:
+    """What is assumed, and how it is varied."""
+    if name == "bandwidth":
+        return f"bandwidth: {_from(links.bandwidth if links else ())}", f"{lean.transfer - 1:.0%} slower"
+    if name == "latency":
+        return f"latency: {_from(links.latency if links else ())}", f"x{lean.alpha:g}"
+    if name == "overlap":
+        follows = "in proportion to the time that both run" if source.kernels else "as much as in the run"
+        other = "as much as in the run" if source.kernels else "in proportion to the time that both run"
+        return f"communication slows compute down {follows}", other
+    return {
+        "missed": (
+            "what the simulation misses of the measured step is in proportion to the step",
+            "a fixed time instead",
+        ),
+        "launch_compute": ("compute is as fast as in the run's launch", f"{LAUNCH:.0%} slower"),
+        "launch_link": ("links are as fast as in the run's launch", f"{LAUNCH:.0%} slower"),
+        "jitter": (
+            "ranks vary from step to step as measured, so the latest of more ranks is later",
+            "not at all",
+        ),
+        "fixed": (
+            "the part of forward and backward that no batch changes is known",
+            f"{lean.fixed_off:.0%} more",
+        ),
+    }[name]
+
+
+def _from(said: tuple[str, ...]) -> str:
+    return "; ".join(said) if said else "as measured in the run"

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from scaling.analysis.invariants import UNSPLIT, splits
 from scaling.analysis.network.ring import NoPathError
-from scaling.analysis.predict.assumptions import assumptions
 from scaling.analysis.predict.change import LATENCY, Change, Source
 from scaling.analysis.predict.fabrics import Links, carries, inside_fabric, measured_fabric, named_fabric
-from scaling.analysis.predict.limits import (
+from scaling.analysis.predict.prediction import assumptions, predict, unchanged
+from scaling.analysis.predict.sources import (
     NO_SOURCE,
     NOTHING_INSIDE,
     cannot,
@@ -17,7 +17,6 @@ from scaling.analysis.predict.limits import (
     joined_inside,
     nearest,
 )
-from scaling.analysis.predict.prediction import predict, unchanged
 from scaling.analysis.predict.whatif import outcome
 from scaling.analysis.results import SCHEMA, Analysis, Assumption, Backtest, Loss, PredictedPoint, Prediction
 from scaling.analysis.statistics.rounds import MS

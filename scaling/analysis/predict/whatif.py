@@ -21,8 +21,7 @@ from scaling.analysis.network.replay import Replay
 from scaling.analysis.network.ring import ring_times
 from scaling.analysis.predict.buckets import bucketed
 from scaling.analysis.predict.change import AS_IT_WAS, UPRIGHT, Change, Lean, Phases, Pieces, Source
-from scaling.analysis.statistics.latest import latest
-from scaling.analysis.statistics.rounds import Floats
+from scaling.analysis.statistics.rounds import Floats, latest
 
 COMPUTE = ("forward", "compute", "optimizer")
 OVERLAP_MAX = 4.0

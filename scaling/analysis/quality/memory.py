@@ -1,17 +1,26 @@
-"""Find memory that grows with the steps: a leak that would end a long run."""
+"""Find memory that grows with the steps: a leak that would end a long run.
+
+Environment variables with which events on a GPU's streams no longer time what they are taken to time.
+
+Check transfer by the merged clocks against the shortest duration on one rank's own clock. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from scaling.analysis.results import Measured, MemoryGrowth
+from scaling.analysis.results import Measured, MemoryGrowth, Point
 from scaling.records.clock import Ints
 from scaling.records.frames import Frame, in_memory
+from scaling.spec.environment import VARIABLE
+from scaling.spec.run import Spec
 from scaling.spec.schedule import STEP_ARMS
-from scaling.units import format_bytes
+from scaling.spec.topology import GPU
+from scaling.units import format_bytes, ranks
 
 BLOCKS_MIN = 12
 """With fewer blocks, no growth is computed."""
@@ -92,3 +101,45 @@ def warnings(found: tuple[MemoryGrowth, ...]) -> tuple[str, ...]:
         for g in found
         if g.leak
     )
+
+
+_SERIAL = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": "all streams share one hardware queue, where an event or a collective can wait "
+    "behind kernels of another stream; waits and transfers may be partly such waits, and overlap less than without it",
+    "CUDA_LAUNCH_BLOCKING": "the host waits for each kernel, so nothing overlaps; unset it to measure",
+}
+"""Variables that have the value 1, and what that does (CUDA programming guide, environment variables)."""
+
+
+def variable_warnings(facts: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
+    """A warning for each such variable that is set on ranks with a CUDA device; `facts` by rank."""
+    said = []
+    for name, effect in _SERIAL.items():
+        fact = f"{VARIABLE}{name}"
+        ranks = [
+            rank for rank, known in facts.items() if known.get(fact) == "1" and known.get("device") == GPU
+        ]
+        if ranks:
+            where = "" if len(ranks) == len(facts) else f" on rank {', '.join(map(str, sorted(ranks)))}"
+            said.append(f"{name}=1{where}: {effect}")
+    return tuple(said)
+
+
+APART = 0.8
+"""Share of the merged duration. In a ring, ranks see the end up to one of 2(n-1) chunks apart: 1/6 at four ranks."""
+
+
+def clock_warnings(points: Iterable[Point], spec: Spec) -> tuple[str, ...]:
+    """A warning for each world size at which the two clearly differ, where stamps are device events."""
+    if not spec.topology.accelerated:
+        return ()
+    said = []
+    for point in points:
+        share = point.comm.least_share if point.comm else None
+        if share is not None and share.most < APART:
+            said.append(
+                f"at {ranks(point.world_size)} the collectives' shortest duration on any one rank's clock is "
+                f"{share.value:.0%} of their duration by all clocks together: the devices' clocks disagree, or the "
+                "ranks saw the collectives end at different times, so transfer is overestimated"
+            )
+    return tuple(said)

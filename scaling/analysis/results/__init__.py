@@ -16,6 +16,9 @@ from scaling.analysis.results.comparison import (
     PointComparison,
     SettingDifference,
     Split,
+    Sweep,
+    SweepBest,
+    SweepRow,
 )
 from scaling.analysis.results.fabric import (
     Cliff,
@@ -26,8 +29,8 @@ from scaling.analysis.results.fabric import (
     NcclGroup,
     NcclLog,
 )
-from scaling.analysis.results.hosts import HostSpeed
-from scaling.analysis.results.measured import LAUNCHES_MIN, Measured, ratio_of
+from scaling.analysis.results.machine import HostSpeed, HostSteps, OwnStep, RankSpread
+from scaling.analysis.results.measured import LAUNCHES_MIN, AtSize, Measured, at, ratio_of
 from scaling.analysis.results.point import (
     ArmTimes,
     Bucket,
@@ -61,11 +64,8 @@ from scaling.analysis.results.roofline import (
     StepTime,
 )
 from scaling.analysis.results.run import Analysis, Details, MemoryGrowth, Quality, RankInDetails, RunInfo
-from scaling.analysis.results.size import AtSize, at
-from scaling.analysis.results.spread import HostSteps, OwnStep, RankSpread
 from scaling.analysis.results.strategies import StrategyAtSize, StrategyResult
 from scaling.analysis.results.study import Study, StudyRun
-from scaling.analysis.results.sweep import Sweep, SweepBest, SweepRow
 from scaling.analysis.results.timeline import Drawn, Span, StepHistory, Timeline
 from scaling.analysis.results.verdicts import NO_CAUSE, Remedy, SelfTest, SelfTestCase, Verdict, Verification
 from scaling.records.status import TrialStatus

@@ -3,13 +3,16 @@
 Two measured numbers are combined as independent ones: half-widths add in quadrature (of the ratio: relative ones).
 What was measured in the same rounds is not independent; its formula goes through `scaling.analysis.statistics.rounds`,
 which resamples the rounds. A plain number has no error, so it scales or shifts both ends alike.
+
+Results that belong to one world size.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from scaling.units import UNKNOWN
 
@@ -249,3 +252,18 @@ def ratio_of(top: Measured | None, bottom: Measured | None) -> Measured | None:
     if found.least > 0 or len(known) < len(halves):
         return found
     return Measured.around_log(found.value, math.hypot(*known), found.n)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtSize:
+    """Something that was found at one world size."""
+
+    world_size: int
+
+
+Found = TypeVar("Found", bound=AtSize)
+
+
+def at(world_size: int, results: Iterable[Found]) -> Found | None:
+    """The first result of a world size; None where there is none."""
+    return next((one for one in results if one.world_size == world_size), None)

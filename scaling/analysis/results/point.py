@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from scaling.analysis.results.measured import Measured
-from scaling.analysis.results.size import AtSize
+from scaling.analysis.results.measured import AtSize, Measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

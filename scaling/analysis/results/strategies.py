@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scaling.analysis.results.measured import Measured
+from scaling.analysis.results.measured import AtSize, Measured
 from scaling.analysis.results.point import Degrees, PeakMemory, Point
-from scaling.analysis.results.size import AtSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scaling.analysis.results.size import AtSize
+from scaling.analysis.results.measured import AtSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scaling.analysis.results.measured import Measured
-from scaling.analysis.results.size import AtSize
+from scaling.analysis.results.measured import AtSize, Measured
 
 NO_CAUSE = ("undecided", "scales_well", "optimizer", "launch_bound")
 """Verdicts that name no cause of a loss: the optimizer and launches are in every step, with one rank as with many."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from scaling.analysis.results import NO_CAUSE
-from scaling.analysis.selftest.case import FaultCase, loss_ms, stalled, straggler_ms
+from scaling.analysis.selftest.grade import FaultCase, loss_ms, stalled, straggler_ms
 from scaling.spec.topology import TCP_PAYLOAD_SHARE
 
 _BASE = (

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from scaling.analysis.results import NO_CAUSE
-from scaling.analysis.selftest.case import FaultCase, loss_ms, stalled, straggler_ms
+from scaling.analysis.selftest.grade import FaultCase, loss_ms, stalled, straggler_ms
 
 LATE_MS = 40
 COMMON = (

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from scaling.analysis.simulate import links
 from scaling.analysis.simulate.inputs import Inputs
-from scaling.analysis.statistics.latest import latest
+from scaling.analysis.statistics.rounds import latest
 from scaling.errors import InputError
 from scaling.spec.parallel import Mesh, MeshError, Parallel
 from scaling.spec.run import Spec

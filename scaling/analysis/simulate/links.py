@@ -17,8 +17,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scaling.analysis.network.placed import exchanged
 from scaling.analysis.network.ring import NoPathError
+from scaling.analysis.network.shared_link import exchanged
 from scaling.analysis.predict.fabrics import (
     DOUBT_SHARE,
     DOUBT_UNKNOWN,

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from scaling.analysis.decompose.kernels import idle_share
 from scaling.analysis.decompose.roofline import EXPLAINS
-from scaling.analysis.network.placed import place
 from scaling.analysis.network.ring import Hops, ring_times
+from scaling.analysis.network.shared_link import place
 from scaling.analysis.predict.change import Linked
 from scaling.analysis.predict.fabrics import Links, inside_fabric, measured_fabric, named_fabric
-from scaling.analysis.predict.limits import inside_one_host
+from scaling.analysis.predict.sources import inside_one_host
 from scaling.analysis.results import Analysis
 from scaling.analysis.simulate import arms
 from scaling.analysis.simulate.inputs import (

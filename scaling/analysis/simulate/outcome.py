@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from scaling.analysis.results import Loss, Measured
-from scaling.analysis.results.simulation import SimulatedPoint, SimulatedTransfers
+from scaling.analysis.results.prediction import SimulatedPoint, SimulatedTransfers
 from scaling.analysis.simulate.ask import (
     ALIKE,
     EXPECTED,

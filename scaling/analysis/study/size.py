@@ -1,21 +1,30 @@
-"""What the run at one world size brings to a study: its steps launch by launch, and its phases as shares. Pure."""
+"""What the run at one world size brings to a study: its steps launch by launch, and its phases as shares. Pure.
+
+What a study's intervals cover, what its runs do not have in common, and how good their records are. Pure.
+
+Name what limits each world size of a study. Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from scaling.analysis.decompose import own
+from scaling.analysis.decompose import own_loop
 from scaling.analysis.decompose.point import arms
 from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.quality import launches
-from scaling.analysis.results import Analysis, Measured, Point
+from scaling.analysis.results import NO_CAUSE, Analysis, Loss, Measured, Point, Quality, Study, Verdict
+from scaling.analysis.results.run import CONTENDED
 from scaling.analysis.statistics.rounds import Formula, Rounds
+from scaling.analysis.verdicts.verdict import NOTABLE, SCALES_WELL, named, uncertain, undecided
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import PLAIN, PROBE
+from scaling.units import UNKNOWN, ranks, two_digits
 
 COMPUTE = ("forward", "compute", "optimizer")
 """Phases that need no other rank; `compute` is backward without its waits."""
@@ -51,7 +60,7 @@ class Size:
 
 def read_size(path: str, plan: Plan, analysis: Analysis, tables: Tables) -> Size:
     """Read an own loop's run, which `analysis` was made of."""
-    tables = own.usable(tables, plan)
+    tables = own_loop.usable(tables, plan)
     trial = plan.trials[0]
     tables = launches.of_launches(tables, launches.counted(tables, plan, trial))
     records = read_trial(tables, plan, trial)
@@ -77,3 +86,153 @@ def _share(rounds: Rounds, *phases: str) -> Measured | None:
     """Phases of the typical ranks as a fraction of the step with phase stamps."""
     share: Formula = lambda m: sum((m[f"typical.{PROBE}.{p}"] for p in phases), np.zeros(1)) / m[PROBE]  # noqa: E731
     return rounds.measure(share)
+
+
+LAUNCHES_DIFFER = "another launch of the same script can be up to a fifth slower or faster"
+
+
+def warnings(sizes: Sequence[Size], found: Study) -> tuple[str, ...]:
+    """What the intervals cover, and what the runs do not have in common."""
+    lines = []
+    if found.covers == "within":
+        lines.append(
+            "one launch at each world size: the intervals cover what differs within these launches, and not what "
+            f"differs from launch to launch ({LAUNCHES_DIFFER}); repeat the launches in turns"
+        )
+    elif any(len(size.launch_ns) == 1 for size in sizes):
+        alone = ", ".join(str(size.world_size) for size in sizes if len(size.launch_ns) == 1)
+        lines.append(f"one launch at world size {alone}: its spread is taken from the other world sizes")
+    if not all(size.batch for size in sizes):
+        lines.append(
+            "the samples of a step were not seen at every world size, so a rank's batch is taken to be the same (weak "
+            "scaling); Probe(batch=...) says it"
+        )
+    steps = {size.plan.spec.accumulation_steps for size in sizes}
+    if len(steps) > 1:
+        lines.append(
+            f"micro-steps in a step differ between world sizes: {', '.join(map(str, sorted(steps)))}"
+        )
+    if found.base_world_size > 1:
+        lines.append(
+            f"no run at world size 1, so efficiency and speedup are relative to {found.base_world_size} ranks, and the "
+            "loss is not split by cause"
+        )
+    return tuple(lines)
+
+
+def quality(sizes: Sequence[Size], found: Study, points: Sequence[Point], first: Sequence[str]) -> Quality:
+    """The runs' qualities together."""
+    each = [(size.world_size, size.analysis.quality) for size in sizes]
+    bounds = [one.clock_bound_us for _, one in each if one.clock_bound_us is not None]
+    device = [one.device_clock_bound_us for _, one in each if one.device_clock_bound_us is not None]
+    reached = []
+    if found.launch_spread is not None:
+        reached.append(
+            f"launches of one world size differ by {found.launch_spread:.1%} (standard deviation, pooled over world "
+            f"sizes, {found.degrees} degrees of freedom); the intervals of steps and efficiencies cover that"
+        )
+    last = points[-1].efficiency
+    if last is not None and last.half_width is not None:
+        known = f"known to ±{two_digits(100 * last.half_width)} points"
+        unknown = f"{UNKNOWN}: its steps or launches were too few or too uneven"
+        reached.append(f"efficiency at {points[-1].world_size} ranks is {known if last.tells else unknown}")
+    return Quality(
+        contended_blocks=sum(one.contended_blocks for _, one in each),
+        dropped_samples=sum(one.dropped_samples for _, one in each),
+        dropped_blocks=sum(one.dropped_blocks for _, one in each),
+        clock_bound_us=max(bounds, default=None),
+        device_clock_bound_us=max(device, default=None),
+        reached=tuple(reached),
+        warnings=(
+            *first,
+            *(_at(n, line) for n, one in each for line in one.warnings),
+        ),
+    )
+
+
+def _at(n: int, line: str) -> str:
+    """A run's warning with its world size; one about contention still begins so."""
+    where = f"at {ranks(n)}"
+    if line.startswith(CONTENDED):
+        return f"{CONTENDED}{where}, {line.removeprefix(CONTENDED)}"
+    return f"{where}: {line}"
+
+
+ONE_EACH = "one launch at each world size, and launches differ, so this is a hint, not a finding"
+
+
+def causes(size: Size, point: Point, base: Size, found: Study) -> tuple[Verdict, ...]:
+    """The causes that the run itself shows, and compute that has become slower; largest first."""
+    if point.world_size == base.world_size or point.efficiency is None:
+        return ()
+    well = point.efficiency.surely_above(SCALES_WELL)
+    there = [
+        v for v in size.analysis.verdicts if v.cause not in NO_CAUSE and (well or not _as_at_base(v, point))
+    ]
+    there += _slower(size, point, base, found)
+    if there:
+        return tuple(sorted(there, key=lambda v: -(v.share.value if v.share else 0.0)))
+    if well:
+        return (
+            Verdict(
+                cause="scales_well",
+                world_size=point.world_size,
+                share=None,
+                confidence="low" if _doubts(size, base, found) else "high",
+                evidence=(
+                    f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}",
+                    *_doubts(size, base, found),
+                ),
+            ),
+        )
+    why = "no cause stands clear of the noise; train more steps, or launch more often"
+    return (undecided(point, why, *_largest(point)),)
+
+
+def _largest(point: Point) -> tuple[str, ...]:
+    """The largest term of the loss, where it would be notable."""
+    names = (field.name for field in dataclasses.fields(Loss) if field.name != "unexplained")
+    return uncertain(
+        {name: share for name in names if point.loss and (share := getattr(point.loss, name)) is not None}
+    )
+
+
+def _as_at_base(verdict: Verdict, point: Point) -> bool:
+    """Whether a phase takes much of the step, but is not shown to take more than at the base: no loss of scaling."""
+    if point.loss is None or verdict.cause not in ("input", "host"):
+        return False
+    grown = getattr(point.loss, verdict.cause)
+    return grown is not None and not (grown.surely_above(0) and grown.value > NOTABLE)
+
+
+def _slower(size: Size, point: Point, base: Size, found: Study) -> list[Verdict]:
+    """Compute that takes longer than at the base; never more than a hint with one launch at each size."""
+    share = point.loss.slower_compute if point.loss else None
+    if share is None or not share.surely_above(0) or share.value <= max(NOTABLE, point.overhead.floor):
+        return []
+    assert size.point.step_ms is not None
+    assert base.point.step_ms is not None
+    here = (size.shares["compute"] * size.point.step_ms.value).value
+    before = (base.shares["compute"] * base.point.step_ms.value).value
+    smaller = size.batch / base.batch if base.batch and size.batch else 1.0
+    of = "" if smaller == 1 else f", of which this batch's share is {before * smaller:.3g} ms"
+    said = (
+        f"forward, backward and optimizer take {here:.3g} ms at {size.world_size} ranks and {before:.3g} ms at "
+        f"{base.world_size}{of}; waits for other ranks are left out",
+        "ranks that share cores, caches or memory slow each other, and so does communication beside compute; "
+        "probe.baseline(step) separates the two",
+    )
+    verdict = named("slower_compute", point, share, said, ())
+    if doubts := _doubts(size, base, found):
+        verdict = dataclasses.replace(verdict, confidence="low", evidence=(*said, *doubts))
+    return [verdict]
+
+
+def _doubts(size: Size, base: Size, found: Study) -> tuple[str, ...]:
+    """Why a difference between launches is only a hint."""
+    contended = [one.world_size for one in (base, size) if one.analysis.quality.contended]
+    other = f"other programs ran beside the launches at world size {', '.join(map(str, contended))}"
+    return (
+        *((ONE_EACH,) if found.covers == "within" else ()),
+        *((f"{other}, so this is a hint, not a finding",) if contended else ()),
+    )

@@ -24,9 +24,7 @@ from pathlib import Path
 
 from scaling.analysis.results import SCHEMA, Analysis, Fabric, Loss, Measured, Point, Study, StudyRun
 from scaling.analysis.statistics.rounds import student
-from scaling.analysis.study.causes import causes
-from scaling.analysis.study.quality import quality, warnings
-from scaling.analysis.study.size import Size
+from scaling.analysis.study.size import Size, causes, quality, warnings
 from scaling.errors import InputError
 from scaling.spec.parallel import PIPELINED
 from scaling.spec.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scaling.analysis.results import Point, TokenBalance, Verdict
-from scaling.analysis.verdicts.by_measure import Offer, saved
+from scaling.analysis.verdicts.host_remedies import Offer, saved
 
 ALL_EVEN = "if every rank has the mean of its step's tokens"
 UNEQUAL = 1.01

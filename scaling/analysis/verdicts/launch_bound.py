@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from scaling.analysis.results import Point, Verdict
-from scaling.analysis.verdicts.offered import Gain, remedies
+from scaling.analysis.verdicts.remedies import Gain, remedies
 from scaling.spec.plan import Plan
 
 STARVED = 0.5

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from scaling.analysis.results import FabricLevel, Loss, Measured, NcclGroup, Point, Remedy, Verdict
-from scaling.analysis.verdicts.across import tensor_across_hosts
-from scaling.analysis.verdicts.by_measure import UNKNOWN, Host
 from scaling.analysis.verdicts.evidence import evidence_of
+from scaling.analysis.verdicts.host_remedies import UNKNOWN, Host
 from scaling.analysis.verdicts.imbalance import or_fuller
 from scaling.analysis.verdicts.launch_bound import doubted, launch_bound
-from scaling.analysis.verdicts.offered import Gain, each_remedy_once, no_gain, remedies
+from scaling.analysis.verdicts.remedies import Gain, each_remedy_once, no_gain, remedies
+from scaling.analysis.verdicts.sharded import tensor_across_hosts
 from scaling.spec.parallel import PIPELINED
 from scaling.spec.plan import Plan
 from scaling.spec.promise import DETAILS

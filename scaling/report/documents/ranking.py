@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from scaling.analysis.results.simulation import MeshLeftOut, RankedMesh, RankedMeshes
+from scaling.analysis.results.prediction import MeshLeftOut, RankedMesh, RankedMeshes
 from scaling.report.documents.simulation import GB, backtest
 from scaling.report.model import Document, Section, Table, heads, lines
 from scaling.report.text import NONE, quantity, ranks, sentence, value_of

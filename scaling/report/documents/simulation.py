@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from scaling.analysis.results.simulation import SimulatedBacktest, SimulatedPoint, SimulationResults
+from scaling.analysis.results.prediction import SimulatedBacktest, SimulatedPoint, SimulationResults
 from scaling.plain import plain
 from scaling.report.model import Document, Lines, Section, Table, heads, lines, named
 from scaling.report.text import cell, percent, quantity, ranks, sentence, value_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from scaling.analysis.network.points import Points
+from scaling.analysis.network.curve import Points
 from scaling.errors import ScalingError
 from scaling.reading import RefusedError, read_text
 from scaling.records import codec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scaling.analysis.compare.machines import machines
+from scaling.analysis.compare.differences import machines
 
 
 def facts(**changes):

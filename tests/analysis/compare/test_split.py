@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scaling.analysis.compare.runs import compare, with_split
-from scaling.analysis.compare.split import split
+from scaling.analysis.compare.runs import compare, split, with_split
 from scaling.analysis.predict.sources import read_sources
 
 LINK = ("alpha_ns", "beta_ns")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from support.results import run_info
 
-from scaling.analysis.compare.differing import telling
+from scaling.analysis.compare.differences import telling
 from scaling.analysis.compare.sweep import Member, alike, sweep
 from scaling.analysis.results import (
     SCHEMA,

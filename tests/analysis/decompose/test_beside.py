@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose.served import Served, links
+from scaling.analysis.decompose.backend_model import Served, links
 from scaling.analysis.decompose.sharded import read_sharded
-from scaling.analysis.network.beside import APART, Beside
 from scaling.analysis.network.channel import Channel
+from scaling.analysis.network.shared_link import APART, Beside
 from scaling.spec.parallel import Mesh
 from scaling.spec.run import KINDS
 from scaling.spec.schedule import PHASES

@@ -8,8 +8,7 @@ import pytest
 
 from scaling.analysis.decompose.cases import _kneed, _throughput, _with_efficiency, whole_rounds
 from scaling.analysis.results import InferenceCase, Measured
-from scaling.analysis.statistics.percentiles import percentiles
-from scaling.analysis.statistics.rounds import resampling_weights
+from scaling.analysis.statistics.rounds import percentiles, resampling_weights
 
 SHARES = (0.5, 0.9, 0.99)
 

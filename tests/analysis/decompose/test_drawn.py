@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scaling.analysis.decompose.drawn import HOSTS, RANKS_MAX, drawn
+from scaling.analysis.decompose.timeline import HOSTS, RANKS_MAX, drawn
 
 RANKS, EACH = 96, 8
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose.history import histories
+from scaling.analysis.decompose.timeline import histories
 
 DAYS_NS = 3 * 86_400 * 10**9
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling.analysis.decompose.merge import BlockStamps, merge
+from scaling.analysis.decompose.detailed import BlockStamps, merge
 from scaling.analysis.network.channel import Channel
 
 

@@ -9,8 +9,7 @@ import polars as pl
 import pytest
 from support.expected import MS
 
-from scaling.analysis.decompose.detailed import cycles_of
-from scaling.analysis.decompose.merge import BlockStamps, merge
+from scaling.analysis.decompose.detailed import BlockStamps, cycles_of, merge
 
 INPUT, COMPUTE, TRANSFER, BUFFERS, OPTIMIZER = 2.0, 8.0, 3.0, 0.5, 1.0
 STEPS = 4

@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose import own
-from scaling.analysis.decompose.own import UNITS_ENOUGH, units
+from scaling.analysis.decompose import own_loop
+from scaling.analysis.decompose.own_loop import UNITS_ENOUGH, units
 from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.statistics.rounds import Rounds
 from scaling.spec.plan import OWN_LOOP
@@ -112,8 +112,8 @@ def test_reductions_are_counted_by_messages(loop, times, share, micro_steps, hoo
 
 def test_steps_without_an_optimizer_s_step_are_said(loop):
     tables, plan, _ = loop
-    assert own.updates(tables, plan) == ()
+    assert own_loop.updates(tables, plan) == ()
     some = pl.when(pl.col("step") % 4 == 3).then(pl.col("optimizer_ns")).otherwise(0)
-    (said,) = own.updates(replace(tables, steps=tables.steps.with_columns(optimizer_ns=some)), plan)
+    (said,) = own_loop.updates(replace(tables, steps=tables.steps.with_columns(optimizer_ns=some)), plan)
     assert said.startswith("an optimizer stepped in ")
     assert "put ddp.no_sync() around those that only accumulate" in said

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scaling.analysis.decompose import trials
-from scaling.analysis.decompose.sent import Sent
+from scaling.analysis.decompose.quantities import Sent
 from scaling.analysis.decompose.trials import read_trial
 from scaling.records import codec
 from scaling.records.tables import Tables

@@ -7,7 +7,7 @@ from support.roofline import kernels, of, op
 
 from scaling.analysis.decompose.roofline import explain
 from scaling.analysis.results import Measured
-from scaling.analysis.statistics.percentiles import median
+from scaling.analysis.statistics.rounds import median
 
 
 def test_a_matrix_chain_is_compute_bound_and_its_mfu_is_the_share_of_the_product():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scaling.analysis.decompose.served import channels
+from scaling.analysis.decompose.backend_model import channels
 from scaling.spec.plan import HARNESS, OWN_LOOP
 from scaling.spec.run import KINDS
 

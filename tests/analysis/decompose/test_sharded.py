@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from scaling.analysis.decompose.backend_model import Served
 from scaling.analysis.decompose.loss import by_kinds
-from scaling.analysis.decompose.sent import Sent, by_kind
-from scaling.analysis.decompose.served import Served
+from scaling.analysis.decompose.quantities import Sent, by_kind
 from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.decompose.unit_stamps import exposed, has_units, unit_blocks
 from scaling.analysis.network.channel import Channel

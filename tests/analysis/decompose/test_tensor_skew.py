@@ -5,8 +5,8 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from scaling.analysis.decompose.sent import by_kind
-from scaling.analysis.decompose.served import Served
+from scaling.analysis.decompose.backend_model import Served
+from scaling.analysis.decompose.quantities import by_kind
 from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.network.channel import Channel
 from scaling.spec.parallel import Mesh

@@ -6,8 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from scaling.analysis.decompose.drawn import RANKS_MAX
-from scaling.analysis.decompose.timeline import timelines
+from scaling.analysis.decompose.timeline import RANKS_MAX, timelines
 
 PHASES = ("input", "forward", "backward", "optimizer", "host")
 SLACK_MS = 1e-3  # spans are rounded to 0.1 us

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from scaling.analysis.doctor import parity
-from scaling.analysis.doctor.apart import parts_at
 from scaling.analysis.doctor.examine import Evidence
 from scaling.analysis.doctor.examine import machine as machine_of
+from scaling.analysis.doctor.parity import parts_at
 from scaling.analysis.results.doctor import ERROR, WARNING
 from scaling.errors import InputError
 from scaling.records.files import write_json

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scaling.analysis.doctor.sharing import labels
+from scaling.analysis.doctor.preflight import labels
 
 
 def ranks(*uuids, backend="gloo", device="cuda", hosts=None):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scaling.analysis.network.awaited import Awaited
-from scaling.analysis.network.channel import Channel
-from scaling.analysis.network.program import Mark, Program
+from scaling.analysis.network.channel import Awaited, Channel
+from scaling.analysis.network.replay import Mark, Program
 
 US = 1e3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scaling.analysis.network.barrier import Barrier
+from scaling.analysis.network.replay import Barrier
 
 MS = 1e6
 START = np.zeros((1, 3))

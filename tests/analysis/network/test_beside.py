@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from scaling.analysis.network.beside import APART, Beside
 from scaling.analysis.network.channel import Channel
-from scaling.analysis.network.program import Mark, Program
+from scaling.analysis.network.replay import Mark, Program
+from scaling.analysis.network.shared_link import APART, Beside
 
 HOSTS = Beside(hosts=(0, 0, 1, 1))
 PAIRS = ((0, 2), (1, 3))

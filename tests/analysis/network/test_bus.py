@@ -1,6 +1,6 @@
 import pytest
 
-from scaling.analysis.network.bus import bus_factor
+from scaling.analysis.network.ring import bus_factor
 
 
 def test_bus_factor_is_that_of_nccl_tests():

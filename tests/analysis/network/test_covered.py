@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scaling.analysis.network.covered import covered, equal_parts
+from scaling.analysis.network.shared_link import covered, equal_parts
 
 
 def row(*values):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scaling.analysis.network.channel import Channel
-from scaling.analysis.network.flow import Flow
+from scaling.analysis.network.channel import Channel, Flow
 
 
 def stepped(channel, released, transfer, tick=0.01):

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from scaling.analysis.network.placed import place
+from scaling.analysis.network.shared_link import place
 from scaling.spec.parallel import Mesh, every_mesh
 from scaling.spec.topology import Topology
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scaling.analysis.network.channel import Channel
-from scaling.analysis.network.program import Mark, Program
+from scaling.analysis.network.replay import Mark, Program
 
 GATHER, REDUCE = 0, 1
 FIFO = Channel(fifo=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scaling.analysis.network.transports import warnings
+from scaling.analysis.network.nccl_log import warnings
 from scaling.analysis.results import Fabric, NcclChoice, NcclGroup, NcclLog
 from scaling.report.fabric import nccl_lines
 from scaling.spec.topology import Level, Nic

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scaling.analysis.predict import by_rank
-from scaling.analysis.predict.by_rank import ByRank, stretches
-from scaling.analysis.predict.change import Change
+from scaling.analysis.predict import change as by_rank
+from scaling.analysis.predict.change import ByRank, Change, stretches
 from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.predict.whatif import outcome
 from scaling.analysis.statistics.rounds import Rounds, UnknownQuantityError

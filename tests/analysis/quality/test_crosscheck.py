@@ -7,7 +7,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from scaling.analysis.quality.crosscheck import warnings
+from scaling.analysis.quality.memory import clock_warnings
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +31,20 @@ def share(analysis):
 
 def test_the_last_rank_to_arrive_does_not_wait(run):
     assert share(apart(run, 0)).value == pytest.approx(1.0, abs=1e-3)
-    assert warnings(apart(run, 0).points, run.plan.spec) == ()
+    assert clock_warnings(apart(run, 0).points, run.plan.spec) == ()
 
 
 def test_clocks_that_are_apart_are_seen_by_it(run):
     analysis = apart(run, -60_000_000)
     assert share(analysis).high < 0.8
-    (said,) = warnings(analysis.points, run.plan.spec)
+    (said,) = clock_warnings(analysis.points, run.plan.spec)
     assert said.startswith("at 4 ranks the collectives' shortest duration on any one rank's clock")
     assert said in analysis.quality.warnings
 
 
 def test_on_hosts_own_clocks_it_is_a_number_and_no_warning(run):
     topology = replace(run.plan.spec.topology, device="cpu", backend="gloo")
-    assert warnings(apart(run, -60_000_000).points, replace(run.plan.spec, topology=topology)) == ()
+    assert clock_warnings(apart(run, -60_000_000).points, replace(run.plan.spec, topology=topology)) == ()
 
 
 def test_without_communication_there_is_nothing_to_check(measure, cluster):

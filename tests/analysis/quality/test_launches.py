@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 from support.tables import loaded
 
-from scaling.analysis.decompose.own import said, usable
+from scaling.analysis.decompose.own_loop import said, usable
 from scaling.analysis.predict.change import Change
 from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
@@ -136,10 +136,10 @@ def test_a_launch_left_out_beside_others_that_were_cut_off_too_is_not_called_mea
     """Launch 0 crashed in its first round, launch 1 was stopped after some."""
     cut = launched(kept(weak.tables, pl.col("round") < 1), 0, ended=False)
     more = launched(weak.tables, 1, ended=False)
-    (line,) = launches.said({4: [1]}, together(cut, more))
+    (line,) = launches.launch_sentences({4: [1]}, together(cut, more))
     assert line == "launch 0 was cut off and is not counted: other launches measured more of the same trials"
     whole = launched(weak.tables, 1)
-    (line,) = launches.said({4: [1]}, together(cut, whole))
+    (line,) = launches.launch_sentences({4: [1]}, together(cut, whole))
     assert line.endswith("launch 1 measured the same trials whole")
 
 

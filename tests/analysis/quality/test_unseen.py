@@ -8,7 +8,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from scaling.analysis.quality import unseen
+from scaling.analysis.quality import untracked_traffic
 from scaling.analysis.results import Verdict
 
 
@@ -20,23 +20,27 @@ def run(cluster, measure):
 
 
 def test_buffers_that_were_seen_are_said_with_their_share(run):
-    (said,) = unseen.warnings(run.tables, run.plan, 2048)
+    (said,) = untracked_traffic.warnings(run.tables, run.plan, 2048)
     share = float(re.search(r"forward: ([\d.]+)%", said)[1])
     assert share == pytest.approx(100 * 1e6 / run.expected.points[2].step_ns["probe"], rel=0.15)
     assert said.startswith("the module has 2 KiB of buffers")
-    assert unseen.doubts(run.tables, run.plan, 2048) == ()
+    assert untracked_traffic.doubts(run.tables, run.plan, 2048) == ()
 
 
 def test_buffers_that_were_not_seen_make_every_finding_a_hint(run):
     steps = run.tables.steps.with_columns(buffer_wait_ns=0)
     tables = replace(run.tables, steps=steps)
-    (said,) = unseen.warnings(tables, run.plan, 2048)
+    (said,) = untracked_traffic.warnings(tables, run.plan, 2048)
     assert "not seen" in said
-    assert "a hint, not a finding" in unseen.doubts(tables, run.plan, 2048)[0]
+    assert "a hint, not a finding" in untracked_traffic.doubts(tables, run.plan, 2048)[0]
 
 
 def test_a_module_without_buffers_says_nothing(run):
-    assert unseen.warnings(run.tables, run.plan, 0) == unseen.doubts(run.tables, run.plan, 0) == ()
+    assert (
+        untracked_traffic.warnings(run.tables, run.plan, 0)
+        == untracked_traffic.doubts(run.tables, run.plan, 0)
+        == ()
+    )
 
 
 # Collectives beside the model's own
@@ -66,12 +70,12 @@ def with_others(run, took_ns, at="begin_ns"):
 def test_other_collectives_are_said_with_what_they_take_at_most(run):
     step_ns = run.expected.points[2].step_ns["probe"]
     tables = with_others(run, 0.1 * step_ns)
-    found = unseen.others(tables)
+    found = untracked_traffic.others(tables)
     assert (found.calls, found.bytes) == (1, 4096)
     assert found.share == pytest.approx(0.1, rel=0.1)
-    said = unseen.warnings(tables, run.plan, 0)[0]
+    said = untracked_traffic.warnings(tables, run.plan, 0)[0]
     assert said.startswith("a step has 1 collective beside the model's own (4 KiB")
-    assert unseen.others(run.tables) == unseen.Others()
+    assert untracked_traffic.others(run.tables) == untracked_traffic.Others()
 
 
 def test_they_are_no_buckets_and_change_no_figure(run):
@@ -81,7 +85,7 @@ def test_they_are_no_buckets_and_change_no_figure(run):
 
 
 def test_what_lies_in_the_wait_for_the_last_bucket_is_known(run):
-    assert unseen.others(with_others(run, 1e5, at="compute_end_ns")).share < 0.001
+    assert untracked_traffic.others(with_others(run, 1e5, at="compute_end_ns")).share < 0.001
 
 
 @pytest.mark.parametrize(("share", "first"), [(0.01, "input"), (0.2, "undecided")])
@@ -91,7 +95,7 @@ def test_a_cause_that_would_rest_on_them_is_undecided(run, share, first):
         Verdict(cause=cause, world_size=2, share=None, confidence="high", evidence=())
         for cause in ("input", "link_bandwidth")
     )
-    found = unseen.bounded(given, tables)
+    found = untracked_traffic.bounded(given, tables)
     assert [v.cause for v in found] == [first, "link_bandwidth"]
     if first == "undecided":
         assert found[0].evidence[0].startswith("input: cannot be told from waiting")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scaling.analysis.results.measured import Measured
-from scaling.analysis.results.simulation import SimulatedPoint, SimulatedTransfers, SimulationResults
+from scaling.analysis.results.prediction import SimulatedPoint, SimulatedTransfers, SimulationResults
 from scaling.analysis.simulate.ranking import ranked, slower_by
 
 

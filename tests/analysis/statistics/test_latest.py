@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from scaling.analysis.statistics.latest import latest
+from scaling.analysis.statistics.rounds import latest
 
 
 def test_few_are_as_late_as_calculated():

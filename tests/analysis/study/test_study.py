@@ -13,11 +13,10 @@ from support.tables import collected
 
 from scaling.analysis.about import Ending
 from scaling.analysis.analyze import analyze
-from scaling.analysis.quality.endings import endings
+from scaling.analysis.quality.launches import endings
 from scaling.analysis.results import Measured, Verdict
 from scaling.analysis.statistics.rounds import student
-from scaling.analysis.study.causes import ONE_EACH
-from scaling.analysis.study.size import read_size
+from scaling.analysis.study.size import ONE_EACH, read_size
 from scaling.analysis.study.study import launch_spread, study
 from scaling.errors import InputError
 from scaling.records.paths import RunFolder

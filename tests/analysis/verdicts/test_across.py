@@ -8,7 +8,7 @@ import pytest
 from support.results import spec
 
 from scaling.analysis.results import Collective, Comm, Degrees, FabricLevel, LossOfKind, Measured, Point
-from scaling.analysis.verdicts.across import tensor_across_hosts
+from scaling.analysis.verdicts.sharded import tensor_across_hosts
 from scaling.spec.parallel import Parallel
 
 MIB = 2**20

@@ -8,7 +8,7 @@ import pytest
 
 from scaling.analysis.results import Comm, Measured, Point, Remedy, StepParts, Verdict
 from scaling.analysis.verdicts.launch_bound import doubted, launch_bound
-from scaling.analysis.verdicts.offered import no_gain
+from scaling.analysis.verdicts.remedies import no_gain
 from scaling.spec.plan import make_plan
 
 

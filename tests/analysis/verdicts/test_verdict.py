@@ -21,8 +21,8 @@ from scaling.analysis.results import (
     Straggler,
     TokenBalance,
 )
-from scaling.analysis.verdicts.by_measure import Host
 from scaling.analysis.verdicts.evidence import evidence_of
+from scaling.analysis.verdicts.host_remedies import Host
 from scaling.analysis.verdicts.verdict import verdicts
 from scaling.spec.plan import make_plan
 from scaling.spec.promise import DETAILS, Content

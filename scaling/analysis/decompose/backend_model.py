@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from scaling.analysis.network.beside import APART, Beside
 from scaling.analysis.network.channel import Channel
-from scaling.analysis.network.placed import HOSTS_OWN
+from scaling.analysis.network.shared_link import APART, HOSTS_OWN, Beside
 from scaling.records.tables import Tables
 from scaling.spec.plan import HARNESS, Plan
 from scaling.spec.run import KINDS

@@ -11,20 +11,65 @@ The first ones add up to the time in which the link is busy, however it was divi
 took. The second one is what a replay starts from: groups that begin together then end together, behind their sum.
 
 Arrays: S steps, R ranks, K collectives; times in ns.
+
+For how long intervals are open: integrals over time of how many of them there are at once.
+
+Where the ranks of a mesh's communicators lie, and what their collectives put on the link of a host.
+
+A ring sends from each rank of a group to the next one. Each of its edges carries what nccl-tests' bus factor counts:
+2 (n-1)/n m of an all-reduce of m bytes, (n-1)/n m of an all-gather or a reduce-scatter. An exchange sends from every
+rank to every other one, m / n bytes each: an all-to-all, and the reduce-scatter over Gloo here. All groups of an axis
+communicate at the same time. So the busiest link of a host carries, for each byte that the bus factor counts,
+
+    ring: the edges of all groups that leave the host      exchange: the pairs of ranks here and elsewhere / (n - 1)
+
+These are equal where each rank of a group has a host of its own. Over Gloo all-gathers are exchanges there, else rings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
-from scaling.analysis.network.channel import ONE
-from scaling.analysis.network.covered import covered, equal_parts
-from scaling.analysis.network.flow import Flow
+from scaling.analysis.network.channel import ONE, Flow
 from scaling.analysis.statistics.rounds import Floats
+from scaling.spec.topology import Topology
+
+Worth = Callable[[Floats], Floats]
+
+
+def any_open(count: Floats) -> Floats:
+    """1 while there is one."""
+    return (count > 0).astype(float)
+
+
+def equal_parts(count: Floats) -> Floats:
+    """What each has of a thing that they share."""
+    return np.where(count > 0, 1 / np.maximum(count, 1.0), 0.0)
+
+
+def covered(begin: Floats, end: Floats, low: Floats, high: Floats, worth: Worth = any_open) -> Floats:
+    """S x Q: the integral from `low` to `high` of `worth(how many are open)`.
+
+    `begin`, `end`: S x N, no end before its begin. `low`, `high`: S x Q.
+    """
+    many, asked = begin.shape[1], low.shape[1]
+    at = np.concatenate([begin, end, low, high], axis=1)
+    order = np.argsort(at, axis=1, kind="stable")  # what begins and ends at once begins first
+    change = np.zeros(at.shape)
+    change[:, :many], change[:, many : 2 * many] = 1.0, -1.0
+    count = np.cumsum(np.take_along_axis(change, order, axis=1), axis=1)[:, :-1]
+    worths = np.diff(np.take_along_axis(at, order, axis=1), axis=1) * worth(count)
+    so_far = np.concatenate([np.zeros((len(at), 1)), np.cumsum(worths, axis=1)], axis=1)
+    until = np.empty_like(at)
+    np.put_along_axis(until, order, so_far, axis=1)
+    result: Floats = until[:, 2 * many + asked :] - until[:, 2 * many : 2 * many + asked]
+    return result
+
 
 Group = tuple[int, ...]
 Members = tuple[Group, ...]
@@ -139,3 +184,66 @@ def _leaving(hosts: tuple[int, ...], members: Members) -> Mapping[int, tuple[Gro
         for host in at if len(at) > 1 else ():
             found.setdefault(host, []).append(group)
     return {host: tuple(groups) for host, groups in found.items()}
+
+
+Groups = tuple[tuple[int, ...], ...]
+HOSTS_OWN = ("gloo", "mpi")
+"""Back ends whose collectives the host makes and waits for."""
+
+
+def exchanged(backend: str) -> tuple[str, ...]:
+    """Kinds in which every rank sends to every other: over a host's back end the reduce-scatter too."""
+    return ("all_to_all", "reduce_scatter") if backend in HOSTS_OWN else ("all_to_all",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """The groups of one axis on their hosts."""
+
+    size: int
+    """Ranks of a group."""
+    local: int
+    """Most ranks of a group on one host."""
+    hosts: int
+    """Most hosts of a group."""
+    places: tuple[int, ...]
+    """Of the ranks of one group, of those with most edges between hosts: host after host, as ring_times takes them."""
+    ring: float
+    """What a host's link carries for each byte of a rank's wire where the groups go round rings; 0 within hosts."""
+    exchange: float
+    """The same where every rank sends to every other."""
+
+    @property
+    def across(self) -> bool:
+        """Whether a group's ranks are on several hosts."""
+        return self.hosts > 1
+
+    def carried(self, kind: str, backend: str) -> float:
+        """What the busiest link of a host carries for each byte of a rank's wire, of a kind of collective."""
+        return self.exchange if kind in exchanged(backend) else self.ring
+
+
+def place(groups: Groups, topology: Topology) -> Placed:
+    """Groups of equally many ranks, which communicate at the same time, on a topology's hosts."""
+    rings: Counter[int] = Counter()
+    pairs: Counter[int] = Counter()
+    size, local, hosts = len(groups[0]), 1, 1
+    worst, crossing = groups[0], -1
+    for group in groups:
+        at = [topology.host_of(rank) for rank in group]
+        here = Counter(at)
+        local, hosts = max(local, *here.values()), max(hosts, len(here))
+        for host, count in here.items():
+            pairs[host] += count * (size - count)
+        leaving = [a for a, b in zip(at, (*at[1:], at[0]), strict=True) if a != b]
+        rings.update(leaving)
+        if len(leaving) > crossing:
+            worst, crossing = group, len(leaving)
+    return Placed(
+        size=size,
+        local=local,
+        hosts=hosts,
+        places=tuple(topology.host_of(r) * topology.ranks_per_host + topology.local_of(r) for r in worst),
+        ring=float(max(rings.values(), default=0)),
+        exchange=max(pairs.values()) / max(1, size - 1),
+    )

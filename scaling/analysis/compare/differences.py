@@ -1,0 +1,199 @@
+"""Settings and environment facts that differ between two runs. Pure.
+
+Cases that two runs have in common. Pure.
+
+What the ranks ran on: those that are alike are grouped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from scaling.analysis.decompose.loss import usd_per_million
+from scaling.analysis.results import (
+    Analysis,
+    CaseComparison,
+    InferenceCase,
+    SettingDifference,
+    TrainingCase,
+    ratio_of,
+)
+from scaling.analysis.results.machine import MachineGroup
+from scaling.analysis.statistics.rounds import among
+from scaling.records import codec
+from scaling.spec.environment import VARIABLE, VERSIONS, is_private, is_secret
+from scaling.spec.plan import Plan
+
+_NOT_SETTINGS = ("tracking", "seed", "cost")
+_PROSE = "topology.note"
+_FIRST = ("model", "topology", "precision", "task", "mode", "batch_per_rank", "accumulation_steps")
+"""Settings by which a run is known best."""
+_FACTS_IN_SETTINGS = ("device", "backend")
+"""Facts of a rank that the settings have already."""
+_VARIABLES = (VARIABLE, "cluster.env.")
+
+
+def differing(
+    plans: tuple[Plan, Plan], environments: tuple[Mapping[str, Any], Mapping[str, Any]]
+) -> tuple[SettingDifference, ...]:
+    """Settings (as overrides name them), then facts of rank 0 (env-0.json, variables as `env.NAME`) that differ.
+
+    Variables that may hold secrets are left out.
+    """
+    settings = [settings_of(plan) for plan in plans]
+    facts = [_facts(environment) for environment in environments]
+    if not all(facts):  # one is missing, so no difference is known
+        facts = [{}, {}]
+    found = [*_unequal(*settings, of="settings"), *_unequal(*facts, of="environment")]
+    said = {item.key for item in found if item.of == "settings"}
+    return tuple(x for x in found if x.of == "settings" or x.key not in said)
+
+
+def telling(settings: Sequence[Mapping[str, str]]) -> tuple[str, ...]:
+    """The fewest settings that tell runs apart, the best known first; those that follow from others are left out."""
+    differ = [k for k in dict.fromkeys(k for one in settings for k in one) if _values(settings, [k]) > 1]
+    differ.sort(key=lambda key: _FIRST.index(key) if key in _FIRST else len(_FIRST))
+    kept: list[str] = []
+    for key in differ:
+        if _values(settings, [*kept, key]) > _values(settings, kept):
+            kept.append(key)
+    return tuple(kept)
+
+
+def _values(settings: Sequence[Mapping[str, str]], keys: Sequence[str]) -> int:
+    """How many different runs these settings show."""
+    return len({tuple(one.get(key) for key in keys) for one in settings})
+
+
+def settings_of(plan: Plan) -> dict[str, str]:
+    """A run's settings as overrides name them, as text; without seeds, tracking, prices and secrets."""
+    spec = {k: v for k, v in codec.encode(plan.spec).items() if k not in _NOT_SETTINGS}
+    named = {k.replace("model.args.", "model.").replace("data.args.", "data."): v for k, v in _flat(spec)}
+    return {k.removesuffix(".name"): v for k, v in named.items() if k != _PROSE and not _secret(k)}
+
+
+def _facts(environment: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        k: v
+        for k, v in _flat(environment)
+        if k not in _FACTS_IN_SETTINGS and not is_private(k) and not _secret(k)
+    }
+
+
+def _secret(key: str) -> bool:
+    return key.startswith(_VARIABLES) and is_secret(key)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _unequal(base: dict[str, str], other: dict[str, str], *, of: str) -> Iterator[SettingDifference]:
+    for key in dict.fromkeys([*base, *other]):
+        a, b = base.get(key), other.get(key)
+        if a != b:
+            yield SettingDifference(of=of, key=key, base=a, other=b)
+
+
+Case = InferenceCase | TrainingCase
+Prices = tuple[float | None, float | None]
+"""USD a GPU-hour, of the base and of the other."""
+
+
+def compared(base: Analysis, other: Analysis, prices: Prices) -> tuple[CaseComparison, ...]:
+    """Cases of both runs, measured in one of them at least."""
+    pairs = [(a, b) for a, b in shared(base, other) if a.samples_per_s or b.samples_per_s]
+    found = []
+    for row, beside in pairs:
+        ratio = ratio_of(beside.samples_per_s, row.samples_per_s)
+        found.append(
+            CaseComparison(
+                world_size=row.world_size,
+                batch=row.batch,
+                setting=setting_of(row),
+                samples_per_s=(row.samples_per_s, beside.samples_per_s),
+                ratio=ratio,
+                distinguishable=ratio is not None and among(ratio, len(pairs)).differs_from(1),
+                usd_per_million_samples=tuple(
+                    usd_per_million(one.samples_per_s, row.world_size, price)
+                    for one, price in zip((row, beside), prices, strict=True)
+                ),
+            )
+        )
+    return tuple(found)
+
+
+def shared(base: Analysis, other: Analysis) -> list[tuple[Case, Case]]:
+    """Each case of the base beside the same one of the other."""
+    others = {key_of(row): row for row in cases_of(other)}
+    return [(row, others[key_of(row)]) for row in cases_of(base) if key_of(row) in others]
+
+
+def cases_of(run: Analysis) -> list[Case]:
+    """All cases of a run."""
+    return [*run.inference, *run.training]
+
+
+def key_of(row: Case) -> tuple[object, ...]:
+    """What a case is, its throughput aside."""
+    return (type(row), row.world_size, row.batch, *setting_of(row).items())
+
+
+def setting_of(row: Case) -> dict[str, str | int | bool]:
+    """The settings of a case beside its batch."""
+    names = (
+        ("precision", "autocast", "compile")
+        if isinstance(row, InferenceCase)
+        else ("precision", "checkpointing", "accumulation_steps")
+    )
+    return {name: getattr(row, name) for name in names}
+
+
+_WORDS = ("cpu", "device_name", *VERSIONS)
+_NUMBERS = ("cores", "threads", "device_memory_bytes")
+
+
+def machines(environments: Mapping[int, Mapping[str, Any]]) -> tuple[MachineGroup, ...]:
+    """One machine for all ranks that are alike. `environments`: each rank's flat facts, variables as `env.NAME`."""
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for rank, facts in sorted(environments.items()):
+        alike.setdefault(_machine(facts), []).append(rank)
+    found = []
+    for key, ranks in alike.items():
+        known = dict(zip((*_WORDS, *_NUMBERS), key, strict=True))
+        hosts = dict.fromkeys(str(environments[rank].get("hostname", "?")) for rank in ranks)
+        found.append(
+            MachineGroup(
+                hosts=tuple(hosts),
+                ranks=tuple(ranks),
+                environment=_shared([environments[rank] for rank in ranks]),
+                **known,
+            )
+        )
+    return tuple(found)
+
+
+def _machine(facts: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What is shown of a rank's machine, in the order of _WORDS and _NUMBERS; None for what is not known."""
+    words = (facts.get(name) for name in _WORDS)
+    numbers = (facts.get(name) for name in _NUMBERS)
+    return (
+        *(None if word is None else str(word) for word in words),
+        *(number if type(number) is int else None for number in numbers),
+    )
+
+
+def _shared(environments: list[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+    first = environments[0]
+    return tuple(
+        (name.removeprefix(VARIABLE), str(value))
+        for name, value in sorted(first.items())
+        if name.startswith(VARIABLE)
+        and not is_private(name)
+        and all(other.get(name) == value for other in environments)
+    )
