@@ -26,9 +26,8 @@ from torch.utils import benchmark
 from scaling.analysis.decompose.roofline import roofline
 from scaling.analysis.statistics.rounds import median
 from scaling.records import checkup
-from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.devices import open_kind
-from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks import ceilings
 from scaling.worker.checks.steps import Bench
 from scaling.worker.data.workload import Workload, sgd

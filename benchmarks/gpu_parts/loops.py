@@ -23,10 +23,9 @@ from scaling.analysis.results import Measured
 from scaling.analysis.statistics.rounds import Rounds
 from scaling.spec.run import Inject
 from scaling.spec.topology import BACKEND_OF
-from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.clock import now_ns, resolve_collective, sleep
 from scaling.worker.accelerator.devices import open_kind
-from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.step import Loop

@@ -64,8 +64,8 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     from scaling.config.compose import requests
     from scaling.spec import run as spec
     from scaling.spec.plan import Trial
+    from scaling.worker.accelerator.accelerator import Precision
     from scaling.worker.accelerator.devices import open_device
-    from scaling.worker.accelerator.precision import Precision
     from scaling.worker.data.feed import open_feed
     from scaling.worker.data.workload import build
     from scaling.worker.measure.arms import Arms

@@ -67,9 +67,9 @@ def explained(model: str, batch: int, slow: str, launch_us: float) -> Explained:
 def _ranked(rank: int, _: int, *, model: str, batch: int, slow: str, launch_us: float) -> Explained:
     import torch
 
+    from scaling.worker.accelerator.accelerator import Precision
     from scaling.worker.accelerator.clock import now_ns
     from scaling.worker.accelerator.devices import open_kind
-    from scaling.worker.accelerator.precision import Precision
     from scaling.worker.checks.kernels import measure
     from scaling.worker.checks.steps import Bench
     from scaling.worker.data.workload import build

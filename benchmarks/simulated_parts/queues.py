@@ -26,7 +26,7 @@ from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
 from scaling.records.tables import Tables
 from scaling.worker.parallel.tap import Tap
-from scaling.worker.probe import sharded, wrapped
+from scaling.worker.probe import follow
 
 LATE_MS = 20.0
 PRODUCT_US, LATENCY_US, GB_S = 700, 20, 2.0
@@ -133,8 +133,8 @@ def _old_stamps() -> Iterator[None]:
     with (
         patch.object(Tap, "_stamp_end", end),
         patch.object(Tap, "_stamp_start", lambda *_: None),
-        patch.object(wrapped, "withheld", lambda *_: ""),
-        patch.object(sharded, "withheld", lambda *_: ""),
+        patch.object(follow, "withheld", lambda *_: ""),
+        patch.object(follow, "withheld", lambda *_: ""),
     ):
         yield
 

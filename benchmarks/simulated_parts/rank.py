@@ -17,7 +17,7 @@ from scaling.records.paths import RunFolder
 from scaling.spec import plan as plans
 from scaling.spec.plan import Plan
 from scaling.spec.schedule import BARE_ONE, FABRIC, PAIRS, PROBE, REPLAY, round_blocks, settling_steps
-from scaling.worker.accelerator.precision import Precision
+from scaling.worker.accelerator.accelerator import Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.measure.arms import Arms

@@ -17,9 +17,8 @@ from scaling.records.files import read_json, write_json
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.spec.batch_search import MEASURE
 from scaling.spec.plan import PLAN_DIGEST, SCHEMA, Plan
-from scaling.worker.session.beat import share
-from scaling.worker.session.lookout import last_collective, watch
-from scaling.worker.session.telemetry import sampling
+from scaling.worker.session.progress import sampling, share
+from scaling.worker.session.stack_dump import last_collective, watch
 
 if TYPE_CHECKING:  # importing torch takes seconds, so it comes after the log is open
     from scaling.worker.session.session import LaunchSession

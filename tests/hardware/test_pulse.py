@@ -15,7 +15,7 @@ from scaling.hardware.pulse import Ranks
 ROOT = Path(__file__).parents[2]
 RANK = """
 import subprocess, sys, time
-from scaling.worker.session.beat import beat, share
+from scaling.worker.session.progress import beat, share
 share()
 for _ in range(3):
     beat()

@@ -13,7 +13,7 @@ import pytest
 from support.processes import alive, wait_until
 
 from scaling.hardware.telemetry import read
-from scaling.worker.session.telemetry import sampling
+from scaling.worker.session.progress import sampling
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,7 +34,7 @@ def lines(path):
 
 
 def test_it_samples_while_the_launch_runs_and_ends_with_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("scaling.worker.session.telemetry.PERIOD_S", 0.05)
+    monkeypatch.setattr("scaling.worker.session.progress.PERIOD_S", 0.05)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     folder = Folder(tmp_path)
     with sampling(folder, 3, first_on_host=True):

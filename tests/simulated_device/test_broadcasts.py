@@ -33,7 +33,7 @@ def _broadcast(rank, world):
     from torch.nn.parallel import DistributedDataParallel
 
     from scaling.worker.accelerator.simulated import SimulatedAccelerator
-    from scaling.worker.parallel.buffers import BufferSync
+    from scaling.worker.parallel.waits import BufferSync
     from scaling.worker.simulated import trace
     from scaling.worker.simulated.device import configure, line, set_link, sleep_us
 

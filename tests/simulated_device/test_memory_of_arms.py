@@ -51,7 +51,7 @@ def _measured(rank, world, capacity):
     from scaling.config.compose import requests
     from scaling.spec.plan import Trial
     from scaling.spec.run import Inject
-    from scaling.worker.accelerator.precision import Precision
+    from scaling.worker.accelerator.accelerator import Precision
     from scaling.worker.accelerator.simulated import SimulatedAccelerator
     from scaling.worker.data.feed import open_feed
     from scaling.worker.measure.arms import Arms

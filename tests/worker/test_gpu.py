@@ -17,9 +17,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.spec.run import Inject
+from scaling.worker.accelerator.accelerator import Precision
 from scaling.worker.accelerator.devices import open_kind
-from scaling.worker.accelerator.precision import Precision
-from scaling.worker.checks.fingerprint import sums
+from scaling.worker.checks.parity import sums
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.measure.inject import Faults

@@ -5,11 +5,9 @@ from __future__ import annotations
 from scaling.records.files import read_json
 from scaling.records.paths import RunFolder
 from scaling.spec.batch_search import MARGIN, MEASURE, PROVE, SCHEMA, Largest
-from scaling.worker.cases.inference import Inference
-from scaling.worker.cases.runner import Runner
+from scaling.worker.cases.programs import Inference, Training
+from scaling.worker.cases.runner import Runner, Study
 from scaling.worker.cases.search import Search
-from scaling.worker.cases.study import Study
-from scaling.worker.cases.training import Training
 from scaling.worker.data.workload import Workload
 from scaling.worker.models.options import loading
 from scaling.worker.session.session import LaunchSession

@@ -20,9 +20,8 @@ from torch.utils.flop_counter import flop_registry
 
 from scaling.records.checkup import SCHEMA, Kernel, KernelTable, Roofline
 from scaling.records.files import write_json
-from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.clock import is_virtual, now_ns, sleeps
-from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks import ceilings
 from scaling.worker.checks.steps import Bench, benched
 from scaling.worker.checks.work import Layers, is_free

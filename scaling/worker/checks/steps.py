@@ -13,9 +13,8 @@ from scaling.records.checkup import PhaseMemory, StepTimes, StepWork
 from scaling.records.format import StepRow
 from scaling.spec.plan import Plan, Trial
 from scaling.spec.run import Inject
-from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.memory import OUT_OF_MEMORY
-from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.work import watching
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload

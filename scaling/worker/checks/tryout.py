@@ -28,10 +28,9 @@ from scaling.spec.cases import batches, variants
 from scaling.spec.estimate import Sample, Timing
 from scaling.spec.run import Data, Inject, Spec
 from scaling.spec.topology import CPU, SIMULATED
-from scaling.worker.accelerator.accelerator import Accelerator, Cpu
+from scaling.worker.accelerator.accelerator import Accelerator, Cpu, Precision
 from scaling.worker.accelerator.devices import open_device
 from scaling.worker.accelerator.memory import is_out_of_memory
-from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks.work import watching
 from scaling.worker.data.feed import open_feed
 from scaling.worker.data.workload import Workload, build

@@ -25,8 +25,7 @@ from scaling.spec.run import Data, Spec
 from scaling.spec.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import Clock
-from scaling.worker.data.gate import Collate, Gate, Stream, Timed, end_with_parent
-from scaling.worker.data.sampler import Shards
+from scaling.worker.data.gate import Collate, Gate, Shards, Stream, Timed, end_with_parent
 from scaling.worker.data.workload import Workload, find
 
 BATCHES = 4

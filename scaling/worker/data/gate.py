@@ -1,11 +1,14 @@
 """The part that runs in a data worker, and the gate at which it stops while another arm or rank is measured.
 
 A dataset is wrapped so that its samples pass the gate one by one and every batch carries the time it took to make.
+
+Which samples of a dataset a rank reads.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import signal
 import time
@@ -13,7 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import multiprocessing
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
+from torch.utils.data.distributed import DistributedSampler
 
 from scaling.worker.accelerator.clock import now_ns
 
@@ -121,3 +125,32 @@ def end_with_parent(parent: int, _worker: int) -> None:
 def _cpu_ns() -> int:
     """CPU time: in a worker of all its threads, in the training process of the calling thread only."""
     return time.thread_time_ns() if get_worker_info() is None else time.process_time_ns()
+
+
+class Shards(Sampler[int]):
+    """One rank's share of a dataset at the current world size, epoch after epoch, each shuffled anew.
+
+    Sub-groups of one world size read the same samples, since each is a separate training; so do the ranks of a tensor
+    group (`tensor`: how many), since each computes a part of every layer.
+    """
+
+    def __init__(self, dataset: Any, *, rank: int, seed: int, tensor: int = 1) -> None:
+        self._dataset, self._rank, self._seed, self._tensor = dataset, rank, seed, tensor
+        self.world_size = rank + 1
+
+    def __iter__(self) -> Iterator[int]:
+        streams: dict[int, Iterator[int]] = {}
+        while True:
+            n = self.world_size
+            if n not in streams:
+                streams[n] = self._stream(n)
+            yield next(streams[n])
+
+    def _stream(self, world_size: int) -> Iterator[int]:
+        readers = max(1, world_size // self._tensor)
+        sampler: DistributedSampler[Any] = DistributedSampler(
+            self._dataset, readers, self._rank // self._tensor % readers, seed=self._seed
+        )
+        for epoch in itertools.count():
+            sampler.set_epoch(epoch)
+            yield from sampler

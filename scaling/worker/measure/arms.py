@@ -25,8 +25,7 @@ from scaling.spec.schedule import (
     half_batch,
 )
 from scaling.spec.sweep import Message
-from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.accelerator.precision import Precision
+from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults

@@ -16,7 +16,7 @@ from scaling.worker.accelerator.clock import now_ns, resolve_collective
 from scaling.worker.accelerator.memory import is_out_of_memory
 from scaling.worker.parallel.collectives import all_gather, reduce_scatter
 from scaling.worker.parallel.groups import Group
-from scaling.worker.session.beat import beat
+from scaling.worker.session.progress import beat
 
 _ITEM_BYTES = 4
 ALL_REDUCE = COLLECTIVES.index("all_reduce")

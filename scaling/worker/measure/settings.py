@@ -13,8 +13,7 @@ from scaling.records.format import CollectiveRow
 from scaling.spec.plan import Trial
 from scaling.spec.run import Spec
 from scaling.spec.schedule import settling_steps
-from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.accelerator.precision import Precision
+from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults

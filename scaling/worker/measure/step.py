@@ -13,15 +13,14 @@ import torch
 from torch.autograd import Variable
 
 from scaling.records.format import AnyStepRow, PlainRow, StepRow
-from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
-from scaling.worker.parallel.buffers import BufferSync, sends_buffers
 from scaling.worker.parallel.ddp import accumulating
 from scaling.worker.parallel.strategy import FORWARD, Edges, Wait
-from scaling.worker.session.beat import beat
+from scaling.worker.parallel.waits import BufferSync, sends_buffers
+from scaling.worker.session.progress import beat
 
 _ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is no other way to see the end of backward's compute
 

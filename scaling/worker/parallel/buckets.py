@@ -14,10 +14,10 @@ from scaling.records.format import CollectiveRow
 from scaling.spec.run import KINDS
 from scaling.spec.schedule import PHASES
 from scaling.spec.sweep import Message
-from scaling.worker.parallel.buffers import broadcast_rows
 from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
 from scaling.worker.parallel.strategy import Edges, Take, Taken
 from scaling.worker.parallel.tap import Seen, Tap
+from scaling.worker.parallel.waits import broadcast_rows
 
 _ALL_REDUCE, _BROADCAST = KINDS.index("all_reduce"), KINDS.index("broadcast")
 _OTHER = PHASES.index("other")

@@ -24,8 +24,8 @@ from torch.nn.utils import parametrize
 
 from scaling.errors import InputError
 from scaling.worker.parallel.collectives import all_gather, reduce_scatter
-from scaling.worker.parallel.functional import FunctionalWaits
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
+from scaling.worker.parallel.waits import FunctionalWaits
 
 _OPS = torch.ops._c10d_functional  # noqa: SLF001
 _Way: TypeAlias = Callable[[Any], Any]

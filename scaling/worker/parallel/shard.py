@@ -1,4 +1,7 @@
-"""torch's fully_shard with the harness's settings: a module's units, what is gathered ahead, the host's back end."""
+"""torch's fully_shard with the harness's settings: a module's units, what is gathered ahead, the host's back end.
+
+Which modules of a model are sharded together: its units.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from scaling.errors import InputError
 from scaling.spec.parallel import Fsdp
+from scaling.worker.models.options import repeated
 from scaling.worker.parallel.collectives import all_gather, reduce_scatter
 from scaling.worker.parallel.fsdp_state import reduces_alone
-from scaling.worker.parallel.watch import Watch
+from scaling.worker.parallel.fsdp_waits import Watch
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HALF = ("bf16", "fp16")
@@ -158,3 +162,37 @@ def whole_bytes(parameter: Any) -> int:
     """Of a parameter in all ranks that share it together."""
     size: torch.Size = parameter._orig_size  # noqa: SLF001
     return size.numel() * parameter.sharded_param.element_size()  # type: ignore[no-any-return]
+
+
+AUTO = "auto"
+
+
+def unit_names(module: nn.Module, asked: str, blocks: Sequence[nn.Module] = ()) -> list[str]:
+    """Names of the modules that are units, in the order of the model; what is in none of them belongs to the root.
+
+    `asked`: class names with commas, or `auto`: the blocks that the workload names, those that the model repeats, or
+    the children of a Sequential. InputError where a class is not in the model.
+    """
+    names = {id(inner): name for name, inner in module.named_modules()}
+    if asked != AUTO:
+        return _of_classes(module, [word.strip() for word in asked.split(",") if word.strip()])
+    chosen = list(blocks) or repeated(module)
+    if not chosen and isinstance(module, nn.Sequential):
+        chosen = list(module)
+    order = list(names)
+    kept = [m for m in chosen if any(p.requires_grad for p in m.parameters())]
+    return [names[id(m)] for m in sorted(kept, key=lambda m: order.index(id(m)))]
+
+
+def _of_classes(module: nn.Module, wanted: Sequence[str]) -> list[str]:
+    kinds = {type(inner).__name__ for inner in module.modules()}
+    for word in wanted:
+        if word not in kinds:
+            raise InputError(
+                f"fsdp.units={','.join(wanted)}: the model has no {word}; it has {', '.join(sorted(kinds))}"
+            )
+    return [
+        name
+        for name, inner in module.named_modules()
+        if name and type(inner).__name__ in wanted and any(True for _ in inner.parameters())
+    ]

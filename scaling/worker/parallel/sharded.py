@@ -20,13 +20,13 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from scaling.spec.parallel import AXES, Mesh
 from scaling.spec.run import Spec
-from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.accelerator.precision import meshes
+from scaling.worker.accelerator.accelerator import Accelerator, meshes
 from scaling.worker.data.workload import MakeOptimizer, Workload
 from scaling.worker.models.options import compile_units, own_backend
 from scaling.worker.parallel.computed import share_bytes, unsharded_bytes
 from scaling.worker.parallel.ddp import Wrapping
 from scaling.worker.parallel.fsdp_state import shard_fused_sgd
+from scaling.worker.parallel.fsdp_waits import Watch
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.replicated import held_bytes
 from scaling.worker.parallel.shard import (
@@ -36,14 +36,13 @@ from scaling.worker.parallel.shard import (
     param_groups,
     reduces_of,
     shard,
+    unit_names,
     whole_bytes,
 )
 from scaling.worker.parallel.streams import find, withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 from scaling.worker.parallel.tensor import Divided, divide
 from scaling.worker.parallel.unit_probe import UnitProbe
-from scaling.worker.parallel.units import unit_names
-from scaling.worker.parallel.watch import Watch
 
 
 class Shards:

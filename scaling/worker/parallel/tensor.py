@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from scaling.errors import InputError
 from scaling.worker.data.workload import Workload
-from scaling.worker.models.checkpoint import repeated
+from scaling.worker.models.options import repeated
 from scaling.worker.parallel.sequence import divide_sequence, region_of, with_parts
 
 COLUMNS = re.compile(

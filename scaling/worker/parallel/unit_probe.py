@@ -13,10 +13,10 @@ from scaling.spec.run import KINDS
 from scaling.spec.schedule import PHASES
 from scaling.spec.sweep import Message
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.parallel.functional import FunctionalWaits
+from scaling.worker.parallel.fsdp_waits import Mark, Watch
 from scaling.worker.parallel.strategy import Edges, Take, Taken
 from scaling.worker.parallel.tap import Seen, Tap
-from scaling.worker.parallel.watch import Mark, Watch
+from scaling.worker.parallel.waits import FunctionalWaits
 
 _ALL_GATHER, _REDUCE_SCATTER = KINDS.index("all_gather"), KINDS.index("reduce_scatter")
 _OTHER = PHASES.index("other")

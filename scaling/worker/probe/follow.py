@@ -1,20 +1,280 @@
-"""Which models a probe can follow: the only place that knows all of them."""
+"""Which models a probe can follow: the only place that knows all of them.
+
+A DistributedDataParallel in a user's loop: its buckets, and how it accumulates.
+
+A module that fully_shard was called on, in a user's loop: its units, its mesh, and how it accumulates.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import InputError
+from scaling.spec.parallel import Fsdp, Mesh, Parallel
+from scaling.spec.run import Ddp
+from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.parallel.buckets import BucketDetail
+from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
+from scaling.worker.parallel.fsdp_state import reduces_alone
+from scaling.worker.parallel.fsdp_waits import Watch
+from scaling.worker.parallel.guard import compiled as is_compiled
+from scaling.worker.parallel.replicated import InlineProbe
+from scaling.worker.parallel.shard import param_groups, whole_bytes
+from scaling.worker.parallel.strategy import Detail
+from scaling.worker.parallel.streams import withheld
+from scaling.worker.parallel.tap import HOST_BACKENDS, Tap, backend_of
+from scaling.worker.parallel.unit_probe import UnitProbe
+from scaling.worker.parallel.waits import InlineWaits, Norms, sends_buffers, will_send_buffers
 from scaling.worker.probe.followed import Followed
-from scaling.worker.probe.phases import Phases
+from scaling.worker.probe.phases import Phases, StepMarks
 from scaling.worker.probe.pipelined import PipelinedModel, PipelineMarks, is_schedule
-from scaling.worker.probe.sharded import ShardedModel
-from scaling.worker.probe.step_marks import StepMarks
-from scaling.worker.probe.wrapped import WrappedModel
+
+
+class WrappedModel:
+    """DDP's wrapper, as a probe sees it (probe.followed.Followed)."""
+
+    hooks_first = False
+
+    def __init__(self, ddp: DistributedDataParallel, *, compiled: bool) -> None:
+        """`compiled`: the loop calls what torch.compile made of the wrapper."""
+        self.ddp, self._compiled = ddp, compiled
+        self.members = list(dist.get_process_group_ranks(ddp.process_group))
+        self.sends_buffers = sends_buffers(ddp)
+        self._norms = Norms(ddp.module)
+
+    @property
+    def root(self) -> torch.nn.Module:
+        """The module that the loop calls."""
+        return self.ddp
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The user's own module."""
+        inner: torch.nn.Module = self.ddp.module
+        return inner
+
+    @property
+    def backend(self) -> str:
+        """The back end that carries the gradients."""
+        return backend_of(self.ddp.process_group, next(self.ddp.parameters()).device.type)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which it computes."""
+        return next(self.ddp.parameters()).dtype
+
+    def will_send_buffers(self) -> bool:
+        """Whether the next forward broadcasts the buffers."""
+        return will_send_buffers(self.ddp)
+
+    def reduces(self) -> bool:
+        """Whether the next backward reduces."""
+        return bool(self.ddp.require_backward_grad_sync)
+
+    def communicators(self) -> list[Any]:
+        """DDP's own."""
+        return [self.ddp.process_group]
+
+    def withheld(self, device: Accelerator) -> str:
+        """Nothing but its communicator's stream is stamped."""
+        return withheld(self.communicators(), (), device)
+
+    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:
+        """What a stamped block records: its buckets, and where its norms wait for other ranks."""
+        if not self._waits_inside():
+            return BucketDetail(self.ddp, Tap(device.clock)) if detailed else None
+        tap, group = Tap(device.clock), self.ddp.process_group
+        waits = InlineWaits(self._norms, group, device.clock.stamp, tap)
+        buckets = BucketDetail(self.ddp, tap) if detailed else None
+        return InlineProbe(waits, buckets, self.ddp, len(self.members), layers=len(self._norms))
+
+    def _waits_inside(self) -> bool:
+        """Whether norms wait for the wrapper's ranks, and that can be seen: not in what torch.compile made."""
+        if not len(self._norms) or len(self.members) == 1 or self._compiled:
+            return False
+        return self._norms.are_over(self.ddp.process_group) and not any(map(is_compiled, self.ddp.modules()))
+
+    def sizes(self) -> list[int]:
+        """Bytes of each bucket."""
+        return bucket_bytes(self.ddp)
+
+    def groups(self) -> Mapping[int, Sequence[int]]:
+        """There is one communicator, of all ranks."""
+        return {}
+
+    def settings(self) -> dict[str, Any]:
+        """The wrapper's settings."""
+        ddp = self.ddp
+        return {
+            "ddp": Ddp(
+                bucket_cap_mb=ddp.bucket_bytes_cap / 2**20,
+                gradient_as_bucket_view=bool(ddp.gradient_as_bucket_view),
+                static_graph=bool(ddp.static_graph),
+                find_unused_parameters=bool(ddp.find_unused_parameters),
+                comm_hook="own" if has_own_hook(ddp) else "none",
+            )
+        }
+
+    def refused(self) -> str:
+        """Every wrapper is followed."""
+        return ""
+
+    def no_baseline(self) -> str:
+        """Where DDP or a layer counts on every backward being the training's."""
+        if self.ddp.static_graph or self.ddp.find_unused_parameters:
+            return (
+                "with static_graph or find_unused_parameters DDP counts gradients from backward to backward, and "
+                "would count those of the baseline in the training"
+            )
+        if len(self._norms):
+            return "SyncBatchNorm waits for the other ranks, and a rank alone has none"
+        return ""
+
+
+class ShardedModel:
+    """A sharded module, as a probe sees it (probe.followed.Followed). Over two axes of ranks it is HSDP's."""
+
+    hooks_first = True
+    sends_buffers = False
+
+    def __init__(self, module: FSDPModule) -> None:
+        self._module = module
+        self._units = [one for one in module.modules() if isinstance(one, FSDPModule)]  # type: ignore[attr-defined]
+        self._groups = list({id(g): g for unit in self._units for g in param_groups(unit)}.values())
+        self._info: Any = self._groups[0].mesh_info if self._groups else None
+        self.members: list[int] = self._info.mesh.mesh.flatten().tolist() if self._info else [0]
+        self._watch: Watch | None = None
+
+    @property
+    def root(self) -> torch.nn.Module:
+        """The sharded module."""
+        assert isinstance(self._module, torch.nn.Module)
+        return self._module
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The same: fully_shard wraps nothing."""
+        return self.root
+
+    @property
+    def backend(self) -> str:
+        """The back end that carries the gradients."""
+        return backend_of(self._info.shard_process_group, next(self.root.parameters()).device.type)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which it computes."""
+        return self._groups[0].mp_policy.param_dtype or next(self.root.parameters()).dtype
+
+    def will_send_buffers(self) -> bool:
+        """fully_shard sends no buffers."""
+        return False
+
+    def reduces(self) -> bool:
+        """Some unit sums its gradients over all ranks; without set_requires_all_reduce HSDP does so over the shards."""
+        return any(g.reduce_grads and (g.all_reduce_grads or not g._is_hsdp) for g in self._groups)  # noqa: SLF001
+
+    def communicators(self) -> list[Any]:
+        """Those of the mesh's axes."""
+        axes = ("shard_process_group", "replicate_process_group")
+        return [getattr(self._info, axis) for axis in axes if hasattr(self._info, axis)]
+
+    def withheld(self, device: Accelerator) -> str:
+        """The streams on which fully_shard starts its collectives are stamped."""
+        return withheld(self.communicators(), self._stamped(device).streams(), device)
+
+    def _stamped(self, device: Accelerator) -> Watch:
+        host = self.backend in HOST_BACKENDS
+        self._watch = self._watch or Watch(self._groups, device.clock.stamp, host=host, weighs=False)
+        return self._watch
+
+    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:
+        """Where the rank waits, and in detailed blocks every collective."""
+        watch, mesh, place = self._stamped(device), self._mesh, self.members.index(dist.get_rank())
+        if mesh.size == 1:
+            return UnitProbe(watch, {}, self.sizes(), device, detailed=False)
+        made = mesh.made_by_torch(place, self._fsdp)
+        others = {tuple(self.members[r] for r in ranks): key for key, ranks in made.items()}
+        return UnitProbe(watch, self._keys(), self.sizes(), device, detailed=detailed, others=others)
+
+    def sizes(self) -> list[int]:
+        """Bytes of each unit, whole."""
+        return [sum(whole_bytes(p) for p in group.fsdp_params) for group in self._groups]
+
+    def groups(self) -> Mapping[int, Sequence[int]]:
+        """The communicators of the mesh's axes, and those that torch made beside them."""
+        mesh, place = self._mesh, self.members.index(dist.get_rank())
+        axes, keys = mesh.axes(), mesh.keys()
+        own = {keys[axis]: next(g for g in groups if place in g) for axis, groups in axes.items()}
+        return own | mesh.made_by_torch(place, self._fsdp)
+
+    def settings(self) -> dict[str, Any]:
+        """The mesh, and how fully_shard was called."""
+        mesh = self._mesh
+        if self._replicated:
+            parallel = Parallel(name="hsdp", replicate=mesh.replicate, shard=mesh.shard)
+        else:
+            parallel = Parallel(name="fsdp", replicate=1, shard=-1)
+        return {"parallel": parallel, "fsdp": self._fsdp}
+
+    def refused(self) -> str:
+        """Why the mesh cannot be followed, if it cannot."""
+        if self._info is None:
+            return "fully_shard found no parameters in the model"
+        if any(group.mesh_info.mesh != self._info.mesh for group in self._groups):
+            return "its units are sharded over several meshes (experts, for instance), which is not followed"
+        if not hasattr(self._info, "shard_process_group") or self._info.mesh.ndim > 2:
+            return "its mesh has other axes than shard and replicate, which is not followed"
+        axes = self._info.mesh.ndim
+        tensors = (p for p in self.root.parameters() if isinstance(p, DTensor))
+        if any(p.device_mesh.ndim > axes for p in tensors):
+            return "its layers are divided over ranks as well (tensor parallel), which is not followed"
+        return ""
+
+    def no_baseline(self) -> str:
+        """A baseline needs the whole model on every rank."""
+        return "no rank has the whole of a sharded model; `scaling run parallel=fsdp` measures one rank alone beside it"
+
+    @property
+    def _replicated(self) -> bool:
+        return bool(self._groups[0]._is_hsdp)  # noqa: SLF001
+
+    @property
+    def _mesh(self) -> Mesh:
+        copies = self._info.replicate_mesh_size if self._replicated else 1
+        return Mesh(replicate=copies, shard=self._info.shard_mesh_size)
+
+    def _keys(self) -> dict[str, int]:
+        """Keys of the axes' communicators by their groups' names."""
+        keys, info = self._mesh.keys(), self._info
+        over = {"shard": info.shard_process_group}
+        if self._replicated:
+            over["replicate"] = info.replicate_process_group
+        return {group.group_name: keys.get(axis, 1) for axis, group in over.items()}
+
+    @property
+    def _fsdp(self) -> Fsdp:
+        """How fully_shard was called. The root keeps its parameters by default, so another unit tells of resharding."""
+        inner = self._groups[-1]
+        part = inner.post_forward_mesh_info
+        reshard = 0 if part is None else 1 if part == inner.mesh_info else int(part.shard_mesh_size)
+        ahead = (len(unit._get_fsdp_state()._states_to_forward_prefetch) for unit in self._units)  # noqa: SLF001
+        reduced = inner.mp_policy.reduce_dtype or self.dtype
+        classes = {type(unit).__name__.removeprefix("FSDP") for unit in self._units[1:]}
+        return Fsdp(
+            reshard=reshard,
+            units=",".join(sorted(classes)) or "auto",
+            prefetch=max(ahead, default=0),
+            reduce_dtype="bf16" if reduced == torch.bfloat16 else "fp32",
+            separate_reduce_scatter_group=reduces_alone(self._info) is not None,
+        )
 
 
 def follow(model: Any) -> Followed:

@@ -1,23 +1,172 @@
-"""One rank's records of a user's loop. The head with the plan is written once the loop has run a few steps."""
+"""One rank's records of a user's loop. The head with the plan is written once the loop has run a few steps.
+
+Describe an own loop as a plan, so that the analysis reads it as it reads a run.
+
+Which steps of an own loop are recorded, and as which arm. The step's number decides, the same on every rank.
+
+Steps after the warm-up fall into slots of ROUND_STEPS. A slot that is taken (records.format.generation) is a round: one
+block of consecutive steps of every arm, in random order, with plain twice for the A/A floor.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch.distributed.fsdp import FSDPModule
+
 from scaling.records import codec
-from scaling.records.format import ClockRecord, EndRecord, PauseRecord, RecordedBlock
+from scaling.records.format import ClockRecord, EndRecord, PauseRecord, RecordedBlock, generation
+from scaling.spec.parallel import Parallel
+from scaling.spec.plan import OWN_LOOP, SCHEMA, Plan, Trial
+from scaling.spec.run import Measure, Model, Spec, Tracking
+from scaling.spec.schedule import PLAIN, PROBE
+from scaling.spec.topology import Topology
+from scaling.version import __version__
+from scaling.worker.accelerator import cuda
 from scaling.worker.measure.recorder import Recorder
-from scaling.worker.probe.agreement import Agreement
-from scaling.worker.probe.clocks import FIRST_SLOT, Clocks
-from scaling.worker.probe.facts import describe_loop
+from scaling.worker.probe.agreement import FIRST_SLOT, Agreement, Clocks
 from scaling.worker.probe.followed import Followed
-from scaling.worker.probe.step_marks import StepMarks
+from scaling.worker.probe.phases import StepMarks
 from scaling.worker.session.session import Session, cores_of_host
+
+WARMUP = 5
+"""Steps skipped at the start: DDP rebuilds its buckets in the second one, and other things are made lazily."""
+_ARMS = ((PLAIN, False, 3), (PLAIN, False, 3), (PROBE, False, 2), (PROBE, True, 2))
+"""(arm, detailed, steps). A detailed step costs some 0.4 ms of CPU time per bucket, so there are few. Two is the
+minimum: the first step of a block gives a begin, and each later one a period."""
+ROUND_STEPS = sum(steps for _, _, steps in _ARMS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A block of consecutive steps."""
+
+    id: int
+    round: int
+    arm: str
+    detailed: bool
+    first: int
+    """Number of its first step, counted from 0."""
+    steps: int
+
+    @property
+    def stamped(self) -> bool:
+        """Whether it takes phase stamps."""
+        return self.arm == PROBE
+
+
+def round_of(slot: int) -> tuple[Planned, ...]:
+    """The blocks of a slot, in order; none where the slot is not taken."""
+    if slot % 2 ** generation(slot):
+        return ()
+    order = list(_ARMS)
+    random.Random(f"own/{slot}").shuffle(order)
+    blocks: list[Planned] = []
+    first = WARMUP + slot * ROUND_STEPS
+    for index, (arm, detailed, steps) in enumerate(order):
+        blocks.append(
+            Planned(
+                id=slot * len(_ARMS) + index,
+                round=slot,
+                arm=arm,
+                detailed=detailed,
+                first=first,
+                steps=steps,
+            )
+        )
+        first += steps
+    return tuple(blocks)
+
+
+def slot_of(step: int) -> int:
+    """The slot of a step; below 0 in the warm-up."""
+    return (step - WARMUP) // ROUND_STEPS
+
+
+NAME = "own loop"
+"""What the topology and the measure are called in results."""
+
+MEASURE = Measure(
+    name=NAME,
+    rounds_min=1,
+    rounds_max=1,
+    steps=ROUND_STEPS,
+    lead_in=0,
+    warmup_max=WARMUP,
+    target_half_width=None,
+    budget_s=0.0,
+    fabric_bytes_max=2**22,
+    step_timeout_s=60.0,
+)
+
+
+def describe_loop(
+    followed: Followed,
+    agreement: Agreement,
+    *,
+    batch: int,
+    accumulation: int,
+    precision: str,
+    name: str | None = None,
+) -> Plan:
+    """One trial at the group's size. `batch`: samples a rank and step, 0 where unknown."""
+    device = next(followed.module.parameters()).device.type
+    ranks_per_host = max(Counter(agreement.hosts).values())
+    hosts = len(set(agreement.hosts))
+    settings = followed.settings()
+    copies = settings.get("parallel", Parallel()).mesh(agreement.world).data_parallel
+    spec = Spec(
+        model=Model(name=name or _name(followed.module), target="", args={}),
+        topology=Topology(
+            name=NAME,
+            kind="local",
+            hosts=hosts,
+            ranks_per_host=ranks_per_host,
+            device=device,
+            backend=followed.backend,
+        ),
+        world_sizes=(agreement.world,),
+        mode="weak",
+        batch_per_rank=batch,
+        global_batch=batch * copies,
+        precision=_tf32(precision, device),
+        measure=MEASURE,
+        accumulation_steps=accumulation,
+        threads=torch.get_num_threads(),
+        tracking=Tracking(mode="disabled"),
+        **settings,
+    )
+    trial = Trial(world_size=agreement.world, hosts=hosts, batch=batch)
+    return Plan(
+        schema=SCHEMA,
+        id=agreement.id,
+        created=agreement.created,
+        version=__version__,
+        spec=spec,
+        trials=(trial,),
+        source=OWN_LOOP,
+    )
+
+
+def _name(module: torch.nn.Module) -> str:
+    if isinstance(module, torch.nn.ModuleList):  # stages of a pipeline
+        return _name(module[0])
+    kind = type(getattr(module, "_orig_mod", module))
+    return kind.__name__.removeprefix("FSDP") if issubclass(kind, FSDPModule) else kind.__name__
+
+
+def _tf32(precision: str, device: str) -> str:
+    tf32 = precision == "fp32" and device == cuda.TYPE and cuda.matmul_tf32()
+    return "tf32" if tf32 else precision or "fp32"
+
 
 FLUSH_S = 5.0
 

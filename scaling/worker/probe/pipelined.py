@@ -19,7 +19,7 @@ from scaling.spec.parallel import PIPELINED, REST, Parallel, Pipeline
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.tap import backend_of
-from scaling.worker.probe.step_marks import StepMarks
+from scaling.worker.probe.phases import StepMarks
 
 
 def is_schedule(model: Any) -> bool:

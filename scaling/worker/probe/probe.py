@@ -31,15 +31,12 @@ from scaling.records.format import RecordedBlock
 from scaling.worker.accelerator.devices import device_of
 from scaling.worker.parallel.guard import Guard, tell
 from scaling.worker.parallel.streams import find
-from scaling.worker.probe.agreement import Agreement
+from scaling.worker.probe.agreement import Agreement, Clocks
 from scaling.worker.probe.baseline import Baseline, SharedStepError, Step, why_not
-from scaling.worker.probe.clocks import Clocks
 from scaling.worker.probe.follow import follow, marks_of
-from scaling.worker.probe.live import Live
 from scaling.worker.probe.loop_file import LoopFile
 from scaling.worker.probe.phases import Phases
-from scaling.worker.probe.steps import StepContext, Steps
-from scaling.worker.probe.tokens import as_count
+from scaling.worker.probe.steps import Live, StepContext, Steps, as_count
 from scaling.worker.probe.track import Track
 from scaling.worker.session.control import Aborted, Control
 from scaling.worker.session.session import Session

@@ -17,9 +17,8 @@ from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.measure.recorder import Reading, Usage
 from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken, Wait
-from scaling.worker.probe.phases import behind, broadcasts, step_row
-from scaling.worker.probe.schedule import ROUND_STEPS, Planned, round_of, slot_of
-from scaling.worker.probe.step_marks import Marks, StepMarks
+from scaling.worker.probe.loop_file import ROUND_STEPS, Planned, round_of, slot_of
+from scaling.worker.probe.phases import Marks, StepMarks, behind, broadcasts, step_row
 
 STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 5, 8
 

@@ -1,4 +1,7 @@
-"""One launch: every world size as a sub-group of the same processes, measured in interleaved rounds."""
+"""One launch: every world size as a sub-group of the same processes, measured in interleaved rounds.
+
+The feeds of a launch, by batch size and tensor degree, and what they hold of memory that a training would not.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +17,70 @@ from scaling.spec.run import Spec
 from scaling.spec.sample import Traffic
 from scaling.spec.schedule import ALONE, OF_NONE, PLAIN, PROBE, STEP_ARMS, Block, dropped_steps, round_blocks
 from scaling.spec.sweep import messages
-from scaling.worker.accelerator.precision import Precision
+from scaling.worker.accelerator.accelerator import Precision
 from scaling.worker.checks.kernels import note_step
+from scaling.worker.data.feed import Feed, open_feed
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.arms import Arms
 from scaling.worker.measure.blocks import LEAD_IN_BYTES, BlockRunner
 from scaling.worker.measure.exchange import Exchange
 from scaling.worker.measure.inject import Faults
-from scaling.worker.measure.known import Efficiencies
-from scaling.worker.measure.pace import EXCHANGE_SHARE, Pace, block_steps, bunch
+from scaling.worker.measure.pace import EXCHANGE_SHARE, Efficiencies, Pace, block_steps, bunch
 from scaling.worker.measure.prepare import Ready, fits, warm_up
 from scaling.worker.measure.recorder import Recorder
 from scaling.worker.parallel.groups import free
-from scaling.worker.session.budget import Budget
-from scaling.worker.session.feeds import Feeds
 from scaling.worker.session.progress import COMPILE_S
-from scaling.worker.session.rounds import Turn, run_rounds
+from scaling.worker.session.rounds import Budget, Turn, run_rounds
 from scaling.worker.session.session import LaunchSession
+
+
+class Feeds:
+    """World sizes with the same batch share a feed and its workers."""
+
+    def __init__(self, session: LaunchSession, workload: Workload) -> None:
+        self._session, self._workload = session, workload
+        self._feeds: dict[tuple[int, int], Feed] = {}
+
+    def of(self, batch: int, *, tensor: int) -> Feed:
+        """The feed of a batch size, the same for each `tensor` ranks."""
+        session = self._session
+        if (batch, tensor) not in self._feeds:
+            self._feeds[batch, tensor] = open_feed(
+                session.spec,
+                self._workload,
+                batch,
+                rank=session.rank,
+                device=session.device,
+                tensor=tensor,
+            )
+        feed = self._feeds[batch, tensor]
+        feed.resume()  # another world size may have left it paused
+        return feed
+
+    def close(self) -> None:
+        for feed in self._feeds.values():
+            feed.close()
+
+    def memory(self, arms: Arms, peak: int | None) -> dict[str, int | None]:
+        """What the training of a world size under a strategy holds, and the harness beside it, bytes.
+
+        `peak`: of its plain blocks. The harness's buffers lie in memory in their own blocks alone. On a CPU it keeps
+        batches that a training would not: these are not the training's, and its peak is told without them.
+        """
+        held, own = arms.held, 0
+        if not self._session.spec.topology.accelerated:
+            own = sum(feed.held_bytes for feed in self._feeds.values()) - arms.feed(PLAIN).batch_bytes
+        return {
+            "peak_bytes": None if peak is None else peak - own,
+            "parameters_bytes": held.get("parameters"),
+            "gradients_bytes": held.get("gradients"),
+            "optimizer_bytes": held.get("optimizer"),
+            "activations_bytes": arms.activations_bytes,
+            "unsharded_bytes": arms.unsharded_bytes or None,
+            **{f"computed_{name}_bytes": size for name, size in arms.computed().items()},
+            "communicators_bytes": arms.communicator_bytes,
+            "harness_bytes": own,
+        }
 
 
 class Launch:

@@ -1,11 +1,44 @@
-"""Rank 0 writes the launch's progress, and what the launcher's patience depends on (launchers/failure/patience.py)."""
+"""Rank 0 writes the launch's progress, and what the launcher's patience depends on (launchers/failure/patience.py).
+
+Count what this rank has finished, in memory that the host's sampler reads (scaling/hardware/pulse.py).
+
+A beat is a step, a collective or a phase that has returned. Counting writes eight bytes of memory and calls nothing,
+so that it may stand between timed steps.
+
+Run the host's telemetry beside the workers. The first rank of each host starts and ends it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from scaling.records.files import write_json
-from scaling.worker.session.beat import beat
+from scaling.records.paths import LaunchFolder
+
+BEATS = "scaling-beats"
+"""Name of the memory."""
+
+_count = memoryview(bytearray(8)).cast("q")
+
+
+def share() -> None:
+    """Make the count visible to the sampler. The memory has no name in any folder and ends with this process."""
+    global _count  # noqa: PLW0603  one count a process
+    memory = os.memfd_create(BEATS)
+    os.truncate(memory, 8)
+    _count = memoryview(mmap.mmap(memory, 8)).cast("q")
+
+
+def beat() -> None:
+    """Something was finished."""
+    _count[0] += 1
+
 
 COMPILE_S = 150.0
 """Time that compiling a module may take. It is late after ten minutes, as when a model is tried."""
@@ -46,3 +79,29 @@ class Progress:
             },
             indent=None,
         )
+
+
+PERIOD_S = 1.0
+END_S = 5
+
+
+@contextlib.contextmanager
+def sampling(folder: LaunchFolder, host: int, *, first_on_host: bool) -> Iterator[None]:
+    """Sample while inside. The sampler ends if the rank dies (it sets PR_SET_PDEATHSIG)."""
+    if not first_on_host:
+        yield
+        return
+    files = [str(folder.telemetry(host)), str(folder.pulse(host))]
+    arguments = [*files, str(host), str(PERIOD_S), str(os.getpid()), BEATS]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scaling.hardware.sampler", *arguments],
+        stdin=subprocess.DEVNULL,
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:  # a driver may not answer
+            process.kill()

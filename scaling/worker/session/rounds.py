@@ -1,14 +1,34 @@
-"""Run rounds of blocks together with all ranks, until the pace says stop."""
+"""Run rounds of blocks together with all ranks, until the pace says stop.
+
+The time that a launch has, and what of its content fits into it by the steps that it timed itself.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from scaling.records.codec import decode, encode
+from scaling.records.files import write_json
 from scaling.records.format import ClockRecord
+from scaling.records.paths import RunFolder
+from scaling.spec import sweep
+from scaling.spec.budget import BLOCK_S, CaseCosts, Costs, allowance_s, fit_cases, fit_training
+from scaling.spec.cases import Case
+from scaling.spec.estimate import Machine, local_ranks
+from scaling.spec.plan import Plan, Trial
+from scaling.spec.promise import Content, Promise
+from scaling.spec.run import WARMUP_SHARE
+from scaling.spec.sample import Traffic
 from scaling.worker.measure.pace import Pace
-from scaling.worker.session.session import LaunchSession
+from scaling.worker.session.session import LaunchSession, cores_of_host
+
+if TYPE_CHECKING:
+    from scaling.worker.measure.prepare import Ready
 
 SHARE_MIN = 1e-3
 """A share above 0: each block has at least one step."""
@@ -86,3 +106,125 @@ def _take(session: LaunchSession, turn: Turn, *, skip: bool) -> None:
         control.finish(turn.id, turn.participants)
     if session.lead and not skip:
         control.finished(turn.id)
+
+
+SLACK = 0.18
+"""The least number of rounds may take this share of the promised time on top. The rest of a quarter is the report's."""
+UNPROMISED = 0.25
+"""The same share of the budget, where nothing was promised."""
+
+
+class Budget:
+    """Counts from the end of the start-up, which is when it is made. Rank 0's decides for all ranks."""
+
+    def __init__(self, session: LaunchSession) -> None:
+        self._session = session
+        self._measure = session.spec.measure
+        self._begin_s = time.monotonic()
+        self._promise = session.plan.promise
+        late_s = 0.0
+        if self._promise is not None:
+            whole_s = self._promise.warmup_s + self._promise.rounds_s
+            slack_s = SLACK * self._promise.seconds
+            late_s = max(0.0, _since_command_s(session) - self._promise.start_s)
+            late_s = min(slack_s, late_s + _searched_late_s(session, self._promise))
+        else:
+            whole_s = allowance_s(self._measure)
+            slack_s = UNPROMISED * self._measure.budget_s
+        self._end_s = self._begin_s + max(whole_s - late_s, 0.0)
+        self._limit_s = self._begin_s + whole_s + max(0.0, slack_s - late_s)
+
+    @property
+    def rounds_s(self) -> float:
+        """Time for rounds from now on."""
+        return max(1.0, min(self._measure.budget_s, self._end_s - time.monotonic()))
+
+    @property
+    def limit_s(self) -> float:
+        """Time for the least number of rounds, from now on."""
+        return max(self.rounds_s, self._limit_s - time.monotonic())
+
+    def warmup_left_s(self) -> float:
+        """What is left of the warm-up's time."""
+        promised = self._promise.warmup_s if self._promise is not None else 0.0
+        share_s = max(WARMUP_SHARE * self._measure.budget_s, promised)
+        return max(0.0, share_s - (time.monotonic() - self._begin_s))
+
+    def fitted(
+        self, trials: tuple[Trial, ...], ready: Mapping[int, Ready], traffic: Mapping[int, Traffic]
+    ) -> Content:
+        """What of the plan's content fits, by the steps of the warm-up. The same on every rank.
+
+        `traffic`: what a rank will record, by world size.
+        """
+        found = None
+        if self._session.lead:
+            plan, within_s = self._session.plan, self.limit_s
+            costs = dataclasses.replace(_costs(ready, plan), traffic=traffic)
+            found = fit_training(plan, trials, costs, warm=True, within_s=within_s).content
+        return self._agreed("content", found)
+
+    def fitted_cases(
+        self, key: str, sizes: tuple[int, ...], cases: tuple[Case, ...], costs: CaseCosts, *, stages: int
+    ) -> Content:
+        """What of one stage fits, by the steps of its warm-up; the same on every rank. `stages`: those left."""
+        found = None
+        if self._session.lead:
+            plan = self._session.plan
+            here = dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, world_sizes=sizes))
+            found = fit_cases(here, cases, costs, warm=True, within_s=self.limit_s / stages).content
+            found = dataclasses.replace(found, whole_s=None)  # of this stage alone
+        return self._agreed(key, found)
+
+    def _agreed(self, key: str, found: Content | None) -> Content:
+        session = self._session
+        own = encode(found) if found is not None else None
+        content = decode(Content, session.control.agree(key, own, lead=session.lead))
+        if session.lead and content != session.plan.content:
+            write_json(session.folder.content, content)
+        return content
+
+
+def _costs(ready: Mapping[int, Ready], plan: Plan) -> Costs:
+    backend, machine = plan.spec.topology.backend, Machine(cores=cores_of_host())
+    step_s = {n: warm.step_ns / 1e9 for n, warm in ready.items()}
+    alone_s = {n: warm.alone_ns / 1e9 for n, warm in ready.items()}
+    block_s = {n: BLOCK_S * machine.shared(local_ranks(plan, n)) for n in ready}
+    exchange_s, sweep_s = {}, {}
+    for n, warm in ready.items():
+        took = {row.bytes: (row.done_ns - row.launch_ns) / 1e9 for row in warm.sent}
+        sent = sweep.messages([0], list(took), backend)
+        sweep_s[n] = sum(took[message.bytes] * message.sent for message in sent)
+        wire_bytes = sum(message.bytes for message in warm.arms.wire())
+        exchange_s[n] = exchange_of(wire_bytes, took, step_s[n])
+    return Costs(step_s=step_s, alone_s=alone_s, exchange_s=exchange_s, sweep_s=sweep_s, block_s=block_s)
+
+
+def exchange_of(wire_bytes: int, took_s: Mapping[int, float], step_s: float) -> float:
+    """About what the exchange of a step's gradients takes, s. `took_s`: a message, by its bytes.
+
+    A step holds it, so it takes no longer. A sweep of slow messages ends at small ones, which take no time by their
+    bytes.
+    """
+    largest = max(took_s, default=0)
+    return min(wire_bytes / largest * took_s[largest], step_s) if largest else 0.0
+
+
+def _searched_late_s(session: LaunchSession, promise: Promise) -> float:
+    """How much longer than it was said the search for the largest batch took; 0 without one."""
+    run = RunFolder(Path(session.folder.path).parent.parent)
+    if not promise.search_s or session.folder.index:
+        return 0.0
+    try:
+        return max(0.0, run.command.stat().st_mtime - run.plan.stat().st_mtime - promise.search_s)
+    except OSError:
+        return 0.0
+
+
+def _since_command_s(session: LaunchSession) -> float:
+    """Seconds since the launch's command was noted, which was when the launch began; 0 where that is not known."""
+    command = RunFolder(Path(session.folder.path).parent.parent).command
+    try:
+        return max(0.0, time.time() - command.stat().st_mtime)
+    except OSError:
+        return 0.0

@@ -28,9 +28,8 @@ from scaling.worker.accelerator.devices import open_device, require
 from scaling.worker.data.workload import Workload, build
 from scaling.worker.models.options import shaped
 from scaling.worker.parallel.groups import make_groups
-from scaling.worker.session.control import Control
+from scaling.worker.session.control import Control, compare_hosts
 from scaling.worker.session.environment import describe
-from scaling.worker.session.offsets import compare_hosts
 from scaling.worker.session.progress import Progress
 
 MEMORY_SCHEMA = 1

@@ -14,10 +14,9 @@ from scaling.errors import InputError
 from scaling.spec.run import Inject, Spec
 from scaling.spec.simulation import Memory, Simulated, Simulation, Step
 from scaling.spec.simulation import Task as Drawn
-from scaling.worker.accelerator.accelerator import Cpu
+from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.accelerator.clock import HostClock
 from scaling.worker.accelerator.memory import is_out_of_memory
-from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, build
 from scaling.worker.measure.inject import Faults

@@ -17,10 +17,9 @@ from scaling.spec.run import Spec
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.data.workload import Workload
 from scaling.worker.parallel.ddp import wrap
-from scaling.worker.parallel.shard import shard
+from scaling.worker.parallel.shard import shard, unit_names
 from scaling.worker.parallel.sharded import Sharded
 from scaling.worker.parallel.tensor import Divided, divide
-from scaling.worker.parallel.units import unit_names
 from scaling.worker.simulated import chunks
 
 EXPERTS = re.compile(r"moe|expert", re.IGNORECASE)

@@ -7,12 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scaling.worker.accelerator.accelerator import Cpu
+from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.accelerator.cuda import cudnn_tf32, matmul_tf32
-from scaling.worker.accelerator.precision import Precision
 from scaling.worker.checks import ceilings
 from scaling.worker.checks.facts import facts
-from scaling.worker.probe.facts import _tf32
+from scaling.worker.probe.loop_file import _tf32
 
 
 @pytest.fixture(autouse=True)

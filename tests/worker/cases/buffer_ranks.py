@@ -17,7 +17,7 @@ from scaling.config.compose import requests
 from scaling.spec.cases import Case, Variant
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.cases.training import Training
+from scaling.worker.cases.programs import Training
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.parallel.groups import make_groups
 

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from scaling.config.compose import requests
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.memory import NoLimit
+from scaling.worker.cases.programs import Training
 from scaling.worker.cases.runner import Jury
-from scaling.worker.cases.training import Training
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.parallel.groups import Group
 from scaling.worker.session.control import Control

@@ -12,7 +12,7 @@ from scaling.spec.plan import make_plan
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.accelerator.memory import NoLimit
-from scaling.worker.cases.study import CHANGE_S, Study
+from scaling.worker.cases.runner import CHANGE_S, Study
 from scaling.worker.session.progress import COMPILE_S
 
 ROUNDS = 3

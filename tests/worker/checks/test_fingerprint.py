@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scaling.worker.checks import fingerprint
-from scaling.worker.checks.fingerprint import sums
+from scaling.worker.checks import parity
+from scaling.worker.checks.parity import sums
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
 
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(fingerprint, "CHUNK", 16)
+    monkeypatch.setattr(parity, "CHUNK", 16)
 
 
 def some(dtype, count=50):
@@ -24,7 +24,7 @@ def some(dtype, count=50):
 def flipped(tensor, place):
     """The tensor with the lowest bit of one element changed."""
     found = tensor.clone()
-    found.view(fingerprint._INTEGERS[tensor.element_size()])[place] ^= 1
+    found.view(parity._INTEGERS[tensor.element_size()])[place] ^= 1
     return found
 
 
@@ -40,7 +40,7 @@ def test_any_bit_counts_and_only_bits(dtype):
 
 def test_the_sum_is_that_of_whole_numbers_modulo_2_to_the_64():
     bits = some(torch.float64, 16).view(torch.int64)
-    weights = fingerprint._weights(16, bits.device)
+    weights = parity._weights(16, bits.device)
     whole = sum(int(b) * int(w) for b, w in zip(bits, weights, strict=True)) % 2**64
     assert [found % 2**64 for found in sums(bits)] == [whole]
     assert all(int(weight) % 2 for weight in weights)

@@ -9,8 +9,7 @@ import torch
 from support.results import plan, spec
 
 from scaling.worker.accelerator import clock
-from scaling.worker.accelerator.accelerator import Cpu
-from scaling.worker.accelerator.precision import Precision
+from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.checks.kernels import measure
 from scaling.worker.checks.steps import Bench
 from scaling.worker.data.workload import Workload, sgd

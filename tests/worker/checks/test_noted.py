@@ -11,8 +11,7 @@ import torch
 from scaling.config.compose import requests
 from scaling.records.paths import RunFolder
 from scaling.spec.plan import make_plan
-from scaling.worker.accelerator.accelerator import Cpu
-from scaling.worker.accelerator.precision import Precision
+from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.checks.checkup import Checkup
 from scaling.worker.checks.kernels import note_step
 from scaling.worker.checks.steps import Bench

@@ -15,8 +15,7 @@ from scaling.config.compose import requests
 from scaling.spec.plan import Trial
 from scaling.spec.run import Inject
 from scaling.spec.schedule import dropped_steps, settling_steps
-from scaling.worker.accelerator.accelerator import Cpu
-from scaling.worker.accelerator.precision import Precision
+from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.measure.arms import Arms, grown

@@ -9,18 +9,20 @@ from scaling.records.format import CollectiveRow
 from scaling.spec.plan import Trial
 from scaling.spec.run import Measure
 from scaling.spec.schedule import Block
-from scaling.worker.measure.known import Efficiencies, Means, student
 from scaling.worker.measure.pace import (
     BLOCK_NS_MIN,
     BLOCK_STEPS_MAX,
     CASE_S,
     CASE_STEPS_MIN,
     STEPS_MIN,
+    Efficiencies,
+    Means,
     Pace,
     block_steps,
     case_lengths,
     case_steps,
     fabric_sizes,
+    student,
 )
 
 MS = 1_000_000

@@ -8,7 +8,7 @@ from torch import nn
 
 from scaling.errors import InputError
 from scaling.worker.data.workload import Workload, sgd
-from scaling.worker.models.checkpoint import checkpoint_activations, repeated
+from scaling.worker.models.options import checkpoint_activations, repeated
 
 
 def workload(module, **more):

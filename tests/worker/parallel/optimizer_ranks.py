@@ -16,8 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from scaling.config.compose import requests
-from scaling.worker.accelerator.accelerator import Cpu
-from scaling.worker.accelerator.precision import Precision
+from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.models.extra import adamw, momentum
 from scaling.worker.models.options import shaped

@@ -17,11 +17,10 @@ from torch.distributed.tensor import DTensor
 
 from scaling.config.compose import requests
 from scaling.spec.run import KINDS
-from scaling.worker.accelerator.accelerator import Cpu
+from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.accelerator.precision import Precision
 from scaling.worker.data.workload import Workload
-from scaling.worker.models.checkpoint import checkpoint_activations
+from scaling.worker.models.options import checkpoint_activations
 from scaling.worker.parallel.choose import strategy_of
 from scaling.worker.parallel.groups import make_groups
 

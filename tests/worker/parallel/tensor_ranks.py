@@ -16,8 +16,7 @@ from torch.distributed.tensor import DTensor
 from scaling.config.compose import requests
 from scaling.spec.run import KINDS
 from scaling.spec.schedule import PHASES
-from scaling.worker.accelerator.accelerator import Cpu
-from scaling.worker.accelerator.precision import Precision
+from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.models import language, mlp, synthetic, vision
 from scaling.worker.models.options import shaped
 from scaling.worker.parallel.choose import strategy_of

@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
 from scaling.records.format import ClockRecord
-from scaling.worker.probe import clocks as clocks_module
+from scaling.worker.probe import agreement as clocks_module
 from scaling.worker.probe import probe as probe_module
-from scaling.worker.probe.clocks import EVERY_S, Clocks
-from scaling.worker.probe.schedule import ROUND_STEPS, WARMUP
+from scaling.worker.probe.agreement import EVERY_S, Clocks
+from scaling.worker.probe.loop_file import ROUND_STEPS, WARMUP
 
 TWO_KERNELS = SimpleNamespace(rank=0, kernels=[0, 1], members=[0, 1])
 

@@ -8,7 +8,7 @@ import pytest
 
 from scaling.records.format import SLOTS_WHOLE, StepRow, generation
 from scaling.spec.schedule import PLAIN, PROBE
-from scaling.worker.probe.live import summary
+from scaling.worker.probe.loop_file import ROUND_STEPS, WARMUP, round_of, slot_of
 from scaling.worker.probe.phases import (
     BACKWARD,
     COMPUTE_END,
@@ -18,7 +18,7 @@ from scaling.worker.probe.phases import (
     SYNC_END,
     step_row,
 )
-from scaling.worker.probe.schedule import ROUND_STEPS, WARMUP, round_of, slot_of
+from scaling.worker.probe.steps import summary
 
 
 def test_a_round_has_every_arm_and_follows_the_one_before():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from scaling.worker.probe.state import State
+from scaling.worker.probe.baseline import State
 
 
 class Rounding(torch.optim.Optimizer):

@@ -10,7 +10,7 @@ import pytest
 from support.tables import collected
 
 from scaling.records.paths import RunFolder
-from scaling.worker.probe.schedule import round_of
+from scaling.worker.probe.loop_file import round_of
 
 pytestmark = pytest.mark.measures
 

@@ -23,8 +23,8 @@ from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import EventClock
 from scaling.worker.parallel.tap import backend_of
 from scaling.worker.probe import probe as probe_module
+from scaling.worker.probe.loop_file import ROUND_STEPS, WARMUP, round_of
 from scaling.worker.probe.phases import BACKWARD, COMPUTE_END, FORWARD, OPTIMIZER, OPTIMIZER_END, SYNC_END
-from scaling.worker.probe.schedule import ROUND_STEPS, WARMUP, round_of
 from scaling.worker.probe.track import Track
 
 KINDS = (FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END)

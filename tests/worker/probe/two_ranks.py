@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
 from scaling.errors import InputError
-from scaling.worker.probe.clocks import Clocks
+from scaling.worker.probe.agreement import Clocks
 
 OPTIMIZER = importlib.import_module("torch.optim.optimizer")
 STEPS, MICRO_STEPS = 50, 2

@@ -8,7 +8,7 @@ import sys
 
 import torch.distributed as dist
 
-from scaling.worker.session import offsets
+from scaling.worker.session import control
 from scaling.worker.session.control import Control
 
 HOSTS = (0, 0, 1, 1)
@@ -18,9 +18,9 @@ AHEAD_NS = 1_000_000_000
 def main() -> None:
     rank, store = int(sys.argv[1]), dist.FileStore(sys.argv[2], len(HOSTS))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=len(HOSTS))
-    true_ns = offsets.now_ns
-    offsets.now_ns = lambda: true_ns() + HOSTS[rank] * AHEAD_NS
-    record = offsets.compare_hosts("begin", rank, HOSTS, Control(dist.PrefixStore("control", store), rank))
+    true_ns = control.now_ns
+    control.now_ns = lambda: true_ns() + HOSTS[rank] * AHEAD_NS
+    record = control.compare_hosts("begin", rank, HOSTS, Control(dist.PrefixStore("control", store), rank))
     print(json.dumps(dataclasses.asdict(record)))
     dist.barrier()
     dist.destroy_process_group()

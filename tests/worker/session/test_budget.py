@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scaling.worker.session.budget import exchange_of
+from scaling.worker.session.rounds import exchange_of
 
 
 def test_an_exchange_takes_what_its_bytes_take():

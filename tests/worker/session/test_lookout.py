@@ -20,7 +20,7 @@ START = """
 import os, sys, time
 from pathlib import Path
 from scaling.records.paths import RunFolder
-from scaling.worker.session.lookout import watch
+from scaling.worker.session.stack_dump import watch
 folder = RunFolder(sys.argv[1]).launch(0)
 folder.path.mkdir(parents=True)
 leave = watch(folder, 3, lambda: "warm-up of world size 4")

@@ -1,0 +1,261 @@
+"""Stamp where a rank waits for a functional collective, as those of DTensor and tensor parallel are.
+
+Their result is waited for by the operator `wait_tensor`, in forward and in backward. While a watch is on, the operator
+has a kernel that takes a stamp before and after it. On an accelerator the stamps are events: the stream waits. Nothing
+else changes, and the kernel is removed after the block. A collective that blocks the host is stamped by `exchanging`.
+
+SyncBatchNorm inside a module: over which ranks it takes its statistics, and where a rank waits for them.
+
+A layer gathers its mean and variance from all ranks in forward and adds up two sums over them in backward. torch makes
+these calls without async_op (torch/nn/modules/_functions.py), so the current stream goes on when the result is there.
+Over one rank a layer does what BatchNorm does and calls nothing.
+
+Stamp the broadcast of buffers, with which DDP begins a forward.
+
+A module with buffers (BatchNorm's running statistics) takes part in a broadcast from its first rank at the begin of
+every forward that follows a reduced backward. Ranks wait for each other there, so a late rank shows in forward and not
+at the first bucket. The broadcast lies between the call of the wrapper and the call of the module inside it, so two
+hooks find it without a change to DDP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.records.format import CollectiveRow
+from scaling.spec.run import KINDS
+from scaling.spec.schedule import PHASES
+from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.parallel.guard import around
+from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Wait
+from scaling.worker.parallel.tap import SELECT, Seen, Tap
+
+
+class FunctionalWaits:
+    """The windows in which this rank waits. One is on at a time in a process."""
+
+    _now: FunctionalWaits | None = None
+
+    def __init__(self, stamp: Callable[[], int]) -> None:
+        self._stamp = stamp
+        self._tap: Tap | None = None
+        self.waits: list[Wait] = []
+
+    @contextlib.contextmanager
+    def on(self, tap: Tap | None = None) -> Iterator[None]:
+        """Stamp inside; `tap`: also tell it of each collective when it was waited for, and in which phase."""
+        self.waits, self._tap, FunctionalWaits._now = [], tap, self
+        library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
+        library.impl("wait_tensor", self._kernel(tap), "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            FunctionalWaits._now, self._tap = None, None
+            library._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001
+
+    def take(self) -> list[Wait]:
+        """The windows since the last call."""
+        found, self.waits = self.waits, []
+        return found
+
+    def _kernel(self, tap: Tap | None) -> Callable[..., Any]:
+        operator, stamp = torch.ops._c10d_functional.wait_tensor.default, self._stamp  # noqa: SLF001
+
+        def kernel(keys: Any, tensor: torch.Tensor) -> Any:
+            phase = phase_now()
+            begin = stamp()
+            result = operator.redispatch(keys.remove(SELECT), tensor)
+            end = stamp()
+            self.waits.append(Wait(phase, begin, end))
+            seen = tap.waited_for(tensor.data_ptr()) if tap else None
+            if seen is not None:
+                seen.wait, seen.resume, seen.phase = begin, end, phase
+            return result
+
+        return kernel
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """Around a collective that blocks the host."""
+        tap, phase, begin = self._tap, phase_now(), self._stamp()
+        place = tap.count if tap else 0
+        yield
+        self.waits.append(Wait(phase, begin, self._stamp()))
+        for seen in tap.since(place) if tap else ():
+            seen.phase = phase
+
+    @classmethod
+    def exchanging(cls) -> contextlib.AbstractContextManager[None]:
+        """`around` of the watch that is on; nothing where none is."""
+        return cls._now.around() if cls._now else contextlib.nullcontext()
+
+
+def phase_now() -> int:
+    """Whether this thread computes forward or backward."""
+    return FORWARD if torch._C._current_graph_task_id() == -1 else BACKWARD  # noqa: SLF001
+
+
+_CALLS = {
+    "all_reduce": "all_reduce",
+    "all_gather_single": "all_gather",  # since torch 2.13
+    "all_gather_into_tensor": "all_gather",
+}
+"""What the layers call in torch.distributed, and its kind. The group is the third argument, async_op the fourth."""
+_GATHER, _REDUCE = KINDS.index("all_gather"), KINDS.index("all_reduce")
+
+
+class Norms:
+    """The SyncBatchNorm layers of a module; there may be none."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._layers = [layer for layer in module.modules() if isinstance(layer, nn.SyncBatchNorm)]
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def over(self, group: Any) -> None:
+        """Take statistics over the ranks of a process group from here on."""
+        for layer in self._layers:
+            layer.process_group = group
+
+    def are_over(self, group: Any) -> bool:
+        """Whether all of them take statistics over the ranks of this process group."""
+        return all((layer.process_group or dist.group.WORLD) is group for layer in self._layers)
+
+    def sent(self, ranks: int) -> frozenset[tuple[int, int]]:
+        """What they send over so many ranks: kind, and elements of the result.
+
+        A rank's means, inverse deviations and count in forward; in backward two sums a channel.
+        """
+        gathered = {(_GATHER, ranks * (2 * one.num_features + 1)) for one in self._layers}
+        return frozenset(gathered | {(_REDUCE, 2 * one.num_features) for one in self._layers})
+
+
+class InlineWaits:
+    """Stamps what the layers call over a process group, in probe blocks only. Other calls pass."""
+
+    def __init__(self, norms: Norms, group: Any, stamp: Callable[[], int], tap: Tap | None = None) -> None:
+        """`tap`: one that is open meanwhile, and is not to note what is stamped here."""
+        self._group, self._stamp, self._tap = group, stamp, tap
+        self._sent = norms.sent(dist.get_world_size(group))
+        self._found: list[Seen] = []
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Inside, torch.distributed's functions stamp such calls. They are put back afterwards."""
+        self._found = []
+        before = {name: getattr(dist, name) for name in _CALLS if hasattr(dist, name)}
+        for name, call in before.items():
+            setattr(dist, name, around(call, functools.partial(self._call, KINDS.index(_CALLS[name]))))
+        try:
+            yield
+        finally:
+            for name, call in before.items():
+                setattr(dist, name, call)
+
+    def take(self) -> list[Seen]:
+        """What was stamped since the last call, in order."""
+        found, self._found = self._found, []
+        return found
+
+    def _call(self, kind: int, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        group = args[2] if len(args) > 2 else named.get("group")
+        asynchronous = args[3] if len(args) > 3 else named.get("async_op", False)
+        result: Any = args[0] if args else None
+        ours = group is self._group and not asynchronous and isinstance(result, torch.Tensor)
+        if not ours or (kind, result.numel()) not in self._sent:
+            return call(*args, **named)
+        seen = Seen(
+            kind=kind,
+            group=group,
+            bytes=result.nbytes,
+            dtype=result.dtype,
+            phase=phase_now(),
+            unit=-1,
+            enqueue_ns=now_ns(),
+            launch=self._stamp(),
+        )
+        with self._tap.passing() if self._tap else contextlib.nullcontext():
+            answer = call(*args, **named)
+        seen.wait, seen.done = seen.launch, self._stamp()
+        seen.resume = seen.done
+        self._found.append(seen)
+        return answer
+
+
+def sends_buffers(module: torch.nn.Module) -> bool:
+    """Whether this is a DDP wrapper of two or more ranks that keeps buffers alike."""
+    return (
+        isinstance(module, DistributedDataParallel)
+        and dist.get_world_size(module.process_group) > 1
+        and bool(module.broadcast_buffers)
+        and any(True for _ in module.buffers())
+    )
+
+
+def broadcast_rows(
+    ddp: DistributedDataParallel, times: Sequence[tuple[int, int]], first: int
+) -> list[CollectiveRow]:
+    """A step's broadcasts of a wrapper's buffers, from begin and end of each; `first`: position of the first."""
+    size = sum(buffer.nbytes for buffer in ddp.module.buffers())
+    return [
+        CollectiveRow(
+            seq=first + index,
+            kind=KINDS.index("broadcast"),
+            group=dist.get_world_size(ddp.process_group),
+            bytes=size,
+            ready_ns=0,
+            launch_ns=begin,
+            done_ns=end,
+            phase=PHASES.index("forward"),
+        )
+        for index, (begin, end) in enumerate(times)
+    ]
+
+
+def will_send_buffers(ddp: DistributedDataParallel) -> bool:
+    """Whether the next forward of such a wrapper begins with a broadcast."""
+    return bool(ddp.will_sync_module_buffers())  # type: ignore[no-untyped-call]
+
+
+class BufferSync:
+    """Stamps begin and end of each broadcast of a wrapper's buffers."""
+
+    def __init__(self, ddp: torch.nn.Module) -> None:
+        assert isinstance(ddp, DistributedDataParallel)
+        self._ddp = ddp
+
+    @contextlib.contextmanager
+    def stamping(self, stamp: Callable[[], int], stamps: list[int]) -> Iterator[None]:
+        """Inside, two stamps are appended for every forward with a broadcast."""
+        begun = False
+
+        def outer(_module: Any, _args: Any) -> None:
+            nonlocal begun
+            begun = will_send_buffers(self._ddp)
+            if begun:
+                stamps.append(stamp())
+
+        def inner(_module: Any, _args: Any) -> None:
+            nonlocal begun
+            if begun:
+                stamps.append(stamp())
+            begun = False
+
+        handles = [
+            self._ddp.register_forward_pre_hook(outer),
+            self._ddp.module.register_forward_pre_hook(inner),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
