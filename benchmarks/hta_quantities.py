@@ -21,10 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.traces.profiler import signs
-from scaling.traces.profiler.columns import Trace
+from scaling.traces.profiler.columns import Ints, Spans, Trace, common, merged, running
 from scaling.traces.profiler.read import read_trace
 from scaling.traces.profiler.signs import launched
-from scaling.traces.profiler.spans import Ints, Spans, common, merged, running
 
 COMPUTATION, COMMUNICATION, MEMORY, OTHER = "COMPUTATION", "COMMUNICATION", "MEMORY", "OTHER"
 TYPES = (COMPUTATION, COMMUNICATION, MEMORY)

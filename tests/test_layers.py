@@ -50,7 +50,7 @@ EDGES = {
     "hydra": "scaling.config",
     "omegaconf": "scaling.config",
     "wandb": "scaling.report.tracking",
-    "jinja2": "scaling.report.templates",
+    "jinja2": "scaling.report.html",
     "kaleido": "scaling.report.figures",
     "plotly": "scaling.report",
     "pynvml": "scaling.hardware",

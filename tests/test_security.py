@@ -16,8 +16,8 @@ from support.commands import refused
 
 import scaling
 from scaling.cli.main import main
-from scaling.config.cluster import to_env
 from scaling.config.compose import changed, requests
+from scaling.config.topology import to_env
 from scaling.errors import InputError
 from scaling.launchers.jobs import create, plan_request
 from scaling.launchers.slurm import queue

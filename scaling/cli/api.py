@@ -21,11 +21,9 @@ from scaling.analysis.predict.change import Source
 from scaling.analysis.predict.predictions import predictions
 from scaling.analysis.results import Comparison, Prediction, Sweep
 from scaling.analysis.results.prediction import SimulationResults
-from scaling.cli.loaded import Run, sources_of, sources_with
-from scaling.cli.shown import shown_comparison, shown_prediction
+from scaling.cli.loaded import Run, shown_comparison, shown_prediction, sources_of, sources_with
 from scaling.cli.simulating import from_run
-from scaling.config.compose import changed
-from scaling.config.config_dir import require_readable
+from scaling.config.compose import changed, require_readable
 from scaling.config.whatif import to_whatif
 from scaling.errors import InputError
 from scaling.records.launch import Launches

@@ -1,21 +1,28 @@
 """A run from Python: its plan, its analysis and its tables, read when they are first asked for.
 
 `scaling` itself exports Run and load, and docs/api.md shows them at work.
+
+Results of the Python API that a shell shows as the terminal does, instead of every field.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import os
+from collections.abc import Callable
+from dataclasses import fields
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import polars as pl
+from rich.console import Console
 
 from scaling.analysis.predict.change import Linked, Source
 from scaling.analysis.predict.sources import read_links, read_sources
-from scaling.analysis.results import Analysis, Point
+from scaling.analysis.results import Analysis, Comparison, Point, Prediction
 from scaling.analysis.strategies import of_strategy
 from scaling.cli.pipeline import read_analysis, read_tables
 from scaling.errors import InputError
@@ -26,6 +33,7 @@ from scaling.records.plan_check import as_recorded
 from scaling.records.run import read_plan
 from scaling.records.tables import Tables, read_published
 from scaling.report.brief import brief, brief_html
+from scaling.report.terminal import print_comparison, print_prediction
 from scaling.spec.plan import Plan
 
 
@@ -154,3 +162,42 @@ def sources_with(run: Run, seed: int) -> tuple[Source, ...]:
 def _has_records(run: Run) -> bool:
     """Whether the rank files exist; traces and kept baselines have none."""
     return any(run.path.glob("launches/*/rank-*.jsonl"))
+
+
+T = TypeVar("T")
+WIDTH = 100
+"""Characters of a line."""
+
+
+class ShownComparison(Comparison):
+    """A Comparison whose repr is what `scaling compare` prints."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return _drawn(print_comparison, self)
+
+
+class ShownPrediction(Prediction):
+    """A Prediction whose repr is what `scaling predict` prints."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return _drawn(print_prediction, self)
+
+
+def shown_comparison(found: Comparison) -> Comparison:
+    """The same comparison, shown as the terminal shows it."""
+    return ShownComparison(**{field.name: getattr(found, field.name) for field in fields(found)})
+
+
+def shown_prediction(found: Prediction) -> Prediction:
+    """The same prediction, shown as the terminal shows it."""
+    return ShownPrediction(**{field.name: getattr(found, field.name) for field in fields(found)})
+
+
+def _drawn(draw: Callable[[Console, T], None], result: T) -> str:
+    out = io.StringIO()
+    draw(Console(file=out, width=WIDTH, color_system=None), result)
+    return out.getvalue().rstrip()

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from scaling.cli.output import warn
-from scaling.cli.streams import tolerate_closed
+from scaling.cli.output import tolerate_closed, warn
 from scaling.cli.verbs import VERBS, lines
 from scaling.errors import InputError, ScalingError
 

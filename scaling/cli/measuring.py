@@ -1,4 +1,7 @@
-"""Shared by verbs that measure: check a run before anything is written, watch it, and shut down cleanly."""
+"""Shared by verbs that measure: check a run before anything is written, watch it, and shut down cleanly.
+
+Analysis that launchers call. Imports are made on the first call, since a plan does not need polars.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,31 @@ import dataclasses
 import signal
 from collections.abc import Sequence
 
-from scaling.cli.analysing import preflight
 from scaling.errors import InputError
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.jobs import Job, create
 from scaling.launchers.runner import measure
 from scaling.launchers.tryout import promised
-from scaling.records.paths import RunFolder
+from scaling.records.launch import Launch
+from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.status import Status
 from scaling.spec.estimate import said_left_out
 from scaling.spec.plan import Plan
+
+
+def preflight(launch: LaunchFolder, plan: Plan) -> tuple[str, ...]:
+    """The problems found so far on the ranks of a launch, one line each."""
+    from scaling.analysis.doctor import preflight as rules  # noqa: PLC0415
+
+    return rules.problems(Launch(launch, plan))
+
+
+def analyse(folder: RunFolder) -> None:
+    """Write everything that is derived from a run's records."""
+    from scaling.cli.pipeline import rebuild  # noqa: PLC0415
+
+    rebuild(folder)
+
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 

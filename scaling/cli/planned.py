@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from scaling.launchers.choose import launcher_of
+from scaling.launchers.launcher import LaunchRequest
 from scaling.launchers.launcher import describe as shell
-from scaling.launchers.request import LaunchRequest
 from scaling.launchers.shared_gpu import mps_line, shares_gpu
 from scaling.records import codec
 from scaling.records.paths import RunFolder
-from scaling.report.asked import case_batches, precisions
 from scaling.report.progress import takes
-from scaling.report.text import count
+from scaling.report.text import case_batches, count, precisions
 from scaling.spec import sample
 from scaling.spec.cases import batches, cases, variants
 from scaling.spec.estimate import said_left_out

@@ -1,8 +1,17 @@
-"""What this machine has, found without torch."""
+"""What this machine has, found without torch.
+
+Peak rates of known accelerators, from their makers' data sheets: dense, with matrix units where a format has them.
+
+Sources: NVIDIA's data sheets of V100, T4, A10, A30, A40, A100, L4, L40, L40S, H100, H200, GH200 and HGX B200; AMD's of
+MI300X; of the GeForce RTX 4090 NVIDIA's Ada GPU architecture paper (fp16 with fp32 accumulation). What a sheet gives
+with sparsity is halved. A slice of a device (MIG) has another name and is not known.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,3 +76,79 @@ def _gpus() -> tuple[Gpu, ...]:
     if visible is not None:
         gpus = gpus[: len([v for v in visible.split(",") if v.strip()])]
     return tuple(gpus)
+
+
+_T = 1e12
+
+
+def _peaks(
+    fp64: float | None, fp32: float, tf32: float | None, half: float, *, bf16: bool = True
+) -> Mapping[str, float]:
+    """TFLOP/s by format; `half` is fp16's, and bf16's where the device has it."""
+    known = {"fp64": fp64, "fp32": fp32, "tf32": tf32, "fp16": half, "bf16": half if bf16 else None}
+    return {name: _T * rate for name, rate in known.items() if rate is not None}
+
+
+_HOPPER = _peaks(67, 67, 494.5, 989.5)
+_HOPPER_NVL = _peaks(60, 60, 417.5, 835.5)
+_KNOWN: tuple[tuple[str, Mapping[str, float]], ...] = (
+    (r"V100-SXM\d-\d+GB", _peaks(7.8, 15.7, None, 125, bf16=False)),
+    (r"V100-PCIE-\d+GB", _peaks(7, 14, None, 112, bf16=False)),
+    (r"V100S-PCIE-\d+GB", _peaks(8.2, 16.4, None, 130, bf16=False)),
+    (r"T4", _peaks(None, 8.1, None, 65, bf16=False)),
+    (r"A10", _peaks(None, 31.2, 62.5, 125)),
+    (r"A30", _peaks(10.3, 10.3, 82, 165)),
+    (r"A40", _peaks(None, 37.4, 74.8, 149.7)),
+    (r"A100-(SXM4|PCIE|PCIe)-\d+GB|A100 80GB PCIe", _peaks(19.5, 19.5, 156, 312)),
+    (r"L4", _peaks(None, 30.3, 60, 121)),
+    (r"L40", _peaks(None, 90.5, 90.5, 181)),
+    (r"L40S", _peaks(None, 91.6, 183, 362)),
+    (r"H100 80GB HBM3", _HOPPER),
+    (r"H100 PCIe", _peaks(51, 51, 378, 756.5)),
+    (r"H100 NVL", _HOPPER_NVL),
+    (r"H200", _HOPPER),
+    (r"H200 NVL", _HOPPER_NVL),
+    (r"GH200 (480GB|144G HBM3e)", _HOPPER),
+    (r"B200", _peaks(37, 75, 1125, 2250)),
+    (r"GeForce RTX 4090", _peaks(None, 82.6, 82.6, 165.2)),
+    (r"Instinct MI300X.*", _peaks(163.4, 163.4, 653.7, 1307.4)),
+)
+_MAKERS = r"(?:NVIDIA |Tesla |AMD )?"
+
+
+def peak_flop_s(device_name: str, precision: str) -> float | None:
+    """The data sheet's FLOP/s in a format (fp64, fp32, tf32, bf16, fp16); None where device or format is not known."""
+    for name, peaks in _KNOWN:
+        if re.fullmatch(f"{_MAKERS}(?:{name})", device_name):
+            return peaks.get(precision)
+    return None
+
+
+_GB = 10**9
+_MEMORY: tuple[tuple[str, int, float], ...] = (
+    (r"V100-SXM\d-16GB", 16 * _GB, 900e9),
+    (r"V100-SXM\d-32GB", 32 * _GB, 900e9),
+    (r"A100-SXM4-40GB", 40 * _GB, 1555e9),
+    (r"A100-SXM4-80GB", 80 * _GB, 2039e9),
+    (r"A100-PCI[Ee]-40GB", 40 * _GB, 1555e9),
+    (r"A100 80GB PCIe", 80 * _GB, 1935e9),
+    (r"L4", 24 * _GB, 300e9),
+    (r"L40", 48 * _GB, 864e9),
+    (r"L40S", 48 * _GB, 864e9),
+    (r"H100 80GB HBM3", 80 * _GB, 3350e9),
+    (r"H100 PCIe", 80 * _GB, 2000e9),
+    (r"H100 NVL", 94 * _GB, 3900e9),
+    (r"H200", 141 * _GB, 4800e9),
+    (r"B200", 180 * _GB, 7700e9),
+    (r"GeForce RTX 4090", 24 * _GB, 1008e9),
+    (r"Instinct MI300X.*", 192 * _GB, 5300e9),
+)
+"""Bytes of a device's memory, and bytes/s that it moves at the most, from the same sheets."""
+
+
+def memory_of(device_name: str) -> tuple[int, float] | None:
+    """(bytes, bytes/s) of a device's memory by its data sheet; None where the device is not known."""
+    for name, size, rate in _MEMORY:
+        if re.fullmatch(f"{_MAKERS}(?:{name})", device_name):
+            return size, rate
+    return None

@@ -11,8 +11,7 @@ from scaling.launchers.choose import launcher_of
 from scaling.launchers.failure.cause import LaunchOutcome
 from scaling.launchers.failure.evidence import printed
 from scaling.launchers.follow import follow
-from scaling.launchers.launcher import Progress, describe
-from scaling.launchers.request import LaunchRequest
+from scaling.launchers.launcher import LaunchRequest, Progress, describe
 from scaling.reading import RefusedError, parse_json, read_bytes
 from scaling.records.files import read_json, write_json, write_text
 from scaling.records.paths import LaunchFolder, RunFolder

@@ -5,8 +5,8 @@ from __future__ import annotations
 from scaling.errors import InputError
 from scaling.launchers.emulated import Emulated
 from scaling.launchers.launcher import Launcher
-from scaling.launchers.local import Local
 from scaling.launchers.slurm.launcher import Slurm
+from scaling.launchers.torchrun import Local
 from scaling.spec.plan import Plan
 
 LAUNCHERS: dict[str, Launcher] = {"local": Local(), "emulated": Emulated(), "slurm": Slurm()}

@@ -12,8 +12,7 @@ import sys
 
 from scaling import resources
 from scaling.errors import InputError
-from scaling.launchers.launcher import Command, Launcher
-from scaling.launchers.request import LaunchRequest
+from scaling.launchers.launcher import Command, Launcher, LaunchRequest
 from scaling.launchers.torchrun import connecting, environment, torchrun
 from scaling.spec.plan import Plan
 

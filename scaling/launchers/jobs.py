@@ -1,13 +1,16 @@
-"""Plan a request and make the run's folder; find the runs that a folder holds already."""
+"""Plan a request and make the run's folder; find the runs that a folder holds already.
+
+Which commit of the user's code is measured.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from scaling.errors import InputError
-from scaling.launchers.git import commit
 from scaling.reading import as_number
 from scaling.records.files import check_writable, make_folder, read_json, write_json, write_text
 from scaling.records.paths import RunFolder, default_folder, find_run, named
@@ -15,6 +18,20 @@ from scaling.records.run import locked
 from scaling.spec.plan import SCHEMA, Plan, make_plan, run_id
 from scaling.spec.request import Request
 from scaling.version import __version__
+
+TIMEOUT_S = 5
+_DESCRIBE = ("git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def commit(folder: Path) -> str:
+    """`<hash>`, or `<hash>-dirty` where tracked files were changed since; empty outside a repository or without git."""
+    try:
+        done = subprocess.run(
+            _DESCRIBE, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 `local`, `emulated` and `slurm` implement it; `choose.launcher_of` picks one. `follow` runs the command of any of
 them and ends it.
+
+What a launcher is asked to start.
 """
 
 from __future__ import annotations
@@ -12,9 +14,34 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scaling.launchers.request import LaunchRequest
+from scaling.records.paths import LaunchFolder, RunFolder
+from scaling.spec.batch_search import MEASURE
 from scaling.spec.environment import without_secrets
 from scaling.spec.plan import Plan
+from scaling.spec.run import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """One launch of a plan, with as many ranks as its largest world size needs."""
+
+    plan: Plan
+    folder: RunFolder
+    launch: LaunchFolder
+    world_sizes: tuple[int, ...]
+    what: str = MEASURE
+    """Measure, or search or prove the largest batch."""
+    program: tuple[str, ...] = ()
+    """What torchrun runs instead of our worker, such as a script and its arguments."""
+
+    @property
+    def spec(self) -> Spec:
+        return self.plan.spec
+
+    @property
+    def ranks(self) -> int:
+        return max(self.world_sizes)
+
 
 Progress = Callable[[dict[str, Any]], None]
 """Takes the records that rank 0 writes while a launch runs, and `{"said": line}` for a line to show."""

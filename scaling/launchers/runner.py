@@ -11,9 +11,8 @@ from scaling.errors import InputError, ScalingError
 from scaling.launchers.batch_search import find_largest
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.follow import follow
-from scaling.launchers.launcher import Progress, describe
-from scaling.launchers.request import LaunchRequest
-from scaling.launchers.settle import earlier_launches, end_between, next_index, settled
+from scaling.launchers.launcher import LaunchRequest, Progress, describe
+from scaling.launchers.reconcile import earlier_launches, end_between, next_index, settled
 from scaling.launchers.slurm.allocation import interruption
 from scaling.reading import read_text
 from scaling.records.files import write_json, write_text

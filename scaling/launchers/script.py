@@ -20,13 +20,11 @@ from pathlib import Path
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.failure.cause import NO_CAUSE, SECONDHAND, last_error
 from scaling.launchers.failure.evidence import printed
-from scaling.launchers.launcher import Command
+from scaling.launchers.launcher import Command, LaunchRequest
 from scaling.launchers.process import end, held_back, start
-from scaling.launchers.request import LaunchRequest
 from scaling.records.files import write_json
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.spec.ended import Ended
-from scaling.spec.plan import Plan
+from scaling.spec.plan import Ended, Plan
 
 RUN_DIR = "SCALING_RUN_DIR"
 """Where a Probe in the script writes, whatever the script says."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scaling.launchers.answer import TooLongError, answer
+from scaling.launchers.worker_process import TooLongError, answer
 from scaling.spec.simulation import Simulated, Simulation
 
 LIMIT_S = 600

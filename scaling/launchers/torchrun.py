@@ -1,14 +1,19 @@
-"""The torchrun line that every launcher ends in, and the environment that every worker gets."""
+"""The torchrun line that every launcher ends in, and the environment that every worker gets.
+
+The local launcher: one torchrun on this machine.
+"""
 
 from __future__ import annotations
 
 import sys
 
 from scaling import resources
-from scaling.launchers.request import LaunchRequest
+from scaling.launchers.launcher import Command, Launcher, LaunchRequest
+from scaling.launchers.shared_gpu import beside_mps, require_nccl, shares_gpu
+from scaling.launchers.simulated import build_device
 from scaling.records.encoding import digest_of
 from scaling.spec.batch_search import MEASURE
-from scaling.spec.plan import PLAN_DIGEST
+from scaling.spec.plan import PLAN_DIGEST, Plan
 from scaling.spec.run import Spec
 from scaling.spec.startup import lazy
 from scaling.spec.topology import GPU
@@ -79,3 +84,24 @@ def nccl_log(request: LaunchRequest) -> dict[str, str]:
     if request.spec.topology.backend != "nccl":
         return {}
     return {"NCCL_DEBUG_FILE": str(request.launch.nccl_log("%h", "%p").absolute())}  # NCCL replaces %h and %p
+
+
+WHERE = ("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
+
+
+class Local(Launcher):
+    """All ranks on this machine."""
+
+    def require(self, plan: Plan) -> None:
+        """Simulated accelerators have to be built; ranks of one GPU need a new NCCL."""
+        build_device(plan)
+        if shares_gpu(plan.spec):
+            require_nccl(plan.spec)
+
+    def command(self, request: LaunchRequest) -> Command:
+        """One torchrun over the loopback interface; beside an MPS server where its ranks share a GPU."""
+        bound = numa_binding(request.spec)
+        own = environment(interface="lo")
+        env = {**nccl_log(request), **connecting(request), **own, **bound, **request.spec.env}
+        argv = torchrun(request, request.ranks, *WHERE, bind=bool(bound))
+        return Command(argv=beside_mps(argv) if shares_gpu(request.spec) else argv, env=env)

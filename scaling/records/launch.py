@@ -23,10 +23,9 @@ from scaling.records import checkup
 from scaling.records.checkup import KernelTable, RankCheck, Roofline
 from scaling.records.files import read_json
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.spec.ended import SCHEMA as CASES_SCHEMA
-from scaling.spec.ended import Outcome, Outcomes
 from scaling.spec.environment import VARIABLE
-from scaling.spec.plan import Plan
+from scaling.spec.plan import ENDED_SCHEMA as CASES_SCHEMA
+from scaling.spec.plan import Outcome, Outcomes, Plan
 from scaling.spec.promise import SCHEMA as CONTENT_SCHEMA
 from scaling.spec.promise import Content
 

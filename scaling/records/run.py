@@ -26,9 +26,8 @@ from scaling.records.files import read_json
 from scaling.records.paths import RunFolder, find_run
 from scaling.records.status import SCHEMA as STATUS_SCHEMA
 from scaling.records.status import Status
-from scaling.spec.ended import Ended
 from scaling.spec.plan import SCHEMA as PLAN_SCHEMA
-from scaling.spec.plan import Plan
+from scaling.spec.plan import Ended, Plan
 from scaling.spec.topology import Topology
 
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from scaling.analysis.results import Analysis
 from scaling.plain import plain
 from scaling.report import cases, findings, text
+from scaling.report.html import render
 from scaling.report.key_figures import brief_table
 from scaling.report.model import Table
-from scaling.report.templates import render
 
 
 def brief(analysis: Analysis) -> str:

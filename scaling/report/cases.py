@@ -14,7 +14,7 @@ from scaling.analysis.results import (
 )
 from scaling.plain import plain
 from scaling.report.model import Columns, Table
-from scaling.report.slower import slower_lines
+from scaling.report.strategies import slower_lines
 from scaling.report.text import (
     NONE,
     cell,
@@ -28,7 +28,7 @@ from scaling.report.text import (
     value_of,
 )
 from scaling.spec.batch_search import LATE
-from scaling.spec.ended import SETTLED
+from scaling.spec.plan import SETTLED
 from scaling.units import format_bytes
 
 KNEE = "*"

@@ -6,8 +6,7 @@ from dataclasses import fields, replace
 
 from scaling.analysis.results import LAUNCHES_MIN, RunInfo
 from scaling.plain import plain
-from scaling.report.asked import case_batches, precisions
-from scaling.report.text import count, moment, ranks
+from scaling.report.text import case_batches, count, moment, precisions, ranks
 from scaling.spec.parallel import PIPELINED, Fsdp, show_reshard
 from scaling.spec.plan import HARNESS, TRACE, Plan
 from scaling.spec.run import Ddp, Inject, Spec

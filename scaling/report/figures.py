@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from scaling.errors import InputError, ScalingError
+from scaling.report.html import packaged
 from scaling.report.plots.base import Json, Plot
-from scaling.report.templates import packaged
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FORMATS = ("svg", "png")

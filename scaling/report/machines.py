@@ -1,12 +1,20 @@
-"""What a run ran on, as a table with a column for each kind of machine."""
+"""What a run ran on, as a table with a column for each kind of machine.
+
+The hosts of a run, as a table and as sentences.
+
+The own steps of many ranks: their distribution, and the slowest of them host by host.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scaling.analysis.results import HostSpeed, HostSteps, RankSpread
 from scaling.analysis.results.machine import MachineGroup
-from scaling.report.model import Table
-from scaling.report.text import NONE, count, ranges
+from scaling.plain import plain
+from scaling.report.model import EVERYWHERE, MARKDOWN, PAGE, TERMINAL, Block, Figure, Renderer, Table, lines
+from scaling.report.plots.curves import spread
+from scaling.report.text import NONE, cell, count, number, quantity, ranges, sentence
 from scaling.spec.plan import Plan
 from scaling.units import format_bytes
 
@@ -62,3 +70,139 @@ def _hosts(machine: MachineGroup) -> str:
 
 def _variables(machine: MachineGroup) -> str:
     return ", ".join(f"{name}={value}" for name, value in machine.environment) or NONE
+
+
+SHOWN = 16
+"""Hosts that text reports show; where there are more, the slowest."""
+ON_PAGE = 64
+"""The same for a page."""
+NAME_WIDTH = 24
+HOSTS_NOTE = (
+    "step: without DDP, every rank at work; link: with the better of two other hosts, all pairs at once"
+)
+
+
+def host_blocks(hosts: Sequence[HostSpeed]) -> tuple[Block, ...]:
+    """Which host stands out, and the table; a page has more of them than text."""
+    if len(hosts) <= SHOWN:
+        return _blocks(hosts, None, EVERYWHERE)
+    return (*_blocks(hosts, ON_PAGE, PAGE), *_blocks(hosts, SHOWN, TERMINAL | MARKDOWN))
+
+
+def _blocks(hosts: Sequence[HostSpeed], most: int | None, on: Renderer) -> tuple[Block, ...]:
+    said = map(sentence, host_lines(hosts, most))
+    return (lines(*said, look="prose", on=on), host_table(hosts, most, on))
+
+
+def host_table(hosts: Sequence[HostSpeed], most: int | None = None, on: Renderer = EVERYWHERE) -> Table:
+    """A row for each host in their order; the slowest ones where there are more than `most`."""
+    shown = slowest(hosts, most)
+    columns = (("host", ""), ("step", "ms"), ("/ median", ""), ("link", "Gbit/s"), ("/ median", ""))
+    rows = tuple(
+        (host_name(h), cell(h.step_ms), cell(h.step_ratio), cell(h.link_gbit_s), cell(h.link_ratio))
+        for h in shown
+    )
+    known = 5 if any(h.link_gbit_s for h in shown) else 3
+    return Table(
+        columns=columns[:known],
+        rows=tuple(row[:known] for row in rows),
+        label="Hosts",
+        note=HOSTS_NOTE,
+        on=on,
+    )
+
+
+def host_lines(hosts: Sequence[HostSpeed], most: int | None = None) -> tuple[str, ...]:
+    """Which hosts are slower than the others, if any, and how many the table leaves out."""
+    if not hosts:
+        return ()
+    said = [line for host in hosts for line in _slow(host)]
+    if not said and all(host.step_ratio is None or host.step_ratio.low is None for host in hosts):
+        said = ["too few rounds to tell one host from another"]
+    left = 0 if most is None else len(hosts) - most
+    return (
+        *(said or ["no host stands out: none is behind the median host by more than chance"]),
+        *([f"{count(left, 'other host')} not shown, none slower than these"] if left > 0 else []),
+    )
+
+
+def slowest(hosts: Sequence[HostSpeed], most: int | None) -> list[HostSpeed]:
+    """The hosts in their order; the slowest ones where there are more than `most`."""
+    return list(hosts) if most is None or len(hosts) <= most else sorted(hosts, key=_behind)[:most]
+
+
+def host_name(host: HostSpeed) -> str:
+    """`2 node-7`; a long name is cut at the front, because the names of one network differ at the end."""
+    short = plain(host.hostname).partition(".")[0]
+    return f"{host.host} {short[-NAME_WIDTH:]}".strip()
+
+
+def _slow(host: HostSpeed) -> list[str]:
+    said = {
+        "step": f"its own step takes {quantity(host.step_ratio)} times the median host's",
+        "link": f"its link gives {quantity(host.link_ratio)} of the median host's",
+    }
+    return [f"host {host_name(host)} stands out: {said[what]}" for what in host.slow_in]
+
+
+def _behind(host: HostSpeed) -> float:
+    """A sort key: smaller for slower hosts, and smallest for those that stand out."""
+    step = host.step_ratio.value if host.step_ratio else 1.0
+    link = host.link_ratio.value if host.link_ratio else 1.0
+    return min(1 / step, link) - bool(host.slow_in)
+
+
+RANKS_NOTE = (
+    "own step: without DDP, every rank at work; the hosts with the slowest ranks, each with its slowest ranks"
+)
+
+
+def rank_blocks(found: RankSpread | None) -> tuple[Block, ...]:
+    """A sentence, the distribution on a page, and the slowest ranks."""
+    if found is None:
+        return ()
+    said = lines(*map(sentence, rank_lines(found)), look="prose")
+    return (said, Figure(plot=spread(found), on=PAGE), rank_table(found))
+
+
+def rank_lines(found: RankSpread) -> tuple[str, ...]:
+    """How far the ranks are apart, and which is the slowest."""
+    apart = (
+        f"the own steps of {count(found.world_size, 'rank')} take {number(found.median_ms)} ms in the median, "
+        f"90 % of them {number(found.p5_ms)} to {number(found.p95_ms)} ms, all of them {number(found.least_ms)} to "
+        f"{number(found.most_ms)} ms"
+    )
+    if not found.slow:
+        return (apart, "no rank is slower by itself than the median rank by more than chance")
+    first = found.hosts[0]
+    which = (
+        f"rank {first.slowest[0].rank} on host {rank_host_name(first)} most"
+        if first.slowest
+        else rank_host_name(first)
+    )
+    slower = f"{count(found.slow, 'rank')} {'is' if found.slow == 1 else 'are'} slower by more than chance"
+    return (apart, f"{slower}, {which}")
+
+
+def rank_table(found: RankSpread) -> Table:
+    """A row for each of the slowest ranks, host by host."""
+    rows = tuple(
+        (
+            rank_host_name(host) if not at else "",
+            number(host.ratio) if not at else "",
+            f"{step.rank}{' slow' if step.slow else ''}",
+            cell(step.step_ms),
+            cell(step.ratio),
+        )
+        for host in found.hosts
+        for at, step in enumerate(host.slowest)
+    )
+    columns = (("host", ""), ("its ranks / median", ""), ("rank", ""), ("own step", "ms"), ("/ median", ""))
+    slow = "; slow: slower than the median rank by more than chance among all" if found.slow else ""
+    return Table(columns=columns, rows=rows, label="The slowest ranks", note=RANKS_NOTE + slow)
+
+
+def rank_host_name(host: HostSteps) -> str:
+    """`2 node-7`; a long name is cut at the front, because the names of one network differ at the end."""
+    short = plain(host.hostname).partition(".")[0]
+    return f"{host.host} {short[-NAME_WIDTH:]}".strip()

@@ -8,7 +8,8 @@ from functools import singledispatch
 
 from scaling.analysis.results import Analysis, Comparison, Sweep
 from scaling.plain import one_line, plain
-from scaling.report import bars, text
+from scaling.report import text
+from scaling.report import text as bars
 from scaling.report.documents import comparison, run, several
 from scaling.report.model import MARKDOWN, Block, Document, Figure, Finding, Line, Lines, Section, Table
 from scaling.spec.plan import Plan

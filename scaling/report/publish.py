@@ -12,9 +12,9 @@ from scaling.analysis.results.machine import MachineGroup
 from scaling.records.files import write_text
 from scaling.records.paths import RunFolder
 from scaling.report import html, markdown, terminal
-from scaling.report.bars import WIDTH
 from scaling.report.documents import run
 from scaling.report.perfetto import chrome
+from scaling.report.text import WIDTH
 from scaling.spec.plan import Plan
 
 

@@ -25,11 +25,12 @@ from scaling.analysis.results import (
 from scaling.analysis.results.doctor import Diagnosis
 from scaling.analysis.results.prediction import RankedMeshes, SimulationResults
 from scaling.plain import plain
-from scaling.report import bars, text
-from scaling.report.bars import WIDTH
+from scaling.report import text
+from scaling.report import text as bars
 from scaling.report.documents import checkup, comparison, prediction, proof, ranking, run, several, simulation
 from scaling.report.key_figures import key_table
 from scaling.report.model import TERMINAL, Block, Document, Figure, Finding, Line, Lines, Section, Table
+from scaling.report.text import WIDTH
 from scaling.spec.plan import Plan
 
 _PLAIN_ASCII = str.maketrans({"█": "#", "░": "=", "▏": "|", "±": "+-"})

@@ -1,4 +1,9 @@
-"""Numbers and names as text. Everything is formatted here, so that a number reads the same in every report."""
+"""Numbers and names as text. Everything is formatted here, so that a number reads the same in every report.
+
+Bars made of characters, as wide as a terminal's line.
+
+What a run was asked to measure, as texts; `scaling plan` needs it without the types of results, slow to load.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +14,12 @@ from typing import TYPE_CHECKING
 
 from scaling import units
 from scaling.plain import plain
-from scaling.units import UNKNOWN, spans
+from scaling.report.model import Bar, Figure
+from scaling.spec.cases import batches
+from scaling.spec.run import Spec
+from scaling.units import UNKNOWN, format_bytes, spans
 
-if TYPE_CHECKING:  # loads slowly, and `scaling plan` needs only the texts
+if TYPE_CHECKING:
     from scaling.analysis.results import Loss, Measured, StepParts
 
 NONE = "-"
@@ -191,3 +199,40 @@ def moment(iso: str) -> str:
     """`2026-03-02T10:15:00Z` as `2026-03-02 10:15 UTC`; anything else as it is."""
     match = re.fullmatch(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d)[\d:.]*(Z|\+00:00)", iso)
     return f"{match.group(1)} {match.group(2)} UTC" if match else plain(iso)
+
+
+WIDTH = 80
+NAME = 17
+NUMBER = 18
+BAR = WIDTH - 2 - NAME - NUMBER - 2 - 1
+
+LESS = "░"
+"""What a gain is drawn with."""
+
+
+def heading(figure: Figure) -> str:
+    """What the bars show, and their unit above the values."""
+    what, (unit, _, more) = figure.heading[0], figure.heading[1].partition(" ")
+    return f"#   {what:<{NAME - 2}}{unit:>6} {more}".rstrip()
+
+
+def line(bar: Bar) -> tuple[str, str]:
+    """Name, value and indent of one bar, and the bar itself, as many characters as it is long."""
+    start, end = round(BAR * bar.start), round(BAR * bar.end)
+    block = LESS if bar.tone == "loss" and end > start else "█"
+    value, _, interval = bar.value.partition(" ")
+    figures = f"{value:>6} {interval}"
+    indent = " " * min(start, end)
+    return f"  {bar.name:<{NAME}}{figures:<{NUMBER}}  {indent}", block * abs(end - start) or "▏"
+
+
+def precisions(spec: Spec) -> str:
+    """All precisions that are measured."""
+    return ", ".join(spec.vary.precision or (spec.precision,))
+
+
+def case_batches(spec: Spec) -> str:
+    """The batches of a run by cases, and its task."""
+    listed = "the largest that fits, and up to it" if spec.batch_max else ", ".join(map(str, batches(spec)))
+    limit = f", in {format_bytes(spec.memory_limit_bytes)} a rank" if spec.memory_limit_bytes else ""
+    return f"{listed}{limit}, each a rank; {spec.task}"

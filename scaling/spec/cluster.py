@@ -1,4 +1,4 @@
-"""Settings of a Slurm job and of its ranks' container. Frozen facts, checked by `scaling.config.cluster`."""
+"""Settings of a Slurm job and of its ranks' container. Frozen facts, checked by `scaling.config.topology`."""
 
 from __future__ import annotations
 

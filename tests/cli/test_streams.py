@@ -22,7 +22,7 @@ def test_a_command_ends_as_ever(closed, tmp_path):
 def test_what_is_opened_later_does_not_get_what_is_printed(tmp_path):
     code = (
         "import os, sys; os.close(1); os.close(2); sys.stdout = sys.__stdout__ = sys.stderr = sys.__stderr__ = None\n"
-        "from scaling.cli.streams import tolerate_closed\n"
+        "from scaling.cli.output import tolerate_closed\n"
         "tolerate_closed()\n"
         "file = open('kept.txt', 'w')\n"
         "print('out', flush=True); print('err', file=sys.stderr)\n"

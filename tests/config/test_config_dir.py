@@ -11,8 +11,8 @@ import pytest
 from support.commands import refused
 
 from scaling.cli.main import main
-from scaling.config import yaml_text
-from scaling.config.config_dir import named, require_readable
+from scaling.config import messages
+from scaling.config.compose import named, require_readable
 from scaling.errors import InputError
 from scaling.resources import folder
 
@@ -87,4 +87,4 @@ def test_a_pipe_in_it_is_not_waited_for(tmp_path):
 
 
 def test_aliases_are_read_where_they_are_few():
-    assert yaml_text.load("a: &a {rate: 1e-4}\nb: *a\n", "here") == {"a": {"rate": 1e-4}, "b": {"rate": 1e-4}}
+    assert messages.load("a: &a {rate: 1e-4}\nb: *a\n", "here") == {"a": {"rate": 1e-4}, "b": {"rate": 1e-4}}

@@ -19,7 +19,7 @@ import pytest
 from support.commands import assert_refusal, command, environment
 from support.processes import NO_NAMESPACES, user_namespaces, wait_until
 
-from scaling.launchers.failure import workers
+from scaling.launchers.failure import evidence
 from scaling.launchers.process import END_S
 from scaling.records.paths import RunFolder
 
@@ -65,7 +65,7 @@ def change_rate(path, host, rate_bit_s):
 
 
 def workers_of(path):
-    return workers.find(RunFolder(path / "run").launch(0))
+    return evidence.find(RunFolder(path / "run").launch(0))
 
 
 @pytest.mark.slow

@@ -14,10 +14,10 @@ from support import dumps
 from support.traces import Trace
 
 from scaling.errors import ScalingError
+from scaling.traces.inspector import inspector
 from scaling.traces.machines.imported import import_log
 from scaling.traces.profiler.files import read_all
 from scaling.traces.profiler.summary import analyse
-from scaling.traces.recorders.inspected import inspector
 
 COUNT = int(os.environ.get("SCALING_MUTATIONS", "80"))
 MOVED = 0.2

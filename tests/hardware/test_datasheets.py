@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scaling.hardware.datasheets import peak_flop_s
+from scaling.hardware.devices import peak_flop_s
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from scaling.launchers.git import commit
+from scaling.launchers.jobs import commit
 
 ENV = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CEILING_DIRECTORIES": "/"}
 

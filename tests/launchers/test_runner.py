@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from scaling.cli.analysing import preflight
+from scaling.cli.measuring import preflight
 from scaling.cli.pipeline import rebuild
 from scaling.errors import ScalingError
 from scaling.launchers.choose import launcher_of

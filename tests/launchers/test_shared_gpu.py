@@ -17,7 +17,7 @@ from scaling import resources
 from scaling.config.compose import requests
 from scaling.errors import InputError
 from scaling.launchers.choose import launcher_of
-from scaling.launchers.request import LaunchRequest
+from scaling.launchers.launcher import LaunchRequest
 from scaling.launchers.shared_gpu import require_nccl
 from scaling.records.paths import RunFolder
 from scaling.spec.plan import make_plan

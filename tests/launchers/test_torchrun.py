@@ -11,7 +11,7 @@ import pytest
 from scaling import resources
 from scaling.config.compose import requests
 from scaling.launchers.choose import launcher_of
-from scaling.launchers.request import LaunchRequest
+from scaling.launchers.launcher import LaunchRequest
 from scaling.records.paths import RunFolder
 from scaling.spec.plan import make_plan
 

@@ -9,7 +9,7 @@ import pytest
 
 from scaling.hardware.pulse import SCHEMA
 from scaling.launchers import follow as follow_module
-from scaling.launchers.vigil import HOSTS_A_LOOK, LOOK_S, Vigil
+from scaling.launchers.follow import HOSTS_A_LOOK, LOOK_S, Vigil
 from scaling.records.paths import RunFolder
 
 HOSTS, A_HOST = 512, 8

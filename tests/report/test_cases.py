@@ -24,7 +24,8 @@ from scaling.analysis.results import (
 from scaling.report.cases import largest_line
 from scaling.report.html import comparison_page, page
 from scaling.report.terminal import print_analysis, print_comparison
-from scaling.report.tracking import charts, tables
+from scaling.report.tracking import tables
+from scaling.report.tracking import tables as charts
 from scaling.spec.batch_search import Try
 
 

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from scaling.analysis.results import HostSpeed, Measured
-from scaling.report.hosts import SHOWN, host_lines, host_table
 from scaling.report.html import page
+from scaling.report.machines import SHOWN, host_lines, host_table
 from scaling.report.markdown import markdown
 from scaling.report.terminal import print_analysis
 from scaling.report.tracking import tables

@@ -8,9 +8,8 @@ import pytest
 
 from scaling.analysis.results import Drawn, Fabric, Loss, Measured, Quality, Timeline
 from scaling.report.html import comparison_page, figures_of, page, sweep_page
-from scaling.report.plots.efficiency import scaling_curve
+from scaling.report.plots.efficiency import scaling_curve, waterfall
 from scaling.report.plots.steps import timeline
-from scaling.report.plots.waterfall import waterfall
 
 
 class Outline(HTMLParser):

@@ -16,7 +16,8 @@ from scaling.report import text
 from scaling.report.html import figures_of, page
 from scaling.report.markdown import markdown
 from scaling.report.terminal import print_analysis
-from scaling.report.tracking import charts, tables
+from scaling.report.tracking import tables
+from scaling.report.tracking import tables as charts
 
 FIGURES = (
     # path in a point of analysis.json, name in W&B, scale

@@ -30,8 +30,7 @@ from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
 from scaling.spec.batch_search import FITS, Largest, step
 from scaling.spec.cases import LATENCY, THROUGHPUT, TRAINING, Case, cases
-from scaling.spec.ended import LEFT_OUT, Outcome
-from scaling.spec.plan import Plan
+from scaling.spec.plan import LEFT_OUT, Outcome, Plan
 
 KNEE = 0.95
 """The knee is the smallest batch with this share of the best throughput."""

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from scaling.analysis.decompose.kernels import Least, idle_share, sentence, step_time
 from scaling.analysis.results import CeilingResult, Measured, Point, RooflineResult
-from scaling.hardware.datasheets import peak_flop_s
+from scaling.hardware.devices import peak_flop_s
 from scaling.records.checkup import (
     CONVOLUTION,
     COPY,

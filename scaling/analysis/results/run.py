@@ -15,7 +15,7 @@ from scaling.analysis.results.study import Study
 from scaling.analysis.results.traces import Traced
 from scaling.analysis.results.verdicts import Verdict
 from scaling.records.status import TrialStatus
-from scaling.spec.ended import SETTLED
+from scaling.spec.plan import SETTLED
 
 CONTENDED = "contended: "
 """A warning that begins so says that others took processor time from the run."""

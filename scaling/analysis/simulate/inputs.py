@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from scaling.errors import InputError
-from scaling.hardware.datasheets import memory_of, peak_flop_s
+from scaling.hardware.devices import memory_of, peak_flop_s
 from scaling.spec.simulation import Chip, KernelTimes
 from scaling.spec.topology import Topology
 
@@ -72,7 +72,7 @@ def sheet(topology: Topology, precision: str) -> tuple[Chip, int]:
     if memory is None or peak is None or fp32 is None:
         raise InputError(
             f"topology.accelerator={name}: no data sheet of it is known for precision={precision} "
-            "(scaling/hardware/datasheets.py)"
+            "(scaling/hardware/devices.py)"
         )
     fp32 = peak if precision == "tf32" else fp32
     return Chip(

@@ -5,15 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from scaling.cli.analysing import analyse
+from scaling.cli.measuring import analyse
 from scaling.cli.output import say
 from scaling.cli.verbs.arguments import parse
 from scaling.cli.verbs.status import lines
 from scaling.errors import InputError
 from scaling.launchers.jobs import begun
 from scaling.launchers.slurm import queue
-from scaling.launchers.slurm.ending import settle
-from scaling.launchers.slurm.standing import Standing, standing
+from scaling.launchers.slurm.job_status import Standing, settle, standing
 from scaling.records.paths import require_own
 
 END_S = 120

@@ -15,7 +15,7 @@ from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError, way_out
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.jobs import begun, jobs_of
-from scaling.launchers.settle import earlier_launches
+from scaling.launchers.reconcile import earlier_launches
 from scaling.records.paths import RunFolder, named, require_own
 from scaling.spec.plan import Plan
 from scaling.spec.request import Request
@@ -60,7 +60,7 @@ class _Search:
     def measure(self, request: Request) -> float:
         """The objective of one run. ScalingError if it was not measured; the sweeper decides whether to continue."""
         from scaling.cli.pipeline import read_analysis  # noqa: PLC0415
-        from scaling.report.tracking.objective import objective  # noqa: PLC0415
+        from scaling.report.tracking.wandb import objective  # noqa: PLC0415
 
         (job,) = jobs_of((request,), multirun=True, parent=self.parent, first=len(self.codes))
         job = check(job)

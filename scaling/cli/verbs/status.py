@@ -1,16 +1,60 @@
-"""`scaling status`: print the state of a submitted run."""
+"""`scaling status`: print the state of a submitted run.
+
+Describe the state of a submitted run, in lines.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from scaling.cli.analysing import analyse
+from scaling.cli.measuring import analyse
 from scaling.cli.output import say
-from scaling.cli.queue import job_line, launch_line, trial_lines
 from scaling.cli.verbs.arguments import parse
 from scaling.launchers.jobs import begun
-from scaling.launchers.slurm.ending import settle
-from scaling.launchers.slurm.standing import Standing, standing
+from scaling.launchers.slurm.job_status import Standing, settle, standing
+from scaling.launchers.slurm.queue import JobState
+from scaling.records.status import Status
+from scaling.units import format_duration
+
+
+def job_line(job: str, state: JobState | None, ahead: int | None) -> str:
+    """The job's state as Slurm names it, with the reason that it waits, or the nodes that it runs on."""
+    if state is None:
+        return f"job {job}: over; Slurm no longer lists it"
+    said = [f"job {job}: {state.state}"]
+    if state.state == "PENDING":
+        said.append(f"({state.reason or 'no reason given yet'})")
+        if ahead is not None:
+            said.append(f"{ahead} ahead of it" if ahead else "next of its partition")
+        if state.start:
+            said.append(f"expected to start {state.start}")
+    elif state.nodes:
+        said.append(f"on {state.nodes}")
+    if state.left and not state.over and state.state != "PENDING":
+        said.append(f"time limit in {state.left}")
+    if state.over and state.exit_code:
+        said.append(f"with status {state.exit_code}")
+    head, *rest = said
+    return ", ".join([" ".join([head, *rest[:1]]), *rest[1:]])
+
+
+def launch_line(status: Status, progress: dict[str, Any]) -> str:
+    """Progress of the running launch; empty where none runs or its progress is not known."""
+    if not progress or not any(trial.status == "running" for trial in status.trials):
+        return ""
+    left = progress.get("left_s")
+    until = "" if left is None else f", {format_duration(float(left))} left"
+    return f"launch {max(len(status.launches) - 1, 0)}: {progress.get('stage', '')}{until}"
+
+
+def trial_lines(status: Status) -> list[str]:
+    """One line a trial."""
+    lines = ["#ranks  trial       in launch  error"]
+    for trial in status.trials:
+        measured = ",".join(map(str, trial.launches)) or "-"
+        lines.append(f"{trial.world_size:>6}  {trial.status:<11} {measured:>9}  {trial.error or ''}".rstrip())
+    return lines
 
 
 def main(arguments: list[str]) -> int:

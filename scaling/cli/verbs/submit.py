@@ -8,21 +8,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from scaling.cli.analysing import analyse
-from scaling.cli.measuring import require_alone, worst
+from scaling.cli.measuring import analyse, require_alone, worst
 from scaling.cli.output import say, warn
 from scaling.cli.pipeline import read_analysis
-from scaling.cli.queue import job_line, launch_line
 from scaling.cli.reporting import print_report
 from scaling.cli.simulated_run import refuse_simulated
 from scaling.cli.verbs.arguments import split
+from scaling.cli.verbs.status import job_line, launch_line
 from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.jobs import begun, jobs_of
-from scaling.launchers.slurm import pools, queue, sbatch
-from scaling.launchers.slurm.ending import settle
+from scaling.launchers.slurm import queue
+from scaling.launchers.slurm import script as sbatch
+from scaling.launchers.slurm import submit as pools
+from scaling.launchers.slurm.job_status import Standing, settle, standing
+from scaling.launchers.slurm.queue import Submitted
 from scaling.launchers.slurm.script import limit_s, too_short
-from scaling.launchers.slurm.standing import Standing, standing
 from scaling.launchers.slurm.submit import (
     comparison_script,
     resubmit,
@@ -30,7 +31,6 @@ from scaling.launchers.slurm.submit import (
     submit,
     submit_comparison,
 )
-from scaling.launchers.slurm.submitted import Submitted
 from scaling.launchers.tryout import needs_trying, try_model
 from scaling.reading import LOG_BYTES_MAX, read_text
 from scaling.records.paths import RunFolder, require_own

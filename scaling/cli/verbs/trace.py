@@ -1,4 +1,7 @@
-"""`scaling trace`: what profilers and recorders beside a training wrote."""
+"""`scaling trace`: what profilers and recorders beside a training wrote.
+
+Write the folder of an analysis from traces: like a run's folder, but without records.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,22 @@ import shlex
 from argparse import Namespace
 from pathlib import Path
 
+from scaling.analysis.results import Analysis, Timeline
 from scaling.cli.output import print_json, say
 from scaling.cli.verbs.arguments import count, split
 from scaling.errors import InputError, ScalingError
+from scaling.launchers.jobs import check_folder
 from scaling.reading import as_number
+from scaling.records.files import make_folder, write_json
+from scaling.records.paths import RunFolder, default_folder
+from scaling.report.publish import publish
+from scaling.spec.plan import Plan
 from scaling.traces import kinds
-from scaling.traces.how import HOW
+from scaling.traces.kinds import HOW
 from scaling.traces.profiler.files import read_all
 
 _ANALYSIS = "scaling.traces.profiler.summary"
-_PAGES = ("scaling.cli.reporting", "scaling.cli.trace_folder")
+_PAGES = ("scaling.cli.reporting", "scaling.cli.verbs.trace")
 
 
 def main(arguments: list[str]) -> int:
@@ -44,7 +53,7 @@ def main(arguments: list[str]) -> int:
 
 def _recorded(files: list[Path], given: Namespace) -> int:
     """What NCCL Inspector wrote; prints and writes no folder."""
-    from scaling.traces.recorders.inspected import inspector  # noqa: PLC0415  scipy is slow to import
+    from scaling.traces.inspector import inspector  # noqa: PLC0415  scipy is slow to import
 
     found = inspector(files, Path(given.beside) if given.beside else None)
     if given.json:
@@ -79,7 +88,7 @@ def _profiled(files: list[Path], given: Namespace, batch: int | None) -> int:
     if not pages:
         return code
     from scaling.cli.reporting import log_to_wandb, print_report  # noqa: PLC0415
-    from scaling.cli.trace_folder import write_folder  # noqa: PLC0415  plotly is slow to import
+    from scaling.cli.verbs.trace import write_folder  # noqa: PLC0415  plotly is slow to import
 
     folder = write_folder(analysis, plan, drawn, given.out)
     if not given.json:
@@ -102,3 +111,13 @@ def _batch(text: str | None) -> int | None:
     if not batch:
         raise InputError(f"--batch {text}: the samples of a rank and step are expected, such as --batch 32")
     return batch
+
+
+def write_folder(analysis: Analysis, plan: Plan, drawn: tuple[Timeline, ...], path: str | None) -> RunFolder:
+    """Write plan.json, analysis.json, timeline.json and the reports. InputError where the folder cannot be written."""
+    folder = check_folder(Path(path) if path else default_folder(plan.id))
+    make_folder(folder.path, str(folder.path))
+    write_json(folder.plan, plan)
+    write_json(folder.analysis, analysis)
+    publish(folder, analysis, plan, drawn)
+    return folder

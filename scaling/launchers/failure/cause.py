@@ -12,11 +12,11 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from scaling.launchers.failure import watchdog
+from scaling.launchers.failure import evidence
 from scaling.launchers.failure.evidence import LaunchEvidence, Record, printed
 from scaling.reading import as_number
 from scaling.records.paths import LaunchFolder
-from scaling.spec.ended import Ended
+from scaling.spec.plan import Ended
 
 SECONDHAND = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|timed? ?out|timeout|socket|"
@@ -110,7 +110,7 @@ def _told_by_torchrun(seen: LaunchEvidence) -> frozenset[int]:
     first = next(iter(seen.errors.values()), None)
     if first is None or not WAITED.search(first["message"]):
         return frozenset()
-    by_torchrun = TOLD + KILLED if first["type"] == watchdog.TYPE else TOLD
+    by_torchrun = TOLD + KILLED if first["type"] == evidence.TYPE else TOLD
     return frozenset(rank for rank, code in seen.exits.items() if code in by_torchrun)
 
 

@@ -1,16 +1,65 @@
-"""What a launch left behind: errors and stacks of ranks, exit codes, logs of torchrun."""
+"""What a launch left behind: errors and stacks of ranks, exit codes, logs of torchrun.
+
+Errors of NCCL's watchdog, read from the rank's log.
+
+The watchdog ends its process by SIGABRT, so the rank writes no error record. It does so after a collective's timeout
+and after an error of the device (torch, ProcessGroupNCCL.cpp):
+
+    [rank1]:[E606 ...] [PG ID 0 PG GUID 0 Rank 1] Process group watchdog thread terminated with exception:
+    [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, ...) ran for ...
+
+The workers of a launch on this machine, from /proc. Those on other machines are not seen.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections.abc import Mapping
+import signal
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from scaling.launchers.failure import watchdog
-from scaling.reading import LOG_BYTES_MAX, RefusedError, as_number, read_json, read_text
+from scaling.reading import LOG_BYTES_MAX, RefusedError, as_number, read_json, read_tail, read_text
 from scaling.records.paths import LaunchFolder
+
+TYPE = "NCCL's watchdog"
+"""Used as the type of the error."""
+ABORTED = (-signal.SIGABRT, 128 + signal.SIGABRT)
+TAIL_BYTES = 2**18
+"""Its message is near the end of the log, before a C++ stack."""
+MESSAGE_MAX = 500
+
+_SAID = re.compile(r"watchdog thread terminated with exception:\s*(?:\[Rank \d+\] )?(\S.*)")
+
+
+def records(
+    launch: LaunchFolder, exits: Mapping[int, int], known: Iterable[int], stage: str
+) -> dict[int, dict[str, Any]]:
+    """Errors, as in error-<r>.json, of aborted ranks that are not `known`; `stage` says where they were."""
+    found = {}
+    for rank, code in sorted(exits.items()):
+        if code in ABORTED and rank not in known:
+            text = message(_tail(launch.log(rank)))
+            if text is not None:
+                found[rank] = {"rank": rank, "type": TYPE, "message": text, "stage": stage}
+    return found
+
+
+def message(log: str) -> str | None:
+    """The watchdog's message in a log; None where there is none."""
+    said = _SAID.search(log)
+    return said[1].strip()[:MESSAGE_MAX] if said else None
+
+
+def _tail(path: Path) -> str:
+    with contextlib.suppress(OSError, RefusedError):
+        return read_tail(path, TAIL_BYTES).decode(errors="replace")
+    return ""
+
 
 Record = Mapping[str, Any]
 
@@ -58,7 +107,7 @@ def gather(
     stacks = {record["rank"]: record for _, record in _records(launch, "stack")}
     stage = next((str(r["stage"]) for r in [*raised.values(), *stacks.values()]), "a collective")
     return LaunchEvidence(
-        errors=raised | watchdog.records(launch, exits, raised, stage),
+        errors=raised | records(launch, exits, raised, stage),
         stacks=stacks,
         exits=exits,
         started=frozenset(
@@ -102,3 +151,69 @@ def _records(launch: LaunchFolder, kind: str) -> list[tuple[int, dict[str, Any]]
             if _is_record(record, kind):
                 found.append((path.stat().st_mtime_ns, record))
     return sorted(found, key=lambda item: item[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One rank's process."""
+
+    pid: int
+    rank: int
+    """As torchrun numbers it."""
+    stopped: bool
+    parent: int
+
+
+def find(launch: LaunchFolder) -> list[Worker]:
+    """The workers that run now, those of emulated hosts included."""
+    wanted = [str(launch.path.parent.parent.absolute()), str(launch.index)]
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            module = words.index("-m") + 1  # torchrun's command line has the same words after its own module
+            if words[module] != "scaling.worker" or words[module + 1 : module + 3] != wanted:
+                continue
+            environment = (process / "environ").read_bytes().split(b"\0")
+            # The process of srun has no RANK: unpacking fails, and it is left out.
+            (rank,) = [int(entry[5:]) for entry in environment if entry.startswith(b"RANK=")]
+            state, parent = (process / "stat").read_text().rpartition(")")[2].split()[:2]
+            pid = int(process.name)
+            found.append(Worker(pid=pid, rank=rank, stopped=state in "Tt", parent=int(parent)))
+    return found
+
+
+class Roll:
+    """The workers that were seen on this machine, and those that have ended since."""
+
+    def __init__(self, launch: LaunchFolder) -> None:
+        self._launch = launch
+        self._pids: dict[int, int] = {}
+
+    def call(self) -> None:
+        """Note the workers that run now. It reads all of /proc, so call it only while nothing is measured."""
+        found = find(self._launch)
+        pids = {worker.pid for worker in found}
+        # Children of a rank have its command line, and may end at any time.
+        self._pids |= {worker.rank: worker.pid for worker in found if worker.parent not in pids}
+
+    def missing(self) -> frozenset[int]:
+        """Ranks, as torchrun numbers them, that ended while others go on; empty where all have ended.
+
+        torchrun ends the others when a worker ends with a status other than 0, but not after a status of 0.
+        """
+        gone = frozenset(rank for rank, pid in self._pids.items() if not Path(f"/proc/{pid}").exists())
+        return gone if len(gone) < len(self._pids) else frozenset()
+
+
+def end(launch: LaunchFolder, answer_s: float = 3.0) -> list[Worker]:
+    """Tell the workers that are left to end, wait up to `answer_s` until they wrote their stacks, and return them."""
+    told = find(launch)
+    for worker in told:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(worker.pid, signal.SIGTERM)
+            os.kill(worker.pid, signal.SIGCONT)  # a stopped process handles SIGTERM only after SIGCONT
+    until = time.monotonic() + answer_s
+    while time.monotonic() < until and find(launch):
+        time.sleep(0.1)
+    return told

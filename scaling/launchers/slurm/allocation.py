@@ -13,8 +13,7 @@ import struct
 from dataclasses import dataclass
 
 from scaling.errors import ScalingError
-from scaling.launchers.slurm.ask import answer
-from scaling.launchers.slurm.queue import parse_scontrol
+from scaling.launchers.slurm.queue import answer, parse_scontrol
 from scaling.spec.plan import Plan
 
 

@@ -3,16 +3,70 @@
 The order is squeue, then scontrol (which remembers an ended job for MinJobAge, by default five minutes), then sacct
 where the site has accounting. A job that none of them knows ended long ago.
 Output formats are given field by field, since the default tables change between versions.
+
+Run one of Slurm's commands, with a time limit; ask again where the controller is busy.
+
+jobs.json: the Slurm jobs that were submitted for a run.
 """
 
 from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import time
 from dataclasses import dataclass
+from typing import Annotated
 
 from scaling.errors import InputError, ScalingError
-from scaling.launchers.slurm.ask import run
+from scaling.records.files import read_json
+from scaling.records.paths import RunFolder
+from scaling.spec.settings import Named
+
+ASK_S = 60
+"""Time limit of a command: a busy controller can keep it waiting (Slurm's own MessageTimeout is 10 s)."""
+AGAIN_S = (2.0, 5.0, 15.0, 30.0, 60.0)
+"""Pauses between attempts, so that one missing answer does not end a launch of days."""
+_BUSY = re.compile(r"timed out|unable to contact|connect|zero bytes|standby|temporarily", re.IGNORECASE)
+"""Communication errors as Slurm's commands print them (slurm/slurm_errno.h)."""
+
+
+def run(
+    *command: str, stdin: str | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command once, with `stdin` on its standard input.
+
+    InputError where it is not installed, ScalingError where it gives no answer in time.
+    """
+    try:
+        return subprocess.run(
+            command, input=stdin, capture_output=True, text=True, timeout=ASK_S, check=False, env=env
+        )
+    except FileNotFoundError as error:
+        raise InputError(f"{command[0]}: not found; run this on a login node of the cluster") from error
+    except subprocess.TimeoutExpired as error:
+        raise ScalingError(f"{command[0]}: no answer from Slurm within {ASK_S} s") from error
+
+
+def answer(*command: str, again_s: tuple[float, ...] = AGAIN_S) -> str:
+    """What a command prints. A busy controller is asked again after each pause; ScalingError when all attempts fail."""
+    for pause in (*again_s, None):
+        try:
+            done = run(*command)
+        except (InputError, OSError) as error:
+            raise ScalingError(str(error)) from error
+        except ScalingError as error:
+            failed = error
+        else:
+            if not done.returncode:
+                return done.stdout
+            failed = ScalingError(f"{command[0]}: {done.stderr.strip()}")
+            if not _BUSY.search(done.stderr):
+                raise failed
+        if pause is not None:
+            time.sleep(pause)
+    raise failed
+
 
 _QUEUE_FORMAT = "%T|%r|%N|%S|%L"
 _UNKNOWN = "invalid job id"
@@ -145,3 +199,28 @@ def _code(text: str) -> int | None:
     if not code.isdigit():
         return None
     return 128 + int(number) if number.isdigit() and int(number) else int(code)
+
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """One job that was submitted for a run."""
+
+    id: Annotated[str, Named()]
+    at: str
+    partition: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jobs:
+    """jobs.json: the jobs of a run, the latest last."""
+
+    schema: int
+    jobs: tuple[Submitted, ...]
+
+
+def submitted(folder: RunFolder) -> tuple[Submitted, ...]:
+    """The jobs that were submitted for a run, the latest last."""
+    return read_json(folder.jobs, Jobs, SCHEMA).jobs if folder.jobs.is_file() else ()

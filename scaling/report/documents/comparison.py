@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from scaling.analysis.results import Analysis, Comparison, PointComparison, RunInfo, StepParts, Sweep
-from scaling.report import cases, text, versus
-from scaling.report.allocations import allocation_lines
+from scaling.report import cases, side_by_side, text
 from scaling.report.conditions import conditions
 from scaling.report.documents import sweep as table_of
 from scaling.report.model import (
@@ -25,9 +24,9 @@ from scaling.report.model import (
     heads,
     lines,
 )
-from scaling.report.plots.efficiency import scaling_curve
+from scaling.report.plots.efficiency import differences, scaling_curve
 from scaling.report.plots.steps import parts
-from scaling.report.plots.waterfall import differences
+from scaling.report.side_by_side import allocation_lines
 
 CAUSES_DRAWN = 6
 CAUSES_LISTED = 4
@@ -47,11 +46,11 @@ def document(
     sweep: Sweep | None = None,
 ) -> Document:
     """What differs, by how much and why. The figures of a page need both analyses; `sweep`: both runs as a table."""
-    names = versus.run_names(comparison)
+    names = side_by_side.run_names(comparison)
     slower = table_of.slower(sweep) if sweep else ""
     return Document(
         title=f"{names[1]} against {names[0]}",
-        answer=f"{versus.answer(comparison)} {slower}".rstrip(),
+        answer=f"{side_by_side.answer(comparison)} {slower}".rstrip(),
         not_valid=not comparison.comparable,
         sections=(*_sections(comparison, names, base, other), *_table(sweep)),
     )
@@ -84,12 +83,12 @@ def _sections(
         series = [(f"base: {names[0]}", base.points), (f"other: {names[1]}", other.points)]
         yield Section(title="scaling", blocks=(Figure(plot=scaling_curve(series)),), on=PAGE)
     yield Section(title="what makes the difference", blocks=_differences(like), on=PAGE)
-    split = lines(*_at_each(like, versus.split_line))
+    split = lines(*_at_each(like, side_by_side.split_line))
     yield Section(title="compute and fabric", blocks=(split,), on=PAGE)
-    cost = lines(*_at_each(like, lambda p: "; ".join(versus.cost_lines(p.cost))))
+    cost = lines(*_at_each(like, lambda p: "; ".join(side_by_side.cost_lines(p.cost))))
     yield Section(title="cost", blocks=(cost,), on=PAGE)
     for of, differ in (("settings", "differ"), ("environment", "differs")):
-        differing = lines(*(versus.setting_line(s) for s in comparison.settings if s.of == of))
+        differing = lines(*(side_by_side.setting_line(s) for s in comparison.settings if s.of == of))
         yield Section(title=f"{of} that {differ}, base and other", blocks=(differing,), on=TERMINAL)
     yield Section(title="roofline", blocks=(lines(*comparison.roofline, look="prose"),), on=TERMINAL | PAGE)
     if base is not None and other is not None:
@@ -118,13 +117,13 @@ def _ratio_lines(comparison: Comparison) -> Iterator[Line]:
         if point.control is not None:
             said = f"{text.quantity(point.control)}  (1 but for the machine's drift)"
             yield Line(name="a rank alone", text=said, level=1)
-        for cause, value in versus.largest_causes(point.causes, CAUSES_LISTED):
+        for cause, value in side_by_side.largest_causes(point.causes, CAUSES_LISTED):
             change = text.signed(text.quantity(value, "ms"))
             tone: Tone = "good" if value.value < 0 else "bad"
             yield Line(name=text.cause_name(cause), text=f"{change} a step", level=1, tone=tone)
-        if split := versus.split_line(point):
+        if split := side_by_side.split_line(point):
             yield Line(name="split", text=split, level=1)
-        for cost in versus.cost_lines(point.cost):
+        for cost in side_by_side.cost_lines(point.cost):
             yield Line(name="cost", text=cost, level=1)
 
 
@@ -151,7 +150,7 @@ def _short_table(comparison: Comparison) -> Table:
     for p in comparison.points:
         causes = ", ".join(
             f"{text.cause_name(cause)} {text.signed(text.quantity(value))}"
-            for cause, value in versus.largest_causes(p.causes, CAUSES_IN_A_CELL)
+            for cause, value in side_by_side.largest_causes(p.causes, CAUSES_IN_A_CELL)
         )
         unclear = text.undistinguished(p.ratio, distinguishable=p.distinguishable)
         ratios = (text.quantity(p.ratio), text.quantity(p.control))
@@ -162,7 +161,7 @@ def _short_table(comparison: Comparison) -> Table:
 def _differences(comparison: Comparison) -> tuple[Block, ...]:
     return tuple(
         Figure(
-            plot=differences(versus.largest_causes(p.causes, CAUSES_DRAWN), p.world_size),
+            plot=differences(side_by_side.largest_causes(p.causes, CAUSES_DRAWN), p.world_size),
             title=text.ranks(p.world_size),
             beside=True,
         )

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from scaling.analysis.results import Assumption, Backtest, PredictedPoint, Prediction
 from scaling.plain import plain
-from scaling.report.key_figures import COLUMNS
+from scaling.report.key_figures import COLUMNS, PREDICTED, waterfall_bars
 from scaling.report.model import Document, Lines, Section, Table, heads, lines, named
 from scaling.report.text import cell, percent, quantity, ranks, sentence, value_of
-from scaling.report.waterfall import PREDICTED, waterfall_bars
 
 PREDICTED_COLUMNS = ("ranks", "hosts", "step", "samples", "speedup", "efficiency")
 

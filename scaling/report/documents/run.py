@@ -1,21 +1,33 @@
-"""The report of one run: measured, by cases, or from traces."""
+"""The report of one run: measured, by cases, or from traces.
+
+How well the numbers of a run are known: what was reached, warnings, and the checks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from scaling.analysis.results import Analysis, RooflineResult, RunInfo, StepHistory, StepTime, Timeline, at
+from scaling.analysis.results import (
+    Analysis,
+    PeakMemory,
+    Point,
+    Quality,
+    RooflineResult,
+    RunInfo,
+    StepHistory,
+    StepTime,
+    Timeline,
+    at,
+)
 from scaling.analysis.results.machine import MachineGroup
 from scaling.report import cases, findings, text
-from scaling.report.answer import answer
+from scaling.report.answer import answer, lead
 from scaling.report.conditions import conditions
-from scaling.report.documents import steps, sureness, traces
-from scaling.report.fabric import fabric_lines
-from scaling.report.hosts import host_blocks
+from scaling.report.documents import steps, traces
+from scaling.report.findings import fabric_lines
 from scaling.report.key_figures import key_table
-from scaling.report.lead import lead
-from scaling.report.machines import machine_table
+from scaling.report.machines import host_blocks, machine_table, rank_blocks
 from scaling.report.model import (
     MARKDOWN,
     PAGE,
@@ -31,14 +43,72 @@ from scaling.report.model import (
     Table,
     lines,
 )
-from scaling.report.plots.batches import latency_by_batch, throughput_by_batch
+from scaling.report.plots.curves import latency_by_batch, throughput_by_batch
 from scaling.report.plots.efficiency import scaling_curve
 from scaling.report.plots.steps import history
-from scaling.report.ranks import rank_blocks
 from scaling.report.strategies import strategy_table
-from scaling.spec.ended import SETTLED
-from scaling.spec.plan import HARNESS, Plan
+from scaling.spec.plan import HARNESS, SETTLED, Plan
 from scaling.units import count
+
+HOW_SURE = "how sure"
+
+
+def of_the_answer(quality: Quality) -> tuple[Line, ...]:
+    """How well the answer is known, and how many warnings there are."""
+    said = [Line(text=text.sentence(reached)) for reached in quality.reached]
+    if quality.warnings:
+        many = text.count(len(quality.warnings), "warning")
+        said.append(Line(text=many, link=(many, HOW_SURE)))
+    return tuple(said)
+
+
+def sections(analysis: Analysis, *, crossed_in: str) -> Iterator[Section]:
+    """`crossed_in`: the title of the section whose figure marks contended steps, empty without one."""
+    quality = analysis.quality
+    yield Section(title="quality", blocks=(_quality(quality),), on=TERMINAL)
+    measured = findings.measured_lines(quality)
+    page = (
+        lines(*map(text.sentence, quality.warnings), look="warnings"),
+        _contended(quality, crossed_in),
+        lines(*map(text.sentence, (*measured, *_checks(analysis)))),
+    )
+    yield Section(title=HOW_SURE, blocks=page, on=PAGE)
+    markdown = (lines(*measured, *fabric_lines(analysis.fabric)),)
+    yield Section(title="how sure, and the fabric", blocks=markdown, on=MARKDOWN, folded_on=MARKDOWN)
+
+
+def _quality(quality: Quality) -> Lines:
+    return lines(*findings.quality_lines(quality), look="warnings")
+
+
+def _checks(analysis: Analysis) -> Iterator[str]:
+    """World size by world size, what was checked beside the step itself."""
+    for point in analysis.points:
+        for said in _checks_at(point, analysis.run.device):
+            yield f"{text.ranks(point.world_size)}: {said}"
+
+
+def _checks_at(point: Point, device: str) -> Iterator[str]:
+    if point.overhead.probe_over_plain:
+        yield f"the probe's own cost is {findings.overhead_line(point.overhead)}"
+    if point.memory != PeakMemory():
+        yield f"memory {findings.memory_line(point.memory, device)}"
+    if point.loader:
+        yield f"batches {findings.loader_line(point.loader)}"
+    if said := findings.cost_line(point.cost):
+        yield f"cost {said}"
+    if point.closure:
+        yield findings.closure_line(point.closure)
+
+
+def _contended(quality: Quality, crossed_in: str) -> Lines:
+    """Where to see when other programs ran."""
+    if not quality.contended_blocks or not crossed_in:
+        return Lines(items=())
+    many, where = text.count(quality.contended_blocks, "compute block"), text.headline(crossed_in)
+    said = f"Contended: {many}; the steps near them are crossed in {where}."
+    return Lines(items=(Line(text=said, link=(where, crossed_in)),), look="note")
+
 
 STEPS = "steps as they ran"
 VERDICTS = "what limits it, and what to try"
@@ -65,7 +135,7 @@ def document(
         badge_means=_unreal(run),
         answer=answer(analysis),
         lead=lead(analysis, plan, "" if report_path is None else str(report_path)),
-        sureness=sureness.of_the_answer(analysis.quality),
+        sureness=of_the_answer(analysis.quality),
         sections=tuple(_sections(analysis, plan, timelines, histories, machines)),
         closing=tuple(_closing(analysis, plan, report_path)),
     )
@@ -120,7 +190,7 @@ def _sections(
     yield Section(title="conditions", blocks=(held,), on=PAGE | MARKDOWN, folded_on=MARKDOWN)
     machine = machine_table(machines, plan)
     yield Section(title="machine and environment", blocks=(machine,) if machine else (), on=PAGE)
-    yield from sureness.sections(analysis, crossed_in=STEPS if ran else "")
+    yield from sections(analysis, crossed_in=STEPS if ran else "")
     yield Section(title=TRIALS, blocks=(trials,), on=TERMINAL)
     yield Section(title="verdicts", blocks=verdicts, on=TERMINAL)
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from scaling.analysis.results import Analysis, Comparison, PointComparison, Sweep
 from scaling.plain import plain
-from scaling.report import cases, text, versus
-from scaling.report.allocations import allocation_lines, allocations_answer
+from scaling.report import cases, side_by_side, text
 from scaling.report.documents import sweep as table_of
 from scaling.report.documents.comparison import RATIO_NOTE
 from scaling.report.key_figures import compared_table
 from scaling.report.model import EVERYWHERE, MARKDOWN, PAGE, Block, Document, Figure, Section, Table, lines
 from scaling.report.plots.efficiency import scaling_curve
 from scaling.report.plots.steps import parts
+from scaling.report.side_by_side import allocation_lines, allocations_answer
 
 
 def document(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Analysis]) -> Document:
@@ -46,16 +46,16 @@ def document(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Ana
 def _on_nodes(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """What the table of all runs cannot say: ratios of several allocations, or that there is one of each."""
     decided = [one for one in comparisons if any(point.allocations for point in one.points)]
-    yield from map(versus.answer, decided)
+    yield from map(side_by_side.answer, decided)
     others = [one for one in comparisons if one.allocations and one not in decided]
     for one in others[:1]:
-        yield allocations_answer(one, versus.run_names(one))
+        yield allocations_answer(one, side_by_side.run_names(one))
 
 
 def _allocations(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """Lines of all comparisons; those of a base that they share are given once."""
     yield from dict.fromkeys(
-        line for one in comparisons for line in allocation_lines(one, versus.run_names(one))
+        line for one in comparisons for line in allocation_lines(one, side_by_side.run_names(one))
     )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from scaling.analysis.results.prediction import SimulatedBacktest, SimulatedPoint, SimulationResults
 from scaling.plain import plain
+from scaling.report.key_figures import PREDICTED, waterfall_bars
 from scaling.report.model import Document, Lines, Section, Table, heads, lines, named
 from scaling.report.text import cell, percent, quantity, ranks, sentence, value_of
-from scaling.report.waterfall import PREDICTED, waterfall_bars
 
 GB = 1e9
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from scaling.analysis.results import Analysis, Comm, PeakMemory, Point, Timeline
 from scaling.report import findings, text
-from scaling.report.fabric import nccl_lines
+from scaling.report.findings import nccl_lines
+from scaling.report.key_figures import part_bars, waterfall_bars
 from scaling.report.model import MARKDOWN, PAGE, TERMINAL, Block, Figure, Line, Lines, Section, Table, lines
-from scaling.report.plots.fabric import fabric
+from scaling.report.plots.curves import fabric
+from scaling.report.plots.efficiency import waterfall
 from scaling.report.plots.steps import parts, timeline
-from scaling.report.plots.waterfall import waterfall
-from scaling.report.waterfall import part_bars, waterfall_bars
 from scaling.spec.plan import Plan
 from scaling.units import format_bytes
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from scaling.analysis.results import Sweep, SweepBest, SweepRow
 from scaling.plain import plain
 from scaling.report.model import Table, heads
-from scaling.report.slower import listed, slower_lines
+from scaling.report.strategies import listed, slower_lines
 from scaling.report.text import (
     NONE,
     cause_name,

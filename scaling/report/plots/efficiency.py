@@ -1,24 +1,32 @@
-"""Efficiency over world size, of one run or of several."""
+"""Efficiency over world size, of one run or of several.
+
+Bars that name what a step is lost to, or what two steps differ by, with their numbers beside them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from scaling.analysis.results import Measured, Point
 from scaling.report import text
+from scaling.report.key_figures import IDEAL, MEASURED, Fall
+from scaling.report.key_figures import waterfall as falls
 from scaling.report.plots.base import (
     DASHES,
     HUES,
     SYMBOLS,
     Json,
     Plot,
+    hatch,
     high,
     layout,
     line,
     low,
     note,
     safe,
+    slug,
     whiskers,
 )
 
@@ -90,3 +98,123 @@ def _band(sure: Sequence[tuple[int, Measured]], hue: str) -> Json:
     edges = [100 * high(m) for _, m in banded] + [100 * low(m) for _, m in reversed(banded)]
     band = {"x": x + x[::-1], "y": edges, "fill": "toself", "fillcolor": hue + "-soft", "mode": "lines"}
     return band | {"line": {"width": 0}, "hoverinfo": "skip", "showlegend": False, "type": "scatter"}
+
+
+AROUND_PX = 92
+"""Height of all but the bars. With less of it plotly takes its margins from few bars, and draws the axis' name over its
+ticks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    name: str
+    length: float
+    said: str
+    hue: str
+    pattern: str = ""
+    start: float = 0.0
+    end: tuple[float, float] | None = None
+    """The interval of where the bar ends."""
+
+
+def waterfall(point: Point) -> Plot | None:
+    """From ideal to measured: each bar begins where the last one ended."""
+    if point.loss is None:
+        return None
+    rows = [_row(fall) for fall in falls(point.loss, point.efficiency)]
+    edges_of = [at for row in rows for at in (row.start, row.start + row.length, *(row.end or ()))]
+    axis = {"range": [min(0.0, *edges_of), max(edges_of)]}
+    caption = (
+        "What each cause takes of the step, from ideal to measured. Dotted: time won; hatched: unexplained; "
+        "thin lines: 95 % intervals."
+    )
+    name = slug("waterfall", point.world_size)
+    what = f"Loss waterfall at {text.ranks(point.world_size)}"
+    return _bars(name, what, rows, "% of the step", axis, caption)
+
+
+def _row(fall: Fall) -> _Row:
+    begin, end = 100 * fall.start, 100 * fall.end
+    hue, pattern = "$loss" if end <= begin else "$gain", "" if end <= begin else "."
+    interval = None
+    if fall.cause == IDEAL:
+        hue, pattern = "$ideal", ""
+    elif fall.cause == MEASURED:
+        hue, pattern = "$accent", ""
+        interval = (100 * low(fall.value), 100 * high(fall.value))
+    else:
+        interval = (begin - 100 * high(fall.value), begin - 100 * low(fall.value))
+    return _Row(
+        name=fall.name,
+        start=min(begin, end),
+        length=abs(end - begin),
+        said=text.percent(fall.value),
+        hue=hue,
+        pattern="/" if fall.cause == "unexplained" else pattern,
+        end=interval if _sure(fall.value) else None,
+    )
+
+
+def differences(causes: Sequence[tuple[str, Measured]], world_size: int) -> Plot | None:
+    """What makes up the difference of two steps: bars to the left are time saved."""
+    rows = [
+        _Row(
+            name=text.cause_name(cause),
+            length=value.value,
+            said=text.signed(text.quantity(value, "ms")),
+            hue="$loss" if value.value >= 0 else "$gain",
+            pattern="" if value.value >= 0 else ".",
+            end=(low(value), high(value)) if _sure(value) else None,
+        )
+        for cause, value in causes
+    ]
+    if not rows:
+        return None
+    axis = {"zeroline": True, "zerolinecolor": "$muted"}
+    caption = "Dotted bars: less time in the other run; solid bars: more; thin lines: 95 % intervals."
+    what = f"Difference of the step by cause at {text.ranks(world_size)}"
+    return _bars(slug("difference", world_size), what, rows, "ms of a step, other - base", axis, caption)
+
+
+def _sure(measured: Measured | None) -> bool:
+    return measured is not None and measured.half_width is not None
+
+
+def _bars(name: str, what: str, rows: Sequence[_Row], unit: str, axis: Json, caption: str) -> Plot:
+    """Horizontal bars with their numbers in a column on the right; the axis is named `unit`."""
+    drawn = layout(unit, None)
+    drawn["barmode"] = "overlay"
+    drawn["xaxis"] |= axis
+    drawn["yaxis"] |= {"autorange": "reversed", "showgrid": False}
+    drawn["annotations"] = [note(1, r.name, r.said, xref="paper", yanchor="middle", xshift=8) for r in rows]
+    character_px = 6.9
+    drawn["margin"]["r"] = 16 + round(character_px * max(len(r.said) for r in rows))
+    return Plot(
+        name=name,
+        label=f"{what}: " + ", ".join(f"{r.name} {r.said}" for r in rows),
+        caption=caption,
+        height_px=AROUND_PX + 27 * len(rows),
+        data=[*map(_bar, rows), *([_ends(rows)] if any(r.end for r in rows) else [])],
+        layout=drawn,
+    )
+
+
+def _bar(row: _Row) -> Json:
+    bar: Json = {"type": "bar", "orientation": "h", "y": [row.name], "x": [row.length], "base": [row.start]}
+    bar["marker"] = {"color": row.hue, "pattern": hatch(row.pattern)}
+    return bar | {"customdata": [row.said], "hovertemplate": "%{y}: %{customdata}<extra></extra>"}
+
+
+def _ends(rows: Sequence[_Row]) -> Json:
+    """The intervals of where the bars end."""
+    known = [(row.name, *row.end) for row in rows if row.end]
+    middle = [(first + last) / 2 for _, first, last in known]
+    half = [(last - first) / 2 for _, first, last in known]
+    error = {"type": "data", "array": half, "color": "$fg", "thickness": 1, "width": 3}
+    marks: Json = {"type": "scatter", "mode": "markers", "x": middle, "y": [name for name, *_ in known]}
+    return marks | {
+        "error_x": error,
+        "marker": {"size": 1, "color": "$fg"},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }

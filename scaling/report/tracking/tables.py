@@ -1,9 +1,12 @@
-"""The summary run's tables for W&B, as plain data: {columns, rows}."""
+"""The summary run's tables for W&B, as plain data: {columns, rows}.
+
+The summary run's charts for W&B, as plain data: {kind: line | bar, title, ...} (scaling.report.tracking.sync).
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from scaling.analysis.results import (
@@ -21,9 +24,9 @@ from scaling.analysis.results import (
     Verdict,
     at,
 )
-from scaling.report import cases, versus
-from scaling.report.hosts import ON_PAGE, slowest
-from scaling.report.waterfall import waterfall
+from scaling.report import cases, side_by_side, text
+from scaling.report.key_figures import waterfall
+from scaling.report.machines import ON_PAGE, slowest
 
 Json = dict[str, Any]
 
@@ -177,7 +180,7 @@ def _verdict_row(verdict: Verdict) -> Json:
 
 
 def _comparison_rows(comparison: Comparison) -> list[Json]:
-    base, other = versus.run_names(comparison)
+    base, other = side_by_side.run_names(comparison)
     return [
         {"base": base, "other": other}
         | spread(
@@ -193,7 +196,7 @@ def _comparison_rows(comparison: Comparison) -> list[Json]:
 
 
 def _compared_case_rows(comparison: Comparison) -> list[Json]:
-    base, other = versus.run_names(comparison)
+    base, other = side_by_side.run_names(comparison)
     return [
         {"base": base, "other": other}
         | spread(
@@ -206,7 +209,7 @@ def _compared_case_rows(comparison: Comparison) -> list[Json]:
 
 
 def _setting_rows(comparison: Comparison) -> list[Json]:
-    names = dict(zip(("base_run", "other_run"), versus.run_names(comparison), strict=True))
+    names = dict(zip(("base_run", "other_run"), side_by_side.run_names(comparison), strict=True))
     return [names | {k: v or "" for k, v in named("{}", s).items()} for s in comparison.settings]
 
 
@@ -215,3 +218,68 @@ def _case_row(analysis: Analysis, row: InferenceCase | TrainingCase) -> Json:
     device = analysis.run.device_name or analysis.run.device
     latency = named("latency_{}_ms", getattr(row, "latency_ms", None))
     return {"device": device, "setting": cases.setting(row)} | spread(named("{}", row) | latency)
+
+
+def charts(analysis: Analysis) -> Json:
+    """Every chart that has something to draw."""
+    rows = [numbers(p) for p in analysis.points]
+    fallen = [p for p in analysis.points if p.loss is not None]
+    found = {
+        "efficiency_chart": _lines("Scaling efficiency, with its 95 % interval", rows, EFFICIENCY),
+        "parts_chart": _lines("Where a step goes, ms", rows, PARTS_COLUMNS),
+        "loss_chart": _lines("Lost efficiency by cause", rows, LOSS_COLUMNS),
+        "fabric_chart": _fabric_chart(analysis.fabric),
+        "throughput_chart": _case_chart((*analysis.inference, *analysis.training)),
+    }
+    found = {k: v for k, v in found.items() if v["series"]}
+    if fallen:
+        found["waterfall_chart"] = _bars(max(fallen, key=lambda p: p.world_size))
+    return found
+
+
+def comparison_charts(comparisons: Sequence[Comparison]) -> Json:
+    """The ratios over world sizes, a line a run."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for one in comparisons:
+        _, other = side_by_side.run_names(one)
+        found = [(float(p.world_size), p.ratio.value) for p in one.points if p.ratio and p.ratio.tells]
+        series |= {other: found} if found else {}
+    chart = {"kind": "line", "title": "Throughput over the base", "x": "world_size", "series": series}
+    return {"ratio_chart": chart} if series else {}
+
+
+def _lines(title: str, rows: Sequence[Json], columns: Iterable[str]) -> Json:
+    series = {name: [(row["world_size"], row[name]) for row in rows if name in row] for name in columns}
+    return {
+        "kind": "line",
+        "title": title,
+        "x": "world_size",
+        "series": {k: v for k, v in series.items() if v},
+    }
+
+
+def _bars(point: Point) -> Json:
+    """The waterfall of one world size, with the names that the report uses."""
+    bars = [(text.cause_name(row["cause"]), 100 * row["share"]) for row in waterfall_rows(point)]
+    title = f"Loss waterfall at {text.ranks(point.world_size)}, % of the step"
+    return {"kind": "bar", "title": title, "label": "cause", "value": "% of the step", "bars": bars}
+
+
+def _case_chart(rows: Sequence[InferenceCase | TrainingCase]) -> Json:
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.samples_per_s is not None and row.samples_per_s.tells:
+            label = f"{cases.setting(row)} n={row.world_size}"
+            series.setdefault(label, []).append((row.batch, row.samples_per_s.value))
+    return {"kind": "line", "title": "Samples per second", "x": "batch", "series": series}
+
+
+def _fabric_chart(fabric: Fabric) -> Json:
+    series: dict[str, list[tuple[float, float]]] = {}
+    for level in fabric.levels:
+        for point in level.curve:
+            if not point.busbw_gbit_s.tells:
+                continue
+            label = f"{level.name} {point.collective} n={level.world_size}"
+            series.setdefault(label, []).append((point.bytes, point.busbw_gbit_s.value))
+    return {"kind": "line", "title": "Bus bandwidth, Gbit/s", "x": "bytes", "series": series}

@@ -1,6 +1,10 @@
 """One W&B run per world size and one summary run, in one group. Renders results, computes nothing.
 
 What to log is put together here as plain data; `scaling.report.tracking.sync` hands it to W&B.
+
+Alerts for W&B to send: a regression, throttling, missing trials.
+
+The one number that a sweep gets from a run.
 """
 
 from __future__ import annotations
@@ -13,25 +17,87 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scaling.analysis.results import Analysis, Comparison, RunInfo, StepHistory
+from scaling.analysis.results import (
+    Analysis,
+    Comparison,
+    InferenceCase,
+    Measured,
+    RunInfo,
+    StepHistory,
+    TrainingCase,
+    at,
+)
+from scaling.plain import plain
 from scaling.records.launch import Environment
 from scaling.records.paths import RunFolder
-from scaling.report import versus
+from scaling.report import cases, findings, side_by_side, text
 from scaling.report.answer import answer
 from scaling.report.tracking import settings, sync
-from scaling.report.tracking.alerts import alerts, regressions
-from scaling.report.tracking.charts import charts, comparison_charts
-from scaling.report.tracking.objective import objective
 from scaling.report.tracking.tables import (
     DRAWN,
+    charts,
+    comparison_charts,
     comparison_tables,
     named,
     numbers,
     spread,
     tables,
 )
-from scaling.spec.plan import Plan
+from scaling.spec.plan import SETTLED, Plan
 from scaling.spec.run import Tracking
+
+TITLE_MAX = 63
+"""Characters of a title that W&B accepts."""
+
+Alert = dict[str, str]
+
+
+def alerts(analysis: Analysis) -> Iterator[Alert]:
+    """The alerts of one run, each as {title, text, level}."""
+    throttled = [w for w in analysis.quality.warnings if w.startswith("throttled")]
+    if throttled:
+        yield _alert("Throttled", analysis.run, "; ".join(throttled), "WARN")
+    missing = [findings.trial_line(t) for t in analysis.trials if t.status not in SETTLED]
+    if missing:
+        yield _alert("Trials are missing", analysis.run, "; ".join(missing), "ERROR")
+
+
+def regressions(comparisons: Sequence[Comparison]) -> Iterator[Alert]:
+    """An alert for each run that is slower than the base. A difference within the noise raises none."""
+    for one in comparisons:
+        found = list(_slower(one)) if one.comparable else []
+        if found:
+            base, other = side_by_side.run_names(one)
+            said = f"Throughput of {other} over {base}: {'; '.join(found)}."
+            yield _alert("Slower than before", one.other, said, "WARN")
+
+
+def _slower(comparison: Comparison) -> Iterator[str]:
+    """World sizes and cases at which the other run is distinguishably slower, each with its ratio."""
+    for point in comparison.points:
+        if point.distinguishable and point.ratio is not None and point.ratio.value < 1:
+            yield f"{text.quantity(point.ratio)} at {text.ranks(point.world_size)}"
+    for case in comparison.cases:
+        if case.distinguishable and case.ratio is not None and case.ratio.value < 1:
+            where = f"{text.ranks(case.world_size)}, {cases.compared_setting(case)}, batch {case.batch}"
+            yield f"{text.quantity(case.ratio)} at {where}"
+
+
+def _alert(what: str, run: RunInfo, said: str, level: str) -> Alert:
+    title = plain(f"{what}: {run.model} on {run.topology}")[:TITLE_MAX]
+    return {"title": title, "text": plain(said), "level": level}
+
+
+def objective(analysis: Analysis, plan: Plan) -> Measured | None:
+    """`tracking.objective` at the plan's largest world size, or the fastest case's throughput; None if not measured."""
+    size = plan.ranks
+    if plan.spec.by_case:
+        rows: list[InferenceCase | TrainingCase] = [*analysis.inference, *analysis.training]
+        found = [row.samples_per_s for row in rows if row.world_size == size and row.samples_per_s]
+        return max(found, key=lambda m: m.value, default=None)
+    value: Measured | None = getattr(at(size, analysis.points), plan.spec.tracking.objective, None)
+    return value
+
 
 ONLINE_BOUND_S = 60.0
 """How long the end of a run waits for the server, s; `scaling sync` waits longer."""
@@ -129,11 +195,11 @@ def _document(
 
 def _comparison_document(folder: RunFolder, plan: Plan, comparisons: Sequence[Comparison]) -> Json:
     """One run whose tables have a row a pair of runs and world size, case, or setting that differs."""
-    names = list(dict.fromkeys(name for one in comparisons for name in versus.run_names(one)))
+    names = list(dict.fromkeys(name for one in comparisons for name in side_by_side.run_names(one)))
     said = {
         "comparable": all(one.comparable for one in comparisons),
         "reasons": [reason for one in comparisons for reason in one.reasons],
-        "answer": [versus.answer(one) for one in comparisons],
+        "answer": [side_by_side.answer(one) for one in comparisons],
     }
     run: Json = {
         "id": f"{_stem(plan)}-{_told(comparisons)}-comparison",

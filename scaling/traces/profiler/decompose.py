@@ -16,19 +16,87 @@ collective over or wait for it; M are the backend's own events, where they last 
 Windows: a step begins on the device with the first event that was launched in it, and ends where the next
 begins; the last ends with the last event launched in it. So the windows follow the device, which lags behind
 the host, and add up to the time between the first event and the last.
+
+Communication by kind of collective and process group: all-gather, reduce-scatter and all-reduce of sharded training.
+
+    busy = |union of the collectives' spans|    exposed = |busy without compute|    hidden = busy - exposed
+
+Two kinds at once both count: they share the step, so the kinds need not add up to the exposed communication.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from scaling.traces.profiler import signs
-from scaling.traces.profiler.by_kind import Kinds, by_kind
-from scaling.traces.profiler.columns import Call, DeviceEvents, HostEvents, Sent, Trace
+from scaling.traces.profiler.columns import (
+    EMPTY,
+    Call,
+    DeviceEvents,
+    HostEvents,
+    Ints,
+    Sent,
+    Spans,
+    Trace,
+    common,
+    merged,
+    minus,
+    union,
+)
 from scaling.traces.profiler.signs import FAR, communication, count, launched
-from scaling.traces.profiler.spans import EMPTY, Ints, Spans, common, merged, minus, union
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindColumns:
+    """One kind in one group on one rank; a number a window."""
+
+    group_size: int | None
+    calls: Ints
+    busy: Ints
+    exposed: Ints
+    bytes: Ints | None
+
+
+Kinds = dict[tuple[str, str], KindColumns]
+"""By collective and process group."""
+
+
+def by_kind(begin: Ints, end: Ints, sent: Sequence[Sent], unit: Ints, compute: Spans, borders: Ints) -> Kinds:
+    """Split one rank's communication; columns of one length, an entry an event. Equal `unit`: one collective."""
+    once = np.zeros(len(unit), dtype=bool)
+    once[np.unique(unit, return_index=True)[1]] = True
+    rows: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for row, one in enumerate(sent):
+        rows[one.collective, one.group].append(row)
+    found = {}
+    windows = len(borders) - 1
+    for key, of in rows.items():
+        spans = merged(begin[of], end[of])
+        step = np.searchsorted(borders, begin[of], side="right") - 1
+        inside = (step >= 0) & (step < windows) & once[of]
+        sizes = [_bytes(sent[row]) for row in of]
+        found[key] = KindColumns(
+            group_size=next((sent[row].group_size for row in of if sent[row].group_size), None),
+            calls=np.bincount(step[inside], minlength=windows),
+            busy=spans.within(borders),
+            exposed=minus(spans, compute).within(borders),
+            bytes=None
+            if None in sizes
+            else np.bincount(step[inside], np.array(sizes, dtype=float)[inside], windows).astype(np.int64),
+        )
+    return found
+
+
+def _bytes(sent: Sent) -> int | None:
+    """nccl-tests' size: the output of an all-gather holds all ranks' parts, also where the trace has its input only."""
+    if sent.bytes is None or not (sent.inputs_only and sent.collective == "all_gather"):
+        return sent.bytes
+    return sent.bytes * sent.group_size if sent.group_size else None
+
 
 PHASES = {"backward": signs.BACKWARD, "forward": signs.FORWARD, "optimizer": signs.OPTIMIZER}
 """In order of precedence, where kernels of several phases run at once."""

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.traces.profiler import signs
+from scaling.traces.profiler.columns import Ints, Spans, common, merged
 from scaling.traces.profiler.decompose import Collectives
-from scaling.traces.profiler.spans import Ints, Spans, common, merged
 
 Floats = NDArray[np.float64]
 UNSYNCHRONISED = ("send_recv", "broadcast", "scatter", "gather", "reduce", signs.UNKNOWN)

@@ -13,11 +13,18 @@ from numpy.typing import NDArray
 
 from scaling.reading import INT_MAX
 from scaling.traces.profiler import signs
-from scaling.traces.profiler.columns import Call, Columns, Credible, DeviceEvents, HostEvents, Sent, Trace
-from scaling.traces.profiler.events import Args, Other, TraceEvent
+from scaling.traces.profiler.columns import (
+    Call,
+    Columns,
+    Credible,
+    DeviceEvents,
+    HostEvents,
+    Ints,
+    Sent,
+    Trace,
+)
 from scaling.traces.profiler.signs import sent_of
-from scaling.traces.profiler.spans import Ints
-from scaling.traces.profiler.stream import TraceStream
+from scaling.traces.profiler.stream import Args, Other, TraceEvent, TraceStream
 
 BY_NAME = -1
 """Kind of a kernel that is decided later, by its name."""

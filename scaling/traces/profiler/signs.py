@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.traces.profiler.columns import Call, DeviceEvents, Sent, Trace
-from scaling.traces.profiler.events import Args
-from scaling.traces.profiler.spans import Ints
+from scaling.traces.profiler.columns import Call, DeviceEvents, Ints, Sent, Trace
+from scaling.traces.profiler.stream import Args
 
 COUNT_MAX = 2**53
 """Bytes, members and numbers of collectives beyond this were not counted by anything."""

@@ -1,7 +1,11 @@
-"""The analysis of a run from the traces of its ranks."""
+"""The analysis of a run from the traces of its ranks.
+
+A plan that describes the traced run, for reports and comparisons.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,16 +24,45 @@ from scaling.analysis.results import (
 )
 from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.traces import Traced, TracedRank
-from scaling.spec.plan import Plan
-from scaling.traces.profiler.drawn import timeline
+from scaling.spec.plan import TRACE, Plan
+from scaling.spec.topology import BACKEND_OF, CPU, GPU, Topology
+from scaling.traces.kinds import described
 from scaling.traces.profiler.files import RankTrace, UnreadFile
 from scaling.traces.profiler.jobs import UNSEEN, TracedRanks, jobs, listed
-from scaling.traces.profiler.late import straggler
 from scaling.traces.profiler.match import Matched, RankClock, match
-from scaling.traces.profiler.planned import trace_plan
-from scaling.traces.profiler.table import Table, measured, table
-from scaling.traces.profiler.traffic import collectives, dilation, kinds, traffic
+from scaling.traces.profiler.table import Table, measured, table, timeline
+from scaling.traces.profiler.traffic import collectives, dilation, kinds, straggler, traffic
 from scaling.traces.profiler.verdicts import verdicts
+
+
+def trace_plan(made: Sequence[TracedRanks], batch: int | None, name: str, found: Sequence[RankTrace]) -> Plan:
+    """A plan with the model's name, the topology and the world sizes, as far as the traces show them."""
+    files = [f for job in made for f in job.ranks.values()]
+    hosts = max(len({f.host for f in job.ranks.values() if f.host}) or 1 for job in made)
+    largest = max(job.world_size for job in made)
+    devices = Counter(f.device_name for f in files if f.device_name)
+    backends = Counter(f.backend for f in files if f.backend)
+    device = GPU if any(f.parts.device == "gpu" for f in files) else CPU
+    used = GPU if any(f.unseen for f in files) else device
+    return described(
+        TRACE,
+        (str(f.path) for f in found),
+        model=name,
+        topology=Topology(
+            name=devices.most_common(1)[0][0] if devices else "trace",
+            kind="local",
+            hosts=hosts,
+            ranks_per_host=-(-largest // hosts),
+            device=device,
+            backend=backends.most_common(1)[0][0] if backends else BACKEND_OF[used],
+            note="from profiler traces" + ("" if batch else "; the traces do not hold the samples of a step"),
+        ),
+        world_sizes=tuple(job.world_size for job in made),
+        batch_per_rank=batch or 0,
+        global_batch=(batch or 0) * largest,
+        steps=max(len(f.parts.labels) for f in files),
+    )
+
 
 PROFILED = (
     "the profiler was on, so every step includes its cost "

@@ -18,7 +18,7 @@ from scaling.records.format import AnyStepRow, BlockRecord, RecordedBlock
 from scaling.spec.batch_search import FAILED, FITS, OOM, Largest
 from scaling.spec.budget import CaseCosts
 from scaling.spec.cases import Case, Stretch, arms, cases, round_stretches, stages
-from scaling.spec.ended import LEFT_OUT, SCHEMA, Ended, Outcome, Outcomes
+from scaling.spec.plan import ENDED_SCHEMA, LEFT_OUT, Ended, Outcome, Outcomes
 from scaling.spec.run import LEAST_ROUNDS
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns
@@ -359,4 +359,4 @@ class Study:
                 Outcome(world_size=n, case=index, status=judged.status, rank=judged.rank, error=judged.error)
                 for (n, index), judged in sorted(self._judged.items())
             )
-            write_json(self._session.folder.cases, Outcomes(schema=SCHEMA, outcomes=outcomes))
+            write_json(self._session.folder.cases, Outcomes(schema=ENDED_SCHEMA, outcomes=outcomes))

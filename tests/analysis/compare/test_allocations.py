@@ -22,9 +22,9 @@ from scaling.analysis.results import (
     Point,
     Quality,
 )
-from scaling.report import versus
-from scaling.report.allocations import allocation_lines
+from scaling.report import side_by_side
 from scaling.report.documents import several
+from scaling.report.side_by_side import allocation_lines
 from scaling.spec.plan import make_plan
 from scaling.spec.run import Cost
 
@@ -160,7 +160,7 @@ def test_a_slow_node_is_no_difference_of_partitions(member):
         Allocation(run="run-pcie1-100", nodes=("pcie1",)),
         Allocation(run="run-pcie2-60", nodes=("pcie2",)),
     )
-    said = versus.answer(found)
+    said = side_by_side.answer(found)
     assert "the two runs are not distinguishable" in said
     assert "2 allocations of each, which are up to 67 % apart with pcie and 1 % with nvlink" in said
     assert list(allocation_lines(found, ("pcie", "nvlink"))) == [
@@ -179,7 +179,7 @@ def test_a_difference_beyond_the_spread_is_one(member):
     assert point.distinguishable
     assert point.ratio.holds(3.0)
     assert point.ratio.n == 3
-    assert "nvlink is faster than pcie" in versus.answer(found)
+    assert "nvlink is faster than pcie" in side_by_side.answer(found)
     wide, own = point.ratio.log_half_width, compared(base[:1], other[:1]).points[0].ratio.log_half_width
     assert wide > 5 * own
 
@@ -189,10 +189,10 @@ def test_one_allocation_of_each_says_so(member):
     found = compared(base, other)
     assert found.points[0].allocations is None
     said = "This is one allocation of each; nodes of one partition may differ: cluster.allocations=3 measures how much."
-    assert versus.answer(found).endswith(said)
+    assert side_by_side.answer(found).endswith(said)
     several_of_one = compared([*base, member(101, "pcie2")], other)
     assert several_of_one.points[0].ratio == found.points[0].ratio
-    assert "This is 2 allocations of pcie and 1 of nvlink; nodes" in versus.answer(several_of_one)
+    assert "This is 2 allocations of pcie and 1 of nvlink; nodes" in side_by_side.answer(several_of_one)
 
 
 def test_nodes_are_no_matter_on_the_same_nodes_and_outside_of_slurm(member):
@@ -213,7 +213,7 @@ def test_equal_settings_on_two_nodes_compare_these_nodes(member):
         *(run.plan for run in (member(100, "a"), member(90, "b"))),
         environments=({"hostname": "a"}, {"hostname": "b"}),
     )
-    assert "on b is slower than on a" in versus.answer(known)
+    assert "on b is slower than on a" in side_by_side.answer(known)
 
 
 def test_the_price_of_samples_follows_the_ratio(member):
@@ -245,7 +245,7 @@ def test_cases_are_decided_against_the_spread_too(member):
     assert compared(base[1:], other[:1]).cases[0].distinguishable
     found = compared(base, other)
     assert not found.cases[0].distinguishable
-    assert "The intervals contain how far nodes differ: 2 allocations of each." in versus.answer(found)
+    assert "The intervals contain how far nodes differ: 2 allocations of each." in side_by_side.answer(found)
 
 
 # The table of all runs

@@ -20,7 +20,7 @@ from scaling.analysis.results import (
     Quality,
     SampleCost,
 )
-from scaling.report import versus
+from scaling.report import side_by_side
 from scaling.spec.plan import make_plan
 from scaling.spec.run import Cost
 
@@ -68,7 +68,7 @@ def test_a_run_beside_itself_is_equal_by_definition(plan):
     assert found.one_run
     assert found.points[0].ratio.interval == (1.0, 1.0)
     assert gate([found], 0.95) == "met"
-    assert versus.answer(found).startswith("Both are the same run, so every ratio is 1 by definition")
+    assert side_by_side.answer(found).startswith("Both are the same run, so every ratio is 1 by definition")
     again = compare(run(point(relative=0.2)), run(point(relative=0.2), id="again"), plan, plan)
     assert not again.one_run
     assert gate([again], 0.95) == "undecided"

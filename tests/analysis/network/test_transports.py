@@ -8,7 +8,7 @@ import pytest
 
 from scaling.analysis.network.nccl_log import warnings
 from scaling.analysis.results import Fabric, NcclChoice, NcclGroup, NcclLog
-from scaling.report.fabric import nccl_lines
+from scaling.report.findings import nccl_lines
 from scaling.spec.topology import Level, Nic
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scaling.launchers.failure.workers import Roll, find
+from scaling.launchers.failure.evidence import Roll, find
 from scaling.records.paths import RunFolder
 
 

@@ -14,8 +14,8 @@ import pytest
 from scaling import resources
 from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError
-from scaling.launchers.request import LaunchRequest
-from scaling.launchers.slurm import ask
+from scaling.launchers.launcher import LaunchRequest
+from scaling.launchers.slurm import queue
 from scaling.launchers.slurm.allocation import Allocation, down, hostnames
 from scaling.launchers.slurm.launcher import Slurm, blamed, port, srun
 from scaling.records.paths import RunFolder
@@ -294,7 +294,7 @@ def test_who_ended_a_launch(text, said):
 def answers(tmp_path, monkeypatch):
     """answers(name, *lines): one of Slurm's commands that runs one shell line after the other, a call each."""
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setattr(ask.time, "sleep", lambda _: None)
+    monkeypatch.setattr(queue.time, "sleep", lambda _: None)
     (tmp_path / "bin").mkdir()
 
     def stand_in(name, *lines):
@@ -322,10 +322,10 @@ def test_one_that_stays_away_ends_in_its_words_and_one_that_refuses_at_once(answ
     calls = answers("scontrol", *[BUSY] * 20)
     with pytest.raises(ScalingError, match="scontrol: slurm_load_jobs error: Socket timed out"):
         hostnames("a[1-2]")
-    assert calls() == 1 + len(ask.AGAIN_S)
+    assert calls() == 1 + len(queue.AGAIN_S)
     calls = answers("squeue", "echo 'slurm_load_jobs error: Invalid user id' >&2; exit 1")
     with pytest.raises(ScalingError, match="Invalid user id"):
-        ask.answer("squeue")
+        queue.answer("squeue")
     assert calls() == 1
 
 

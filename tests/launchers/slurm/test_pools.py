@@ -8,7 +8,7 @@ import pytest
 
 from scaling.config.compose import requests
 from scaling.errors import InputError
-from scaling.launchers.slurm.pools import excluded, nodes_of, one_allocation, shares
+from scaling.launchers.slurm.submit import excluded, nodes_of, one_allocation, shares
 
 SINFO = "a1 idle gpu*\na2 alloc gpu*\na3 drain gpu*\na4 down* gpu*\nb1 mix big\na1 idle big\n"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scaling.errors import InputError, ScalingError
-from scaling.launchers.slurm import ask
+from scaling.launchers.slurm import queue
 from scaling.launchers.slurm.queue import (
     JobState,
     parse_sacct,
@@ -16,7 +16,7 @@ from scaling.launchers.slurm.queue import (
     parse_squeue,
     state_of,
 )
-from scaling.launchers.slurm.sbatch import hand_in, refusal
+from scaling.launchers.slurm.script import hand_in, refusal
 
 RECORDED = Path(__file__).with_name("slurm-22.05")
 
@@ -171,7 +171,7 @@ def test_a_controller_that_tells_nothing_is_no_lost_job(command, asked, said):
     ids=["silent", "late"],
 )
 def test_a_job_that_slurm_may_have_taken_is_not_a_refused_one(command, monkeypatch, line, said):
-    monkeypatch.setattr(ask, "ASK_S", 0.2)
+    monkeypatch.setattr(queue, "ASK_S", 0.2)
     command("sbatch", line)
     with pytest.raises(ScalingError, match=f"{said}; the job may be queued all the same") as found:
         hand_in("#!/bin/sh\n")

@@ -10,17 +10,17 @@ import os
 import pytest
 
 from scaling.analysis.results import InferenceCase
-from scaling.cli.analysing import analyse
+from scaling.cli.measuring import analyse
 from scaling.cli.pipeline import rebuild
 from scaling.cli.verbs import submit as verb
 from scaling.config.compose import requests
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.jobs import jobs_of
-from scaling.launchers.slurm import ask, sbatch
-from scaling.launchers.slurm.ending import settle
-from scaling.launchers.slurm.standing import standing
+from scaling.launchers.slurm import queue
+from scaling.launchers.slurm import script as sbatch
+from scaling.launchers.slurm.job_status import settle, standing
+from scaling.launchers.slurm.queue import SCHEMA, Jobs, Submitted
 from scaling.launchers.slurm.submit import script, submit
-from scaling.launchers.slurm.submitted import SCHEMA, Jobs, Submitted
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
@@ -96,7 +96,7 @@ def test_a_job_that_was_refused_leaves_no_folder(job, command):
 
 
 def test_a_job_that_may_have_been_taken_keeps_its_folder(job, command, monkeypatch):
-    monkeypatch.setattr(ask, "ASK_S", 0.2)
+    monkeypatch.setattr(queue, "ASK_S", 0.2)
     command("sbatch", "exec /bin/sleep 60")
     with pytest.raises(ScalingError, match="may be queued all the same"):
         submit(job, script(job))

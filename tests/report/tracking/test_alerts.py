@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scaling.analysis.results import CaseComparison
-from scaling.report.tracking.alerts import regressions
+from scaling.report.tracking.wandb import regressions
 
 SAID = "Throughput of emulated_nvlink over emulated_pcie: "
 

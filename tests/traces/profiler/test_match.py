@@ -5,10 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from scaling.traces.profiler.columns import Sent
+from scaling.traces.profiler.columns import Sent, merged
 from scaling.traces.profiler.decompose import Collectives
 from scaling.traces.profiler.match import RankClock, match, shared_steps, split
-from scaling.traces.profiler.spans import merged
 
 LABELS = ("ProfilerStep#1",)
 

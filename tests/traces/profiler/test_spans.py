@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling.traces.profiler.spans import EMPTY, common, merged, minus, running, union
+from scaling.traces.profiler.columns import EMPTY, common, merged, minus, running, union
 
 intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)), max_size=12)
 

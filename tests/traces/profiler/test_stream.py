@@ -7,8 +7,7 @@ import zlib
 import pytest
 
 from scaling.traces.profiler import stream
-from scaling.traces.profiler.events import TraceEvent
-from scaling.traces.profiler.stream import DamagedError, TraceStream
+from scaling.traces.profiler.stream import DamagedError, TraceEvent, TraceStream
 
 EVENTS = [
     {
