@@ -31,7 +31,7 @@ from typing import Any
 import harness
 from ending import end, exit_with, run
 
-from scaling.records import codec
+from scaling.records import files
 from scaling.spec.promise import Promise
 
 ROOT = Path(__file__).parents[1]
@@ -125,7 +125,7 @@ def measured(row: Row, folder: Path, *more: str) -> Taken:
             None,
         )
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    said_s = codec.decode(Promise, plan["promise"]).seconds if plan["promise"] else None
+    said_s = files.decode(Promise, plan["promise"]).seconds if plan["promise"] else None
     analysis = harness.read_analysis(folder)
     ratio = took_s / said_s if said_s else None
     problems = (

@@ -20,10 +20,10 @@ from typing import TypeVar
 import polars as pl
 from rich.console import Console
 
+from scaling.analysis.analyze import of_strategy
 from scaling.analysis.predict.change import Linked, Source
 from scaling.analysis.predict.sources import read_links, read_sources
 from scaling.analysis.results import Analysis, Comparison, Point, Prediction
-from scaling.analysis.strategies import of_strategy
 from scaling.cli.pipeline import read_analysis, read_tables
 from scaling.errors import InputError
 from scaling.records.check import read_checked

@@ -1,6 +1,8 @@
 """Shared by verbs that measure: check a run before anything is written, watch it, and shut down cleanly.
 
 Analysis that launchers call. Imports are made on the first call, since a plan does not need polars.
+
+Print the report of an analysed run, and log it to W&B.
 """
 
 from __future__ import annotations
@@ -9,14 +11,19 @@ import dataclasses
 import signal
 from collections.abc import Sequence
 
+from rich.console import Console
+
+from scaling.analysis.results import Analysis, StepHistory
+from scaling.cli.output import warn
 from scaling.errors import InputError
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.jobs import Job, create
 from scaling.launchers.runner import measure
 from scaling.launchers.tryout import promised
-from scaling.records.launch import Launch
+from scaling.records.launch import Environment, Launch
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.status import Status
+from scaling.report.terminal import print_analysis
 from scaling.spec.estimate import said_left_out
 from scaling.spec.plan import Plan
 
@@ -95,3 +102,31 @@ def require_alone(verb: str, arguments: Sequence[str], *, alone: bool) -> None:
 def worst(codes: Sequence[int]) -> int:
     """The exit status of several runs: 1 takes precedence, since that run measured nothing."""
     return max(codes, key=lambda code: (code == 1, code))
+
+
+def print_report(
+    folder: RunFolder, analysis: Analysis, plan: Plan, console: Console | None = None, *, verbose: bool
+) -> None:
+    """Print a run's answer in five lines, or its whole report, and the path of its page."""
+    print_analysis(
+        console or Console(),
+        analysis,
+        plan,
+        report_path=folder.report_html,
+        verbose=verbose or plan.spec.by_case,
+    )
+
+
+def log_to_wandb(
+    folder: RunFolder,
+    plan: Plan,
+    analysis: Analysis,
+    histories: tuple[StepHistory, ...] = (),
+    environment: Environment | None = None,
+) -> None:
+    """Log a run to W&B as its plan asks. A failure prints one line and does not end the program."""
+    from scaling.report.tracking.wandb import log_run  # noqa: PLC0415  slow to import
+
+    warning = log_run(folder, plan, analysis, histories, environment)
+    if warning:
+        warn(f"W&B: {warning}")

@@ -18,7 +18,7 @@ import sys
 from typing import Any, TextIO
 
 from scaling.plain import message, plain
-from scaling.records import codec
+from scaling.records import files
 
 
 def say(*lines: str, file: TextIO | None = None) -> None:
@@ -28,7 +28,7 @@ def say(*lines: str, file: TextIO | None = None) -> None:
 
 def print_json(document: Any) -> None:
     """Print one JSON document on standard output; in ASCII, with control characters escaped."""
-    print(json.dumps(codec.encode(document), indent=1).replace("\x7f", "\\u007f"))
+    print(json.dumps(files.encode(document), indent=1).replace("\x7f", "\\u007f"))
 
 
 def warn(error: object) -> None:

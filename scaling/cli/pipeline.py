@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from scaling.analysis.about import Ending
+from scaling.analysis.analyze import analyze_strategies, of_strategy
 from scaling.analysis.compare.differences import machines
 from scaling.analysis.decompose.cases import CaseFiles, analyze_cases
 from scaling.analysis.decompose.roofline import roofline, with_tokens, with_utilisation
@@ -33,7 +34,6 @@ from scaling.analysis.results import (
     StepHistory,
     Timeline,
 )
-from scaling.analysis.strategies import analyze_strategies, of_strategy
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.batch_search import read_largest
 from scaling.records.check import read_checked

@@ -10,7 +10,7 @@ from scaling.launchers.choose import launcher_of
 from scaling.launchers.launcher import LaunchRequest
 from scaling.launchers.launcher import describe as shell
 from scaling.launchers.shared_gpu import mps_line, shares_gpu
-from scaling.records import codec
+from scaling.records import files
 from scaling.records.paths import RunFolder
 from scaling.report.progress import takes
 from scaling.report.text import case_batches, count, precisions
@@ -21,7 +21,7 @@ from scaling.spec.plan import Plan
 from scaling.spec.promise import ORDER
 from scaling.spec.run import WARMUP_SHARE, Spec
 from scaling.spec.schedule import round_blocks
-from scaling.spec.startup import MEASURED_RANKS, joining, start_limit_s
+from scaling.spec.timeouts import MEASURED_RANKS, joining, start_limit_s
 from scaling.spec.topology import Topology
 from scaling.units import format_duration, format_rate, ranks
 
@@ -36,8 +36,8 @@ def document(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     """
     promise = plan.promise
     return {
-        **codec.encode(plan),
-        "cases": codec.encode(cases(plan.spec)) if plan.spec.by_case else [],
+        **files.encode(plan),
+        "cases": files.encode(cases(plan.spec)) if plan.spec.by_case else [],
         "run_dir": str(folder.path),
         "seconds_max": _seconds(plan),
         "seconds": round(promise.seconds, 1) if promise else None,

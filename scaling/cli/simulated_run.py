@@ -45,9 +45,8 @@ def print_outcomes(outcomes: Sequence[object], *, as_json: bool, into: Path | No
     """Print simulations, one after the other, then side by side; exit status 1 where none gave a step."""
     from scaling.analysis.simulate.ranking import ranked  # noqa: PLC0415
     from scaling.cli.simulating import Outcome  # noqa: PLC0415
-    from scaling.records.codec import encode  # noqa: PLC0415
-    from scaling.records.files import write_json  # noqa: PLC0415
-    from scaling.report.perfetto import simulated_chrome  # noqa: PLC0415
+    from scaling.records.files import encode, write_json  # noqa: PLC0415
+    from scaling.report.figures import simulated_chrome  # noqa: PLC0415
     from scaling.report.terminal import print_ranking, print_simulation, print_simulations  # noqa: PLC0415
 
     found = [one for one in outcomes if isinstance(one, Outcome)]

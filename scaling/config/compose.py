@@ -37,7 +37,7 @@ from scaling.config.schema import Composed, Config, WhatIfConfig
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine, find_machine
 from scaling.spec.environment import is_of_links, loads_code
-from scaling.spec.request import Request, Requests
+from scaling.spec.plan import Request, Requests
 
 TRUSTED = "experiment"
 TOPOLOGY = "topology"

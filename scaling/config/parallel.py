@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from scaling.config.schema import Composed
-from scaling.config.values import freeze
+from scaling.config.schema import Composed, freeze
 from scaling.errors import InputError
 from scaling.spec.parallel import DEGREES, REST, Fsdp, MeshError, Parallel
 from scaling.spec.run import Ddp, Spec

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from scaling.config.cases import batches, check_cases
-from scaling.config.model import to_data, to_model
+from scaling.config.model import batches, check_cases, to_data, to_model
 from scaling.config.parallel import check_parallel, to_parallel
-from scaling.config.schema import Composed
+from scaling.config.schema import Composed, ascending, check_batches, freeze
 from scaling.config.topology import check_emulated, to_cluster, to_env, to_topology
-from scaling.config.values import ascending, check_batches, freeze
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine
 from scaling.spec.parallel import Pipeline

@@ -10,8 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from scaling.config.schema import Composed
-from scaling.config.values import check, freeze
+from scaling.config.schema import Composed, check, freeze
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine
 from scaling.reading import as_number

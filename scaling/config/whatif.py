@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from scaling.config.schema import Composed
+from scaling.config.schema import Composed, ascending, check, check_batches, check_value
 from scaling.config.topology import FOUND, freeze_topology
-from scaling.config.values import ascending, check, check_batches, check_value
 from scaling.errors import InputError
 from scaling.spec import run as spec
 from scaling.spec.plan import Plan

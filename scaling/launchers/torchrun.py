@@ -15,7 +15,7 @@ from scaling.records.encoding import digest_of
 from scaling.spec.batch_search import MEASURE
 from scaling.spec.plan import PLAN_DIGEST, Plan
 from scaling.spec.run import Spec
-from scaling.spec.startup import lazy
+from scaling.spec.timeouts import lazy
 from scaling.spec.topology import GPU
 
 
@@ -68,7 +68,7 @@ def numa_binding(spec: Spec) -> dict[str, str]:
 
 
 def connecting(request: LaunchRequest) -> dict[str, str]:
-    """Which plan our own ranks are to follow, and how many of them connect over Gloo (scaling/spec/startup.py).
+    """Which plan our own ranks are to follow, and how many of them connect over Gloo (scaling/spec/timeouts.py).
 
     A script of the user's has no plan, and may need a mesh.
     """

@@ -15,7 +15,7 @@ from scaling import resources
 from scaling.errors import InputError
 from scaling.launchers.simulated import build_device
 from scaling.plain import message
-from scaling.records import codec
+from scaling.records import files
 from scaling.spec.budget import allowance_s
 from scaling.spec.estimate import Machine, Timing, fit, promise, refusal, synthetic_timing
 from scaling.spec.plan import Plan
@@ -81,7 +81,7 @@ def time_model(plan: Plan, machine: Machine) -> Timing | None:
     limit_s = max(TRY_S, allowance_s(spec.measure) / 4)
     lines = _tried(plan, limit_s, flops=False, time=True, step=needs_trying(spec)).splitlines()
     found = [line.removeprefix(TIMING) for line in lines if line.startswith(TIMING)]
-    return codec.decode(Timing, json.loads(found[-1])) if found else None
+    return files.decode(Timing, json.loads(found[-1])) if found else None
 
 
 def this_machine() -> Machine:
@@ -108,7 +108,7 @@ def _tried(plan: Plan, limit_s: float, *, flops: bool, time: bool, step: bool) -
             own = {} if spec.compiles else {"TORCHINDUCTOR_CACHE_DIR": scratch}
             done = subprocess.run(
                 [sys.executable, "-m", "scaling.worker.checks.tryout"],
-                input=json.dumps({"spec": codec.encode(spec), **asked}),
+                input=json.dumps({"spec": files.encode(spec), **asked}),
                 capture_output=True,
                 text=True,
                 timeout=limit_s,

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from scaling import resources
 from scaling.errors import InputError, ScalingError
-from scaling.records import codec
+from scaling.records import files
 
 Answer = TypeVar("Answer")
 
@@ -28,7 +28,7 @@ def answer(module: str, asked: Any, kind: type[Answer], *, what: str, limit_s: f
     try:
         done = subprocess.run(
             [sys.executable, "-m", module],
-            input=json.dumps(codec.encode(asked)),
+            input=json.dumps(files.encode(asked)),
             capture_output=True,
             text=True,
             errors="replace",  # a library may print anything
@@ -39,7 +39,7 @@ def answer(module: str, asked: Any, kind: type[Answer], *, what: str, limit_s: f
     except subprocess.TimeoutExpired as error:
         raise TooLongError from error
     try:
-        return codec.decode(kind, json.loads(done.stdout))
+        return files.decode(kind, json.loads(done.stdout))
     except ValueError:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         if lines and done.returncode == InputError.exit_code:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from scaling.records import codec
+from scaling.records import files
 from scaling.records.format import (
     AnyStepRow,
     CollectiveRow,
@@ -126,4 +126,4 @@ def digest(content: bytes) -> str:
 
 def digest_of(value: Any) -> str:
     """The digest of a dataclass or plain value, however a file has it."""
-    return digest(json.dumps(codec.encode(value), sort_keys=True).encode())
+    return digest(json.dumps(files.encode(value), sort_keys=True).encode())

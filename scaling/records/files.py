@@ -1,21 +1,94 @@
 """Write files by rename, check versions on reading, make folders.
 
 Needs only the standard library, since workers use it.
+
+Convert frozen dataclasses to plain JSON values and back. Needs only the standard library, since workers use it.
+
+JSON keys that are Python keywords are fields with an underscore at the end: `try` is `try_`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
+import functools
 import json
 import os
 import shutil
+import types
+import typing
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from scaling import reading
 from scaling.errors import InputError
-from scaling.records import codec
+from scaling.spec.settings import HELD, out_of_bounds
+
+
+def encode(value: Any) -> Any:
+    """Dataclasses, mappings and sequences as plain JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name.rstrip("_"): encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(k): encode(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(v) for v in value]
+    return value
+
+
+def decode(kind: type[T], data: Any) -> T:
+    """Build `kind` from plain JSON values. Missing keys take the default.
+
+    ValueError for unknown keys, wrong types, and values out of the HELD bounds of a field (spec.settings);
+    TypeError for a missing key.
+    """
+    return typing.cast("T", _decode(kind, data, kind.__name__))
+
+
+def _decode(kind: Any, data: Any, where: str) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        value = _decode(args[0], data, where)
+        wrong = out_of_bounds((note for note in args[1:] if isinstance(note, HELD)), value)
+        if wrong is not None:
+            raise ValueError(f"{where}={wrong[0]}: {wrong[1]}")
+        return value
+    if origin in (typing.Union, types.UnionType):
+        if data is None and type(None) in args:
+            return None
+        (kind,) = (a for a in args if a is not type(None))
+        return _decode(kind, data, where)
+    if origin in (tuple, list) and not isinstance(data, list | tuple):
+        raise ValueError(f"{where}: expected a list, found {type(data).__name__}")
+    if origin is tuple:
+        return tuple(_decode(args[0], v, f"{where}[{i}]") for i, v in enumerate(data))
+    if origin is list:
+        return [_decode(args[0], v, f"{where}[{i}]") for i, v in enumerate(data)]
+    if (origin is dict or dataclasses.is_dataclass(kind)) and not isinstance(data, dict):
+        raise ValueError(f"{where}: expected an object, found {type(data).__name__}")
+    if origin is dict:
+        return {k: _decode(args[1], v, f"{where}.{k}") for k, v in data.items()}
+    if dataclasses.is_dataclass(kind):
+        hints = _hints(typing.cast("Hashable", kind))
+        names = {f.name.rstrip("_"): f.name for f in dataclasses.fields(kind)}
+        unknown = set(data) - set(names)
+        if unknown:
+            raise ValueError(f"{where}: unknown key {min(unknown)!r}")
+        values = {names[k]: _decode(hints[names[k]], v, f"{where}.{k}") for k, v in data.items()}
+        return kind(**values)  # type: ignore[operator]
+    if kind is float and isinstance(data, int) and not isinstance(data, bool):
+        return float(data)
+    if kind in (int, float, str, bool) and type(data) is not kind:
+        raise ValueError(f"{where}: expected {kind.__name__}, found {type(data).__name__}")
+    return data
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
 
 T = TypeVar("T")
 
@@ -35,7 +108,7 @@ def write_text(path: Path, text: str, *, private: bool = False) -> None:
 
 def write_json(path: Path, value: Any, *, indent: int | None = 1, private: bool = False) -> None:
     """Write a dataclass or plain value as JSON, by rename."""
-    text = json.dumps(codec.encode(value), indent=indent, allow_nan=False) + "\n"
+    text = json.dumps(encode(value), indent=indent, allow_nan=False) + "\n"
     write_text(path, text, private=private)
 
 
@@ -56,7 +129,7 @@ def add_line(path: Path, value: Any) -> None:
 
     OSError where the disk has no room for the whole line.
     """
-    line = json.dumps(codec.encode(value), allow_nan=False).encode() + b"\n"
+    line = json.dumps(encode(value), allow_nan=False).encode() + b"\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         if os.write(descriptor, line) < len(line):
@@ -81,7 +154,7 @@ def read_json(
         way_out = "update scaling-harness" if found > schema else "run `scaling analyze` again"
         raise InputError(f"{path}: written in format {found}, this version reads format {schema}; {way_out}")
     try:
-        return codec.decode(kind, data)
+        return decode(kind, data)
     except (ValueError, TypeError, KeyError) as error:
         raise InputError(f"{path}: damaged ({error}); {remedy}") from error
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from scaling.errors import InputError, ScalingError
 from scaling.plain import message
 from scaling.reading import YAML_BYTES_MAX, RefusedError, read_text
-from scaling.records import codec
+from scaling.records import files
 from scaling.records.decode import read_head
 from scaling.records.files import read_json
 from scaling.records.paths import RunFolder, find_run
@@ -119,7 +119,7 @@ def own_plan(folder: RunFolder) -> Plan | None:
             with contextlib.suppress(OSError, ValueError, TypeError):
                 head = read_head(path)
                 if head.plan is not None and head.plan.get("schema") == PLAN_SCHEMA:
-                    return codec.decode(Plan, head.plan)
+                    return files.decode(Plan, head.plan)
     return None
 
 

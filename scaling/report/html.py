@@ -26,7 +26,8 @@ from scaling.analysis.results import Analysis, Comparison, StepHistory, Sweep, T
 from scaling.analysis.results.machine import MachineGroup
 from scaling.plain import plain
 from scaling.report import text
-from scaling.report.documents import comparison, run, several
+from scaling.report.documents import comparison, run
+from scaling.report.documents import comparison as several
 from scaling.report.model import PAGE, Block, Document, Figure, Finding, Table
 from scaling.report.plots.base import Plot
 from scaling.spec.plan import Plan
@@ -105,7 +106,7 @@ def comparison_page(compared: Comparison, base: Analysis, other: Analysis, sweep
 
 def sweep_page(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Analysis]) -> str:
     """Several runs as one table, as the text of an HTML file."""
-    return draw(several.document(sweep, comparisons, runs))
+    return draw(several.several_document(sweep, comparisons, runs))
 
 
 def draw(document: Document) -> str:

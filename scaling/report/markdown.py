@@ -10,7 +10,8 @@ from scaling.analysis.results import Analysis, Comparison, Sweep
 from scaling.plain import one_line, plain
 from scaling.report import text
 from scaling.report import text as bars
-from scaling.report.documents import comparison, run, several
+from scaling.report.documents import comparison, run
+from scaling.report.documents import comparison as several
 from scaling.report.model import MARKDOWN, Block, Document, Figure, Finding, Line, Lines, Section, Table
 from scaling.spec.plan import Plan
 
@@ -31,7 +32,7 @@ def comparison_markdown(compared: Comparison, sweep: Sweep | None = None) -> str
 def sweep_markdown(sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Analysis]) -> str:
     """Several runs as one table, then those of equal work against each other."""
     pairs = (draw(comparison.document(one)) for one in comparisons if one.comparable)
-    return "\n".join([draw(several.document(sweep, comparisons, runs)), *pairs])
+    return "\n".join([draw(several.several_document(sweep, comparisons, runs)), *pairs])
 
 
 def draw(document: Document) -> str:

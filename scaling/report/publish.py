@@ -13,7 +13,7 @@ from scaling.records.files import write_text
 from scaling.records.paths import RunFolder
 from scaling.report import html, markdown, terminal
 from scaling.report.documents import run
-from scaling.report.perfetto import chrome
+from scaling.report.figures import chrome
 from scaling.report.text import WIDTH
 from scaling.spec.plan import Plan
 

@@ -27,7 +27,9 @@ from scaling.analysis.results.prediction import RankedMeshes, SimulationResults
 from scaling.plain import plain
 from scaling.report import text
 from scaling.report import text as bars
-from scaling.report.documents import checkup, comparison, prediction, proof, ranking, run, several, simulation
+from scaling.report.documents import checkup, comparison, prediction, ranking, run, simulation
+from scaling.report.documents import checkup as proof
+from scaling.report.documents import comparison as several
 from scaling.report.key_figures import key_table
 from scaling.report.model import TERMINAL, Block, Document, Figure, Finding, Line, Lines, Section, Table
 from scaling.report.text import WIDTH
@@ -79,7 +81,7 @@ def print_sweep(
     console: Console, sweep: Sweep, comparisons: Sequence[Comparison], runs: Sequence[Analysis]
 ) -> None:
     """Print several runs as one table, and which is best."""
-    draw(console, several.document(sweep, comparisons, runs))
+    draw(console, several.several_document(sweep, comparisons, runs))
 
 
 def print_prediction(console: Console, predicted: Prediction) -> None:

@@ -10,7 +10,7 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
-from scaling.spec import sweep
+from scaling.spec import schedule
 from scaling.spec.batch_search import Largest
 from scaling.spec.budget import BLOCK_S, CaseCosts, Costs, Fitted, fit_cases, fit_training, least_rounds
 from scaling.spec.cases import Case, batches, cases, ladder, variants
@@ -263,11 +263,13 @@ def _sweep_s(spec: Spec, world_size: int, hops_s: float) -> float:
     if world_size == 1:
         return 0.0
     backend, took = spec.topology.backend, dict[int, float]()
-    for size in sweep.sizes(sweep.largest(spec.measure, backend), backend):
+    for size in schedule.sizes(schedule.largest(spec.measure, backend), backend):
         took[size] = size / _bytes_s(spec, world_size) + max(MESSAGE_S, hops_s)
-        if not sweep.affordable(took[size], size, spec.measure, backend):
+        if not schedule.affordable(took[size], size, spec.measure, backend):
             break
-    if not sweep.streamed(backend) and not hops_s:  # MESSAGE_S is enough for the repeats of a small message
+    if (
+        not schedule.streamed(backend) and not hops_s
+    ):  # MESSAGE_S is enough for the repeats of a small message
         return sum(took.values()) * len(spec.measure.collectives)
-    sent = sweep.messages([0], list(took), backend)
+    sent = schedule.messages([0], list(took), backend)
     return sum(took[message.bytes] * message.sent for message in sent) * len(spec.measure.collectives)

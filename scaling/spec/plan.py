@@ -4,6 +4,8 @@ A trial is one world size. Where ranks are spread over the hosts, a trial runs o
 launch as fit, all at the same time. Few ranks stand idle then, and every host is measured.
 
 How something ended: a case, a trial or a launch.
+
+What one command line asks for, composed and checked.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import datetime as dt
 import hashlib
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from scaling.spec.promise import WHOLE, Content, Promise
@@ -182,3 +185,20 @@ class Outcomes:
 
     schema: int
     outcomes: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One checked request: what to run, where to put it, and the YAML it was composed to."""
+
+    spec: Spec
+    run_dir: Path | None
+    yaml: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requests:
+    """What one command line asks for; several in a multirun. Empty when Hydra only printed something."""
+
+    items: tuple[Request, ...]
+    multirun: bool

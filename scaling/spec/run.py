@@ -106,7 +106,7 @@ class Measure:
     collectives: Annotated[tuple[str, ...], OneOf(COLLECTIVES), NotEmpty("[all_reduce]")] = ("all_reduce",)
     """Collectives of the size sweep."""
     step_timeout_s: Annotated[float, AtLeast(1)]
-    """A launch that makes no progress for this long, and for a few steps, counts as hung (scaling/spec/patience.py)."""
+    """A launch that makes no progress for this long, and for a few steps, counts as hung (scaling/spec/timeouts.py)."""
     start_timeout_s: Annotated[float, AtLeast(1)] = 300.0
     """Ranks that are idle for this long before they have met and built the model count as hung."""
 

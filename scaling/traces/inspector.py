@@ -32,7 +32,7 @@ from scaling.analysis.network.curve import Points
 from scaling.analysis.results.measured import Measured
 from scaling.errors import InputError, ScalingError
 from scaling.reading import LOG_BYTES_MAX, RefusedError, open_file, read_text
-from scaling.records import codec
+from scaling.records import files
 from scaling.spec.plan import RANKS_MAX
 from scaling.traces.machines.nccl_tests import parse_log
 from scaling.traces.profiler.signs import COUNT_MAX, collective_of
@@ -388,9 +388,9 @@ def inspector(paths: Sequence[Path], beside: Path | None) -> Recorded:
         lines=tuple(lines),
         document={
             "kind": "nccl_inspector",
-            "communicators": [codec.encode(c) for c in found.communicators],
+            "communicators": [files.encode(c) for c in found.communicators],
             "collectives": [
-                {**codec.encode(r), "curve_share": None if curve is None else curve.share(r)} for r in timed
+                {**files.encode(r), "curve_share": None if curve is None else curve.share(r)} for r in timed
             ],
             "point_to_point_records": found.point_to_point,
             "warnings": said,

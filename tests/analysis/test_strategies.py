@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from scaling.analysis.about import Ending
+from scaling.analysis.analyze import FRAMES, analyze_strategies, of_strategy
 from scaling.analysis.results import PeakMemory, TrialStatus
-from scaling.analysis.strategies import FRAMES, analyze_strategies, of_strategy
 from scaling.spec.run import Vary
 from scaling.spec.schedule import OF_NONE
 

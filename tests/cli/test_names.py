@@ -11,7 +11,7 @@ from typing import Annotated
 import pytest
 
 from scaling.cli.main import main
-from scaling.records import baselines, codec
+from scaling.records import baselines, files
 from scaling.records.encoding import digest_of
 from scaling.records.files import remove
 from scaling.records.paths import RunFolder
@@ -29,8 +29,8 @@ class Thing:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_id_from_a_file_is_a_name(name):
     with pytest.raises(ValueError, match="letters, digits, dots and dashes"):
-        codec.decode(Thing, {"id": name})
-    assert codec.decode(Thing, {"id": "20261126-155252-cbe860d8"}).id
+        files.decode(Thing, {"id": name})
+    assert files.decode(Thing, {"id": "20261126-155252-cbe860d8"}).id
 
 
 def test_only_a_baseline_that_was_kept_is_ever_replaced(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from scaling import compare, load, predict
 from scaling.analysis.results import Comparison, Prediction
 from scaling.config.compose import requests
-from scaling.records import codec
+from scaling.records import files
 from scaling.records.paths import RunFolder
 
 
@@ -34,4 +34,4 @@ def test_a_prediction_is_shown_as_the_terminal_prints_it(run):
     assert "2 ranks" in repr(found)
     assert "Measured(" not in repr(found)
     assert pickle.loads(pickle.dumps(found)) == found
-    assert codec.encode(found)["points"][0]["world_size"] == 2
+    assert files.encode(found)["points"][0]["world_size"] == 2

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import pytest
 
-from scaling.config.schema import MISSING, Config, schema_of
-from scaling.config.values import check, freeze
+from scaling.config.schema import MISSING, Config, check, freeze, schema_of
 from scaling.errors import InputError
 from scaling.spec.run import Spec
 from scaling.spec.settings import AtLeast, Fraction, Matches, NotEmpty, Nullable, OneOf, Positive, Text

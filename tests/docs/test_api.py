@@ -15,7 +15,7 @@ import pytest
 import scaling
 from scaling import InputError, Run, compare, load, predict
 from scaling.cli.main import main
-from scaling.records import codec
+from scaling.records import files
 from scaling.report import text
 
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
@@ -161,13 +161,13 @@ def test_compare_is_what_the_verb_prints(first, second, capsys):
     assert main(["compare", str(first.path), str(second.path), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert len(printed.pop("sweep")["rows"]) == 4
-    assert printed == codec.encode(compare(first, second))
+    assert printed == files.encode(compare(first, second))
 
 
 def test_predict_is_what_the_verb_prints(first, capsys):
     overrides = ["topology.link.rate=8gbit", "world_sizes=[2]"]
     assert main(["predict", str(first.path), *overrides, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == codec.encode(predict(first, *overrides))
+    assert json.loads(capsys.readouterr().out) == files.encode(predict(first, *overrides))
 
 
 def test_prices_reach_the_comparison(first, second):

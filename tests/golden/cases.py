@@ -21,7 +21,7 @@ from support.traces import SHARED, Trace
 
 from scaling.cli.pipeline import derive
 from scaling.cli.studying import study_at
-from scaling.records.codec import encode
+from scaling.records.files import encode
 from scaling.records.paths import RunFolder
 from scaling.traces.profiler.files import read_all
 from scaling.traces.profiler.summary import analyse

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scaling.analysis.results import Loss, Measured, Point, Remedy, Straggler, Verdict
-from scaling.records import codec
+from scaling.records import files
 from scaling.spec.plan import Plan, Trial, make_plan
 from scaling.spec.settings import Between, NotEmpty
 
@@ -52,43 +52,43 @@ trees = st.builds(
 
 @given(trees)
 def test_what_was_written_is_read(tree):
-    assert codec.decode(Tree, json.loads(json.dumps(codec.encode(tree)))) == tree
+    assert files.decode(Tree, json.loads(json.dumps(files.encode(tree)))) == tree
 
 
 def test_a_trailing_underscore_is_dropped_in_json():
-    assert codec.encode(Tree("x", try_=(Leaf(1),)))["try"] == [{"count": 1, "share": 0.5}]
-    assert codec.decode(Tree, {"name": "x", "try": [{"count": 1}]}).try_ == (Leaf(1),)
+    assert files.encode(Tree("x", try_=(Leaf(1),)))["try"] == [{"count": 1, "share": 0.5}]
+    assert files.decode(Tree, {"name": "x", "try": [{"count": 1}]}).try_ == (Leaf(1),)
 
 
 def test_missing_keys_take_their_default():
-    assert codec.decode(Tree, {"name": "x"}) == Tree("x")
+    assert files.decode(Tree, {"name": "x"}) == Tree("x")
 
 
 def test_a_missing_key_without_default_is_an_error():
     with pytest.raises(TypeError, match="name"):
-        codec.decode(Tree, {})
+        files.decode(Tree, {})
 
 
 def test_an_unknown_key_says_where_it_stands():
     with pytest.raises(ValueError, match=r"Tree\.try\[1\]: unknown key 'colour'"):
-        codec.decode(Tree, {"name": "x", "try": [{"count": 1}, {"count": 2, "colour": "red"}]})
+        files.decode(Tree, {"name": "x", "try": [{"count": 1}, {"count": 2, "colour": "red"}]})
     with pytest.raises(ValueError, match=r"Tree\.by_name\.a: unknown key"):
-        codec.decode(Tree, {"name": "x", "by_name": {"a": {"count": 1, "colour": "red"}}})
+        files.decode(Tree, {"name": "x", "by_name": {"a": {"count": 1, "colour": "red"}}})
 
 
 def test_a_value_in_place_of_an_object_is_an_error():
     with pytest.raises(ValueError, match=r"Tree\.best: expected an object, found int"):
-        codec.decode(Tree, {"name": "x", "best": 3})
+        files.decode(Tree, {"name": "x", "best": 3})
 
 
 def test_whole_numbers_are_floats_where_floats_are_due():
-    found = codec.decode(Leaf, {"count": 1, "share": 1})
+    found = files.decode(Leaf, {"count": 1, "share": 1})
     assert isinstance(found.share, float)
 
 
 def test_the_plan_comes_back(cluster):
     plan = make_plan(cluster.spec_of(cluster.Truth()), run_id="id", created="now", version="1")
-    assert codec.decode(Plan, json.loads(json.dumps(codec.encode(plan)))) == plan
+    assert files.decode(Plan, json.loads(json.dumps(files.encode(plan)))) == plan
     assert plan.trials[0] == Trial(world_size=1, hosts=1, batch=32)
 
 
@@ -98,7 +98,7 @@ def test_results_come_back():
     point = Point(
         world_size=2, hosts=2, status="done", step_ms=number, straggler=late, loss=Loss(overlap=number)
     )
-    assert codec.decode(Point, codec.encode(point)) == point
+    assert files.decode(Point, files.encode(point)) == point
     verdict = Verdict(
         cause="overlap",
         world_size=2,
@@ -107,12 +107,12 @@ def test_results_come_back():
         evidence=("a", "b"),
         try_=(Remedy(overrides="a=1", code="x"),),
     )
-    assert codec.decode(Verdict, codec.encode(verdict)) == verdict
+    assert files.decode(Verdict, files.encode(verdict)) == verdict
 
 
 def test_a_number_is_its_value_interval_and_count():
-    assert codec.encode(Measured(1.5, 1.0, 2.0, 8)) == {"value": 1.5, "low": 1.0, "high": 2.0, "n": 8}
-    assert codec.encode(Measured(1.5, n=2)) == {"value": 1.5, "low": None, "high": None, "n": 2}
+    assert files.encode(Measured(1.5, 1.0, 2.0, 8)) == {"value": 1.5, "low": 1.0, "high": 2.0, "n": 8}
+    assert files.encode(Measured(1.5, n=2)) == {"value": 1.5, "low": None, "high": None, "n": 2}
 
 
 @pytest.mark.parametrize(
@@ -128,9 +128,9 @@ def test_a_number_is_its_value_interval_and_count():
 )
 def test_what_is_out_of_the_bounds_beside_a_field_is_an_error(document, said):
     with pytest.raises(ValueError, match=re.escape(said)):
-        codec.decode(Bounded, document)
+        files.decode(Bounded, document)
 
 
 def test_none_and_what_is_within_are_in_bounds():
-    assert codec.decode(Bounded, {"ranks": 8, "shares": None}) == Bounded(8)
-    assert codec.decode(Bounded, {"shares": [1, 0.5]}) == Bounded(1, (1.0, 0.5))
+    assert files.decode(Bounded, {"ranks": 8, "shares": None}) == Bounded(8)
+    assert files.decode(Bounded, {"shares": [1, 0.5]}) == Bounded(1, (1.0, 0.5))

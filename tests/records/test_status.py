@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from scaling.records import codec
+from scaling.records import files
 from scaling.records.status import LaunchStatus, Status, in_words, left, status_of
 from scaling.spec.plan import Plan, make_plan
 
@@ -143,4 +143,4 @@ def test_a_failure_is_told_with_what_follows_from_it():
 
 def test_it_survives_being_written(plan):
     status = status_of(plan, [launch(0, "failed", error="boom"), launch(1)])
-    assert codec.decode(Status, codec.encode(status)) == status
+    assert files.decode(Status, files.encode(status)) == status

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from scaling.report.perfetto import chrome
+from scaling.report.figures import chrome
 
 
 def test_chromes_format_has_a_process_a_world_size_and_two_threads_a_rank(sample):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from scaling.analysis.results import Measured, SelfTestCase
-from scaling.report.documents.proof import case_lines
+from scaling.report.documents.checkup import case_lines
 
 CASE = SelfTestCase(
     name="cnn, rank 0 late in input",

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from scaling.analysis.results import Measured
-from scaling.records import codec
+from scaling.records import files
 from scaling.records.files import write_json
 from scaling.report import text
 from scaling.report.html import figures_of, page
@@ -52,7 +52,7 @@ def test_one_number_everywhere(path, name, scale, world_size, shown, sample, tmp
     stored = json.loads((tmp_path / "point.json").read_text())
     for key in path:
         stored = stored[key]
-    measured = codec.decode(Measured, stored)
+    measured = files.decode(Measured, stored)
     logged = tables.numbers(point)
     assert Measured(logged[name], logged[f"{name}_low"], logged[f"{name}_high"], measured.n) == measured
     value = text.value_of(measured, scale)

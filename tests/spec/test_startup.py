@@ -6,7 +6,7 @@ import pytest
 
 from scaling.config.compose import requests
 from scaling.spec.plan import make_plan
-from scaling.spec.startup import LAZY_RANKS, MEASURED_RANKS, group_s, joining, lazy, start_limit_s
+from scaling.spec.timeouts import LAZY_RANKS, MEASURED_RANKS, group_s, joining, lazy, start_limit_s
 
 CLUSTER = ("topology=nvlink_node", "topology.ranks_per_host=8")
 

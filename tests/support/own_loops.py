@@ -8,7 +8,7 @@ from pathlib import Path
 from support.rank_files import change
 from support.simulated_cluster import Truth, simulate
 
-from scaling.records import codec
+from scaling.records import files
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 from scaling.spec.plan import OWN_LOOP
@@ -19,7 +19,7 @@ def own_loop(truth: Truth, path: Path) -> Path:
     """The records of `truth`, which has one world size, as a Probe would have left them."""
     simulate(truth, path)
     folder = RunFolder(path)
-    plan = codec.encode(dataclasses.replace(read_plan(folder), source=OWN_LOOP))
+    plan = files.encode(dataclasses.replace(read_plan(folder), source=OWN_LOOP))
 
     def as_probe(lines):
         blocks = {line["id"] for line in lines if line["t"] == "block" and line["arm"] in (PLAIN, PROBE)}

@@ -21,7 +21,7 @@ from scaling.analysis.results import (
 )
 from scaling.analysis.results.machine import MachineGroup
 from scaling.analysis.statistics.rounds import among
-from scaling.records import codec
+from scaling.records import files
 from scaling.spec.environment import VARIABLE, VERSIONS, is_private, is_secret
 from scaling.spec.plan import Plan
 
@@ -68,7 +68,7 @@ def _values(settings: Sequence[Mapping[str, str]], keys: Sequence[str]) -> int:
 
 def settings_of(plan: Plan) -> dict[str, str]:
     """A run's settings as overrides name them, as text; without seeds, tracking, prices and secrets."""
-    spec = {k: v for k, v in codec.encode(plan.spec).items() if k not in _NOT_SETTINGS}
+    spec = {k: v for k, v in files.encode(plan.spec).items() if k not in _NOT_SETTINGS}
     named = {k.replace("model.args.", "model.").replace("data.args.", "data."): v for k, v in _flat(spec)}
     return {k.removesuffix(".name"): v for k, v in named.items() if k != _PROSE and not _secret(k)}
 

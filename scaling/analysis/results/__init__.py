@@ -5,7 +5,6 @@ Field names are the JSON keys (a trailing underscore is dropped). A measured num
 Other rooms import results from here.
 """
 
-from scaling.analysis.results.cases import InferenceCase, LargestBatch, Latency, TrainingCase
 from scaling.analysis.results.comparison import (
     Allocation,
     AllocationRates,
@@ -20,16 +19,24 @@ from scaling.analysis.results.comparison import (
     SweepBest,
     SweepRow,
 )
-from scaling.analysis.results.fabric import (
+from scaling.analysis.results.machine import (
+    CeilingResult,
     Cliff,
     CurvePoint,
     Fabric,
     FabricLevel,
+    HostSpeed,
+    HostSteps,
     NcclChoice,
     NcclGroup,
     NcclLog,
+    OwnStep,
+    RankSpread,
+    RooflineResult,
+    SlowKernel,
+    StepPart,
+    StepTime,
 )
-from scaling.analysis.results.machine import HostSpeed, HostSteps, OwnStep, RankSpread
 from scaling.analysis.results.measured import LAUNCHES_MIN, AtSize, Measured, at, ratio_of
 from scaling.analysis.results.point import (
     ArmTimes,
@@ -56,17 +63,18 @@ from scaling.analysis.results.prediction import (
     PredictedPoint,
     Prediction,
 )
-from scaling.analysis.results.roofline import (
-    CeilingResult,
-    RooflineResult,
-    SlowKernel,
-    StepPart,
-    StepTime,
-)
 from scaling.analysis.results.run import Analysis, Details, MemoryGrowth, Quality, RankInDetails, RunInfo
-from scaling.analysis.results.strategies import StrategyAtSize, StrategyResult
-from scaling.analysis.results.study import Study, StudyRun
-from scaling.analysis.results.timeline import Drawn, Span, StepHistory, Timeline
+from scaling.analysis.results.study import (
+    InferenceCase,
+    LargestBatch,
+    Latency,
+    StrategyAtSize,
+    StrategyResult,
+    Study,
+    StudyRun,
+    TrainingCase,
+)
+from scaling.analysis.results.traces import Drawn, Span, StepHistory, Timeline
 from scaling.analysis.results.verdicts import NO_CAUSE, Remedy, SelfTest, SelfTestCase, Verdict, Verification
 from scaling.records.status import TrialStatus
 

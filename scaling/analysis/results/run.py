@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scaling.analysis.results.cases import InferenceCase, LargestBatch, TrainingCase
-from scaling.analysis.results.fabric import Fabric
-from scaling.analysis.results.machine import HostSpeed, RankSpread
+from scaling.analysis.results.machine import Fabric, HostSpeed, RankSpread, RooflineResult
 from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.point import Point
-from scaling.analysis.results.roofline import RooflineResult
-from scaling.analysis.results.strategies import StrategyResult
-from scaling.analysis.results.study import Study
+from scaling.analysis.results.study import InferenceCase, LargestBatch, StrategyResult, Study, TrainingCase
 from scaling.analysis.results.traces import Traced
 from scaling.analysis.results.verdicts import Verdict
 from scaling.records.status import TrialStatus

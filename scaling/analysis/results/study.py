@@ -1,10 +1,18 @@
-"""A scaling study: separate launches of one script at several world sizes, read together."""
+"""A scaling study: separate launches of one script at several world sizes, read together.
+
+Strategies that were measured side by side in one launch.
+
+Runs by case: tables of batch, precision and what else was varied.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from scaling.analysis.results.measured import AtSize
+from scaling.analysis.results.measured import AtSize, Measured
+from scaling.analysis.results.point import Degrees, PeakMemory, Point
+from scaling.spec.batch_search import Try
+from scaling.spec.cases import Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,3 +41,87 @@ class Study:
     sizes. None with one launch at each."""
     degrees: int
     """Degrees of freedom of `launch_spread`: launches less world sizes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyAtSize(AtSize):
+    """One strategy against the first, at one world size."""
+
+    throughput: Measured | None = None
+    """Samples a second over the first strategy's, paired by round; 1 for the first itself. None: not measured."""
+    distinguishable: bool = False
+    """Whether the interval lies further from 1 than equal blocks of the first differ (the A/A floor)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StrategyResult:
+    """One strategy: all that a run of it alone would say of its world sizes."""
+
+    parallel: Degrees
+    """At the largest world size."""
+    points: tuple[Point, ...]
+    memory: PeakMemory
+    """At the largest world size."""
+    against_first: tuple[StrategyAtSize, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """Percentiles over the requests of all ranks; None where there were too few requests for one."""
+
+    p50: Measured | None = None
+    p90: Measured | None = None
+    p99: Measured | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseResult(AtSize):
+    """One batch under one setting, on every rank of a world size."""
+
+    batch: int
+    """Samples of a rank in one request, or in one step over all accumulation steps."""
+    precision: str
+    status: str
+    """done, or how it failed: oom, lost, failed, ..."""
+    samples_per_s: Measured | None = None
+    """Throughput of all ranks together."""
+    efficiency: Measured | None = None
+    """`samples_per_s` over that of one rank of the same case times the ranks; None where one rank was not measured."""
+    peak_bytes: int | None = None
+    """Peak memory of the rank that used most."""
+    knee: bool = False
+    """Whether this is the smallest batch with about all of the best throughput."""
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceCase(CaseResult):
+    """Replicas of a model that answer requests."""
+
+    autocast: bool
+    compile: bool
+    latency_ms: Latency = field(default_factory=Latency)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingCase(CaseResult):
+    """Training steps under DDP."""
+
+    accumulation_steps: int
+    checkpointing: bool
+    step_ms: Measured | None = None
+    exposed_ms: Measured | None = None
+    """How long a step waits for communication, late peers included; mean over ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBatch(Variant):
+    """The largest batch of a variant that fits, a rank and step."""
+
+    limit_bytes: int | None
+    found: int
+    proved: int | None
+    """Batch that ran in fresh processes, with a margin of memory."""
+    step: int
+    """Distance between batches at which the search ended."""
+    tries: tuple[Try, ...] = ()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from scaling.cli.measuring import print_report
 from scaling.cli.output import print_json
 from scaling.cli.pipeline import rebuild
-from scaling.cli.reporting import print_report
 from scaling.cli.verbs.arguments import parse
 from scaling.records.paths import find_run
 

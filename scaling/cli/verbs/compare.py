@@ -17,9 +17,10 @@ from scaling.cli.pipeline import read_analysis
 from scaling.cli.studying import make_study, same_script, show_study
 from scaling.cli.verbs.arguments import count, split
 from scaling.config.compose import composed
-from scaling.config.values import check_value
+from scaling.config.schema import check_value
 from scaling.errors import InputError
-from scaling.records import baselines, codec
+from scaling.records import baselines
+from scaling.records import files as codec
 from scaling.records.files import check_writable, make_folder, write_json, write_text
 from scaling.records.paths import RunFolder, find_run
 from scaling.records.run import read_plan

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from scaling.cli.measuring import print_report
 from scaling.cli.output import say
 from scaling.cli.pipeline import read_analysis, rebuild
-from scaling.cli.reporting import print_report
 from scaling.cli.verbs.arguments import parse
 from scaling.records.paths import RunFolder, find_run, named
 from scaling.records.run import read_plan

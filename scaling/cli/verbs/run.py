@@ -17,8 +17,7 @@ from scaling.launchers.choose import launcher_of
 from scaling.launchers.jobs import begun, jobs_of
 from scaling.launchers.reconcile import earlier_launches
 from scaling.records.paths import RunFolder, named, require_own
-from scaling.spec.plan import Plan
-from scaling.spec.request import Request
+from scaling.spec.plan import Plan, Request
 
 
 def main(arguments: list[str]) -> int:
@@ -129,8 +128,8 @@ def _measured(plan: Plan, folder: RunFolder, console: Console, *, verbose: bool)
 
 def _finish(folder: RunFolder, console: Console, *, verbose: bool) -> int:
     """Analyse, report and log a run; returns its exit status. A failing stage does not hide what was measured."""
+    from scaling.cli.measuring import log_to_wandb, print_report  # noqa: PLC0415
     from scaling.cli.pipeline import rebuild  # noqa: PLC0415
-    from scaling.cli.reporting import log_to_wandb, print_report  # noqa: PLC0415
 
     try:
         rebuilt = rebuild(folder)

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from scaling.cli.measuring import analyse, require_alone, worst
+from scaling.cli.measuring import analyse, print_report, require_alone, worst
 from scaling.cli.output import say, warn
 from scaling.cli.pipeline import read_analysis
-from scaling.cli.reporting import print_report
 from scaling.cli.simulated_run import refuse_simulated
 from scaling.cli.verbs.arguments import split
 from scaling.cli.verbs.status import job_line, launch_line

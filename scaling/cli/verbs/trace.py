@@ -25,7 +25,7 @@ from scaling.traces.kinds import HOW
 from scaling.traces.profiler.files import read_all
 
 _ANALYSIS = "scaling.traces.profiler.summary"
-_PAGES = ("scaling.cli.reporting", "scaling.cli.verbs.trace")
+_PAGES = ("scaling.cli.measuring", "scaling.cli.verbs.trace")
 
 
 def main(arguments: list[str]) -> int:
@@ -87,7 +87,7 @@ def _profiled(files: list[Path], given: Namespace, batch: int | None) -> int:
         print_json(analysis)
     if not pages:
         return code
-    from scaling.cli.reporting import log_to_wandb, print_report  # noqa: PLC0415
+    from scaling.cli.measuring import log_to_wandb, print_report  # noqa: PLC0415
     from scaling.cli.verbs.trace import write_folder  # noqa: PLC0415  plotly is slow to import
 
     folder = write_folder(analysis, plan, drawn, given.out)

@@ -27,8 +27,7 @@ from scaling.records.run import read_config, read_plan
 from scaling.records.tables import Tables
 from scaling.report.terminal import print_verification
 from scaling.spec.parallel import AXES
-from scaling.spec.plan import Plan
-from scaling.spec.request import Request
+from scaling.spec.plan import Plan, Request
 from scaling.spec.run import Spec
 from scaling.spec.schedule import PLAIN, VARIANT
 

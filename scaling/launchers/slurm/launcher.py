@@ -20,7 +20,7 @@ from scaling.records.paths import RunFolder
 from scaling.spec.cluster import Container
 from scaling.spec.plan import Plan
 from scaling.spec.run import Spec
-from scaling.spec.startup import start_limit_s
+from scaling.spec.timeouts import start_limit_s
 from scaling.spec.topology import GPU
 
 IN_IMAGE = "/opt/scaling-harness"

@@ -5,6 +5,8 @@ What to log is put together here as plain data; `scaling.report.tracking.sync` h
 Alerts for W&B to send: a regression, throttling, missing trials.
 
 The one number that a sweep gets from a run.
+
+A run's settings as W&B's config: flat, under the names of their overrides.
 """
 
 from __future__ import annotations
@@ -28,11 +30,12 @@ from scaling.analysis.results import (
     at,
 )
 from scaling.plain import plain
+from scaling.records import files
 from scaling.records.launch import Environment
 from scaling.records.paths import RunFolder
 from scaling.report import cases, findings, side_by_side, text
 from scaling.report.answer import answer
-from scaling.report.tracking import settings, sync
+from scaling.report.tracking import sync
 from scaling.report.tracking.tables import (
     DRAWN,
     charts,
@@ -43,8 +46,44 @@ from scaling.report.tracking.tables import (
     spread,
     tables,
 )
-from scaling.spec.plan import SETTLED, Plan
+from scaling.spec.cases import batches
+from scaling.spec.environment import MACHINE, VERSIONS, is_secret
+from scaling.spec.plan import SETTLED, Plan, Trial
 from scaling.spec.run import Tracking
+
+
+def of_run(environment: Environment | None, plan: Plan, run: RunInfo) -> Json:
+    """What all world sizes share: the spec, versions, the machine, the commit that was measured.
+
+    `environment`: what stands for the run's machine (`Launches.environment`); None where it is not known.
+    """
+    spec = files.encode(plan.spec)
+    del spec["tracking"], spec["world_sizes"], spec["batch_per_rank"], spec["global_batch"]
+    spec["env"] = {k: v for k, v in spec["env"].items() if not is_secret(k)}
+    found = environment.facts if environment else {}
+    spec["versions"] = {"scaling": plan.version} | {name: found.get(name) for name in VERSIONS}
+    spec["machine"] = {name: found.get(name) for name in ("hostname", *MACHINE, "device_memory_bytes")}
+    spec["git"] = {"commit": plan.commit or None}
+    flat = {k.removesuffix(".name"): v for k, v in _dotted(spec)}
+    return flat | {"run": plan.id, "device": run.device, "backend": run.backend, "launches": run.launches}
+
+
+def of_trial(plan: Plan, trial: Trial) -> Json:
+    """What only one world size has."""
+    spec = plan.spec
+    found: Json = {"world_size": trial.world_size, "hosts": trial.hosts}
+    if not spec.by_case or (batches(spec) == (trial.batch,) and not spec.batch_max):
+        found["batch_per_rank"] = trial.batch  # a run by cases has one only where all cases have the same
+    return found | ({"global_batch": spec.global_batch} if spec.mode == "strong" else {})
+
+
+def _dotted(tree: Json, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _dotted(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}", value
+
 
 TITLE_MAX = 63
 """Characters of a title that W&B accepts."""
@@ -167,14 +206,14 @@ def _document(
     points = {p.world_size: p for p in analysis.points}
     steps = {h.world_size: _steps(h) for h in histories}
     ends = {t.world_size: {"status": t.status, "error": t.error} for t in analysis.trials}
-    config = settings.of_run(environment, plan, run)
+    config = of_run(environment, plan, run)
     title = f"{run.model} {run.topology} {run.precision} {run.mode}"
     stem = _stem(plan)
     runs: list[Json] = [
         {
             "id": f"{stem}-n{trial.world_size}",
             "name": f"{title} n={trial.world_size}",
-            "config": config | settings.of_trial(plan, trial),
+            "config": config | of_trial(plan, trial),
             "x": "step",
             "history": steps.get(trial.world_size, []),
             "summary": spread(ends.get(trial.world_size, {})) | numbers(points.get(trial.world_size)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling.analysis.network.cliffs import said
-from scaling.records import codec
+from scaling.records import files
 from scaling.spec.topology import Level
 from scaling.traces.machines import layout, nccl_xml, topo_matrix
 from scaling.traces.machines.layout import Layout
@@ -50,10 +50,10 @@ def _machine(
         document={
             "kind": kind,
             "devices": found.devices,
-            "levels": codec.encode(made),
-            "islands": codec.encode(found.islands),
-            "numa": codec.encode(found.numa),
-            "nics": codec.encode(found.nics),
+            "levels": files.encode(made),
+            "islands": files.encode(found.islands),
+            "numa": files.encode(found.numa),
+            "nics": files.encode(found.nics),
             "pairs": pairs,
             "notes": [*found.notes, *left],
         },
@@ -78,14 +78,14 @@ def import_log(text: str, source: str, name: str) -> Imported:
                 "world_size_from": section.world_from or None,
                 "hosts": section.hosts,
                 "hosts_from": section.hosts_from or None,
-                "devices": codec.encode(section.devices),
-                "rows": codec.encode(section.rows),
-                "fits": codec.encode(fits),
+                "devices": files.encode(section.devices),
+                "rows": files.encode(section.rows),
+                "fits": files.encode(fits),
                 "average_busbw_gb_s": section.average_gb_s,
                 "average_of_rows_gb_s": section.own_average_gb_s,
                 "elided": section.elided,
                 "corrupt": bool(section.wrong),
-                "cliffs": codec.encode(tuple(cliff for cliff, _ in section.cliffs)),
+                "cliffs": files.encode(tuple(cliff for cliff, _ in section.cliffs)),
                 "mistakes": _mistakes(section),
                 "contradicting_rows": len(section.contradicting),
             }

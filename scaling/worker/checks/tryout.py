@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from scaling.errors import InputError
-from scaling.records.codec import decode, encode
+from scaling.records.files import decode, encode
 from scaling.spec.cases import batches, variants
 from scaling.spec.estimate import Sample, Timing
 from scaling.spec.run import Data, Inject, Spec

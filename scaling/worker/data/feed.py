@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from scaling.errors import InputError
-from scaling.spec.patience import LOADER
 from scaling.spec.run import Data, Spec
+from scaling.spec.timeouts import LOADER
 from scaling.spec.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import Clock

@@ -22,9 +22,9 @@ from scaling.spec.schedule import (
     PLAIN,
     PROBE,
     VARIANT,
+    Message,
     half_batch,
 )
-from scaling.spec.sweep import Message
 from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload

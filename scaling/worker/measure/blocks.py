@@ -15,10 +15,20 @@ from scaling.records.format import (
     PlainRow,
     RecordedBlock,
 )
-from scaling.spec import sweep as sweeping
+from scaling.spec import schedule as sweeping
 from scaling.spec.run import COLLECTIVES
-from scaling.spec.schedule import BARE_ONE, FABRIC, PAIRS, PLAIN, PROBE, REPLAY, REPLAYED, STEP_ARMS, Block
-from scaling.spec.sweep import Message
+from scaling.spec.schedule import (
+    BARE_ONE,
+    FABRIC,
+    PAIRS,
+    PLAIN,
+    PROBE,
+    REPLAY,
+    REPLAYED,
+    STEP_ARMS,
+    Block,
+    Message,
+)
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.data.feed import UNKNOWN

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from scaling.records.format import CollectiveRow, PlainRow
 from scaling.spec.run import COLLECTIVES
-from scaling.spec.sweep import Message
+from scaling.spec.schedule import Message
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns, resolve_collective
 from scaling.worker.accelerator.memory import is_out_of_memory

@@ -11,7 +11,7 @@ from statistics import mean, stdev
 from typing import Any, Protocol
 
 from scaling.records.format import CollectiveRow
-from scaling.spec import sweep
+from scaling.spec import schedule
 from scaling.spec.run import Measure, Spec
 from scaling.spec.schedule import BARE_ONE, PLAIN, Block
 
@@ -184,11 +184,11 @@ def fabric_sizes(
     Runs each size once, which also warms the connection up. All ranks get the same list.
     """
     sizes: list[int] = []
-    for size in sweep.sizes(ceiling, backend):
+    for size in schedule.sizes(ceiling, backend):
         row = exchange(size)
         sizes.append(size)
         took_s = (row.done_ns - row.launch_ns) / 1e9
-        if not agree(size, sweep.affordable(took_s, size, measure, backend)):
+        if not agree(size, schedule.affordable(took_s, size, measure, backend)):
             break
     return sizes
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from scaling.records.format import CollectiveRow
 from scaling.spec.plan import Trial
 from scaling.spec.promise import SWEEP, WHOLE, Content
-from scaling.spec.schedule import PLAIN, PROBE
-from scaling.spec.sweep import largest
+from scaling.spec.schedule import PLAIN, PROBE, largest
 from scaling.worker.accelerator.clock import Clock
 from scaling.worker.accelerator.memory import is_out_of_memory
 from scaling.worker.measure.arms import Arms

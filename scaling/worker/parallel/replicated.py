@@ -20,8 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import CollectiveRow
 from scaling.spec.run import KINDS, Spec
-from scaling.spec.schedule import PHASES
-from scaling.spec.sweep import Message
+from scaling.spec.schedule import PHASES, Message
 from scaling.spec.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.measure.probe import ReadyTimes, SoloProbe

@@ -26,7 +26,7 @@ from scaling.worker.models.options import compile_units, own_backend
 from scaling.worker.parallel.computed import share_bytes, unsharded_bytes
 from scaling.worker.parallel.ddp import Wrapping
 from scaling.worker.parallel.fsdp_state import shard_fused_sgd
-from scaling.worker.parallel.fsdp_waits import Watch
+from scaling.worker.parallel.fsdp_waits import UnitProbe, Watch
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.replicated import held_bytes
 from scaling.worker.parallel.shard import (
@@ -42,7 +42,6 @@ from scaling.worker.parallel.shard import (
 from scaling.worker.parallel.streams import find, withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 from scaling.worker.parallel.tensor import Divided, divide
-from scaling.worker.parallel.unit_probe import UnitProbe
 
 
 class Shards:

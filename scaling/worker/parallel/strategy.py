@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from scaling.records.format import CollectiveRow
-from scaling.spec.schedule import PHASES
-from scaling.spec.sweep import Message
+from scaling.spec.schedule import PHASES, Message
 
 FORWARD, BACKWARD = PHASES.index("forward"), PHASES.index("backward")
 

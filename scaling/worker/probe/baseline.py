@@ -22,8 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import AnyStepRow, BlockRecord, CollectiveRow, PlainRow, RecordedBlock
 from scaling.spec.run import Ddp
-from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, REPLAY, bare_ranks
-from scaling.spec.sweep import Message, messages
+from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, REPLAY, Message, bare_ranks, messages
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.accelerator.torch_accelerator import random_states, set_random_states
 from scaling.worker.measure.exchange import ALL_REDUCE, Exchange, stamps_of

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from scaling.records import codec
+from scaling.records import files
 from scaling.records.format import ClockRecord, EndRecord, PauseRecord, RecordedBlock, generation
 from scaling.spec.parallel import Parallel
 from scaling.spec.plan import OWN_LOOP, SCHEMA, Plan, Trial
@@ -274,7 +274,7 @@ class LoopFile:
         groups: dict[int, Sequence[int]] = {session.world: range(session.world), 1: [session.rank]}
         groups |= self._followed.groups()
         head = session.head(
-            groups, plan=codec.encode(plan), cores=cores_of_host(), buckets=self._followed.sizes()
+            groups, plan=files.encode(plan), cores=cores_of_host(), buckets=self._followed.sizes()
         )
         self._recorder = Recorder(session.folder.rank(session.rank), head, flush_s=FLUSH_S)
         for record in self._early:

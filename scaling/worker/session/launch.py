@@ -15,8 +15,17 @@ from scaling.spec.plan import Trial
 from scaling.spec.promise import DETAILS, SWEEP
 from scaling.spec.run import Spec
 from scaling.spec.sample import Traffic
-from scaling.spec.schedule import ALONE, OF_NONE, PLAIN, PROBE, STEP_ARMS, Block, dropped_steps, round_blocks
-from scaling.spec.sweep import messages
+from scaling.spec.schedule import (
+    ALONE,
+    OF_NONE,
+    PLAIN,
+    PROBE,
+    STEP_ARMS,
+    Block,
+    dropped_steps,
+    messages,
+    round_blocks,
+)
 from scaling.worker.accelerator.accelerator import Precision
 from scaling.worker.checks.kernels import note_step
 from scaling.worker.data.feed import Feed, open_feed

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaling.records.codec import decode, encode
-from scaling.records.files import write_json
+from scaling.records.files import decode, encode, write_json
 from scaling.records.format import ClockRecord
 from scaling.records.paths import RunFolder
-from scaling.spec import sweep
+from scaling.spec import schedule
 from scaling.spec.budget import BLOCK_S, CaseCosts, Costs, allowance_s, fit_cases, fit_training
 from scaling.spec.cases import Case
 from scaling.spec.estimate import Machine, local_ranks
@@ -193,7 +192,7 @@ def _costs(ready: Mapping[int, Ready], plan: Plan) -> Costs:
     exchange_s, sweep_s = {}, {}
     for n, warm in ready.items():
         took = {row.bytes: (row.done_ns - row.launch_ns) / 1e9 for row in warm.sent}
-        sent = sweep.messages([0], list(took), backend)
+        sent = schedule.messages([0], list(took), backend)
         sweep_s[n] = sum(took[message.bytes] * message.sent for message in sent)
         wire_bytes = sum(message.bytes for message in warm.arms.wire())
         exchange_s[n] = exchange_of(wire_bytes, took, step_s[n])

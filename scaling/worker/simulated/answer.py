@@ -7,7 +7,7 @@ import os
 import sys
 
 from scaling.errors import InputError
-from scaling.records.codec import decode, encode
+from scaling.records.files import decode, encode
 from scaling.spec.simulation import Simulation
 from scaling.worker.simulated.build import BuildError
 from scaling.worker.simulated.device import load

@@ -23,7 +23,7 @@ from scaling.analysis.results import (
     Quality,
 )
 from scaling.report import side_by_side
-from scaling.report.documents import several
+from scaling.report.documents import comparison
 from scaling.report.side_by_side import allocation_lines
 from scaling.spec.plan import make_plan
 from scaling.spec.run import Cost
@@ -263,7 +263,7 @@ def test_runs_that_differ_in_their_nodes_alone_are_named_by_them(member):
     assert [row.settings["nodes"] for row in table.rows] == ["pcie[1-2]", "pcie[3-4]", "nv[1-2]", "nv[3-4]"]
     assert len(set(table.names)) == 4
     found = [compared(runs[:2], runs[2:])]
-    document = several.document(table, found, [run.analysis for run in runs])
+    document = comparison.several_document(table, found, [run.analysis for run in runs])
     assert document.answer.startswith("The most samples a second, 301")
     assert "At 2 ranks nvlink is faster than pcie: 3.0" in document.answer
 
@@ -271,7 +271,7 @@ def test_runs_that_differ_in_their_nodes_alone_are_named_by_them(member):
 def test_a_table_of_single_allocations_says_so_once(member):
     runs = [member(100 * k, f"n{k}", partition=f"p{k}") for k in (1, 2, 3)]
     found = [compared(runs[:1], [other]) for other in runs[1:]]
-    answer = several.document(sweep(runs), found, [run.analysis for run in runs]).answer
+    answer = comparison.several_document(sweep(runs), found, [run.analysis for run in runs]).answer
     assert answer.count("This is one allocation of each") == 1
 
 

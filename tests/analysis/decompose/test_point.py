@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scaling.analysis.decompose import trials
 from scaling.analysis.decompose.quantities import Sent
 from scaling.analysis.decompose.trials import read_trial
-from scaling.records import codec
+from scaling.records import files
 from scaling.records.tables import Tables
 from scaling.spec.plan import HARNESS, OWN_LOOP
 
@@ -50,7 +50,7 @@ def leaves(value, path=""):
 
 def numbers(analysis):
     """All of the points and the fabric, flat."""
-    return leaves(codec.encode({"points": analysis.points, "fabric": analysis.fabric}))
+    return leaves(files.encode({"points": analysis.points, "fabric": analysis.fabric}))
 
 
 def assert_same(found, expected, rel=1e-6):

@@ -21,7 +21,7 @@ from scaling.resources import folder
 from scaling.spec.batch_search import LAUNCHES_MAX, PROOFS_MAX
 from scaling.spec.cluster import START_IN_IMAGE_S, START_S
 from scaling.spec.plan import make_plan
-from scaling.spec.startup import joining
+from scaling.spec.timeouts import joining
 
 TEMPLATE = (folder("slurm") / "job.sbatch").read_text()
 

@@ -24,7 +24,7 @@ from scaling.analysis.results import (
 from scaling.errors import ScalingError
 from scaling.records.launch import Launches
 from scaling.records.paths import RunFolder
-from scaling.report.tracking import settings, sync
+from scaling.report.tracking import sync, wandb
 from scaling.report.tracking import wandb as report
 from scaling.spec.run import Vary
 
@@ -150,7 +150,7 @@ def test_config_names_the_overrides(offline, logged):
 def test_a_run_by_cases_has_a_batch_only_where_all_its_cases_do(logged, changes, batch):
     plan = logged.plan()
     by_cases = replace(plan, spec=replace(plan.spec, **changes))
-    assert settings.of_trial(by_cases, plan.trials[0]).get("batch_per_rank") == batch
+    assert wandb.of_trial(by_cases, plan.trials[0]).get("batch_per_rank") == batch
 
 
 def test_summary_run_holds_tables(offline, logged):
