@@ -29,11 +29,12 @@ class Imported:
 
 
 def import_topo(text: str, source: str, name: str) -> Imported:
-    """Import the output of `nvidia-smi topo -m`."""
+    """Import the output of `nvidia-smi topo -m` or `rocm-smi --showtopo`; names of GPUs tell NVLink's rate."""
     found = topo_matrix.parse_topo(text, source)
-    unknown = "nvidia-smi topo -m tells the kind of the way and no rate"
-    made, left = layout.levels(found, lambda _: (None, unknown))
-    return _machine(found, made, left, source, name, "nvidia-smi topo -m")
+    kind = "rocm-smi --showtopo" if "XGMI" in found.pairs.values() or "ROCm" in text else "nvidia-smi topo -m"
+    unknown = f"{kind} tells the kind of the way and no rate"
+    made, left = layout.levels(found, lambda _: (None, unknown), layout.nvlink_of(text))
+    return _machine(found, made, left, source, name, kind)
 
 
 def import_xml(text: str, source: str, name: str) -> Imported:

@@ -18,6 +18,13 @@ from scaling.units import format_rate
 CLASSES = ("NV", "XGMI", "PIX", "PXB", "PHB", "NODE", "SYS")
 NVLINK_BIT_S = 200_000_000_000
 """One NVLink in one direction: 25 GB/s in generations 2 to 4 but GA102 (NVIDIA's whitepapers: V100, A100, H100)."""
+NVLINK_OF = (
+    (r"\bG?B[123]00\b", 400_000_000_000),
+    (r"\bG?H[12]00\b|\bH20\b|\bA[138]00\b|\bA30\b|\bV100\b", NVLINK_BIT_S),
+    (r"\bA40\b|\bA6000\b|\b3090\b", 112_500_000_000),
+    (r"\bP100\b", 160_000_000_000),
+)
+"""One NVLink in one direction by the name of a GPU: 50, 25, 14.0625 and 20 GB/s (NVIDIA's data sheets)."""
 DEVICES_MAX = 512
 """Devices, and network cards, of one host that are read; the largest known has 16."""
 LINKS_MAX = 18
@@ -60,11 +67,13 @@ def groups(devices: int, joined: Callable[[int, int], bool]) -> tuple[tuple[int,
 
 
 def levels(
-    layout: Layout, rate: Callable[[str], tuple[int | None, str]]
+    layout: Layout,
+    rate: Callable[[str], tuple[int | None, str]],
+    nvlink: tuple[int, str] | None = None,
 ) -> tuple[tuple[Level, ...], tuple[str, ...]]:
     """Levels from the nearest class out, and notes on classes that form none.
 
-    `rate` gives (bit/s, source) of a class.
+    `rate` gives (bit/s, source) of a class; `nvlink` (bit/s, source) of one NVLink, where the file tells it.
     """
     found: list[Level] = []
     left: list[str] = []
@@ -86,7 +95,7 @@ def levels(
             continue
         if size < 2 or (found and size <= found[-1].ranks):
             continue
-        bit_s, source = nvlinks(layout) if place == 0 else rate(names[0])
+        bit_s, source = nvlinks(layout, nvlink) if place == 0 else rate(names[0])
         found.append(
             Level(
                 name=CLASSES[place].lower() if place else "nvlink",
@@ -99,7 +108,17 @@ def levels(
     return tuple(found), tuple(left)
 
 
-def nvlinks(layout: Layout, each_bit_s: int = NVLINK_BIT_S) -> tuple[int, str]:
+def nvlink_of(text: str) -> tuple[int, str] | None:
+    """(bit/s, source) of one NVLink of the GPUs that a text names; None where it names none, or unlike ones."""
+    named = {bit_s: hit[0] for pattern, bit_s in NVLINK_OF if (hit := re.search(pattern, text))}
+    return (
+        None
+        if len(named) != 1
+        else next((bit_s, f"{name}, which the file names") for bit_s, name in named.items())
+    )
+
+
+def nvlinks(layout: Layout, each: tuple[int, str] | None = None) -> tuple[int, str]:
     """Nominal bit/s over the NVLinks of the device that has the fewest, in one direction, and where it comes from."""
     totals, widest = [], 0
     for device in range(layout.devices):
@@ -113,10 +132,11 @@ def nvlinks(layout: Layout, each_bit_s: int = NVLINK_BIT_S) -> tuple[int, str]:
             widest = max(widest, *counts)
     links = widest if min(totals, default=0) > LINKS_MAX else min(totals, default=0)
     how = "through a switch" if min(totals, default=0) > LINKS_MAX else "to all peers together"
-    return links * each_bit_s, (
-        f"{links} NVLinks {how} x {each_bit_s / 8e9:g} GB/s a direction "
-        "(generations 2 to 4; 20 in the first, 14 on GA102, 50 in the fifth: which one is not in the file)"
+    unknown = (
+        "generations 2 to 4; 20 in the first, 14 on GA102, 50 in the fifth: which one is not in the file"
     )
+    each_bit_s, source = each or (NVLINK_BIT_S, unknown)
+    return links * each_bit_s, f"{links} NVLinks {how} x {each_bit_s / 8e9:g} GB/s a direction ({source})"
 
 
 def to_yaml(

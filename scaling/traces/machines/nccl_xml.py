@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from scaling.errors import InputError
 from scaling.reading import DEPTH_MAX, RefusedError
 from scaling.spec.topology import Level, Nic
-from scaling.traces.machines.layout import CLASSES, DEVICES_MAX, Layout, levels, nvlinks, rank_of
+from scaling.traces.machines.layout import CLASSES, DEVICES_MAX, Layout, levels, rank_of
 from scaling.units import format_rate
 
 EXPECTED = "the XML that NCCL reads as NCCL_TOPO_FILE is expected, with <system> at its root"
@@ -238,22 +238,10 @@ def _levels(layout: Layout, gpus: list[_Device]) -> tuple[tuple[Level, ...], tup
             f"PCIe {how}, the narrowest link between a GPU and its CPU: {format_rate(slowest)}{farther}",
         )
 
-    made, left = levels(layout, rate)
     sm = {_int(gpu.get("sm")) for g in gpus for gpu in g.element.findall("gpu")}
     each = next((bit_s for span, bit_s in NVLINK_BIT_S.items() if sm and all(s in span for s in sm)), None)
-    if each is not None:
-        bit_s, source = nvlinks(layout, each)
-        source = (
-            source.split(" (generations")[0]
-            + f" (compute capability {min(s for s in sm if s is not None) / 10:.1f})"
-        )
-        made = tuple(
-            Level(name=m.name, link_class=m.link_class, ranks=m.ranks, rate_bit_s=bit_s, source=source)
-            if m.name == "nvlink"
-            else m
-            for m in made
-        )
-    return made, left
+    capability = f"compute capability {min((s for s in sm if s is not None), default=0) / 10:.1f}"
+    return levels(layout, rate, None if each is None else (each, capability))
 
 
 def _order(device: _Device) -> tuple[int, int, str]:

@@ -1,4 +1,4 @@
-"""`nvidia-smi topo -m`: the matrix of what joins each two devices, with or without network cards."""
+"""`nvidia-smi topo -m` and `rocm-smi --showtopo`: the matrix of what joins each two devices, and the network cards."""
 
 from __future__ import annotations
 
@@ -13,8 +13,12 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _CLASS = re.compile(r"NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|X")
 _LEGEND = re.compile(r"\s*(NIC\d+):\s*(\S+)")
 _GPU = re.compile(r"GPU(\d{1,3})")
+_GLUED = re.compile(r"((?:GPU|NIC|mlx\d_)\d+)(?=GPU|NIC|mlx)")
+"""A name that fills its column touches the next one."""
+_ROCM_NODE = re.compile(r"GPU\[(\d{1,3})\].*Numa Node: (-?\d{1,4})")
 EXPECTED = (
-    "the output of `nvidia-smi topo -m` is expected: GPU0, GPU1, ... with classes such as NV12, PIX, SYS"
+    "the output of `nvidia-smi topo -m` or `rocm-smi --showtopo` is expected: GPU0, GPU1, ... with classes such as "
+    "NV12, PIX, SYS or XGMI, PCIE"
 )
 
 
@@ -26,7 +30,10 @@ class _Row:
 
 def parse_topo(text: str, where: str) -> Layout:
     """The machine; InputError where something is missing or contradictory."""
-    lines = [_ESCAPES.sub("", line) for line in text.splitlines()]
+    lines = [_GLUED.sub(r"\1 ", _ESCAPES.sub("", line)) for line in text.splitlines()]
+    links = next((i for i, line in enumerate(lines) if re.match(r"GPU0\s.*\b(XGMI|PCIE)\b", line.strip())), 0)
+    if links and _names(lines[links - 1]):
+        return _rocm(lines, links, where)
     start = next((i for i, line in enumerate(lines) if _names(line)), None)
     if start is None:
         raise InputError(f"{where}: no header with GPU0 in it; {EXPECTED}")
@@ -49,6 +56,31 @@ def parse_topo(text: str, where: str) -> Layout:
     return _layout(names, gpus, rows, labels, where)
 
 
+def _rocm(lines: list[str], start: int, where: str) -> Layout:
+    """The matrix of link types, and the NUMA nodes below it; a PCIe link is classed by the nodes that it joins."""
+    names = _names(lines[start - 1])
+    types = [line.split()[1:] for line in lines[start : start + len(names)]]
+    if len(names) > DEVICES_MAX or [line.split()[:1] for line in lines[start : start + len(names)]] != [
+        [n] for n in names
+    ]:
+        raise InputError(
+            f"{where}: its matrix of link types has no row for each of {len(names)} devices; {EXPECTED}"
+        )
+    told = {int(m[1]): m[2] for m in map(_ROCM_NODE.search, lines) if m}
+    nodes = [told.get(k) for k in range(len(names))]
+    pairs, notes = {}, []
+    for a, row in enumerate(types):
+        for b in range(a + 1, len(names)):
+            if len(row) != len(names) or row[b] not in ("XGMI", "PCIE"):
+                raise InputError(f"{where}: the row of {names[a]} has no link type to {names[b]}; {EXPECTED}")
+            far = nodes[a] is None or nodes[a] != nodes[b]
+            pairs[a, b] = "XGMI" if row[b] == "XGMI" else "SYS" if far else "NODE"
+    if "PCIE" in {word for row in types for word in row}:
+        notes.append("rocm-smi tells PCIE alone: within a NUMA node it is shown as NODE, between two as SYS")
+    numa = () if None in nodes else groups(len(names), lambda a, b: nodes[a] == nodes[b])
+    return Layout(devices=len(names), pairs=pairs, numa=numa, nics=(), notes=tuple(notes))
+
+
 def _names(line: str) -> list[str]:
     """Devices that a header names; empty where the line is none."""
     words = line.split()
@@ -59,6 +91,8 @@ def _names(line: str) -> list[str]:
 
 
 def _row(words: list[str], names: list[str], where: str) -> _Row:
+    glued = [_CLASS.findall(w) if re.fullmatch(rf"(?:{_CLASS.pattern})+", w) else [w] for w in words[1:]]
+    words = [words[0], *(part for parts in glued for part in parts)]
     classes = words[1 : 1 + len(names)]
     for k, name in enumerate(classes):
         if not _CLASS.fullmatch(name):

@@ -346,3 +346,34 @@ def test_escape_sequences_of_a_log_do_not_reach_the_terminal(tmp_path, monkeypat
     path.write_text(NEW.format(w=0).replace("NVIDIA X", "NVIDIA \x1b[2J\x1b]0;title\x07\u202eX"))
     assert main(["import", "nccl-tests", str(path)]) == 0
     assert "rank 0: NVIDIA X [0000:1a:00] on a\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "nics"),
+    [
+        ("20_topo_glued_nics.txt", 13),
+        ("controls/21_topo_glued_affinity.txt", 8),
+        ("controls/22_topo_16gpu_mlx.txt", 10),
+        ("controls/23_topo_trailing_blanks.txt", 1),
+        ("controls/29_topo_one_gpu.txt", 1),
+    ],
+)
+def test_cards_whose_names_touch_are_apart(shared, name, nics):
+    assert len(parse_topo(shared(f"wild/{name}").read_text(), name).nics) == nics
+
+
+def test_the_matrix_of_rocm_smi(shared, imported):
+    code, document, topology = imported("topo", shared("wild/25_rocm_showtopo_xgmi.txt"))
+    assert (code, document["kind"], document["devices"]) == (0, "rocm-smi --showtopo", 4)
+    assert {pair["link_class"] for pair in document["pairs"]} == {"XGMI"}
+    assert document["numa"] == [[0, 1], [2, 3]]
+    assert topology.levels[0].rate is None
+
+
+@pytest.mark.parametrize(("name", "gb_s"), [("NVIDIA B200", 900), ("NVIDIA H100 80GB HBM3", 450), ("", 450)])
+def test_nvlinks_rate_by_the_name_of_the_gpu(tmp_path, imported, name, gb_s):
+    path = tmp_path / "topo.txt"
+    path.write_text(f"| 0  {name} |\n\tGPU0\tGPU1\nGPU0\tX\tNV18\nGPU1\tNV18\tX\n")
+    _, document, _ = imported("topo", path)
+    assert document["levels"][0]["rate_bit_s"] == gb_s * 8e9
+    assert ("which the file names" in document["levels"][0]["source"]) == bool(name)
