@@ -104,11 +104,12 @@ def _program(stamps: UnitStamps) -> Program:
     resumed, origin = ended[:-1].copy(), ended[:-1].max(axis=1, keepdims=True)
     own = np.zeros((steps - 1, ranks, len(marks)))
     lag = np.zeros((steps - 1, ranks, width))
-    last = _last_of_windows(stamps, marks)
+    last, behind = _last_of_windows(stamps, marks), _behind(stamps)
     for place, mark in enumerate(marks):
         k = mark.collective
         at = (stamps.wait if mark.waits else stamps.launch)[1:, :, k]
-        own[:, :, place] = np.maximum(at - resumed, 0.0)
+        streamed = not mark.waits and k in behind
+        own[:, :, place] = np.maximum(at - (_free(stamps, k, behind[k]) if streamed else resumed), 0.0)
         if mark.waits:
             came = np.maximum(at, resumed)
             over = np.maximum(came, stamps.finished[1:, :, k])
@@ -125,8 +126,29 @@ def _program(stamps: UnitStamps) -> Program:
         channel=stamps.channel,
         start=ended[:-1] - origin,
         follows={k: awaited.after_the_first for k, awaited in stamps.follows.items()},
+        behind=behind,
         beside=stamps.beside,
     )
+
+
+def _behind(stamps: UnitStamps) -> dict[int, int]:
+    """All-reduces over copies, each with its unit's reduce-scatter: on accelerators their own stream waits for that."""
+    scattered: dict[int, int] = {}
+    found = {}
+    for k, one in enumerate(stamps.sent if stamps.channel.fifo else ()):
+        if one.kind == "reduce_scatter":
+            scattered[one.unit] = k
+        elif one.kind == "all_reduce" and one.unit in scattered:
+            found[k] = scattered[one.unit]
+    return found
+
+
+def _free(stamps: UnitStamps, k: int, after: int) -> Floats:
+    """S x R: when a stream could launch collective `k`: behind `after`, and behind its own collective before that."""
+    done, communicator = stamps.done[1:], stamps.channel.communicator
+    before = [j for j in range(k) if communicator and communicator[j] == communicator[k]]
+    free: Floats = np.maximum(done[:, :, after], done[:, :, before[-1]]) if before else done[:, :, after]
+    return free
 
 
 def _last_of_windows(stamps: UnitStamps, marks: Sequence[Mark]) -> set[int]:
@@ -148,13 +170,14 @@ def _ended(stamps: UnitStamps) -> Floats:
 
 
 def _marks(stamps: UnitStamps) -> tuple[Mark, ...]:
-    """Launches and waits in the order of their mean times since the step's first launch.
+    """Launches and waits in the order of their times since the step's first launch, on the rank that comes soonest.
 
+    That rank has waited least: a launch that has its own stream comes later, among the waits, where that stream waits.
     Of several waits that share a window, the collective that ends last comes first: the others are then over.
     """
     origin = stamps.launch[:, :, :1]
-    launch = (stamps.launch - origin).mean(axis=(0, 1))
-    wait = (stamps.wait - origin).mean(axis=(0, 1))
+    launch = (stamps.launch - origin).mean(axis=0).min(axis=0)
+    wait = (stamps.wait - origin).mean(axis=0).min(axis=0)
     done = (stamps.finished - origin).mean(axis=(0, 1))
     found = [((launch[k], 0, 0.0), Mark(waits=False, collective=k)) for k in range(len(launch))]
     found += [

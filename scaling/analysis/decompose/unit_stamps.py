@@ -16,6 +16,7 @@ A typical step of a sharded module as spans: phases with the waits in them, and 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -255,15 +256,13 @@ def simulated(
         own[:, index] = np.maximum(at - resumed, 0.0) * factor
         if mark.waits:
             resumed = np.maximum(resumed, at)
-    replay = Program(
-        marks=program.marks,
+    replay = dataclasses.replace(
+        program,
         own=own[None],
         transfer=program.of_groups(transfer),
         lag=np.zeros((1, ranks, len(transfer))),
-        members=program.members,
-        channel=program.channel,
         start=np.zeros((1, ranks)),
-        beside=program.beside,
+        follows={},
     )
     return float(replay.period()[0])
 

@@ -23,6 +23,7 @@ waits for), and moves its data as the channel of its back end has it (network.fl
 that it waits for is done, or at once.
 
     at(launch) = resumed + own            released_k = max over members of at(launch_k)
+                 done_j + own, where a stream launches k once the rank's collective j is done
     done_k     = the channel's, for all that was released before, and for the groups beside it (network.beside)
     resumed    = max(at(wait_k), done_k) + lag_k
 
@@ -184,6 +185,8 @@ class Program:
     """S x R, zero or less: by how much a rank went on before the last one."""
     follows: Mapping[int, Awaited] = field(default_factory=dict)
     """Collectives that follow their data: their ranks wait for some of the others, and are done by themselves."""
+    behind: Mapping[int, int] = field(default_factory=dict)
+    """Collectives that a stream of their own launches, each with the one that it is launched behind."""
     beside: Beside = APART
     """Which groups of a collective share a host's link."""
 
@@ -193,7 +196,10 @@ class Program:
         resumed: Floats = self.start.copy()
         flow = Flow(self.channel, (steps, ranks), self.transfer.shape[2])
         for place, mark in enumerate(self.marks):
-            k, at = mark.collective, resumed + self.own[:, :, place]
+            k, since = mark.collective, resumed
+            if not mark.waits and k in self.behind:
+                since = _latest(flow.end(self.behind[k]), self.members[self.behind[k]])
+            at = since + self.own[:, :, place]
             if not mark.waits:
                 awaited = self.follows.get(k)
                 released = awaited.latest(at) if awaited else _latest(at, self.members[k])

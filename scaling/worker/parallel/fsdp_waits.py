@@ -96,6 +96,7 @@ class _Call:
         return call(*args, **named)
 
 
+_ALL_GATHER, _REDUCE_SCATTER = KINDS.index("all_gather"), KINDS.index("reduce_scatter")
 _REPLACED = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
 
 
@@ -274,7 +275,7 @@ class Watch:
             begin = self._stamp()
             if awaited.event is not None:
                 group.device_handle.current_stream().wait_event(awaited.event)
-            scattered = next((one for one in self._reduced if one.group.size() and one.wait == 0), None)
+            scattered = next((s for s in self._reduced if s.kind == _REDUCE_SCATTER and not s.wait), None)
             self._waited(BACKWARD, begin, [scattered] if scattered else [])
             self._reduced_by(begin, self._turns[:1])
 
@@ -318,7 +319,6 @@ def _phase(group: Any) -> int:
     return FORWARD if group._training_state == TrainingState.FORWARD else BACKWARD  # noqa: SLF001
 
 
-_ALL_GATHER, _REDUCE_SCATTER = KINDS.index("all_gather"), KINDS.index("reduce_scatter")
 _OTHER = PHASES.index("other")
 STAMPS_A_UNIT = 17
 """Three collectives with launch, start and end, and begin and end of as many waits, in a forward and a backward."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -82,6 +84,21 @@ def test_collectives_of_two_communicators_share_a_wire():
 def test_a_back_end_without_order_shares_its_wire_among_all():
     gloo = (*BOTH[:2], Mark(waits=True, collective=0))
     assert program([[1, 2, 3]] * 2, marks=gloo, channel=Channel()).period()[0] == 20
+
+
+def test_a_stream_of_its_own_reduces_over_copies_while_ranks_compute():
+    """Pairs scatter twice, each time with an all-reduce behind it; the ranks wait once, for the second all-reduce.
+
+    Rank 3 is 50 late, so its pair scatters until 61 and the all-reduce before the second one is over at 81.
+    """
+    pairs, copies = ((0, 1), (2, 3)), ((0, 2), (1, 3))
+    marks = (*(Mark(waits=False, collective=k) for k in range(4)), Mark(waits=True, collective=3))
+    own = [[1, 0, 2, 0, 30]] * 3 + [[51, 0, 52, 0, 80]]
+    channel = Channel(fifo=True, communicator=(1, 2, 1, 2), wire=(1, 2, 1, 2))
+    step = program(own, (10.0, 20.0) * 2, ranks=4, members=(pairs, copies) * 2, channel=channel, marks=marks)
+    step = dataclasses.replace(step, behind={1: 0, 3: 2})
+    assert step.period()[0] == 51 + 10 + 20 + 20
+    assert step.without([3]).period()[0] == 51
 
 
 def test_a_late_rank_holds_up_its_own_group_first():
