@@ -12,10 +12,10 @@ export PYTHONDONTWRITEBYTECODE :=
 help:  ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml simulator/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or later is needed")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable ./simulator
 	@touch $@
 
 demo: $(READY)  ## one real training over a slow and a fast emulated interconnect, compared
@@ -50,7 +50,7 @@ $(addprefix test-,slurm wheel simulated measures): test-%: $(READY)
 test-all: test $(addprefix test-,$(GROUPS))  ## every test: the groups are test-slurm -wheel -simulated -browser -measures -faults -launches -more
 
 # What coverage's own work costs disturbs tests that measure, so their verdict counts in `make test` alone.
-coverage: $(READY)  ## which lines of scaling/ the tests of `make test` run, in all of their processes (90 % at least)
+coverage: $(READY)  ## which lines of scaling/ and simulator/ the tests of `make test` run, in all of their processes (90 % at least)
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest -q -n 4 --dist loadscope --no-loadscope-reorder --group=quick
 	$(BIN)/coverage combine --quiet

@@ -31,8 +31,8 @@ from typing import Any
 import harness
 from ending import exit_with
 
-from scaling.cli.simulating import from_run
 from scaling.spec.parallel import Mesh
+from scaling_simulator.simulate.simulations import from_run
 
 NAMES = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp", "hsdp_tp")
 RANKS, PER_HOST = 4, 2

@@ -72,7 +72,7 @@ def missing(*, simulated: bool) -> str | None:
     import torch
 
     if simulated:
-        from scaling.worker.simulated import build
+        from scaling_simulator import build
 
         return build.missing()
     from scaling.worker.accelerator import cuda

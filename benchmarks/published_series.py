@@ -30,12 +30,12 @@ import numpy as np
 from ending import exit_with
 from harness import parser, result, skipped
 
-from scaling.analysis.simulate.ask import batch_of, mesh_of, simulation
-from scaling.analysis.simulate.inputs import assumed
 from scaling.analysis.statistics.rounds import latest
 from scaling.config.simulation import to_simulation
 from scaling.launchers.simulate import simulate
 from scaling.spec.simulation import Simulation
+from scaling_simulator.simulate.ask import batch_of, mesh_of, simulation
+from scaling_simulator.simulate.inputs import assumed
 
 DATA = Path(os.environ.get("SCALING_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
 TABLE = DATA / "scaling" / "published_sharded.csv"

@@ -2,7 +2,7 @@
 
     python benchmarks/simulated_gpu.py [--seed S] [--runs N]
 
-DDP runs on simulated devices (scaling/worker/simulated: real torch, asynchronous streams, a back end with NCCL's
+DDP runs on simulated devices (simulator/scaling_simulator: real torch, asynchronous streams, a back end with NCCL's
 semantics, a virtual clock) in the harness's own arms, probe, blocks and recorder, and the records are analysed. Links
 are drawn from the seed, piecewise with several bandwidths; so are layers, kernels and who is late. The ranks' clocks
 are off by up to 50 ms and compared to within 8 us. What the analysis says is held against the simulation's own tasks:
@@ -30,7 +30,8 @@ from statistics import median
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "tests")]
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests"), str(ROOT / "simulator" / "tests")]
 
 from ending import exit_with  # noqa: E402
 from harness import parser, result, skipped  # noqa: E402
@@ -40,7 +41,7 @@ from simulated_parts import norms as synchronised  # noqa: E402
 from simulated_parts.case import LAUNCH_BOUND, draw  # noqa: E402
 from simulated_parts.run import MS, Figure, Ran, curve_figures, describe, figures, run  # noqa: E402
 
-from scaling.worker.simulated import build  # noqa: E402
+from scaling_simulator import build  # noqa: E402
 
 SHARE, LEAST_MS = 0.02, 0.020
 HELD, WIDTH = 0.9, 0.05

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
+
+from scaling.errors import InputError
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -25,3 +28,11 @@ def import_path() -> str:
     """A worker's PYTHONPATH: this package's folder, then the caller's entries, such as the folder of a model."""
     own = os.environ.get("PYTHONPATH", "")
     return os.pathsep.join(dict.fromkeys([str(import_root()), *filter(None, own.split(os.pathsep))]))
+
+
+def require_simulator() -> None:
+    """InputError where the package of the simulated accelerator, which is one of its own, is not installed."""
+    if importlib.util.find_spec("scaling_simulator") is None:
+        raise InputError(
+            "the simulated accelerator is not installed: pip install 'scaling-harness[simulate]'"
+        )

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import GROUPS
+from support.plugin import GROUPS
 
 RUN = Path(__file__).parents[1] / ".ci" / "run"
 

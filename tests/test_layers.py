@@ -1,4 +1,4 @@
-"""Who may import whom, read from the source. The rooms are those of docs/developing.md."""
+"""Who may import whom, read from the source. The rooms and the simulator are those of docs/developing.md."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import scaling
 
 ROOT = Path(scaling.__file__).parent
+SIMULATOR = Path(__file__).parents[1] / "simulator" / "scaling_simulator"
 
 LEAVES = {"scaling"} | {
     f"scaling.{name}" for name in ("version", "errors", "units", "resources", "plain", "reading")
@@ -57,14 +58,27 @@ EDGES = {
 }
 """A package of others, and the one place that imports it."""
 
+DOORS = {
+    "scaling.worker.accelerator.devices": ["scaling_simulator.accelerator"],
+    "scaling.cli.simulated_run": [
+        "scaling_simulator.simulate.ranking",
+        "scaling_simulator.simulate.simulations",
+    ],
+}
+"""What imports the simulator, and what of it: in functions, since it need not be installed."""
+NAMES_IT = {"scaling.resources", "scaling.launchers.simulate", "scaling.launchers.simulated"}
+"""What looks for it, and what starts it as a process of its own."""
 
-def module_of(path: Path) -> str:
-    parts = ("scaling", *path.relative_to(ROOT).with_suffix("").parts)
+
+def module_of(path: Path, package: Path = ROOT) -> str:
+    parts = (package.name, *path.relative_to(package).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 PATHS = {module_of(p): p for p in ROOT.rglob("*.py") if "_shipped" not in p.parts}
 MODULES = sorted(PATHS)
+SIMULATED = sorted(module_of(p, SIMULATOR) for p in SIMULATOR.rglob("*.py"))
+PATHS |= {module_of(p, SIMULATOR): p for p in SIMULATOR.rglob("*.py")}
 
 
 @functools.cache
@@ -95,8 +109,9 @@ def ours(module: str) -> set[str]:
 
 def theirs(module: str) -> set[str]:
     """Packages that are neither ours nor Python's."""
+    own = {"scaling", "scaling_simulator"} | sys.stdlib_module_names
     tops = {m.split(".")[0] for m in imports(module)}
-    return {top for top in tops if top != "scaling" and top not in sys.stdlib_module_names}
+    return {top for top in tops if top not in own}
 
 
 def room_of(module: str) -> str:
@@ -162,6 +177,31 @@ def test_what_is_heavy_stays_at_its_edge(package, place):
     importers = {m for m in MODULES if package in theirs(m)}
     assert importers
     assert all(within(m, place) for m in importers), importers
+
+
+def test_the_simulator_is_reached_through_its_doors():
+    importing = {m: sorted(i for i in imports(m) if within(i, "scaling_simulator")) for m in MODULES}
+    assert {m: names for m, names in importing.items() if names} == DOORS
+    naming = {m for m in MODULES if "scaling_simulator" in PATHS[m].read_text(encoding="utf-8")}
+    assert naming - DOORS.keys() - {"scaling.cli.api"} == NAMES_IT
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_door_does_not_bring_the_simulator_along(door):
+    assert loaded(f"import {door}", "scaling_simulator") == set()
+
+
+def test_what_ranks_of_the_simulator_import_is_what_workers_do():
+    """Apart from `simulate`, which computes what is simulated and what it means, and does without torch."""
+    ranks = [m for m in SIMULATED if not within(m, "scaling_simulator.simulate")]
+    for module in ranks:
+        rooms = {room_of(other) for other in ours(module) - LEAVES}
+        assert rooms <= {"spec", "records", "worker"}, module
+        assert theirs(module) <= {"torch"}
+        assert not any(within(i, "scaling_simulator.simulate") for i in imports(module)), module
+    for module in sorted(set(SIMULATED) - set(ranks)):
+        assert not theirs(module) & {"torch", "rich", "wandb", "hydra", "omegaconf", "plotly"}, module
+        assert not any(within(i, *(set(ranks) - {"scaling_simulator"})) for i in imports(module)), module
 
 
 @pytest.mark.parametrize("room", ["spec", "hardware"])

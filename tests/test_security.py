@@ -26,7 +26,10 @@ from scaling.spec.environment import is_secret
 
 ROOT = Path(scaling.__file__).parent
 SOURCES = sorted(
-    p for p in (*ROOT.rglob("*.py"), *(ROOT.parent / "launch").glob("*.py")) if "_shipped" not in p.parts
+    path
+    for folder in (ROOT, ROOT.parent / "launch", ROOT.parent / "simulator" / "scaling_simulator")
+    for path in folder.rglob("*.py")
+    if "_shipped" not in path.parts
 )
 
 # Source

@@ -1,4 +1,4 @@
-"""What is shipped: a wheel whose only top-level name is `scaling`, and which works from any folder."""
+"""What is shipped: wheels of `scaling` and its simulator, each with one top-level name, that work from any folder."""
 
 import json
 import os
@@ -13,43 +13,48 @@ from pathlib import Path
 import pytest
 from support.processes import NO_NAMESPACES, user_namespaces
 
+from scaling_simulator import build
+
 ROOT = Path(__file__).parents[1]
 
 
-def build(kind, source, out):
+def built(kind, source, out):
     """Build `source` as a "wheel" or "sdist" in the folder `out`; the file."""
     subprocess.run(
         [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", out, source],
         check=True,
         capture_output=True,
     )
-    (built,) = out.iterdir()
-    return built
+    (file,) = out.iterdir()
+    return file
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    return build("wheel", ROOT, tmp_path_factory.mktemp("dist"))
+    return built("wheel", ROOT, tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def simulator(tmp_path_factory):
+    return built("wheel", ROOT / "simulator", tmp_path_factory.mktemp("simulator"))
 
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory):
     """What the source distribution holds, unpacked."""
-    built = build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
-    with tarfile.open(built) as archive:
-        archive.extractall(built.parent, filter="data")
-    return built.parent / built.name.removesuffix(".tar.gz")
+    file = built("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
+    with tarfile.open(file) as archive:
+        archive.extractall(file.parent, filter="data")
+    return file.parent / file.name.removesuffix(".tar.gz")
 
 
-@pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory):
-    """A clean environment with the wheel in it; its dependencies are borrowed, after it on the path."""
-    folder = tmp_path_factory.mktemp("env")
+def environment(folder, *wheels):
+    """Python of a clean environment in `folder` with wheels; their dependencies are borrowed, after it on the path."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     (packages,) = folder.glob("lib/python*/site-packages")
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", packages, wheel],
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", packages, *wheels],
         check=True,
     )
     (packages / "borrowed.pth").write_text(
@@ -58,16 +63,79 @@ def installed(wheel, tmp_path_factory):
     return python
 
 
-def test_scaling_is_the_only_top_level_name(wheel):
-    names = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {name for name in names if not name.endswith(".dist-info")} == {"scaling"}
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """A clean environment with the wheel in it; its dependencies are borrowed, after it on the path."""
+    return environment(tmp_path_factory.mktemp("env"), wheel)
 
 
-def test_it_holds_the_sources_of_the_simulated_accelerator(wheel):
-    folder = ROOT / "scaling/worker/simulated/csrc"
-    sources = {str(path.relative_to(ROOT)) for path in folder.rglob("*") if path.is_file()}
-    assert sources
-    assert sources <= set(zipfile.ZipFile(wheel).namelist())
+def test_each_wheel_has_one_top_level_name(wheel, simulator):
+    for file, name in ((wheel, "scaling"), (simulator, "scaling_simulator")):
+        names = {path.split("/")[0] for path in zipfile.ZipFile(file).namelist()}
+        assert {top for top in names if not top.endswith(".dist-info")} == {name}
+
+
+def test_the_simulators_holds_the_sources_of_the_device(simulator):
+    folder = ROOT / "simulator"
+    sources = {str(path.relative_to(folder)) for path in folder.glob("scaling_simulator/csrc/**/*.*")}
+    assert len(sources) > 30
+    assert sources <= set(zipfile.ZipFile(simulator).namelist())
+
+
+def test_both_need_each_other_in_the_version_that_they_have(wheel, simulator):
+    version = wheel.name.split("-")[1]
+    assert simulator.name.split("-")[1] == version
+    assert f"Requires-Dist: scaling-harness=={version}" in metadata(simulator)
+    assert f"Requires-Dist: scaling-harness-simulator=={version}; extra == 'simulate'" in metadata(wheel)
+
+
+def metadata(file):
+    """Lines of a wheel's METADATA."""
+    archive = zipfile.ZipFile(file)
+    (name,) = (path for path in archive.namelist() if path.endswith(".dist-info/METADATA"))
+    return archive.read(name).decode().splitlines()
+
+
+SIMULATED = ("topology=simulated_hgx_h100", "model=synthetic", "world_sizes=[8]")
+
+
+def test_without_the_simulator_a_simulated_run_says_how_to_install_it(installed, tmp_path):
+    done = subprocess.run(
+        [installed, "-m", "scaling.cli", "run", *SIMULATED],
+        cwd=tmp_path,
+        env=alone(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "scaling: the simulated accelerator is not installed: pip install 'scaling-harness[simulate]'"
+    ]
+
+
+def test_with_the_simulator_it_simulates(wheel, simulator, tmp_path):
+    """Or says what this machine lacks to build the device."""
+    (tmp_path / "away").mkdir()
+    done = subprocess.run(
+        [environment(tmp_path / "env", wheel, simulator), "-m", "scaling.cli", "run", *SIMULATED, "--json"],
+        cwd=tmp_path / "away",
+        env=alone(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lacking = build.missing()
+    if lacking is not None:
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (2, f"scaling: {lacking}")
+        return
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["points"][0]["status"] == "simulated"
+
+
+def alone():
+    """This process's environment without the folders that it imports from."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
 def test_the_source_distribution_holds_what_a_checkout_does(unpacked):
@@ -81,7 +149,7 @@ def test_the_source_distribution_holds_what_a_checkout_does(unpacked):
 
 
 def test_a_wheel_made_from_it_is_the_same(unpacked, wheel, tmp_path):
-    again = build("wheel", unpacked, tmp_path)
+    again = built("wheel", unpacked, tmp_path)
     ours, theirs = (
         {name: archive.read(name) for name in archive.namelist()}
         for archive in map(zipfile.ZipFile, (wheel, again))
@@ -142,7 +210,7 @@ def test_the_demo_runs_from_it(installed, tmp_path):
     done = subprocess.run(
         [installed, "-m", "scaling.cli", "run", *demo],
         cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        env=alone(),
         capture_output=True,
         text=True,
         check=False,

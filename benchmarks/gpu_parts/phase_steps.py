@@ -30,7 +30,7 @@ def stamped_phases(one: OneRank, folder: Path) -> list[Row]:
 
 def _simulated_phases(one: OneRank) -> tuple[list[Any], list[list[int]]]:
     """Rows of stamps by events, and by the simulation."""
-    from scaling.worker.simulated.trace import recorded
+    from scaling_simulator.trace import recorded
 
     device = copy.copy(one.device)
     device.clock = clock = phases.NotedClock(one.device.clock)  # type: ignore[assignment]

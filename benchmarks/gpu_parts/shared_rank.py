@@ -80,8 +80,8 @@ class Simulated:
     kind, backend = "sim", "simccl"
 
     def __init__(self, connections: int) -> None:
-        from scaling.worker.simulated import load
-        from scaling.worker.simulated.device import configure, line, set_cost, set_link
+        from scaling_simulator import load
+        from scaling_simulator.device import configure, line, set_cost, set_link
 
         load()
         ranks, self._rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
@@ -100,21 +100,21 @@ class Simulated:
 
     def now_ms(self) -> float:
         """The simulated clock, once the device is done."""
-        from scaling.worker.simulated.device import host_ms
+        from scaling_simulator.device import host_ms
 
         torch.accelerator.synchronize()
         return host_ms()
 
     def be_late(self, ms: float) -> None:
         """The host works for so long."""
-        from scaling.worker.simulated.device import host_spend_us
+        from scaling_simulator.device import host_spend_us
 
         host_spend_us(ms * 1e3)
 
     @contextlib.contextmanager
     def traced(self, collectives: list[dict[str, Any]]) -> Iterator[None]:
         """Collects the device's own record of its collectives."""
-        from scaling.worker.simulated import trace
+        from scaling_simulator import trace
 
         with trace.recorded() as tasks:
             yield

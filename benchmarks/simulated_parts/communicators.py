@@ -11,7 +11,7 @@ from simulated_device import ranks as processes
 
 from scaling.analysis.decompose.detailed import Merged, merge
 from scaling.analysis.network.replay import Replay
-from scaling.worker.simulated.device import set_wire
+from scaling_simulator.device import set_wire
 from simulated_parts import rank as ranking
 from simulated_parts.case import Case
 from simulated_parts.tapped import STEPS, Together, Trained, prepared, train

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scaling.worker.accelerator.clock import use_clock
-from scaling.worker.accelerator.simulated import SimulatedAccelerator
+from scaling_simulator.accelerator import SimulatedAccelerator
 
 
 class SimDevice(SimulatedAccelerator):

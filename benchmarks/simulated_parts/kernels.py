@@ -73,8 +73,8 @@ def _ranked(rank: int, _: int, *, model: str, batch: int, slow: str, launch_us: 
     from scaling.worker.checks.kernels import measure
     from scaling.worker.checks.steps import Bench
     from scaling.worker.data.workload import build
-    from scaling.worker.simulated.alone import use_times
-    from scaling.worker.simulated.trace import recorded
+    from scaling_simulator.alone import use_times
+    from scaling_simulator.trace import recorded
 
     settings = SimulatedDevice(
         clock="virtual",

@@ -12,7 +12,7 @@ from torch import nn
 from scaling.analysis.decompose.detailed import merge
 from scaling.analysis.network.channel import Channel
 from scaling.analysis.network.replay import Mark, Program
-from scaling.worker.simulated.trace import Task
+from scaling_simulator.trace import Task
 from simulated_parts import rank as ranking
 from simulated_parts.case import Case
 from simulated_parts.tapped import STEPS, Together, Trained, prepared, train

@@ -86,7 +86,7 @@ def loop(
     from torch.nn.parallel import DistributedDataParallel
 
     from scaling import Probe
-    from scaling.worker.simulated.device import configure, line, set_cost, set_link, sleep_us
+    from scaling_simulator.device import configure, line, set_cost, set_link, sleep_us
 
     configure(launch_us=2, math=False, connections=connections, wait_us=wait_us)
     set_link(line(LATENCY_US, GB_S))

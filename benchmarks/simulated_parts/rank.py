@@ -26,8 +26,8 @@ from scaling.worker.measure.exchange import Exchange
 from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.recorder import Recorder
 from scaling.worker.parallel.groups import make_groups
-from scaling.worker.simulated import trace
-from scaling.worker.simulated.device import configure, host_spend_us, set_cost, set_link, sleep_us
+from scaling_simulator import trace
+from scaling_simulator.device import configure, host_spend_us, set_cost, set_link, sleep_us
 from simulated_parts.case import CLOCK_BOUND_NS, Case
 from simulated_parts.device import SimDevice
 from simulated_parts.truth import Seen, of_steps

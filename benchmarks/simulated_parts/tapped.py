@@ -18,9 +18,9 @@ from scaling.analysis.network.channel import Channel
 from scaling.spec.run import KINDS
 from scaling.worker.measure import step as stepping
 from scaling.worker.parallel.tap import Tap
-from scaling.worker.simulated import trace
-from scaling.worker.simulated.device import configure, set_cost, set_link
-from scaling.worker.simulated.trace import Task
+from scaling_simulator import trace
+from scaling_simulator.device import configure, set_cost, set_link
+from scaling_simulator.trace import Task
 from simulated_parts import rank as ranking
 from simulated_parts.case import Case
 from simulated_parts.device import SimDevice

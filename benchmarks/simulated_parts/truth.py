@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scaling.worker.simulated.trace import Task, of
+from scaling_simulator.trace import Task, of
 
 
 class Seen(NamedTuple):

@@ -22,7 +22,7 @@ from scaling.analysis.predict.predictions import predictions
 from scaling.analysis.results import Comparison, Prediction, Sweep
 from scaling.analysis.results.prediction import SimulationResults
 from scaling.cli.loaded import Run, shown_comparison, shown_prediction, sources_of, sources_with
-from scaling.cli.simulating import from_run
+from scaling.cli.simulated_run import from_run
 from scaling.config.compose import changed, require_readable
 from scaling.config.whatif import to_whatif
 from scaling.errors import InputError
@@ -132,7 +132,7 @@ def predict(
 
     `config_dir`: a folder with topologies of your own in DIR/topology. `from_world_size`: predict from this measured
     world size only. InputError for settings that cannot be read or predicted, and for a contended run unless `anyway`.
-    Where a strategy is asked for, or the run has a sharded one, the answer is a simulation's (scaling.cli.simulating).
+    Where a strategy is asked for, or the run has a sharded one, the answer is a simulation's (scaling_simulator).
     """
     if simulated(run, overrides):
         require_quiet(run, anyway=anyway)

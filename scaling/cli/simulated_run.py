@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from scaling import resources
 from scaling.cli.output import print_json, say
 from scaling.config.simulation import is_simulated
 from scaling.errors import InputError
 
-__all__ = ["is_simulated", "print_outcomes", "refuse_simulated", "simulate_run"]
+if TYPE_CHECKING:
+    from scaling_simulator.simulate.simulations import Outcome
+
+__all__ = ["from_run", "is_simulated", "print_outcomes", "refuse_simulated", "simulate_run"]
 
 NAME, TIMELINE = "simulation.json", "timeline.json"
 
@@ -28,8 +33,6 @@ def refuse_simulated(verb: str, words: Sequence[str]) -> None:
 
 def simulate_run(words: Sequence[str]) -> int:
     """Simulate what a command line asks for, print it, and write it into `run_dir` where that is given."""
-    from scaling.cli.simulating import simulations  # noqa: PLC0415  (--help stays fast)
-
     flags = [word for word in words if word.startswith("-") and word not in {"-m", "--multirun", "--json"}]
     if flags:
         raise InputError(f"{flags[0]}: a simulated topology takes overrides, -m and --json")
@@ -38,20 +41,29 @@ def simulate_run(words: Sequence[str]) -> int:
     into = next((word.removeprefix("run_dir=") for word in rest if word.startswith("run_dir=")), None)
     if into is not None and Path(into).exists():
         raise InputError(f"run_dir={into}: is there already; name a new folder")
+    resources.require_simulator()
+    from scaling_simulator.simulate.simulations import simulations  # noqa: PLC0415  (--help stays fast)
+
     return print_outcomes(simulations(rest), as_json=as_json, into=None if into is None else Path(into))
 
 
-def print_outcomes(outcomes: Sequence[object], *, as_json: bool, into: Path | None) -> int:
+def from_run(path: str, words: Sequence[str]) -> list[Outcome]:
+    """Simulate a measured run's program under other settings. InputError where the simulator is not installed."""
+    resources.require_simulator()
+    from scaling_simulator.simulate import simulations  # noqa: PLC0415  (only such predictions need it)
+
+    return simulations.from_run(path, words)
+
+
+def print_outcomes(outcomes: Sequence[Outcome], *, as_json: bool, into: Path | None) -> int:
     """Print simulations, one after the other, then side by side; exit status 1 where none gave a step."""
-    from scaling.analysis.simulate.ranking import ranked  # noqa: PLC0415
-    from scaling.cli.simulating import Outcome  # noqa: PLC0415
     from scaling.records.files import encode, write_json  # noqa: PLC0415
     from scaling.report.figures import simulated_chrome  # noqa: PLC0415
     from scaling.report.terminal import print_ranking, print_simulation, print_simulations  # noqa: PLC0415
+    from scaling_simulator.simulate.ranking import ranked  # noqa: PLC0415
 
-    found = [one for one in outcomes if isinstance(one, Outcome)]
-    results = [one.results for one in found]
-    machines = list(dict.fromkeys(one.results.topology for one in found if one.every_mesh))
+    results = [outcome.results for outcome in outcomes]
+    machines = list(dict.fromkeys(one.results.topology for one in outcomes if one.every_mesh))
     rankings = [ranked([one for one in results if one.topology == name]) for name in machines]
     if rankings:
         if as_json:
@@ -66,9 +78,9 @@ def print_outcomes(outcomes: Sequence[object], *, as_json: bool, into: Path | No
             print_simulation(console, one)
         if len(results) > 1:
             print_simulations(console, results)
-    for index, outcome in enumerate(found if into is not None else ()):
+    for index, outcome in enumerate(outcomes if into is not None else ()):
         assert into is not None
-        folder = into if len(found) == 1 else into / str(index)
+        folder = into if len(outcomes) == 1 else into / str(index)
         folder.mkdir(parents=True)
         write_json(folder / NAME, encode(outcome.results))
         if outcome.timeline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scaling import resources
 from scaling.launchers.worker_process import TooLongError, answer
 from scaling.spec.simulation import Simulated, Simulation
 
@@ -11,8 +12,9 @@ LIMIT_S = 600
 
 def simulate(asked: Simulation) -> Simulated:
     """What a worker makes of a simulation. A program that fails is an answer; ScalingError where there is none."""
+    resources.require_simulator()
     what = f"the simulation of {asked.mesh.size} ranks"
     try:
-        return answer("scaling.worker.simulated.answer", asked, Simulated, what=what, limit_s=LIMIT_S)
+        return answer("scaling_simulator.answer", asked, Simulated, what=what, limit_s=LIMIT_S)
     except TooLongError:
         return Simulated(failed=f"the simulation took longer than {LIMIT_S} s")

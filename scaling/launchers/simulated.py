@@ -25,9 +25,10 @@ def build_device(plan: Plan) -> None:
 @functools.cache
 def _build() -> None:
     """Once: a plan is checked, its step timed and its run begun by one process."""
+    resources.require_simulator()
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "scaling.worker.simulated"],
+            [sys.executable, "-m", "scaling_simulator"],
             capture_output=True,
             text=True,
             timeout=LIMIT_S,

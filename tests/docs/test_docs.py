@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from scaling.cli.main import main
-from scaling.cli.simulating import topologies
 from scaling.cli.verbs import VERBS
 from scaling.config import schema
 from scaling.config.script import cut
 from scaling.config.simulation import is_simulated, to_simulation
+from scaling_simulator.simulate.simulations import topologies
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -62,7 +62,7 @@ def test_links_lead_somewhere(page):
             assert anchor in {*marked, *(slug(h.replace("`", "")) for h in headings)}, target
 
 
-OURS = r"`((?:scaling|tests|benchmarks|conf|launch|slurm|docs|examples)/[\w./-]*)`"
+OURS = r"`((?:scaling|simulator|tests|benchmarks|conf|launch|slurm|docs|examples)/[\w./-]*)`"
 IN_ROOMS = r"`((?:spec|records|worker|config|launchers|analysis|report|cli)/[\w/]+\.py)`"
 READERS_FILES = ("NAME", "mine")
 """Marks of files that the reader is to make."""

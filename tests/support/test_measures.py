@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-CONFTEST = (Path(__file__).parents[1] / "conftest.py").read_text()
+CONFTEST = Path(__file__).with_name("plugin.py").read_text()
 HOST = """
 
 class Host:  # a second of busy time between two looks

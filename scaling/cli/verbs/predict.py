@@ -8,8 +8,7 @@ from scaling.analysis.results import Prediction
 from scaling.cli.api import predict, require_quiet, simulated
 from scaling.cli.loaded import Run
 from scaling.cli.output import print_json
-from scaling.cli.simulated_run import print_outcomes
-from scaling.cli.simulating import from_run
+from scaling.cli.simulated_run import from_run, print_outcomes
 from scaling.cli.verbs.arguments import split
 from scaling.errors import InputError
 from scaling.report.terminal import print_prediction

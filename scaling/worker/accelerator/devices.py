@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from scaling import resources
 from scaling.records.checkup import DOCTOR
 from scaling.spec.run import Spec
 from scaling.spec.topology import CPU, MULTI_RANK, MULTI_RANK_NCCL, SIMULATED, SimulatedDevice
 from scaling.worker.accelerator import cuda
 from scaling.worker.accelerator.accelerator import Accelerator, Cpu
-from scaling.worker.accelerator.simulated import SimulatedAccelerator, prepare
 from scaling.worker.accelerator.torch_accelerator import TorchAccelerator
 
 
@@ -29,8 +29,7 @@ def open_device(spec: Spec, *, rank: int, local_rank: int) -> Accelerator:
     if topology.device == SIMULATED:
         computes = topology.simulated.arithmetic or spec.task == DOCTOR  # it compares what devices compute
         settings = dataclasses.replace(topology.simulated, arithmetic=computes)
-        prepare(settings, max(topology.ranks_per_host, place + 1))
-        return SimulatedAccelerator(place)
+        return _simulated(place, settings, devices=max(topology.ranks_per_host, place + 1))
     module: Any = torch.get_device_module(topology.device)
     count = module.device_count()
     if count == 0:
@@ -46,15 +45,24 @@ def device_of(parameter: torch.Tensor) -> Accelerator:
     if place.type == CPU:
         return Cpu()
     index = place.index or 0
-    return SimulatedAccelerator(index) if place.type == SIMULATED else TorchAccelerator(place.type, index)
+    return _simulated(index) if place.type == SIMULATED else TorchAccelerator(place.type, index)
 
 
 def open_kind(kind: str, settings: SimulatedDevice | None = None) -> Accelerator:
     """The first device of a type, for a program with a single rank."""
     if kind == SIMULATED:
-        prepare(settings or SimulatedDevice(arithmetic=True), 1)
-        return SimulatedAccelerator(0)
+        return _simulated(0, settings or SimulatedDevice(arithmetic=True))
     return Cpu() if kind == CPU else TorchAccelerator(kind, 0)
+
+
+def _simulated(index: int, settings: SimulatedDevice | None = None, *, devices: int = 1) -> Accelerator:
+    """A simulated device, prepared first where `settings` are given. InputError where its package is not installed."""
+    resources.require_simulator()
+    from scaling_simulator.accelerator import SimulatedAccelerator, prepare  # noqa: PLC0415  (such runs alone need it)
+
+    if settings is not None:
+        prepare(settings, devices)
+    return SimulatedAccelerator(index)
 
 
 def _may_share(spec: Spec, place: int, count: int) -> None:

@@ -1,0 +1,212 @@
+"""Simulate a program at each world size, strategy and machine that was asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from scaling.analysis.network.ring import NoPathError
+from scaling.analysis.results.prediction import SimulatedPoint, SimulationResults
+from scaling.cli.loaded import Run
+from scaling.cli.output import say
+from scaling.config.simulation import Asked, to_simulation
+from scaling.errors import InputError
+from scaling.launchers.simulate import simulate
+from scaling.records.run import read_config
+from scaling.spec.parallel import Mesh, Parallel
+from scaling.spec.simulation import Simulated, Simulation, Task
+from scaling_simulator.simulate.ask import batch_of, mesh_of, simulation
+from scaling_simulator.simulate.machine import Machine, Measured
+from scaling_simulator.simulate.outcome import point, unlike
+
+CHECKED_MAX = 8
+"""Ranks 0 and n-1 are compared at the largest world size up to this one, or on a small mesh of the same shape."""
+WORKERS_MAX = 4
+"""Simulations at once: each takes a core, and up to a GiB."""
+BEYOND = "efficiency above 100 %: with sharding a rank updates its part of the parameters, one rank alone all of them"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Results of one strategy on one machine, and the tasks of the last step for a timeline."""
+
+    results: SimulationResults
+    timeline: tuple[Task, ...]
+    timeline_ranks: int
+    every_mesh: bool = False
+    """Whether it is one of all meshes, which are ranked."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What simulations of one machine have in common."""
+
+    alike: set[str] = field(default_factory=set)
+    """Strategies whose first and last rank were compared."""
+    alone: dict[int, Simulated] = field(default_factory=dict)
+    """One rank alone, by its batch: it trains the bare module whatever the strategy is."""
+
+
+def simulations(words: Sequence[str]) -> list[Outcome]:
+    """Simulate what a command line asks for, without a run before; one outcome for each topology and strategy."""
+    found = []
+    alike = set[str]()
+    for each in topologies(words):
+        asked = to_simulation(each)
+        machine, known = Machine(asked), _Known(alike=alike)
+        found += [_outcome(asked, parallel, machine, known) for parallel in asked.strategies]
+    return found
+
+
+def from_run(path: str, words: Sequence[str]) -> list[Outcome]:
+    """Simulate a measured run's program under other settings, with what the run measured."""
+    run = Run(path)
+    found = []
+    alike = set[str]()
+    # The config may leave it to the machine.
+    counted = f"topology.ranks_per_host={run.plan.spec.topology.ranks_per_host}"
+    own = Measured(to_simulation((counted,), read_config(run.folder)), run)
+    own.test()
+    for each in topologies(words):
+        named = any(word.startswith(("topology=", "topology.ranks_per_host=")) for word in each)
+        asked = to_simulation(each if named else [*each, counted], read_config(run.folder))
+        machine = Measured(asked, run)
+        machine.backtest, machine.backtest_missing = own.backtest, own.backtest_missing
+        known = _Known(alike=alike)
+        found += [_outcome(asked, parallel, machine, known) for parallel in asked.strategies]
+    return found
+
+
+def topologies(words: Sequence[str]) -> Iterator[list[str]]:
+    """The command line once for each of its topologies."""
+    named = next((word for word in words if word.startswith("topology=")), None)
+    several = [] if named is None else named.removeprefix("topology=").split(",")
+    if len(several) < 2:
+        yield list(words)
+        return
+    for name in several:
+        yield [f"topology={name}" if word == named else word for word in words]
+
+
+def _outcome(asked: Asked, parallel: Parallel, machine: Machine, known: _Known) -> Outcome:
+    """One strategy on one machine."""
+    spec = dataclasses.replace(asked.spec, parallel=parallel)
+    strategy, topology, inputs = parallel.name, spec.topology, machine.inputs
+    if asked.memory_limit_bytes is not None:
+        inputs = dataclasses.replace(inputs, capacity_bytes=asked.memory_limit_bytes)
+    sizes = sorted({1, *spec.world_sizes})
+    meshes = {n: mesh_of(parallel, n) for n in sizes}
+    warnings: dict[str, None] = {}
+    base: tuple[Simulated, Mesh, int] | None = None
+    points: list[SimulatedPoint] = []
+    last: Simulated | None = None
+    try:
+        asks = [
+            simulation(spec, mesh, inputs, batch_of(spec, mesh), own_links=machine.links(mesh))
+            for mesh in meshes.values()
+        ]
+        said = machine.links_said(meshes[max(sizes)])
+        check = None if strategy in known.alike else _checked_mesh(list(meshes.values()))
+        some = asks[-1].batch  # strong scaling's batch need not divide by the ranks that are compared
+        ends = [
+            simulation(spec, check, inputs, some, rank=rank, own_links=machine.links(check), whole=False)
+            for rank in ((0, check.size - 1) if check is not None else ())
+            if check is not None
+        ]
+    except NoPathError as error:
+        raise InputError(str(error)) from error
+    degrees = f" {parallel.replicate} x {parallel.shard} x {parallel.tensor}" if asked.every_mesh else ""
+    _say(f"{topology.name} {strategy}{degrees}: {', '.join(str(ask.mesh.size) for ask in asks)} ranks")
+
+    def known_or_simulated(ask: Simulation) -> Simulated:
+        """A single rank's answer is that of the strategies before, for as many samples."""
+        if ask.mesh.size > 1:
+            return simulate(ask)
+        if ask.batch not in known.alone:
+            known.alone[ask.batch] = simulate(ask)
+        return known.alone[ask.batch]
+
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), WORKERS_MAX)) as pool:
+        answers = list(pool.map(known_or_simulated, (*reversed(asks), *ends)))
+    found_ends, answers = answers[len(asks) :], answers[: len(asks)][::-1]
+    for ask, found in zip(asks, answers, strict=True):
+        mesh, batch = ask.mesh, ask.batch
+        warnings |= dict.fromkeys(found.warnings)
+        if base is None and found.failed is None:
+            base = (found, mesh, batch)
+        if mesh.size in spec.world_sizes:
+            last = found if found.steps else last
+            points.append(
+                point(spec, mesh, batch, found, base, inputs.capacity_bytes, asked.usd_per_gpu_hour)
+            )
+    if check is not None:
+        _require_alike(strategy, check, found_ends)
+        known.alike.add(strategy)
+    if any(p.efficiency is not None and p.efficiency.value > 1 for p in points):
+        warnings[BEYOND] = None
+    if topology.note:
+        warnings[topology.note] = None
+    results = SimulationResults(
+        simulated=True,
+        model=spec.model.name,
+        parameters=max(found.parameters for found in answers),
+        precision=spec.precision,
+        topology=topology.name,
+        accelerator=inputs.chip.name,
+        mode=spec.mode,
+        changes=asked.changes,
+        run=machine.run,
+        base_world_size=None if base is None else base[1].size,
+        upper_bound=inputs.upper_bound or machine.missing(parallel) != inputs.missing,
+        points=tuple(points),
+        inputs=(*inputs.said, *(f"links: {line}" for line in said)),
+        missing=machine.missing(parallel),
+        warnings=tuple(warnings),
+        backtest=machine.backtest,
+        backtest_missing=machine.backtest_missing,
+    )
+    return Outcome(
+        results=results,
+        timeline=() if last is None else last.timeline,
+        timeline_ranks=max(sizes),
+        every_mesh=asked.every_mesh,
+    )
+
+
+def _checked_mesh(meshes: Sequence[Mesh]) -> Mesh | None:
+    """The mesh on which the first and the last rank are compared: a small one of the same shape; None for one rank."""
+    several = [mesh for mesh in meshes if mesh.size > 1]
+    small = [mesh for mesh in several if mesh.size <= CHECKED_MAX]
+    if small:
+        return small[-1]
+    return _shrunk(several[-1]) if several else None
+
+
+def _require_alike(strategy: str, mesh: Mesh, ends: Sequence[Simulated]) -> None:
+    """InputError where the first and the last rank of a small world do not do alike, so one cannot stand for all."""
+    if any(end.failed for end in ends):  # what fails was said at its own world size
+        return
+    why = unlike(*ends)
+    if why is not None:
+        raise InputError(
+            f"parallel={strategy}: ranks 0 and {mesh.size - 1} of {mesh.size} {why}, so one rank cannot "
+            "stand for all; measure it"
+        )
+
+
+def _shrunk(mesh: Mesh) -> Mesh:
+    """The same strategy with two ranks on each axis that has several."""
+    return dataclasses.replace(
+        mesh,
+        replicate=min(2, mesh.replicate),
+        shard=min(2, mesh.shard),
+        tensor=min(2, mesh.tensor),
+    )
+
+
+def _say(text: str) -> None:
+    say(f"simulating {text}", file=sys.stderr)

@@ -1,0 +1,37 @@
+"""benchmarks/nccl_one_gpu.py on the simulated accelerator: it trains, analyses and judges as on a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.slow
+def test_one_part_runs_whole_and_the_late_rank_is_named():
+    done = subprocess.run(
+        [
+            sys.executable,
+            ROOT / "benchmarks/nccl_one_gpu.py",
+            "--simulated",
+            "--only",
+            "resnet50-ddp-default",
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["where"], told["missed"], told["left_out"]) == ("simulated", [], []), (
+        done.stdout + done.stderr
+    )
+    assert done.returncode == 0
+    assert "rank 1, input, 20.0 ms" in done.stdout

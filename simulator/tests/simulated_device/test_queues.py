@@ -1,0 +1,102 @@
+"""Streams that share in-order work queues: what holds up what, and that details leave a step as it is."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from simulated_device import ranks
+
+BENCHMARKS = str(Path(__file__).parents[3] / "benchmarks")
+KERNEL_US, LATE_US = 1_000, 20_000
+
+
+@pytest.fixture(scope="module")
+def queues():
+    """A part of benchmarks/simulated_gpu.py; the ranks' processes find it by the path too."""
+    sys.path.insert(0, BENCHMARKS)
+    try:
+        from simulated_parts import queues
+
+        yield queues
+    finally:
+        sys.path.remove(BENCHMARKS)
+
+
+def beside(rank, world, connections=8, end="none"):
+    """Milliseconds of a rank's kernels beside eight all-reduces for which rank 1 is late."""
+    import torch
+    import torch.distributed as dist
+
+    from scaling_simulator.device import configure, line, set_link, sleep_us
+
+    configure(launch_us=2, connections=connections, math=False)
+    set_link(line(latency_us=20, gb_s=20))
+    sent = [torch.ones(2**18, device="sim") for _ in range(8)]
+    dist.all_reduce(sent[0])
+    torch.accelerator.synchronize()
+    begin, over = (torch.Event("sim", enable_timing=True) for _ in range(2))
+    ends = []
+
+    def stamp(_future):
+        ends.append(torch.Event("sim", enable_timing=True))
+        ends[-1].record()
+
+    begin.record()
+    if rank == 1:
+        sleep_us(LATE_US)
+    works = []
+    for tensor in sent:
+        sleep_us(KERNEL_US)
+        works.append(dist.all_reduce(tensor, async_op=True))
+        if end == "stream that waits":
+            works[-1].get_future().add_done_callback(stamp)
+    sleep_us(KERNEL_US)
+    over.record()
+    for work in works:
+        work.wait()
+    torch.accelerator.synchronize()
+    return begin.elapsed_time(over)
+
+
+@pytest.mark.parametrize("connections", [2, 8, 32])
+def test_kernels_run_beside_a_transfer_that_waits_for_a_late_rank(connections):
+    first, late = ranks.run(beside, 2, connections=connections)
+    assert first == pytest.approx(9 * KERNEL_US / 1e3, rel=0.02)
+    assert late == pytest.approx(first + LATE_US / 1e3, rel=0.02)
+
+
+def test_in_one_queue_a_collective_behind_one_that_waits_holds_up_kernels():
+    first, late = ranks.run(beside, 2, connections=1)
+    assert first > LATE_US / 1e3
+    assert late >= first
+
+
+@pytest.mark.parametrize("connections", [2, 8])
+def test_a_stream_that_waits_for_a_collective_holds_up_kernels(connections):
+    first, _ = ranks.run(beside, 2, connections=connections, end="stream that waits")
+    assert first > LATE_US / 1e3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("strategy", "connections"), [("DDP", 8), ("DDP", 1), ("DDP, BatchNorm", 8), ("FSDP", 8), ("HSDP", 8)]
+)
+def test_the_late_rank_its_phase_and_its_cost_are_told_and_details_cost_nothing(
+    tmp_path, queues, strategy, connections
+):
+    found = queues.cell(tmp_path / "run", strategy, connections)
+    late = found.point.straggler
+    assert (late.rank, late.phase) == (queues.STRATEGIES[strategy] - 1, "input")
+    assert late.cost_ms.value == pytest.approx(queues.LATE_MS, rel=0.02)
+    assert found.withheld == (("disturbs",) if connections == 1 else ())
+    if connections > 1:
+        assert found.details_cost < 0.01
+
+
+@pytest.mark.slow
+def test_ends_stamped_on_streams_that_wait_made_the_other_rank_as_late(tmp_path, queues):
+    found = queues.cell(tmp_path / "run", "DDP", 8, old=True)
+    assert found.details_cost > 0.3
