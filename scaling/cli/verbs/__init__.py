@@ -120,6 +120,10 @@ VERBS: dict[str, Verb] = {
                 "study RUN RUN... [--json] [--into DIR]",
                 "runs of your own script (a Probe) at several world sizes, as one scaling study",
             ),
+            (
+                "study NUMBERS.csv [--json]",
+                "GPUs and throughput of your own: speedup, efficiency, where it breaks",
+            ),
         ),
         options=(
             _JSON,

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from itertools import chain
+from pathlib import Path
 
 from rich.console import Console
 
+from scaling.analysis.study.own_numbers import EXPECTED, concluded, read_numbers, to_measure
+from scaling.cli.output import print_json, say
 from scaling.cli.studying import make_study, runs_at, show_study, study_at
 from scaling.cli.verbs.arguments import parse
 from scaling.errors import InputError
-from scaling.records.files import check_writable
+from scaling.reading import RefusedError, read_text
+from scaling.records.files import check_writable, encode
 from scaling.records.paths import RunFolder, named
 
 
 def main(arguments: list[str]) -> int:
     """Make the study and print it. One argument is a folder of `scaling launch`, which holds several runs."""
     paths, given = parse("study", arguments, most=99)
+    if len(paths) == 1 and Path(paths[0]).is_file():
+        if given.into:
+            raise InputError("--into: is for runs; a table of numbers makes no report")
+        return _own_numbers(Path(paths[0]), as_json=given.json)
     folders = list(chain.from_iterable(map(runs_at, paths)))
     if len(folders) < 2:
         raise InputError(
@@ -27,3 +35,30 @@ def main(arguments: list[str]) -> int:
         check_writable(into.path, f"--into {into.path}")
     analysis, plan = make_study(folders) if launched is None else study_at(launched)
     return show_study(analysis, plan, Console(), as_json=given.json, verbose=given.verbose, into=into)
+
+
+def _own_numbers(path: Path, *, as_json: bool) -> int:
+    """A table of GPUs and throughput: speedup, efficiency, where it breaks, and what to measure. Writes nothing."""
+    try:
+        text = read_text(path, strict=False)
+    except (OSError, RefusedError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); {EXPECTED}") from error
+    numbers, assumed = read_numbers(text, str(path))
+    said, sizes = concluded(numbers), ",".join(map(str, to_measure(numbers)))
+    command = f"scaling launch --no-probe --world-sizes {sizes} train.py"
+    if as_json:
+        print_json(
+            {"kind": "own_numbers", "points": encode(numbers), "said": [*said, *assumed], "try": command}
+        )
+        return 0
+    say(f"#{'gpus':>5} {'throughput':>12} {'speedup':>8} {'efficiency':>10} {'kept a GPU':>10}")
+    for n in numbers:
+        kept = "-" if n.kept is None else f"{n.kept:.0%}"
+        say(f" {n.world_size:>5} {n.throughput:>12.5g} {n.speedup:>8.3g} {n.efficiency:>10.0%} {kept:>10}")
+    say(*(f"# {line}" for line in (*said, *assumed)))
+    say(
+        "# why is not in these numbers: a measurement has to show what a step waits for at these sizes (data on the "
+        "link, a late rank, input, the host)",
+        f"# try  {command}",
+    )
+    return 0

@@ -1,0 +1,155 @@
+"""Numbers that someone measured by their own means: speedup, efficiency, and where the scaling breaks. Pure."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from scaling.errors import InputError
+
+EXPECTED = "two columns are expected, GPUs and throughput of them together, such as `gpus,samples_per_s` and `1,400`, `2,790`"
+ROWS_MAX = 10_000
+KEPT = 0.9
+"""A step to more GPUs that keeps less of the throughput a GPU than this is where the scaling breaks."""
+ABOVE = 1.05
+"""More than so many times the ideal is no scaling: the numbers are not of the same training."""
+_COUNTS = re.compile(r"gpu|rank|world|device|process|^n$|^np$", re.IGNORECASE)
+_TIMES = re.compile(r"time|_ms$|\(ms\)|^ms$|_s$|seconds|\(s\)", re.IGNORECASE)
+_RATES = re.compile(r"/s|per_?s|throughput|samples|tokens|ima?ge?s|it/s|steps|seq", re.IGNORECASE)
+_EACH = re.compile(r"(?:per|/)[_ ]?(?:gpu|rank|device)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnNumber:
+    """One world size: the mean of its rows."""
+
+    world_size: int
+    throughput: float
+    """Of all GPUs together, in the unit of the file."""
+    rows: int
+    apart: float
+    """Largest over smallest row, less 1; 0 for one row."""
+    speedup: float
+    """Against the smallest world size."""
+    efficiency: float
+    """Speedup over the ratio of GPUs."""
+    kept: float | None
+    """Throughput a GPU over that of the next smaller world size; None for the smallest."""
+
+
+def read_numbers(text: str, where: str) -> tuple[tuple[OwnNumber, ...], tuple[str, ...]]:
+    """The numbers in order of world size, and what was assumed. InputError where it is no such table."""
+    lines = [_cells(line.strip().strip("|").strip()) for line in text.splitlines()]
+    lines = [words for words in lines if any(words) and not words[0].startswith("#") and not _rule(words)]
+    if not lines or len(lines) > ROWS_MAX:
+        raise InputError(f"{where}: {len(lines)} rows; {EXPECTED}")
+    names = [] if _number(lines[0][0]) is not None else lines[0]
+    body = lines[1:] if names else lines
+    count = next((k for k, name in enumerate(names) if _COUNTS.search(name) and not _EACH.search(name)), 0)
+    rates = [k for k, name in enumerate(names) if k != count and (_RATES.search(name) or _TIMES.search(name))]
+    value = rates[0] if rates else 1 - min(count, 1)
+    name = names[value] if value < len(names) else ""
+    seconds = bool(_TIMES.search(name)) and not _RATES.search(name)
+    found: dict[int, list[float]] = {}
+    for number, words in enumerate(body, 2 if names else 1):
+        n, rate = (_number(words[k]) if k < len(words) else None for k in (count, value))
+        if n is None or n != int(n) or not 1 <= n < 10**7 or rate is None or rate <= 0:
+            raise InputError(f"{where}, row {number}: {' '.join(words)[:60]!r}; {EXPECTED}")
+        whole = n / rate if seconds else rate * n if _EACH.search(name) else rate
+        found.setdefault(int(n), []).append(whole)
+    if len(found) < 2:
+        raise InputError(
+            f"{where}: {len(found)} number of GPUs; two or more are needed for a speedup; {EXPECTED}"
+        )
+    assumed = []
+    if seconds:
+        assumed.append(f"{name} is a step's time with the same batch a GPU everywhere (weak scaling)")
+    elif _EACH.search(name):
+        assumed.append(f"{name} is multiplied by the GPUs")
+    return _derived(found), tuple(assumed)
+
+
+def concluded(numbers: Sequence[OwnNumber]) -> tuple[str, ...]:
+    """Sentences: where it breaks, and why the numbers may not be what they seem."""
+    first, last = numbers[0], numbers[-1]
+    said = []
+    steps = list(pairwise(numbers))
+    breaks = next((s for s in steps if (s[1].kept or 0) < KEPT), None)
+    if breaks is None:
+        said.append(
+            f"no break: each step to more GPUs keeps {min(n.kept or 1 for n in numbers):.0%} or more a GPU"
+        )
+    else:
+        worst = min(steps, key=lambda s: s[1].kept or 0)
+        for a, b in dict.fromkeys((breaks, worst)):
+            times = b.world_size / a.world_size
+            said.append(
+                f"breaks from {a.world_size} to {b.world_size} GPUs: {times:.3g} times the GPUs give "
+                f"{b.throughput / a.throughput:.3g} times the throughput ({b.kept:.0%} a GPU is kept)"
+            )
+    odd = [n for n in numbers if n.efficiency > ABOVE]
+    if odd:
+        said.append(
+            f"{odd[0].world_size} GPUs are more than {odd[0].world_size / first.world_size:.3g} times as fast as "
+            f"{first.world_size}: these are not the same training (batch a GPU, warm-up, memory)"
+        )
+    flat = max(n.throughput for n in numbers) < 1.15 * min(n.throughput for n in numbers)
+    if flat and last.world_size >= 2 * first.world_size:
+        said.append(
+            "all throughputs are nearly equal: if they are per GPU, name the column so (samples_per_s_per_gpu)"
+        )
+    if first.world_size > 1:
+        said.append(
+            f"nothing was measured on one GPU: the loss up to {first.world_size} GPUs is not in these numbers"
+        )
+    if all(n.rows == 1 for n in numbers):
+        said.append(
+            "one number each: differences of a few percent may be noise; repeat a row to see how far it varies"
+        )
+    else:
+        said.append(f"rows of one world size differ by up to {max(n.apart for n in numbers):.1%}")
+    return tuple(said)
+
+
+def to_measure(numbers: Sequence[OwnNumber]) -> tuple[int, ...]:
+    """World sizes of the next measurement: both sides of the worst step, and the smallest."""
+    a, b = min(pairwise(numbers), key=lambda s: s[1].kept or 0)
+    return tuple(sorted({numbers[0].world_size, a.world_size, b.world_size}))
+
+
+def _derived(found: dict[int, list[float]]) -> tuple[OwnNumber, ...]:
+    means = {n: fmean(values) for n, values in sorted(found.items())}
+    first, base = next(iter(means.items()))
+    each = {n: rate / n for n, rate in means.items()}
+    before = dict(zip(list(means)[1:], means, strict=False))
+    return tuple(
+        OwnNumber(
+            world_size=n,
+            throughput=rate,
+            rows=len(found[n]),
+            apart=max(found[n]) / min(found[n]) - 1,
+            speedup=rate / base,
+            efficiency=rate / base / (n / first),
+            kept=each[n] / each[before[n]] if n in before else None,
+        )
+        for n, rate in means.items()
+    )
+
+
+def _cells(line: str) -> list[str]:
+    return re.split(r"\s*[,;\t|]\s*" if re.search(r"[,;\t|]", line) else r"\s+", line)
+
+
+def _rule(words: Sequence[str]) -> bool:
+    return all(re.fullmatch(r":?-*:?", word) for word in words)
+
+
+def _number(word: str) -> float | None:
+    if not re.fullmatch(r"\d{1,15}(\.\d*)?(e[+-]?\d{1,3})?", word, re.ASCII | re.IGNORECASE):
+        return None
+    value = float(word)
+    return value if math.isfinite(value) else None

@@ -1,0 +1,61 @@
+"""Tables of GPUs and throughput as people write them down."""
+
+import json
+
+import pytest
+from support.commands import refused
+
+from scaling.analysis.study.own_numbers import concluded, read_numbers, to_measure
+from scaling.cli.main import main
+
+
+def test_a_table_in_a_file_with_the_step_at_which_it_breaks(tmp_path, capsys):
+    path = tmp_path / "numbers.csv"
+    path.write_text("gpus,samples_per_s\n1,400\n2,790\n4,1580\n8,1790\n")
+    assert main(["study", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "breaks from 4 to 8 GPUs: 2 times the GPUs give 1.13 times the throughput (57% a GPU is kept)" in said
+    )
+    assert "scaling launch --no-probe --world-sizes 1,4,8 train.py" in said
+    assert main(["study", str(path), "--json"]) == 0
+    points = json.loads(capsys.readouterr().out)["points"]
+    assert [p["efficiency"] for p in points] == pytest.approx([1.0, 0.9875, 0.9875, 1790 / 3200])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1,100\n8,640\n",
+        "gpus;img/s\n1;100\n8;640",
+        "# mine\nGPUs\timages/s\n8\t640\n1\t100\n",
+        "| GPUs | throughput |\n|---|---|\n| 1 | 100 |\n| 8 | 640 |\n",
+        "gpus samples_per_s_per_gpu\n1 100\n8 80",
+        "GPUs | step time (ms)\n---|---\n1 | 100\n8 | 125\n",
+        "throughput,gpus\n100,1\n640,8\n",
+        "gpus,samples_per_s\n1,90\n1,110\n8,640\n",
+    ],
+)
+def test_layouts(text):
+    numbers, _ = read_numbers(text, "x.csv")
+    assert [n.world_size for n in numbers] == [1, 8]
+    assert numbers[1].efficiency == pytest.approx(0.8)
+    assert to_measure(numbers) == (1, 8)
+
+
+def test_doubts_are_said():
+    numbers, _ = read_numbers("2,100\n4,101\n", "x.csv")
+    said = " ".join(concluded(numbers))
+    assert "name the column so" in said
+    assert "nothing was measured on one GPU" in said
+    numbers, _ = read_numbers("1,100\n4,480\n", "x.csv")
+    assert "not the same training" in " ".join(concluded(numbers))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "gpus,rate\n", "1,100\n", "1,100\ntwo,3\n", "1,0\n2,3\n", "1.5,2\n2,4\n"]
+)
+def test_other_tables_are_refused(tmp_path, capsys, text):
+    path = tmp_path / "n.csv"
+    path.write_text(text)
+    assert "two columns are expected" in refused(capsys, ["study", str(path)])
