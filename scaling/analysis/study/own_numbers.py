@@ -11,7 +11,9 @@ from statistics import fmean
 
 from scaling.errors import InputError
 
-EXPECTED = "two columns are expected, GPUs and their throughput together, such as `gpus,samples_per_s`, `1,400`, `2,790`"
+EXPECTED = (
+    "two columns are expected, GPUs and their throughput, such as `gpus,samples_per_s`, `1,400`, `2,790`"
+)
 ROWS_MAX = 10_000
 KEPT = 0.9
 """A step to more GPUs that keeps less of the throughput a GPU than this is where the scaling breaks."""

@@ -160,10 +160,11 @@ class Section:
 
     @property
     def shared_devices(self) -> tuple[tuple[int, ...], ...]:
-        """Ranks that use one GPU together."""
-        users: dict[tuple[str, str], set[int]] = {}
+        """Ranks that use one GPU together; older logs say 0x00 of every GPU."""
+        users: dict[tuple[str, str, int], set[int]] = {}
         for d in self.devices:
-            users.setdefault((d.host, d.bus), set()).add(d.rank)
+            if d.bus != "0x00":
+                users.setdefault((d.host, d.bus, d.device), set()).add(d.rank)
         return tuple(tuple(sorted(ranks)) for ranks in users.values() if len(ranks) > 1)
 
     def timed(self, mode: str | None = None) -> list[Timed]:

@@ -19,14 +19,14 @@ from scaling.traces.machines.nccl_deduced import NODES, complete, launched
 from scaling.traces.machines.nccl_section import MODES, LoggedDevice, Row, Section
 
 EXPECTED = "a log of nccl-tests is expected, with rows of size, count, type, ... time, algbw, busbw"
-_TAG = re.compile(r"\[\d{1,7},\d{1,7}\]<std\w{3,4}>:?|(?<!\S)\d{1,6}:(?=\s)")
-"""What mpirun (`[1,0]<stdout>:`) and srun -l (`0: `) put before their processes' output."""
+_TAG = re.compile(r"\[\d{1,7},\d{1,7}\]<std\w{3,4}>:?|\[\d{1,6}\](?=\s|$)|(?<!\S)\d{1,6}:(?=\s)")
+"""What launchers put before their processes' output: `[1,0]<stdout>:`, `[0]`, `0: `."""
 _ROW = re.compile(r"(?:^|[\s:>|\]])(\d{1,18}\s+\d{1,18}\s+[A-Za-z]\w*\s.*)$")
 """A row behind whatever a pod's log or a person has put before it."""
 _STAMP = re.compile(r"\s\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$")
 _FIGURES = re.compile(r"(?:\d[\d.]*(?:e[+-]?\d+)?|N/A)(?:\s+(?:\d[\d.]*(?:e[+-]?\d+)?|N/A))*", re.IGNORECASE)
 _DEVICE = re.compile(
-    r"#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)\s+\[([0-9a-fA-Fx:.]+)\]\s+(.*\S)"
+    r"\bRank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)\s+\[([0-9a-fA-Fx:.]+)\]\s+(.*\S)"
 )
 _SETTINGS = re.compile(r"# nThread (\d{1,6}) nGpus (\d{1,6})")
 _INFO_GROUP = re.compile(r"comm 0x[0-9a-f]+ rank \d+ nRanks (\d{1,7}) nNodes (\d{1,7})")
@@ -85,7 +85,7 @@ def _whole_lines(text: str) -> Iterator[str]:
 
 def _note(sections: list[Section], line: str, comment: str) -> None:
     """Take what a line beside the rows says of the table that it belongs to: the next one, once a table has rows."""
-    command, device = _COMMAND.search(line), _DEVICE.match(comment)
+    command, device = _COMMAND.search(line), _DEVICE.search(line)
     starts = comment.startswith(
         ("# nThread", "# Using devices", "# Collective test starting", "# nccl-tests version")
     )

@@ -102,7 +102,7 @@ def test_a_name_of_the_file_that_the_rows_contradict_is_not_used():
     assert section.collective == "broadcast"
 
 
-@pytest.mark.parametrize("tag", ["[1,0]<stdout>: ", "0: "])
+@pytest.mark.parametrize("tag", ["[1,0]<stdout>: ", "0: ", "[0] "])
 def test_a_tag_within_a_row_and_a_row_in_two_lines(tag):
     lines = log(8).splitlines()
     cut = [line.index("-1") + 2 if "-1" in line else len(line) for line in lines]
@@ -129,6 +129,12 @@ def test_one_gpu_used_twice_is_said_and_makes_no_topology(shared, tmp_path, caps
     found = json.loads(capsys.readouterr().out)
     assert found["sections"][0]["mistakes"][0].startswith("ranks 0, 1 use one GPU")
     assert found["topology"] is None
+
+
+def test_older_device_lines_without_a_bus_or_a_mark_are_no_gpu_used_twice():
+    lines = "\n".join(f"   Rank  {r} Pid  {r} on a device  {r} [0x00] Tesla V100" for r in range(8))
+    (section,) = parse_log(f" Using devices\n{lines}\n{log(8)}", "x.log")
+    assert (section.world_size, section.hosts, section.shared_devices) == (8, 1, ())
 
 
 def test_no_topology_of_one_host_is_written_where_one_host_is_assumed(tmp_path, capsys):
