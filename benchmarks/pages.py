@@ -68,7 +68,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "resume",
         "promises",
     ),
-    "gpu-validation.md": ("gpu",),
+    "gpu-validation.md": ("gpu", "nccl_one_gpu"),
 }
 """The benchmarks of each page, in its order."""
 MEASURED = (

@@ -4,7 +4,7 @@ Needs the real traces (SCALING_SHARED_DATA, by default ../shared/data beside the
 environment (--environment DIR keeps it). Both programs run in turns, in fresh processes on the same files,
 from start to numbers (temporal breakdown, overlap, kernel breakdown; here the whole decomposition): on the traces
 as they are, and on 8 ranks of 500,000 events made by repeating their events with times and correlation ids moved on.
-hta_quantities.py makes HTA's quantities of the events that `scaling trace` reads, and those are compared.
+trace_parts/hta_quantities.py makes HTA's quantities of the events that `scaling trace` reads, and those are compared.
 Memory is the largest sampled sum over a program's processes (Pss). The bar for speed applies to the large set: on the
 small one, most of the time is the interpreter's start and imports, which is printed beside it. Growth: time per event
 at 500,000 events a rank over that at 125,000.
@@ -218,7 +218,9 @@ def compare_all(reference: list[str], here: Path, events: int) -> int:
         (hta_s, hta_mib), (own_s, own_mib) = (
             (min(r[0] for r in rows), max(r[1] for r in rows)) for rows in (theirs, ours)
         )
-        quantities = run([sys.executable, str(ROOT / "benchmarks" / "hta_quantities.py"), str(folder)])[2]
+        quantities = run(
+            [sys.executable, str(ROOT / "benchmarks" / "trace_parts" / "hta_quantities.py"), str(folder)]
+        )[2]
         worst = difference(theirs[-1][2], ours[-1][2], quantities)
         count = sum(r["events"] for r in ours[-1][2]["trace"][0]["ranks"])
         speed, share = hta_s / own_s, own_mib / hta_mib

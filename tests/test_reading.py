@@ -107,12 +107,12 @@ def test_a_file_of_the_kernels_says_a_text_or_a_number(tmp_path, text, number):
 OURS = {
     "hardware/host.py": "the kernel's files",
     "hardware/pulse.py": "the kernel's files",
-    "launchers/failure/workers.py": "the kernel's files",
+    "launchers/failure/evidence.py": "the kernel's files",
     "launchers/script.py": "the kernel's files",
     "launchers/tryout.py": "the kernel's files",
     "launchers/slurm/submit.py": "templates that come with the program",
-    "report/templates.py": "templates that come with the program",
-    "config/config_dir.py": "conf/, and files that were read through the door before",
+    "report/html.py": "templates that come with the program",
+    "config/compose.py": "conf/, and files that were read through the door before",
 }
 """Modules that open files otherwise, and what they open. Workers read only what their own run wrote."""
 

@@ -31,7 +31,7 @@ from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.step import Loop
 from scaling.worker.parallel.ddp import bucket_bytes
 from scaling.worker.parallel.streams import stream_of
-from scaling.worker.parallel.tap import Tap
+from scaling.worker.parallel.tap import HOST_BACKENDS, Tap, backend_of
 
 TIMEOUT = timedelta(seconds=120)
 BATCHES = 2
@@ -99,10 +99,16 @@ class OneRank:
         )
 
 
+def follow_stream(group: Any, device: Any) -> None:
+    """Tell the tap the stream of a communicator; back ends of the host have none."""
+    if backend_of(group, device.type) not in HOST_BACKENDS:
+        Tap.streams[group.group_name] = stream_of(group, device)
+
+
 def probe_overhead(one: OneRank, group: Any, rounds: int) -> list[Row]:
     """Paired blocks in random order: plain, plain again (A/A), phase stamps, stamps of every bucket."""
     ddp, tap = one.wrapped(group), Tap(one.device.clock)
-    Tap.streams[group.group_name] = stream_of(group, one.device)
+    follow_stream(group, one.device)
     user = one.loop(ddp, batch=one.device_bound)
 
     def buckets() -> None:
@@ -186,7 +192,7 @@ def own_backend(one: OneRank, group: Any) -> list[Row]:
     before = one.device.foreign_bytes()
     ddp, tap = one.wrapped(group), Tap(one.device.clock)
     after = one.device.foreign_bytes()
-    Tap.streams[group.group_name] = stream_of(group, one.device)
+    follow_stream(group, one.device)
     images, labels = one.device.load(one.device.stage(one.workload.make_batch(one.batch, torch.Generator())))
     gradients = []
     for seen in (contextlib.nullcontext(), tap.on()):

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import pickle
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -313,23 +311,8 @@ def _read_steps(
     if not processes.count:
         yield from (_write_stretch(given, stretch, scratch, k) for k, stretch in stretches)
         return
-    path = (
-        scratch / f"files-{read.stretch.launch}"
-    )  # of thousands of ranks; they do not go there with each task
-    path.write_bytes(pickle.dumps(given))
-    tasks = ((path, dataclasses.replace(stretch, files={}), scratch, k) for k, stretch in stretches)
-    yield from processes.each(_write_stretch_there, tasks)
-    path.unlink()
-
-
-def _write_stretch_there(path: Path, stretch: Stretch, scratch: Path, number: int) -> list[_Read[Any]]:
-    return _write_stretch(_given(path), stretch, scratch, number)
-
-
-@lru_cache(1)
-def _given(path: Path) -> _Given:
-    given: _Given = pickle.loads(path.read_bytes())  # noqa: S301  this program wrote it, in a folder of its own
-    return given
+    tasks = ((given, dataclasses.replace(stretch, files={}), scratch, k) for k, stretch in stretches)
+    yield from processes.each(_write_stretch, tasks)
 
 
 def _write_stretch(given: _Given, stretch: Stretch, scratch: Path, number: int) -> list[_Read[Any]]:

@@ -63,7 +63,7 @@ def test_a_dry_run_on_a_cpu_goes_the_same_ways_and_judges_nothing(tmp_path):
     found = sections(tmp_path / "out.json")
     assert set(found) == set(only)
     assert [row["what"] for row in found["phases"]] == ["input", "forward", "backward", "optimizer", "step"]
-    assert found["ranks"][0]["measured"] == "finite, as without the hook"
+    assert found["ranks"][0]["measured"] == "finite, as without the tap"
     (whole,) = [row for row in found["phases"] if row["what"] == "step"]
     assert whole["value"] < 0.02  # host stamps and host marks of the same steps
 

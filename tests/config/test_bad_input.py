@@ -193,7 +193,7 @@ CASES = [
     (["submit", "--dry-run", "--resume", "a"], "--resume RUN is expected alone"),
     (["doctor", "--parity", "nowhere/p.json"], "cannot be written to"),
     (["doctor", "-m", "model=mlp,highmem_cnn"], "checks one configuration"),
-    (["import", "nccl-tests", "a", "b"], "2 words (KIND FILE) of nccl-tests expected, 3 given"),
+    (["import", "nccl-tests", "a", "b"], "2 words (KIND FILE) expected, 3 given"),
     (["report", __file__], f"{__file__}: is a file; "),
     (["trace"], "1 or more traces or folders (--how says how to get them) expected"),
     (["trace", "nowhere"], "no such file or folder"),

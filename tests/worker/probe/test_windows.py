@@ -73,7 +73,9 @@ class Loop:
         self.blocks = {}
         self.entered: list[int] = []
         self.left: list[int] = []
-        phases = SimpleNamespace(forwards=1, marks=[], tokens=NO_TOKENS, forward_end_ns=0, begin=self.mark)
+        phases = SimpleNamespace(
+            finds_phases=True, forwards=1, marks=[], tokens=NO_TOKENS, forward_end_ns=0, begin=self.mark
+        )
         self.phases = phases
         self.track = Track(phases, lambda _detailed: None, SimpleNamespace(clock=self.clock), self.sink)
         self.slots: list[int] = []

@@ -1,6 +1,6 @@
 """HolisticTraceAnalysis' quantities by its own definitions, from traces as `scaling trace` reads them.
 
-    python benchmarks/hta_quantities.py FOLDER      one JSON document; benchmarks/traces.py compares it with HTA's
+    python benchmarks/trace_parts/hta_quantities.py FOLDER    one JSON document; benchmarks/traces.py reads it
 
 As its 0.5.0 computes them with `include_last_profiler_step=True`, but for one thing: fractional microseconds
 are kept, where it moves each begin up and each end down to a whole one. Its definitions differ from the
