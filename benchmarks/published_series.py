@@ -34,8 +34,7 @@ from scaling.analysis.statistics.rounds import latest
 from scaling.config.simulation import to_simulation
 from scaling.launchers.simulate import simulate
 from scaling.spec.simulation import Simulation
-from scaling_simulator.simulate.ask import batch_of, mesh_of, simulation
-from scaling_simulator.simulate.inputs import assumed
+from scaling_simulator.simulate.ask import assumed, batch_of, mesh_of, simulation
 
 DATA = Path(os.environ.get("SCALING_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
 TABLE = DATA / "scaling" / "published_sharded.csv"

@@ -41,7 +41,7 @@ from scaling.records.paths import RunFolder
 from scaling.records.run import read_config
 from scaling.spec.simulation import Simulated
 from scaling_simulator.simulate.ask import batch_of, mesh_of, simulation
-from scaling_simulator.simulate.machine import Measured
+from scaling_simulator.simulate.simulations import Measured
 
 BARS = {"median": 0.05, "worst": 0.10, "of_one": 0.5}
 LATE = ("inject.rank=1", "inject.compute_ms=15")

@@ -1,18 +1,120 @@
-"""The simulation that a worker is asked for, at one world size."""
+"""The simulation that a worker is asked for, at one world size.
+
+What a simulation leans on: the device's rates, kernel times, and what makes real ranks slower.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from scaling.analysis.statistics.rounds import latest
 from scaling.errors import InputError
+from scaling.hardware.devices import memory_of, peak_flop_s
 from scaling.spec.parallel import Mesh, MeshError, Parallel
 from scaling.spec.run import Spec
-from scaling.spec.simulation import LinkCurve, Physics, Simulation
+from scaling.spec.simulation import Chip, KernelTimes, LinkCurve, Physics, Simulation
 from scaling.spec.topology import Topology
 from scaling_simulator.simulate import links
-from scaling_simulator.simulate.inputs import Inputs
+
+FLOP_SHARE, MEMORY_SHARE = 0.6, 0.8
+"""Share of a data sheet's rates that kernels are taken to reach where nothing was measured: matrix products in large
+language models on H100 reach 0.55 to 0.7 of the sheet's peak (llm-foundry's and torchtitan's published MFU lie between
+0.35 and 0.55 with everything else in it), streaming kernels about 0.8 of the memory's."""
+LAUNCH_US, KERNEL_US = 5.0, 2.0
+"""What a launch costs the host, and any kernel the device, where nothing was measured."""
+HOST_BYTES_S = 25e9
+"""Between host and device, PCIe 4.0 x16."""
+RESERVED = 0.95
+"""Share of the memory that tensors can have: the rest is the driver's, the context's and the communicators'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """A factor or rate with what it may be at the least and at the most."""
+
+    value: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Range:
+        """The same range, scaled."""
+        return Range(value=self.value * factor, low=self.low * factor, high=self.high * factor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """Everything but the program and the links."""
+
+    chip: Chip
+    capacity_bytes: int
+    kernels: KernelTimes
+    launch_us: float = LAUNCH_US
+    host_bytes_s: float = HOST_BYTES_S
+    slowdown: Range | None = None
+    """Of kernels while communication runs."""
+    neighbours: Range | None = None
+    """By how much kernels take longer where all ranks of a host compute."""
+    persistent: Range | None = None
+    """Standard deviation over ranks of a step's compute, relative: what lasts a step or longer."""
+    walk: Range | None = None
+    """What kernels of different ranks differ by after t ns: walk x sqrt(t) ns, standard deviation."""
+    said: tuple[str, ...] = field(default=())
+    missing: tuple[str, ...] = field(default=())
+
+    @property
+    def upper_bound(self) -> bool:
+        """Whether something that makes real clusters slower is left out."""
+        return bool(self.missing)
+
+
+def sheet(topology: Topology, precision: str) -> tuple[Chip, int]:
+    """A device's rates and memory as its data sheet has them. InputError where the device is not known."""
+    name = topology.accelerator
+    if not name:
+        raise InputError(
+            f"topology={topology.name}: its devices are not named, so their rates are not known; use a machine such as "
+            "topology=simulated_hgx_h100, or give topology.accelerator='NVIDIA H100 80GB HBM3'"
+        )
+    memory, peak, fp32 = memory_of(name), peak_flop_s(name, precision), peak_flop_s(name, "fp32")
+    if memory is None or peak is None or fp32 is None:
+        raise InputError(
+            f"topology.accelerator={name}: no data sheet of it is known for precision={precision} "
+            "(scaling/hardware/devices.py)"
+        )
+    fp32 = peak if precision == "tf32" else fp32
+    return Chip(
+        name=name, flop_s=peak, flop_s_fp32=fp32, memory_bytes_s=memory[1], kernel_us=KERNEL_US
+    ), memory[0]
+
+
+def assumed(topology: Topology, precision: str) -> Inputs:
+    """Inputs without a run: the device's data sheet at an efficiency that is said."""
+    peak, memory = sheet(topology, precision)
+    chip = Chip(
+        name=peak.name,
+        flop_s=peak.flop_s * FLOP_SHARE,
+        flop_s_fp32=peak.flop_s_fp32 * FLOP_SHARE,
+        memory_bytes_s=peak.memory_bytes_s * MEMORY_SHARE,
+        kernel_us=peak.kernel_us,
+    )
+    return Inputs(
+        chip=chip,
+        capacity_bytes=int(memory * RESERVED),
+        kernels=KernelTimes(chip=None),
+        said=(
+            f"kernels: an assumption, {FLOP_SHARE:.0%} of {peak.flop_s / 1e12:.4g} TFLOP/s ({precision}) and "
+            f"{MEMORY_SHARE:.0%} of {peak.memory_bytes_s / 1e12:.3g} TB/s, data sheet of {peak.name}",
+            f"host: {LAUNCH_US:g} us a launch, {KERNEL_US:g} us a kernel at the least, both assumptions",
+            f"memory: {RESERVED:.0%} of {memory / 1e9:.0f} GB for tensors; no fragmentation",
+        ),
+        missing=(
+            "how much ranks differ (the slowest of n holds up the others)",
+            "how much communication slows kernels down",
+            "congestion of the network",
+        ),
+    )
+
 
 EXPECTED, FAVOURABLE, UNFAVOURABLE = "expected", "favourable", "unfavourable"
 CAUSES = ("persistent", "walk", "neighbours", "slowdown")

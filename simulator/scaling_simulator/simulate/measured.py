@@ -20,7 +20,7 @@ from scaling.spec.parallel import Mesh, Parallel
 from scaling.spec.simulation import Chip, KernelTimes, LinkCurve
 from scaling.spec.topology import Topology
 from scaling_simulator.simulate import arms
-from scaling_simulator.simulate.inputs import (
+from scaling_simulator.simulate.ask import (
     HOST_BYTES_S,
     LAUNCH_US,
     RESERVED,
