@@ -19,19 +19,61 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from scaling.errors import InputError
-from scaling.reading import TRACE_BYTES_MAX, RefusedError, open_file
+from scaling.reading import LOG_BYTES_MAX, TRACE_BYTES_MAX, RefusedError, open_file
 from scaling.spec.plan import Plan, make_plan
 from scaling.spec.run import Measure, Model, Spec
 from scaling.spec.topology import Topology
 from scaling.version import __version__
 
-PROFILER, FLIGHT, INSPECTOR = "profiler", "flight_recorder", "nccl_inspector"
+PROFILER, FLIGHT, INSPECTOR, LOG = "profiler", "flight_recorder", "nccl_inspector", "job_log"
 NAMES = {
     PROFILER: "traces of the profiler",
     FLIGHT: "dumps of the flight recorder",
     INSPECTOR: "records of NCCL Inspector",
+    LOG: "outputs of jobs",
 }
 HEAD_BYTES = 4096
+LOG_HEAD_BYTES = 16 << 20
+"""NCCL's lines are looked for in so much of a job's output."""
+_LOG_SIGNS = (
+    b"NCCL INFO ",
+    b"NCCL WARN ",
+    b"Watchdog caught collective operation timeout",
+    b"last enqueued ",
+)
+_OTHERS = (
+    (
+        rb'out-of-place|Avg bus bandwidth|"args":\s*\[\s*"[^"]*_perf',
+        "nccl-tests",
+        "scaling import nccl-tests FILE reads it",
+    ),
+    (
+        rb"(?m)^\s*GPU0\s+GPU1|Link Type between two GPUs",
+        "a matrix of a machine",
+        "scaling import topo FILE reads it",
+    ),
+    (rb"<system\b", "NCCL's topology", "scaling import nccl-xml FILE reads it"),
+    (rb"rocprofiler-sdk-tool", "rocprofv3", "torch.profiler's traces are read (scaling trace --how)"),
+    (
+        rb"GlobalMetadata|chakra",
+        "a Chakra execution trace",
+        "torch.profiler's traces are read (scaling trace --how)",
+    ),
+    (
+        rb"/device:GPU:\d|XPlane|/host:metadata",
+        "XLA's xplane",
+        "torch.profiler's traces are read (scaling trace --how)",
+    ),
+    (rb"SQLite format 3|nsys", "Nsight Systems", "torch.profiler's traces are read (scaling trace --how)"),
+    (rb"OSU MPI", "an OSU micro-benchmark", "nccl-tests' logs are read by scaling import nccl-tests"),
+    (rb"nvbandwidth", "nvbandwidth", "nccl-tests' logs are read by scaling import nccl-tests"),
+    (
+        rb"RDMA_(Write|Read)|Send BW Test|BW average",
+        "perftest (ib_write_bw)",
+        "nccl-tests' logs are read by import nccl-tests",
+    ),
+)
+"""Signs of other tools' files, whose they are, and what is read instead."""
 FILES_MAX = 100_000
 _SUFFIXES = (".json", ".json.gz")
 """What a profiler writes; in a folder only these are taken for damaged traces rather than for other files."""
@@ -60,6 +102,26 @@ def kind_of(path: Path) -> str | None:
     return next((kind for kind, signs in _SIGNS if any(sign in head for sign in signs)), None)
 
 
+def other_tool(head: bytes) -> str | None:
+    """Whose file this is, and what to do instead; None where nothing here tells."""
+    found = next(((name, then) for sign, name, then in _OTHERS if re.search(sign, head)), None)
+    return None if found is None else f"the file of {found[0]}; {found[1]}"
+
+
+def _unknown(path: Path) -> str:
+    """The kind of a named file that no head tells: a job's output, else a trace that may be damaged."""
+    try:
+        with open_file(path, LOG_BYTES_MAX) as file:
+            text = file.read(LOG_HEAD_BYTES)
+    except (OSError, RefusedError):
+        return PROFILER
+    if any(sign in text for sign in _LOG_SIGNS):
+        return LOG
+    if said := other_tool(text[:HEAD_BYTES]):
+        raise InputError(f"{path}: {said}")
+    return PROFILER
+
+
 def find(paths: Iterable[str]) -> tuple[str, list[Path]]:
     """The kind of the files, and the files; in folders all of a known kind, at any depth.
 
@@ -77,7 +139,7 @@ def find(paths: Iterable[str]) -> tuple[str, list[Path]]:
                 )
             found.update(inside)
         elif path.exists():
-            found[path] = kind_of(path) or PROFILER
+            found[path] = kind_of(path) or _unknown(path)
         else:
             raise InputError(
                 f"{path}: no such file or folder; a PyTorch profiler trace or a folder of them is expected, or records "
@@ -161,6 +223,11 @@ _LINES = (
         "TORCH_NCCL_TRACE_BUFFER_SIZE, TORCH_NCCL_DEBUG_INFO_TEMP_FILE)",
     ),
     (
+        "which way NCCL goes, and who waits in a hang",
+        "NCCL_DEBUG=INFO, and keep what every rank prints: srun --output=job.%t.out, torchrun --redirects 3",
+        "scaling trace job.*.out",
+    ),
+    (
         "its dump now, not at the time-out",
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/fr_ beside them, then on each node: "
         "for p in /tmp/fr_*; do echo 1 > $p; done",
@@ -179,7 +246,8 @@ _LINES = (
     ),
     (
         "what the links reach",
-        "srun -N 2 --ntasks-per-node=8 --gpus-per-task=1 all_reduce_perf -b 8 -e 8G -f 2 > 2node_all_reduce.log",
+        "srun -N 2 --ntasks-per-node=8 --gpus-per-node=8 --mpi=pmix all_reduce_perf_mpi -b 8 -e 8G -f 2 "
+        "> 2node_all_reduce.log; without MPI, on one node: all_reduce_perf -g 8 -b 8 -e 8G -f 2 > all_reduce.log",
         "scaling import nccl-tests 2node_all_reduce.log; scaling trace INSPECTOR --beside 2node_all_reduce.log",
     ),
     (

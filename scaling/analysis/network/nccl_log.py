@@ -37,7 +37,7 @@ LINE_BYTES_MAX = 4096
 """Longer lines, which NCCL does not write, are read in parts."""
 _VERSION = re.compile(r"NCCL version (\d+\.\d+(?:\.\d+)?)")
 _GROUP = re.compile(r"\bcomm 0x[0-9a-f]+ rank \d+ nranks (\d{1,9})\b.* - Init START", re.IGNORECASE)
-_VIA = re.compile(r"NCCL INFO (?:Channel|Coll(?:Net)?) \d+(?:/\d+)? : \d+.* via (\S.*)$")
+_VIA = re.compile(r"NCCL INFO (?:Channel|Ring|Coll(?:Net)?) \d+(?:/\d+)? : \d+.* via (\S.*)$")
 _NVLS = re.compile(r"NCCL INFO NVLS comm 0x")
 _CHOICE = re.compile(r"NCCL INFO (\w+): (\d{1,18}) Bytes -> Algo (\w+) proto (\w+)")
 _WARNING = re.compile(r"NCCL WARN (\S.*)$")
@@ -52,6 +52,7 @@ def read(logs: Iterable[Iterable[str]]) -> NcclLog | None:
     """One launch's logs, one iterable of lines for each process; None where NCCL logged nothing."""
     version: str | None = None
     transports: dict[int, Counter[str]] = {}
+    receiving: dict[int, set[str]] = {}
     adding: dict[int, set[str]] = {}
     sizes: dict[tuple[str, str, str], tuple[int, int]] = {}
     warnings: dict[str, None] = {}
@@ -63,8 +64,10 @@ def read(logs: Iterable[Iterable[str]]) -> NcclLog | None:
             elif found := _GROUP.search(line):
                 ranks = int(found[1]) if int(found[1]) > 1 else ranks
             elif found := _VIA.search(line):
-                if "[receive]" not in line:  # the sender logs the same channel
-                    name = transport(found[1])
+                name = transport(found[1])
+                if "[receive]" in line:  # the sender logs the same channel, in its own way
+                    receiving.setdefault(ranks, set()).add(name)
+                else:
                     transports.setdefault(ranks, Counter())[name] += 1
                     if name.startswith("COLLNET/"):
                         adding.setdefault(ranks, set()).add(SHARP)
@@ -80,9 +83,12 @@ def read(logs: Iterable[Iterable[str]]) -> NcclLog | None:
         NcclGroup(
             world_size=n,
             transports=tuple(name for name, _ in transports.get(n, Counter()).most_common()),
+            receives=tuple(sorted(receiving.get(n, ()))),
             in_network=tuple(sorted(adding.get(n, ()))),
         )
-        for n in sorted({*transports, *adding} - {1})  # 1: before any communicator with several ranks began
+        for n in sorted(
+            {*transports, *receiving, *adding} - {1}
+        )  # 1: before any communicator with several ranks began
     )
     choices = tuple(
         NcclChoice(collective=c, algorithm=a, protocol=p, bytes_min=least, bytes_max=most)
@@ -129,6 +135,15 @@ def warnings(fabric: Fabric, spec: Spec) -> tuple[str, ...]:
             said.append(
                 f"at {group.world_size} ranks NCCL goes over TCP ({_SOCKET}) between hosts, though "
                 f"topology={spec.topology.name} has {cards}: check NCCL_IB_DISABLE, NCCL_IB_HCA and NCCL's log"
+            )
+        plain = [
+            t for t in group.receives if t.startswith("NET/") and "Socket" not in t and "GDRDMA" not in t
+        ]
+        if plain:
+            some = "some ranks receive" if any("GDRDMA" in t for t in group.receives) else "ranks receive"
+            said.append(
+                f"at {group.world_size} ranks {some} over the network without GPUDirect RDMA ({', '.join(plain)}): "
+                "load nvidia_peermem on every host, and look at NCCL_NET_GDR_LEVEL"
             )
     return (*said, *(f"NCCL warned: {warning}" for warning in fabric.nccl.warnings))
 

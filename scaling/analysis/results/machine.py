@@ -153,6 +153,8 @@ class NcclGroup(AtSize):
 
     transports: tuple[str, ...]
     """P2P/CUMEM, SHM, NET/IB/GDRDMA, ...: the one with the most channels first."""
+    receives: tuple[str, ...] = ()
+    """Transports of the `[receive]` lines alone, which show GPUDirect RDMA where it counts."""
     in_network: tuple[str, ...] = ()
     """Switches that reduce in the network: `NVLS`, `SHARP`. The formulas of a ring do not apply to them."""
 

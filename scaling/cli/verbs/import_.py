@@ -10,6 +10,7 @@ from scaling.cli.verbs.arguments import parse
 from scaling.errors import InputError, ScalingError
 from scaling.reading import RefusedError, read_text
 from scaling.records.files import write_text
+from scaling.traces.kinds import HEAD_BYTES, other_tool
 from scaling.traces.machines.imported import import_log, import_topo, import_xml
 from scaling.traces.machines.layout import clean_name
 
@@ -23,7 +24,14 @@ def main(arguments: list[str]) -> int:
     if kind not in KINDS:
         raise InputError(f"scaling import {kind}: one of {', '.join(KINDS)} is expected")
     name = clean_name(given.name or path.name.split(".")[0])
-    found = KINDS[kind](_read(path), path.name, name)
+    text = _read(path)
+    try:
+        found = KINDS[kind](text, path.name, name)
+    except InputError as error:
+        other = other_tool(text[:HEAD_BYTES].encode())
+        if other is None or f"import {kind} " in other:
+            raise
+        raise InputError(f"{path.name}: {other}") from error
     if not given.json:
         say(*found.lines)
     target = None

@@ -45,10 +45,24 @@ def main(arguments: list[str]) -> int:
         return _profiled(files, given, batch)
     if kind == kinds.FLIGHT:
         raise InputError(_flight(files[0]))
+    if kind == kinds.LOG and given.beside:
+        raise InputError("--beside: records of NCCL Inspector are expected with it; this is a job's output")
     unused = next((f"--{name}" for name in ("out", "batch", "name", "wandb") if getattr(given, name)), None)
     if unused:
         raise InputError(f"{unused}: is for traces of the profiler; these are {kinds.NAMES[kind]}")
-    return _recorded(files, given)
+    return _logged(files, as_json=given.json) if kind == kinds.LOG else _recorded(files, given)
+
+
+def _logged(files: list[Path], *, as_json: bool) -> int:
+    """What NCCL's and its watchdog's lines in a job's output say; prints and writes no folder."""
+    from scaling.traces.job_log import read_job_logs  # noqa: PLC0415  what it imports is slow
+
+    found = read_job_logs(files)
+    if as_json:
+        print_json(found.document)
+    else:
+        say(*found.lines)
+    return 0
 
 
 def _recorded(files: list[Path], given: Namespace) -> int:
