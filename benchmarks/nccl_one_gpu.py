@@ -8,7 +8,8 @@ is trained clean, and with rank 1 late by 20 ms in its input (benchmarks/gpu_par
 
 late        The Probe's run names rank 1 and the input, and the interval of its cost holds the paired plain steps'.
 clean       It names nobody.
-details     Stamps of single collectives move no rank's compute, as the report has it.
+details     Stamps of single collectives move no rank's compute, as the report has it. Where they would, with one
+            work queue, the report says that it goes without, and transfers are not compared.
 transfer    Compared with the kernels of the same training, of the rank that waits least: a step's sum within 5 %, each
             bucket of DDP within 10 % or 10 us.
 
@@ -155,6 +156,8 @@ def details_row(name: str, details: Mapping[str, Any] | None) -> Row:
     if details is None:
         return Row(section="details", what=name, measured="not in the report")
     over = details.get("over_light")
+    if over is None and details["unused"]:
+        return Row(section="details", what=name, measured=details["unused"].partition(":")[0])
     shown = (
         "unknown"
         if over is None
@@ -230,6 +233,8 @@ def judged(case: Case, folder: Path, analyses: Mapping[str, dict[str, Any] | Non
         for name, found in (("clean", clean), ("late", late))
     ]
     comm = points["clean"]["comm"]
+    if comm is None and (clean["quality"].get("details") or {}).get("unused"):
+        return rows
     kernels = kernels_ms(ranks)
     if case.strategy == "ddp":
         buckets = [bucket["transfer_ms"] for bucket in comm["buckets"]]

@@ -85,11 +85,9 @@ class Simulated:
 
         load()
         ranks, self._rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-        configure(devices=ranks, launch_us=LAUNCH_US, kernel_us=KERNEL_US, math=False)
-        with contextlib.suppress(
-            Exception
-        ):  # a device without work queues has a stream of its own for everything
-            configure(connections=connections)
+        configure(
+            devices=ranks, launch_us=LAUNCH_US, kernel_us=KERNEL_US, math=False, connections=connections
+        )
         set_cost(PRODUCT_US, *(f"aten::{name}" for name in PRODUCTS))
         set_link(line(latency_us=LINK_US, gb_s=LINK_GB_S))
         torch.accelerator.set_device_index(self._rank)

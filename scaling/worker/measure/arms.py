@@ -147,10 +147,13 @@ class Arms:
         )
 
     @contextlib.contextmanager
-    def open(self, arm: str, *, detailed: bool = False, half: bool = False) -> Iterator[Opened]:
+    def open(
+        self, arm: str, *, detailed: bool = False, half: bool = False, timed: bool = True
+    ) -> Iterator[Opened]:
         """Inside, the arm's loop can run; its wrapper is made, takes its first steps, and is freed at the end.
 
-        The probe runs on the plain wrapper. `half`: with half of the batch.
+        The probe runs on the plain wrapper. `half`: with half of the batch. `timed`: details that would disturb a step
+        are left out.
         """
         settings, use = self._use(arm, half=half)
         if use in (BARE, HALF):
@@ -166,7 +169,7 @@ class Arms:
             if use == PLAIN:
                 self._buckets, self.held = made.buckets, made.bytes()
             why = made.withheld() if detailed and use == PLAIN else ""
-            detail = made.detail(detailed=detailed and not why)
+            detail = made.detail(detailed=detailed and not (why and timed))
             if detail is not None:
                 detail.discard()
             del made  # the loop alone keeps it

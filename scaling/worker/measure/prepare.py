@@ -88,7 +88,7 @@ def warm_up(
     begin, chunk, alone_ns = time.monotonic(), WARMUP_CHUNK, 0
     for index, (arm, detailed, half) in enumerate(uses):
         session.say(f"loop {index + 1} of {len(uses)}")
-        with arms.open(arm, detailed=detailed, half=half) as opened:
+        with arms.open(arm, detailed=detailed, half=half, timed=False) as opened:
             if index == 0:
                 alone_ns = _chunk(opened.loop, clock, 1)
                 chunk = control.agree(f"chunk/{key}", _chunk_of(alone_ns, len(uses), limit_s), lead=lead)

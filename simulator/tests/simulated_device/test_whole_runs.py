@@ -96,8 +96,12 @@ def test_a_rank_that_is_late_in_its_forward(tmp_path):
 
 @pytest.mark.parametrize(
     ("mesh", "rank"),
-    [(("parallel=tp", "world_sizes=[1,2]"), 1), (("parallel=fsdp_tp", "world_sizes=[4]"), 2)],
-    ids=["tp", "fsdp_tp"],
+    [
+        (("parallel=tp", "world_sizes=[1,2]"), 1),
+        (("parallel=tp", "world_sizes=[2]", "topology.simulated.connections=1"), 1),
+        (("parallel=fsdp_tp", "world_sizes=[4]"), 2),
+    ],
+    ids=["tp", "tp, one work queue", "fsdp_tp"],
 )
 def test_a_slow_loader_of_one_rank_of_a_tensor_group(tmp_path, mesh, rank):
     """A host that takes 60 ms a step for its batch is behind its device, which computes 30 of them.
