@@ -79,6 +79,7 @@ def to_data(config: dict[str, Any]) -> Data:
     for key, value in args.items():
         if value is None:
             raise InputError(f"data.{key}: a value is expected, such as data.{key}=...")
+    _without_secrets("data", args)
     named = config.get("name", "synthetic")
     return Data(
         name=target.rsplit(".", 1)[-1] if named in ("synthetic", "custom") else str(named),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from scaling.config.compose import requests
-from scaling.config.model import to_model
+from scaling.config.model import to_data, to_model
+from scaling.errors import InputError
 
 CNN = {
     "name": "small",
@@ -26,3 +29,14 @@ def test_the_default_model_is_larger_on_an_accelerator():
 
     assert (args("cpu")["channels"], args("sim")["channels"]) == (32, 256)
     assert args("sim")["image"] > args("cpu")["image"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("token", "abc"), ("url", "https://me:word@store.example/set"), ("store", {"api_key": "abc"})],
+)
+def test_arguments_that_hold_a_secret_are_refused_since_they_are_written(key, value):
+    arguments = {"_target_": "package.module.factory", "args": {key: value}}
+    for convert in (to_model, to_data):
+        with pytest.raises(InputError, match="this secret would be written"):
+            convert(arguments)
