@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scaling.analysis.network import links
 from scaling.analysis.network.cliffs import said
 from scaling.records import files
 from scaling.spec.topology import Level
+from scaling.traces.job_log import findings_in
 from scaling.traces.machines import layout, nccl_xml, topo_matrix
 from scaling.traces.machines.layout import Layout
 from scaling.traces.machines.nccl_section import MODES, Fit, Section
@@ -88,13 +90,16 @@ def import_log(text: str, source: str, name: str) -> Imported:
                 "corrupt": bool(section.wrong),
                 "cliffs": files.encode(tuple(cliff for cliff, _ in section.cliffs)),
                 "mistakes": _mistakes(section),
+                "others": _others(section),
                 "contradicting_rows": len(section.contradicting),
             }
         )
+    ways = findings_in(text.splitlines()) if "NCCL INFO" in text else ()
+    lines += [f"# finding     {way}" for way in ways]
     corrupt = any(s.wrong for s in sections)
     return Imported(
         lines=tuple(lines),
-        document={"kind": "nccl-tests", "sections": documents},
+        document={"kind": "nccl-tests", "sections": documents, "findings": list(ways)},
         yaml=None if corrupt else _measured_yaml(sections, source, name),
         why_none="values came out wrong in this test" if corrupt else _why_no_topology(sections),
         corrupt=corrupt,
@@ -130,6 +135,9 @@ def _section_lines(section: Section, own: float) -> list[str]:
         for cliff, mode in section.cliffs
     ]
     lines += [f"# MISTAKE     {text}" for text in _mistakes(section)]
+    others = _others(section)
+    if others is not None:
+        lines.append(f"# links       {others}")
     odd = section.contradicting
     if odd:
         lines.append(
@@ -157,6 +165,18 @@ def _section_lines(section: Section, own: float) -> list[str]:
         for r in section.wrong
     ]
     return lines
+
+
+def _others(section: Section) -> str | None:
+    """The best row beside what others reach on such a machine; None where the table has none, or the log misleads."""
+    best = max(section.rows, key=lambda r: r.busbw_gb_s)
+    names = {d.name for d in section.devices}
+    n, hosts = section.world_size, section.hosts
+    if n is None or hosts is None or section.collective is None or len(names) != 1 or section.wrong:
+        return None
+    if _mistakes(section):
+        return None
+    return links.beside(next(iter(names)), n, hosts, section.collective, best.bytes, best.busbw_gb_s)
 
 
 def _mistakes(section: Section) -> list[str]:

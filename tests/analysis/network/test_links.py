@@ -1,0 +1,56 @@
+"""One's own busbw beside what others reach on such a machine."""
+
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from scaling.analysis.network.links import GIB, TABLE, beside, like, machine_of
+from scaling.units import format_bytes
+
+PAGE = Path(__file__).parents[3] / "docs" / "links.md"
+
+
+@pytest.mark.parametrize(
+    ("device", "machine"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA A100-SXM4-80GB", "A100 SXM"),
+        ("NVIDIA A100-PCIE-40GB", "A100 PCIe"),
+        ("NVIDIA A100 80GB PCIe", "A100 PCIe"),
+        ("NVIDIA GH200 120GB", "GH200"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA B200", "B200"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("NVIDIA GeForce GTX 1080", None),
+    ],
+)
+def test_devices_as_drivers_name_them(device, machine):
+    assert machine_of(device) == machine
+
+
+def test_a_figure_beside_those_of_the_same_machine_and_size():
+    said = beside("NVIDIA H100 80GB HBM3", 8, 1, "all_reduce", 8 * GIB, 298.0)
+    assert said.startswith(
+        "others reach 478.9 (476 to 480.2, 3 reports) GB/s in all_reduce on 8 x H100 SXM with NVLS"
+    )
+    assert "yours: 298 at 8 GiB, 62% of it" in said
+    assert beside("NVIDIA H100 80GB HBM3", 8, 1, "all_reduce", GIB // 64, 298.0) is None
+    assert beside("NVIDIA H100 80GB HBM3", 12, 1, "all_reduce", 8 * GIB, 298.0) is None
+
+
+def test_every_report_has_a_source_and_stands_on_the_page():
+    text = PAGE.read_text()
+    assert len({(r.machine, r.gpus, r.hosts) for r in TABLE}) >= 25
+    for r in TABLE:
+        size = "not told" if r.bytes is None else format_bytes(r.bytes)
+        assert f"| {r.gpus} x {r.machine} | {r.hosts} | {r.collective} | {size} | {r.busbw_gb_s:g} |" in text
+        assert r.source in text
+
+
+@pytest.mark.parametrize("device", ["NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA A100-SXM4-40GB"])
+def test_reports_of_one_machine_agree_as_the_page_says(device):
+    figures = [r.busbw_gb_s for r in like(device, 8, 1, "all_reduce", 8 * GIB) if (r.bytes or 0) >= 4 * GIB]
+    assert len(figures) >= 2
+    assert all(abs(figure / median(figures) - 1) < 0.02 for figure in figures)
