@@ -71,6 +71,7 @@ TABLE = (
     Reached(
         _H100, 16, 2, "all_reduce", 2 * GIB, 437.89, "aws-samples/awsome-distributed-training, EFA", nvls=True
     ),
+    Reached(_H100, 2, 2, "all_reduce", 16 * GIB, 50.0, "NVIDIA/nccl-tests#232, rounded, one card a GPU"),
     Reached("H800 SXM", 8, 1, "all_reduce", None, 215.0, "NVIDIA/nccl#1374", nvls=True),
     Reached(_H200, 8, 1, "all_reduce", 8 * GIB, 479.98, f"{_AZURE}/ND_H200_v5", "2.20.5", nvls=True),
     Reached(
