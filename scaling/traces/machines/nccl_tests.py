@@ -29,7 +29,7 @@ _DEVICE = re.compile(
     r"\bRank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)\s+\[([0-9a-fA-Fx:.]+)\]\s+(.*\S)"
 )
 _SETTINGS = re.compile(r"# nThread (\d{1,6}) nGpus (\d{1,6})")
-_INFO_GROUP = re.compile(r"comm 0x[0-9a-f]+ rank \d+ nRanks (\d{1,7}) nNodes (\d{1,7})")
+_INFO_GROUP = re.compile(r"comm 0x[0-9a-f]+ rank \d+ nRanks ([1-9]\d{0,6}) nNodes ([1-9]\d{0,6})")
 _COMMAND = re.compile(
     r"\b(all_reduce|all_gather|reduce_scatter|alltoallv|alltoall|all_to_all|broadcast|reduce|sendrecv|gather|scatter"
     r"|hypercube)_perf(?:_mpi)?\b"
@@ -55,9 +55,7 @@ def parse_log(text: str, where: str) -> tuple[Section, ...]:
         elif line.split()[-1:] in (["..."], ["…"]):
             sections[-1].elided = True
         elif comment.startswith("# Avg bus bandwidth"):
-            sections[-1].average_gb_s = (
-                _number(comment.partition(":")[2].split()[0]) if ":" in comment else None
-            )
+            sections[-1].average_gb_s = _number(next(iter(comment.partition(":")[2].split()), ""))
         elif "test concluded" not in line:
             _note(sections, line, comment)
     found = [s for s in sections if s.rows]

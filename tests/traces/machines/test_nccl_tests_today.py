@@ -172,3 +172,9 @@ def test_json_that_is_cut_off_or_of_another_kind_is_refused(shared, tmp_path, ca
     assert "not the whole of what -J of nccl-tests writes" in refused(
         capsys, ["import", "nccl-tests", str(path)]
     )
+
+
+def test_an_average_without_a_number_and_a_count_of_no_hosts_are_left_out():
+    odd = "a:1:1 [0] NCCL INFO comm 0x55 rank 0 nRanks 0 nNodes 0 localRanks 0"
+    (section,) = parse_log(f"{odd}\n{log(8)}\n# Avg bus bandwidth    :", "x.log")
+    assert (section.world_size, section.average_gb_s) == (8, None)
