@@ -54,8 +54,13 @@ def missing_blocks(tables: Tables) -> tuple[pl.DataFrame, list[Gap], int]:
             gaps.append(Gap(launch=file.launch, rank=file.rank, what=what))
             missing = max(missing, lacking)
     if not gaps:
+        asked = pl.col("detailed") | (
+            pl.col("withheld").fill_null("") != ""
+        )  # the block is there, without details
         gaps, missing = _of_rounds(
-            in_memory(tables.blocks.filter(whole).select(*KIND, "round", "block").unique()),
+            in_memory(
+                tables.blocks.filter(whole).with_columns(asked).select(*KIND, "round", "block").unique()
+            ),
             {launch: files[0].detailed for launch, files in of.items() if files[0].detailed},
         )
     damaged = sum(len(file.damaged) for file in tables.ranks)
