@@ -19,7 +19,7 @@ from scaling.analysis.analyze import analyze
 from scaling.analysis.results import Analysis, Measured, Point, TrialStatus
 from scaling.records import files, status
 from scaling.records.check import read_checked
-from scaling.records.frames import in_memory
+from scaling.records.frames import SCHEMAS, in_memory
 from scaling.records.paths import RunFolder
 from scaling.records.tables import Tables
 from scaling.spec.plan import Plan, make_plan
@@ -143,10 +143,16 @@ def run(case: Case) -> Ran:
             index=0, world_sizes=(case.ranks,), state="done", finished=(case.ranks,), duration_s=60.0
         )
         files.write_json(folder.status, status.status_of(plan, [launch]))
-        tables = read_checked(folder, plan)
+        tables = _in_memory(read_checked(folder, plan))
     if tables.gaps:
         raise SystemExit(f"{case.name}: records were left out: {tables.gaps[0]}")
     return Ran(case=case, plan=plan, tables=tables, analysis=_analyzed(tables, plan), known=known)
+
+
+def _in_memory(tables: Tables) -> Tables:
+    """The tables with their rows in memory: their files lie in the run's folder, which goes before they do."""
+    rows = {name: in_memory(getattr(tables, name)).lazy() for name in SCHEMAS}
+    return tables.having(rows, parts=(), block_files=(), scratch=None)
 
 
 def _ranked(rank: int, ranks: int, *, case: Case, folder: str, off: list[int]) -> dict[int, list[Seen]]:
