@@ -23,12 +23,10 @@ NAMES = ("first", "second")
 def _ranked(rank: int, ranks: int, *, case: Case) -> Trained:
     device, stalls = prepared(case, rank)
     groups = [dist.new_group(list(range(ranks)), group_desc=name) for name in NAMES]
-    for group in groups:  # communicators are made at their first use
-        dist.all_reduce(torch.ones(8, device=device.torch_device), group=group)
     set_wire(*NAMES)
     torch.manual_seed(0)
     net = ranking.Layers(case.widths, stalls).to(device.torch_device)
-    return train(device, net, case.widths[0], group=groups[0], hook=_alternating(groups))
+    return train(device, net, case.widths[0], groups=groups, hook=_alternating(groups))
 
 
 def _alternating(groups: list[Any]) -> Callable[..., Any]:

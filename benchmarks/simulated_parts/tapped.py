@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -17,6 +18,7 @@ from scaling.analysis.decompose.detailed import BlockStamps
 from scaling.analysis.network.channel import Channel
 from scaling.spec.run import KINDS
 from scaling.worker.measure import step as stepping
+from scaling.worker.parallel.streams import find
 from scaling.worker.parallel.tap import Tap
 from scaling_simulator import trace
 from scaling_simulator.device import configure, set_cost, set_link
@@ -37,6 +39,8 @@ class Row(NamedTuple):
     group: str
     bytes: int
     launch_ns: int
+    start_ns: int
+    """0: it ran on the stream that launched it."""
     done_ns: int
 
 
@@ -65,15 +69,20 @@ def train(
     net: nn.Module,
     width: int,
     *,
-    group: Any = None,
+    groups: Sequence[Any] = (),
     hook: Callable[..., Any] | None = None,
 ) -> Trained:
-    """Some steps, the last of them seen by the tap and by the simulation itself."""
+    """Some steps, the last of them seen by the tap and by the simulation itself.
+
+    `groups`: those that its buckets go over, the first of them DDP's own; none: the default one.
+    """
+    groups = groups or [dist.group.WORLD]
+    find(groups, device)
     warnings.filterwarnings("ignore", message=".broadcast_buffers. is deprecated", category=FutureWarning)
     ddp = DistributedDataParallel(
         net,
         device_ids=[device.torch_device.index],
-        process_group=group,
+        process_group=groups[0],
         bucket_cap_mb=BUCKET_MB,
         broadcast_buffers=False,
     )
@@ -99,7 +108,7 @@ def train(
         seen = tap.take()
     resolve = device.clock.resolve
     rows = [
-        Row(KINDS[one.kind], one.group.group_name, one.bytes, *resolve([one.launch, one.done]))
+        Row(KINDS[one.kind], one.group.group_name, one.bytes, *resolve([one.launch, one.start, one.done]))
         for one in seen
     ]
     count = len(rows) // STEPS
@@ -117,6 +126,7 @@ class Together:
     rows: list[Row]
     """Of one step of one rank."""
     launch: Floats  # S x R x K
+    start: Floats
     done: Floats
     compute_end: Floats  # S x R
     end: Floats
@@ -130,7 +140,8 @@ class Together:
         return cls(
             rows=found[0].steps[0],
             launch=cube[..., 0],
-            done=cube[..., 1],
+            start=cube[..., 1],
+            done=cube[..., 2],
             compute_end=ends[..., 0],
             end=ends[..., 1],
         )
@@ -151,6 +162,7 @@ class Together:
             sync_end=self.done[:, :, chosen].max(axis=2),
             ready=self.launch[:, :, chosen],
             launch=self.launch[:, :, chosen],
+            start=self.start[:, :, chosen],
             done=self.done[:, :, chosen],
             bytes=np.array([self.rows[k].bytes for k in chosen], dtype=float),
             buffer_wait=nothing,

@@ -63,11 +63,10 @@ class BlockStamps:
     def handed(self) -> Floats:
         """S x R x K: when each rank's collective is on its communicator's stream; at once where the host is ahead.
 
-        Where the stream's own stamp is known, what it lay behind the one before it is not counted.
+        Where the stream's own stamp is known, what it lay behind others of its communicator is not counted.
         """
         if self.start is not None:
-            before = np.concatenate([np.zeros_like(self.done[:, :, :1]), self.done[:, :, :-1]], axis=2)
-            late = self.start - np.maximum(self.launch, before)
+            late = self.start - np.maximum(self.launch, self.channel.before(self.done))
             return np.where(self.start > 0, self.launch + np.maximum(late, 0.0), self.launch)
         if self.enqueue is None or not self.host_ns:
             return self.launch

@@ -177,13 +177,16 @@ class Channel:
         """S x K: when each begins to move data."""
         if not self.fifo and not any(self.in_turn):
             return released
-        begun = released.copy()
-        for of_one in _places(self.communicator, released.shape[-1]):
-            places = [k for k in of_one if self.fifo or self.in_turn[k]]
-            behind = np.maximum.accumulate(finished[..., places], axis=-1)
-            begun[..., places[1:]] = np.maximum(begun[..., places[1:]], behind[..., :-1])
-        earliest: Floats = np.minimum(begun, finished)
+        earliest: Floats = np.minimum(np.maximum(released, self.before(finished)), finished)
         return earliest
+
+    def before(self, finished: Floats) -> Floats:
+        """... x K: when all are done that go before each on its communicator; -inf where none does."""
+        found = np.full_like(finished, -np.inf)
+        for of_one in _places(self.communicator, finished.shape[-1]):
+            places = [k for k in of_one if self.fifo or any(self.in_turn[k : k + 1])]
+            found[..., places[1:]] = np.maximum.accumulate(finished[..., places], axis=-1)[..., :-1]
+        return found
 
     def shares(self, begun: Floats, finished: Floats) -> Shares:
         """Divide the wires' time among the collectives; `begun` and `finished` are S x K."""

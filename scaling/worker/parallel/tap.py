@@ -77,14 +77,14 @@ class Seen:
             self.launch,
             self.launch,
             self.done or self.resume,
+            enqueue_ns=self.enqueue_ns,
             start_ns=self.start,
             **known,
         )
 
     def waited_row(self, seq: int, key: int, *, phase: int, unit: int) -> CollectiveRow:
         """Its row with where the rank waited for it."""
-        more = {"enqueue_ns": self.enqueue_ns, "wait_ns": self.wait, "resume_ns": self.resume}
-        return self.row(seq, key, phase=phase, unit=unit, **more)
+        return self.row(seq, key, phase=phase, unit=unit, wait_ns=self.wait, resume_ns=self.resume)
 
 
 def _nbytes(value: Any) -> int:

@@ -67,6 +67,7 @@ def test_a_bucket_is_ready_when_it_is_launched_behind_its_gradients(probed):
     for found in probed:
         rows = found["rows"]
         assert all(row["ready_ns"] == row["launch_ns"] for row in rows)
+        assert all(row["enqueue_ns"] > 0 for row in rows)  # a step that waits for its launches shows by it
         launches = [row["launch_ns"] for row in rows]
         assert launches == sorted(launches)
 

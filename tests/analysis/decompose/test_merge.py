@@ -132,6 +132,15 @@ def test_a_collective_that_is_not_enqueued_yet_waits_for_the_host_and_not_for_th
     assert found.exposed_transfer[0].tolist() == [13, 13]
 
 
+def test_what_a_stream_lies_behind_its_own_communicator_is_not_counted_and_behind_another_one_is():
+    """The second one's stream comes to it at 10, when the first is done: it moves nothing before."""
+    times = {"launch": [[0, 4]], "done": [[10, 16]], "start": np.array([[[1.0, 10.0]]])}
+    for communicators, released in (((0, 0), [1, 4]), ((0, 1), [1, 10])):
+        found = merged(**times, channel=Channel.of("nccl", communicator=communicators))
+        assert found.released[0].tolist() == released
+        assert found.transfer[0].tolist() == [9, 6]
+
+
 @st.composite
 def steps(draw):
     ranks, buckets = draw(st.integers(1, 4)), draw(st.integers(1, 5))
