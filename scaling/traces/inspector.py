@@ -28,7 +28,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from scaling.analysis.network.curve import Points
+from scaling.analysis.network.curve_points import Points
 from scaling.analysis.results.measured import Measured
 from scaling.errors import InputError, ScalingError
 from scaling.reading import LOG_BYTES_MAX, RefusedError, open_file, read_text

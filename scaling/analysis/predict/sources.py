@@ -16,7 +16,7 @@ from scaling.analysis.decompose.quantities import DURATIONS, TrialRecords
 from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.network import curve
 from scaling.analysis.network.channel import is_fifo
-from scaling.analysis.network.curve import Points
+from scaling.analysis.network.curve_points import Points
 from scaling.analysis.network.ring import Hops, PerHop
 from scaling.analysis.predict.buckets import OWN_PHASES, per_bucket, per_parameter, ready
 from scaling.analysis.predict.change import ByRank, Source, SweptLink
