@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.cli.pipeline import derive
+from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
 from scaling.worker.probe.hooked import Hooked
 
@@ -57,7 +58,7 @@ def test_it_follows_the_largest_model_from_one_optimizer_step_to_the_next(folder
     assert rebuilt.plan.spec.batch_per_rank == 6  # both micro-steps
     assert rebuilt.plan.spec.accumulation_steps == 2
     assert rebuilt.analysis.points[0].parts_ms.optimizer.value > 0
-    assert set(tables.blocks["arm"]) == {"plain", "probe"}
+    assert set(in_memory(tables.blocks)["arm"]) == {"plain", "probe"}
     assert any("1 pause" in line for line in rebuilt.analysis.quality.warnings)  # the evaluation
 
 
@@ -131,7 +132,7 @@ def test_it_follows_a_sharded_module_and_not_its_units(folder):
     spec = rebuilt.plan.spec
     assert (spec.model.name, spec.parallel.name, spec.batch_per_rank) == ("Sequential", "fsdp", 3)
     assert rebuilt.analysis.points[0].parts_ms.forward.value > 0
-    assert set(tables.blocks["arm"]) == {"plain", "probe"}
+    assert set(in_memory(tables.blocks)["arm"]) == {"plain", "probe"}
 
 
 @pytest.mark.parametrize(
