@@ -18,9 +18,9 @@ from scaling.analysis.network import curve
 from scaling.analysis.network.channel import is_fifo
 from scaling.analysis.network.curve_points import Points
 from scaling.analysis.network.ring import Hops, PerHop
-from scaling.analysis.predict.buckets import OWN_PHASES, per_bucket, per_parameter, ready
 from scaling.analysis.predict.change import ByRank, Source, SweptLink
 from scaling.analysis.predict.fabrics import inside_fabric
+from scaling.analysis.predict.ready_times import OWN_PHASES, per_bucket, per_parameter, ready
 from scaling.analysis.quality.launches import counted, of_launches
 from scaling.analysis.results import Analysis, Overhead
 from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError, interval

@@ -14,7 +14,7 @@ from scaling.report.tracking import wandb as report
 
 pytestmark = pytest.mark.usefixtures("home")
 
-STEM = "2026-01-02-03-04-05-c0ffee"
+STEM = "20260102-030405-c0ffee"
 ALL = {"n1", "n2", "summary"}
 SLACK_S = 20
 """Starting W&B's programs on a busy machine."""

@@ -210,7 +210,12 @@ def test_what_is_too_large_is_left_out_and_named(folder, logged, wandb_files, mo
 
 @pytest.mark.slow
 def test_an_alert_on_a_regression(folder, logged, wandb_files):
-    assert report.log_comparison(folder, logged.plan(alerts=True), [logged.slower()]) is None
+    assert (
+        report.log_comparison(
+            folder, logged.plan(alerts=True), [logged.slower()], logged.plan(alerts=True).spec.tracking
+        )
+        is None
+    )
     (run,) = wandb_files.read_all(folder.path).values()
     assert [(title, level) for title, _, level in run.alerts] == [
         ("Slower than before: mlp on emulated_pcie", "WARN")
@@ -234,7 +239,7 @@ def test_alerts_on_throttling_and_on_missing_trials(folder, logged, wandb_files)
 
 @pytest.mark.slow
 def test_no_alert_is_sent_unless_asked_for(folder, logged, wandb_files):
-    report.log_comparison(folder, logged.plan(), [logged.slower()])
+    report.log_comparison(folder, logged.plan(), [logged.slower()], logged.plan().spec.tracking)
     (run,) = wandb_files.read_all(folder.path).values()
     assert run.alerts == []
 
@@ -263,7 +268,7 @@ def test_a_resumed_run_adds_to_the_same_runs(folder, logged, wandb_files):
     report.log_run(folder, logged.plan(), logged.analysis(), logged.histories(6))
     after = wandb_files.read_all(folder.path)
     assert {k: v.run.run_id for k, v in after.items()} == before
-    assert before["n2"] == "2026-01-02-03-04-05-c0ffee-n2"
+    assert before["n2"] == "20260102-030405-c0ffee-n2"
     assert after["n2"].run.run_group == logged.RUN_ID
     assert len(after["n2"].history) == 6
     assert not list(folder.path.glob(".wandb*"))
@@ -329,7 +334,12 @@ def test_a_comparison_is_a_run_of_its_own_with_a_row_a_pair_and_world_size(folde
     base = logged.run_info()
     others = [replace(base, id=name, topology=name) for name in ("nvlink", "pcie5")]
     both = [replace(logged.slower(), other=o, points=(one,), settings=(moved,)) for o in others]
-    assert report.log_comparison(folder, logged.plan(group="sweep"), both) is None
+    assert (
+        report.log_comparison(
+            folder, logged.plan(group="sweep"), both, logged.plan(group="sweep").spec.tracking
+        )
+        is None
+    )
     (run,) = wandb_files.read_all(folder.path).values()
     assert (run.run.run_group, run.run.run_id.rsplit("-", 1)[-1], run.exit_code) == ("sweep", "comparison", 0)
     rows = run.rows("comparison")
@@ -353,7 +363,7 @@ def test_comparisons_against_one_base_stand_beside_each_other_and_each_replaces_
     base = logged.run_info()
     nvlink, pcie5 = ([replace(logged.slower(), other=replace(base, id=name))] for name in ("nvlink", "pcie5"))
     for compared in (nvlink, pcie5, nvlink, [*nvlink, *pcie5], [*pcie5, *nvlink]):
-        assert report.log_comparison(folder, logged.plan(), compared) is None
+        assert report.log_comparison(folder, logged.plan(), compared, logged.plan().spec.tracking) is None
     runs = [wandb_files.read(p) for p in folder.path.glob("wandb/offline-run-*/run-*.wandb")]
     assert sorted(run.config["others"] for run in runs) == [["nvlink"], ["pcie5"], ["pcie5", "nvlink"]]
     assert all(run.run.run_id.endswith("-comparison") for run in runs)
