@@ -32,6 +32,7 @@ from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.settings import Opened, Settings
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.strategy import Parallelized
+from scaling.worker.parallel.streams import agreed
 
 ALL_REDUCE = KINDS.index("all_reduce")
 BARE, HALF, TRIED = "bare", "half", "tried"
@@ -58,6 +59,7 @@ class Arms:
     ) -> None:
         """`optimizer`: the launch's, over the workload's parameters. `content`: what is measured."""
         n = trial.world_size
+        self._control = groups[n].control
         settings = functools.partial(
             Settings,
             trial=trial,
@@ -168,7 +170,7 @@ class Arms:
             made.settle()
             if use == PLAIN:
                 self._buckets, self.held = made.buckets, made.bytes()
-            why = made.withheld() if detailed and use == PLAIN else ""
+            why = agreed(made.withheld(), self._control) if detailed and use == PLAIN else ""
             detail = made.detail(detailed=detailed and not (why and timed))
             if detail is not None:
                 detail.discard()

@@ -65,6 +65,19 @@ def withheld(groups: Iterable[Any], beside: Sequence[Any], device: Accelerator) 
     return DISTURBS if _holding[key] else ""
 
 
+def agreed(why: str, control: Any) -> str:
+    """The answer for all ranks of a group: streams of one may share a queue, and those of another may not.
+
+    `control`: their group on the host; None: a rank alone.
+    """
+    if control is None:
+        return why
+    answers = ("", DISTURBS, UNKNOWN_STREAM)
+    place = torch.tensor(answers.index(why))
+    dist.all_reduce(place, dist.ReduceOp.MAX, group=control)
+    return answers[int(place)]
+
+
 def stream_of(group: Any, device: Accelerator) -> Any:
     """The stream of a group; None where one of its ranks did not find it. All of them call this at once."""
     sent = torch.zeros(1, device=device.torch_device)
