@@ -15,7 +15,9 @@ from scaling.records.paths import RunFolder
 from scaling.resources import folder
 
 MACHINES = sorted(
-    path.stem for path in (folder("conf") / "topology").glob("*.yaml") if "device: cuda" in path.read_text()
+    path.stem
+    for path in (folder("conf") / "topology").glob("*.yaml")
+    if "device: cuda" in path.read_text() and path.stem != "local_shared_gpu"  # it is this machine's own GPU
 )
 
 QUICK = ("hgx_h100", "nvlink_node")

@@ -173,7 +173,7 @@ def compare(overrides, rank, groups, truth):
     if request.spec.parallel.sharded:
         work.module.load_state_dict(workload().module.state_dict())
         before = len(dist.distributed_c10d._world.pg_map)
-        made = make(alone=False, detailed=True)
+        made = make(alone=False)
         found["new groups"] = len(dist.distributed_c10d._world.pg_map) - before
         detail = made.detail(detailed=True)
         made.accumulate(True).__enter__()

@@ -197,7 +197,7 @@ def compare(name, overrides, rank, world, groups, way=""):
         "kept": {n: float(p.detach().double().sum()) for n, p in weights(ours.module).items()},
         "reader": reader,
     }
-    ours = strategy.apply("probe", alone=False, detailed=True)
+    ours = strategy.apply("probe", alone=False)
     detail = ours.detail(detailed=True)
     with detail.taking() as take:
         for inputs, targets in batches(work, reader):
