@@ -38,8 +38,8 @@ def listed(tmp_path):
 
 def test_what_was_touched_last_comes_first(listed):
     assert listed("docs/method.md") == []
-    assert listed("scaling/report/text.py", "tests/slurm/demo.py") == ["slurm", "more", "browser"]
-    assert listed("scaling/report/text.py") == ["browser", "more", "slurm"]
+    assert listed("scaling/report/text.py", "tests/slurm/demo.py") == ["more", "slurm", "browser"]
+    assert listed("scaling/report/text.py") == ["more", "browser", "slurm"]
 
 
 def test_what_only_older_commits_touched_is_left_out(listed):
