@@ -4,7 +4,7 @@ Ranks are forked from one process that has imported torch, so that start-up is l
 further one, and have an all-reduce and a barrier in each. What counts is processor time, since ranks share cores here.
 Each size runs with a full mesh of connections (up to MESH_MAX ranks) and with connections that are made when they are
 first used (TORCH_GLOO_LAZY_INIT). The bar: the store's time lies within a factor of 2 of the range that `scaling plan`
-uses (scaling/spec/timeouts.py). Bytes are left out where no network namespace can be made.
+uses (scaling/settings/timeouts.py). Bytes are left out where no network namespace can be made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NoReturn
 import harness
 from ending import exit_with
 
-from scaling.spec.timeouts import group_s
+from scaling.settings.timeouts import group_s
 
 SIZES = (16, 32, 64, 128, 256, 512)
 MESH_MAX = 128

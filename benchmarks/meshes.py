@@ -31,7 +31,7 @@ from typing import Any
 import harness
 from ending import exit_with
 
-from scaling.spec.parallel import Mesh
+from scaling.settings.parallel import Mesh
 from scaling_simulator.simulate.simulations import from_run
 
 NAMES = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp", "hsdp_tp")

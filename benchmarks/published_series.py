@@ -33,7 +33,7 @@ from harness import parser, result, skipped
 from scaling.analysis.statistics.rounds import latest
 from scaling.config.simulation import to_simulation
 from scaling.launchers.simulate import simulate
-from scaling.spec.simulation import Simulation
+from scaling.settings.simulation import Simulation
 from scaling_simulator.simulate.ask import assumed, batch_of, mesh_of, simulation
 
 DATA = Path(os.environ.get("SCALING_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))

@@ -42,8 +42,8 @@ from support.simulated_machines import write_machines  # noqa: E402
 
 from scaling.records.encoding import Sealer  # noqa: E402
 from scaling.records.paths import RunFolder  # noqa: E402
-from scaling.spec.plan import make_plan  # noqa: E402
-from scaling.spec.schedule import round_blocks  # noqa: E402
+from scaling.settings.plan import make_plan  # noqa: E402
+from scaling.settings.schedule import round_blocks  # noqa: E402
 
 SECONDS, GIB, GIB_BEYOND, LINEAR, REPORT_MB = 20.0, 1.5, 3.0, 1.25, 2.0
 SECONDS_RANKS = 1024

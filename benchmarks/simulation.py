@@ -39,7 +39,7 @@ from scaling.errors import ScalingError
 from scaling.launchers.simulate import simulate
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_config
-from scaling.spec.simulation import Simulated
+from scaling.settings.simulation import Simulated
 from scaling_simulator.simulate.ask import batch_of, mesh_of, simulation
 from scaling_simulator.simulate.simulations import Measured
 

@@ -21,16 +21,26 @@ LEAVES = {"scaling"} | {
 """They import nothing of ours; the package itself imports what is asked of it, when it is asked."""
 
 ROOMS = {
-    "spec": set(),
+    "settings": set(),
     "hardware": set(),
-    "records": {"spec", "hardware"},
-    "worker": {"spec", "records"},
-    "config": {"spec", "hardware"},
-    "launchers": {"spec", "records"},
-    "analysis": {"spec", "records", "hardware"},
-    "traces": {"spec", "records", "analysis"},
-    "report": {"spec", "records", "analysis"},
-    "cli": {"spec", "hardware", "records", "worker", "config", "launchers", "analysis", "traces", "report"},
+    "records": {"settings", "hardware"},
+    "worker": {"settings", "records"},
+    "config": {"settings", "hardware"},
+    "launchers": {"settings", "records"},
+    "analysis": {"settings", "records", "hardware"},
+    "traces": {"settings", "records", "analysis"},
+    "report": {"settings", "records", "analysis"},
+    "cli": {
+        "settings",
+        "hardware",
+        "records",
+        "worker",
+        "config",
+        "launchers",
+        "analysis",
+        "traces",
+        "report",
+    },
 }
 """A room, and the rooms that it may import from."""
 
@@ -196,7 +206,7 @@ def test_what_ranks_of_the_simulator_import_is_what_workers_do():
     ranks = [m for m in SIMULATED if not within(m, "scaling_simulator.simulate")]
     for module in ranks:
         rooms = {room_of(other) for other in ours(module) - LEAVES}
-        assert rooms <= {"spec", "records", "worker"}, module
+        assert rooms <= {"records", "settings", "worker"}, module
         assert theirs(module) <= {"torch"}
         assert not any(within(i, "scaling_simulator.simulate") for i in imports(module)), module
     for module in sorted(set(SIMULATED) - set(ranks)):
@@ -204,7 +214,7 @@ def test_what_ranks_of_the_simulator_import_is_what_workers_do():
         assert not any(within(i, *(set(ranks) - {"scaling_simulator"})) for i in imports(module)), module
 
 
-@pytest.mark.parametrize("room", ["spec", "hardware"])
+@pytest.mark.parametrize("room", ["settings", "hardware"])
 def test_facts_and_sensors_need_the_standard_library(room):
     for module in of(room):
         assert theirs(module) <= ({"pynvml"} if room == "hardware" else set())

@@ -22,7 +22,7 @@ from scaling.errors import InputError
 from scaling.launchers.jobs import create, plan_request
 from scaling.launchers.slurm import queue
 from scaling.records.paths import RunFolder
-from scaling.spec.environment import is_secret
+from scaling.settings.environment import is_secret
 
 ROOT = Path(scaling.__file__).parent
 SOURCES = sorted(

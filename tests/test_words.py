@@ -27,7 +27,7 @@ LIMITS = {
     "leaves": (8, 1),
     "records": (94, 13),
     "report": (247, 3),
-    "spec": (24, 6),
+    "settings": (24, 6),
     "traces": (140, 1),
     "worker": (202, 12),
 }

@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.analysis.results import Measured
 from scaling.analysis.statistics.rounds import Rounds
-from scaling.spec.run import Inject
-from scaling.spec.topology import BACKEND_OF
+from scaling.settings.run import Inject
+from scaling.settings.topology import BACKEND_OF
 from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.clock import now_ns, resolve_collective, sleep
 from scaling.worker.accelerator.devices import open_kind

@@ -62,8 +62,8 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
     from torch.profiler import ProfilerActivity, profile
 
     from scaling.config.compose import requests
-    from scaling.spec import run as spec
-    from scaling.spec.plan import Trial
+    from scaling.settings import run as spec
+    from scaling.settings.plan import Trial
     from scaling.worker.accelerator.accelerator import Precision
     from scaling.worker.accelerator.devices import open_device
     from scaling.worker.data.feed import open_feed

@@ -12,9 +12,9 @@ from scaling.analysis.results import Measured, RooflineResult
 from scaling.config.compose import requests
 from scaling.records import checkup
 from scaling.records.checkup import Ceiling
-from scaling.spec.plan import make_plan
-from scaling.spec.simulation import KernelTimes
-from scaling.spec.topology import SimulatedDevice
+from scaling.settings.plan import make_plan
+from scaling.settings.simulation import KernelTimes
+from scaling.settings.topology import SimulatedDevice
 
 MODELS = (("resnet50", 4, "aten::native_batch_norm", MEMORY), ("gpt2", 1, "aten::addmm", COMPUTE))
 """Models, samples of a batch, the operator whose kernels are slow there, and the part that they belong to."""

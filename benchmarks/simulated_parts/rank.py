@@ -14,9 +14,9 @@ from torch import nn
 from scaling.records import format as records
 from scaling.records.files import read_json
 from scaling.records.paths import RunFolder
-from scaling.spec import plan as plans
-from scaling.spec.plan import Plan
-from scaling.spec.schedule import BARE_ONE, FABRIC, PAIRS, PROBE, REPLAY, round_blocks, settling_steps
+from scaling.settings import plan as plans
+from scaling.settings.plan import Plan
+from scaling.settings.schedule import BARE_ONE, FABRIC, PAIRS, PROBE, REPLAY, round_blocks, settling_steps
 from scaling.worker.accelerator.accelerator import Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, sgd

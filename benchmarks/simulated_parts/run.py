@@ -22,10 +22,10 @@ from scaling.records.check import read_checked
 from scaling.records.frames import SCHEMAS, in_memory
 from scaling.records.paths import RunFolder
 from scaling.records.tables import Tables
-from scaling.spec.plan import Plan, make_plan
-from scaling.spec.run import Ddp, Measure, Model, Spec
-from scaling.spec.schedule import PROBE
-from scaling.spec.topology import Topology
+from scaling.settings.plan import Plan, make_plan
+from scaling.settings.run import Ddp, Measure, Model, Spec
+from scaling.settings.schedule import PROBE
+from scaling.settings.topology import Topology
 from scaling.units import format_bytes
 from simulated_parts import rank as ranking
 from simulated_parts.case import Case

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.analysis.decompose.detailed import BlockStamps
 from scaling.analysis.network.channel import Channel
-from scaling.spec.run import KINDS
+from scaling.settings.run import KINDS
 from scaling.worker.measure import step as stepping
 from scaling.worker.parallel.streams import find
 from scaling.worker.parallel.tap import Tap

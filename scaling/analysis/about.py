@@ -12,7 +12,7 @@ from scaling.analysis.quality import launches as sampled
 from scaling.analysis.results import Details, NcclLog, PeakMemory, Point, Quality, RunInfo, TrialStatus
 from scaling.analysis.results.measured import LAUNCHES_MIN
 from scaling.records.tables import Tables
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 from scaling.units import UNKNOWN, format_duration, two_digits
 
 MORE_MOST = 25

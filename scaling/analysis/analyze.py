@@ -42,8 +42,8 @@ from scaling.analysis.verdicts.remedies import Gain, no_gain
 from scaling.analysis.verdicts.verdict import verdicts
 from scaling.records.frames import in_memory, joined
 from scaling.records.tables import Tables
-from scaling.spec.plan import Plan, Trial
-from scaling.spec.schedule import OF_NONE, PLAIN
+from scaling.settings.plan import Plan, Trial
+from scaling.settings.schedule import OF_NONE, PLAIN
 
 
 def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:

@@ -28,7 +28,7 @@ from scaling.config.whatif import to_whatif
 from scaling.errors import InputError
 from scaling.records.launch import Launches
 from scaling.records.run import read_config
-from scaling.spec.environment import MACHINE
+from scaling.settings.environment import MACHINE
 
 _MACHINE = (*MACHINE, "hostname", "kernel", "torch")
 """Facts of rank 0 by which two runs are taken to have used the same machine."""

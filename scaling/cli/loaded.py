@@ -34,7 +34,7 @@ from scaling.records.run import read_plan
 from scaling.records.tables import Tables, read_published
 from scaling.report.brief import brief, brief_html
 from scaling.report.terminal import print_comparison, print_prediction
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 
 class Run:

@@ -24,8 +24,8 @@ from scaling.records.launch import Environment, Launch
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.status import Status
 from scaling.report.terminal import print_analysis
-from scaling.spec.estimate import said_left_out
-from scaling.spec.plan import Plan
+from scaling.settings.estimate import said_left_out
+from scaling.settings.plan import Plan
 
 
 def preflight(launch: LaunchFolder, plan: Plan) -> tuple[str, ...]:

@@ -46,10 +46,10 @@ from scaling.records.run import read_plan, read_status
 from scaling.records.status import Status, TrialStatus
 from scaling.records.tables import Tables, publish_tables, with_blocks
 from scaling.report.publish import publish
-from scaling.spec.batch_search import Largest
-from scaling.spec.environment import NUMA_BOUND
-from scaling.spec.estimate import said_left_out
-from scaling.spec.plan import TRACE, Plan
+from scaling.settings.batch_search import Largest
+from scaling.settings.environment import NUMA_BOUND
+from scaling.settings.estimate import said_left_out
+from scaling.settings.plan import TRACE, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,15 +14,15 @@ from scaling.records import files
 from scaling.records.paths import RunFolder
 from scaling.report.progress import takes
 from scaling.report.text import case_batches, count, precisions
-from scaling.spec import sample
-from scaling.spec.cases import batches, cases, variants
-from scaling.spec.estimate import said_left_out
-from scaling.spec.plan import Plan
-from scaling.spec.promise import ORDER
-from scaling.spec.run import WARMUP_SHARE, Spec
-from scaling.spec.schedule import round_blocks
-from scaling.spec.timeouts import MEASURED_RANKS, joining, start_limit_s
-from scaling.spec.topology import Topology
+from scaling.settings import sample
+from scaling.settings.cases import batches, cases, variants
+from scaling.settings.estimate import said_left_out
+from scaling.settings.plan import Plan
+from scaling.settings.promise import ORDER
+from scaling.settings.run import WARMUP_SHARE, Spec
+from scaling.settings.schedule import round_blocks
+from scaling.settings.timeouts import MEASURED_RANKS, joining, start_limit_s
+from scaling.settings.topology import Topology
 from scaling.units import format_duration, format_rate, ranks
 
 START_S = 20.0

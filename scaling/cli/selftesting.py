@@ -13,7 +13,7 @@ from scaling.config.compose import requests
 from scaling.errors import ScalingError
 from scaling.launchers.jobs import check_folder, create, plan_request
 from scaling.records.paths import RunFolder
-from scaling.spec.plan import Plan, Request
+from scaling.settings.plan import Plan, Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

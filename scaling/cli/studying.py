@@ -25,7 +25,7 @@ from scaling.records.tables import joined
 from scaling.report.documents import run as report
 from scaling.report.html import draw as page
 from scaling.report.terminal import print_study
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 COARSER = (
     "measured without a line in the script (--no-probe): a step lasts from one optimizer step to the next, and what "

@@ -36,8 +36,8 @@ from scaling.config.run import to_spec
 from scaling.config.schema import Composed, Config, WhatIfConfig
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine, find_machine
-from scaling.spec.environment import is_of_links, loads_code
-from scaling.spec.plan import Request, Requests
+from scaling.settings.environment import is_of_links, loads_code
+from scaling.settings.plan import Request, Requests
 
 TRUSTED = "experiment"
 TOPOLOGY = "topology"

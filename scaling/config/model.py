@@ -10,8 +10,8 @@ from typing import Any
 
 from scaling.config.schema import ascending, check_value
 from scaling.errors import InputError
-from scaling.spec.environment import is_secret, is_secret_value
-from scaling.spec.run import Data, Ddp, Inject, Model, Spec
+from scaling.settings.environment import is_secret, is_secret_value
+from scaling.settings.run import Data, Ddp, Inject, Model, Spec
 
 
 def to_model(config: dict[str, Any], *, accelerated: bool = False) -> Model:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from scaling.config.schema import Composed, freeze
 from scaling.errors import InputError
-from scaling.spec.parallel import DEGREES, REST, Fsdp, MeshError, Parallel
-from scaling.spec.run import Ddp, Spec
-from scaling.spec.topology import Topology
+from scaling.settings.parallel import DEGREES, REST, Fsdp, MeshError, Parallel
+from scaling.settings.run import Ddp, Spec
+from scaling.settings.topology import Topology
 
 
 def to_parallel(config: Composed, topology: Topology) -> Parallel:

@@ -10,10 +10,10 @@ from scaling.config.schema import Composed, ascending, check_batches, freeze
 from scaling.config.topology import check_emulated, to_cluster, to_env, to_topology
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine
-from scaling.spec.parallel import Pipeline
-from scaling.spec.plan import RANKS_MAX
-from scaling.spec.run import Spec
-from scaling.spec.topology import MULTI_RANK, Topology
+from scaling.settings.parallel import Pipeline
+from scaling.settings.plan import RANKS_MAX
+from scaling.settings.run import Spec
+from scaling.settings.topology import MULTI_RANK, Topology
 
 
 def to_spec(config: Composed, machine: Machine) -> Spec:

@@ -1,7 +1,7 @@
-"""The shape of the Hydra config, made from the frozen types of `scaling.spec`.
+"""The shape of the Hydra config, made from the frozen types of `scaling.settings`.
 
 Hydra needs mutable dataclasses and knows neither Literal nor tuples. The fields, their defaults and their
-explanations are those of scaling/spec/run.py, topology.py and cluster.py; this module lists only what YAML has
+explanations are those of scaling/settings/run.py, topology.py and cluster.py; this module lists only what YAML has
 in another shape.
 
 Values of a composed config against the bounds that stand beside the frozen types' fields.
@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from scaling.errors import InputError
-from scaling.spec.run import Spec
-from scaling.spec.settings import OneOf, Setting, out_of_bounds, settings
+from scaling.settings.bounds import OneOf, Setting, out_of_bounds, settings
+from scaling.settings.run import Spec
 
 MISSING: Any = "???"
 """OmegaConf's mark of a mandatory value."""

@@ -12,10 +12,10 @@ from scaling.config.run import to_spec
 from scaling.config.schema import Composed
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine, find_machine
-from scaling.spec.parallel import DIVIDED, REST, STRATEGIES, Parallel, every_mesh
-from scaling.spec.plan import RANKS_MAX
-from scaling.spec.run import Spec
-from scaling.spec.topology import GPU, SIMULATED
+from scaling.settings.parallel import DIVIDED, REST, STRATEGIES, Parallel, every_mesh
+from scaling.settings.plan import RANKS_MAX
+from scaling.settings.run import Spec
+from scaling.settings.topology import GPU, SIMULATED
 from scaling.units import parse_bytes
 
 PREFIX = "simulated_"

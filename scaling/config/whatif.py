@@ -9,9 +9,9 @@ from typing import Any
 from scaling.config.schema import Composed, ascending, check, check_batches, check_value
 from scaling.config.topology import FOUND, freeze_topology
 from scaling.errors import InputError
-from scaling.spec import run as spec
-from scaling.spec.plan import Plan
-from scaling.spec.topology import BACKEND_OF, Topology
+from scaling.settings import run as spec
+from scaling.settings.plan import Plan
+from scaling.settings.topology import BACKEND_OF, Topology
 
 KNOWN = (
     "world_sizes",

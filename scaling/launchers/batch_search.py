@@ -15,7 +15,7 @@ from scaling.launchers.launcher import LaunchRequest, Progress, describe
 from scaling.reading import RefusedError, parse_json, read_bytes
 from scaling.records.files import read_json, write_json, write_text
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.spec.batch_search import (
+from scaling.settings.batch_search import (
     FITS,
     KILLED,
     LAUNCHES_MAX,
@@ -28,8 +28,8 @@ from scaling.spec.batch_search import (
     Largest,
     Try,
 )
-from scaling.spec.cases import variants
-from scaling.spec.plan import Plan
+from scaling.settings.cases import variants
+from scaling.settings.plan import Plan
 
 MEMORY_SIGNAL = "SIGKILL"
 """How a process ends when it exceeds a cgroup's memory limit, or when the kernel runs out of memory."""

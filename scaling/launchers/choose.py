@@ -7,7 +7,7 @@ from scaling.launchers.emulated import Emulated
 from scaling.launchers.launcher import Launcher
 from scaling.launchers.slurm.launcher import Slurm
 from scaling.launchers.torchrun import Local
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 LAUNCHERS: dict[str, Launcher] = {"local": Local(), "emulated": Emulated(), "slurm": Slurm()}
 

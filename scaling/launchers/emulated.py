@@ -14,7 +14,7 @@ from scaling import resources
 from scaling.errors import InputError
 from scaling.launchers.launcher import Command, Launcher, LaunchRequest
 from scaling.launchers.torchrun import connecting, environment, torchrun
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 GRACE_S = 5
 """How long the other hosts may take to end by themselves once one of them failed."""

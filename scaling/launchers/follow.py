@@ -25,8 +25,8 @@ from scaling.reading import LOG_BYTES_MAX, RefusedError, read_text
 from scaling.records.files import write_json
 from scaling.records.launch import Pulse, has_beaten, has_moved, has_started, read_pulse
 from scaling.records.paths import LaunchFolder
-from scaling.spec.run import Measure
-from scaling.spec.timeouts import Silence, patience_s
+from scaling.settings.run import Measure
+from scaling.settings.timeouts import Silence, patience_s
 
 LOOK_S = 1.0
 """Between two looks at the pulses."""

@@ -15,7 +15,7 @@ from scaling.reading import as_number
 from scaling.records.files import check_writable, make_folder, read_json, write_json, write_text
 from scaling.records.paths import RunFolder, default_folder, find_run, named
 from scaling.records.run import locked
-from scaling.spec.plan import SCHEMA, Plan, Request, make_plan, run_id
+from scaling.settings.plan import SCHEMA, Plan, Request, make_plan, run_id
 from scaling.version import __version__
 
 TIMEOUT_S = 5

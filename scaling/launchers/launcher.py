@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.spec.batch_search import MEASURE
-from scaling.spec.environment import without_secrets
-from scaling.spec.plan import Plan
-from scaling.spec.run import Spec
+from scaling.settings.batch_search import MEASURE
+from scaling.settings.environment import without_secrets
+from scaling.settings.plan import Plan
+from scaling.settings.run import Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from scaling.records.files import read_json, write_json
 from scaling.records.launch import read_content
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.status import SCHEMA, LaunchStatus, Status, left, status_of
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 END_LINE_BYTES = 4096
 """A rank file's last line is shorter than this."""

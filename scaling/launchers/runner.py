@@ -20,8 +20,8 @@ from scaling.records.launch import described, read_content
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.run import locked
 from scaling.records.status import LaunchStatus, Status, in_words, left, status_of
-from scaling.spec.estimate import said_left_out
-from scaling.spec.plan import Plan
+from scaling.settings.estimate import said_left_out
+from scaling.settings.plan import Plan
 
 Preflight = Callable[[LaunchFolder, Plan], Iterable[str]]
 """Checks the environments that the ranks of a launch wrote; gives a line for each problem."""

@@ -24,7 +24,7 @@ from scaling.launchers.launcher import Command, LaunchRequest
 from scaling.launchers.process import end, held_back, start
 from scaling.records.files import write_json
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.spec.plan import Ended, Plan
+from scaling.settings.plan import Ended, Plan
 
 RUN_DIR = "SCALING_RUN_DIR"
 """Where a Probe in the script writes, whatever the script says."""

@@ -15,8 +15,8 @@ from scaling import resources
 from scaling.errors import InputError
 from scaling.plain import message
 from scaling.reading import system_text
-from scaling.spec.run import Spec
-from scaling.spec.topology import GPU, MULTI_RANK, MULTI_RANK_NCCL
+from scaling.settings.run import Spec
+from scaling.settings.topology import GPU, MULTI_RANK, MULTI_RANK_NCCL
 
 MPS = "nvidia-cuda-mps-control"
 LIMIT_S = 20

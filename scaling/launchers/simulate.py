@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from scaling import resources
 from scaling.launchers.worker_process import TooLongError, answer
-from scaling.spec.simulation import Simulated, Simulation
+from scaling.settings.simulation import Simulated, Simulation
 
 LIMIT_S = 600
 """Time limit of one simulation: 70 billion parameters over thousands of ranks take about half a minute."""

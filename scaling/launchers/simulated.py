@@ -9,8 +9,8 @@ import sys
 
 from scaling import resources
 from scaling.errors import InputError
-from scaling.spec.plan import Plan
-from scaling.spec.topology import SIMULATED
+from scaling.settings.plan import Plan
+from scaling.settings.topology import SIMULATED
 
 LIMIT_S = 960
 """A build takes about a minute of processor time; it has a limit of its own below this one."""

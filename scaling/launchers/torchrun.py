@@ -12,11 +12,11 @@ from scaling.launchers.launcher import Command, Launcher, LaunchRequest
 from scaling.launchers.shared_gpu import beside_mps, require_nccl, shares_gpu
 from scaling.launchers.simulated import build_device
 from scaling.records.encoding import digest_of
-from scaling.spec.batch_search import MEASURE
-from scaling.spec.plan import PLAN_DIGEST, Plan
-from scaling.spec.run import Spec
-from scaling.spec.timeouts import lazy
-from scaling.spec.topology import GPU
+from scaling.settings.batch_search import MEASURE
+from scaling.settings.plan import PLAN_DIGEST, Plan
+from scaling.settings.run import Spec
+from scaling.settings.timeouts import lazy
+from scaling.settings.topology import GPU
 
 
 def torchrun(request: LaunchRequest, ranks: int, *where: str, bind: bool = False) -> tuple[str, ...]:
@@ -68,7 +68,7 @@ def numa_binding(spec: Spec) -> dict[str, str]:
 
 
 def connecting(request: LaunchRequest) -> dict[str, str]:
-    """Which plan our own ranks are to follow, and how many of them connect over Gloo (scaling/spec/timeouts.py).
+    """Which plan our own ranks are to follow, and how many of them connect over Gloo (scaling/settings/timeouts.py).
 
     A script of the user's has no plan, and may need a mesh.
     """

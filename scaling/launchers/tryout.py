@@ -16,10 +16,10 @@ from scaling.errors import InputError
 from scaling.launchers.simulated import build_device
 from scaling.plain import message
 from scaling.records import files
-from scaling.spec.budget import allowance_s
-from scaling.spec.estimate import Machine, Timing, fit, promise, refusal, synthetic_timing
-from scaling.spec.plan import Plan
-from scaling.spec.run import Spec
+from scaling.settings.budget import allowance_s
+from scaling.settings.estimate import Machine, Timing, fit, promise, refusal, synthetic_timing
+from scaling.settings.plan import Plan
+from scaling.settings.run import Spec
 
 TRY_S = 120
 """Time limit for a custom model's factory and first step, and for the steps that are timed."""

@@ -18,10 +18,10 @@ from scaling.errors import InputError, ScalingError
 from scaling.records.files import read_json, remove, write_json
 from scaling.records.launch import Launches
 from scaling.records.paths import RunFolder
-from scaling.spec.environment import MACHINE
-from scaling.spec.plan import SCHEMA as PLAN_SCHEMA
-from scaling.spec.plan import Plan
-from scaling.spec.settings import Named
+from scaling.settings.bounds import Named
+from scaling.settings.environment import MACHINE
+from scaling.settings.plan import SCHEMA as PLAN_SCHEMA
+from scaling.settings.plan import Plan
 
 SCHEMA = 1
 ROOT = Path("runs") / "baselines"

@@ -18,8 +18,8 @@ from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
 from scaling.records.rank_file import Gap, RankFile
 from scaling.records.tables import Tables, without_blocks
-from scaling.spec.plan import Plan
-from scaling.spec.schedule import BARE_ONE, PAIRS
+from scaling.settings.plan import Plan
+from scaling.settings.schedule import BARE_ONE, PAIRS
 
 NAMED = 5
 """Blocks that a line names; it counts the others."""

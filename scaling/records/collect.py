@@ -23,7 +23,7 @@ from scaling.records.run import read_status
 from scaling.records.status import Status
 from scaling.records.steps import Stretch, Window, wholes, windows
 from scaling.records.tables import EMPTY, Part, Scratch, Tables, scan_parts, scan_rows, write_part, write_rows
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 KEPT_BYTES = 256 << 20
 """So many bytes of a run's files are kept until their steps are read; of larger ones parts are read again."""

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from scaling import reading
 from scaling.errors import InputError
-from scaling.spec.settings import HELD, out_of_bounds
+from scaling.settings.bounds import HELD, out_of_bounds
 
 
 def encode(value: Any) -> Any:

@@ -23,11 +23,11 @@ from scaling.records import checkup
 from scaling.records.checkup import KernelTable, RankCheck, Roofline
 from scaling.records.files import read_json
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.spec.environment import VARIABLE
-from scaling.spec.plan import ENDED_SCHEMA as CASES_SCHEMA
-from scaling.spec.plan import Outcome, Outcomes, Plan
-from scaling.spec.promise import SCHEMA as CONTENT_SCHEMA
-from scaling.spec.promise import Content
+from scaling.settings.environment import VARIABLE
+from scaling.settings.plan import ENDED_SCHEMA as CASES_SCHEMA
+from scaling.settings.plan import Outcome, Outcomes, Plan
+from scaling.settings.promise import SCHEMA as CONTENT_SCHEMA
+from scaling.settings.promise import Content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,11 +12,11 @@ from scaling.errors import InputError
 from scaling.records.frames import Frame, in_memory
 from scaling.records.rank_file import RankFile
 from scaling.records.tables import Tables
-from scaling.spec.cases import ARMS
-from scaling.spec.parallel import AXES, REST, MeshError, Parallel, divisors, is_axis
-from scaling.spec.plan import Plan, Trial
-from scaling.spec.run import Spec, Vary
-from scaling.spec.schedule import PLAIN
+from scaling.settings.cases import ARMS
+from scaling.settings.parallel import AXES, REST, MeshError, Parallel, divisors, is_axis
+from scaling.settings.plan import Plan, Trial
+from scaling.settings.run import Spec, Vary
+from scaling.settings.schedule import PLAIN
 
 Seen = tuple[frozenset[int], frozenset[int]]
 

@@ -16,10 +16,10 @@ import polars as pl
 from scaling.reading import INT_MAX
 from scaling.records.frames import Frame, in_memory, runs
 from scaling.records.tables import Tables
-from scaling.spec.cases import LATENCY, THROUGHPUT, TRAINING
-from scaling.spec.plan import Plan
-from scaling.spec.run import COLLECTIVES, KINDS
-from scaling.spec.schedule import (
+from scaling.settings.cases import LATENCY, THROUGHPUT, TRAINING
+from scaling.settings.plan import Plan
+from scaling.settings.run import COLLECTIVES, KINDS
+from scaling.settings.schedule import (
     FABRIC,
     PAIRS,
     PHASES,

@@ -26,9 +26,9 @@ from scaling.records.files import read_json
 from scaling.records.paths import RunFolder, find_run
 from scaling.records.status import SCHEMA as STATUS_SCHEMA
 from scaling.records.status import Status
-from scaling.spec.plan import SCHEMA as PLAN_SCHEMA
-from scaling.spec.plan import Ended, Plan
-from scaling.spec.topology import Topology
+from scaling.settings.plan import SCHEMA as PLAN_SCHEMA
+from scaling.settings.plan import Ended, Plan
+from scaling.settings.topology import Topology
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scaling.spec.plan import LEFT_OUT, SETTLED, Ended, Plan
+from scaling.settings.plan import LEFT_OUT, SETTLED, Ended, Plan
 
 SCHEMA = 2
 """1: no record of single launches."""

@@ -30,7 +30,7 @@ from scaling.records.format import (
 )
 from scaling.records.frames import BLOCK_NAMES, LINES, SCHEMAS
 from scaling.records.rank_file import Stored
-from scaling.spec.schedule import FABRIC
+from scaling.settings.schedule import FABRIC
 
 PARAMETERS = b'"parameters":['
 

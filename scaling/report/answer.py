@@ -16,7 +16,7 @@ from scaling.report.findings import free_line
 from scaling.report.model import Line
 from scaling.report.strategies import slower_lines, strategies_answer
 from scaling.report.text import cause_name, percent, quantity, ranks, status_name, value_of
-from scaling.spec.plan import SETTLED, Plan
+from scaling.settings.plan import SETTLED, Plan
 from scaling.units import UNKNOWN
 
 

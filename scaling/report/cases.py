@@ -27,8 +27,8 @@ from scaling.report.text import (
     undistinguished,
     value_of,
 )
-from scaling.spec.batch_search import LATE
-from scaling.spec.plan import SETTLED
+from scaling.settings.batch_search import LATE
+from scaling.settings.plan import SETTLED
 from scaling.units import format_bytes
 
 KNEE = "*"

@@ -7,9 +7,9 @@ from dataclasses import fields, replace
 from scaling.analysis.results import LAUNCHES_MIN, RunInfo
 from scaling.plain import plain
 from scaling.report.text import case_batches, count, moment, precisions, ranks
-from scaling.spec.parallel import PIPELINED, Fsdp, show_reshard
-from scaling.spec.plan import HARNESS, TRACE, Plan
-from scaling.spec.run import Ddp, Inject, Spec
+from scaling.settings.parallel import PIPELINED, Fsdp, show_reshard
+from scaling.settings.plan import HARNESS, TRACE, Plan
+from scaling.settings.run import Ddp, Inject, Spec
 from scaling.units import format_duration, format_rate
 
 

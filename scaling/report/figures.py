@@ -18,7 +18,7 @@ from scaling.analysis.results import Timeline
 from scaling.errors import InputError, ScalingError
 from scaling.report.html import packaged
 from scaling.report.plots.base import Json, Plot
-from scaling.spec.simulation import Task
+from scaling.settings.simulation import Task
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FORMATS = ("svg", "png")

@@ -30,7 +30,7 @@ from scaling.report.documents import comparison, run
 from scaling.report.documents import comparison as several
 from scaling.report.model import PAGE, Block, Document, Figure, Finding, Table
 from scaling.report.plots.base import Plot
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 
 def render(template: str, **values: Any) -> str:

@@ -15,7 +15,7 @@ from scaling.plain import plain
 from scaling.report.model import EVERYWHERE, MARKDOWN, PAGE, TERMINAL, Block, Figure, Renderer, Table, lines
 from scaling.report.plots.curves import spread
 from scaling.report.text import NONE, cell, count, number, quantity, ranges, sentence
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 from scaling.units import format_bytes
 
 NAMES = (

@@ -13,7 +13,7 @@ from scaling.report import text as bars
 from scaling.report.documents import comparison, run
 from scaling.report.documents import comparison as several
 from scaling.report.model import MARKDOWN, Block, Document, Figure, Finding, Line, Lines, Section, Table
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 _MARKUP = re.compile(r"([\\`*_\[\]<>|#~])")
 _LEADS = {"warnings": "> - ", "note": ""}

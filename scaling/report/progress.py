@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from scaling.plain import message, one_line
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 from scaling.units import format_duration
 
 Report = Callable[[dict[str, Any]], None]

@@ -15,7 +15,7 @@ from scaling.report import html, markdown, terminal
 from scaling.report.documents import run
 from scaling.report.figures import chrome
 from scaling.report.text import WIDTH
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 
 def publish(

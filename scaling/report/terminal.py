@@ -33,7 +33,7 @@ from scaling.report.documents import comparison as several
 from scaling.report.key_figures import key_table
 from scaling.report.model import TERMINAL, Block, Document, Figure, Finding, Line, Lines, Section, Table
 from scaling.report.text import WIDTH
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 _PLAIN_ASCII = str.maketrans({"█": "#", "░": "=", "▏": "|", "±": "+-"})
 _STYLES = {

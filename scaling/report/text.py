@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from scaling import units
 from scaling.plain import plain
 from scaling.report.model import Bar, Figure
-from scaling.spec.cases import batches
-from scaling.spec.run import Spec
+from scaling.settings.cases import batches
+from scaling.settings.run import Spec
 from scaling.units import UNKNOWN, format_bytes, spans
 
 if TYPE_CHECKING:

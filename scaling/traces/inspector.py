@@ -33,7 +33,7 @@ from scaling.analysis.results.measured import Measured
 from scaling.errors import InputError, ScalingError
 from scaling.reading import LOG_BYTES_MAX, RefusedError, open_file, read_text
 from scaling.records import files
-from scaling.spec.plan import RANKS_MAX
+from scaling.settings.plan import RANKS_MAX
 from scaling.traces.machines.nccl_tests import parse_log
 from scaling.traces.profiler.signs import COUNT_MAX, collective_of
 from scaling.traces.profiler.table import measured

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from scaling.errors import InputError
 from scaling.reading import LOG_BYTES_MAX, TRACE_BYTES_MAX, RefusedError, open_file
-from scaling.spec.plan import Plan, make_plan
-from scaling.spec.run import Measure, Model, Spec
-from scaling.spec.topology import Topology
+from scaling.settings.plan import Plan, make_plan
+from scaling.settings.run import Measure, Model, Spec
+from scaling.settings.topology import Topology
 from scaling.version import __version__
 
 PROFILER, FLIGHT, INSPECTOR, LOG = "profiler", "flight_recorder", "nccl_inspector", "job_log"

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scaling.spec.topology import SIMULATED, SimulatedDevice
+from scaling.settings.topology import SIMULATED, SimulatedDevice
 from scaling.worker.accelerator.clock import use_clock
 from scaling.worker.accelerator.torch_accelerator import TorchAccelerator
 from scaling_simulator.device import configure, host_spend_us, line, load, set_link, set_wire

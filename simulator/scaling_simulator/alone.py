@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scaling.spec.simulation import Chip, KernelTimes, Physics, Simulation
+from scaling.settings.simulation import Chip, KernelTimes, Physics, Simulation
 from scaling_simulator.device import configure, load, set_link, set_wire, unlink
 
 

@@ -8,7 +8,7 @@ import sys
 
 from scaling.errors import InputError
 from scaling.records.files import decode, encode
-from scaling.spec.simulation import Simulation
+from scaling.settings.simulation import Simulation
 from scaling_simulator.build import BuildError
 from scaling_simulator.device import load
 

@@ -11,9 +11,9 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from scaling.errors import InputError
-from scaling.spec.run import Inject, Spec
-from scaling.spec.simulation import Memory, Simulated, Simulation, Step
-from scaling.spec.simulation import Task as Drawn
+from scaling.settings.run import Inject, Spec
+from scaling.settings.simulation import Memory, Simulated, Simulation, Step
+from scaling.settings.simulation import Task as Drawn
 from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.accelerator.clock import HostClock
 from scaling.worker.accelerator.memory import is_out_of_memory

@@ -12,8 +12,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from scaling.errors import InputError
-from scaling.spec.parallel import AXES, Mesh
-from scaling.spec.run import Spec
+from scaling.settings.parallel import AXES, Mesh
+from scaling.settings.run import Spec
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.data.workload import Workload
 from scaling.worker.parallel.ddp import wrap

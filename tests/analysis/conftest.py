@@ -17,8 +17,8 @@ from scaling.analysis.results import Analysis, Point, TrialStatus
 from scaling.records.files import read_json
 from scaling.records.paths import RunFolder
 from scaling.records.tables import Tables
-from scaling.spec import plan as plans
-from scaling.spec.plan import Plan
+from scaling.settings import plan as plans
+from scaling.settings.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ import pytest
 from scaling.analysis.about import Ending
 from scaling.analysis.analyze import FRAMES, analyze_strategies, of_strategy
 from scaling.analysis.results import PeakMemory, TrialStatus
-from scaling.spec.run import Vary
-from scaling.spec.schedule import OF_NONE
+from scaling.settings.run import Vary
+from scaling.settings.schedule import OF_NONE
 
 LATER, SLOWER = 10**6, 1.25
 """Ids of the second strategy's blocks begin there; its steps last so many times as long."""

@@ -15,8 +15,8 @@ from scaling.records import baselines, files
 from scaling.records.encoding import digest_of
 from scaling.records.files import remove
 from scaling.records.paths import RunFolder
-from scaling.spec.environment import LEFT_OUT, is_secret_value, without_secrets
-from scaling.spec.settings import Named
+from scaling.settings.bounds import Named
+from scaling.settings.environment import LEFT_OUT, is_secret_value, without_secrets
 
 NAMES = ["", ".", "..", "../x", "a/b", "/tmp", "-rf", "a b", "a\nb", "a\0", "x" * 129, "é", "$(id)", "*"]
 

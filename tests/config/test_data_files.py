@@ -7,7 +7,7 @@ import pytest
 from scaling import resources
 from scaling.config.compose import composed, requests
 from scaling.errors import InputError
-from scaling.spec.environment import is_of_links, loads_code
+from scaling.settings.environment import is_of_links, loads_code
 
 GLOBAL = "# @package _global_\n"
 REFUSED = {

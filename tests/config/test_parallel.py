@@ -6,7 +6,7 @@ import pytest
 
 from scaling.config.compose import requests
 from scaling.errors import InputError
-from scaling.spec.parallel import Mesh, MeshError, Parallel
+from scaling.settings.parallel import Mesh, MeshError, Parallel
 
 HOSTS = ("topology=emulated_pcie", "topology.hosts=2", "topology.ranks_per_host=2")
 

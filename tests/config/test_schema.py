@@ -9,8 +9,8 @@ import pytest
 
 from scaling.config.schema import MISSING, Config, check, freeze, schema_of
 from scaling.errors import InputError
-from scaling.spec.run import Spec
-from scaling.spec.settings import AtLeast, Fraction, Matches, NotEmpty, Nullable, OneOf, Positive, Text
+from scaling.settings.bounds import AtLeast, Fraction, Matches, NotEmpty, Nullable, OneOf, Positive, Text
+from scaling.settings.run import Spec
 from scaling.units import format_rate, parse_rate_bit_s
 
 

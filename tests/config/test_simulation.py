@@ -8,7 +8,7 @@ from support.commands import refused
 from scaling.config.compose import requests
 from scaling.config.simulation import to_simulation
 from scaling.errors import InputError
-from scaling.spec.parallel import Parallel
+from scaling.settings.parallel import Parallel
 
 
 def test_a_simulated_machine_has_as_many_hosts_as_its_world_size_needs():

@@ -240,7 +240,7 @@ def test_a_link_that_the_cpu_held_back_is_not_carried_over(capsys, simulate, clu
 
     from scaling.records.files import write_json
     from scaling.records.run import read_plan
-    from scaling.spec.topology import Link
+    from scaling.settings.topology import Link
 
     truth = cluster.Truth(world_sizes=(1, 2), rounds=4)
     simulate(truth, tmp_path / "run")

@@ -9,7 +9,7 @@ import pytest
 from scaling import resources
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.worker_process import TooLongError, answer
-from scaling.spec.estimate import Sample
+from scaling.settings.estimate import Sample
 
 ASKED = Sample(batch=2, step_s=1.0)
 PROGRAMS = {

@@ -12,8 +12,8 @@ from scaling.launchers import tryout
 from scaling.launchers.jobs import plan_request
 from scaling.launchers.tryout import promised, time_model
 from scaling.report.progress import TimeLeft, takes
-from scaling.spec.estimate import Machine, said_left_out
-from scaling.spec.promise import WHOLE
+from scaling.settings.estimate import Machine, said_left_out
+from scaling.settings.promise import WHOLE
 
 LOCAL = ("topology=local", "topology.device=cpu", "topology.ranks_per_host=2", "measure=quick")
 

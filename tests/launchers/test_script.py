@@ -10,7 +10,7 @@ from scaling.config.compose import requests
 from scaling.launchers.launcher import Command
 from scaling.launchers.script import MARK, RUN_DIR, command_of, left_of, run_script, why
 from scaling.records.paths import RunFolder
-from scaling.spec.plan import make_plan
+from scaling.settings.plan import make_plan
 
 TORCHRUN = """\
 E1123 22:01:42.068000 20700 api.py:1002] failed (exitcode: {code}) local_rank: 1 (pid: 20708) of binary: python

@@ -20,8 +20,8 @@ from scaling.launchers.choose import launcher_of
 from scaling.launchers.launcher import LaunchRequest
 from scaling.launchers.shared_gpu import require_nccl
 from scaling.records.paths import RunFolder
-from scaling.spec.plan import make_plan
-from scaling.spec.topology import GPU, MULTI_RANK
+from scaling.settings.plan import make_plan
+from scaling.settings.topology import GPU, MULTI_RANK
 
 WAIT_S = 20
 CONTROL = """#!/bin/sh

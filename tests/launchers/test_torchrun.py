@@ -13,7 +13,7 @@ from scaling.config.compose import requests
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.launcher import LaunchRequest
 from scaling.records.paths import RunFolder
-from scaling.spec.plan import make_plan
+from scaling.settings.plan import make_plan
 
 
 @pytest.fixture

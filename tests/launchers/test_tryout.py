@@ -10,7 +10,7 @@ from scaling.errors import InputError
 from scaling.launchers import tryout
 from scaling.launchers.jobs import plan_request
 from scaling.launchers.tryout import needs_trying, time_model, try_model
-from scaling.spec.estimate import Machine
+from scaling.settings.estimate import Machine
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.checks.tryout import run_step
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from scaling.analysis.results import Loss, Measured, Point, Remedy, Straggler, Verdict
 from scaling.records import files
-from scaling.spec.plan import Plan, Trial, make_plan
-from scaling.spec.settings import Between, NotEmpty
+from scaling.settings.bounds import Between, NotEmpty
+from scaling.settings.plan import Plan, Trial, make_plan
 
 
 @dataclass(frozen=True)

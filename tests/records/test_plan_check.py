@@ -11,7 +11,7 @@ from support.results import plan
 from scaling.errors import InputError
 from scaling.records.plan_check import as_communicated, check_meshes, of_blocks
 from scaling.records.rank_file import RankFile
-from scaling.spec.parallel import Fsdp, Parallel
+from scaling.settings.parallel import Fsdp, Parallel
 
 SIZES = (1, 2, 4, 8)
 

@@ -6,7 +6,7 @@ import pytest
 
 from scaling.records import files
 from scaling.records.status import LaunchStatus, Status, in_words, left, status_of
-from scaling.spec.plan import Plan, make_plan
+from scaling.settings.plan import Plan, make_plan
 
 SIZES = (1, 2, 4)
 

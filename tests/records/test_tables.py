@@ -17,9 +17,9 @@ from scaling.records.files import read_json
 from scaling.records.format import SCHEMA, STEP_FIELDS
 from scaling.records.paths import RunFolder
 from scaling.records.tables import STEP_TABLES, publish_tables, read_published
-from scaling.spec import plan as plans
-from scaling.spec.plan import Plan
-from scaling.spec.schedule import round_blocks
+from scaling.settings import plan as plans
+from scaling.settings.plan import Plan
+from scaling.settings.schedule import round_blocks
 
 FRAMES = ("blocks", "steps", "buckets", "fabric", "parameters")
 

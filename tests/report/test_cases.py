@@ -26,7 +26,7 @@ from scaling.report.html import comparison_page, page
 from scaling.report.terminal import print_analysis, print_comparison
 from scaling.report.tracking import tables
 from scaling.report.tracking import tables as charts
-from scaling.spec.batch_search import Try
+from scaling.settings.batch_search import Try
 
 
 def served(**changes):

@@ -1,8 +1,8 @@
 import dataclasses
 
 from scaling.report.conditions import conditions
-from scaling.spec.parallel import Fsdp, Parallel
-from scaling.spec.run import Vary
+from scaling.settings.parallel import Fsdp, Parallel
+from scaling.settings.run import Vary
 
 
 def test_conditions_say_what_is_not_real(sample):

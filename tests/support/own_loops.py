@@ -11,8 +11,8 @@ from support.simulated_cluster import Truth, simulate
 from scaling.records import files
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
-from scaling.spec.plan import OWN_LOOP
-from scaling.spec.schedule import PLAIN, PROBE
+from scaling.settings.plan import OWN_LOOP
+from scaling.settings.schedule import PLAIN, PROBE
 
 
 def own_loop(truth: Truth, path: Path) -> Path:

@@ -38,9 +38,9 @@ from scaling.analysis.results import (
     Verdict,
 )
 from scaling.analysis.results.machine import MachineGroup
-from scaling.spec.plan import Plan, make_plan
-from scaling.spec.run import Inject, Measure, Model, Spec
-from scaling.spec.topology import Link, Topology
+from scaling.settings.plan import Plan, make_plan
+from scaling.settings.run import Inject, Measure, Model, Spec
+from scaling.settings.topology import Link, Topology
 
 HOSTILE = "<script>alert('x')</script>"
 MIB = 2**20

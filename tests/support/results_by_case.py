@@ -28,8 +28,8 @@ from scaling.analysis.results import (
     TrialStatus,
     Verdict,
 )
-from scaling.spec.plan import Plan, make_plan
-from scaling.spec.run import Model, Tracking
+from scaling.settings.plan import Plan, make_plan
+from scaling.settings.run import Model, Tracking
 
 RUN_ID = "20260102-030405-c0ffee"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

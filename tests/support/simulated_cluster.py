@@ -26,10 +26,10 @@ from scaling.records import files, status
 from scaling.records import format as records
 from scaling.records import paths as store
 from scaling.records.encoding import Sealer
-from scaling.spec.plan import Plan, Trial, make_plan
-from scaling.spec.promise import Content
-from scaling.spec.run import Measure, Model, Spec
-from scaling.spec.schedule import (
+from scaling.settings.plan import Plan, Trial, make_plan
+from scaling.settings.promise import Content
+from scaling.settings.run import Measure, Model, Spec
+from scaling.settings.schedule import (
     BARE_ALL,
     BARE_ONE,
     DDP_SOLO,
@@ -42,7 +42,7 @@ from scaling.spec.schedule import (
     Block,
     round_blocks,
 )
-from scaling.spec.topology import TCP_PAYLOAD_SHARE, Link, Topology
+from scaling.settings.topology import TCP_PAYLOAD_SHARE, Link, Topology
 
 PHASES = ("input", "forward", "backward", "optimizer", "host")
 FABRIC_BYTES = tuple(1024 * 4**k for k in range(8))  # 1 KiB ... 16 MiB

@@ -14,7 +14,7 @@ from scaling.hardware.nvml import Gpus
 from scaling.records.files import add_line, read_json
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.status import SCHEMA, Status
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 SECOND_NS = 10**9
 GIB = 2**30

@@ -7,7 +7,7 @@ from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 from scaling.records.tables import PUBLISHED, Tables
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 
 def collected(folder: RunFolder, plan: Plan | None = None) -> Tables:

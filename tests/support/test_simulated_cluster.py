@@ -14,8 +14,8 @@ from scaling.records import files
 from scaling.records import format as records
 from scaling.records import paths as store
 from scaling.records.paths import find_run
-from scaling.spec import plan as planning
-from scaling.spec import schedule
+from scaling.settings import plan as planning
+from scaling.settings import schedule
 
 MS = 1e6
 COMPUTE_MS = 40.0  # of the cases below: 1 + 12 + 24 + 2 + 1

@@ -23,7 +23,7 @@ from scaling.records.files import write_json
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 from scaling.records.status import LaunchStatus, status_of
-from scaling.spec.plan import make_plan
+from scaling.settings.plan import make_plan
 
 pytestmark = pytest.mark.slow  # a whole launch of two ranks
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.spec.run import Inject
+from scaling.settings.run import Inject
 from scaling.worker.accelerator.accelerator import Precision
 from scaling.worker.accelerator.devices import open_kind
 from scaling.worker.checks.parity import sums

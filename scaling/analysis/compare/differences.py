@@ -22,8 +22,8 @@ from scaling.analysis.results import (
 from scaling.analysis.results.machine import MachineGroup
 from scaling.analysis.statistics.rounds import among
 from scaling.records import files
-from scaling.spec.environment import VARIABLE, VERSIONS, is_private, is_secret
-from scaling.spec.plan import Plan
+from scaling.settings.environment import VARIABLE, VERSIONS, is_private, is_secret
+from scaling.settings.plan import Plan
 
 _NOT_SETTINGS = ("tracking", "seed", "cost")
 _PROSE = "topology.note"

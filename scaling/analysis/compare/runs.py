@@ -44,9 +44,9 @@ from scaling.analysis.results import (
     ratio_of,
 )
 from scaling.analysis.statistics.rounds import Floats, interval
-from scaling.spec.environment import FABRIC
-from scaling.spec.plan import Plan
-from scaling.spec.run import Spec
+from scaling.settings.environment import FABRIC
+from scaling.settings.plan import Plan
+from scaling.settings.run import Spec
 
 
 def split(base: Source, other: Source, ratio: Measured) -> Split:

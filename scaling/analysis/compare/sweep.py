@@ -19,8 +19,8 @@ from scaling.analysis.results import (
     at,
     ratio_of,
 )
-from scaling.spec.plan import Plan
-from scaling.spec.run import Spec
+from scaling.settings.plan import Plan
+from scaling.settings.run import Spec
 from scaling.units import hostlist
 
 BY_VALUE = ("model", "topology", "precision", "task", "mode")

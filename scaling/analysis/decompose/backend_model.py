@@ -9,8 +9,8 @@ from typing import Protocol
 from scaling.analysis.network.channel import Channel
 from scaling.analysis.network.shared_link import APART, HOSTS_OWN, Beside
 from scaling.records.tables import Tables
-from scaling.spec.plan import HARNESS, Plan
-from scaling.spec.run import KINDS
+from scaling.settings.plan import HARNESS, Plan
+from scaling.settings.run import KINDS
 
 _IN_TURN = (KINDS.index("all_gather"), KINDS.index("reduce_scatter"))
 """What a communicator of `scaling run` carries one after the other, over a host's back end too."""

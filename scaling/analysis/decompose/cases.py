@@ -28,9 +28,9 @@ from scaling.analysis.results import (
 from scaling.analysis.statistics.rounds import MS, Floats, Rounds, drawn, percentiles, resampling_weights
 from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
-from scaling.spec.batch_search import FITS, Largest, step
-from scaling.spec.cases import LATENCY, THROUGHPUT, TRAINING, Case, cases
-from scaling.spec.plan import LEFT_OUT, Outcome, Plan
+from scaling.settings.batch_search import FITS, Largest, step
+from scaling.settings.cases import LATENCY, THROUGHPUT, TRAINING, Case, cases
+from scaling.settings.plan import LEFT_OUT, Outcome, Plan
 
 KNEE = 0.95
 """The knee is the smallest batch with this share of the best throughput."""

@@ -10,7 +10,7 @@ from scaling.analysis.decompose.quantities import EARLIER, TrialRecords, by_kind
 from scaling.analysis.decompose.stragglers import LATEST, STEP
 from scaling.analysis.results import Bucket, Collective, Comm, Measured
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 
 def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int, floor: float) -> Comm:

@@ -25,8 +25,8 @@ from scaling.analysis.network.channel import ONE, Channel, union
 from scaling.analysis.network.replay import Barrier, Replay
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import ITS_PART, Frame, few_rounds, in_memory, in_order, runs
-from scaling.spec.run import COLLECTIVES
-from scaling.spec.schedule import PHASES, PROBE
+from scaling.settings.run import COLLECTIVES
+from scaling.settings.schedule import PHASES, PROBE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from scaling.analysis.statistics.rounds import MS, Floats, Formula, Rounds, leve
 from scaling.records.frames import in_memory
 from scaling.records.rank_file import RankFile
 from scaling.records.tables import Tables
-from scaling.spec.plan import Plan
-from scaling.spec.schedule import BARE_ALL, PAIRS
+from scaling.settings.plan import Plan
+from scaling.settings.schedule import BARE_ALL, PAIRS
 
 FLOOR = 0.01
 """A host that is slower than the median host by less than this fraction is not called slow."""

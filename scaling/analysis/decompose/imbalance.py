@@ -32,7 +32,7 @@ from scaling.analysis.decompose.stragglers import STEP, Late, late_ranks, latest
 from scaling.analysis.results import Measured, TokenBalance
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
 from scaling.records.frames import ITS_PART, Frame, few_rounds
-from scaling.spec.schedule import PLAIN, PROBE
+from scaling.settings.schedule import PLAIN, PROBE
 
 OWN_PHASES = PHASES[:-1]
 """What a rank does by itself; `exposed` is left out, since that is waiting for others."""

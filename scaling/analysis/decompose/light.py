@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scaling.analysis.decompose.quantities import Key, TrialRecords
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import ITS_PART, Frame, few_rounds, in_order
-from scaling.spec.schedule import PROBE
+from scaling.settings.schedule import PROBE
 
 _VALUES = {
     "length": pl.col("end_ns") - pl.col("begin_ns"),

@@ -17,8 +17,8 @@ from scaling.analysis.network.curve import AlphaBeta
 from scaling.analysis.quality import clocks
 from scaling.analysis.results import Loss, LossOfKind, Measured, SampleCost
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds
-from scaling.spec.plan import Plan
-from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, nobody_alone
+from scaling.settings.plan import Plan
+from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, nobody_alone
 
 BASE = "base"
 """Time that all devices of the base take for a step together, ns: of a rank and its own batch in weak scaling."""

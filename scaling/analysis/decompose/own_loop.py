@@ -22,8 +22,8 @@ from scaling.analysis.statistics.rounds import Floats, Rounds
 from scaling.records.format import generation
 from scaling.records.frames import in_memory, joined
 from scaling.records.tables import PUBLISHED, Tables
-from scaling.spec.plan import Plan
-from scaling.spec.schedule import BARE_ONE, PLAIN, PROBE
+from scaling.settings.plan import Plan
+from scaling.settings.schedule import BARE_ONE, PLAIN, PROBE
 from scaling.units import UNKNOWN, format_duration, ranks, two_digits
 
 UNITS_ENOUGH = 10

@@ -21,8 +21,8 @@ from scaling.analysis.network.replay import Barrier, Replay
 from scaling.analysis.quality import clocks
 from scaling.analysis.results import ArmTimes, Degrees, Measured, Overhead, PeakMemory, Point, StepParts
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
-from scaling.spec.plan import Plan
-from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
+from scaling.settings.plan import Plan
+from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
 
 REPLAYED_OFF = 0.01
 """A replay whose bytes differ by a larger fraction from a step's is not the same traffic."""

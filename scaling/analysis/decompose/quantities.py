@@ -20,8 +20,8 @@ from scaling.analysis.network.replay import Program, Replay
 from scaling.analysis.network.ring import bus_factor
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import Frame, in_memory
-from scaling.spec.plan import Plan, Trial
-from scaling.spec.schedule import BARE_ONE
+from scaling.settings.plan import Plan, Trial
+from scaling.settings.schedule import BARE_ONE
 
 if TYPE_CHECKING:
     from scaling.analysis.decompose.imbalance import TokenRows

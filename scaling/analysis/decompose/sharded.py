@@ -16,7 +16,7 @@ from scaling.analysis.decompose.quantities import Cycle, Key, Sent, by_kind
 from scaling.analysis.decompose.unit_stamps import UnitStamps, exposed, moving, unit_blocks
 from scaling.analysis.network.replay import Mark, Program
 from scaling.analysis.statistics.rounds import Floats
-from scaling.spec.parallel import Mesh
+from scaling.settings.parallel import Mesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

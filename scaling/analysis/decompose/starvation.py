@@ -18,8 +18,8 @@ from scaling.analysis.decompose.quantities import Cycle, TrialRecords
 from scaling.analysis.results import DataLoading, Point, Remedy, Verdict
 from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
 from scaling.analysis.verdicts.host_remedies import ALL_READY, HEADROOM, saved
-from scaling.spec.plan import Plan
-from scaling.spec.schedule import PLAIN, PROBE
+from scaling.settings.plan import Plan
+from scaling.settings.schedule import PLAIN, PROBE
 
 UNEVEN = 1.25
 """A rank is named if its steps spend this many times the mean over ranks in input."""

@@ -24,8 +24,8 @@ from scaling.analysis.results import Drawn, Span, StepHistory, Timeline
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import Frame, in_memory
 from scaling.records.tables import Tables
-from scaling.spec.plan import Plan
-from scaling.spec.schedule import PLAIN, PROBE
+from scaling.settings.plan import Plan
+from scaling.settings.schedule import PLAIN, PROBE
 
 RANKS_MAX = 16
 """At most this many ranks are drawn."""

@@ -25,9 +25,9 @@ from scaling.analysis.statistics.rounds import Floats
 from scaling.records.format import DISTURBS
 from scaling.records.frames import ITS_PART, PART, Frame, few_rounds, in_memory, round_selections
 from scaling.records.tables import Tables
-from scaling.spec.plan import Plan, Trial
-from scaling.spec.run import KINDS, MESSAGES
-from scaling.spec.schedule import BARE_ONE, DDP_SOLO, PLAIN, PROBE, REPLAY, STEP_ARMS
+from scaling.settings.plan import Plan, Trial
+from scaling.settings.run import KINDS, MESSAGES
+from scaling.settings.schedule import BARE_ONE, DDP_SOLO, PLAIN, PROBE, REPLAY, STEP_ARMS
 
 _MESSAGES = [KINDS.index(name) for name in MESSAGES]
 """Sends and receives of one rank to another, of which no collective is made."""

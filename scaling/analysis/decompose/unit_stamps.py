@@ -31,9 +31,9 @@ from scaling.analysis.network.replay import Program
 from scaling.analysis.network.shared_link import Beside, Members
 from scaling.analysis.results import Span
 from scaling.analysis.statistics.rounds import Floats
-from scaling.spec.parallel import Mesh
-from scaling.spec.run import KINDS
-from scaling.spec.schedule import PHASES, PROBE
+from scaling.settings.parallel import Mesh
+from scaling.settings.run import KINDS
+from scaling.settings.schedule import PHASES, PROBE
 
 PLACE = ["launch", "block", "step", "rank"]
 _OF_STEPS = ("begin_ns", "end_ns", "input_ns", "backward_ns", "optimizer_ns", "sync_end_ns")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scaling.analysis.results.doctor import ERROR, WARNING, Difference, Differing, Problem
-from scaling.spec.environment import VARIABLE, is_private
+from scaling.settings.environment import VARIABLE, is_private
 from scaling.units import spans
 
 _MUST_AGREE = {

@@ -23,7 +23,7 @@ from scaling.hardware.telemetry import HostRecord
 from scaling.records import checkup
 from scaling.records.checkup import RankCheck, RankFacts
 from scaling.records.launch import Launch
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 DONE = "end"
 

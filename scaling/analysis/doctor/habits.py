@@ -10,7 +10,7 @@ from scaling.analysis.doctor.differences import ranks_text
 from scaling.analysis.results import RooflineResult
 from scaling.analysis.results.doctor import ERROR, WARNING, Problem
 from scaling.records.checkup import CONVOLUTION, MATMUL, RankCheck, Sighting, StepTimes
-from scaling.spec.topology import CPU
+from scaling.settings.topology import CPU
 
 BATCH_GAIN = 1.15
 """Larger gains in samples a second at twice the batch are reported."""

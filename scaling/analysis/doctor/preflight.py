@@ -17,7 +17,7 @@ from scaling.analysis.quality.contention import Stolen
 from scaling.analysis.results.doctor import Problem
 from scaling.hardware.telemetry import HostRecord
 from scaling.records.launch import Launch
-from scaling.spec.topology import CPU
+from scaling.settings.topology import CPU
 
 
 def by_device(facts: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:

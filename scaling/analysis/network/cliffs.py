@@ -17,7 +17,7 @@ from itertools import pairwise
 from statistics import median
 
 from scaling.analysis.results import Cliff, Fabric, FabricLevel
-from scaling.spec.run import Spec
+from scaling.settings.run import Spec
 from scaling.units import format_bytes
 
 SMALL_BYTES = 2**12

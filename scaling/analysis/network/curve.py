@@ -21,8 +21,8 @@ from scaling.analysis.network.ring import bus_factor
 from scaling.analysis.results import CurvePoint, FabricLevel, Measured
 from scaling.analysis.statistics.rounds import Floats, Means, Rounds, UnknownQuantityError
 from scaling.records.frames import Frame, in_memory
-from scaling.spec.plan import Plan
-from scaling.spec.run import COLLECTIVES
+from scaling.settings.plan import Plan
+from scaling.settings.run import COLLECTIVES
 
 LARGE_BYTES = 2**18
 """beta is fitted to messages of this size and above; below, fixed costs and a shaper's burst dominate."""

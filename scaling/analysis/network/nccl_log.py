@@ -27,7 +27,7 @@ from pathlib import Path
 
 from scaling.analysis.results import Fabric, NcclChoice, NcclGroup, NcclLog
 from scaling.reading import LOG_BYTES_MAX, RefusedError, open_file
-from scaling.spec.run import Spec
+from scaling.settings.run import Spec
 
 NVLS, SHARP = "NVLS", "SHARP"
 WARNINGS = 3

@@ -37,7 +37,7 @@ import numpy as np
 
 from scaling.analysis.network.channel import ONE, Flow
 from scaling.analysis.statistics.rounds import Floats
-from scaling.spec.topology import Topology
+from scaling.settings.topology import Topology
 
 Worth = Callable[[Floats], Floats]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scaling.analysis.statistics.rounds import Floats
-from scaling.spec.run import DEFAULT_BUCKET_MB
+from scaling.settings.run import DEFAULT_BUCKET_MB
 
 FIRST_BUCKET_BYTES = 2**20
 """Limit of the first bucket where DDP is not given one (torch.distributed._DEFAULT_FIRST_BUCKET_BYTES)."""

@@ -15,7 +15,7 @@ import numpy as np
 from scaling.analysis.network.ring import Hops, NoPathError, PerHop
 from scaling.analysis.predict.change import LATENCY, Linked
 from scaling.analysis.statistics.rounds import Floats
-from scaling.spec.topology import Level, Link, Topology
+from scaling.settings.topology import Level, Link, Topology
 
 SHARE_UNKNOWN = 0.8
 """Share of a link's rate that an all-reduce reaches, where neither the link nor the run gives one."""

@@ -20,9 +20,9 @@ from scaling.analysis.predict.sources import (
 from scaling.analysis.predict.whatif import outcome
 from scaling.analysis.results import SCHEMA, Analysis, Assumption, Backtest, Loss, PredictedPoint, Prediction
 from scaling.analysis.statistics.rounds import MS
-from scaling.spec.plan import Plan
-from scaling.spec.run import WORLD_SIZE_MAX, WhatIf
-from scaling.spec.topology import Topology
+from scaling.settings.plan import Plan
+from scaling.settings.run import WORLD_SIZE_MAX, WhatIf
+from scaling.settings.topology import Topology
 from scaling.units import ranks
 
 HALF = 0.5

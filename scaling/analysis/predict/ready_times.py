@@ -12,7 +12,7 @@ from scaling.analysis.predict.buckets import Buckets, Gradients, pieces
 from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError
 from scaling.records.frames import Frame, in_memory
 from scaling.records.tables import Tables
-from scaling.spec.plan import Trial
+from scaling.settings.plan import Trial
 
 OWN_PHASES = PHASES[:-1]
 """Phases that a rank spends by itself; `exposed` depends on the others."""

@@ -26,10 +26,10 @@ from scaling.analysis.results import Analysis, Overhead
 from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError, interval
 from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
-from scaling.spec.plan import Plan, Trial
-from scaling.spec.run import WhatIf
-from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, half_batch
-from scaling.spec.topology import Topology
+from scaling.settings.plan import Plan, Trial
+from scaling.settings.run import WhatIf
+from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE, half_batch
+from scaling.settings.topology import Topology
 
 HALVED = ("micro.half", "micro.whole")
 

@@ -15,9 +15,9 @@ import polars as pl
 
 from scaling.records.frames import Frame, in_memory
 from scaling.records.tables import Tables
-from scaling.spec.cases import LATENCY, THROUGHPUT, TRAINING
-from scaling.spec.plan import Plan
-from scaling.spec.schedule import BARE_ALL, BARE_ONE, PLAIN, PROBE
+from scaling.settings.cases import LATENCY, THROUGHPUT, TRAINING
+from scaling.settings.plan import Plan
+from scaling.settings.schedule import BARE_ALL, BARE_ONE, PLAIN, PROBE
 
 CONTENDED = 0.05
 """A block is contended if its thread waited for a core for more than this share of the time."""

@@ -17,8 +17,8 @@ from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.results import Details, Measured, RankInDetails, Verdict
 from scaling.analysis.statistics.rounds import MS, Floats, Rounds, level_of_each
 from scaling.records.format import DISTURBS, UNKNOWN_STREAM
-from scaling.spec.plan import Plan
-from scaling.spec.schedule import PLAIN, PROBE
+from scaling.settings.plan import Plan
+from scaling.settings.schedule import PLAIN, PROBE
 
 MOVED = 0.03
 """Own compute that details move by a smaller share of the step makes no cause: none is named below it."""

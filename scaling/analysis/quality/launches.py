@@ -19,9 +19,9 @@ import polars as pl
 from scaling.records.frames import Frame, in_memory
 from scaling.records.status import Status, TrialStatus
 from scaling.records.tables import Tables
-from scaling.spec.plan import Plan, Trial
-from scaling.spec.sample import said
-from scaling.spec.schedule import BARE_ONE, PAIRS, PLAIN, arms_of
+from scaling.settings.plan import Plan, Trial
+from scaling.settings.sample import said
+from scaling.settings.schedule import BARE_ONE, PAIRS, PLAIN, arms_of
 
 OWN_KINDS = 3
 """Kinds of blocks in a round of an own loop: plain, with phase stamps, and with phase stamps and buckets."""

@@ -16,10 +16,10 @@ import polars as pl
 from scaling.analysis.results import Measured, MemoryGrowth, Point
 from scaling.records.clock import Ints
 from scaling.records.frames import Frame, in_memory
-from scaling.spec.environment import VARIABLE
-from scaling.spec.run import Spec
-from scaling.spec.schedule import STEP_ARMS
-from scaling.spec.topology import GPU
+from scaling.settings.environment import VARIABLE
+from scaling.settings.run import Spec
+from scaling.settings.schedule import STEP_ARMS
+from scaling.settings.topology import GPU
 from scaling.units import format_bytes, ranks
 
 BLOCKS_MIN = 12

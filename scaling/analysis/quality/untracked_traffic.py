@@ -9,8 +9,8 @@ import polars as pl
 from scaling.analysis.results import Verdict
 from scaling.records.frames import Frame, in_memory
 from scaling.records.tables import Tables
-from scaling.spec.plan import Plan
-from scaling.spec.schedule import PHASES, PROBE
+from scaling.settings.plan import Plan
+from scaling.settings.schedule import PHASES, PROBE
 from scaling.units import format_bytes
 
 NOTABLE = 0.03

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from scaling.analysis.results.measured import AtSize, Measured
 from scaling.analysis.results.point import KeyFigures, Loss
 from scaling.analysis.results.run import RunResults
-from scaling.spec.simulation import Memory
+from scaling.settings.simulation import Memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from scaling.analysis.results.study import InferenceCase, LargestBatch, Strategy
 from scaling.analysis.results.traces import Traced
 from scaling.analysis.results.verdicts import Verdict
 from scaling.records.status import TrialStatus
-from scaling.spec.plan import SETTLED
+from scaling.settings.plan import SETTLED
 
 CONTENDED = "contended: "
 """A warning that begins so says that others took processor time from the run."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from scaling.analysis.results.measured import AtSize, Measured
 from scaling.analysis.results.point import Degrees, PeakMemory, Point
-from scaling.spec.batch_search import Try
-from scaling.spec.cases import Variant
+from scaling.settings.batch_search import Try
+from scaling.settings.cases import Variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

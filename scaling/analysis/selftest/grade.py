@@ -19,7 +19,7 @@ from scaling.analysis.results import (
     SelfTestCase,
     Straggler,
 )
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

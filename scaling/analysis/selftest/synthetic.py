@@ -16,7 +16,7 @@ from typing import Any
 
 from scaling.analysis.results import NO_CAUSE
 from scaling.analysis.selftest.grade import FaultCase, loss_ms, stalled, straggler_ms
-from scaling.spec.topology import TCP_PAYLOAD_SHARE
+from scaling.settings.topology import TCP_PAYLOAD_SHARE
 
 _BASE = (
     "world_sizes=[2]",

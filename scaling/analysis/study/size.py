@@ -22,8 +22,8 @@ from scaling.analysis.results.run import CONTENDED
 from scaling.analysis.statistics.rounds import Formula, Rounds
 from scaling.analysis.verdicts.verdict import NOTABLE, SCALES_WELL, named, uncertain, undecided
 from scaling.records.tables import Tables
-from scaling.spec.plan import Plan
-from scaling.spec.schedule import PLAIN, PROBE
+from scaling.settings.plan import Plan
+from scaling.settings.schedule import PLAIN, PROBE
 from scaling.units import UNKNOWN, ranks, two_digits
 
 COMPUTE = ("forward", "compute", "optimizer")

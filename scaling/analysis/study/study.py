@@ -26,8 +26,8 @@ from scaling.analysis.results import SCHEMA, Analysis, Fabric, Loss, Measured, P
 from scaling.analysis.statistics.rounds import student
 from scaling.analysis.study.size import Size, causes, quality, warnings
 from scaling.errors import InputError
-from scaling.spec.parallel import PIPELINED
-from scaling.spec.plan import Plan
+from scaling.settings.parallel import PIPELINED
+from scaling.settings.plan import Plan
 
 _SAME = ("model", "precision", "device", "backend")
 

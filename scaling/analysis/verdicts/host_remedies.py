@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from scaling.analysis.predict.change import Change
 from scaling.analysis.results import Measured, Point
-from scaling.spec.run import Spec
+from scaling.settings.run import Spec
 
 HEADROOM = 1.25
 """The advised workers are busy four fifths of the time, which leaves room for batches that take longer."""

@@ -11,7 +11,7 @@ import dataclasses
 
 from scaling.analysis.results import Point, Verdict
 from scaling.analysis.verdicts.remedies import Gain, remedies
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 STARVED = 0.5
 """The device has to have caught up with the host at more than this fraction of the buckets."""

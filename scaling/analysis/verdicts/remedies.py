@@ -13,9 +13,9 @@ from scaling.analysis.results import Measured, Point, Remedy, Verdict
 from scaling.analysis.verdicts import imbalance
 from scaling.analysis.verdicts.host_remedies import UNKNOWN, Host, Offer, fed, lighter_optimizer, own_cores
 from scaling.analysis.verdicts.sharded import sharded_link, sharded_overhead
-from scaling.spec.parallel import PIPELINED
-from scaling.spec.plan import Plan
-from scaling.spec.run import Spec
+from scaling.settings.parallel import PIPELINED
+from scaling.settings.plan import Plan
+from scaling.settings.run import Spec
 
 BUCKET_CAP_MB = 25.0
 """torch's default, MiB."""

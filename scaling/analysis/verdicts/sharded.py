@@ -13,8 +13,8 @@ from operator import add
 from scaling.analysis.network.ring import bus_factor
 from scaling.analysis.results import Collective, FabricLevel, Measured, Point, Remedy, Verdict
 from scaling.analysis.verdicts.host_remedies import Offer, saved
-from scaling.spec.parallel import Fsdp
-from scaling.spec.run import Spec
+from scaling.settings.parallel import Fsdp
+from scaling.settings.run import Spec
 
 ALL_GATHER, REDUCE_SCATTER, TENSOR = "all_gather", "reduce_scatter", "tensor"
 APART_SINCE = (2, 13)

@@ -12,10 +12,10 @@ from scaling.analysis.verdicts.imbalance import or_fuller
 from scaling.analysis.verdicts.launch_bound import doubted, launch_bound
 from scaling.analysis.verdicts.remedies import Gain, each_remedy_once, no_gain, remedies
 from scaling.analysis.verdicts.sharded import tensor_across_hosts
-from scaling.spec.parallel import PIPELINED
-from scaling.spec.plan import Plan
-from scaling.spec.promise import DETAILS
-from scaling.spec.schedule import nobody_alone
+from scaling.settings.parallel import PIPELINED
+from scaling.settings.plan import Plan
+from scaling.settings.promise import DETAILS
+from scaling.settings.schedule import nobody_alone
 
 NOTABLE = 0.03
 """A cause that costs a smaller share of the step gets no verdict."""

@@ -11,8 +11,8 @@ from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.results import SCHEMA, Measured, Remedy, Verdict, Verification
 from scaling.analysis.statistics.rounds import Floats, Rounds
 from scaling.records.tables import Tables
-from scaling.spec.plan import Plan, Trial
-from scaling.spec.schedule import PLAIN, VARIANT
+from scaling.settings.plan import Plan, Trial
+from scaling.settings.schedule import PLAIN, VARIANT
 
 INTERLEAVED, ALTERNATING = "interleaved blocks of one launch", "alternating launches"
 

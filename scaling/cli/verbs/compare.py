@@ -28,8 +28,8 @@ from scaling.report.html import comparison_page, sweep_page
 from scaling.report.markdown import comparison_markdown, sweep_markdown
 from scaling.report.terminal import print_comparison, print_sweep
 from scaling.report.tracking.wandb import log_comparison
-from scaling.spec.plan import Plan
-from scaling.spec.run import Cost, Tracking
+from scaling.settings.plan import Plan
+from scaling.settings.run import Cost, Tracking
 
 PRICE = "cost.usd_per_gpu_hour"
 

@@ -24,8 +24,8 @@ from scaling.reading import read_text
 from scaling.records.files import make_folder, write_json, write_text
 from scaling.records.paths import RunFolder, default_folder
 from scaling.records.run import SCHEMA, ScriptLaunch, Started
-from scaling.spec.environment import without_secrets
-from scaling.spec.plan import Plan
+from scaling.settings.environment import without_secrets
+from scaling.settings.plan import Plan
 from scaling.units import format_duration, ranks
 
 TIME_LIMIT_S = 3600.0

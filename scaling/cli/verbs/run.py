@@ -17,7 +17,7 @@ from scaling.launchers.choose import launcher_of
 from scaling.launchers.jobs import begun, jobs_of
 from scaling.launchers.reconcile import earlier_launches
 from scaling.records.paths import RunFolder, named, require_own
-from scaling.spec.plan import Plan, Request
+from scaling.settings.plan import Plan, Request
 
 
 def main(arguments: list[str]) -> int:

@@ -35,7 +35,7 @@ from scaling.reading import LOG_BYTES_MAX, read_text
 from scaling.records.paths import RunFolder, require_own
 from scaling.records.status import left
 from scaling.report.text import count
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 from scaling.units import format_duration
 
 T = TypeVar("T")

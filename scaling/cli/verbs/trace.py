@@ -19,7 +19,7 @@ from scaling.reading import as_number
 from scaling.records.files import make_folder, write_json
 from scaling.records.paths import RunFolder, default_folder
 from scaling.report.publish import publish
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 from scaling.traces import kinds
 from scaling.traces.kinds import HOW
 from scaling.traces.profiler.files import read_all

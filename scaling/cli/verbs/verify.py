@@ -26,10 +26,10 @@ from scaling.records.paths import RunFolder, find_run, require_own
 from scaling.records.run import read_config, read_plan
 from scaling.records.tables import Tables
 from scaling.report.terminal import print_verification
-from scaling.spec.parallel import AXES
-from scaling.spec.plan import Plan, Request
-from scaling.spec.run import Spec
-from scaling.spec.schedule import PLAIN, VARIANT
+from scaling.settings.parallel import AXES
+from scaling.settings.plan import Plan, Request
+from scaling.settings.run import Spec
+from scaling.settings.schedule import PLAIN, VARIANT
 
 WITHIN_A_LAUNCH = ("parallel", "ddp", "fsdp", "accumulation_steps", "batch_per_rank", "global_batch")
 """Fields of a spec that may differ between two strategies of one process."""

@@ -16,7 +16,7 @@ from scaling.launchers.failure import evidence
 from scaling.launchers.failure.evidence import LaunchEvidence, Record, printed
 from scaling.reading import as_number
 from scaling.records.paths import LaunchFolder
-from scaling.spec.plan import Ended
+from scaling.settings.plan import Ended
 
 SECONDHAND = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|timed? ?out|timeout|socket|"

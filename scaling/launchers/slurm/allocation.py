@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from scaling.errors import ScalingError
 from scaling.launchers.slurm.queue import answer, parse_scontrol
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

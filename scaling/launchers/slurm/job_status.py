@@ -22,7 +22,7 @@ from scaling.records.files import write_json
 from scaling.records.paths import RunFolder, is_own
 from scaling.records.run import read_status
 from scaling.records.status import Status, status_of
-from scaling.spec.plan import SETTLED, Plan
+from scaling.settings.plan import SETTLED, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,11 +17,11 @@ from scaling.launchers.slurm.allocation import Allocation, allocated, allocation
 from scaling.launchers.torchrun import connecting, environment, nccl_log, numa_binding, program_arguments
 from scaling.records.checkup import DOCTOR
 from scaling.records.paths import RunFolder
-from scaling.spec.cluster import Container
-from scaling.spec.plan import Plan
-from scaling.spec.run import Spec
-from scaling.spec.timeouts import start_limit_s
-from scaling.spec.topology import GPU
+from scaling.settings.cluster import Container
+from scaling.settings.plan import Plan
+from scaling.settings.run import Spec
+from scaling.settings.timeouts import start_limit_s
+from scaling.settings.topology import GPU
 
 IN_IMAGE = "/opt/scaling-harness"
 """Where a container finds this program."""

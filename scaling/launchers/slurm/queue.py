@@ -21,7 +21,7 @@ from typing import Annotated
 from scaling.errors import InputError, ScalingError
 from scaling.records.files import read_json
 from scaling.records.paths import RunFolder
-from scaling.spec.settings import Named
+from scaling.settings.bounds import Named
 
 ASK_S = 60
 """Time limit of a command: a busy controller can keep it waiting (Slurm's own MessageTimeout is 10 s)."""

@@ -19,9 +19,9 @@ from scaling.launchers.slurm.allocation import gets_jobs
 from scaling.launchers.slurm.queue import run
 from scaling.plain import message
 from scaling.records.paths import RunFolder
-from scaling.spec.batch_search import LAUNCHES_MAX, PROOFS_MAX
-from scaling.spec.plan import Plan
-from scaling.spec.timeouts import joining, start_limit_s
+from scaling.settings.batch_search import LAUNCHES_MAX, PROOFS_MAX
+from scaling.settings.plan import Plan
+from scaling.settings.timeouts import joining, start_limit_s
 from scaling.units import parse_time_limit_s
 
 _CPUS = {"cpus-per-task", "cpus-per-gpu", "mincpus"}

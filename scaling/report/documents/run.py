@@ -47,7 +47,7 @@ from scaling.report.plots.curves import latency_by_batch, throughput_by_batch
 from scaling.report.plots.efficiency import scaling_curve
 from scaling.report.plots.steps import history
 from scaling.report.strategies import strategy_table
-from scaling.spec.plan import HARNESS, SETTLED, Plan
+from scaling.settings.plan import HARNESS, SETTLED, Plan
 from scaling.units import count
 
 HOW_SURE = "how sure"

@@ -12,7 +12,7 @@ from scaling.report.model import MARKDOWN, PAGE, TERMINAL, Block, Figure, Line, 
 from scaling.report.plots.curves import fabric
 from scaling.report.plots.efficiency import waterfall
 from scaling.report.plots.steps import parts, timeline
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 from scaling.units import format_bytes
 
 EFFICIENCY = "where the efficiency goes"

@@ -46,10 +46,10 @@ from scaling.report.tracking.tables import (
     spread,
     tables,
 )
-from scaling.spec.cases import batches
-from scaling.spec.environment import MACHINE, VERSIONS, is_secret
-from scaling.spec.plan import SETTLED, Plan, Trial
-from scaling.spec.run import Tracking
+from scaling.settings.cases import batches
+from scaling.settings.environment import MACHINE, VERSIONS, is_secret
+from scaling.settings.plan import SETTLED, Plan, Trial
+from scaling.settings.run import Tracking
 
 
 def of_run(environment: Environment | None, plan: Plan, run: RunInfo) -> Json:

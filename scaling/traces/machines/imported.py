@@ -9,7 +9,7 @@ from typing import Any
 from scaling.analysis.network import links
 from scaling.analysis.network.cliffs import said
 from scaling.records import files
-from scaling.spec.topology import Level
+from scaling.settings.topology import Level
 from scaling.traces.job_log import findings_in
 from scaling.traces.machines import layout, nccl_xml, topo_matrix
 from scaling.traces.machines.layout import Layout

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from scaling.spec.topology import Level, Link, Nic
+from scaling.settings.topology import Level, Link, Nic
 from scaling.units import format_rate
 
 CLASSES = ("NV", "XGMI", "PIX", "PXB", "PHB", "NODE", "SYS")

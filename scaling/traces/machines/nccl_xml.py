@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from scaling.errors import InputError
 from scaling.reading import DEPTH_MAX, RefusedError
-from scaling.spec.topology import Level, Nic
+from scaling.settings.topology import Level, Nic
 from scaling.traces.machines.layout import CLASSES, DEVICES_MAX, Layout, levels, rank_of
 from scaling.units import format_rate
 

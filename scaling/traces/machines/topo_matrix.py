@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from scaling.errors import InputError
-from scaling.spec.topology import Nic
+from scaling.settings.topology import Nic
 from scaling.traces.machines.layout import DEVICES_MAX, Layout, groups, rank_of
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from scaling.reading import as_number
-from scaling.spec.plan import RANKS_MAX
+from scaling.settings.plan import RANKS_MAX
 from scaling.traces.profiler.columns import Trace
 from scaling.traces.profiler.decompose import Parts, decompose
 from scaling.traces.profiler.read import read_trace

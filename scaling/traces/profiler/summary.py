@@ -24,8 +24,8 @@ from scaling.analysis.results import (
 )
 from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.traces import Traced, TracedRank
-from scaling.spec.plan import TRACE, Plan
-from scaling.spec.topology import BACKEND_OF, CPU, GPU, Topology
+from scaling.settings.plan import TRACE, Plan
+from scaling.settings.topology import BACKEND_OF, CPU, GPU, Topology
 from scaling.traces.kinds import described
 from scaling.traces.profiler.files import RankTrace, UnreadFile
 from scaling.traces.profiler.jobs import UNSEEN, TracedRanks, jobs, listed

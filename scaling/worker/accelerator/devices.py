@@ -9,8 +9,8 @@ import torch
 
 from scaling import resources
 from scaling.records.checkup import DOCTOR
-from scaling.spec.run import Spec
-from scaling.spec.topology import CPU, MULTI_RANK, MULTI_RANK_NCCL, SIMULATED, SimulatedDevice
+from scaling.settings.run import Spec
+from scaling.settings.topology import CPU, MULTI_RANK, MULTI_RANK_NCCL, SIMULATED, SimulatedDevice
 from scaling.worker.accelerator import cuda
 from scaling.worker.accelerator.accelerator import Accelerator, Cpu
 from scaling.worker.accelerator.torch_accelerator import TorchAccelerator

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 from scaling.records.format import AnyStepRow, PlainRow
-from scaling.spec.cases import LATENCY, Case, Variant, cases, variants
-from scaling.spec.run import Inject, Spec
+from scaling.settings.cases import LATENCY, Case, Variant, cases, variants
+from scaling.settings.run import Inject, Spec
 from scaling.worker.accelerator.accelerator import DTYPES, Accelerator, Precision
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.data.feed import Feed

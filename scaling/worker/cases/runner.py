@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 from scaling.records.files import write_json
 from scaling.records.format import AnyStepRow, BlockRecord, RecordedBlock
-from scaling.spec.batch_search import FAILED, FITS, OOM, Largest
-from scaling.spec.budget import CaseCosts
-from scaling.spec.cases import Case, Stretch, arms, cases, round_stretches, stages
-from scaling.spec.plan import ENDED_SCHEMA, LEFT_OUT, Ended, Outcome, Outcomes
-from scaling.spec.run import LEAST_ROUNDS
+from scaling.settings.batch_search import FAILED, FITS, OOM, Largest
+from scaling.settings.budget import CaseCosts
+from scaling.settings.cases import Case, Stretch, arms, cases, round_stretches, stages
+from scaling.settings.plan import ENDED_SCHEMA, LEFT_OUT, Ended, Outcome, Outcomes
+from scaling.settings.run import LEAST_ROUNDS
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.accelerator.memory import Limit, is_out_of_memory

@@ -7,9 +7,9 @@ import json
 import time
 from typing import Any
 
-from scaling.spec.batch_search import FAILED, FITS, LATE, OOM, Found, Largest, Try
-from scaling.spec.cases import Case
-from scaling.spec.estimate import search_limit_s
+from scaling.settings.batch_search import FAILED, FITS, LATE, OOM, Found, Largest, Try
+from scaling.settings.cases import Case
+from scaling.settings.estimate import search_limit_s
 from scaling.worker.accelerator.memory import Limit
 from scaling.worker.cases.runner import Judged, Jury, Runner
 from scaling.worker.session.progress import COMPILE_S

@@ -17,7 +17,7 @@ import torch
 
 from scaling.records import checkup
 from scaling.records.checkup import Ceiling
-from scaling.spec.topology import CPU, SIMULATED
+from scaling.settings.topology import CPU, SIMULATED
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import is_virtual, now_ns
 from scaling.worker.accelerator.cuda import cudnn_tf32, matmul_tf32

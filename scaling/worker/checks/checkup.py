@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from scaling.records.checkup import SCHEMA, Pair, RankCheck
 from scaling.records.files import write_json
-from scaling.spec.topology import BACKEND_OF, CPU
+from scaling.settings.topology import BACKEND_OF, CPU
 from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.checks import ceilings

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from scaling.records.checkup import PhaseMemory, StepTimes, StepWork
 from scaling.records.format import StepRow
-from scaling.spec.plan import Plan, Trial
-from scaling.spec.run import Inject
+from scaling.settings.plan import Plan, Trial
+from scaling.settings.run import Inject
 from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.memory import OUT_OF_MEMORY
 from scaling.worker.checks.work import watching

@@ -3,7 +3,7 @@
 It reads {"spec": ..., "batch": ..., "flops": ..., "time": ..., "step": ..., "began_s": ...} from standard input. If a
 step that was asked for fails, or if `flops` is true and the step has none, it prints one line on standard error and
 ends with status 2. With `time` it times steps, from few samples on until one takes long, and prints what is known
-after each batch; scaling.spec.estimate says how long larger ones take.
+after each batch; scaling.settings.estimate says how long larger ones take.
 
 The step has two samples and runs on the device that the run has here. Where the run's devices are elsewhere it runs on
 the CPU. That one may lack what they have, so a failure there ends with status 75: it shows nothing.
@@ -24,10 +24,10 @@ import torch.distributed as dist
 
 from scaling.errors import InputError
 from scaling.records.files import decode, encode
-from scaling.spec.cases import batches, variants
-from scaling.spec.estimate import Sample, Timing
-from scaling.spec.run import Data, Inject, Spec
-from scaling.spec.topology import CPU, SIMULATED
+from scaling.settings.cases import batches, variants
+from scaling.settings.estimate import Sample, Timing
+from scaling.settings.run import Data, Inject, Spec
+from scaling.settings.topology import CPU, SIMULATED
 from scaling.worker.accelerator.accelerator import Accelerator, Cpu, Precision
 from scaling.worker.accelerator.devices import open_device
 from scaling.worker.accelerator.memory import is_out_of_memory

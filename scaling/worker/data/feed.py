@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from scaling.errors import InputError
-from scaling.spec.run import Data, Spec
-from scaling.spec.timeouts import LOADER
-from scaling.spec.topology import CPU
+from scaling.settings.run import Data, Spec
+from scaling.settings.timeouts import LOADER
+from scaling.settings.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import Clock
 from scaling.worker.data.gate import Collate, Gate, Shards, Stream, Timed, end_with_parent

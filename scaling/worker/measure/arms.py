@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from scaling.spec.plan import Trial
-from scaling.spec.promise import DETAILS, WHOLE, Content
-from scaling.spec.run import KINDS, Spec
-from scaling.spec.schedule import (
+from scaling.settings.plan import Trial
+from scaling.settings.promise import DETAILS, WHOLE, Content
+from scaling.settings.run import KINDS, Spec
+from scaling.settings.schedule import (
     BARE_ALL,
     BARE_ONE,
     DDP_SOLO,

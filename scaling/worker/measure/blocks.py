@@ -15,9 +15,9 @@ from scaling.records.format import (
     PlainRow,
     RecordedBlock,
 )
-from scaling.spec import schedule as sweeping
-from scaling.spec.run import COLLECTIVES
-from scaling.spec.schedule import (
+from scaling.settings import schedule as sweeping
+from scaling.settings.run import COLLECTIVES
+from scaling.settings.schedule import (
     BARE_ONE,
     FABRIC,
     PAIRS,

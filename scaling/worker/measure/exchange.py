@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from scaling.records.format import CollectiveRow, PlainRow
-from scaling.spec.run import COLLECTIVES
-from scaling.spec.schedule import Message
+from scaling.settings.run import COLLECTIVES
+from scaling.settings.schedule import Message
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns, resolve_collective
 from scaling.worker.accelerator.memory import is_out_of_memory

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import torch
 
-from scaling.spec.run import Inject
-from scaling.spec.schedule import BARE_ONE, FABRIC, PAIRS, REPLAY, Block
+from scaling.settings.run import Inject
+from scaling.settings.schedule import BARE_ONE, FABRIC, PAIRS, REPLAY, Block
 from scaling.worker.accelerator.clock import sleep
 
 _BUSY = """

@@ -11,9 +11,9 @@ from statistics import mean, stdev
 from typing import Any, Protocol
 
 from scaling.records.format import CollectiveRow
-from scaling.spec import schedule
-from scaling.spec.run import Measure, Spec
-from scaling.spec.schedule import BARE_ONE, PLAIN, Block
+from scaling.settings import schedule
+from scaling.settings.run import Measure, Spec
+from scaling.settings.schedule import BARE_ONE, PLAIN, Block
 
 BLOCK_NS_MIN = 300_000_000
 """Very short steps get longer blocks: a block has to outlast a hiccup of the scheduler."""

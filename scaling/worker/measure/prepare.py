@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 
 from scaling.records.format import CollectiveRow
-from scaling.spec.plan import Trial
-from scaling.spec.promise import SWEEP, WHOLE, Content
-from scaling.spec.schedule import PLAIN, PROBE, largest
+from scaling.settings.plan import Trial
+from scaling.settings.promise import SWEEP, WHOLE, Content
+from scaling.settings.schedule import PLAIN, PROBE, largest
 from scaling.worker.accelerator.clock import Clock
 from scaling.worker.accelerator.memory import is_out_of_memory
 from scaling.worker.measure.arms import Arms

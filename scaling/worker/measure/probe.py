@@ -11,8 +11,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import CollectiveRow
-from scaling.spec.run import COLLECTIVES
-from scaling.spec.topology import CPU
+from scaling.settings.run import COLLECTIVES
+from scaling.settings.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.ddp import bucket_bytes, bucket_parameters

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from scaling.records.format import CollectiveRow
-from scaling.spec.plan import Trial
-from scaling.spec.run import Spec
-from scaling.spec.schedule import settling_steps
+from scaling.settings.plan import Trial
+from scaling.settings.run import Spec
+from scaling.settings.schedule import settling_steps
 from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload

@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from scaling.errors import InputError
-from scaling.spec.run import Spec
-from scaling.spec.topology import CPU
+from scaling.settings.run import Spec
+from scaling.settings.topology import CPU
 from scaling.worker.data.workload import Workload
 
 

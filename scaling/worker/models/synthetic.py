@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from scaling.spec.topology import SIMULATED
+from scaling.settings.topology import SIMULATED
 from scaling.worker.accelerator.clock import note_sleep, now_ns, sleep
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.parallel.sequence import Parts

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import CollectiveRow
-from scaling.spec.run import KINDS
-from scaling.spec.schedule import PHASES, Message
+from scaling.settings.run import KINDS
+from scaling.settings.schedule import PHASES, Message
 from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
 from scaling.worker.parallel.strategy import Edges, Take, Taken
 from scaling.worker.parallel.tap import Seen, Tap

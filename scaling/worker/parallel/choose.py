@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from scaling.spec.run import Spec
+from scaling.settings.run import Spec
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.data.workload import Workload
 from scaling.worker.parallel.groups import Group

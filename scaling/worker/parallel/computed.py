@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from scaling.spec.parallel import Fsdp
+from scaling.settings.parallel import Fsdp
 
 
 def share_bytes(

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.spec.run import DEFAULT_BUCKET_MB, Ddp
+from scaling.settings.run import DEFAULT_BUCKET_MB, Ddp
 from scaling.worker.models.options import compiled
 from scaling.worker.parallel.tap import Tap
 from scaling.worker.parallel.waits import Norms

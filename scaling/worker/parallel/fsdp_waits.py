@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from scaling.records.format import CollectiveRow
-from scaling.spec.run import KINDS
-from scaling.spec.schedule import PHASES, Message
+from scaling.settings.run import KINDS
+from scaling.settings.schedule import PHASES, Message
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.fsdp_state import awaited_buffer, last_reductions
 from scaling.worker.parallel.guard import around, guarded

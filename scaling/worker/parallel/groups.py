@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from scaling.spec.plan import Ranks
+from scaling.settings.plan import Ranks
 from scaling.worker.parallel.collectives import gather_in_rings
 
 

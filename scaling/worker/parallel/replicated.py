@@ -19,9 +19,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import CollectiveRow
-from scaling.spec.run import KINDS, Spec
-from scaling.spec.schedule import PHASES, Message
-from scaling.spec.topology import CPU
+from scaling.settings.run import KINDS, Spec
+from scaling.settings.schedule import PHASES, Message
+from scaling.settings.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.measure.probe import ReadyTimes, SoloProbe
 from scaling.worker.parallel.buckets import BucketDetail, done_by

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from scaling.errors import InputError
-from scaling.spec.parallel import Fsdp
+from scaling.settings.parallel import Fsdp
 from scaling.worker.models.options import repeated
 from scaling.worker.parallel.collectives import all_gather, reduce_scatter
 from scaling.worker.parallel.fsdp_state import reduces_alone

@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.parallel import loss_parallel
 
-from scaling.spec.parallel import AXES, Mesh
-from scaling.spec.run import Spec
+from scaling.settings.parallel import AXES, Mesh
+from scaling.settings.run import Spec
 from scaling.worker.accelerator.accelerator import Accelerator, meshes
 from scaling.worker.data.workload import MakeOptimizer, Workload
 from scaling.worker.models.options import compile_units, own_backend

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from scaling.records.format import CollectiveRow
-from scaling.spec.schedule import PHASES, Message
+from scaling.settings.schedule import PHASES, Message
 
 FORWARD, BACKWARD = PHASES.index("forward"), PHASES.index("backward")
 

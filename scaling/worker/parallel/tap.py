@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from scaling.records.format import CollectiveRow
-from scaling.spec.run import KINDS
+from scaling.settings.run import KINDS
 from scaling.worker.accelerator.clock import Clock, now_ns
 from scaling.worker.parallel.guard import around, guarded
 

@@ -31,8 +31,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import CollectiveRow
-from scaling.spec.run import KINDS
-from scaling.spec.schedule import PHASES
+from scaling.settings.run import KINDS
+from scaling.settings.schedule import PHASES
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.guard import around
 from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Wait

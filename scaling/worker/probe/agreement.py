@@ -29,7 +29,7 @@ import torch.distributed as dist
 from scaling.errors import ScalingError
 from scaling.records.format import ClockRecord
 from scaling.records.paths import LaunchFolder, RunFolder, default_folder
-from scaling.spec.plan import run_id
+from scaling.settings.plan import run_id
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.session.control import compare_clocks
 

@@ -21,8 +21,17 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.records.format import AnyStepRow, BlockRecord, CollectiveRow, PlainRow, RecordedBlock
-from scaling.spec.run import Ddp
-from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, REPLAY, Message, bare_ranks, messages
+from scaling.settings.run import Ddp
+from scaling.settings.schedule import (
+    BARE_ALL,
+    BARE_ONE,
+    DDP_SOLO,
+    FABRIC,
+    REPLAY,
+    Message,
+    bare_ranks,
+    messages,
+)
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.accelerator.torch_accelerator import random_states, set_random_states
 from scaling.worker.measure.exchange import ALL_REDUCE, Exchange, stamps_of

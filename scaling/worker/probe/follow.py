@@ -17,8 +17,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import InputError
-from scaling.spec.parallel import Fsdp, Mesh, Parallel
-from scaling.spec.run import Ddp
+from scaling.settings.parallel import Fsdp, Mesh, Parallel
+from scaling.settings.run import Ddp
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.buckets import BucketDetail
 from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook

@@ -24,11 +24,11 @@ from torch.distributed.fsdp import FSDPModule
 
 from scaling.records import files
 from scaling.records.format import ClockRecord, EndRecord, PauseRecord, RecordedBlock, generation
-from scaling.spec.parallel import Parallel
-from scaling.spec.plan import OWN_LOOP, SCHEMA, Plan, Trial
-from scaling.spec.run import Measure, Model, Spec, Tracking
-from scaling.spec.schedule import PLAIN, PROBE
-from scaling.spec.topology import Topology
+from scaling.settings.parallel import Parallel
+from scaling.settings.plan import OWN_LOOP, SCHEMA, Plan, Trial
+from scaling.settings.run import Measure, Model, Spec, Tracking
+from scaling.settings.schedule import PLAIN, PROBE
+from scaling.settings.topology import Topology
 from scaling.version import __version__
 from scaling.worker.accelerator import cuda
 from scaling.worker.measure.recorder import Recorder

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.spec.parallel import PIPELINED, REST, Parallel, Pipeline
+from scaling.settings.parallel import PIPELINED, REST, Parallel, Pipeline
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.tap import backend_of

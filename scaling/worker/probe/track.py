@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from scaling.records.format import AnyStepRow, BlockRecord, CollectiveRow, PlainRow, RecordedBlock, StepRow
-from scaling.spec.schedule import PHASES
+from scaling.settings.schedule import PHASES
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.measure.recorder import Reading, Usage

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from scaling.spec.environment import NOT_RECORDED, is_recorded, is_secret, is_secret_value
-from scaling.spec.run import Spec
+from scaling.settings.environment import NOT_RECORDED, is_recorded, is_secret, is_secret_value
+from scaling.settings.run import Spec
 from scaling.worker.accelerator.accelerator import Accelerator
 
 SCHEMA = 1

@@ -11,11 +11,11 @@ import functools
 import torch
 
 from scaling.records.files import write_json
-from scaling.spec.plan import Trial
-from scaling.spec.promise import DETAILS, SWEEP
-from scaling.spec.run import Spec
-from scaling.spec.sample import Traffic
-from scaling.spec.schedule import (
+from scaling.settings.plan import Trial
+from scaling.settings.promise import DETAILS, SWEEP
+from scaling.settings.run import Spec
+from scaling.settings.sample import Traffic
+from scaling.settings.schedule import (
     ALONE,
     OF_NONE,
     PLAIN,

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from scaling.records.files import decode, encode, write_json
 from scaling.records.format import ClockRecord
 from scaling.records.paths import RunFolder
-from scaling.spec import schedule
-from scaling.spec.budget import BLOCK_S, CaseCosts, Costs, allowance_s, fit_cases, fit_training
-from scaling.spec.cases import Case
-from scaling.spec.estimate import Machine, local_ranks
-from scaling.spec.plan import Plan, Trial
-from scaling.spec.promise import Content, Promise
-from scaling.spec.run import WARMUP_SHARE
-from scaling.spec.sample import Traffic
+from scaling.settings import schedule
+from scaling.settings.budget import BLOCK_S, CaseCosts, Costs, allowance_s, fit_cases, fit_training
+from scaling.settings.cases import Case
+from scaling.settings.estimate import Machine, local_ranks
+from scaling.settings.plan import Plan, Trial
+from scaling.settings.promise import Content, Promise
+from scaling.settings.run import WARMUP_SHARE
+from scaling.settings.sample import Traffic
 from scaling.worker.measure.pace import Pace
 from scaling.worker.session.session import LaunchSession, cores_of_host
 

@@ -20,9 +20,9 @@ from scaling.records.checkup import DOCTOR
 from scaling.records.files import add_line, write_json
 from scaling.records.format import SCHEMA, ClockRecord, HeadRecord
 from scaling.records.paths import LaunchFolder
-from scaling.spec.plan import Plan, Trial
-from scaling.spec.run import Spec
-from scaling.spec.timeouts import collective_s
+from scaling.settings.plan import Plan, Trial
+from scaling.settings.run import Spec
+from scaling.settings.timeouts import collective_s
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.devices import open_device, require
 from scaling.worker.data.workload import Workload, build

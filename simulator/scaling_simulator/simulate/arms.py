@@ -18,8 +18,8 @@ from scaling.analysis.results import Point
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
-from scaling.spec.schedule import BARE_ALL, DDP_SOLO
-from scaling.spec.topology import Topology
+from scaling.settings.schedule import BARE_ALL, DDP_SOLO
+from scaling.settings.topology import Topology
 from scaling_simulator.simulate.ask import Range
 
 MEDIAN = 1.2533

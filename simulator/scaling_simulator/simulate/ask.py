@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from scaling.analysis.statistics.rounds import latest
 from scaling.errors import InputError
 from scaling.hardware.devices import memory_of, peak_flop_s
-from scaling.spec.parallel import Mesh, MeshError, Parallel
-from scaling.spec.run import Spec
-from scaling.spec.simulation import Chip, KernelTimes, LinkCurve, Physics, Simulation
-from scaling.spec.topology import Topology
+from scaling.settings.parallel import Mesh, MeshError, Parallel
+from scaling.settings.run import Spec
+from scaling.settings.simulation import Chip, KernelTimes, LinkCurve, Physics, Simulation
+from scaling.settings.topology import Topology
 from scaling_simulator.simulate import links
 
 FLOP_SHARE, MEMORY_SHARE = 0.6, 0.8

@@ -28,9 +28,9 @@ from scaling.analysis.predict.fabrics import (
     LATENCY_PCI_US,
     SHARE_UNKNOWN,
 )
-from scaling.spec.parallel import Axis
-from scaling.spec.simulation import LinkCurve
-from scaling.spec.topology import Level, Link, Topology
+from scaling.settings.parallel import Axis
+from scaling.settings.simulation import LinkCurve
+from scaling.settings.topology import Level, Link, Topology
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 SIZES = (0.0, *(float(2**k) for k in range(8, 34)))

@@ -16,9 +16,9 @@ from scaling.analysis.results import Analysis
 from scaling.errors import InputError
 from scaling.records.checkup import COPY, LAUNCH, MATMUL, KernelTable, Roofline
 from scaling.records.tables import Tables
-from scaling.spec.parallel import Mesh, Parallel
-from scaling.spec.simulation import Chip, KernelTimes, LinkCurve
-from scaling.spec.topology import Topology
+from scaling.settings.parallel import Mesh, Parallel
+from scaling.settings.simulation import Chip, KernelTimes, LinkCurve
+from scaling.settings.topology import Topology
 from scaling_simulator.simulate import arms
 from scaling_simulator.simulate.ask import (
     HOST_BYTES_S,

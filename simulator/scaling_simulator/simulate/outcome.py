@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from scaling.analysis.results import Loss, Measured
 from scaling.analysis.results.prediction import SimulatedPoint, SimulatedTransfers
-from scaling.spec.parallel import Mesh
-from scaling.spec.run import Spec
-from scaling.spec.simulation import Simulated, Step
+from scaling.settings.parallel import Mesh
+from scaling.settings.run import Spec
+from scaling.settings.simulation import Simulated, Step
 from scaling_simulator.simulate.ask import (
     ALIKE,
     EXPECTED,

@@ -21,8 +21,8 @@ from scaling.errors import InputError
 from scaling.launchers.simulate import simulate
 from scaling.records.launch import Launches
 from scaling.records.run import read_config
-from scaling.spec.parallel import Mesh, Parallel
-from scaling.spec.simulation import LinkCurve, Simulated, Simulation, Task
+from scaling.settings.parallel import Mesh, Parallel
+from scaling.settings.simulation import LinkCurve, Simulated, Simulation, Task
 from scaling_simulator.simulate import links, measured
 from scaling_simulator.simulate.ask import assumed, batch_of, mesh_of, simulation
 from scaling_simulator.simulate.outcome import point, unlike

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scaling.errors import InputError
-from scaling.spec.parallel import Parallel
+from scaling.settings.parallel import Parallel
 from scaling_simulator.simulate.ask import mesh_of
 
 

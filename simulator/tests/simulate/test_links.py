@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scaling.analysis.network.ring import NoPathError
-from scaling.spec.parallel import Axis, Mesh
-from scaling.spec.topology import Level, Link, Topology
+from scaling.settings.parallel import Axis, Mesh
+from scaling.settings.topology import Level, Link, Topology
 from scaling_simulator.simulate import links
 
 NVLINK = Level(name="nvlink", ranks=8, rate_bit_s=3_600_000_000_000, share=0.8, latency_us=3.4)

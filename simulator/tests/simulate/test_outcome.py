@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from support.results import spec
 
-from scaling.spec.parallel import Mesh
-from scaling.spec.simulation import Memory, Simulated, Step, Transfers
+from scaling.settings.parallel import Mesh
+from scaling.settings.simulation import Memory, Simulated, Step, Transfers
 from scaling_simulator.simulate.ask import (
     ALIKE,
     EXPECTED,

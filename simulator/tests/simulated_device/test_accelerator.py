@@ -10,7 +10,7 @@ MS = 1_000_000
 
 
 def opened(**settings):
-    from scaling.spec.topology import SimulatedDevice
+    from scaling.settings.topology import SimulatedDevice
     from scaling.worker.accelerator.devices import open_kind
 
     return open_kind("sim", SimulatedDevice(**settings))

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from scaling.analysis.statistics.rounds import latest
-from scaling.spec.parallel import Parallel
-from scaling.spec.run import Measure, Model, Spec
-from scaling.spec.simulation import Chip, KernelTimes, LinkCurve, Physics, Simulation
-from scaling.spec.topology import Topology
+from scaling.settings.parallel import Parallel
+from scaling.settings.run import Measure, Model, Spec
+from scaling.settings.simulation import Chip, KernelTimes, LinkCurve, Physics, Simulation
+from scaling.settings.topology import Topology
 from scaling.worker.models.language import llama
 from scaling_simulator import alone, program
 from scaling_simulator.device import configure

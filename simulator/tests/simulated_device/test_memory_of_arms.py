@@ -49,8 +49,8 @@ def _measured(rank, world, capacity):
     from datetime import timedelta
 
     from scaling.config.compose import requests
-    from scaling.spec.plan import Trial
-    from scaling.spec.run import Inject
+    from scaling.settings.plan import Trial
+    from scaling.settings.run import Inject
     from scaling.worker.accelerator.accelerator import Precision
     from scaling.worker.data.feed import open_feed
     from scaling.worker.measure.arms import Arms

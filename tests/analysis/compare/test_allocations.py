@@ -25,8 +25,8 @@ from scaling.analysis.results import (
 from scaling.report import side_by_side
 from scaling.report.documents import comparison
 from scaling.report.side_by_side import allocation_lines
-from scaling.spec.plan import make_plan
-from scaling.spec.run import Cost
+from scaling.settings.plan import make_plan
+from scaling.settings.run import Cost
 
 
 def about(value, relative=0.001):

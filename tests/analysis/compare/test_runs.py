@@ -21,8 +21,8 @@ from scaling.analysis.results import (
     SampleCost,
 )
 from scaling.report import side_by_side
-from scaling.spec.plan import make_plan
-from scaling.spec.run import Cost
+from scaling.settings.plan import make_plan
+from scaling.settings.run import Cost
 
 
 def about(value, relative=0.02):

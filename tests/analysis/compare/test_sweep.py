@@ -20,7 +20,7 @@ from scaling.analysis.results import (
     TrainingCase,
     Verdict,
 )
-from scaling.spec.plan import make_plan
+from scaling.settings.plan import make_plan
 
 
 def about(value, relative=0.02):

@@ -11,9 +11,9 @@ from scaling.analysis.decompose.backend_model import Served, links
 from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.network.channel import Channel
 from scaling.analysis.network.shared_link import APART, Beside
-from scaling.spec.parallel import Mesh
-from scaling.spec.run import KINDS
-from scaling.spec.schedule import PHASES
+from scaling.settings.parallel import Mesh
+from scaling.settings.run import KINDS
+from scaling.settings.schedule import PHASES
 
 MS, STEPS, COMPUTE_MS, BYTES_MS, WITHIN_MS = 1_000_000, 4, 6.0, 10.0, 1.0
 MESH = Mesh(replicate=2, shard=2)

@@ -9,7 +9,7 @@ import pytest
 
 from scaling.analysis.compare.runs import compare
 from scaling.report.answer import answer
-from scaling.spec.schedule import ALONE
+from scaling.settings.schedule import ALONE
 
 FRAMES = ("blocks", "steps", "buckets", "fabric")
 

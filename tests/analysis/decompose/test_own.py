@@ -12,8 +12,8 @@ from scaling.analysis.decompose import own_loop
 from scaling.analysis.decompose.own_loop import UNITS_ENOUGH, units
 from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.statistics.rounds import Rounds
-from scaling.spec.plan import OWN_LOOP
-from scaling.spec.run import Ddp
+from scaling.settings.plan import OWN_LOOP
+from scaling.settings.run import Ddp
 
 
 def autocorrelated(rng, rho, count, spread=0.05):

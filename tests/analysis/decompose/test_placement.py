@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from scaling.analysis.predict.predictions import as_measured, predictions
 from scaling.analysis.predict.sources import read_sources
-from scaling.spec.plan import make_plan
-from scaling.spec.topology import Level, Link, Topology
+from scaling.settings.plan import make_plan
+from scaling.settings.topology import Level, Link, Topology
 
 
 def topology(hosts=2, ranks_per_host=2, placement="spread"):

@@ -16,7 +16,7 @@ from scaling.analysis.decompose.quantities import Sent
 from scaling.analysis.decompose.trials import read_trial
 from scaling.records import files
 from scaling.records.tables import Tables
-from scaling.spec.plan import HARNESS, OWN_LOOP
+from scaling.settings.plan import HARNESS, OWN_LOOP
 
 FRAMES = ("blocks", "steps", "buckets", "fabric")
 few = settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])

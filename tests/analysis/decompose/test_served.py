@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from scaling.analysis.decompose.backend_model import channels
-from scaling.spec.plan import HARNESS, OWN_LOOP
-from scaling.spec.run import KINDS
+from scaling.settings.plan import HARNESS, OWN_LOOP
+from scaling.settings.run import KINDS
 
 KEYS = (2, 2, 2, 4, 4)
 """Of a communicator of two ranks, and of one of four."""

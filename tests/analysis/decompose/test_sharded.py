@@ -13,9 +13,9 @@ from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.decompose.unit_stamps import exposed, has_units, unit_blocks
 from scaling.analysis.network.channel import Channel
 from scaling.analysis.statistics.rounds import Rounds
-from scaling.spec.parallel import Mesh
-from scaling.spec.run import KINDS
-from scaling.spec.schedule import PHASES
+from scaling.settings.parallel import Mesh
+from scaling.settings.run import KINDS
+from scaling.settings.schedule import PHASES
 
 MS, RANKS, STEPS, UNITS = 1_000_000, 2, 5, 3
 GATHER_MS, REDUCE_MS = 10.0, 20.0

@@ -11,8 +11,8 @@ import pytest
 from scaling.analysis.decompose.starvation import with_input
 from scaling.report.answer import answer
 from scaling.report.findings import loader_line
-from scaling.spec.plan import make_plan
-from scaling.spec.run import Data
+from scaling.settings.plan import make_plan
+from scaling.settings.run import Data
 
 MS = 1_000_000
 FED_NS, WAIT_NS = MS, 30 * MS

@@ -11,7 +11,7 @@ from scaling.analysis.decompose.quantities import Cycle, TrialRecords
 from scaling.analysis.decompose.stragglers import late_ranks
 from scaling.analysis.network.replay import Replay
 from scaling.analysis.statistics.rounds import Rounds
-from scaling.spec.plan import Trial
+from scaling.settings.plan import Trial
 
 MS = 1e6
 COMPUTE, TRANSFER = 40 * MS, 10 * MS

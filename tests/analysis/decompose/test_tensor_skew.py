@@ -9,9 +9,9 @@ from scaling.analysis.decompose.backend_model import Served
 from scaling.analysis.decompose.quantities import by_kind
 from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.network.channel import Channel
-from scaling.spec.parallel import Mesh
-from scaling.spec.run import KINDS
-from scaling.spec.schedule import PHASES
+from scaling.settings.parallel import Mesh
+from scaling.settings.run import KINDS
+from scaling.settings.schedule import PHASES
 
 MS, STEPS, LATE_MS = 1_000_000, 4, 20.0
 MESH = Mesh(replicate=2, tensor=2)

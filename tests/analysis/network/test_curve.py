@@ -17,7 +17,7 @@ from scaling.analysis.network.curve import (
     sweep_times,
 )
 from scaling.analysis.statistics.rounds import Means, Rounds, UnknownQuantityError
-from scaling.spec.plan import make_plan
+from scaling.settings.plan import make_plan
 
 KIB, MIB = 2**10, 2**20
 SWEEP = tuple(KIB * 4**k for k in range(8))  # 1 KiB ... 16 MiB

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from scaling.analysis.network.shared_link import place
-from scaling.spec.parallel import Mesh, every_mesh
-from scaling.spec.topology import Topology
+from scaling.settings.parallel import Mesh, every_mesh
+from scaling.settings.topology import Topology
 
 MIB = 2**20
 

@@ -9,7 +9,7 @@ import pytest
 from scaling.analysis.network.nccl_log import warnings
 from scaling.analysis.results import Fabric, NcclChoice, NcclGroup, NcclLog
 from scaling.report.findings import nccl_lines
-from scaling.spec.topology import Level, Nic
+from scaling.settings.topology import Level, Nic
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from scaling.analysis.predict.change import LATENCY
 from scaling.analysis.predict.fabrics import LATENCY_NOMINAL, carries, named_fabric
 from scaling.analysis.predict.predictions import as_measured, predictions
 from scaling.analysis.predict.sources import read_sources
-from scaling.spec.topology import Level, Link, Topology
+from scaling.settings.topology import Level, Link, Topology
 
 GLOO_HOP_NS = 600e3
 """A thousand times what a hop over NVLink takes."""

@@ -15,8 +15,8 @@ from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.predict.whatif import outcome
 from scaling.analysis.results import Point
 from scaling.analysis.verdicts.remedies import offers
-from scaling.spec.plan import make_plan
-from scaling.spec.run import WhatIf
+from scaling.settings.plan import make_plan
+from scaling.settings.run import WhatIf
 
 MS = 1e6
 NEAR = 0.01

@@ -13,7 +13,7 @@ import pytest
 from scaling.analysis.decompose.quantities import SHOWN
 from scaling.analysis.quality.clocks import DeviceSamples, warnings, with_telemetry
 from scaling.analysis.results import Throttled
-from scaling.spec.schedule import PLAIN, PROBE
+from scaling.settings.schedule import PLAIN, PROBE
 
 S = 10**9
 THERMAL = 0x40

@@ -18,7 +18,7 @@ from scaling.analysis.quality.contention import (
     judged,
     warnings,
 )
-from scaling.spec.plan import OWN_LOOP
+from scaling.settings.plan import OWN_LOOP
 
 MS = 1_000_000
 

@@ -12,7 +12,7 @@ from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.quality import launches
 from scaling.analysis.quality.launches import counted
-from scaling.spec.plan import OWN_LOOP
+from scaling.settings.plan import OWN_LOOP
 
 FRAMES = ("blocks", "steps", "buckets", "fabric")
 LATE = pl.col("world_size") == 4

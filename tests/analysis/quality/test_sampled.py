@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from scaling.spec.plan import make_plan
-from scaling.spec.sample import Traffic, chosen, share_bytes, spread
+from scaling.settings.plan import make_plan
+from scaling.settings.sample import Traffic, chosen, share_bytes, spread
 
 ROUNDS, DETAILED = 40, 10
 

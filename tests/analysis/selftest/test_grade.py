@@ -10,7 +10,7 @@ from scaling.analysis.results import Measured, Straggler, Verdict
 from scaling.analysis.selftest import synthetic, zoo
 from scaling.analysis.selftest.grade import grade, summary
 from scaling.config.compose import requests
-from scaling.spec.plan import make_plan
+from scaling.settings.plan import make_plan
 
 
 def about(value):

@@ -21,9 +21,9 @@ from scaling.analysis.study.study import launch_spread, study
 from scaling.errors import InputError
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
-from scaling.spec.parallel import Parallel
-from scaling.spec.plan import OWN_LOOP
-from scaling.spec.schedule import PLAIN, PROBE
+from scaling.settings.parallel import Parallel
+from scaling.settings.plan import OWN_LOOP
+from scaling.settings.schedule import PLAIN, PROBE
 
 TRUTH = Truth(hosts=2, rounds=6, stragglers=(Straggler(rank=1, extra_ns=6e6, phase="input"),)).without_noise()
 COMPUTE_NS = TRUTH.forward_ns + TRUTH.backward_ns

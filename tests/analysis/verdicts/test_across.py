@@ -9,7 +9,7 @@ from support.results import spec
 
 from scaling.analysis.results import Collective, Comm, Degrees, FabricLevel, LossOfKind, Measured, Point
 from scaling.analysis.verdicts.sharded import tensor_across_hosts
-from scaling.spec.parallel import Parallel
+from scaling.settings.parallel import Parallel
 
 MIB = 2**20
 

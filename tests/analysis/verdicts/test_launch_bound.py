@@ -9,7 +9,7 @@ import pytest
 from scaling.analysis.results import Comm, Measured, Point, Remedy, StepParts, Verdict
 from scaling.analysis.verdicts.launch_bound import doubted, launch_bound
 from scaling.analysis.verdicts.remedies import no_gain
-from scaling.spec.plan import make_plan
+from scaling.settings.plan import make_plan
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from support.results import spec
 
 from scaling.analysis.results import Degrees, LossOfKind, Measured, Point
 from scaling.analysis.verdicts.sharded import sharded_link, sharded_overhead
-from scaling.spec.parallel import Fsdp, Parallel
+from scaling.settings.parallel import Fsdp, Parallel
 
 
 def run(**changes):

@@ -7,7 +7,7 @@ import pytest
 
 from scaling.analysis.results import Measured, Remedy, Verdict
 from scaling.analysis.verdicts.verify import ALTERNATING, alternating, judge
-from scaling.spec.plan import make_plan
+from scaling.settings.plan import make_plan
 
 SAME = Measured(1.0, 0.99, 1.01, 5)
 

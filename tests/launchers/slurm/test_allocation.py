@@ -19,8 +19,8 @@ from scaling.launchers.slurm import queue
 from scaling.launchers.slurm.allocation import Allocation, down, hostnames
 from scaling.launchers.slurm.launcher import Slurm, blamed, port, srun
 from scaling.records.paths import RunFolder
-from scaling.spec.plan import make_plan
-from scaling.spec.timeouts import start_limit_s
+from scaling.settings.plan import make_plan
+from scaling.settings.timeouts import start_limit_s
 
 RECORDED = Path(__file__).with_name("slurm-22.05")
 WHERE = Allocation(job="77", nodes=("a1", "a2", "a3"), address="10.0.0.1")

@@ -18,10 +18,10 @@ from scaling.errors import InputError
 from scaling.launchers.slurm.script import compare_script, job_script, minutes, too_short
 from scaling.records.paths import RunFolder
 from scaling.resources import folder
-from scaling.spec.batch_search import LAUNCHES_MAX, PROOFS_MAX
-from scaling.spec.cluster import START_IN_IMAGE_S, START_S
-from scaling.spec.plan import make_plan
-from scaling.spec.timeouts import joining
+from scaling.settings.batch_search import LAUNCHES_MAX, PROOFS_MAX
+from scaling.settings.cluster import START_IN_IMAGE_S, START_S
+from scaling.settings.plan import make_plan
+from scaling.settings.timeouts import joining
 
 TEMPLATE = (folder("slurm") / "job.sbatch").read_text()
 

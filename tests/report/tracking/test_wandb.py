@@ -26,7 +26,7 @@ from scaling.records.launch import Launches
 from scaling.records.paths import RunFolder
 from scaling.report.tracking import sync, wandb
 from scaling.report.tracking import wandb as report
-from scaling.spec.run import Vary
+from scaling.settings.run import Vary
 
 pytestmark = pytest.mark.usefixtures("home")
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from scaling.spec.topology import Topology
+from scaling.settings.topology import Topology
 from scaling.worker.accelerator import cuda, devices
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.devices import open_device, require

@@ -20,7 +20,7 @@ ASK = """
 import sys
 from types import SimpleNamespace
 import torch
-from scaling.spec.topology import Topology
+from scaling.settings.topology import Topology
 from scaling.worker.accelerator import cuda, devices
 torch.cuda.device_count = lambda: 1
 torch.cuda.nccl.version = lambda: (2, 28, 9)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from scaling.config.compose import requests
-from scaling.spec.cases import Case, Variant
+from scaling.settings.cases import Case, Variant
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.cases.programs import Training

@@ -8,8 +8,8 @@ import json
 import pytest
 
 from scaling.records.paths import RunFolder
-from scaling.spec.batch_search import SCHEMA, Found, Largest, Try
-from scaling.spec.cases import Variant
+from scaling.settings.batch_search import SCHEMA, Found, Largest, Try
+from scaling.settings.cases import Variant
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.memory import NoLimit
 from scaling.worker.cases.search import Search

@@ -8,7 +8,7 @@ import pytest
 
 from scaling.records.format import SCHEMA, ClockRecord, HeadRecord, PlainRow
 from scaling.records.paths import RunFolder
-from scaling.spec.plan import make_plan
+from scaling.settings.plan import make_plan
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.accelerator.memory import NoLimit

@@ -10,7 +10,7 @@ import torch
 from support.gloo_ranks import run_ranks
 
 from scaling.records.paths import RunFolder
-from scaling.spec.cases import Case, Variant, variants
+from scaling.settings.cases import Case, Variant, variants
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.cases import _runner
 from scaling.worker.data.workload import Workload, sgd

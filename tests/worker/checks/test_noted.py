@@ -10,7 +10,7 @@ import torch
 
 from scaling.config.compose import requests
 from scaling.records.paths import RunFolder
-from scaling.spec.plan import make_plan
+from scaling.settings.plan import make_plan
 from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.checks.checkup import Checkup
 from scaling.worker.checks.kernels import note_step

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from scaling.errors import InputError
 from scaling.launchers.failure.cause import OF_ITS_OWN
-from scaling.spec.run import Data
+from scaling.settings.run import Data
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import HostClock
 from scaling.worker.data.feed import Feed, Loader, NoBatchError, Shards, find_dataset
@@ -226,7 +226,7 @@ def test_workers_end_with_a_rank_that_is_killed():
 def assert_workers_end_with_their_rank(scratch):
     text = (
         "import sys, torch\n"
-        "from scaling.spec.run import Data\n"
+        "from scaling.settings.run import Data\n"
         "from scaling.worker.data.feed import Loader\n"
         "rows = torch.utils.data.TensorDataset(torch.zeros(64, 1), torch.zeros(64))\n"
         "data = Data(target='a.b', workers=2)\n"

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.config.compose import requests
-from scaling.spec.plan import Trial
-from scaling.spec.run import Inject
-from scaling.spec.schedule import dropped_steps, settling_steps
+from scaling.settings.plan import Trial
+from scaling.settings.run import Inject
+from scaling.settings.schedule import dropped_steps, settling_steps
 from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, sgd

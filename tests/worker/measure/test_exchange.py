@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from scaling.spec.plan import Trial
-from scaling.spec.schedule import FABRIC, PAIRS, REPLAY, Block, Message
+from scaling.settings.plan import Trial
+from scaling.settings.schedule import FABRIC, PAIRS, REPLAY, Block, Message
 from scaling.worker.measure.blocks import BlockRunner
 from scaling.worker.measure.exchange import Exchange
 from scaling.worker.parallel.groups import Group

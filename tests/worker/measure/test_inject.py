@@ -8,9 +8,9 @@ import pytest
 import torch
 from support.processes import state, wait_until
 
-from scaling.spec.plan import Trial
-from scaling.spec.run import Inject
-from scaling.spec.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, PAIRS, PLAIN, PROBE, REPLAY, Block
+from scaling.settings.plan import Trial
+from scaling.settings.run import Inject
+from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, FABRIC, PAIRS, PLAIN, PROBE, REPLAY, Block
 from scaling.worker.measure.inject import Faults
 
 

@@ -6,9 +6,9 @@ import pytest
 from scipy.special import stdtrit
 
 from scaling.records.format import CollectiveRow
-from scaling.spec.plan import Trial
-from scaling.spec.run import Measure
-from scaling.spec.schedule import Block
+from scaling.settings.plan import Trial
+from scaling.settings.run import Measure
+from scaling.settings.schedule import Block
 from scaling.worker.measure.pace import (
     BLOCK_NS_MIN,
     BLOCK_STEPS_MAX,

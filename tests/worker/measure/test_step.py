@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scaling.spec.run import Inject
+from scaling.settings.run import Inject
 from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, sgd

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.spec.schedule import Message
+from scaling.settings.schedule import Message
 from scaling.worker.accelerator.accelerator import Cpu
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.measure.exchange import Exchange

@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.errors import InputError
-from scaling.spec.parallel import Parallel
-from scaling.spec.run import Measure, Model, Spec
-from scaling.spec.topology import Topology
+from scaling.settings.parallel import Parallel
+from scaling.settings.run import Measure, Model, Spec
+from scaling.settings.topology import Topology
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.models.options import compiled, loading, shaped
 

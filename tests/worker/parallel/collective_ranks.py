@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from scaling.spec.run import KINDS
+from scaling.settings.run import KINDS
 from scaling.worker.accelerator.clock import HostClock
 from scaling.worker.parallel.collectives import all_gather, gather_in_rings, reduce_scatter
 from scaling.worker.parallel.tap import Tap

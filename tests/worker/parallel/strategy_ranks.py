@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from scaling.config.compose import requests
-from scaling.spec.run import KINDS
+from scaling.settings.run import KINDS
 from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.data.workload import Workload

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.spec.run import KINDS
+from scaling.settings.run import KINDS
 from scaling.worker.accelerator.clock import HostClock
 from scaling.worker.parallel.tap import Tap
 

@@ -14,8 +14,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from scaling.config.compose import requests
-from scaling.spec.run import KINDS
-from scaling.spec.schedule import PHASES
+from scaling.settings.run import KINDS
+from scaling.settings.schedule import PHASES
 from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.models import language, mlp, synthetic, vision
 from scaling.worker.models.options import shaped

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.gloo_ranks import run_ranks
 
-from scaling.spec.parallel import STRATEGIES
+from scaling.settings.parallel import STRATEGIES
 
 pytestmark = pytest.mark.slow  # four ranks train 84 times
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from scaling.errors import InputError
-from scaling.spec.parallel import Mesh, every_mesh
+from scaling.settings.parallel import Mesh, every_mesh
 from scaling.worker.models import language
 from scaling.worker.parallel.tensor import auto_plan, divide
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from scaling.records.format import SLOTS_WHOLE, StepRow, generation
-from scaling.spec.schedule import PLAIN, PROBE
+from scaling.settings.schedule import PLAIN, PROBE
 from scaling.worker.probe.loop_file import ROUND_STEPS, WARMUP, round_of, slot_of
 from scaling.worker.probe.phases import (
     BACKWARD,

@@ -10,13 +10,13 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
-from scaling.spec import schedule
-from scaling.spec.batch_search import Largest
-from scaling.spec.budget import BLOCK_S, CaseCosts, Costs, Fitted, fit_cases, fit_training, least_rounds
-from scaling.spec.cases import Case, batches, cases, ladder, variants
-from scaling.spec.plan import Plan
-from scaling.spec.promise import DETAILS, IN_WORDS, Content, Promise
-from scaling.spec.run import Spec
+from scaling.settings import schedule
+from scaling.settings.batch_search import Largest
+from scaling.settings.budget import BLOCK_S, CaseCosts, Costs, Fitted, fit_cases, fit_training, least_rounds
+from scaling.settings.cases import Case, batches, cases, ladder, variants
+from scaling.settings.plan import Plan
+from scaling.settings.promise import DETAILS, IN_WORDS, Content, Promise
+from scaling.settings.run import Spec
 from scaling.units import format_duration
 
 SIDE_BY_SIDE = 1.1

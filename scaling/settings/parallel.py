@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from scaling.errors import InputError
-from scaling.spec.settings import AtLeast, Nullable, OneOf, Text
+from scaling.settings.bounds import AtLeast, Nullable, OneOf, Text
 
 PIPELINED = "pp"
 """The strategy of a loop of one's own whose ranks each have some of the layers; `scaling run` does not offer it."""

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from scaling.config.compose import requests
-from scaling.spec.plan import make_plan
-from scaling.spec.schedule import BARE_ALL, DDP_SOLO, FABRIC, OF_NONE, PLAIN, PROBE, REPLAY, round_blocks
+from scaling.settings.plan import make_plan
+from scaling.settings.schedule import BARE_ALL, DDP_SOLO, FABRIC, OF_NONE, PLAIN, PROBE, REPLAY, round_blocks
 
 
 @pytest.fixture(scope="module")

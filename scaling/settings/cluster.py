@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from scaling.spec.settings import AtLeast, Matches, Nullable, OneOf
+from scaling.settings.bounds import AtLeast, Matches, Nullable, OneOf
 
 NUMA_BINDINGS = ("none", "node", "socket", "exclusive", "core-complex")
 RUNTIMES = ("pyxis", "apptainer")

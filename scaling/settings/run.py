@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from scaling.spec.cluster import Cluster
-from scaling.spec.parallel import SPREAD, Fsdp, Parallel, Pipeline
-from scaling.spec.settings import AtLeast, Distinct, NotEmpty, Nullable, OneOf, Positive, Text
-from scaling.spec.topology import Topology
+from scaling.settings.bounds import AtLeast, Distinct, NotEmpty, Nullable, OneOf, Positive, Text
+from scaling.settings.cluster import Cluster
+from scaling.settings.parallel import SPREAD, Fsdp, Parallel, Pipeline
+from scaling.settings.topology import Topology
 from scaling.units import format_bytes, format_rate, parse_bytes, parse_rate_bit_s
 
 MODES = ("weak", "strong")
@@ -106,7 +106,7 @@ class Measure:
     collectives: Annotated[tuple[str, ...], OneOf(COLLECTIVES), NotEmpty("[all_reduce]")] = ("all_reduce",)
     """Collectives of the size sweep."""
     step_timeout_s: Annotated[float, AtLeast(1)]
-    """A launch that makes no progress for this long, and for a few steps, counts as hung (scaling/spec/timeouts.py)."""
+    """A launch that makes no progress for this long, and for a few steps, counts as hung (timeouts.py)."""
     start_timeout_s: Annotated[float, AtLeast(1)] = 300.0
     """Ranks that are idle for this long before they have met and built the model count as hung."""
 
@@ -232,7 +232,7 @@ class Spec:
 
     @property
     def by_case(self) -> bool:
-        """Whether the run measures a table of cases (scaling/spec/cases.py) rather than decomposes a training step."""
+        """Whether the run measures a table of cases (cases.py) rather than decomposes a training step."""
         varied = replace(self.vary, parallel=()) != Vary()
         return self.task == "inference" or bool(self.batches) or self.batch_max or varied
 

@@ -1,7 +1,7 @@
 """Cases: one model with several batches, precisions and modes, side by side. Pure: no I/O, no torch.
 
 A variant is a combination of settings; a case is a variant at one batch. Inference and tables of training settings are
-measured by cases; `scaling.spec.schedule` has the blocks that decompose one training step.
+measured by cases; `scaling.settings.schedule` has the blocks that decompose one training step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 import random
 from dataclasses import dataclass
 
-from scaling.spec.run import Spec
+from scaling.settings.run import Spec
 
 INFERENCE_BATCHES = (1, 8, 32)
 """Batches of inference when the run names none."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scaling.spec.plan import Plan
+from scaling.settings.plan import Plan
 
 STEPS = 10
 """A step that takes this many times longer than the one that was timed hangs."""

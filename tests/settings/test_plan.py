@@ -7,8 +7,8 @@ import pytest
 from scaling.cli.planned import describe
 from scaling.config.compose import requests
 from scaling.records.paths import RunFolder
-from scaling.spec.plan import make_plan
-from scaling.spec.schedule import round_blocks
+from scaling.settings.plan import make_plan
+from scaling.settings.schedule import round_blocks
 
 ROUNDS = range(12)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from scaling.spec.parallel import PIPELINED, STRATEGIES, Mesh, Parallel
+from scaling.settings.parallel import PIPELINED, STRATEGIES, Mesh, Parallel
 
 LACKS = [
     ("ddp", "shard"),

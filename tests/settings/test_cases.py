@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scaling.cli.planned import describe
 from scaling.config.compose import requests
 from scaling.records.paths import RunFolder
-from scaling.spec.batch_search import FAILED, FITS, OOM, Found, Try, step
-from scaling.spec.cases import Variant, cases, ladder, round_stretches, stages, variants
-from scaling.spec.plan import make_plan
+from scaling.settings.batch_search import FAILED, FITS, OOM, Found, Try, step
+from scaling.settings.cases import Variant, cases, ladder, round_stretches, stages, variants
+from scaling.settings.plan import make_plan
 
 
 def spec(*overrides):

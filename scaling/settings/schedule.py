@@ -21,9 +21,9 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
-from scaling.spec.plan import Plan, Ranks, Trial
-from scaling.spec.promise import CONTROLS, DETAILS, REPLAYS, SWEEP, WHOLE, Content
-from scaling.spec.run import FABRIC_BYTES_MIN, SWEEP_SHARE, Measure, Spec
+from scaling.settings.plan import Plan, Ranks, Trial
+from scaling.settings.promise import CONTROLS, DETAILS, REPLAYS, SWEEP, WHOLE, Content
+from scaling.settings.run import FABRIC_BYTES_MIN, SWEEP_SHARE, Measure, Spec
 
 BARE_ONE = "bare_one"
 BARE_ALL = "bare_all"

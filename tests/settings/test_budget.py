@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scaling.spec.budget import CaseCosts, Costs, allowance_s, fit_cases, fit_training
-from scaling.spec.cases import cases
-from scaling.spec.estimate import rounded_up
-from scaling.spec.plan import make_plan
-from scaling.spec.promise import CONTROLS, DETAILS, REPLAYS, SWEEP, WHOLE, Content
-from scaling.spec.schedule import BARE_ONE, FABRIC, PLAIN, PROBE, REPLAY, round_blocks
+from scaling.settings.budget import CaseCosts, Costs, allowance_s, fit_cases, fit_training
+from scaling.settings.cases import cases
+from scaling.settings.estimate import rounded_up
+from scaling.settings.plan import make_plan
+from scaling.settings.promise import CONTROLS, DETAILS, REPLAYS, SWEEP, WHOLE, Content
+from scaling.settings.schedule import BARE_ONE, FABRIC, PLAIN, PROBE, REPLAY, round_blocks
 
 QUICK = {"rounds_min": 3, "rounds_max": 6, "steps": 6, "lead_in": 2, "budget_s": 28.0}
 

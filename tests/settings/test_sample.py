@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from scaling.cli.planned import describe
 from scaling.records.paths import RunFolder
-from scaling.spec.budget import Costs, fit_training
-from scaling.spec.plan import make_plan
-from scaling.spec.promise import DETAILS, REPLAYS, SWEEP, WHOLE, Content
-from scaling.spec.sample import (
+from scaling.settings.budget import Costs, fit_training
+from scaling.settings.plan import make_plan
+from scaling.settings.promise import DETAILS, REPLAYS, SWEEP, WHOLE, Content
+from scaling.settings.sample import (
     LEAST_DETAILED,
     Round,
     Traffic,
@@ -26,7 +26,7 @@ from scaling.spec.sample import (
     share_bytes,
     spread,
 )
-from scaling.spec.schedule import BARE_ONE, PLAIN, PROBE, arms_of, round_blocks
+from scaling.settings.schedule import BARE_ONE, PLAIN, PROBE, arms_of, round_blocks
 
 GIB = 2**30
 SIZES = tuple(2**k for k in range(13))  # 1 to 4,096

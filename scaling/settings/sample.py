@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from scaling.spec.plan import Plan, Trial
-from scaling.spec.promise import SAMPLED, Content
-from scaling.spec.run import LEAST_ROUNDS, Measure
-from scaling.spec.schedule import DDP_SOLO, FABRIC, PAIRS, PLAIN, REPLAY, REPLAYED, Block, round_blocks
+from scaling.settings.plan import Plan, Trial
+from scaling.settings.promise import SAMPLED, Content
+from scaling.settings.run import LEAST_ROUNDS, Measure
+from scaling.settings.schedule import DDP_SOLO, FABRIC, PAIRS, PLAIN, REPLAY, REPLAYED, Block, round_blocks
 from scaling.units import format_bytes
 
 LEAST_DETAILED = 2 * LEAST_ROUNDS

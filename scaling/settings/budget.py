@@ -1,6 +1,6 @@
 """What of a launch fits into its budget, by what its pieces take. Pure: no I/O, no torch.
 
-A run fits it beforehand from an estimate (scaling.spec.estimate), and rank 0 again from the steps of its warm-up.
+A run fits it beforehand from an estimate (scaling.settings.estimate), and rank 0 again from the steps of its warm-up.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from scaling.spec.cases import Case, arms, stages
-from scaling.spec.plan import Plan, Trial
-from scaling.spec.promise import CONTROLS, DETAILS, REPLAYS, SWEEP, WHOLE, Content
-from scaling.spec.run import LEAST_ROUNDS, WARMUP_SHARE, Measure
-from scaling.spec.sample import Traffic, chosen
-from scaling.spec.schedule import (
+from scaling.settings.cases import Case, arms, stages
+from scaling.settings.plan import Plan, Trial
+from scaling.settings.promise import CONTROLS, DETAILS, REPLAYS, SWEEP, WHOLE, Content
+from scaling.settings.run import LEAST_ROUNDS, WARMUP_SHARE, Measure
+from scaling.settings.sample import Traffic, chosen
+from scaling.settings.schedule import (
     BARE_ONE,
     FABRIC,
     PAIRS,

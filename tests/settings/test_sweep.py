@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from scaling.spec import schedule
-from scaling.spec.run import Measure
+from scaling.settings import schedule
+from scaling.settings.run import Measure
 
 KIB, MIB = 2**10, 2**20
 

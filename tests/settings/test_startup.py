@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scaling.config.compose import requests
-from scaling.spec.plan import make_plan
-from scaling.spec.timeouts import LAZY_RANKS, MEASURED_RANKS, group_s, joining, lazy, start_limit_s
+from scaling.settings.plan import make_plan
+from scaling.settings.timeouts import LAZY_RANKS, MEASURED_RANKS, group_s, joining, lazy, start_limit_s
 
 CLUSTER = ("topology=nvlink_node", "topology.ranks_per_host=8")
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from scaling.spec.promise import WHOLE, Content, Promise
-from scaling.spec.run import Spec
-from scaling.spec.settings import Between, Named, NotEmpty
+from scaling.settings.bounds import Between, Named, NotEmpty
+from scaling.settings.promise import WHOLE, Content, Promise
+from scaling.settings.run import Spec
 
 Ranks = tuple[int, ...]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scaling.spec.cases import Variant, ladder
+from scaling.settings.cases import Variant, ladder
 
 SCHEMA = 1
 RESOLUTION = 32

@@ -12,7 +12,7 @@ IN_WORDS = {
     CONTROLS: "controls (second blocks, the light probe)",
 }
 SAMPLED = (DETAILS, SWEEP, REPLAYS)
-"""What only some rounds have, where the files of all hosts would exceed their bound (scaling.spec.sample)."""
+"""What only some rounds have, where the files of all hosts would exceed their bound (scaling.settings.sample)."""
 ORDER = "largest batches, details, the size sweep, replay, controls, then world sizes"
 """What a budget that is too short leaves out, first to last."""
 SCHEMA = 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from scaling.spec.parallel import Mesh
-from scaling.spec.run import Spec
-from scaling.spec.settings import AtLeast, Positive
+from scaling.settings.bounds import AtLeast, Positive
+from scaling.settings.parallel import Mesh
+from scaling.settings.run import Spec
 
 AtLeastOne = Annotated[int, AtLeast(1)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scaling.spec.timeouts import (
+from scaling.settings.timeouts import (
     COLLECTIVE,
     LATE,
     LAUNCHER,

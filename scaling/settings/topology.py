@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from scaling.spec.settings import AtLeast, Between, Fraction, Nullable, OneOf, Positive, Text
+from scaling.settings.bounds import AtLeast, Between, Fraction, Nullable, OneOf, Positive, Text
 from scaling.units import format_bytes, format_rate, parse_bytes, parse_rate_bit_s
 
 KINDS = ("local", "emulated", "slurm")

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from scaling.config.compose import requests
-from scaling.spec.budget import fit_training
-from scaling.spec.estimate import (
+from scaling.settings.budget import fit_training
+from scaling.settings.estimate import (
     Machine,
     Sample,
     Timing,
@@ -20,8 +20,8 @@ from scaling.spec.estimate import (
     synthetic_timing,
     training_costs,
 )
-from scaling.spec.plan import make_plan
-from scaling.spec.promise import DETAILS, WHOLE, Content
+from scaling.settings.plan import make_plan
+from scaling.settings.promise import DETAILS, WHOLE, Content
 
 MACHINE = Machine(cores=2)
 
