@@ -195,7 +195,7 @@ class Phases(StepMarks):
                 if tensor.requires_grad:
                     handle = tensor.register_hook(self._tensor_hook)
                     if self._followed.hooks_first:
-                        tensor._backward_hooks.move_to_end(handle.id, last=False)  # noqa: SLF001
+                        _put_first(tensor._backward_hooks, handle.id)  # noqa: SLF001
 
     def _at_backward(self, _gradient: torch.Tensor) -> None:
         if self._marking and self.inside and not self._in_backward:
@@ -210,6 +210,14 @@ class Phases(StepMarks):
     def _at_sync_end(self) -> None:
         self.marks.append((SYNC_END, self._stamp()))
         self._in_backward = False
+
+
+def _put_first(hooks: dict[int, Any], key: int) -> None:
+    """Let this hook of a tensor run first. The engine calls them in the order of insertion, as in a plain dict."""
+    others = {other: hook for other, hook in hooks.items() if other != key}
+    for other in others:
+        del hooks[other]
+    hooks.update(others)
 
 
 def broadcasts(marks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -8,11 +8,6 @@ import pytest
 
 pytestmark = pytest.mark.slow  # many trainings of four ranks
 
-LEFT_OUT = pytest.mark.xfail(
-    strict=False,
-    reason="blocks are left out, cause not known yet: their waits in backward add up to more than backward",
-)
-
 SCRIPT = Path(__file__).with_name("sharded_ranks.py")
 RANKS = 4
 BLOCK, ROOT = (256 * 256 + 256) * 4, (256 * 4 + 4) * 4
@@ -34,7 +29,6 @@ def test_losses_and_weights_are_bitwise_what_they_are_without(ranks, name):
         assert with_it["left"] == without["left"]  # no method, call, hook or kernel
 
 
-@LEFT_OUT
 def test_every_collective_is_counted_to_the_byte(found):
     assert sent(found("fsdp")) == {
         ("all_gather", "forward", "shard"): WHOLE,
@@ -48,7 +42,6 @@ def test_every_collective_is_counted_to_the_byte(found):
     assert sent(found("separate")) == sent(found("fsdp"))
 
 
-@LEFT_OUT
 def test_copies_are_reduced_in_the_last_micro_step_alone(found):
     analysis = found("hsdp")
     mesh = analysis.points[0].parallel
@@ -61,7 +54,6 @@ def test_copies_are_reduced_in_the_last_micro_step_alone(found):
     }
 
 
-@LEFT_OUT
 @pytest.mark.parametrize(("name", "like"), [("each", 1), ("each_hsdp", 2)])
 def test_micro_steps_around_which_step_is_put_are_joined_to_one_step(found, name, like):
     analysis = found(name)
@@ -76,7 +68,6 @@ def test_what_the_loop_itself_sends_is_named_apart(found):
     assert said.startswith("a step has 1 collective beside the model's own")  # the norm of the gradients
 
 
-@LEFT_OUT
 def test_parts_add_up_to_the_step_and_blocks_are_whole(found):
     for name in ("fsdp", "hsdp", "late"):
         analysis = found(name)
