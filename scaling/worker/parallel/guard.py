@@ -32,13 +32,18 @@ def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **named: Any) -> Any:
         try:
             return function(*args, **named)
-        except Exception as error:
-            if Guard.told is None:
-                raise
-            Guard.told(error)
+        except Exception as error:  # noqa: BLE001
+            _tell_or_raise(error)
             return None
 
     return call
+
+
+def _tell_or_raise(error: Exception) -> None:
+    """Tell the open Probe; without one, raise."""
+    if Guard.told is None:
+        raise error
+    Guard.told(error)
 
 
 def around(inner: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
@@ -86,7 +91,7 @@ class Calls:
     ) -> None:
         """`before(module, args, kwargs)` and `after(module, output)` return nothing."""
         self._module = weakref.ref(module)
-        self._before, self._after = guarded(before), after and guarded(after)
+        self._before, self._after = before, after
         self.inner: Any = vars(module).get(self.SLOT)
         vars(module)[self.SLOT] = self
 
@@ -95,10 +100,16 @@ class Calls:
         inner = self.inner or module._call_impl  # noqa: SLF001
         if torch.compiler.is_compiling():  # it would be traced
             return inner(*args, **named)
-        self._before(module, args, named)
+        try:
+            self._before(module, args, named)
+        except Exception as error:  # noqa: BLE001
+            _tell_or_raise(error)
         output = inner(*args, **named)
         if self._after is not None:
-            self._after(module, output)
+            try:
+                self._after(module, output)
+            except Exception as error:  # noqa: BLE001
+                _tell_or_raise(error)
         return output
 
     def __reduce__(self) -> tuple[Any, ...]:
