@@ -31,10 +31,9 @@ from ending import exit_with
 from harness import parser, result, skipped
 
 from scaling.analysis.statistics.rounds import latest
-from scaling.config.simulation import to_simulation
-from scaling.launchers.simulate import simulate
-from scaling.settings.simulation import Simulation
-from scaling_simulator.simulate.ask import assumed, batch_of, mesh_of, simulation
+from scaling_simulator.simulate.ask import assumed, batch_of, mesh_of, simulate, simulation
+from scaling_simulator.simulate.request import to_simulation
+from scaling_simulator.simulation import Simulation
 
 DATA = Path(os.environ.get("SCALING_SHARED_DATA", Path(__file__).parents[2] / "shared" / "data"))
 TABLE = DATA / "scaling" / "published_sharded.csv"

@@ -34,14 +34,13 @@ from ending import exit_with
 from scaling.cli.api import predict
 from scaling.cli.loaded import Run
 from scaling.cli.pipeline import read_analysis
-from scaling.config.simulation import to_simulation
 from scaling.errors import ScalingError
-from scaling.launchers.simulate import simulate
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_config
-from scaling.settings.simulation import Simulated
-from scaling_simulator.simulate.ask import batch_of, mesh_of, simulation
+from scaling_simulator.simulate.ask import batch_of, mesh_of, simulate, simulation
+from scaling_simulator.simulate.request import to_simulation
 from scaling_simulator.simulate.simulations import Measured
+from scaling_simulator.simulation import Simulated
 
 BARS = {"median": 0.05, "worst": 0.10, "of_one": 0.5}
 LATE = ("inject.rank=1", "inject.compute_ms=15")

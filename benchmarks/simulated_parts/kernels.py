@@ -13,8 +13,8 @@ from scaling.config.compose import requests
 from scaling.records import checkup
 from scaling.records.checkup import Ceiling
 from scaling.settings.plan import make_plan
-from scaling.settings.simulation import KernelTimes
 from scaling.settings.topology import SimulatedDevice
+from scaling_simulator.simulation import KernelTimes
 
 MODELS = (("resnet50", 4, "aten::native_batch_norm", MEMORY), ("gpt2", 1, "aten::addmm", COMPUTE))
 """Models, samples of a batch, the operator whose kernels are slow there, and the part that they belong to."""

@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scaling.analysis.compare.allocations import sides, with_allocations
 from scaling.analysis.compare.differences import Prices
@@ -20,7 +20,6 @@ from scaling.analysis.network.ring import NoPathError
 from scaling.analysis.predict.change import Source
 from scaling.analysis.predict.predictions import predictions
 from scaling.analysis.results import Comparison, Prediction, Sweep
-from scaling.analysis.results.prediction import SimulationResults
 from scaling.cli.loaded import Run, shown_comparison, shown_prediction, sources_of, sources_with
 from scaling.cli.simulated_run import from_run
 from scaling.config.compose import changed, require_readable
@@ -29,6 +28,9 @@ from scaling.errors import InputError
 from scaling.records.launch import Launches
 from scaling.records.run import read_config
 from scaling.settings.environment import MACHINE
+
+if TYPE_CHECKING:
+    from scaling_simulator.simulate.results import SimulationResults
 
 _MACHINE = (*MACHINE, "hostname", "kernel", "torch")
 """Facts of rank 0 by which two runs are taken to have used the same machine."""

@@ -10,15 +10,18 @@ from rich.console import Console
 
 from scaling import resources
 from scaling.cli.output import print_json, say
-from scaling.config.simulation import is_simulated
 from scaling.errors import InputError
+from scaling.settings.topology import SIMULATED_PREFIX
 
 if TYPE_CHECKING:
     from scaling_simulator.simulate.simulations import Outcome
 
-__all__ = ["from_run", "is_simulated", "print_outcomes", "refuse_simulated", "simulate_run"]
-
 NAME, TIMELINE = "simulation.json", "timeline.json"
+
+
+def is_simulated(words: Sequence[str]) -> bool:
+    """Whether a command line asks for a simulated topology."""
+    return any(word.startswith(f"topology={SIMULATED_PREFIX}") for word in words)
 
 
 def refuse_simulated(verb: str, words: Sequence[str]) -> None:
@@ -58,8 +61,8 @@ def from_run(path: str, words: Sequence[str]) -> list[Outcome]:
 def print_outcomes(outcomes: Sequence[Outcome], *, as_json: bool, into: Path | None) -> int:
     """Print simulations, one after the other, then side by side; exit status 1 where none gave a step."""
     from scaling.records.files import encode, write_json  # noqa: PLC0415
-    from scaling.report.figures import simulated_chrome  # noqa: PLC0415
-    from scaling.report.terminal import print_ranking, print_simulation, print_simulations  # noqa: PLC0415
+    from scaling.report.terminal import draw  # noqa: PLC0415
+    from scaling_simulator.simulate import documents  # noqa: PLC0415
     from scaling_simulator.simulate.ranking import ranked  # noqa: PLC0415
 
     results = [outcome.results for outcome in outcomes]
@@ -69,22 +72,22 @@ def print_outcomes(outcomes: Sequence[Outcome], *, as_json: bool, into: Path | N
         if as_json:
             print_json(rankings[0] if len(rankings) == 1 else {"simulated": True, "rankings": rankings})
         for ranking in () if as_json else rankings:
-            print_ranking(Console(), ranking)
+            draw(Console(), documents.ranking(ranking))
     elif as_json:
         print_json(results[0] if len(results) == 1 else {"simulated": True, "simulations": results})
     else:
         console = Console()
         for one in results:
-            print_simulation(console, one)
+            draw(console, documents.document(one))
         if len(results) > 1:
-            print_simulations(console, results)
+            draw(console, documents.side_by_side(results))
     for index, outcome in enumerate(outcomes if into is not None else ()):
         assert into is not None
         folder = into if len(outcomes) == 1 else into / str(index)
         folder.mkdir(parents=True)
         write_json(folder / NAME, encode(outcome.results))
         if outcome.timeline:
-            text = simulated_chrome(outcome.timeline, outcome.results.topology, outcome.timeline_ranks)
+            text = documents.chrome(outcome.timeline, outcome.results.topology, outcome.timeline_ranks)
             (folder / TIMELINE).write_text(text, encoding="utf-8")
         if not as_json:
             say(f"# written to {folder}: {NAME}{f', {TIMELINE} (Perfetto)' if outcome.timeline else ''}")

@@ -18,7 +18,6 @@ from scaling.analysis.results import Timeline
 from scaling.errors import InputError, ScalingError
 from scaling.report.html import packaged
 from scaling.report.plots.base import Json, Plot
-from scaling.settings.simulation import Task
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 FORMATS = ("svg", "png")
@@ -132,21 +131,3 @@ def chrome(timelines: Sequence[Timeline]) -> str:
             events.append(event if span.bytes is None else {**event, "args": {"bytes": span.bytes}})
     unique = {json.dumps(e, sort_keys=True): e for e in events}
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": list(unique.values())})
-
-
-def simulated_chrome(tasks: Sequence[Task], topology: str, world_size: int) -> str:
-    """A simulated step of one rank: a thread for each stream of the device; waits for peers are events of their own."""
-    events: list[dict[str, Any]] = []
-    name = f"SIMULATED: one rank of {world_size} on {topology}"
-    events.append({"ph": "M", "pid": 0, "name": "process_name", "args": {"name": name}})
-    for stream in sorted({task.stream for task in tasks}):
-        label = {"name": f"stream {stream}"}
-        events.append({"ph": "M", "pid": 0, "tid": stream, "name": "thread_name", "args": label})
-    for task in tasks:
-        met = task.met_ns or task.start_ns
-        for what, begin, end in ((f"wait {task.name}", task.start_ns, met), (task.name, met, task.end_ns)):
-            if end > begin:
-                times = {"ts": begin / 1e3, "dur": (end - begin) / 1e3}
-                place = {"pid": 0, "tid": task.stream, "args": {"bytes": task.bytes}}
-                events.append({"ph": "X", "name": what, **times, **place})
-    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events})

@@ -23,11 +23,10 @@ from scaling.analysis.results import (
     Verification,
 )
 from scaling.analysis.results.doctor import Diagnosis
-from scaling.analysis.results.prediction import RankedMeshes, SimulationResults
 from scaling.plain import plain
 from scaling.report import text
 from scaling.report import text as bars
-from scaling.report.documents import checkup, comparison, prediction, ranking, run, simulation
+from scaling.report.documents import checkup, comparison, prediction, run
 from scaling.report.documents import checkup as proof
 from scaling.report.documents import comparison as several
 from scaling.report.key_figures import key_table
@@ -87,21 +86,6 @@ def print_sweep(
 def print_prediction(console: Console, predicted: Prediction) -> None:
     """Print a run under other settings, and how well the model predicts what the run itself measured."""
     draw(console, prediction.document(predicted))
-
-
-def print_simulation(console: Console, found: SimulationResults) -> None:
-    """Print what a real program would do on a simulated machine."""
-    draw(console, simulation.document(found))
-
-
-def print_simulations(console: Console, found: Sequence[SimulationResults]) -> None:
-    """Print several simulations side by side, at their largest world size."""
-    draw(console, simulation.side_by_side(found))
-
-
-def print_ranking(console: Console, found: RankedMeshes) -> None:
-    """Print all meshes of a world size, the fastest first."""
-    draw(console, ranking.document(found))
 
 
 def print_checkup(console: Console, found: Diagnosis, *, folder: Path | str) -> None:

@@ -11,6 +11,8 @@ from scaling.units import format_bytes, format_rate, parse_bytes, parse_rate_bit
 
 KINDS = ("local", "emulated", "slurm")
 CPU, GPU, SIMULATED = "cpu", "cuda", "sim"
+SIMULATED_PREFIX = "simulated_"
+"""A topology with this before its name is not measured: a run there is simulated."""
 DEVICE_NAMES = {CPU: "CPU", GPU: "CUDA device", "xpu": "XPU", SIMULATED: "simulated accelerator"}
 """Types of device, as torch names them. ROCm's are `cuda`."""
 DEVICES = tuple(DEVICE_NAMES)

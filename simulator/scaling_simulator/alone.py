@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from scaling.settings.simulation import Chip, KernelTimes, Physics, Simulation
 from scaling_simulator.device import configure, load, set_link, set_wire, unlink
+from scaling_simulator.simulation import Chip, KernelTimes, Physics, Simulation
 
 
 def begin(asked: Simulation) -> None:

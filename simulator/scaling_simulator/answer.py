@@ -8,9 +8,9 @@ import sys
 
 from scaling.errors import InputError
 from scaling.records.files import decode, encode
-from scaling.settings.simulation import Simulation
 from scaling_simulator.build import BuildError
 from scaling_simulator.device import load
+from scaling_simulator.simulation import Simulation
 
 
 def main() -> None:

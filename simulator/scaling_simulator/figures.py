@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from scaling.settings.simulation import Step, Transfers
+from scaling_simulator.simulation import Step, Transfers
 from scaling_simulator.trace import Task
 
 Span = tuple[int, int]

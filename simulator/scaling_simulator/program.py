@@ -12,8 +12,6 @@ from torch.utils._pytree import tree_map_only
 
 from scaling.errors import InputError
 from scaling.settings.run import Inject, Spec
-from scaling.settings.simulation import Memory, Simulated, Simulation, Step
-from scaling.settings.simulation import Task as Drawn
 from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.accelerator.clock import HostClock
 from scaling.worker.accelerator.memory import is_out_of_memory
@@ -26,6 +24,8 @@ from scaling.worker.parallel.replicated import held_bytes
 from scaling_simulator import alone, figures, shards, trace
 from scaling_simulator.device import load
 from scaling_simulator.module import Event
+from scaling_simulator.simulation import Memory, Simulated, Simulation, Step
+from scaling_simulator.simulation import Task as Drawn
 
 SETTLE, SETTLE_DDP = 1, 3
 """Steps after the first, in which the optimizer makes its state: DDP rebuilds its buckets in the second or third."""

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from scaling.cli.main import main
+from scaling.cli.simulated_run import is_simulated
 from scaling.cli.verbs import VERBS
 from scaling.config import schema
 from scaling.config.script import cut
-from scaling.config.simulation import is_simulated, to_simulation
+from scaling_simulator.simulate.request import to_simulation
 from scaling_simulator.simulate.simulations import topologies
 
 ROOT = Path(__file__).parents[2]

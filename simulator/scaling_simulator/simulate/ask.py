@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 from scaling.analysis.statistics.rounds import latest
 from scaling.errors import InputError
 from scaling.hardware.devices import memory_of, peak_flop_s
+from scaling.launchers.worker_process import TooLongError, answer
 from scaling.settings.parallel import Mesh, MeshError, Parallel
 from scaling.settings.run import Spec
-from scaling.settings.simulation import Chip, KernelTimes, LinkCurve, Physics, Simulation
 from scaling.settings.topology import Topology
 from scaling_simulator.simulate import links
+from scaling_simulator.simulation import Chip, KernelTimes, LinkCurve, Physics, Simulated, Simulation
 
 FLOP_SHARE, MEMORY_SHARE = 0.6, 0.8
 """Share of a data sheet's rates that kernels are taken to reach where nothing was measured: matrix products in large
@@ -25,6 +26,8 @@ LAUNCH_US, KERNEL_US = 5.0, 2.0
 """What a launch costs the host, and any kernel the device, where nothing was measured."""
 HOST_BYTES_S = 25e9
 """Between host and device, PCIe 4.0 x16."""
+LIMIT_S = 600
+"""Time limit of one simulation: 70 billion parameters over thousands of ranks take about half a minute."""
 RESERVED = 0.95
 """Share of the memory that tensors can have: the rest is the driver's, the context's and the communicators'."""
 
@@ -230,3 +233,12 @@ def undelayed(curves: tuple[LinkCurve, ...]) -> tuple[LinkCurve, ...]:
         )
         for curve in curves
     )
+
+
+def simulate(asked: Simulation) -> Simulated:
+    """What a worker makes of a simulation. A program that fails is an answer; ScalingError where there is none."""
+    what = f"the simulation of {asked.mesh.size} ranks"
+    try:
+        return answer("scaling_simulator.answer", asked, Simulated, what=what, limit_s=LIMIT_S)
+    except TooLongError:
+        return Simulated(failed=f"the simulation took longer than {LIMIT_S} s")

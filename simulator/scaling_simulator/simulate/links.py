@@ -29,8 +29,8 @@ from scaling.analysis.predict.fabrics import (
     SHARE_UNKNOWN,
 )
 from scaling.settings.parallel import Axis
-from scaling.settings.simulation import LinkCurve
 from scaling.settings.topology import Level, Link, Topology
+from scaling_simulator.simulation import LinkCurve
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 SIZES = (0.0, *(float(2**k) for k in range(8, 34)))

@@ -17,7 +17,6 @@ from scaling.errors import InputError
 from scaling.records.checkup import COPY, LAUNCH, MATMUL, KernelTable, Roofline
 from scaling.records.tables import Tables
 from scaling.settings.parallel import Mesh, Parallel
-from scaling.settings.simulation import Chip, KernelTimes, LinkCurve
 from scaling.settings.topology import Topology
 from scaling_simulator.simulate import arms
 from scaling_simulator.simulate.ask import (
@@ -29,6 +28,7 @@ from scaling_simulator.simulate.ask import (
     sheet,
 )
 from scaling_simulator.simulate.links import SIZES
+from scaling_simulator.simulation import Chip, KernelTimes, LinkCurve
 
 HOST_CAPACITY_BYTES = 2**40
 """A CPU's ranks share the host's memory, which a simulation does not limit."""

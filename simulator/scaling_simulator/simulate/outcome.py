@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from scaling.analysis.results import Loss, Measured
-from scaling.analysis.results.prediction import SimulatedPoint, SimulatedTransfers
 from scaling.settings.parallel import Mesh
 from scaling.settings.run import Spec
-from scaling.settings.simulation import Simulated, Step
 from scaling_simulator.simulate.ask import (
     ALIKE,
     EXPECTED,
@@ -18,6 +16,8 @@ from scaling_simulator.simulate.ask import (
     UNDISTURBED,
     UNFAVOURABLE,
 )
+from scaling_simulator.simulate.results import SimulatedPoint, SimulatedTransfers
+from scaling_simulator.simulation import Simulated, Step
 
 NS_MS = 1e6
 UNLIKE = 0.01

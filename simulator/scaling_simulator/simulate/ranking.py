@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from scaling.analysis.results.measured import Measured
-from scaling.analysis.results.prediction import (
+from scaling_simulator.simulate.results import (
     AtMesh,
     MeshLeftOut,
     RankedMesh,

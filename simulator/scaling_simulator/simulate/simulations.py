@@ -13,19 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from scaling.analysis.network.ring import NoPathError
-from scaling.analysis.results.prediction import SimulatedBacktest, SimulatedPoint, SimulationResults
 from scaling.cli.loaded import Run, links_of, tables_of
 from scaling.cli.output import say
-from scaling.config.simulation import Asked, to_simulation
 from scaling.errors import InputError
-from scaling.launchers.simulate import simulate
 from scaling.records.launch import Launches
 from scaling.records.run import read_config
 from scaling.settings.parallel import Mesh, Parallel
-from scaling.settings.simulation import LinkCurve, Simulated, Simulation, Task
 from scaling_simulator.simulate import links, measured
-from scaling_simulator.simulate.ask import assumed, batch_of, mesh_of, simulation
+from scaling_simulator.simulate.ask import assumed, batch_of, mesh_of, simulate, simulation
 from scaling_simulator.simulate.outcome import point, unlike
+from scaling_simulator.simulate.request import Asked, to_simulation
+from scaling_simulator.simulate.results import SimulatedBacktest, SimulatedPoint, SimulationResults
+from scaling_simulator.simulation import LinkCurve, Simulated, Simulation, Task
 
 
 class Machine:

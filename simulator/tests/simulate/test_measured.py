@@ -12,9 +12,9 @@ from scaling.analysis.network.ring import Hops, PerHop
 from scaling.errors import InputError
 from scaling.records.checkup import COPY, LAUNCH, SCHEMA, Kernel, KernelTable
 from scaling.settings.parallel import Mesh, Parallel
-from scaling.settings.simulation import Chip
 from scaling.settings.topology import Topology
 from scaling_simulator.simulate import links, measured
+from scaling_simulator.simulation import Chip
 
 CHIP = Chip(name="here", flop_s=1e9, flop_s_fp32=1e9, memory_bytes_s=1e9, kernel_us=0.0)
 

@@ -6,7 +6,6 @@ import pytest
 from support.results import spec
 
 from scaling.settings.parallel import Mesh
-from scaling.settings.simulation import Memory, Simulated, Step, Transfers
 from scaling_simulator.simulate.ask import (
     ALIKE,
     EXPECTED,
@@ -17,6 +16,7 @@ from scaling_simulator.simulate.ask import (
     UNFAVOURABLE,
 )
 from scaling_simulator.simulate.outcome import point
+from scaling_simulator.simulation import Memory, Simulated, Step, Transfers
 
 MS = 1_000_000
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from scaling.analysis.results.measured import Measured
-from scaling.analysis.results.prediction import SimulatedPoint, SimulatedTransfers, SimulationResults
 from scaling_simulator.simulate.ranking import ranked, slower_by
+from scaling_simulator.simulate.results import SimulatedPoint, SimulatedTransfers, SimulationResults
 
 
 def transfers(kind, axis, exposed_ms):

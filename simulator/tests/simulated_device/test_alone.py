@@ -11,13 +11,13 @@ import torch.distributed as dist
 from scaling.analysis.statistics.rounds import latest
 from scaling.settings.parallel import Parallel
 from scaling.settings.run import Measure, Model, Spec
-from scaling.settings.simulation import Chip, KernelTimes, LinkCurve, Physics, Simulation
 from scaling.settings.topology import Topology
 from scaling.worker.models.language import llama
 from scaling_simulator import alone, program
 from scaling_simulator.device import configure
 from scaling_simulator.module import Event
 from scaling_simulator.simulate.outcome import unlike
+from scaling_simulator.simulation import Chip, KernelTimes, LinkCurve, Physics, Simulation
 from simulated_device import ranks
 
 LINKS = (

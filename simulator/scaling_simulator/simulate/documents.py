@@ -1,14 +1,27 @@
-"""What a real program would do on a simulated machine. Every figure is simulated, and each part says so."""
+"""What a real program would do on a simulated machine, and all meshes of a world size ranked.
+
+Every figure is simulated, and each part says so.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from scaling.analysis.results.prediction import SimulatedBacktest, SimulatedPoint, SimulationResults
 from scaling.plain import plain
 from scaling.report.key_figures import PREDICTED, waterfall_bars
 from scaling.report.model import Document, Lines, Section, Table, heads, lines, named
-from scaling.report.text import cell, percent, quantity, ranks, sentence, value_of
+from scaling.report.text import NONE, cell, percent, quantity, ranks, sentence, value_of
+from scaling_simulator.simulate.results import (
+    MeshLeftOut,
+    RankedMesh,
+    RankedMeshes,
+    SimulatedBacktest,
+    SimulatedPoint,
+    SimulationResults,
+)
+from scaling_simulator.simulation import Task
 
 GB = 1e9
 
@@ -36,9 +49,13 @@ def _sections(found: SimulationResults) -> Iterator[Section]:
             yield Section(title=f"transfers of a step, {at}", blocks=(_transfers(last),))
         yield Section(title="memory of a rank at its peak, simulated", blocks=(_memory(found),))
     yield backtest(found.backtest, found.backtest_missing)
+    yield from _limits(found)
+
+
+def _limits(found: SimulationResults | RankedMeshes) -> Iterator[Section]:
+    """What the figures lean on, and what they leave out."""
     yield Section(title="what this leans on", blocks=(lines(*found.inputs, look="warnings"),))
-    left_out = [f"not measured and left out: {what}" for what in found.missing]
-    notes = (*left_out, *found.warnings)
+    notes = (*(f"not measured and left out: {what}" for what in found.missing), *found.warnings)
     if notes:
         yield Section(title="what it does not know", blocks=(lines(*notes, look="warnings"),))
 
@@ -212,3 +229,85 @@ def side_by_side(found: Sequence[SimulationResults]) -> Document:
     return Document(
         title="side by side, SIMULATED", answer="", sections=(Section(title="simulated", blocks=(table,)),)
     )
+
+
+def ranking(found: RankedMeshes) -> Document:
+    """Which mesh comes first, why the others are slower, and how far that may be off."""
+    return Document(
+        title=f"{found.model} on {found.topology}, all meshes, SIMULATED",
+        answer=_fastest(found),
+        sections=tuple(_ranked(found)),
+    )
+
+
+def _fastest(found: RankedMeshes) -> str:
+    if not found.ranked:
+        why = found.left_out[0].why if found.left_out else "there is no mesh"
+        return sentence(f"simulated: no mesh gave a step; {why}")
+    first, *others = found.ranked
+    said = f"simulated: of {len(found.ranked)} meshes of {ranks(first.world_size)} {_named(first)} is fastest"
+    near = [one for one in others if not any(o.apart for o in others[: others.index(one) + 1])]
+    if near:
+        said += f"; the ranges of {', '.join(_named(one) for one in near)} meet its own, one after the other"
+    if found.backtest:
+        worst = max(found.backtest, key=lambda test: abs(test.error))
+        said += f"; the same simulation of what the run measured is {worst.error:+.1%} off at the worst"
+    return sentence(said)
+
+
+def _ranked(found: RankedMeshes) -> Iterator[Section]:
+    yield Section(title="simulated", blocks=(_meshes(found),))
+    if found.left_out:
+        said = tuple(f"{_named(one)}: {one.why}" for one in found.left_out)
+        yield Section(title="meshes without a step, simulated", blocks=(lines(*said, look="prose"),))
+    yield backtest(found.backtest, found.backtest_missing)
+    yield from _limits(found)
+
+
+def _meshes(found: RankedMeshes) -> Table:
+    rows = tuple(
+        (
+            str(place),
+            _named(one),
+            quantity(one.step_ms),
+            value_of(one.samples_per_s),
+            f"{one.over_first:.3f}",
+            NONE if one.peak_bytes is None else f"{one.peak_bytes / GB:.1f}",
+            (one.slower_by or NONE) if place > 1 else NONE,
+        )
+        for place, one in enumerate(found.ranked, 1)
+    )
+    columns = heads(
+        "", "mesh", ("step", "ms"), "samples/s", "over the first", ("peak", "GB"), "slower than the one above"
+    )
+    bound = "; real clusters are slower than this (upper bound)" if found.upper_bound else ""
+    return Table(
+        columns=columns,
+        rows=rows,
+        label="Meshes",
+        note=f"by samples a second; ±: what links and inputs leave open{bound}",
+    )
+
+
+def _named(one: RankedMesh | MeshLeftOut) -> str:
+    degrees = {"replicate": one.replicate, "shard": one.shard, "tensor": one.tensor}
+    several = ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
+    return f"{one.strategy} ({several})"
+
+
+def chrome(tasks: Sequence[Task], topology: str, world_size: int) -> str:
+    """A simulated step of one rank: a thread for each stream of the device; waits for peers are events of their own."""
+    events: list[dict[str, Any]] = []
+    name = f"SIMULATED: one rank of {world_size} on {topology}"
+    events.append({"ph": "M", "pid": 0, "name": "process_name", "args": {"name": name}})
+    for stream in sorted({task.stream for task in tasks}):
+        label = {"name": f"stream {stream}"}
+        events.append({"ph": "M", "pid": 0, "tid": stream, "name": "thread_name", "args": label})
+    for task in tasks:
+        met = task.met_ns or task.start_ns
+        for what, begin, end in ((f"wait {task.name}", task.start_ns, met), (task.name, met, task.end_ns)):
+            if end > begin:
+                times = {"ts": begin / 1e3, "dur": (end - begin) / 1e3}
+                place = {"pid": 0, "tid": task.stream, "args": {"bytes": task.bytes}}
+                events.append({"ph": "X", "name": what, **times, **place})
+    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events})

@@ -15,11 +15,9 @@ from scaling.hardware.devices import Machine, find_machine
 from scaling.settings.parallel import DIVIDED, REST, STRATEGIES, Parallel, every_mesh
 from scaling.settings.plan import RANKS_MAX
 from scaling.settings.run import Spec
-from scaling.settings.topology import GPU, SIMULATED
+from scaling.settings.topology import GPU, SIMULATED, SIMULATED_PREFIX
 from scaling.units import parse_bytes
 
-PREFIX = "simulated_"
-"""A topology with this before its name is simulated."""
 REFUSED = {
     "cp": "context parallel",
     "ep": "expert parallel (MoE)",
@@ -45,11 +43,6 @@ class Asked:
     """Whether `strategies` are all meshes of the only world size, to be ranked."""
     memory_limit_bytes: int | None = None
     """Of a device; None: what its data sheet says."""
-
-
-def is_simulated(words: Sequence[str]) -> bool:
-    """Whether a command line asks for a simulated topology."""
-    return any(word.startswith(f"topology={PREFIX}") for word in words)
 
 
 def to_simulation(words: Sequence[str], measured: str | None = None) -> Asked:
@@ -78,7 +71,7 @@ def to_simulation(words: Sequence[str], measured: str | None = None) -> Asked:
                 f"{word}: a simulated training has no injected faults; leave it out, or measure it"
             )
         elif key == "topology":
-            rest.append(f"topology={value.removeprefix(PREFIX)}")
+            rest.append(f"topology={value.removeprefix(SIMULATED_PREFIX)}")
         else:
             rest.append(word)
     if any(word.startswith("fsdp.") for word in rest) and any("sdp" in name for name in named):

@@ -6,9 +6,9 @@ import pytest
 from support.commands import refused
 
 from scaling.config.compose import requests
-from scaling.config.simulation import to_simulation
 from scaling.errors import InputError
 from scaling.settings.parallel import Parallel
+from scaling_simulator.simulate.request import to_simulation
 
 
 def test_a_simulated_machine_has_as_many_hosts_as_its_world_size_needs():
