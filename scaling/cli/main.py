@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from scaling.cli.output import tolerate_closed, warn
-from scaling.cli.verbs import VERBS, lines
+from scaling.cli.verbs import VERBS, help_of, lines
 from scaling.errors import InputError, ScalingError
 
 _OUTSIDE = (
@@ -25,22 +25,40 @@ _OUTSIDE = (
     errno.ENAMETOOLONG,
 )
 """Errors of the file system that are not bugs: a folder without permission, a full disk, a file server that is gone."""
-HEAD = """\
+DOORS = """\
 usage: scaling VERB ...
 
-Measure how distributed training (DDP, FSDP, HSDP, tensor parallel) scales, where
-the lost efficiency goes, and how certain the answer is.
+Measure how distributed training (DDP, FSDP, HSDP, tensor parallel) scales,
+where the lost efficiency goes, and how certain the answer is.
+
+  a model, here         scaling run model=resnet18
+  my training script    scaling launch --world-sizes 1,2,4 train.py
+  a Slurm cluster       scaling submit -m topology=pcie_node,nvlink_node
+  this machine          scaling doctor
+  files that I have     scaling trace PATH...    profiler traces, NCCL Inspector
+
+Each measuring command ends in a report: the answer, why, how sure, what to try.
+RUN is the folder that its last line names; `latest` is the newest. Then:
+
+  read it again         scaling report RUN --open
+  compare two           scaling compare RUN RUN
+  try the remedy        scaling verify RUN
+  other machines        scaling predict RUN topology=hgx_h100 world_sizes=[8,64]
+
+`scaling help VERB` explains a verb, `scaling help all` lists every one.
+Settings are key=value words; `scaling run --help` lists them.\
 """
-TAIL = """
-Overrides are Hydra's: model=mlp topology=emulated_pcie topology.link.rate=200mbit
-world_sizes=[1,2] measure=quick. `scaling run --help` lists every key.
-Tab completion: eval "$(scaling -sc install=bash)\"\
-"""
+"""What `scaling --help` prints: one screen of 80 columns and 24 lines."""
+COMPLETION = 'Tab completion: eval "$(scaling -sc install=bash)"'
 
 
-def help_text() -> str:
-    """What `scaling --help` prints."""
-    return "\n".join([HEAD, *(lines(verb) for verb in VERBS), TAIL])
+def help_text(verb: str | None = None) -> str:
+    """The doors, the help of one verb, or of every verb for `all`. InputError for an unknown verb."""
+    if verb is None:
+        return DOORS
+    if verb == "all":
+        return "\n".join([*(lines(name) for name in VERBS), "", COMPLETION])
+    return f"{help_of(_known(verb))}\n\nThe verb's page is docs/commands/{verb}.md."
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -50,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
     if not arguments:  # fail, so that a script with an empty variable does not pass
         print(help_text(), file=sys.stderr)
         return InputError.exit_code
-    if arguments[0] in ("-h", "--help", "help"):
+    if arguments[0] in ("-h", "--help"):
         print(help_text())
         return 0
     if arguments[0] == "--version":
@@ -66,6 +84,8 @@ def main(argv: list[str] | None = None) -> int:
         os.umask(0o022) | 0o002
     )  # files that are written are never writable by others, whatever the shell's umask
     try:
+        if arguments[0] == "help":
+            return _help(arguments[1:])
         _require_readable(arguments)
         return _verb(arguments[0])(arguments[1:])
     except ScalingError as error:
@@ -104,12 +124,23 @@ def _require_readable(arguments: list[str]) -> None:
             raise InputError(f"{word}: the name is not UTF-8; rename it") from None
 
 
-def _verb(name: str) -> Callable[[list[str]], int]:
+def _help(words: list[str]) -> int:
+    if len(words) > 1:
+        raise InputError(f"scaling help: one verb or `all` is expected, {len(words)} words given")
+    print(help_text(*words))
+    return 0
+
+
+def _known(name: str) -> str:
     if name not in VERBS:
         near = difflib.get_close_matches(name, VERBS, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"one of {', '.join(VERBS)} is expected"
         raise InputError(f"{name}: no such command; {hint}")
-    file = f"{name}_" if keyword.iskeyword(name) else name
+    return name
+
+
+def _verb(name: str) -> Callable[[list[str]], int]:
+    file = f"{name}_" if keyword.iskeyword(_known(name)) else name
     module = importlib.import_module(f"scaling.cli.verbs.{file}")
     return module.main  # type: ignore[no-any-return]
 

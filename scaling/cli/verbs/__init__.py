@@ -35,7 +35,7 @@ VERBS: dict[str, Verb] = {
     "run": Verb(
         calls=(
             ("run [overrides]", "plan, measure, analyse, report, here"),
-            ("run -m topology=a,b", "one run per combination, then a comparison of them"),
+            ("run -m topology=a,b", "one run for each, then their comparison"),
             ("run --resume RUN", "go on with the trials that are left"),
         ),
         options=(
@@ -45,7 +45,7 @@ VERBS: dict[str, Verb] = {
         composed=True,
     ),
     "plan": Verb(
-        calls=(("plan [overrides] [--time] [--json]", "what would run, for how long, with which commands"),),
+        calls=(("plan [overrides] [--time]", "what would run, for how long, with which commands"),),
         options=(
             Option("--time", "time a few steps of the model first, and say how long the run takes"),
             _JSON,
@@ -76,18 +76,18 @@ VERBS: dict[str, Verb] = {
         calls=(("cancel RUN", "end a submitted run's job; what it measured stays"),),
     ),
     "analyze": Verb(
-        calls=(("analyze RUN [--json]", "rebuild everything derived from the raw records"),),
+        calls=(("analyze RUN", "rebuild everything derived from the raw records"),),
         options=(_JSON, _VERBOSE),
     ),
     "compare": Verb(
         calls=(
             (
-                "compare RUN RUN... [--json] [--fail-below RATIO] [--into DIR] [cost.usd_per_gpu_hour=...]",
-                "the runs against the first: ratio, which part differs, what a sample costs",
+                "compare RUN RUN... [--fail-below RATIO] [--into DIR]",
+                "each run compared with the first: throughput ratio, which part differs, what a sample costs",
             ),
             (
                 "compare RUN --baseline NAME [--keep]",
-                "against the baseline of this machine and model; --keep makes it the baseline",
+                "compared with the baseline of this machine and model; --keep makes it the baseline",
             ),
         ),
         options=(
@@ -106,7 +106,7 @@ VERBS: dict[str, Verb] = {
                 "--baseline", "the base is the run kept under NAME for this machine and model", value="NAME"
             ),
             Option("--keep", "keep the one run as --baseline NAME, unless the gate is not met"),
-            Option("--anyway", "with --keep: keep it although other programs ran beside it"),
+            Option("--anyway", "with --keep: keep it although other programs ran at the same time"),
             Option(
                 "--undecided",
                 "ok: exit 0, not 4, where the intervals do not decide the gate; --keep then keeps the run",
@@ -117,11 +117,11 @@ VERBS: dict[str, Verb] = {
     "study": Verb(
         calls=(
             (
-                "study RUN RUN... [--json] [--into DIR]",
+                "study RUN RUN...",
                 "runs of your own script (a Probe) at several world sizes, as one scaling study",
             ),
             (
-                "study NUMBERS.csv [--json]",
+                "study NUMBERS.csv",
                 "GPUs and throughput of your own: speedup, efficiency, where it breaks",
             ),
         ),
@@ -154,9 +154,9 @@ VERBS: dict[str, Verb] = {
     "predict": Verb(
         calls=(
             (
-                "predict RUN [overrides] [--json]",
-                "a run under other settings: fabric, world sizes, buckets, batch, compute_scale, "
-                "gradient_compression, without_straggler",
+                "predict RUN [overrides]",
+                "a run under other settings: links, world sizes, buckets, batch, faster compute, "
+                "compressed gradients, without its late rank",
             ),
             (
                 "predict RUN --simulate [overrides]",
@@ -166,19 +166,24 @@ VERBS: dict[str, Verb] = {
         options=(
             _JSON,
             Option("--config-dir", "also read your own topologies from DIR/topology", value="DIR"),
-            Option("--anyway", "predict from a run although other programs ran beside it"),
+            Option("--anyway", "predict from a run although other programs ran at the same time"),
             Option("--simulate", "run the program itself on a simulated machine (docs/simulate.md)"),
         ),
     ),
     "verify": Verb(
-        calls=(("verify RUN [--try N] [--json]", "measure the remedy that the verdict proposes"),),
+        calls=(("verify RUN", "measure the remedy that the verdict proposes"),),
         options=(
             _JSON,
             Option("--try", "the N-th remedy that has overrides, from 1; by default the first", value="N"),
         ),
     ),
     "selftest": Verb(
-        calls=(("selftest [--full] [--json]", "inject known faults, print hit rate and attribution error"),),
+        calls=(
+            (
+                "selftest [--full]",
+                "inject known faults; print how many are found and how well their cost is measured",
+            ),
+        ),
         options=(
             Option(
                 "--full",
@@ -191,8 +196,8 @@ VERBS: dict[str, Verb] = {
     "doctor": Verb(
         calls=(
             (
-                "doctor [overrides] [--json] [--parity FILE]",
-                "check machine, roofline and precision parity on every rank, with a remedy for each finding",
+                "doctor [overrides]",
+                "check the machine, its speed and its precision on every rank, with a remedy for each finding",
             ),
         ),
         options=(
@@ -208,12 +213,12 @@ VERBS: dict[str, Verb] = {
     "trace": Verb(
         calls=(
             (
-                "trace PATH... [--json] [--out DIR] [--batch N] [--name NAME] [--wandb]",
-                "the same decomposition from existing profiler traces; N samples a rank and step",
+                "trace PATH... [--out DIR]",
+                "the same report from existing torch.profiler traces",
             ),
             (
-                "trace PATH... [--json] [--beside LOG]",
-                "bandwidth, skew and the slow rank, from NCCL Inspector's records, beside a log of nccl-tests",
+                "trace PATH... [--beside LOG]",
+                "bandwidth, skew and the slow rank from NCCL Inspector's records, next to a log of nccl-tests",
             ),
             ("trace --how", "how to get such files from a job that runs without this program"),
         ),
@@ -226,7 +231,7 @@ VERBS: dict[str, Verb] = {
             ),
             Option("--how", "print how to get such files: one line each"),
             Option("--out", "the folder to write", value="DIR"),
-            Option("--batch", "samples a rank and step, for throughput", value="N"),
+            Option("--batch", "samples per rank and step, for throughput", value="N"),
             Option("--name", "the model's name in the report", value="NAME"),
             Option("--wandb", "log it to W&B, offline"),
             _VERBOSE,
@@ -235,7 +240,7 @@ VERBS: dict[str, Verb] = {
     "import": Verb(
         calls=(
             (
-                "import KIND FILE [--json] [--name NAME] [--into DIR]",
+                "import KIND FILE [--name NAME]",
                 "make conf/topology/NAME.yaml from a tool's file; KIND is nccl-tests, topo or nccl-xml",
             ),
         ),
