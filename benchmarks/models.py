@@ -1,6 +1,6 @@
 """Known models on a GPU: ResNet-50 and RT-DETR over batch and precision, and the largest batch up to the card's memory.
 
-Prints the tables that docs/gpu-validation.md takes, and checks what can be checked without another
+Prints tables for docs/gpu-validation.md, and checks what can be checked without another
 tool: the largest batch ran in fresh processes, memory grows with the batch, a batch beyond the
 largest does not fit. Exits 77 where there is no GPU or no transformers, 1 when a check fails.
 

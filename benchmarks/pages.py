@@ -1,4 +1,4 @@
-"""Run the benchmarks one after the other and write their output into the pages of docs/ named below.
+"""Run the benchmarks one after the other and write how each ended into the pages of docs/ named below.
 
     python benchmarks/pages.py                 # all that are not measured yet: `make bench`
     python benchmarks/pages.py --anew          # all
@@ -7,8 +7,8 @@
     python benchmarks/pages.py ground_truth --with="--keep DIR"   # one, with its own options
 
 benchmarks/results/NAME.json keeps the output of each benchmark, its exit status and the machine that it ran on. The
-pages show it between two marks; the text around the marks is written by hand. A benchmark that cannot run here (exit
-77) leaves the figures from another machine in place. Exit 1 where a bar was missed.
+pages have a row for each between two marks; the text around the marks is written by hand. A benchmark that cannot run
+here (exit 77) leaves the figures from another machine in place. Exit 1 where a bar was missed.
 
 All benchmarks together take hours. Each result is kept as soon as its benchmark has ended, so an interrupted
 `make bench` continues where it stopped. A result stays valid while the machine, the program, its settings and the
@@ -189,35 +189,25 @@ def end_script(process: subprocess.Popen[str]) -> None:
     end(process)
 
 
-def section(document: dict[str, Any]) -> str:
-    """One benchmark on a page: how it ended, where it ran, and its whole output."""
+def row(document: dict[str, Any]) -> str:
+    """One benchmark's row on a page: its command, how it ended, when and on what."""
     name, where = document["benchmark"], document["conditions"]
-    lines = [line for line in document["printed"] if not line.startswith('{"benchmark"')]
-    return "\n".join(
-        [
-            f"### {name}",
-            "",
-            f"`{' '.join(['python', f'benchmarks/{name}.py', *document['options']])}`: "
-            f"{VERDICTS.get(document['status'], '**it failed**')}, after {document['seconds']:.0f} s. "
-            f"{where['when']}, {where['cores']} cores ({where['cpu']}), {where['memory_gib']} GiB, "
-            f"load {where['load']} before it, Linux {where['kernel']}, Python {where['python']}, "
-            f"torch {where['torch']}, commit {where['scaling']}.",
-            "",
-            "```text",
-            *lines,
-            "```",
-            "",
-        ]
+    command = " ".join(["python", f"benchmarks/{name}.py", *document["options"]])
+    return (
+        f"| `{command}` | {VERDICTS.get(document['status'], '**it failed**')} | {where['when']} | "
+        f"{where['cores']} cores ({where['cpu']}), {where['memory_gib']} GiB, Python {where['python']}, "
+        f"torch {where['torch']}, commit {where['scaling']} |"
     )
 
 
 def filled(page: str, documents: list[dict[str, Any]]) -> str:
-    """A page with what is between its marks replaced; ValueError where it has none."""
+    """A page with the table between its marks replaced; ValueError where it has none."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"a page needs the lines {BEGIN} and {END}")
-    return before + "\n".join([begin, "", *map(section, documents), end]) + after
+    table = ["", "| command | result | when | on |", "|---|---|---|---|", *map(row, documents), ""]
+    return before + "\n".join([begin, *(table if documents else []), end]) + after
 
 
 def write_pages(docs: Path, results: Path) -> None:
