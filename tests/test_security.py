@@ -21,7 +21,7 @@ from scaling.config.topology import to_env
 from scaling.errors import InputError
 from scaling.launchers.jobs import create, plan_request
 from scaling.launchers.slurm import queue
-from scaling.records.paths import RunFolder
+from scaling.records.paths import RunFolder, require_own
 from scaling.settings.environment import is_secret
 
 ROOT = Path(scaling.__file__).parent
@@ -186,6 +186,20 @@ def test_a_run_folder_of_another_user_is_not_acted_on(verb, run, capsys):
     refused(capsys, ACTING[verb](str(run.path)), "belongs to another user")
 
 
+@pytest.mark.parametrize("verb", ACTING)
+def test_a_run_folder_that_others_can_move_is_not_acted_on(verb, run, tmp_path, capsys):
+    """Whoever may rename the folder can put a run of theirs in its place; in /tmp nobody can, by its sticky bit."""
+    (tmp_path / "shared").mkdir()
+    moved = RunFolder(run.path.rename(tmp_path / "shared" / "run"))
+    (tmp_path / "shared").chmod(0o777)
+    refused(capsys, ACTING[verb](str(moved.path)), f"{tmp_path / 'shared'}: everybody can write to it")
+    (tmp_path / "shared").chmod(0o1777)
+    assert require_own(moved) == moved
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "shared", 12345, 12345)
+        refused(capsys, ACTING[verb](str(moved.path)), f"{tmp_path / 'shared'}: belongs to another user")
+
+
 @pytest.mark.parametrize("job", ["--user=me", "1 2", "$(id)", "", "1;2"])
 def test_a_jobs_id_that_is_none_reaches_no_command(job):
     for ask in (queue.cancel, queue.state_of):
@@ -247,3 +261,96 @@ def test_of_the_environment_only_what_changes_results_is_recorded(monkeypatch):
     found = environment.recorded(["EDITOR"])
     assert {"EDITOR", "NCCL_DEBUG", "SLURM_JOB_ID"} <= found.keys()
     assert not {name for name in found if is_secret(name)}
+
+
+# The table "Who is trusted" of SECURITY.md: what each row names tries to load code, and is obeyed or not.
+
+PRELOAD = "# @package _global_\nenv: {LD_PRELOAD: /tmp/x.so}\n"
+
+
+def _set_by(words, folder):
+    """Whether the preloaded library reaches the ranks' environment."""
+    try:
+        (request,) = requests("plan", ["--config-dir", str(folder), "topology=local", *words]).items
+    except InputError:
+        return False
+    return request.spec.env.get("LD_PRELOAD") == "/tmp/x.so"
+
+
+def _by_command_line(folder, run, canary):
+    return _set_by(["+env.LD_PRELOAD=/tmp/x.so"], folder)
+
+
+def _by_experiment(folder, run, canary):
+    (folder / "experiment").mkdir()
+    (folder / "experiment/theirs.yaml").write_text(PRELOAD)
+    return _set_by(["experiment=theirs"], folder)
+
+
+def _by_target(folder, run, canary):
+    (request,) = requests("plan", ["model=custom", "model._target_=canary_module.factory"]).items
+    return request.spec.model.target == "canary_module.factory"
+
+
+def _by_topology(folder, run, canary):
+    (folder / "topology").mkdir()
+    (folder / "topology/theirs.yaml").write_text(PRELOAD)
+    return _set_by(["topology=theirs"], folder)
+
+
+def _by_own_run(folder, run, canary):
+    return _acted_on(run)
+
+
+def _by_run_of_others(folder, run, canary):
+    run.plan.chmod(0o666)
+    return _acted_on(run)
+
+
+def _acted_on(run):
+    try:
+        return require_own(run) == run
+    except InputError:
+        return False
+
+
+def _by_trace(folder, run, canary):
+    pickled = b"cos\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR."
+    for name in ("trace.json", "trace.pkl", "trace.pt"):
+        (folder / name).write_bytes(pickled)
+        assert main(["trace", str(folder / name)]) == 1
+    return canary.exists()
+
+
+def _by_other_ranks(folder, run, canary):
+    """torch trusts ranks: its stores unpickle. What the harness itself sends is JSON and tensors."""
+    return not any("_object(" in path.read_text() for path in SOURCES if "worker" in path.parts)
+
+
+TRUST = {
+    "your command line": _by_command_line,
+    "files of `experiment/`": _by_experiment,
+    "`model._target_`": _by_target,
+    "all else in files": _by_topology,
+    "a run folder that you made": _by_own_run,
+    "another user's run folder": _by_run_of_others,
+    "profiler traces": _by_trace,
+    "the other ranks": _by_other_ranks,
+}
+
+
+def trusted():
+    """Each row's first words and whether it is trusted."""
+    text = (ROOT.parent / "SECURITY.md").read_text().partition("## Who is trusted")[2].partition("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:3]] for line in text.splitlines() if line.startswith("|")
+    ]
+    return [(name, answer == "yes") for name, answer in rows[2:]]
+
+
+@pytest.mark.parametrize(("row", "answer"), trusted())
+def test_what_the_table_trusts_is_obeyed_and_nothing_else(row, answer, run, canary, tmp_path):
+    (tried,) = [check for name, check in TRUST.items() if row.startswith(name)]
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    assert tried(folder, run, canary) == answer

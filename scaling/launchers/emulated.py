@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -35,9 +36,15 @@ class Emulated(Launcher):
             )
         tried = subprocess.run([*_UNSHARE, "true"], capture_output=True, text=True, check=False)
         if tried.returncode:
+            limit = (
+                os.strerror(errno.ENOSPC) in tried.stderr
+            )  # what the kernel answers at a limit of namespaces
+            remedy = (
+                "raise sysctl user.max_net_namespaces, user.max_user_namespaces" if limit else "allow them"
+            )
             raise InputError(
-                f"{asked}: emulated hosts need user namespaces, which this system refuses "
-                f"({tried.stderr.strip()}); allow them (docs/troubleshooting.md), or use topology=local"
+                f"{asked}: emulated hosts need user and network namespaces, which this system refuses "
+                f"({tried.stderr.strip()}); {remedy} (docs/troubleshooting.md), or use topology=local"
             )
 
     def command(self, request: LaunchRequest) -> Command:

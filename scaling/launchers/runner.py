@@ -15,13 +15,13 @@ from scaling.launchers.launcher import LaunchRequest, Progress, describe
 from scaling.launchers.reconcile import earlier_launches, end_between, next_index, settled
 from scaling.launchers.slurm.allocation import interruption
 from scaling.reading import read_text
-from scaling.records.files import write_json, write_text
+from scaling.records.files import read_json, write_json, write_text
 from scaling.records.launch import described, read_content
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.run import locked
 from scaling.records.status import LaunchStatus, Status, in_words, left, status_of
 from scaling.settings.estimate import said_left_out
-from scaling.settings.plan import Plan
+from scaling.settings.plan import SCHEMA, Plan
 
 Preflight = Callable[[LaunchFolder, Plan], Iterable[str]]
 """Checks the environments that the ranks of a launch wrote; gives a line for each problem."""
@@ -79,6 +79,7 @@ def _measure(
             told = missing
         if not sizes:
             break
+        _require_plan(plan, folder)
         launches.append(LaunchStatus(index=next_index(folder, launches), world_sizes=sizes, state="running"))
         write_json(folder.status, status_of(plan, launches))
         launches[-1] = _launch(plan, folder, launches[-1], progress, preflight)
@@ -88,6 +89,15 @@ def _measure(
     last = launches[-1] if len(launches) > since else None
     if last is not None and last.finished and last.state in ("failed", "timeout"):
         progress({"said": in_words(last, ())})
+
+
+def _require_plan(plan: Plan, folder: RunFolder) -> None:
+    """InputError where the folder's plan is another one by now, which the ranks would refuse to follow."""
+    if not folder.plan.exists() or read_json(folder.plan, Plan, SCHEMA) != plan:
+        raise InputError(
+            f"{folder.plan}: is not the plan that this run began with; somebody has replaced or removed it. "
+            "Name a run_dir in a folder that nobody else can rename"
+        )
 
 
 def _searched(

@@ -5,9 +5,11 @@ The local launcher: one torchrun on this machine.
 
 from __future__ import annotations
 
+import socket
 import sys
 
 from scaling import resources
+from scaling.errors import InputError
 from scaling.launchers.launcher import Command, Launcher, LaunchRequest
 from scaling.launchers.shared_gpu import beside_mps, require_nccl, shares_gpu
 from scaling.launchers.simulated import build_device
@@ -89,11 +91,24 @@ def nccl_log(request: LaunchRequest) -> dict[str, str]:
 WHERE = ("--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
 
 
+def _require_loopback(plan: Plan) -> None:
+    """InputError where ranks of this machine could not reach each other."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+            datagrams.connect(("127.0.0.1", 9))  # looks for a way there, and sends nothing
+    except OSError as error:
+        raise InputError(
+            f"topology={plan.spec.topology.name}: ranks meet on 127.0.0.1, which does not answer "
+            f"({error.strerror or error}); set the loopback interface up (ip link set lo up)"
+        ) from error
+
+
 class Local(Launcher):
     """All ranks on this machine."""
 
     def require(self, plan: Plan) -> None:
-        """Simulated accelerators have to be built; ranks of one GPU need a new NCCL."""
+        """Ranks meet over loopback; simulated accelerators have to be built; ranks of one GPU need a new NCCL."""
+        _require_loopback(plan)
         build_device(plan)
         if shares_gpu(plan.spec):
             require_nccl(plan.spec)

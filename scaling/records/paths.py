@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -260,21 +261,27 @@ def is_own(folder: RunFolder) -> bool:
 
 
 def require_own(folder: RunFolder) -> RunFolder:
-    """Return the folder where only this user can have written it; InputError otherwise.
+    """Return the folder where only this user can have written or moved it; InputError otherwise.
 
-    A run's plan names code that is then run, so verbs that start or end something check this first.
+    A run's plan names code that is then run, so verbs that start or end something check this first. Whoever owns a
+    folder above it, or may write there, can put another run in its place; root and those who share a group are trusted.
     """
-    for path in (folder.path, folder.config, folder.plan, folder.analysis, folder.job_script, folder.jobs):
+    files = (folder.config, folder.plan, folder.analysis, folder.job_script, folder.jobs)
+    above = folder.path.resolve().parents
+    for path in (folder.path, *files, *above):
         with contextlib.suppress(FileNotFoundError):
             status = path.stat()
-            if status.st_uid != os.geteuid():
+            named_code = "code that it names" if path not in above else f"code that {folder.path} names"
+            if status.st_uid != os.geteuid() and not (path in above and status.st_uid == 0):
                 raise InputError(
-                    f"{path}: belongs to another user, and code that it names would run as you; "
-                    "look through it, then go on with a copy of your own"
+                    f"{path}: belongs to another user, and {named_code} would run as you; "
+                    "look through it, then go on with a copy in a folder of your own"
                 )
-            if status.st_mode & 0o002:
+            shared = path in above and status.st_mode & stat.S_ISVTX  # as /tmp: nobody moves what others own
+            if status.st_mode & stat.S_IWOTH and not shared:
+                remedy = f"chmod -R o-w {folder.path}" if path not in above else f"chmod o-w {path}"
                 raise InputError(
-                    f"{path}: everybody can write to it, and code that it names would run as you; "
-                    f"look through it, then `chmod -R o-w {folder.path}`"
+                    f"{path}: everybody can write to it, and {named_code} would run as you; "
+                    f"look through it, then `{remedy}`"
                 )
     return folder

@@ -9,7 +9,7 @@ import pytest
 
 from scaling.cli.measuring import preflight
 from scaling.cli.pipeline import rebuild
-from scaling.errors import ScalingError
+from scaling.errors import InputError, ScalingError
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.failure.cause import LaunchOutcome
 from scaling.launchers.runner import measure
@@ -73,6 +73,7 @@ def test_a_run_whose_status_is_gone_is_measured_again_beside_what_is_there(run, 
 def test_what_ends_a_run_between_launches_leaves_what_was_measured(run, monkeypatch, said, state):
     """The second of two launches could not even be prepared."""
     plan = dataclasses.replace(read_plan(run), spec=dataclasses.replace(read_plan(run).spec, repeats=2))
+    write_json(run.plan, plan)
 
     def command(*arguments):
         raise said
@@ -82,6 +83,15 @@ def test_what_ends_a_run_between_launches_leaves_what_was_measured(run, monkeypa
     assert [one.state for one in status.launches] == ["done", state]
     assert json.loads(run.status.read_text())["launches"][1]["error"] == status.launches[1].error
     assert rebuild(run).analysis.points
+
+
+def test_no_launch_follows_a_plan_that_was_put_in_the_place_of_the_runs_own(run, launched):
+    plan = read_plan(run)
+    run.status.unlink()
+    write_json(run.plan, dataclasses.replace(plan, spec=dataclasses.replace(plan.spec, repeats=2)))
+    with pytest.raises(InputError, match=r"plan\.json: is not the plan that this run began with"):
+        measure(plan, run, print, preflight)
+    assert launched == []
 
 
 def test_ranks_that_differ_are_named_once_all_have_told_what_they_run_on_and_before_a_round(run, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -98,3 +99,17 @@ def test_ranks_on_this_machine_are_bound_to_cores_as_on_slurm(tmp_path, device, 
     begin = [str(resources.folder("launch") / name) for name in ("bind.sh", "torchrun.sh")]
     assert made.argv[:2] == ((begin[0], "2") if bound else (begin[1], "gloo"))
     assert made.env.get("SCALING_NUMA_BINDING") == ("node" if bound else None)
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "-Urn", "true"], check=False).returncode != 0, reason="no namespaces"
+)
+def test_a_machine_whose_loopback_is_down_is_refused_before_a_launch():
+    code = (
+        "from scaling.cli.main import main; raise SystemExit(main(['run', 'topology=local', 'topology.device=cpu', "
+        "'topology.ranks_per_host=2', 'world_sizes=[2]', 'model=synthetic', 'measure=quick', 'run_dir=run']))"
+    )
+    with_lo_down = ["unshare", "-Urn", sys.executable, "-c", code]
+    done = subprocess.run(with_lo_down, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "127.0.0.1, which does not answer (Network is unreachable)" in done.stderr

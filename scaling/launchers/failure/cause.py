@@ -32,6 +32,11 @@ WAITED = re.compile(r"timed? ?out|timeout", re.IGNORECASE)
 LIBRARY = re.compile(r"/torch/|/lib/python3")
 """Frames of libraries; the frame that called them says more."""
 ERROR = re.compile(r"Error|error")
+FULL = "No space left on device"
+SMALL_SHM = (
+    "the shared memory (/dev/shm) is full or too small, and the data loader's workers share batches there: give the "
+    "container more (--shm-size, --ipc=host), or set data.workers=0"
+)
 NO_CAUSE = re.compile(r"SIGTERM|SignalException|signal: 15|death signal|error_file|elastic/errors")
 """Lines of a torchrun that was told to end, and its hints at other files."""
 WAITING = "/scaling/worker/session/control.py"
@@ -224,9 +229,10 @@ def _missing(rank: int, seen: LaunchEvidence, launch: LaunchFolder) -> LaunchOut
 
 def _told(error: Record, launch: LaunchFolder) -> str:
     place = f" ({error['file']}:{error['line']})" if error.get("file") else ""
-    return (
-        f"{error['type']}: {error['message']}{place}, in {error['stage']}; log: {launch.log(error['rank'])}"
-    )
+    full = FULL in error["message"] and "/multiprocessing/" in str(error.get("file"))
+    remedy = f"; {SMALL_SHM}" if full else ""
+    where = f"in {error['stage']}{remedy}; log: {launch.log(error['rank'])}"
+    return f"{error['type']}: {error['message']}{place}, {where}"
 
 
 def _secondhand(error: Record) -> bool:

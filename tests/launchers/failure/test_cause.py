@@ -43,6 +43,14 @@ def test_an_exception_comes_before_the_connections_that_it_cost(launch):
     assert found.error.startswith("ValueError: shapes do not match, in plain at world size 4, round 2")
 
 
+def test_workers_of_a_loader_without_shared_memory_are_told_so(launch):
+    where = "/usr/lib/python3.11/multiprocessing/synchronize.py"
+    full = error(1, "[Errno 28] No space left on device", "OSError", file=where, line=57)
+    assert "/dev/shm) is full or too small" in cause(seen(errors={1: full}), launch).error
+    full["file"] = "/home/me/cache.py"
+    assert "/dev/shm" not in cause(seen(errors={1: full}), launch).error
+
+
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (11, "SIGSEGV"), (7, "SIGBUS")])
 def test_a_killed_rank_comes_before_its_peers_and_those_that_torchrun_ended(launch, number, name):
     exits = {0: 143, 3: -number, 1: 1, 2: -signal.SIGTERM}
