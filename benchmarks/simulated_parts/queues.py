@@ -134,7 +134,6 @@ def _old_stamps() -> Iterator[None]:
         patch.object(Tap, "_stamp_end", end),
         patch.object(Tap, "_stamp_start", lambda *_: None),
         patch.object(follow, "withheld", lambda *_: ""),
-        patch.object(follow, "withheld", lambda *_: ""),
     ):
         yield
 

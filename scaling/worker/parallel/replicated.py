@@ -29,7 +29,7 @@ from scaling.worker.parallel.computed import share_bytes
 from scaling.worker.parallel.ddp import Wrapping, accumulating, bucket_bytes, settle
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken, Wait
-from scaling.worker.parallel.streams import find, withheld
+from scaling.worker.parallel.streams import find, rewind, withheld
 from scaling.worker.parallel.tap import Tap
 from scaling.worker.parallel.waits import InlineWaits, Norms, broadcast_rows, sends_buffers
 
@@ -177,6 +177,7 @@ class Replicas:
     def apply(self, use: str, *, alone: bool, sync: bool = True) -> Replicated:
         """A new wrapper."""
         group = self._solo if alone else self._group
+        rewind(self._device)
         ddp = self._wrapping.over(group.data, use, sync=sync)
         norms = self._norms if not alone and len(self._norms) else None  # over one rank they call nothing
         return Replicated(ddp, self._optimizer, group, self._device, norms, alone=alone)

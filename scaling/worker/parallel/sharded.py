@@ -39,7 +39,7 @@ from scaling.worker.parallel.shard import (
     unit_names,
     whole_bytes,
 )
-from scaling.worker.parallel.streams import find, withheld
+from scaling.worker.parallel.streams import find, rewind, withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 from scaling.worker.parallel.tensor import Divided, divide
 
@@ -77,6 +77,7 @@ class Shards:
     def apply(self, use: str, *, alone: bool, sync: bool = True) -> Sharded:  # noqa: ARG002
         """A sharded copy with an optimizer of its own; the one before it goes first."""
         self.free()
+        rewind(self._device)
         degrees = Mesh() if alone else self._spec.parallel.mesh(self._n)
         mesh, keys = self._mesh(degrees)
         module = copy.deepcopy(self._workload.module)

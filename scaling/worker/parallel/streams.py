@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from scaling.records.format import DISTURBS, UNKNOWN_STREAM
+from scaling.settings.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.tap import HOST_BACKENDS, Tap, backend_of
 
@@ -34,6 +35,21 @@ POOL, PRIORITIES = 32, (0, -1)
 
 _holding: dict[tuple[int, ...], bool] = {}
 """By the streams that are stamped, whether that holds up others."""
+_first: dict[int, int] = {}
+"""By priority, the stream of the pool behind which every model takes its own."""
+
+
+def rewind(device: Accelerator) -> None:
+    """Let the next model, and communicators that it makes, take the same streams of the pool as those before it.
+
+    A training makes one model, which takes the first streams. Here a process makes many in turn, and without this each
+    would take others, some of which share a work queue with the kernels that compute.
+    """
+    for priority in PRIORITIES if device.type != CPU else ():
+        for _ in range(POOL):
+            stream = torch.Stream(device.torch_device, priority=priority)
+            if stream.stream_id == _first.setdefault(priority, stream.stream_id):
+                break
 
 
 def find(groups: Iterable[Any], device: Accelerator) -> None:

@@ -31,6 +31,7 @@ from scaling.records.format import RecordedBlock
 from scaling.worker.accelerator.devices import device_of
 from scaling.worker.parallel.guard import Guard, tell
 from scaling.worker.parallel.streams import find
+from scaling.worker.parallel.tap import HOST_BACKENDS
 from scaling.worker.probe.agreement import Agreement, Clocks
 from scaling.worker.probe.baseline import Baseline, SharedStepError, Step, why_not
 from scaling.worker.probe.follow import follow, marks_of
@@ -195,7 +196,7 @@ class Probe:
             lambda detailed: followed.detail(device, detailed=detailed),
             device,
             self._record,
-            lambda: followed.withheld(device),
+            self._withheld,
         )
         self._undo.append(self._track.drop)
         self._file = LoopFile(
@@ -209,6 +210,17 @@ class Probe:
         atexit.register(self.close)
         self._undo.append(lambda: atexit.unregister(self.close))
         return ""
+
+    def _withheld(self) -> str:
+        """Followed.withheld for all ranks alike: streams of one may share a queue, and those of another may not.
+
+        A rank waits until the others have come to the same step.
+        """
+        followed, session = self._followed, self._session
+        why = followed.withheld(self._device)
+        if followed.backend in HOST_BACKENDS or not followed.communicators():
+            return why
+        return str(session.control.judge("withheld", why, session.rank, session.world, max))
 
     @_quiet
     def close(self, error: BaseException | None = None) -> None:

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from scaling.records.collect import collect
+from scaling.records.frames import in_memory
+from scaling.records.paths import RunFolder
+from scaling.records.run import read_plan
 from simulated_device import ranks
 
 BENCHMARKS = str(Path(__file__).parents[3] / "benchmarks")
@@ -78,6 +82,54 @@ def test_in_one_queue_a_collective_behind_one_that_waits_holds_up_kernels():
 def test_a_stream_that_waits_for_a_collective_holds_up_kernels(connections):
     first, _ = ranks.run(beside, 2, connections=connections, end="stream that waits")
     assert first > LATE_US / 1e3
+
+
+def models(rank, world):
+    """Numbers of the streams that three models take, one made after the other, of both priorities."""
+    import torch
+
+    from scaling.worker.accelerator.devices import device_of
+    from scaling.worker.parallel.streams import rewind
+
+    device = device_of(torch.ones(1, device="sim"))
+    taken = []
+    for _ in range(3):
+        rewind(device)
+        taken.append([torch.Stream("sim", priority=high).stream_id for high in (-1, -1, -1, 0, 0)])
+    return taken
+
+
+def test_a_later_model_takes_the_streams_of_the_first_one():
+    first, *later = ranks.run(models, 1)[0]
+    assert len(set(first)) == 5
+    assert later == [first, first]
+
+
+def of_two_minds(rank, world, folder):
+    """A loop of two ranks, of which the second one alone finds that its stamps hold up other streams."""
+    from unittest.mock import patch
+
+    from simulated_parts import queues
+
+    from scaling.worker.probe import follow
+
+    with patch.object(follow, "withheld", lambda *_: "disturbs" if rank else ""):
+        queues.loop(rank, world, folder, "DDP", 8, late_ms=0, wait_us=0, old=False)
+
+
+@pytest.mark.usefixtures("queues")
+def test_no_rank_of_a_loop_stamps_what_disturbs_one_of_them(tmp_path):
+    ranks.run(of_two_minds, 2, folder=str(tmp_path / "run"))
+    run = RunFolder(tmp_path / "run")
+    tables = collect(run, read_plan(run))  # its files go with it
+    blocks = in_memory(tables.blocks)
+    assert sorted(set(blocks.select("rank", "withheld").rows())) == [
+        (0, ""),
+        (0, "disturbs"),
+        (1, ""),
+        (1, "disturbs"),
+    ]
+    assert not any(blocks["detailed"])
 
 
 @pytest.mark.slow
