@@ -20,7 +20,7 @@ from scaling.analysis.decompose.point import point
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.decompose.starvation import with_input
 from scaling.analysis.decompose.trials import read_trial, withheld
-from scaling.analysis.network import cliffs, curve, nccl_log
+from scaling.analysis.network import cliffs, curve, links, nccl_log
 from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
 from scaling.analysis.quality import contention, contradictions, details, launches, memory, untracked_traffic
@@ -104,6 +104,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
             )
         )
     fabric = Fabric(levels=tuple(levels), nccl=ending.nccl)
+    fabric = dataclasses.replace(fabric, others=links.beside_runs(fabric, ending.device_name, spec))
     floor = next(p.overhead.floor for p in points if p.world_size == plan.ranks)
     return Analysis(
         schema=SCHEMA,

@@ -262,7 +262,7 @@ def gain(remedy: Remedy) -> str:
 
 def fabric_lines(fabric: Fabric) -> tuple[str, ...]:
     """A line for each level that was swept, then NCCL's paths."""
-    return (*map(level_line, fabric.levels), *nccl_lines(fabric.nccl))
+    return (*map(level_line, fabric.levels), *map(plain, fabric.others), *nccl_lines(fabric.nccl))
 
 
 def nccl_lines(log: NcclLog | None) -> tuple[str, ...]:

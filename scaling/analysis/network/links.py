@@ -7,9 +7,13 @@ source. NVLS (reduction in NVSwitches) lifts the busbw of an all-reduce above wh
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from scaling.analysis.network import nccl_log
+from scaling.analysis.results import CurvePoint, Fabric
+from scaling.settings.run import Spec
 from scaling.units import format_bytes
 
 GIB, MIB = 2**30, 2**20
@@ -140,10 +144,23 @@ def like(device: str, gpus: int, hosts: int, collective: str, size_bytes: int) -
     )
 
 
+HALF = 0.5
+"""Below this share of what others reach, a cause that NCCL names is said with it."""
+
+
 def beside(
-    device: str, gpus: int, hosts: int, collective: str, size_bytes: int, busbw_gb_s: float
+    device: str,
+    gpus: int,
+    hosts: int,
+    collective: str,
+    size_bytes: int,
+    busbw_gb_s: float,
+    causes: Sequence[str] = (),
 ) -> str | None:
-    """One's own figure beside what others reach, in words; None where the table has no such machine."""
+    """One's own figure beside what others reach, in words; None where the table has no such machine.
+
+    `causes`: what NCCL's log says of slow ways, with the remedy.
+    """
     reports = like(device, gpus, hosts, collective, size_bytes)
     if not reports:
         return None
@@ -153,7 +170,24 @@ def beside(
     where = f"{gpus} x {reports[0].machine}" + ("" if hosts == 1 else f" on {hosts} hosts")
     sources = "; ".join(dict.fromkeys(r.source for r in reports))
     nvls = " with NVLS" if all(r.nvls for r in reports) else ""
+    share = busbw_gb_s / middle
+    why = f"; less than half, and NCCL's log says why: {'; '.join(causes)}" if share < HALF and causes else ""
     return (
         f"others reach {middle:.4g}{span} GB/s in {collective} on {where}{nvls}; yours: {busbw_gb_s:.4g} at "
-        f"{format_bytes(size_bytes)}, {busbw_gb_s / middle:.0%} of it ({sources})"
+        f"{format_bytes(size_bytes)}, {share:.0%} of it ({sources}){why}"
     )
+
+
+def beside_runs(fabric: Fabric, device: str, spec: Spec) -> tuple[str, ...]:
+    """`beside` for the best size of each collective that a run has swept at each world size."""
+    texts = []
+    for level in fabric.levels:
+        best: dict[str, CurvePoint] = {}
+        for point in sorted(level.curve, key=lambda point: point.busbw_gbit_s.value):
+            best[point.collective] = point
+        hosts = len(spec.topology.shares(level.world_size))
+        for name, p in best.items():
+            busbw_gb_s = p.busbw_gbit_s.value / 8
+            causes = nccl_log.warnings(fabric, spec)
+            texts.append(beside(device, level.world_size, hosts, name, p.bytes, busbw_gb_s, causes))
+    return tuple(text for text in texts if text is not None)

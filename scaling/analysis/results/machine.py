@@ -187,6 +187,8 @@ class Fabric:
 
     levels: tuple[FabricLevel, ...] = ()
     nccl: NcclLog | None = None
+    others: tuple[str, ...] = ()
+    """The best figure of each swept collective beside what others reach on such a machine (docs/links.md)."""
 
     def nccl_group(self, world_size: int) -> NcclGroup | None:
         """How NCCL connected `world_size` ranks; None where the log does not say."""

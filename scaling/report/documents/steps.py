@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from scaling.analysis.results import Analysis, Comm, PeakMemory, Point, Timeline
+from scaling.plain import plain
 from scaling.report import findings, text
 from scaling.report.findings import nccl_lines
 from scaling.report.key_figures import part_bars, waterfall_bars
@@ -115,7 +116,11 @@ def _communication(analysis: Analysis, plan: Plan) -> tuple[Block, ...]:
         title = f"{level.name}, {text.ranks(level.world_size)}"
         curves.append(Figure(plot=fabric(level, sizes), title=title, beside=True))
     kinds = [table for n, comm in with_comm.items() for table in _by_kind(comm, n)]
-    return (lines(*said, *nccl_lines(analysis.fabric.nccl)), *kinds, *curves)
+    return (
+        lines(*said, *map(plain, analysis.fabric.others), *nccl_lines(analysis.fabric.nccl)),
+        *kinds,
+        *curves,
+    )
 
 
 def _by_kind(comm: Comm, world_size: int) -> list[Table]:

@@ -67,11 +67,13 @@ def _machine(
 def import_log(text: str, source: str, name: str) -> Imported:
     """Import a log of nccl-tests."""
     sections = parse_log(text, source)
+    ways = findings_in(text.splitlines()) if "NCCL INFO" in text else ()
     lines: list[str] = []
     documents = []
     for section in sections:
         run = [r.busbw_gb_s for s in sections if s.run == section.run for r in s.rows]
-        lines += _section_lines(section, sum(run) / len(run))
+        others = _others(section, ways)
+        lines += _section_lines(section, sum(run) / len(run), others)
         fits = [f for f in map(section.fitted, MODES) if f is not None]
         documents.append(
             {
@@ -90,11 +92,10 @@ def import_log(text: str, source: str, name: str) -> Imported:
                 "corrupt": bool(section.wrong),
                 "cliffs": files.encode(tuple(cliff for cliff, _ in section.cliffs)),
                 "mistakes": _mistakes(section),
-                "others": _others(section),
+                "others": others,
                 "contradicting_rows": len(section.contradicting),
             }
         )
-    ways = findings_in(text.splitlines()) if "NCCL INFO" in text else ()
     lines += [f"# finding     {way}" for way in ways]
     corrupt = any(s.wrong for s in sections)
     return Imported(
@@ -106,7 +107,7 @@ def import_log(text: str, source: str, name: str) -> Imported:
     )
 
 
-def _section_lines(section: Section, own: float) -> list[str]:
+def _section_lines(section: Section, own: float, others: str | None) -> list[str]:
     """`own`: the mean busbw of all rows of its run in GB/s."""
     of = f" ({section.how})" if section.how else ""
     ranks = "unknown" if section.world_size is None else f"{section.world_size} ({section.world_from})"
@@ -135,7 +136,6 @@ def _section_lines(section: Section, own: float) -> list[str]:
         for cliff, mode in section.cliffs
     ]
     lines += [f"# MISTAKE     {text}" for text in _mistakes(section)]
-    others = _others(section)
     if others is not None:
         lines.append(f"# links       {others}")
     odd = section.contradicting
@@ -167,7 +167,7 @@ def _section_lines(section: Section, own: float) -> list[str]:
     return lines
 
 
-def _others(section: Section) -> str | None:
+def _others(section: Section, ways: Sequence[str]) -> str | None:
     """The best row beside what others reach on such a machine; None where the table has none, or the log misleads."""
     best = max(section.rows, key=lambda r: r.busbw_gb_s)
     names = {d.name for d in section.devices}
@@ -176,7 +176,7 @@ def _others(section: Section) -> str | None:
         return None
     if _mistakes(section):
         return None
-    return links.beside(next(iter(names)), n, hosts, section.collective, best.bytes, best.busbw_gb_s)
+    return links.beside(next(iter(names)), n, hosts, section.collective, best.bytes, best.busbw_gb_s, ways)
 
 
 def _mistakes(section: Section) -> list[str]:

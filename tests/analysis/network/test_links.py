@@ -5,7 +5,9 @@ from statistics import median
 
 import pytest
 
-from scaling.analysis.network.links import GIB, TABLE, beside, like, machine_of
+from scaling.analysis.network.links import GIB, TABLE, beside, beside_runs, like, machine_of
+from scaling.analysis.results import CurvePoint, Fabric, FabricLevel, Measured
+from scaling.config.compose import requests
 from scaling.units import format_bytes
 
 PAGE = Path(__file__).parents[3] / "docs" / "links.md"
@@ -38,6 +40,36 @@ def test_a_figure_beside_those_of_the_same_machine_and_size():
     assert "yours: 298 at 8 GiB, 62% of it" in said
     assert beside("NVIDIA H100 80GB HBM3", 8, 1, "all_reduce", GIB // 64, 298.0) is None
     assert beside("NVIDIA H100 80GB HBM3", 12, 1, "all_reduce", 8 * GIB, 298.0) is None
+
+
+def test_less_than_half_is_said_with_the_cause_that_nccl_names_and_with_none_of_its_own():
+    cause = ("ranks receive without GPUDirect RDMA: load nvidia_peermem",)
+    on_two = ("NVIDIA H100 80GB HBM3", 16, 2, "all_reduce", 2 * GIB)
+    assert beside(*on_two, 120.0, cause).endswith(f"; less than half, and NCCL's log says why: {cause[0]}")
+    assert "less than half" not in beside(*on_two, 120.0)
+    assert "less than half" not in beside(*on_two, 400.0, cause)
+
+
+def test_the_best_size_of_a_runs_sweep_is_held_beside_them():
+    (request,) = requests(
+        "plan", ["topology=local", "topology.device=cpu", "topology.ranks_per_host=8"]
+    ).items
+    curve = [
+        CurvePoint(
+            collective="all_reduce",
+            bytes=size,
+            time_us=Measured(1.0),
+            algbw_gbit_s=Measured(1.0),
+            busbw_gbit_s=Measured(8 * busbw),
+        )
+        for size, busbw in ((GIB // 64, 60.0), (4 * GIB, 231.0), (8 * GIB, 230.0))
+    ]
+    level = FabricLevel(
+        world_size=8, name="local", alpha_us=None, busbw_gbit_s=None, nominal_gbit_s=None, curve=tuple(curve)
+    )
+    (text,) = beside_runs(Fabric(levels=(level,)), "NVIDIA A100-SXM4-80GB", request.spec)
+    assert "on 8 x A100 SXM; yours: 231 at 4 GiB" in text
+    assert beside_runs(Fabric(levels=(level,)), "cpu", request.spec) == ()
 
 
 def test_every_report_has_a_source_and_stands_on_the_page():
