@@ -6,16 +6,18 @@ A run fits it beforehand from an estimate (scaling.settings.estimate), and rank 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from scaling.settings.cases import Case, arms, stages
 from scaling.settings.plan import Plan, Trial
-from scaling.settings.promise import CONTROLS, DETAILS, REPLAYS, SWEEP, WHOLE, Content
+from scaling.settings.promise import CONTROLS, DETAILS, LIGHT, REPLAYS, SWEEP, WHOLE, Content
 from scaling.settings.run import LEAST_ROUNDS, WARMUP_SHARE, Measure
 from scaling.settings.sample import Traffic, chosen
 from scaling.settings.schedule import (
+    BARE_ALL,
     BARE_ONE,
+    DDP_SOLO,
     FABRIC,
     PAIRS,
     REPLAYED,
@@ -35,6 +37,8 @@ CHUNK = 3
 """Steps of each loop in a warm-up that has time for them."""
 LEAST_GAIN = 0.02
 """A part that takes a smaller fraction of the time is not left out: that would gain nothing."""
+MOSTLY = 0.5
+"""A step mostly waits for data if the exchange of its gradients takes a larger share of it."""
 ROOM = 1.3
 """A budget that is named has this much room: steps in a launch differ from those of a tryout."""
 
@@ -53,6 +57,11 @@ class Costs:
     """To begin and end a block of all ranks; BLOCK_S where it is not said, and of one rank alone."""
     traffic: Mapping[int, Traffic] = field(default_factory=dict)
     """What the blocks record; empty before the launch has counted it."""
+
+    def apart_s(self, n: int) -> float:
+        """A step of all ranks at once that reduces nothing."""
+        step_s = self.step_s.get(n, 0.0)
+        return max(min(step_s, self.alone_s.get(n, 0.0)), step_s - self.exchange_s.get(n, 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +112,7 @@ def fit_training(
 
     fitted = _fitted(
         measure,
-        lambda least_s: _contents(plan, trials, least_s),
+        lambda least_s: _contents(plan, trials, least_s, _order(costs)),
         least_round_s=lambda content: _round_s(plan, trials, content, costs, 1, 1),
         round_s=round_s,
         warmup_s=None if warm else lambda content, chunk: _warmup_s(plan, trials, content, costs, chunk),
@@ -196,20 +205,32 @@ def least_rounds(measure: Measure) -> int:
 
 
 def _contents(
-    plan: Plan, trials: tuple[Trial, ...], least_s: Callable[[Content], float]
+    plan: Plan, trials: tuple[Trial, ...], least_s: Callable[[Content], float], order: Sequence[str]
 ) -> Iterator[Content]:
     """All there is, then less and less, in the order of `promise.ORDER`."""
     content = plan.content
     yield content
     if plan.variant is not None:
         return
-    for part in (DETAILS, SWEEP, REPLAYS, CONTROLS):
+    for part in order:
         less = content.less(part)
         if least_s(less) < least_s(content) * (1 - LEAST_GAIN):
             content = less
             yield content
     for sizes in _fewer(tuple(t.world_size for t in trials)):
         yield replace(content, world_sizes=sizes)
+
+
+def _order(costs: Costs) -> tuple[str, ...]:
+    """Which parts go first: those that would tell least of what takes the step.
+
+    Where ranks mostly wait for data, a detailed step tells the link's bandwidth, which no other part does; the arms
+    beside it take next to nothing there. Elsewhere details cost most.
+    """
+    largest = max(costs.step_s)
+    if costs.exchange_s.get(largest, 0.0) > MOSTLY * costs.step_s[largest]:
+        return (SWEEP, REPLAYS, CONTROLS, DETAILS, LIGHT)
+    return (DETAILS, SWEEP, REPLAYS, CONTROLS, LIGHT)
 
 
 def _case_contents(plan: Plan, asked: tuple[Case, ...]) -> Iterator[Content]:
@@ -247,8 +268,9 @@ def _round_s(
     for block in round_blocks(replace(plan, content=content), held, 0, 0, plan.baseline(held)):
         n = block.trial.world_size
         if block.arm in STEP_ARMS:
-            each_s = costs.alone_s if block.arm == BARE_ONE else costs.step_s
-            total += (steps + dropped_steps(plan.spec, block.arm, lead_in)) * each_s.get(n, 0.0)
+            step_s = costs.alone_s.get(n, 0.0) if block.arm == BARE_ONE else costs.step_s.get(n, 0.0)
+            step_s = costs.apart_s(n) if block.arm in (BARE_ALL, DDP_SOLO) else step_s
+            total += (steps + dropped_steps(plan.spec, block.arm, lead_in)) * step_s
         elif block.arm == FABRIC:
             total += costs.sweep_s.get(n, 0.0)
         else:
@@ -268,7 +290,7 @@ def _warmup_s(plan: Plan, trials: tuple[Trial, ...], content: Content, costs: Co
         if plan.variant is not None:
             total += 2 * alone + new * step
         elif n > 1 and content.has(DETAILS):  # DDP alone, the probe's loop, its messages; half a batch
-            total += many * ((2 * new + 1) * step + chunk * alone / 2)
+            total += many * (new * costs.apart_s(n) + (new + 1) * step + chunk * alone / 2)
         if n > 1 and content.has(SWEEP):
             total += costs.sweep_s.get(n, 0.0)
     if content.has(DETAILS) and plan.variant is None:

@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 DETAILS, SWEEP, REPLAYS, CONTROLS = ("details", "the size sweep", "replay", "controls")
+LIGHT = "the light probe"
 IN_WORDS = {
     DETAILS: "details (half the batch, DDP alone, buckets, roofline)",
     SWEEP: "the size sweep",
     REPLAYS: "replay",
-    CONTROLS: "controls (second blocks, the light probe)",
+    CONTROLS: "controls (second blocks)",
+    LIGHT: "the light probe",
 }
 SAMPLED = (DETAILS, SWEEP, REPLAYS)
 """What only some rounds have, where the files of all hosts would exceed their bound (scaling.settings.sample)."""
-ORDER = "largest batches, details, the size sweep, replay, controls, then world sizes"
+ORDER = (
+    "largest batches, details, the size sweep, replay, controls, the light probe, then world sizes; where steps mostly "
+    "wait for data, details after controls"
+)
 """What a budget that is too short leaves out, first to last."""
 SCHEMA = 1
 """Version of content.json."""
@@ -24,7 +29,7 @@ class Content:
     """What a launch measures. The defaults are all that the settings ask for."""
 
     without: tuple[str, ...] = ()
-    """Some of DETAILS, SWEEP, REPLAYS, CONTROLS."""
+    """Some of DETAILS, SWEEP, REPLAYS, CONTROLS, LIGHT."""
     batch_most: int | None = None
     """Cases with a larger batch are left out; None: no case is."""
     world_sizes: tuple[int, ...] | None = None

@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from scaling.settings.plan import Plan, Ranks, Trial
-from scaling.settings.promise import CONTROLS, DETAILS, REPLAYS, SWEEP, WHOLE, Content
+from scaling.settings.promise import CONTROLS, DETAILS, LIGHT, REPLAYS, SWEEP, WHOLE, Content
 from scaling.settings.run import FABRIC_BYTES_MIN, SWEEP_SHARE, Measure, Spec
 
 BARE_ONE = "bare_one"
@@ -119,7 +119,9 @@ def arms_of(world_size: int, content: Content = WHOLE) -> tuple[tuple[str, bool]
     """(arm, detailed) pairs of a round, without bare_one. A single rank has no network: it skips those arms."""
     arms: tuple[tuple[str, bool], ...] = ((PLAIN, False),)
     if content.has(CONTROLS):
-        arms = (*arms, (PLAIN, False), (PROBE, False))  # two of plain: their ratio is the A/A floor
+        arms = (*arms, (PLAIN, False))  # two of plain: their ratio is the A/A floor
+    if content.has(LIGHT) and (world_size > 1 or content.has(CONTROLS)):
+        arms = (*arms, (PROBE, False))
     if world_size == 1:
         return arms
     if content.has(DETAILS):

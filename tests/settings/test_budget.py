@@ -12,7 +12,7 @@ from scaling.settings.budget import CaseCosts, Costs, allowance_s, fit_cases, fi
 from scaling.settings.cases import cases
 from scaling.settings.estimate import rounded_up
 from scaling.settings.plan import make_plan
-from scaling.settings.promise import CONTROLS, DETAILS, REPLAYS, SWEEP, WHOLE, Content
+from scaling.settings.promise import CONTROLS, DETAILS, LIGHT, REPLAYS, SWEEP, WHOLE, Content
 from scaling.settings.schedule import BARE_ONE, FABRIC, PLAIN, PROBE, REPLAY, round_blocks
 
 QUICK = {"rounds_min": 3, "rounds_max": 6, "steps": 6, "lead_in": 2, "budget_s": 28.0}
@@ -50,15 +50,21 @@ def test_short_steps_leave_nothing_out(plan_of):
     assert fitted.rounds_s <= plan.spec.measure.budget_s
 
 
-def test_parts_go_in_the_order_that_is_said(plan_of):
+@pytest.mark.parametrize(
+    ("share", "order"),
+    [
+        (0.4, (DETAILS, SWEEP, REPLAYS, CONTROLS, LIGHT)),
+        (0.9, (SWEEP, REPLAYS, CONTROLS, DETAILS, LIGHT)),
+    ],
+    ids=["mostly compute", "mostly waits for data"],
+)
+def test_parts_go_in_the_order_that_is_said(plan_of, share, order):
     plan, sizes = plan_of(world_sizes=(1, 2, 4)), (1, 2, 4)
     seen = [
-        fit_training(plan, plan.trials, costs(0.02 * 1.02**k, sizes, exchange_s=step, sweep_s=step)).content
-        for k in range(290)
-        for step in (0.02 * 1.02**k,)
+        fit_training(plan, plan.trials, costs(step, sizes, exchange_s=share * step, sweep_s=step)).content
+        for step in (0.02 * 1.02**k for k in range(310))
     ]
-    order = (DETAILS, SWEEP, REPLAYS, CONTROLS)
-    assert list(dict.fromkeys(content.without for content in seen)) == [order[:k] for k in range(5)]
+    assert list(dict.fromkeys(content.without for content in seen)) == [order[:k] for k in range(6)]
     assert list(dict.fromkeys(content.world_sizes for content in seen))[:3] == [None, (1, 4), (4,)]
 
 
@@ -114,7 +120,9 @@ def test_a_round_holds_what_its_content_says(plan_of):
 
     assert arms() == {BARE_ONE, "bare_all", "ddp_solo", PLAIN, PROBE, REPLAY, FABRIC}
     assert arms(DETAILS) == {BARE_ONE, PLAIN, PROBE, REPLAY, FABRIC}
-    assert arms(DETAILS, SWEEP, REPLAYS, CONTROLS) == {BARE_ONE, PLAIN}
+    assert arms(SWEEP, REPLAYS, CONTROLS) == {BARE_ONE, "bare_all", "ddp_solo", PLAIN, PROBE}
+    assert arms(DETAILS, SWEEP, REPLAYS, CONTROLS) == {BARE_ONE, PLAIN, PROBE}
+    assert arms(DETAILS, SWEEP, REPLAYS, CONTROLS, LIGHT) == {BARE_ONE, PLAIN}
 
 
 # Cases

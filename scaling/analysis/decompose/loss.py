@@ -63,6 +63,8 @@ def no_single_rank(size: int, mode: str) -> tuple[str, ...]:
     )
 
 
+BETWEEN_ARMS = ("small_batch", "neighbours", "strategy_overhead", "overlap", "clocks")
+"""Causes measured as the difference between two arms' blocks, not by stamps within a step."""
 TENSOR = "tensor"
 """The axis along which layers are divided; `loss_by_kind` has what its ranks send as a kind of its own."""
 Link = Callable[[Means], AlphaBeta]
@@ -230,6 +232,7 @@ def loss(
     # Where only some rounds have details, a term compares arms within these.
     terms = {name: _paired(term) for name, term in terms.items()}
     measured = {name: rounds.measure(term) for name, term in terms.items()}
+    measured |= {name: rounds.agreed(terms[name], measured[name]) for name in BETWEEN_ARMS if name in terms}
     known = [terms[name] for name, number in measured.items() if number is not None]
     unexplained = rounds.measure(lambda m: 1 - ratio(m) - sum(term(m) for term in known))
     if unexplained is None and not (partly and known):

@@ -20,7 +20,7 @@ from scaling.analysis.decompose.unit_stamps import simulated
 from scaling.analysis.network.replay import Barrier, Replay
 from scaling.analysis.quality import clocks
 from scaling.analysis.results import ArmTimes, Degrees, Measured, Overhead, PeakMemory, Point, StepParts
-from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
+from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, equal_arms_apart
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import BARE_ALL, BARE_ONE, DDP_SOLO, PLAIN, PROBE
 
@@ -283,10 +283,15 @@ def _filled(values: Floats) -> Floats:
     return np.where(there, values, values[there].mean()) if there.any() else values
 
 
+SPREAD_OF = (BARE_ONE, BARE_ALL, DDP_SOLO, "plain.0", "plain.1", PROBE, "detailed")
+"""Arms of which the spread between equal blocks is taken."""
+
+
 def _overhead(rounds: Rounds) -> Overhead:
     return Overhead(
         probe_over_plain=rounds.ratio(lambda m: m[PROBE] / m[PLAIN]),
         aa_floor=rounds.ratio(lambda m: m["plain.1"] / m["plain.0"]),
+        equal_arms_apart=equal_arms_apart(rounds, SPREAD_OF),
     )
 
 

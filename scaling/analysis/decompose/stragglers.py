@@ -7,6 +7,7 @@ detailed steps are replayed for one thing only: what of a rank's lateness the li
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaling.analysis.decompose.light import lead
-from scaling.analysis.decompose.quantities import PHASES, TrialRecords
+from scaling.analysis.decompose.quantities import PHASES, Key, TrialRecords
 from scaling.analysis.network.replay import Program, Replay
 from scaling.analysis.results import Measured, Straggler
-from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds
+from scaling.analysis.statistics.rounds import MS, Floats, Means, Rounds, level_of_each, student
 
 Ranks = NDArray[np.intp]
 
@@ -60,7 +61,8 @@ def late_ranks(records: TrialRecords, rounds: Rounds, floor: float, hosts: Seque
     step = rounds.measure("plain")
     if n < 2 or step is None or not (records.light or records.cycles):
         return None
-    lateness = _lateness(records)
+    by_round = _own_times(records)
+    lateness, chance = np.mean(list(by_round.values()), axis=0), _latest_of_equals(by_round, records, rounds)
     order = [int(rank) for rank in np.argsort(-lateness)]
     late: Late | None = None
     tried: set[tuple[int, ...]] = {()}
@@ -80,12 +82,35 @@ def late_ranks(records: TrialRecords, rounds: Rounds, floor: float, hosts: Seque
         )
         cost, more = grown.measure(_cost), grown.measure(lambda m: _cost(m) - _cost(m, "before"))
         lag, skew = grown.measure("behind"), grown.measure("skew")
-        if cost is None or more is None or skew is None or lag is None or not lag.surely_above(0):
+        if cost is None or more is None or skew is None or lag is None:
+            continue
+        if not lag.surely_above(0) or lag.value <= chance:
             continue
         systematic = _clearly_above(lag, FLOOR * step.value)
         if more.surely_above((FLOOR if systematic else max(floor, FLOOR)) * step.value):
             late = Late(ranks, cost, skew, _whole_host(ranks, hosts))
     return late
+
+
+def _latest_of_equals(own_ns: Mapping[Key, Floats], records: TrialRecords, rounds: Rounds) -> float:
+    """By how much the latest of all ranks is behind the others in 95 % of runs in which all are equal, ns.
+
+    The latest of many ranks is late by chance, and a few rounds do not show their own spread. So it is taken from all
+    ranks together (two-way residuals of ranks and units of rounds), and the level pays for every rank (Bonferroni).
+    `own_ns`: as `_own_times` returns it.
+    """
+    n = records.trial.world_size
+    units: dict[int, list[Floats]] = {}
+    for key, unit in zip(records.keys(), rounds.unit, strict=True):
+        if key in own_ns:
+            units.setdefault(int(unit), []).append(own_ns[key])
+    means = np.array([np.mean(some, axis=0) for some in units.values()])
+    degrees = (len(means) - 1) * (n - 1)
+    if degrees < 1:
+        return math.inf
+    left = means - means.mean(axis=0) - means.mean(axis=1, keepdims=True) + means.mean()
+    spread = float(np.sqrt((left**2).sum() / degrees))
+    return student(degrees, level_of_each(n)) * spread * math.sqrt((1 + 1 / (n - 1)) / len(means))
 
 
 def _clearly_above(found: Measured, bar: float) -> bool:
@@ -109,14 +134,14 @@ def _whole_host(ranks: tuple[int, ...], hosts: Sequence[int]) -> int | None:
     return hosts[ranks[0]] if len(own) > 1 and own <= set(ranks) else None
 
 
-def _lateness(records: TrialRecords) -> Floats:
-    """R: each rank's own time in a step, mean over the rounds, ns."""
+def _own_times(records: TrialRecords) -> dict[Key, Floats]:
+    """R by round: each rank's own time in a step, ns."""
     if records.light is not None:
-        own = [steps.mean(axis=0) for steps in records.light.own.values()]
-    else:
-        own = [cycle.replay.computed().mean(axis=0) * cycle.of for cycle in records.cycles]
-    mean: Floats = np.mean(own, axis=0)
-    return mean
+        return {key: steps.mean(axis=0) for key, steps in records.light.own.items()}
+    by_round: dict[Key, Floats] = {}
+    for cycle in records.cycles:
+        by_round[cycle.key] = by_round.get(cycle.key, 0.0) + cycle.replay.computed().mean(axis=0)
+    return by_round
 
 
 def _mean_of(ranks: Sequence[int] | Ranks) -> Callable[[Floats], float]:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from scaling.analysis.decompose import imbalance, own_loop
+from scaling.analysis.decompose import own_loop
+from scaling.analysis.decompose.point import arms
 from scaling.analysis.decompose.quantities import DURATIONS, TrialRecords
 from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.network import curve
@@ -22,7 +23,7 @@ from scaling.analysis.predict.change import ByRank, Source, SweptLink
 from scaling.analysis.predict.fabrics import inside_fabric
 from scaling.analysis.predict.ready_times import OWN_PHASES, per_bucket, per_parameter, ready
 from scaling.analysis.quality.launches import counted, of_launches
-from scaling.analysis.results import Analysis, Overhead
+from scaling.analysis.results import Analysis
 from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError, interval
 from scaling.records.frames import in_memory
 from scaling.records.tables import Tables
@@ -74,10 +75,7 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
     """UnknownQuantityError where a piece is missing."""
     spec, n = plan.spec, trial.world_size
     rounds = own_loop.independent(_values(tables, plan, records), records, plan)
-    floor = Overhead(aa_floor=rounds.ratio(lambda m: m["plain.1"] / m["plain.0"])).floor
-    of_tokens = imbalance.effect(records, rounds.extend(imbalance.quantities(records)))
-    hosts = [spec.topology.host_of(r) for r in range(n)]
-    late = imbalance.late_apart(records, rounds, of_tokens, floor, hosts)
+    late = arms(records, plan).late
     late_set = late.ranks if late else ()
     peers = [r for r in range(n) if r not in late_set]
     bare = records.arm(BARE_ONE, ranks=set(peers))  # a typical rank alone, as in the efficiency
@@ -139,7 +137,6 @@ def _values(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floa
     """All quantities of a source but for those of single ranks, one value a round."""
     n = records.trial.world_size
     values = {PLAIN: records.arm(PLAIN)["step"]}
-    values |= {f"plain.{half}": records.arm(PLAIN, half=half)["step"] for half in (0, 1)}
     if plan.spec.mode == "strong":
         whole = next((t for t in plan.trials if t.world_size == 1), None)
         if whole is None:

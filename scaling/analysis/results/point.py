@@ -96,11 +96,17 @@ class Overhead:
 
     probe_over_plain: Measured | None = None
     aa_floor: Measured | None = None
+    equal_arms_apart: Measured | None = None
+    """By how much two equal arms come out apart by chance (scaling.analysis.statistics.rounds); no interval."""
 
     @property
     def floor(self) -> float:
         """How far apart equal arms come out by chance: the fraction to which a difference between arms is known."""
-        return self.aa_floor.departure() if self.aa_floor else 0.0
+        alternate = self.aa_floor.departure() if self.aa_floor else 0.0
+        if self.equal_arms_apart is None:
+            return alternate
+        seen = abs(self.aa_floor.value - 1) if self.aa_floor else 0.0
+        return max(self.equal_arms_apart.value, seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

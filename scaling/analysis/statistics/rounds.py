@@ -17,6 +17,7 @@ Percentiles of many values, and medians of few, each with its interval.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -150,6 +151,20 @@ class Rounds:
         found = interval(float(results[0]), results[1:], units, groups=groups, positive=positive, level=level)
         return found * scale
 
+    def agreed(self, formula: Formula, number: Measured | None) -> Measured | None:
+        """`number`, as `measure(formula)` gives it; its interval reaches 0 where single rounds do not agree on it.
+
+        They agree where half of them show half of it or more. Else a few rounds make the mean, in which something else
+        ran, and what it measures is not in every step.
+        """
+        if number is None or number.low is None or number.low <= 0:
+            return number
+        with np.errstate(invalid="ignore", divide="ignore"):
+            each = formula(Means(self.values, np.eye(len(self.launch)), self.whole))
+        each = each[np.isfinite(each)]
+        agree = not len(each) or np.median(each) >= number.value / 2  # a baseline may have rounds of its own
+        return number if agree else dataclasses.replace(number, low=0.0)
+
     def count(self, there: Sequence[NDArray[np.bool_]] = ()) -> tuple[int, int]:
         """As `drawn`, for the rounds that have every quantity; if none has all, the fewest that a quantity has."""
         shared = np.logical_and.reduce(there) if there else np.ones(len(self.launch), dtype=bool)
@@ -260,6 +275,40 @@ def student(degrees: int, level: float = LEVEL) -> float:
     from scipy.special import stdtrit  # noqa: PLC0415  slow to import, and not always asked for
 
     return float(stdtrit(degrees, 1 - (1 - level) / 2))
+
+
+def chance(number: Measured, bound: float = 0.0) -> float:
+    """Probability of a value so far above `bound`, or farther, if the truth is not above it; 1 without an interval."""
+    if number.low is None or number.n < 2 or number.low >= number.value:
+        return 1.0
+    return beyond((number.value - bound) / (number.value - number.low) * student(number.n - 1), number.n - 1)
+
+
+def beyond(t: float, degrees: int) -> float:
+    """Probability that Student's t is larger."""
+    from scipy.special import stdtr  # noqa: PLC0415  slow to import, and not always asked for
+
+    return float(stdtr(degrees, -t))
+
+
+def equal_arms_apart(rounds: Rounds, names: Sequence[str]) -> Measured | None:
+    """By how much two equal arms come out apart in 95 % of such runs, as a fraction; `n` counts degrees of freedom.
+
+    The spread is that of the logarithm of all these arms' blocks around their round and their arm (two-way residuals),
+    so a few rounds that agree by chance do not hide it. Blocks lie as far apart in a round as those of two arms do.
+    None where fewer than two arms have two rounds in common.
+    """
+    arms = [rounds.values[name] for name in names if name in rounds]
+    if not arms:
+        return None
+    logs = np.log(np.stack(arms, axis=1))  # rounds x arms
+    logs = logs[np.isfinite(logs).all(axis=1)]
+    degrees = (logs.shape[0] - 1) * (logs.shape[1] - 1)
+    if degrees < 1:
+        return None
+    left = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
+    spread = float(np.sqrt((left**2).sum() / degrees))
+    return Measured(math.expm1(student(degrees) * spread * math.sqrt(2 / len(logs))), n=degrees)
 
 
 def level_of_each(comparisons: int) -> float:

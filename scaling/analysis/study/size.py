@@ -20,7 +20,8 @@ from scaling.analysis.quality import launches
 from scaling.analysis.results import NO_CAUSE, Analysis, Loss, Measured, Point, Quality, Study, Verdict
 from scaling.analysis.results.run import CONTENDED
 from scaling.analysis.statistics.rounds import Formula, Rounds
-from scaling.analysis.verdicts.verdict import NOTABLE, SCALES_WELL, named, uncertain, undecided
+from scaling.analysis.verdicts.certainty import NOTABLE
+from scaling.analysis.verdicts.verdict import SCALES_WELL, named, uncertain, undecided
 from scaling.records.tables import Tables
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PLAIN, PROBE

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
+from scaling.analysis.decompose.loss import BETWEEN_ARMS
 from scaling.analysis.results import FabricLevel, Loss, Measured, NcclGroup, Point, Remedy, Verdict
+from scaling.analysis.verdicts.certainty import NOTABLE, confidences
 from scaling.analysis.verdicts.evidence import evidence_of
 from scaling.analysis.verdicts.host_remedies import UNKNOWN, Host
 from scaling.analysis.verdicts.imbalance import or_fuller
@@ -17,8 +19,6 @@ from scaling.settings.plan import Plan
 from scaling.settings.promise import DETAILS
 from scaling.settings.schedule import nobody_alone
 
-NOTABLE = 0.03
-"""A cause that costs a smaller share of the step gets no verdict."""
 OPTIMIZER_NOTABLE = 0.1
 """An optimizer that surely takes a larger share of the step is worth changing."""
 SCALES_WELL = 0.90
@@ -44,9 +44,6 @@ _CAUSES = (
     "host",
     "clocks",
 )
-
-_BETWEEN_ARMS = ("neighbours", "strategy_overhead", "overlap", "clocks")
-"""Causes measured as the difference between two arms' blocks, not by stamps within a step."""
 
 
 def verdicts(
@@ -95,14 +92,19 @@ def _optimizer(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
 
 
 def named(
-    cause: str, point: Point, share: Measured, evidence: tuple[str, ...], remedies: tuple[Remedy, ...]
+    cause: str,
+    point: Point,
+    share: Measured,
+    evidence: tuple[str, ...],
+    remedies: tuple[Remedy, ...],
+    confidence: str = "",
 ) -> Verdict:
-    """A cause and its share of the step; the confidence is high where the share is surely notable."""
+    """A cause and its share of the step; by default, the confidence is high where the share is surely notable."""
     return Verdict(
         cause=cause,
         world_size=point.world_size,
         share=share,
-        confidence="high" if share.surely_above(NOTABLE) else "medium",
+        confidence=confidence or ("high" if share.surely_above(NOTABLE) else "medium"),
         evidence=evidence,
         try_=remedies,
     )
@@ -136,10 +138,14 @@ def _causes_of(
     if point.loss is None or (point.efficiency is not None and point.efficiency.interval is None):
         more = "probe more steps" if plan.own_loop else "use measure=standard"
         return (_undecided(point, f"too few rounds for an interval; {more}"),)
-    found, clear = [], set[str]()
-    for cause, share in _shares(point.loss):
-        if _stands_out(cause, share, point) and (cause != "straggler" or point.straggler):
-            clear.add(cause)
+    shares = _shares(point.loss)
+    families = sum(trial.world_size > 1 for trial in plan.trials)
+    clear = confidences(dict(shares), point, families)
+    if point.straggler is None:
+        clear.pop("straggler", None)
+    found = []
+    for cause, share in shares:
+        if cause in clear:
             tried, nothing = remedies(cause, point, plan, gain, host)
             verdict = named(
                 cause,
@@ -147,6 +153,7 @@ def _causes_of(
                 share,
                 (*evidence_of(cause, point, level, host.ranks_per_device), *nothing),
                 tried,
+                clear[cause],
             )
             found.append(or_fuller(verdict, point) if cause == "straggler" else verdict)
     if found:
@@ -223,16 +230,10 @@ def _shares(loss: Loss) -> list[tuple[str, Measured]]:
 
     def size(item: tuple[str, Measured]) -> float:
         cause, share = item
-        return (share.low or 0.0) if cause in _BETWEEN_ARMS else share.value
+        return (share.low or 0.0) if cause in BETWEEN_ARMS else share.value
 
     shares = [(cause, getattr(loss, cause)) for cause in _CAUSES]
     return sorted(((c, s) for c, s in shares if s is not None), key=size, reverse=True)
-
-
-def _stands_out(cause: str, share: Measured, point: Point) -> bool:
-    """Whether a share is above 0 and large enough; a difference between arms also has to exceed the A/A floor."""
-    chance = point.overhead.floor if cause in _BETWEEN_ARMS else 0.0
-    return share.surely_above(0) and share.value > max(NOTABLE, chance)
 
 
 def _undecided(point: Point, why: str) -> Verdict:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from scaling.analysis.results import Point, Remedy, Verdict
 from scaling.analysis.results.measured import Measured, mean_of
 from scaling.analysis.results.traces import Traced
-from scaling.analysis.verdicts.verdict import NOTABLE, named, undecided
+from scaling.analysis.verdicts.certainty import NOTABLE
+from scaling.analysis.verdicts.verdict import named, undecided
 from scaling.traces.profiler.jobs import UNSEEN, TracedRanks, listed
 
 LARGE_BYTES = 1 << 18

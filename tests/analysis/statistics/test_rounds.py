@@ -9,7 +9,9 @@ from scaling.analysis.results import Measured
 from scaling.analysis.statistics.rounds import (
     MS,
     Rounds,
+    chance,
     drawn,
+    equal_arms_apart,
     level_of_each,
     resampling_weights,
 )
@@ -189,3 +191,40 @@ def test_every_draw_has_as_many_whole_rounds():
 def test_without_such_rounds_a_comparison_is_as_it_was():
     rounds = rounds_of(a=np.arange(1.0, 9), b=np.arange(2.0, 10))
     assert rounds.ratio(lambda m: m.paired["a"] / m.paired["b"]) == rounds.ratio(lambda m: m["a"] / m["b"])
+
+
+def test_equal_arms_come_out_apart_by_no_more_than_is_said_in_95_of_100_runs():
+    rng, held = np.random.default_rng(3), 0
+    for seed in range(400):
+        drift = rng.normal(0, 0.2, (4, 1))
+        blocks = np.exp(drift + rng.normal(0, 0.05, (4, 6)))  # rounds x arms
+        rounds = Rounds({str(k): blocks[:, k] for k in range(6)}, np.zeros(4, dtype=np.int64), seed=seed)
+        apart = equal_arms_apart(rounds, [str(k) for k in range(6)])
+        assert apart.n == 15
+        held += abs(np.log(blocks[:, 0] / blocks[:, 1]).mean()) < np.log1p(apart.value)
+    assert 0.92 <= held / 400 <= 0.98
+
+
+def test_the_spread_of_equal_arms_takes_two_rounds_that_have_two_arms():
+    of_one = Rounds({"a": np.ones(3)}, np.zeros(3, dtype=np.int64))
+    assert equal_arms_apart(of_one, ["a", "b"]) is None
+    apart = Rounds({"a": np.array([1.0, np.nan]), "b": np.ones(2)}, np.zeros(2, dtype=np.int64))
+    assert equal_arms_apart(apart, ["a", "b"]) is None
+
+
+def test_the_chance_of_a_number_is_that_of_its_interval():
+    at_95 = Measured.around(2.0, 2.0, 5)
+    assert chance(at_95) == pytest.approx(0.025)
+    assert chance(at_95, 2.0) == pytest.approx(0.5)
+    assert chance(Measured(2.0)) == 1.0
+
+
+def test_a_mean_that_a_few_rounds_make_reaches_0():
+    rounds = rounds_of(a=[10, 10, 10, 10, 10, 10, 10, 10], b=[10, 10, 13, 10, 10, 13, 13, 10], c=[11, 12] * 4)
+
+    def longer(arm):
+        return rounds.agreed(lambda m: m[arm] - m["a"], rounds.measure(lambda m: m[arm] - m["a"]))
+
+    assert rounds.measure(lambda m: m["b"] - m["a"]).value == pytest.approx(1.125)
+    assert not longer("b").surely_above(0)
+    assert longer("c").surely_above(0)

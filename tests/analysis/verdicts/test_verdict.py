@@ -110,8 +110,29 @@ def test_arms_that_differ_no_more_than_equal_ones_do_are_no_cause(plan):
 
 
 def test_confidence_is_high_where_even_the_low_end_is_notable(plan):
-    found = verdicts(point({"overlap": about(0.2, 0.1), "neighbours": about(0.05, 0.03)}), plan)
+    found = verdicts(point({"overlap": about(0.2, 0.06), "neighbours": about(0.05, 0.03)}), plan)
     assert [v.confidence for v in found] == ["high", "medium"]
+
+
+def test_a_difference_between_arms_is_no_cause_where_nothing_may_be_lost(plan):
+    lost = {"overlap": 0.2, "link_bandwidth": 0.1}
+    found = verdicts(point(lost, efficiency=about(0.8, 0.25)), plan)
+    assert causes(found) == ["link_bandwidth"]
+
+
+def test_a_cause_is_no_surer_than_the_efficiency_and_what_is_unexplained(plan):
+    assert verdicts(point({"overlap": 0.2}), plan)[0].confidence == "high"
+    assert verdicts(point({"overlap": 0.2}, efficiency=about(0.7, 0.15)), plan)[0].confidence == "medium"
+    assert (
+        verdicts(point({"overlap": 0.2, "unexplained": -0.25}, efficiency=about(0.7)), plan)[0].confidence
+        == "medium"
+    )
+
+
+def test_equal_arms_that_come_out_as_far_apart_make_a_difference_no_cause(plan):
+    apart = Overhead(equal_arms_apart=Measured(0.15, n=12))
+    found = verdicts(point({"overlap": 0.2, "neighbours": 0.14}, overhead=apart), plan)
+    assert [(v.cause, v.confidence) for v in found] == [("overlap", "medium")]
 
 
 def test_what_is_unexplained_is_no_cause(plan):
