@@ -16,6 +16,7 @@ from simulated_device import ranks as processes
 
 from scaling.analysis.about import Ending
 from scaling.analysis.analyze import analyze
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.results import Analysis, Measured, Point, TrialStatus
 from scaling.records import files, status
 from scaling.records.check import read_checked
@@ -162,7 +163,7 @@ def _ranked(rank: int, ranks: int, *, case: Case, folder: str, off: list[int]) -
 def _analyzed(tables: Tables, plan: Plan) -> Analysis:
     trials = tuple(TrialStatus(world_size=t.world_size, status="done") for t in plan.trials)
     ending = Ending(duration_s=60.0, launches=1, trials=trials, device_clock_bound_ns=ANCHOR_NS)
-    return analyze(tables, plan, ending)
+    return analyze(RunRecords(tables, plan), ending)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from scaling.analysis.decompose.loss import Link, base_world_size, no_single_ran
 from scaling.analysis.decompose.point import point
 from scaling.analysis.decompose.quantities import TrialRecords
 from scaling.analysis.decompose.starvation import with_input
-from scaling.analysis.decompose.trials import read_trial, withheld
+from scaling.analysis.decompose.trials import RunRecords, withheld
 from scaling.analysis.network import cliffs, curve, links, nccl_log
 from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
@@ -46,16 +46,14 @@ from scaling.settings.plan import Plan, Trial
 from scaling.settings.schedule import OF_NONE, PLAIN
 
 
-def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
+def analyze(run: RunRecords, ending: Ending) -> Analysis:
     """All of analysis.json."""
-    spec = plan.spec
-    apart: tuple[str, ...] = ()
-    if plan.own_loop:
-        apart = own_loop.said(tables, plan)
-        tables = own_loop.usable(tables, plan)
-    counted = {t.world_size: launches.counted(tables, plan, t) for t in plan.trials}
-    within = {n: launches.of_launches(tables, counts) for n, counts in counted.items()}
-    records = {t.world_size: read_trial(within[t.world_size], plan, t) for t in plan.trials}
+    plan, spec = run.plan, run.plan.spec
+    apart = own_loop.said(run.tables, plan) if plan.own_loop else ()
+    run = run.usable
+    tables, counted = run.tables, run.counted
+    within = {n: run.within(n) for n in counted}
+    records = {n: run.trial(n) for n in counted}
     compared = {
         n: details.details(found, plan, ending.device_name, withheld(within[n], n))
         for n, found in records.items()
@@ -71,7 +69,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
             return None
         if counted[trial.world_size] == counted[over]:
             return records[over]
-        return read_trial(within[trial.world_size], plan, first)
+        return run.trial(over, launches_of=trial.world_size)
 
     status = {t.world_size: t.status for t in ending.trials}
     warmup = {n: steps for rank in tables.ranks for n, steps in rank.warmup.items()}
@@ -112,7 +110,7 @@ def analyze(tables: Tables, plan: Plan, ending: Ending) -> Analysis:
         points=tuple(points),
         fabric=fabric,
         inference=(),
-        verdicts=_verdicts(used, plan, tuple(points), fabric, records, ending, unused),
+        verdicts=_verdicts(run, used, tuple(points), fabric, ending, unused),
         quality=quality(
             used,
             plan,
@@ -159,17 +157,17 @@ def _sweep(
 
 
 def _verdicts(
+    run: RunRecords,
     tables: Tables,
-    plan: Plan,
     points: tuple[Point, ...],
     fabric: Fabric,
-    records: Mapping[int, TrialRecords],
     ending: Ending,
     unused: Mapping[int, str],
 ) -> tuple[Verdict, ...]:
     """All points' verdicts; on a contended machine, or where ranks may have waited unseen, none is more than a hint."""
+    plan = run.plan
     by_size = {level.world_size: level for level in fabric.levels}
-    sources = {source.world_size: source for source in read_sources(tables, plan, records)}
+    sources = {source.world_size: source for source in read_sources(run, without_details=unused)}
 
     def gain(world_size: int) -> Gain:
         source = sources.get(world_size)
@@ -222,32 +220,35 @@ FRAMES = ("blocks", "steps", "buckets", "parameters")
 OUT_OF_MEMORY = "oom"
 
 
-def of_strategy(tables: Tables, plan: Plan, k: int = 0) -> tuple[Tables, Plan]:
-    """Records and plan as those of a run of one strategy; unchanged where none are side by side."""
+def of_strategies(tables: Tables, plan: Plan) -> tuple[RunRecords, ...]:
+    """The records of each strategy; unchanged where none are side by side."""
     strategies = plan.spec.strategies
     if len(strategies) == 1:
-        return tables, dataclasses.replace(plan, spec=strategies[0])
+        return (RunRecords(tables, dataclasses.replace(plan, spec=strategies[0])),)
+    return tuple(_of_strategy(tables, plan, k) for k in range(len(strategies)))
+
+
+def _of_strategy(tables: Tables, plan: Plan, k: int) -> RunRecords:
     others = tables.blocks.filter((pl.col("case") != k) & ~pl.col("arm").is_in(OF_NONE))
     keys = in_memory(others.select("launch", "block").unique())
     kept = {name: joined(getattr(tables, name), keys, ["launch", "block"], there=False) for name in FRAMES}
-    return tables.having(kept), dataclasses.replace(plan, spec=strategies[k])
+    return RunRecords(tables.having(kept), dataclasses.replace(plan, spec=plan.spec.strategies[k]))
 
 
 def analyze_strategies(
-    tables: Tables, plan: Plan, ending: Ending, memory: Sequence[Mapping[int, PeakMemory]]
+    runs: Sequence[RunRecords], ending: Ending, memory: Sequence[Mapping[int, PeakMemory]]
 ) -> Analysis:
     """The first strategy's analysis, with all of them beside it. `memory`: of each strategy, by world size."""
-    if len(plan.spec.strategies) == 1:
-        return analyze(*of_strategy(tables, plan), ending)
+    if len(runs) == 1:
+        return analyze(runs[0], ending)
     each: list[Analysis] = []
-    for k in range(len(plan.spec.strategies)):
-        own, alone = of_strategy(tables, plan, k)
-        found = analyze(own, alone, dataclasses.replace(ending, memory=memory[k]))
+    for run, peaks in zip(runs, memory, strict=True):
+        found = analyze(run, dataclasses.replace(ending, memory=peaks))
         each.append(dataclasses.replace(found, points=tuple(_with_status(p) for p in found.points)))
     first, *others = each
     warnings = [
-        f"{spec.parallel.name}: {said}"
-        for spec, found in zip(plan.spec.strategies[1:], others, strict=True)
+        f"{run.plan.spec.parallel.name}: {said}"
+        for run, found in zip(runs[1:], others, strict=True)
         for said in found.quality.warnings
         if said not in first.quality.warnings
     ]
@@ -255,7 +256,7 @@ def analyze_strategies(
     return dataclasses.replace(
         first,
         quality=quality,
-        strategies=tuple(_result(tables, plan, k, one.points) for k, one in enumerate(each)),
+        strategies=tuple(_result(run, runs[0], one.points) for run, one in zip(runs, each, strict=True)),
     )
 
 
@@ -265,28 +266,22 @@ def _with_status(point: Point) -> Point:
     return dataclasses.replace(point, status=OUT_OF_MEMORY) if missing else point
 
 
-def _result(tables: Tables, plan: Plan, k: int, points: tuple[Point, ...]) -> StrategyResult:
-    spec, last = plan.spec.strategies[k], max(points, key=lambda p: p.world_size)
+def _result(run: RunRecords, first: RunRecords, points: tuple[Point, ...]) -> StrategyResult:
+    spec, last = run.plan.spec, max(points, key=lambda p: p.world_size)
     mesh = spec.parallel.mesh(last.world_size)
     return StrategyResult(
         parallel=Degrees(strategy=spec.parallel.name, **dataclasses.asdict(mesh)),
         points=points,
         memory=last.memory,
-        against_first=tuple(_against(tables, plan, k, index) for index in range(len(plan.trials))),
+        against_first=tuple(_against(run, first, trial.world_size) for trial in run.plan.trials),
     )
 
 
-def _against(tables: Tables, plan: Plan, k: int, index: int) -> StrategyAtSize:
+def _against(run: RunRecords, base: RunRecords, n: int) -> StrategyAtSize:
     """One strategy's samples a second over the first's, by round. Ranks that divide layers have the same samples."""
-    trial = plan.trials[index]
-    n = trial.world_size
-    if k == 0:
+    if run is base:
         return StrategyAtSize(world_size=n)
-    both = {}
-    for name, which in (("first", 0), ("other", k)):
-        own, alone = of_strategy(tables, plan, which)
-        both[name] = read_trial(own, alone, trial)
-    first, other = both["first"], both["other"]
+    first, other = base.trial(n), run.trial(n)
     rounds = Rounds(
         {
             "first": first.arm(PLAIN)["step"],
@@ -295,9 +290,9 @@ def _against(tables: Tables, plan: Plan, k: int, index: int) -> StrategyAtSize:
             "half 1": first.arm(PLAIN, half=1)["step"],
         },
         first.launches,
-        seed=plan.spec.seed,
+        seed=run.plan.spec.seed,
     )
-    same_samples = [plan.spec.strategies[which].parallel.mesh(n).tensor for which in (0, k)]
+    same_samples = [of.plan.spec.parallel.mesh(n).tensor for of in (base, run)]
     ratio = rounds.ratio(lambda m: m["first"] * same_samples[0] / (m["other"] * same_samples[1]))
     same = rounds.ratio(lambda m: m["half 0"] / m["half 1"])
     floor = abs(same.value - 1) if same else 0.0

@@ -20,7 +20,8 @@ from typing import TypeVar
 import polars as pl
 from rich.console import Console
 
-from scaling.analysis.analyze import of_strategy
+from scaling.analysis.analyze import of_strategies
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.predict.change import Linked, Source
 from scaling.analysis.predict.sources import read_links, read_sources
 from scaling.analysis.results import Analysis, Comparison, Point, Prediction
@@ -135,7 +136,7 @@ def links_of(run: Run) -> tuple[Linked, ...]:
     """The link of each measured world size: with the model's own buckets where those were replayed, else as swept."""
     if sources_of(run) or not _has_records(run):
         return sources_of(run)
-    return read_links(tables_of(run), run.plan)
+    return read_links(RunRecords(tables_of(run), run.plan))
 
 
 def load(path: str | os.PathLike[str] = LATEST) -> Run:
@@ -156,7 +157,7 @@ def sources_with(run: Run, seed: int) -> tuple[Source, ...]:
     spec = dataclasses.replace(run.plan.spec, seed=run.plan.spec.seed + seed)
     plan = dataclasses.replace(run.plan, spec=spec)
     tables = read_checked(run.folder, plan)
-    return read_sources(*of_strategy(tables, as_recorded(plan, tables)[0]))
+    return read_sources(of_strategies(tables, as_recorded(plan, tables)[0])[0])
 
 
 def _has_records(run: Run) -> bool:

@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from scaling.analysis.about import Ending
-from scaling.analysis.analyze import analyze_strategies, of_strategy
+from scaling.analysis.analyze import analyze_strategies, of_strategies
 from scaling.analysis.compare.differences import machines
 from scaling.analysis.decompose.cases import CaseFiles, analyze_cases
 from scaling.analysis.decompose.roofline import roofline, with_tokens, with_utilisation
 from scaling.analysis.decompose.timeline import histories, timelines
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.doctor import preflight
 from scaling.analysis.doctor import preflight as sharing
 from scaling.analysis.doctor.preflight import Preflight
@@ -98,14 +99,18 @@ def _inspected(folder: RunFolder, plan: Plan, launches: Launches) -> tuple[Table
 
 def rebuild(folder: RunFolder) -> Rebuilt:
     """Read a run's records and write everything derived from them. ScalingError when no block was measured."""
-    rebuilt, tables, launches = derive(folder)
+    rebuilt, tables, launches, records = derive(folder)
+    del records  # a large run's trials, which nothing needs any more
     publish_tables(folder, tables)
     _write(folder, rebuilt, launches)
     return rebuilt
 
 
-def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches]:
-    """Everything that a run's records give, and the records themselves; leaves no file. Errors as `rebuild`."""
+def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches, RunRecords]:
+    """Everything that a run's records give, the records, and those of its first strategy; leaves no file.
+
+    Errors as `rebuild`.
+    """
     plan = read_plan(folder)
     if plan.source == TRACE:
         raise InputError(f"{folder.path}: made from profiler traces; run `scaling trace` on them again")
@@ -124,27 +129,28 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches]:
     largest = read_largest(folder)
     ending = _ending(plan, tables, launches, status, trials, found, grown, largest)
     ending = dataclasses.replace(ending, warnings=(*differing, *ending.warnings))
+    runs = of_strategies(tables, plan)
+    drawn = timelines(runs[0])
+    ran = histories(runs[0], found.states)
     if plan.spec.by_case:
         files = CaseFiles(outcomes=launches.outcomes, largest=largest)
         analysis = analyze_cases(tables, plan, ending, files)
     else:
-        count = len(plan.spec.strategies)
-        held = [{n: _memory(launches, n, k) for n in plan.spec.world_sizes} for k in range(count)]
-        analysis = analyze_strategies(tables, plan, ending, held)
+        held = [{n: _memory(launches, n, k) for n in plan.spec.world_sizes} for k in range(len(runs))]
+        analysis = analyze_strategies(runs, ending, held)
     analysis = dataclasses.replace(analysis, memory=grown)
     if analysis.points:
         analysis = _with_roofline(analysis, launches, plan)
     analysis = within(analysis)
-    first = of_strategy(tables, plan)
     rebuilt = Rebuilt(
         plan=plan,
         analysis=analysis,
-        timelines=timelines(*first),
-        histories=histories(*first, found.states),
+        timelines=drawn,
+        histories=ran,
         ending=ending,
         environment=launches.environment,
     )
-    return rebuilt, tables, launches
+    return rebuilt, tables, launches, runs[0]
 
 
 def _ending(

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from scaling.analysis.analyze import analyze
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.invariants import within
 from scaling.analysis.results import Analysis
 from scaling.analysis.study.size import Size, read_size
@@ -106,12 +107,12 @@ def read_runs(folders: Sequence[RunFolder]) -> Size:
 
     InputError where they trained with other batches.
     """
-    found = [derive(folder)[:2] for folder in folders]
-    last, tables = found[-1]
+    found = [derive(folder) for folder in folders]
+    last, _, _, run = found[-1]
     path = ", ".join(str(folder.path) for folder in folders)
     if len(found) == 1:
-        return read_size(path, last.plan, last.analysis, tables)
-    batches = {rebuilt.plan.trials[0].batch for rebuilt, _ in found}
+        return read_size(path, last.analysis, run)
+    batches = {rebuilt.plan.trials[0].batch for rebuilt, *_ in found}
     if len(batches) > 1:
         seen = " and ".join(map(str, sorted(batches)))
         raise InputError(
@@ -119,13 +120,13 @@ def read_runs(folders: Sequence[RunFolder]) -> Size:
         )
     ending = dataclasses.replace(
         last.ending,
-        duration_s=sum(rebuilt.ending.duration_s for rebuilt, _ in found),
-        launches=sum(rebuilt.ending.launches for rebuilt, _ in found),
-        warnings=tuple(dict.fromkeys(said for rebuilt, _ in found for said in rebuilt.ending.warnings)),
-        stolen=tuple(taken for rebuilt, _ in found for taken in rebuilt.ending.stolen),
+        duration_s=sum(rebuilt.ending.duration_s for rebuilt, *_ in found),
+        launches=sum(rebuilt.ending.launches for rebuilt, *_ in found),
+        warnings=tuple(dict.fromkeys(said for rebuilt, *_ in found for said in rebuilt.ending.warnings)),
+        stolen=tuple(taken for rebuilt, *_ in found for taken in rebuilt.ending.stolen),
     )
-    whole = joined([rows for _, rows in found])
-    return read_size(path, last.plan, within(analyze(whole, last.plan, ending)), whole)
+    whole = RunRecords(joined([rows for _, rows, *_ in found]), last.plan)
+    return read_size(path, within(analyze(whole, ending)), whole)
 
 
 def show_study(

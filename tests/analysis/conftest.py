@@ -13,6 +13,7 @@ from support.tables import checked
 
 from scaling.analysis.about import Ending
 from scaling.analysis.analyze import analyze
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.results import Analysis, Point, TrialStatus
 from scaling.records.files import read_json
 from scaling.records.paths import RunFolder
@@ -33,6 +34,10 @@ class Run:
     def point(self, world_size: int) -> Point:
         return next(p for p in self.analysis.points if p.world_size == world_size)
 
+    @property
+    def records(self) -> RunRecords:
+        return RunRecords(self.tables, self.plan)
+
     def analyze(self, tables: Tables) -> Analysis:
         """The same run had it recorded these tables."""
         return analyzed(tables, self.plan)
@@ -40,7 +45,7 @@ class Run:
 
 def analyzed(tables: Tables, plan: Plan) -> Analysis:
     trials = tuple(TrialStatus(world_size=t.world_size, status="done") for t in plan.trials)
-    return analyze(tables, plan, Ending(duration_s=60.0, launches=1, trials=trials))
+    return analyze(RunRecords(tables, plan), Ending(duration_s=60.0, launches=1, trials=trials))
 
 
 @pytest.fixture(scope="session")

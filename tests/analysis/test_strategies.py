@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from scaling.analysis.about import Ending
-from scaling.analysis.analyze import FRAMES, analyze_strategies, of_strategy
+from scaling.analysis.analyze import FRAMES, analyze_strategies, of_strategies
 from scaling.analysis.results import PeakMemory, TrialStatus
 from scaling.settings.run import Vary
 from scaling.settings.schedule import OF_NONE
@@ -37,7 +37,11 @@ def side_by_side(run, slower=SLOWER):
 
 def analyzed(tables, plan, memory=({}, {})):
     trials = tuple(TrialStatus(world_size=t.world_size, status="done") for t in plan.trials)
-    return analyze_strategies(tables, plan, Ending(duration_s=60.0, launches=1, trials=trials), memory)
+    return analyze_strategies(
+        of_strategies(tables, plan),
+        Ending(duration_s=60.0, launches=1, trials=trials),
+        memory,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +70,14 @@ def test_equal_strategies_are_not_told_apart(run):
 
 def test_blocks_of_no_strategy_are_shared(run):
     tables, plan = side_by_side(run)
-    first, second = (of_strategy(tables, plan, k) for k in (0, 1))
+    first, second = of_strategies(tables, plan)
     for arm in OF_NONE:
-        shared = [t.blocks.lazy().filter(pl.col("arm") == arm).collect().height for t, _ in (first, second)]
+        shared = [
+            one.tables.blocks.lazy().filter(pl.col("arm") == arm).collect().height for one in (first, second)
+        ]
         assert shared[0] == shared[1] == run.tables.blocks.filter(pl.col("arm") == arm).height
-    assert first[1].spec.parallel.name == "ddp"
-    assert second[1].spec.parallel.name == "fsdp"
+    assert first.plan.spec.parallel.name == "ddp"
+    assert second.plan.spec.parallel.name == "fsdp"
 
 
 def test_each_has_its_own_memory_and_mesh(run):

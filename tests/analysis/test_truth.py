@@ -11,7 +11,6 @@ import pytest
 from support.expected import MS, SLACK, compared, holds
 
 from scaling.analysis.decompose.stragglers import late_ranks
-from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.results import Point
 from scaling.analysis.statistics.rounds import Rounds
 
@@ -115,7 +114,7 @@ def test_two_equally_late_ranks_of_four_are_both_found(measure, cluster):
     late = tuple(cluster.Straggler(rank=r, extra_ns=25 * MS) for r in (1, 2))
     for seed in range(3):
         run = measure(cluster.Truth(world_sizes=(4,), stragglers=late, seed=seed))
-        records = read_trial(run.tables, run.plan, run.plan.trials[0])
+        records = run.records.trial(run.plan.trials[0].world_size)
         plain = records.arm("plain")["step"]
         found = late_ranks(records, Rounds({"plain": plain}, records.launches), 0.0)
         assert set(found.ranks) == {1, 2}

@@ -17,9 +17,10 @@ import polars as pl
 from scaling.analysis.decompose.backend_model import channels, served
 from scaling.analysis.decompose.detailed import BlockStamps, detailed_blocks, merge
 from scaling.analysis.decompose.quantities import DURATIONS, WAITS
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.decompose.unit_stamps import has_units, typical_step, unit_blocks
 from scaling.analysis.quality import contention
-from scaling.analysis.quality.launches import before_ns, counted, of_launches
+from scaling.analysis.quality.launches import before_ns
 from scaling.analysis.results import Drawn, Span, StepHistory, Timeline
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import Frame, in_memory
@@ -59,14 +60,14 @@ def _of_hosts(
     return [(host, first[host]) for host in worst[:HOSTS]]
 
 
-def timelines(tables: Tables, plan: Plan) -> tuple[Timeline, ...]:
+def timelines(run: RunRecords) -> tuple[Timeline, ...]:
     """One typical step of every world size above 1."""
-    found = []
+    found, plan = [], run.plan
     for trial in plan.trials:
         n = trial.world_size
         if n == 1:
             continue
-        within = of_launches(tables, counted(tables, plan, trial))
+        within = run.within(n)
         here = (pl.col("world_size") == n) & (pl.col("rank") < n)
         own = within.steps.filter(here & (pl.col("arm") == PROBE))
         buckets = within.buckets.filter(here)
@@ -191,12 +192,12 @@ Column = tuple[float | None, ...]
 
 
 def histories(
-    tables: Tables, plan: Plan, states: Mapping[int, Sequence[State]] | None = None
+    run: RunRecords, states: Mapping[int, Sequence[State]] | None = None
 ) -> tuple[StepHistory, ...]:
     """A history for each world size. `states`: by launch, of rank 0's host in order of time."""
     found = []
-    for trial in plan.trials:
-        within = of_launches(tables, counted(tables, plan, trial))
+    for trial in run.plan.trials:
+        within = run.within(trial.world_size)
         rows = (
             _timed(within)
             .filter(
@@ -217,7 +218,7 @@ def histories(
                 world_size=trial.world_size,
                 columns=columns,
                 arm=tuple(rows["arm"].to_list()),
-                contended=contention.beside(rows, contention.judged(within, plan), trial.world_size),
+                contended=contention.beside(rows, contention.judged(within, run.plan), trial.world_size),
             )
         )
     return tuple(found)

@@ -1,8 +1,12 @@
-"""Read a trial's records from the tables: means over blocks, and what all ranks did together."""
+"""A run's records under one strategy, and what was recorded of each of its trials.
+
+A trial is read once, whoever asks for it: means over blocks, and what all ranks did together.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import polars as pl
 
@@ -10,6 +14,7 @@ from scaling.analysis.decompose.backend_model import served
 from scaling.analysis.decompose.detailed import detailed_blocks, read_detailed
 from scaling.analysis.decompose.imbalance import read_tokens
 from scaling.analysis.decompose.light import read_light
+from scaling.analysis.decompose.own_loop import usable
 from scaling.analysis.decompose.quantities import (
     DEVICE_COLUMNS,
     DURATIONS,
@@ -21,6 +26,7 @@ from scaling.analysis.decompose.quantities import (
 from scaling.analysis.decompose.sharded import read_sharded
 from scaling.analysis.decompose.unit_stamps import has_units, turns
 from scaling.analysis.network.curve import host_latency
+from scaling.analysis.quality.launches import counted, of_launches
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.format import DISTURBS
 from scaling.records.frames import ITS_PART, PART, Frame, few_rounds, in_memory, round_selections
@@ -35,7 +41,37 @@ ROUND_ROWS = 400_000
 """Rows of steps of which the means of blocks are computed at a time, or those of one round."""
 
 
-def read_trial(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
+class RunRecords:
+    """The records of a run under one strategy. `plan`: of that strategy alone."""
+
+    def __init__(self, tables: Tables, plan: Plan) -> None:
+        self.tables, self.plan = tables, plan
+        self._trials: dict[tuple[int, frozenset[int]], TrialRecords] = {}
+
+    @cached_property
+    def counted(self) -> dict[int, frozenset[int]]:
+        """The launches that count for each world size."""
+        return {t.world_size: counted(self.tables, self.plan, t) for t in self.plan.trials}
+
+    @cached_property
+    def usable(self) -> RunRecords:
+        """What a decomposition is made of: all records, but in an own loop those of whole, evenly spread blocks."""
+        return RunRecords(usable(self.tables, self.plan), self.plan) if self.plan.own_loop else self
+
+    def within(self, n: int) -> Tables:
+        """The tables of the launches that count for a world size."""
+        return of_launches(self.tables, self.counted[n])
+
+    def trial(self, n: int, *, launches_of: int | None = None) -> TrialRecords:
+        """What was recorded at a world size, from the launches that count for it, or for another one."""
+        launches = self.counted[n if launches_of is None else launches_of]
+        if (n, launches) not in self._trials:
+            (trial,) = (t for t in self.plan.trials if t.world_size == n)
+            self._trials[n, launches] = _read(of_launches(self.tables, launches), self.plan, trial)
+        return self._trials[n, launches]
+
+
+def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     """All records of one trial, from its first sub-group; bare_one blocks are shared by trials of equal batch."""
     n = trial.world_size
     first = (pl.col("world_size") == n) & (pl.col("rank") < n)

@@ -6,7 +6,7 @@ Which measured world size a prediction starts from, and when nothing can be pred
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -14,7 +14,7 @@ import polars as pl
 from scaling.analysis.decompose import own_loop
 from scaling.analysis.decompose.point import arms
 from scaling.analysis.decompose.quantities import DURATIONS, TrialRecords
-from scaling.analysis.decompose.trials import read_trial
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.network import curve
 from scaling.analysis.network.channel import is_fifo
 from scaling.analysis.network.curve_points import Points
@@ -22,7 +22,6 @@ from scaling.analysis.network.ring import Hops, PerHop
 from scaling.analysis.predict.change import ByRank, Source, SweptLink
 from scaling.analysis.predict.fabrics import inside_fabric
 from scaling.analysis.predict.ready_times import OWN_PHASES, per_bucket, per_parameter, ready
-from scaling.analysis.quality.launches import counted, of_launches
 from scaling.analysis.results import Analysis
 from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError, interval
 from scaling.records.frames import in_memory
@@ -35,34 +34,31 @@ from scaling.settings.topology import Topology
 HALVED = ("micro.half", "micro.whole")
 
 
-def read_sources(
-    tables: Tables, plan: Plan, records: Mapping[int, TrialRecords] | None = None
-) -> tuple[Source, ...]:
+def read_sources(run: RunRecords, *, without_details: Collection[int] = ()) -> tuple[Source, ...]:
     """A source for each world size above 1 for which every piece was measured, from the launches that count.
 
-    `records`: by world size, if already read.
+    `without_details`: world sizes whose details changed the step, and are left out.
     """
     found = []
-    if plan.own_loop and records is None:
-        tables = own_loop.usable(tables, plan)
-    for trial in plan.trials:
+    run = run.usable
+    for trial in run.plan.trials:
         if trial.world_size == 1:
             continue
-        within = of_launches(tables, counted(tables, plan, trial))
-        own = records[trial.world_size] if records else read_trial(within, plan, trial)
+        own = run.trial(trial.world_size)
+        own = own.without_details() if trial.world_size in without_details else own
         try:
-            found.append(_source(within, plan, trial, own))
+            found.append(_source(run, trial, own))
         except UnknownQuantityError:
             continue
     return tuple(found)
 
 
-def read_links(tables: Tables, plan: Plan) -> tuple[SweptLink, ...]:
+def read_links(run: RunRecords) -> tuple[SweptLink, ...]:
     """The link of each world size above 1 that has a size sweep, from the launches that count."""
-    found = []
+    found, plan = [], run.plan
     for trial in plan.trials:
         n = trial.world_size
-        fabric = of_launches(tables, counted(tables, plan, trial)).fabric
+        fabric = run.within(n).fabric
         swept = curve.sweep_rounds(curve.sweep_times(fabric, n), plan.spec.seed) if n > 1 else None
         with contextlib.suppress(UnknownQuantityError):
             if swept is not None:
@@ -71,10 +67,11 @@ def read_links(tables: Tables, plan: Plan) -> tuple[SweptLink, ...]:
     return tuple(found)
 
 
-def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> Source:
+def _source(run: RunRecords, trial: Trial, records: TrialRecords) -> Source:
     """UnknownQuantityError where a piece is missing."""
-    spec, n = plan.spec, trial.world_size
-    rounds = own_loop.independent(_values(tables, plan, records), records, plan)
+    plan, spec, n = run.plan, run.plan.spec, trial.world_size
+    tables = run.within(n)
+    rounds = own_loop.independent(_values(run, tables, records), records, plan)
     late = arms(records, plan).late
     late_set = late.ranks if late else ()
     peers = [r for r in range(n) if r not in late_set]
@@ -133,15 +130,14 @@ def _source(tables: Tables, plan: Plan, trial: Trial, records: TrialRecords) -> 
     )
 
 
-def _values(tables: Tables, plan: Plan, records: TrialRecords) -> dict[str, Floats]:
+def _values(run: RunRecords, tables: Tables, records: TrialRecords) -> dict[str, Floats]:
     """All quantities of a source but for those of single ranks, one value a round."""
-    n = records.trial.world_size
+    n, plan = records.trial.world_size, run.plan
     values = {PLAIN: records.arm(PLAIN)["step"]}
     if plan.spec.mode == "strong":
-        whole = next((t for t in plan.trials if t.world_size == 1), None)
-        if whole is None:
+        if 1 not in run.counted:
             raise UnknownQuantityError("whole")
-        alone = read_trial(tables, plan, whole).arm(BARE_ONE, rounds=records.index)
+        alone = run.trial(1, launches_of=n).arm(BARE_ONE, rounds=records.index)
         values |= {f"whole.{p}": alone[p] for p in OWN_PHASES}
     values |= _halved(tables, plan, records)
     values["replay"] = records.per_round({key: float(t.sum()) for key, t in records.replay.items()})

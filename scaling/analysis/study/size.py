@@ -13,16 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling.analysis.decompose import own_loop
 from scaling.analysis.decompose.point import arms
-from scaling.analysis.decompose.trials import read_trial
-from scaling.analysis.quality import launches
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.results import NO_CAUSE, Analysis, Loss, Measured, Point, Quality, Study, Verdict
 from scaling.analysis.results.run import CONTENDED
 from scaling.analysis.statistics.rounds import Formula, Rounds
 from scaling.analysis.verdicts.certainty import NOTABLE
 from scaling.analysis.verdicts.verdict import SCALES_WELL, named, uncertain, undecided
-from scaling.records.tables import Tables
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PLAIN, PROBE
 from scaling.units import UNKNOWN, ranks, two_digits
@@ -59,12 +56,9 @@ class Size:
         return self.analysis.points[0]
 
 
-def read_size(path: str, plan: Plan, analysis: Analysis, tables: Tables) -> Size:
+def read_size(path: str, analysis: Analysis, run: RunRecords) -> Size:
     """Read an own loop's run, which `analysis` was made of."""
-    tables = own_loop.usable(tables, plan)
-    trial = plan.trials[0]
-    tables = launches.of_launches(tables, launches.counted(tables, plan, trial))
-    records = read_trial(tables, plan, trial)
+    plan, records = run.plan, run.usable.trial(run.plan.ranks)
     if records.index.is_empty():
         return Size(path=path, plan=plan, analysis=analysis, launch_ns=(), shares={})
     rounds = arms(records, plan).rounds

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from scaling.analysis.decompose.trials import read_trial
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.results import SCHEMA, Measured, Remedy, Verdict, Verification
 from scaling.analysis.statistics.rounds import Floats, Rounds
-from scaling.records.tables import Tables
-from scaling.settings.plan import Plan, Trial
+from scaling.settings.plan import Plan
 from scaling.settings.schedule import PLAIN, VARIANT
 
 INTERLEAVED, ALTERNATING = "interleaved blocks of one launch", "alternating launches"
 
 
-def interleaved(tables: Tables, plan: Plan, trial: Trial) -> tuple[Measured | None, Measured | None]:
+def interleaved(run: RunRecords) -> tuple[Measured | None, Measured | None]:
     """(gain, A/A ratio) of a launch that ran `plain` and `variant` in turns."""
+    plan, n = run.plan, run.plan.ranks
     assert plan.variant is not None
-    records = read_trial(tables, plan, trial)
-    samples = plan.variant.batch_at(trial.world_size) / plan.spec.batch_at(trial.world_size)
+    records = run.trial(n)
+    samples = plan.variant.batch_at(n) / plan.spec.batch_at(n)
     rounds = Rounds(
         {
             "now": records.arm(PLAIN)["step"],

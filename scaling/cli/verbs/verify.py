@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from scaling.analysis.decompose.trials import read_trial
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.results import Analysis, Measured, Remedy, Verdict
 from scaling.analysis.verdicts import verify
 from scaling.cli.measuring import create_run, end_in_order, watch, why
@@ -24,10 +24,9 @@ from scaling.records.check import read_checked
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder, find_run, require_own
 from scaling.records.run import read_config, read_plan
-from scaling.records.tables import Tables
 from scaling.report.terminal import print_verification
 from scaling.settings.parallel import AXES
-from scaling.settings.plan import Plan, Request
+from scaling.settings.plan import Request
 from scaling.settings.run import Spec
 from scaling.settings.schedule import PLAIN, VARIANT
 
@@ -111,7 +110,7 @@ def _within_a_launch(now: Spec, then: Spec) -> bool:
     return dataclasses.replace(then, **same) == now
 
 
-def _measured(job: Job) -> Tables:
+def _measured(job: Job) -> RunRecords:
     """The records of one launch. ScalingError where it did not complete."""
     create_run(job)
     status = watch(job.plan, job.folder)
@@ -119,23 +118,23 @@ def _measured(job: Job) -> Tables:
         raise KeyboardInterrupt
     if status.state != "done":
         raise ScalingError(f"{job.folder.path}: {why(status)}")
-    return read_checked(job.folder, job.plan)
+    return RunRecords(read_checked(job.folder, job.plan), job.plan)
 
 
 def _interleaved(job: Job) -> Gains:
-    return verify.interleaved(_measured(job), job.plan, job.plan.trials[0])
+    return verify.interleaved(_measured(job))
 
 
 def _alternating(jobs: list[Job]) -> Gains:
-    steps = [_plain_ns(_measured(job), job.plan) for job in jobs]
+    steps = [_plain_ns(_measured(job)) for job in jobs]
     first, second = jobs[0].plan, jobs[1].plan
     n = first.trials[0].world_size
     samples = second.spec.batch_at(n) / first.spec.batch_at(n)
     return verify.alternating(np.array(steps[::2]), np.array(steps[1::2]), samples, first.spec.seed)
 
 
-def _plain_ns(tables: Tables, plan: Plan) -> float:
+def _plain_ns(run: RunRecords) -> float:
     """Mean plain step over both arms of a launch that ran the same settings, ns."""
-    records = read_trial(tables, plan, plan.trials[0])
+    records = run.trial(run.plan.ranks)
     arms = [records.arm(arm)["step"] for arm in (PLAIN, VARIANT)]
     return float(np.nanmean(arms))

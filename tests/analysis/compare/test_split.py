@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scaling.analysis.compare.runs import compare, split, with_split
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.predict.sources import read_sources
 
 LINK = ("alpha_ns", "beta_ns")
@@ -25,7 +26,7 @@ def slower(truth, compute=1.0, beta=1.0):
 
 def sources(run, seed=0):
     drawn = replace(run.plan, spec=replace(run.plan.spec, seed=run.plan.spec.seed + seed))
-    return read_sources(run.tables, drawn)
+    return read_sources(RunRecords(run.tables, drawn))
 
 
 def ratio_of(base, other, n):

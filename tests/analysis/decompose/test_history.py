@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from scaling.analysis.decompose.timeline import histories
+from scaling.analysis.decompose.trials import RunRecords
 
 DAYS_NS = 3 * 86_400 * 10**9
 
@@ -18,7 +19,7 @@ def run(measure, cluster):
 
 
 def test_every_plain_and_light_probe_step_is_in_the_history(run):
-    for history, trial in zip(histories(run.tables, run.plan), run.plan.trials, strict=True):
+    for history, trial in zip(histories(run.records), run.plan.trials, strict=True):
         assert history.world_size == trial.world_size
         blocks, steps = run.plan.spec.measure.rounds_max * 3, run.plan.spec.measure.steps
         assert len(history.arm) == blocks * steps
@@ -27,14 +28,14 @@ def test_every_plain_and_light_probe_step_is_in_the_history(run):
 
 
 def test_history_is_in_the_order_of_time(run):
-    for history in histories(run.tables, run.plan):
+    for history in histories(run.records):
         time = history.columns["time_s"]
         assert list(time) == sorted(time)
         assert time[0] >= 0
 
 
 def test_plain_steps_have_no_parts_and_probe_steps_have_all(run):
-    history = histories(run.tables, run.plan)[-1]
+    history = histories(run.records)[-1]
     parts = [name for name in history.columns if name not in {"time_s", "step_ms"}]
     for k, arm in enumerate(history.arm):
         assert history.columns["step_ms"][k] > 0
@@ -49,14 +50,14 @@ def test_each_step_has_the_sample_next_to_it_and_none_that_is_far(run):
         {"time_ns": begin, "gpu/sm_mhz": 1400.0},
         {"time_ns": end, "gpu/sm_mhz": 1200.0, "gpu/power_mw": 9e4},
     ]
-    history = histories(run.tables, run.plan, {0: near})[-1]
+    history = histories(run.records, {0: near})[-1]
     start = run.tables.steps["begin_ns"].min()
     for second, clock in zip(history.columns["time_s"], history.columns["gpu/sm_mhz"], strict=True):
         if min(second * 1e9 + start - begin, end - start - second * 1e9) < 2e9:
             assert clock == (1400.0 if start + second * 1e9 <= middle else 1200.0)
     far = [{"time_ns": end + 10**12, "gpu/sm_mhz": 1.0}]
-    assert set(histories(run.tables, run.plan, {0: far})[-1].columns["gpu/sm_mhz"]) == {None}
-    assert set(histories(run.tables, run.plan, {7: near})[-1].columns["gpu/sm_mhz"]) == {None}
+    assert set(histories(run.records, {0: far})[-1].columns["gpu/sm_mhz"]) == {None}
+    assert set(histories(run.records, {7: near})[-1].columns["gpu/sm_mhz"]) == {None}
 
 
 def launches(tables, *ahead_ns):
@@ -78,7 +79,7 @@ def test_launches_follow_each_other_whatever_clock_each_of_them_had(run):
     again = launches(run.tables, DAYS_NS, 0, 2 * DAYS_NS)
     blocks = run.tables.blocks
     span_s = (blocks["end_ns"].max() - blocks["begin_ns"].min()) / 1e9
-    for alone, found in zip(histories(run.tables, run.plan), histories(again, run.plan), strict=True):
+    for alone, found in zip(histories(run.records), histories(RunRecords(again, run.plan)), strict=True):
         once = alone.columns["time_s"]
         expected = [second + k * span_s for k in range(3) for second in once]
         assert list(found.columns["time_s"]) == pytest.approx(expected)

@@ -10,7 +10,7 @@ import pytest
 
 from scaling.analysis.decompose import own_loop
 from scaling.analysis.decompose.own_loop import UNITS_ENOUGH, units
-from scaling.analysis.decompose.trials import read_trial
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.statistics.rounds import Rounds
 from scaling.settings.plan import OWN_LOOP
 from scaling.settings.run import Ddp
@@ -77,7 +77,7 @@ def loop(measure, cluster):
     kept = pl.col("arm").is_in(["plain", "probe"])
     tables = run.tables
     frames = {name: getattr(tables, name).filter(kept) for name in ("blocks", "steps", "buckets")}
-    buckets = read_trial(tables, run.plan, run.plan.trials[-1]).bucket_bytes
+    buckets = RunRecords(tables, run.plan).trial(run.plan.trials[-1].world_size).bucket_bytes
     ranks = tuple(replace(rank, buckets=buckets) for rank in tables.ranks)
     return replace(tables, ranks=ranks, **frames), replace(run.plan, source=OWN_LOOP), buckets
 
@@ -88,7 +88,7 @@ def with_settings(plan, micro_steps, hook="none"):
 
 def test_gradients_of_a_loop_are_those_of_its_wrapper(loop):
     tables, plan, buckets = loop
-    records = read_trial(tables, plan, plan.trials[-1])
+    records = RunRecords(tables, plan).trial(plan.trials[-1].world_size)
     assert (records.gradient_bytes, records.reductions(plan)) == (sum(buckets), 1)
 
 
@@ -106,7 +106,7 @@ def test_gradients_of_a_loop_are_those_of_its_wrapper(loop):
 def test_reductions_are_counted_by_messages(loop, times, share, micro_steps, hook, reductions):
     tables, plan, buckets = loop
     sent = tuple(round(size * share) for size in buckets) * times
-    records = replace(read_trial(tables, plan, plan.trials[-1]), bucket_bytes=sent)
+    records = replace(RunRecords(tables, plan).trial(plan.trials[-1].world_size), bucket_bytes=sent)
     assert records.reductions(with_settings(plan, micro_steps, hook)) == reductions
 
 

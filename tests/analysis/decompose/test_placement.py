@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.predict.predictions import as_measured, predictions
 from scaling.analysis.predict.sources import read_sources
 from scaling.settings.plan import make_plan
@@ -77,7 +78,7 @@ def test_nothing_is_predicted_of_spread_ranks_that_share_links_unmeasured(measur
     where = replace(run.plan.spec.topology, placement="spread")
     plan = replace(run.plan, spec=replace(run.plan.spec, topology=where))
     asked = replace(as_measured(plan), world_sizes=(world_size,), bucket_cap_mb=1.0)
-    found = predictions(read_sources(run.tables, plan), plan, run.analysis, asked)
+    found = predictions(read_sources(RunRecords(run.tables, plan)), plan, run.analysis, asked)
     assert (found.points[0].cannot is not None) == says
     if says:
         assert "topology.placement=spread" in found.points[0].cannot
@@ -93,7 +94,7 @@ def test_another_link_between_hosts_is_none_within_one(measure, cluster):
     run = measure(cluster.Truth(world_sizes=(2, 4), hosts=2, ranks_per_host=2, rounds=4))
     link = replace(run.plan.spec.topology.link, rate_bit_s=1e8)
     asked = elsewhere(run.plan, 2, 4, link=link)
-    inside, across = predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked).points
+    inside, across = predictions(read_sources(run.records), run.plan, run.analysis, asked).points
     assert inside.step_ms.value == pytest.approx(run.point(2).step_ms.value, rel=0.02)
     assert across.step_ms.value > 2 * run.point(4).step_ms.value
 
@@ -101,7 +102,7 @@ def test_another_link_between_hosts_is_none_within_one(measure, cluster):
 def test_what_joins_one_host_is_not_guessed_from_the_link_to_others(measure, cluster):
     run = measure(cluster.Truth(world_sizes=(1, 4), hosts=4, rounds=4))
     asked = elsewhere(run.plan, 4, 16, ranks_per_host=8)
-    inside, across = predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked).points
+    inside, across = predictions(read_sources(run.records), run.plan, run.analysis, asked).points
     assert "the link between them is not known" in inside.cannot
     assert across.step_ms is not None
 
@@ -111,13 +112,16 @@ def test_nor_is_it_in_the_run_itself_and_its_back_test(measure, cluster):
     """Two ranks a host, of which the run measured no two."""
     run = measure(cluster.Truth(world_sizes=(1, 3, 4), hosts=2, ranks_per_host=2, rounds=4))
     asked = replace(as_measured(run.plan), world_sizes=(1, 2, 3))
-    alone, two, three = predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked).points
+    alone, two, three = predictions(read_sources(run.records), run.plan, run.analysis, asked).points
     assert "the link between them is not known" in two.cannot
     assert alone.step_ms is not None
     assert three.step_ms is not None
     within = measure(cluster.Truth(world_sizes=(1, 2, 4), hosts=2, ranks_per_host=2, rounds=4))
     found = predictions(
-        read_sources(within.tables, within.plan), within.plan, within.analysis, as_measured(within.plan)
+        read_sources(within.records),
+        within.plan,
+        within.analysis,
+        as_measured(within.plan),
     )
     assert [test.world_size for test in found.backtest] == [4]  # 2 cannot be told from what is between hosts
 
@@ -130,7 +134,7 @@ def test_what_was_not_looked_at_is_not_said_to_be_above_a_half(measure, cluster)
         elsewhere(run.plan, 16, ranks_per_host=8, link=link),
         elsewhere(run.plan, 1, ranks_per_host=8, link=replace(link, rate_bit_s=None)),
     ):
-        found = predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked)
+        found = predictions(read_sources(run.records), run.plan, run.analysis, asked)
         assert (found.half_at, found.looked_up_to) == (None, 0)
 
 
@@ -140,7 +144,7 @@ def test_ranks_that_are_spread_one_a_host_go_over_the_network_only(measure, clus
     steps = []
     for levels in ((), nvlink):
         asked = elsewhere(run.plan, 4, placement="spread", ranks_per_host=8, levels=levels)
-        (point,) = predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked).points
+        (point,) = predictions(read_sources(run.records), run.plan, run.analysis, asked).points
         steps.append(point.step_ms.value)
     assert steps[0] == pytest.approx(steps[1])
 
@@ -149,6 +153,6 @@ def test_a_link_that_sub_groups_shared_is_not_carried_over(measure, cluster):
     truth = cluster.Truth(world_sizes=(1, 2, 4), hosts=4, ranks_per_host=2, placement="spread", rounds=4)
     run = measure(replace(truth, world_sizes=(1, 2, 4, 8)))
     asked = elsewhere(run.plan, 1, 4, placement="packed")
-    alone, four = predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked).points
+    alone, four = predictions(read_sources(run.records), run.plan, run.analysis, asked).points
     assert alone.step_ms is not None  # needs no link
     assert "shared their hosts' links" in four.cannot

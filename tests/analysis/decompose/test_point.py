@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from scaling.analysis.decompose import trials
 from scaling.analysis.decompose.quantities import Sent
-from scaling.analysis.decompose.trials import read_trial
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.records import files
 from scaling.records.tables import Tables
 from scaling.settings.plan import HARNESS, OWN_LOOP
@@ -299,7 +299,7 @@ def records_of(six, *, sent):
     whole = (pl.col("bytes") / sent).cast(pl.Int64)
     buckets = six.tables.buckets.filter(~solo | (pl.col("seq") < 3))
     buckets = buckets.with_columns(bytes=pl.when(solo).then(whole).otherwise(pl.col("bytes")))
-    return read_trial(replace(six.tables, buckets=buckets), six.plan, six.plan.trials[0])
+    return RunRecords(replace(six.tables, buckets=buckets), six.plan).trial(six.plan.trials[0].world_size)
 
 
 def trained(six, *, micro_steps, hook="none", source=HARNESS):
@@ -381,7 +381,7 @@ def test_ranks_whose_turn_comes_seldom_weigh_as_much_as_others(measure, cluster)
         truth.input_ns + truth.forward_ns + truth.backward_ns + truth.optimizer_ns + truth.host_ns
     ) / 1e6
     assert run.point(8).arms_ms.bare_one.value == pytest.approx(alone_ms)
-    records = read_trial(run.tables, run.plan, next(t for t in run.plan.trials if t.world_size == 16))
+    records = run.records.trial(16)
     step_ms = records.arm("bare_one")["step"].mean() / 1e6
     assert step_ms == pytest.approx(alone_ms + 10.0)
 

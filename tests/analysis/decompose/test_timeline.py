@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from scaling.analysis.decompose.timeline import RANKS_MAX, timelines
+from scaling.analysis.decompose.trials import RunRecords
 
 PHASES = ("input", "forward", "backward", "optimizer", "host")
 SLACK_MS = 1e-3  # spans are rounded to 0.1 us
@@ -19,7 +20,7 @@ def run(measure, cluster):
 
 @pytest.fixture(scope="module")
 def drawn(run):
-    return timelines(run.tables, run.plan)
+    return timelines(run.records)
 
 
 def spans(timeline, rank, lane):
@@ -62,7 +63,7 @@ def test_buckets_are_drawn_with_their_bytes_under_the_same_clock(run, drawn):
 def test_waiting_for_a_late_rank_is_drawn_as_skew_on_its_peers(measure, cluster):
     late = cluster.Straggler(rank=1, extra_ns=30e6)
     found = measure(cluster.Truth(world_sizes=(2,), rounds=3, stragglers=(late,)))
-    (timeline,) = timelines(found.tables, found.plan)
+    (timeline,) = timelines(found.records)
 
     def skew(rank):
         return sum(
@@ -77,7 +78,7 @@ def test_waiting_for_a_late_rank_is_drawn_as_skew_on_its_peers(measure, cluster)
 
 def test_up_to_so_many_ranks_all_are_drawn(measure, cluster):
     found = measure(cluster.Truth(world_sizes=(RANKS_MAX,), hosts=RANKS_MAX, rounds=1, steps=2))
-    (timeline,) = timelines(found.tables, found.plan)
+    (timeline,) = timelines(found.records)
     assert {s.rank for s in timeline.spans} == set(range(RANKS_MAX))
     assert timeline.drawn is None
 
@@ -96,7 +97,7 @@ def test_of_more_ranks_the_late_one_is_drawn_first(measure, cluster):
             stragglers=(late,),
         )
     )
-    (timeline,) = timelines(found.tables, found.plan)
+    (timeline,) = timelines(found.records)
     assert timeline.drawn.slowest[0] == 29
     assert {host for host, _ in timeline.drawn.of_hosts} <= {0, 1, 2}
     assert [*dict.fromkeys(s.rank for s in timeline.spans)] == [*timeline.drawn.ranks]
@@ -115,4 +116,4 @@ def test_a_run_without_detailed_blocks_draws_nothing(run):
         gaps=(),
         dropped_samples=0,
     )
-    assert timelines(tables, run.plan) == ()
+    assert timelines(RunRecords(tables, run.plan)) == ()

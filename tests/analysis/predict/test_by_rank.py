@@ -74,7 +74,7 @@ def test_a_rank_without_any_is_refused(values, each):
 def test_a_prediction_does_not_depend_on_the_stretches(measure, cluster, monkeypatch, change):
     late = cluster.Straggler(rank=1, extra_ns=4e6)
     run = measure(cluster.Truth(world_sizes=(4,), rounds=6, steps=4, stragglers=(late,)))
-    (source,) = read_sources(run.tables, run.plan)
+    (source,) = read_sources(run.records)
     whole = outcome(source, change)
     monkeypatch.setattr(by_rank, "VALUES", 400)
     parts = outcome(source, change)

@@ -25,7 +25,7 @@ def run(measure, cluster):
 
 @pytest.fixture(scope="module")
 def sources(run):
-    return read_sources(run.tables, run.plan)
+    return read_sources(run.records)
 
 
 def machine(levels=(), rate=None, latency_us=None, **changes):
@@ -103,7 +103,7 @@ def test_many_gpus_do_not_wait_for_the_latency_of_gloo(run, sources):
 
 def test_the_measured_link_within_a_host_is_not_nvlink(measure, cluster):
     run = measure(cluster.Truth(world_sizes=(2, 4), hosts=1, ranks_per_host=4, rounds=4))
-    (point,) = predicted(run, read_sources(run.tables, run.plan), asked(run.plan, 4, where=machine())).points
+    (point,) = predicted(run, read_sources(run.records), asked(run.plan, 4, where=machine())).points
     assert "give topology.levels" in point.cannot
 
 

@@ -8,7 +8,7 @@ from scaling.analysis.predict.sources import read_sources
 
 def predicted(run):
     asked = replace(as_measured(run.plan), world_sizes=(4,))
-    return predictions(read_sources(run.tables, run.plan), run.plan, run.analysis, asked)
+    return predictions(read_sources(run.records), run.plan, run.analysis, asked)
 
 
 def test_uneven_rounds_predict_no_efficiency_and_split_no_loss(measure, cluster):

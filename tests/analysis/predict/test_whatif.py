@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.network.ring import Hops
 from scaling.analysis.predict.change import Change
 from scaling.analysis.predict.prediction import FIXED_SHARE, leans, predict
@@ -34,7 +35,7 @@ def truth(cluster):
 @pytest.fixture(scope="module")
 def sources(measure, truth):
     run = measure(truth)
-    return {source.world_size: source for source in read_sources(run.tables, run.plan)}
+    return {source.world_size: source for source in read_sources(run.records)}
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def test_half_the_bytes_move_in_half_the_time(sources, truth, expected):
 def test_without_its_late_rank(measure, cluster, truth, expected):
     late = dataclasses.replace(truth, stragglers=(cluster.Straggler(rank=1, extra_ns=30 * MS),))
     run = measure(late)
-    source = next(s for s in read_sources(run.tables, run.plan) if s.world_size == 4)
+    source = next(s for s in read_sources(run.records) if s.world_size == 4)
     assert source.late == (1,)
     found = predict(source, Change(without_straggler=True))
     assert found["step"].value == pytest.approx(expected(truth, 4), rel=NEAR)
@@ -141,7 +142,7 @@ def test_reducing_every_other_time_hides_nothing_of_the_first_half(sources):
 def test_a_rank_that_is_slow_by_itself_is_no_part_of_the_baseline_here_either(measure, cluster, truth, phase):
     late = cluster.Straggler(rank=1, extra_ns=25 * MS, phase=phase, alone=True)
     run = measure(dataclasses.replace(truth, world_sizes=(2, 4), stragglers=(late,)))
-    for source in read_sources(run.tables, run.plan):
+    for source in read_sources(run.records):
         found, point = predict(source, Change()), run.point(source.world_size)
         assert found["efficiency"].value == pytest.approx(point.efficiency.value, rel=0.01)
         assert found["neighbours"].value == pytest.approx(point.loss.neighbours.value, abs=0.01)
@@ -159,7 +160,7 @@ def test_strong_scaling_of_another_whole_batch(measure, cluster, truth, times):
         fixed_share=strong.fixed_share / grown,
     )
     run = measure(strong)
-    for source in read_sources(run.tables, run.plan):
+    for source in read_sources(run.records):
         n = source.world_size
         found = outcome(source, Change(batch=round(source.batch * times), whole_batch=times))
         known = cluster.expect(target, cluster.Trial(world_size=n, hosts=n, batch=64 // n))
@@ -185,7 +186,7 @@ def test_strong_scaling_knows_its_batches(measure, cluster, expected):
         mode="strong", batch=64, block_noise=0.002, step_noise=0.0, link_noise=0.002, drift=0.0
     )
     run = measure(truth)
-    source = next(s for s in read_sources(run.tables, run.plan) if s.world_size == 2)
+    source = next(s for s in read_sources(run.records) if s.world_size == 2)
     assert source.fixed_share == pytest.approx(0.2 / (0.2 + 0.8 / 2), rel=0.05)
     found = predict(source, Change(world_size=4, batch=16))
     target = cluster.expect(truth, cluster.Trial(world_size=4, hosts=4, batch=16))
@@ -197,7 +198,7 @@ def test_strong_scaling_knows_its_batches(measure, cluster, expected):
 def test_rounds_without_half_of_the_batch_count_all_the_same(measure, truth):
     """Its turn goes round all ranks, so small world sizes have it in few rounds; predictions have every round."""
     run = measure(dataclasses.replace(truth, rounds=4))
-    for source in read_sources(run.tables, run.plan):
+    for source in read_sources(run.records):
         assert (source.units, source.groups) == (4, 1)
         assert source.fixed_share is not None
         # Two ranks have half of the batch in two rounds only: then what it tells is known as badly as it ever is.
@@ -237,7 +238,7 @@ def test_half_of_the_batch_alone_tells_what_other_batches_do_not_spare(sources, 
 
 def test_without_half_a_batch_nothing_is_taken_to_be_fixed_and_the_doubt_is_large(cluster, measure, sources):
     odd = measure(dataclasses.replace(cluster.Truth(world_sizes=(1, 4)), batch=33))
-    (source,) = read_sources(odd.tables, odd.plan)
+    (source,) = read_sources(odd.records)
     assert source.fixed_share is None
     doubts = [predict(s, Change(batch=16))["step"].half_width for s in (source, sources[4])]
     assert doubts[0] > 2 * doubts[1]
@@ -286,7 +287,7 @@ def hooked(run, hook="bf16"):
 
 
 def test_after_a_hook_other_buckets_send_as_few_bytes_as_the_measured_ones(measure, truth, expected, cluster):
-    source = next(s for s in read_sources(*hooked(measure(truth))) if s.world_size == 4)
+    source = next(s for s in read_sources(RunRecords(*hooked(measure(truth)))) if s.world_size == 4)
     assert (source.wire, source.reductions) == (0.5, 1)
     assert predict(source, Change())["step"].value == source.plain[0]
     # Every parameter its own bucket, as measured.
@@ -298,7 +299,7 @@ def test_after_a_hook_other_buckets_send_as_few_bytes_as_the_measured_ones(measu
 
 
 def test_the_link_is_judged_by_the_bytes_that_a_replay_sent(measure, truth, sources):
-    source = next(s for s in read_sources(*hooked(measure(truth))) if s.world_size == 4)
+    source = next(s for s in read_sources(RunRecords(*hooked(measure(truth)))) if s.world_size == 4)
     assert source.link.beta_ns[0] == pytest.approx(sources[4].link.beta_ns[0])
 
 
@@ -309,6 +310,6 @@ def test_a_replay_of_all_reductions_of_a_step_makes_no_link_slower(measure, trut
     once = (pl.col("arm") != "ddp_solo") | (pl.col("seq") < 3)
     tables = dataclasses.replace(run.tables, buckets=run.tables.buckets.filter(once))
     plan = dataclasses.replace(run.plan, spec=dataclasses.replace(run.plan.spec, accumulation_steps=2))
-    (source,) = read_sources(tables, plan)
+    (source,) = read_sources(RunRecords(tables, plan))
     assert (source.reductions, source.wire) == (2, 1.0)
     assert source.link.beta_ns[0] == pytest.approx(truth.beta_ns, rel=0.05)

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from scaling.analysis.decompose.timeline import histories
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.quality.contention import (
     CONTENDED,
     Stolen,
@@ -59,12 +60,12 @@ def test_a_block_of_bare_compute_that_waited_is_contended(run):
 def test_where_gradients_travel_a_wait_proves_nothing(run):
     tables = delayed(run, pl.col("arm").is_in(["plain", "probe", "ddp_solo"]), 0.5)
     assert count(judged(tables, run.plan))[0] == 0
-    assert not any(any(history.contended) for history in histories(tables, run.plan))
+    assert not any(any(history.contended) for history in histories(RunRecords(tables, run.plan)))
 
 
 def test_steps_of_a_contended_round_are_marked_and_no_others(run):
     tables = delayed(run, pl.col("arm").is_in(["bare_one", "bare_all"]) & (pl.col("round") == 2), 0.5)
-    for history, trial in zip(histories(tables, run.plan), run.plan.trials, strict=True):
+    for history, trial in zip(histories(RunRecords(tables, run.plan)), run.plan.trials, strict=True):
         rows = tables.steps.filter(
             (pl.col("world_size") == trial.world_size)
             & (pl.col("rank") == 0)

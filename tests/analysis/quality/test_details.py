@@ -9,7 +9,6 @@ import pytest
 
 from scaling.analysis.about import Ending
 from scaling.analysis.analyze import analyze
-from scaling.analysis.decompose.trials import read_trial
 from scaling.analysis.quality.details import NOT_PROVED, details
 from scaling.analysis.results import TrialStatus
 
@@ -56,7 +55,7 @@ def test_where_a_rank_stands_still_behind_a_stamp_no_cause_rests_on_details(run)
     assert (point.straggler.rank, point.straggler.phase) == (1, "input")
     assert point.straggler.cost_ms.value == pytest.approx(12, rel=0.05)
     assert point.loss.link_bandwidth is point.loss.link_latency is point.closure is None
-    waited = read_trial(run.tables, run.plan, run.plan.trials[0]).arm("probe", detailed=False, ranks={1})
+    waited = run.records.trial(run.plan.trials[0].world_size).arm("probe", detailed=False, ranks={1})
     assert point.parts_ms.exposed_transfer.value == pytest.approx(waited["exposed"].mean() / MS, rel=0.01)
     assert point.comm.busbw_gbit_s.value == pytest.approx(run.point(4).comm.busbw_gbit_s.value, rel=0.01)
     causes = {v.cause: v for v in analysis.verdicts}
@@ -89,10 +88,10 @@ def test_without_details_the_late_rank_and_what_all_wait_are_told_from_light_ste
 
 def test_over_nccl_on_a_real_device_none_is_used(measure, cluster):
     run = measure(cluster.Truth(world_sizes=(2,), rounds=4, steps=4, channels=1))
-    records = read_trial(run.tables, run.plan, run.plan.trials[0])
+    records = run.records.trial(run.plan.trials[0].world_size)
     assert details(records, run.plan, "").unused == ""
     assert details(records, run.plan, "NVIDIA H100 80GB HBM3").unused == NOT_PROVED
     ending = Ending(duration_s=1.0, launches=1, trials=(TrialStatus(world_size=2, status="done"),))
-    real = analyze(run.tables, run.plan, dataclasses.replace(ending, device_name="NVIDIA H100 80GB HBM3"))
+    real = analyze(run.records, dataclasses.replace(ending, device_name="NVIDIA H100 80GB HBM3"))
     assert real.points[0].loss.link_bandwidth is None
     assert real.points[0].loss.communication is not None

@@ -7,6 +7,7 @@ import pytest
 from support.tables import loaded
 
 from scaling.analysis.decompose.own_loop import said, usable
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.predict.change import Change
 from scaling.analysis.predict.prediction import predict
 from scaling.analysis.predict.sources import read_sources
@@ -81,7 +82,7 @@ def test_launches_that_measured_it_whole_count_and_cut_off_ones_do_not(weak):
 def test_a_prediction_starts_from_the_launches_that_count(weak):
     cut = slower(kept(launched(weak.tables, 0, ended=False), pl.col("round") < 2), 2.0)
     tables = together(cut, *(launched(weak.tables, k) for k in (1, 2, 3)))
-    for source in read_sources(tables, weak.plan):
+    for source in read_sources(RunRecords(tables, weak.plan)):
         point = next(p for p in weak.analyze(tables).points if p.world_size == source.world_size)
         step = predict(source, Change())["step"]
         assert step.value / 1e6 == pytest.approx(point.step_ms.value)

@@ -13,6 +13,7 @@ from support.tables import collected
 
 from scaling.analysis.about import Ending
 from scaling.analysis.analyze import analyze
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.quality.launches import endings
 from scaling.analysis.results import Measured, Verdict
 from scaling.analysis.statistics.rounds import student
@@ -48,7 +49,8 @@ def own_loop(truth, path, batch=None, launches=1):
     }
     tables = dataclasses.replace(tables, blocks=blocks, **parts)
     ending = Ending(duration_s=1.0, launches=launches, trials=endings(plan, None, tables))
-    return read_size(str(path), plan, analyze(tables, plan, ending), tables)
+    records = RunRecords(tables, plan)
+    return read_size(str(path), analyze(records, ending), records)
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def test_it_follows_the_largest_model_from_one_optimizer_step_to_the_next(folder
         hooked.close(None)
     assert DistributedDataParallel.__init__ is made
     assert len(OPTIMIZERS._global_optimizer_post_hooks) == before
-    rebuilt, tables, _ = derive(folder)
+    rebuilt, tables, *_ = derive(folder)
     assert rebuilt.plan.spec.batch_per_rank == 6  # both micro-steps
     assert rebuilt.plan.spec.accumulation_steps == 2
     assert rebuilt.analysis.points[0].parts_ms.optimizer.value > 0
@@ -128,7 +128,7 @@ def test_it_follows_a_sharded_module_and_not_its_units(folder):
             optimizer.zero_grad()
         hooked.close(None)
     assert fsdp.fully_shard is before
-    rebuilt, tables, _ = derive(folder)
+    rebuilt, tables, *_ = derive(folder)
     spec = rebuilt.plan.spec
     assert (spec.model.name, spec.parallel.name, spec.batch_per_rank) == ("Sequential", "fsdp", 3)
     assert rebuilt.analysis.points[0].parts_ms.forward.value > 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.predict.sources import read_sources
 from scaling.records.collect import collect
 from scaling.records.paths import RunFolder
@@ -117,7 +118,7 @@ def test_a_prediction_of_it_knows_no_better_than_its_baseline(found, kept):
     run = RunFolder(kept / "baseline")
     found("baseline")
     plan = read_plan(run)
-    (source,) = read_sources(collect(run, plan), plan)
+    (source,) = read_sources(RunRecords(collect(run, plan), plan))
     assert (source.units, source.groups) == (3, 1)
 
 
