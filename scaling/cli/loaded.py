@@ -25,7 +25,8 @@ from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.predict.change import Linked, Source
 from scaling.analysis.predict.sources import read_links, read_sources
 from scaling.analysis.results import Analysis, Comparison, Point, Prediction
-from scaling.cli.pipeline import read_analysis, read_tables
+from scaling.analysis.run import read_tables
+from scaling.cli.pipeline import read_analysis
 from scaling.errors import InputError
 from scaling.records.check import read_checked
 from scaling.records.frames import SCHEMAS, in_memory

@@ -6,15 +6,15 @@ import contextlib
 import dataclasses
 import itertools
 
-from scaling.errors import InputError
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.failure.cause import LaunchOutcome
 from scaling.launchers.failure.evidence import printed
 from scaling.launchers.follow import follow
 from scaling.launchers.launcher import LaunchRequest, Progress, describe
 from scaling.reading import RefusedError, parse_json, read_bytes
-from scaling.records.files import read_json, write_json, write_text
+from scaling.records.files import write_json, write_text
 from scaling.records.paths import LaunchFolder, RunFolder
+from scaling.records.run import read_largest
 from scaling.settings.batch_search import (
     FITS,
     KILLED,
@@ -76,15 +76,6 @@ def is_known(folder: RunFolder) -> bool:
         return False
     settled = all(item.proved is not None or not item.candidate for item in largest.items)
     return settled and any(item.proved for item in largest.items)
-
-
-def read_largest(folder: RunFolder) -> Largest | None:
-    """The result so far; None without `batch=max`, and before the search."""
-    if not folder.largest.is_file():
-        return None
-    with contextlib.suppress(InputError):
-        return read_json(folder.largest, Largest, SCHEMA)
-    return None
 
 
 def _launch(

@@ -26,6 +26,8 @@ from scaling.records.files import read_json
 from scaling.records.paths import RunFolder, find_run
 from scaling.records.status import SCHEMA as STATUS_SCHEMA
 from scaling.records.status import Status
+from scaling.settings.batch_search import SCHEMA as LARGEST_SCHEMA
+from scaling.settings.batch_search import Largest
 from scaling.settings.plan import SCHEMA as PLAN_SCHEMA
 from scaling.settings.plan import Ended, Plan
 from scaling.settings.topology import Topology
@@ -141,4 +143,13 @@ def read_status(folder: RunFolder) -> Status | None:
     """status.json; None where it is missing or damaged: every number can be made without it."""
     with contextlib.suppress(ScalingError):
         return read_json(folder.status, Status, STATUS_SCHEMA)
+    return None
+
+
+def read_largest(folder: RunFolder) -> Largest | None:
+    """The result so far; None without `batch=max`, and before the search."""
+    if not folder.largest.is_file():
+        return None
+    with contextlib.suppress(InputError):
+        return read_json(folder.largest, Largest, LARGEST_SCHEMA)
     return None

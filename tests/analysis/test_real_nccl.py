@@ -7,7 +7,7 @@ import shutil
 import pytest
 from support.traces import SHARED
 
-from scaling.cli.pipeline import derive
+from scaling.analysis.run import derive
 from scaling.records.paths import RunFolder
 from scaling.report.answer import answer
 

@@ -23,7 +23,7 @@ from support.possible import assert_possible
 from support.simulated_machines import write_machines
 
 from scaling.analysis.results import Analysis
-from scaling.cli.pipeline import derive
+from scaling.analysis.run import derive
 from scaling.errors import ScalingError
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan

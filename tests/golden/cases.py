@@ -19,8 +19,8 @@ from support.own_loops import own_loop
 from support.simulated_cluster import Bucket, Straggler, Truth, simulate
 from support.traces import SHARED, Trace
 
-from scaling.cli.pipeline import derive
-from scaling.cli.studying import study_at
+from scaling.analysis.run import derive
+from scaling.analysis.study.runs import study_at
 from scaling.records.files import encode
 from scaling.records.paths import RunFolder
 from scaling.traces.profiler.files import read_all

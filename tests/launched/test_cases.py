@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from scaling.config.compose import requests
-from scaling.launchers.batch_search import find_largest, read_largest
+from scaling.launchers.batch_search import find_largest
 from scaling.launchers.jobs import create, plan_request
 from scaling.records.paths import RunFolder
+from scaling.records.run import read_largest
 
 LOCAL = (
     "topology=local",

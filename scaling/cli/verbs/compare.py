@@ -10,12 +10,13 @@ from typing import Any
 from rich.console import Console
 
 from scaling.analysis.compare.runs import Gate, gate
+from scaling.analysis.study.runs import make_study, same_script
 from scaling.cli.api import sweep_of
 from scaling.cli.loaded import Run
 from scaling.cli.output import print_json, say, warn
 from scaling.cli.pipeline import read_analysis
-from scaling.cli.studying import make_study, same_script, show_study
 from scaling.cli.verbs.arguments import count, split
+from scaling.cli.verbs.study import show_study
 from scaling.config.compose import composed
 from scaling.config.schema import check_value
 from scaling.errors import InputError

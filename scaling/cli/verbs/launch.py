@@ -164,7 +164,8 @@ def _failed(folder: RunFolder, one: ScriptLaunch, ended: ScriptEnd, name: str) -
 
 def _finish(folder: RunFolder, started: Started, *, verbose: bool) -> int:
     """The study of what was measured; the exit status."""
-    from scaling.cli.studying import show_study, study_at  # noqa: PLC0415  polars and scipy are slow to import
+    from scaling.analysis.study.runs import study_at  # noqa: PLC0415  polars and scipy are slow to import
+    from scaling.cli.verbs.study import show_study  # noqa: PLC0415
 
     complete = all(one.status == "done" for one in started.launches)
     measured = sorted({run.world_size for run in started.launches if _has_records(folder, run.world_size)})

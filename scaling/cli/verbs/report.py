@@ -32,7 +32,8 @@ def main(arguments: list[str]) -> int:
 
 def _study(folder: RunFolder, *, open_page: bool, verbose: bool) -> int:
     """Print the study of a folder that `scaling launch` made, from its records."""
-    from scaling.cli.studying import show_study, study_at  # noqa: PLC0415  polars and scipy are slow to import
+    from scaling.analysis.study.runs import study_at  # noqa: PLC0415  polars and scipy are slow to import
+    from scaling.cli.verbs.study import show_study  # noqa: PLC0415
 
     show_study(*study_at(folder), Console(), as_json=False, verbose=verbose, into=folder)
     if open_page:

@@ -7,14 +7,19 @@ from pathlib import Path
 
 from rich.console import Console
 
+from scaling.analysis.results import Analysis
 from scaling.analysis.study.own_numbers import EXPECTED, concluded, read_numbers, to_measure
+from scaling.analysis.study.runs import make_study, runs_at, study_at
 from scaling.cli.output import print_json, say
-from scaling.cli.studying import make_study, runs_at, show_study, study_at
 from scaling.cli.verbs.arguments import parse
 from scaling.errors import InputError
 from scaling.reading import RefusedError, read_text
-from scaling.records.files import check_writable, encode
+from scaling.records.files import check_writable, encode, make_folder, write_json, write_text
 from scaling.records.paths import RunFolder, named
+from scaling.report.documents import run as report
+from scaling.report.html import draw as page
+from scaling.report.terminal import print_study
+from scaling.settings.plan import Plan
 
 
 def main(arguments: list[str]) -> int:
@@ -35,6 +40,28 @@ def main(arguments: list[str]) -> int:
         check_writable(into.path, f"--into {into.path}")
     analysis, plan = make_study(folders) if launched is None else study_at(launched)
     return show_study(analysis, plan, Console(), as_json=given.json, verbose=given.verbose, into=into)
+
+
+def show_study(
+    analysis: Analysis,
+    plan: Plan,
+    console: Console,
+    *,
+    as_json: bool,
+    verbose: bool,
+    into: RunFolder | None = None,
+) -> int:
+    """Print a study; write study.json and study.html to `into`, which is made if needed. Returns the exit status."""
+    if into is not None:
+        make_folder(into.path, f"--into {into.path}")
+        write_json(into.study, analysis)
+        write_text(into.study_html, page(report.document(analysis, plan, report_path=into.study_html)))
+    if as_json:
+        print_json(analysis)
+    else:
+        path = None if into is None else into.study_html
+        print_study(console, analysis, plan, report_path=path, verbose=verbose)
+    return 0 if analysis.whole else 3
 
 
 def _own_numbers(path: Path, *, as_json: bool) -> int:

@@ -7,7 +7,7 @@ from golden.cases import SHARED
 
 from scaling.analysis.decompose import kernels as parts
 from scaling.analysis.results import Measured
-from scaling.cli.pipeline import derive
+from scaling.analysis.run import derive
 from scaling.records.checkup import SCHEMA, Kernel, KernelTable
 from scaling.records.paths import RunFolder
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from scaling.cli.pipeline import derive
+from scaling.analysis.run import derive
 from scaling.records.frames import in_memory
 from scaling.records.paths import RunFolder
 from scaling.worker.probe.hooked import Hooked

@@ -1,4 +1,4 @@
-"""Make a scaling study of runs of one's own script, print it, and write study.json and its page."""
+"""A scaling study of runs of one's own script, made of their records."""
 
 from __future__ import annotations
 
@@ -6,26 +6,19 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from scaling.analysis.analyze import analyze
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.invariants import within
 from scaling.analysis.results import Analysis
+from scaling.analysis.run import derive
 from scaling.analysis.study.size import Size, read_size
 from scaling.analysis.study.study import study
-from scaling.cli.output import print_json
-from scaling.cli.pipeline import derive
 from scaling.errors import InputError, ScalingError
 from scaling.reading import as_number
-from scaling.records.files import make_folder, write_json, write_text
 from scaling.records.paths import RunFolder, find_run, named
 from scaling.records.run import read_plan, read_started
 from scaling.records.status import TrialStatus
 from scaling.records.tables import joined
-from scaling.report.documents import run as report
-from scaling.report.html import draw as page
-from scaling.report.terminal import print_study
 from scaling.settings.plan import Plan
 
 COARSER = (
@@ -127,25 +120,3 @@ def read_runs(folders: Sequence[RunFolder]) -> Size:
     )
     whole = RunRecords(joined([rows for _, rows, *_ in found]), last.plan)
     return read_size(path, within(analyze(whole, ending)), whole)
-
-
-def show_study(
-    analysis: Analysis,
-    plan: Plan,
-    console: Console,
-    *,
-    as_json: bool,
-    verbose: bool,
-    into: RunFolder | None = None,
-) -> int:
-    """Print a study; write study.json and study.html to `into`, which is made if needed. Returns the exit status."""
-    if into is not None:
-        make_folder(into.path, f"--into {into.path}")
-        write_json(into.study, analysis)
-        write_text(into.study_html, page(report.document(analysis, plan, report_path=into.study_html)))
-    if as_json:
-        print_json(analysis)
-    else:
-        path = None if into is None else into.study_html
-        print_study(console, analysis, plan, report_path=path, verbose=verbose)
-    return 0 if analysis.whole else 3

@@ -1,0 +1,233 @@
+"""All that a run's records give: tables in, with what lies beside them, and a decomposed run out. Leaves no file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from scaling.analysis.about import Ending
+from scaling.analysis.analyze import analyze_strategies, of_strategies
+from scaling.analysis.decompose.cases import CaseFiles, analyze_cases
+from scaling.analysis.decompose.roofline import roofline, with_tokens, with_utilisation
+from scaling.analysis.decompose.timeline import histories, timelines
+from scaling.analysis.decompose.trials import RunRecords
+from scaling.analysis.doctor import preflight
+from scaling.analysis.doctor.preflight import Preflight
+from scaling.analysis.invariants import within
+from scaling.analysis.network import nccl_log
+from scaling.analysis.quality import clocks, memory
+from scaling.analysis.quality.launches import endings, span_ns
+from scaling.analysis.results import (
+    Analysis,
+    MemoryGrowth,
+    NcclLog,
+    PeakMemory,
+    RooflineResult,
+    StepHistory,
+    Timeline,
+)
+from scaling.errors import InputError, ScalingError
+from scaling.records.check import read_checked
+from scaling.records.checkup import KernelTable, Roofline
+from scaling.records.launch import Environment, Launches
+from scaling.records.paths import RunFolder
+from scaling.records.plan_check import as_recorded, check_meshes
+from scaling.records.run import read_largest, read_plan, read_status
+from scaling.records.status import Status, TrialStatus
+from scaling.records.tables import Tables, with_blocks
+from scaling.settings.batch_search import Largest
+from scaling.settings.environment import NUMA_BOUND
+from scaling.settings.estimate import said_left_out
+from scaling.settings.plan import TRACE, Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuilt:
+    """A run, read back from its records."""
+
+    plan: Plan
+    analysis: Analysis
+    timelines: tuple[Timeline, ...]
+    histories: tuple[StepHistory, ...]
+    ending: Ending
+    environment: Environment | None
+    """Environment that represents the run's machine; None where no rank recorded one."""
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 3 when a trial or case is incomplete, or blocks are missing or were left out."""
+        return 0 if self.analysis.whole else 3
+
+
+def read_tables(folder: RunFolder, plan: Plan) -> Tables:
+    """The rank files as tables, with the telemetry of each block."""
+    return _inspected(folder, plan, Launches(folder, plan))[0]
+
+
+def _inspected(folder: RunFolder, plan: Plan, launches: Launches) -> tuple[Tables, Preflight]:
+    """The tables, and the preflight without the samples that are in them.
+
+    Telemetry is read while other processes read the rank files of a large run.
+    """
+    with ThreadPoolExecutor(1) as beside:
+        inspecting = beside.submit(preflight.inspect, launches)
+        tables = read_checked(folder, plan)
+        found = inspecting.result()
+    tables = with_blocks(tables, lambda blocks: clocks.with_telemetry(blocks, found.samples))
+    return tables, dataclasses.replace(found, samples={})
+
+
+def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches, RunRecords]:
+    """Everything that a run's records give, the records, and those of its first strategy; leaves no file.
+
+    Errors as `rebuild`.
+    """
+    plan = read_plan(folder)
+    if plan.source == TRACE:
+        raise InputError(f"{folder.path}: made from profiler traces; run `scaling trace` on them again")
+    status, launches = read_status(folder), Launches(folder, plan)
+    plan = dataclasses.replace(plan, content=launches.content or plan.content)
+    tables, found = _inspected(folder, plan, launches)
+    plan, differing = as_recorded(plan, tables)
+    check_meshes(plan, folder.plan)
+    if differing:  # it may have other ranks
+        launches = Launches(folder, plan)
+    trials = endings(plan, status, tables)
+    if tables.empty:
+        errors = [*(t.error for t in trials if t.error), *map(str, tables.gaps), "no worker wrote a record"]
+        raise ScalingError(f"{folder.path}: nothing was measured: {errors[0]}")
+    grown = memory.growth(tables.memory, tables.blocks)
+    largest = read_largest(folder)
+    ending = _ending(plan, tables, launches, status, trials, found, grown, largest)
+    ending = dataclasses.replace(ending, warnings=(*differing, *ending.warnings))
+    runs = of_strategies(tables, plan)
+    drawn = timelines(runs[0])
+    ran = histories(runs[0], found.states)
+    if plan.spec.by_case:
+        files = CaseFiles(outcomes=launches.outcomes, largest=largest)
+        analysis = analyze_cases(tables, plan, ending, files)
+    else:
+        held = [{n: _memory(launches, n, k) for n in plan.spec.world_sizes} for k in range(len(runs))]
+        analysis = analyze_strategies(runs, ending, held)
+    analysis = dataclasses.replace(analysis, memory=grown)
+    if analysis.points:
+        analysis = _with_roofline(analysis, launches, plan)
+    analysis = within(analysis)
+    rebuilt = Rebuilt(
+        plan=plan,
+        analysis=analysis,
+        timelines=drawn,
+        histories=ran,
+        ending=ending,
+        environment=launches.environment,
+    )
+    return rebuilt, tables, launches, runs[0]
+
+
+def _ending(
+    plan: Plan,
+    tables: Tables,
+    launches: Launches,
+    status: Status | None,
+    trials: tuple[TrialStatus, ...],
+    found: Preflight,
+    grown: tuple[MemoryGrowth, ...],
+    largest: Largest | None,
+) -> Ending:
+    """How the launches ended, with the facts from their files other than the records."""
+    environment = launches.environment
+    return Ending(
+        duration_s=status.duration_s if status else span_ns(tables.blocks) / 1e9,
+        launches=len({rank.launch for rank in tables.ranks}),
+        trials=trials,
+        memory={n: _memory(launches, n) for n in plan.spec.world_sizes},
+        warnings=(
+            *said_left_out(plan, plan.content, largest),
+            *found.warnings,
+            *memory.warnings(grown),
+            *clocks.warnings(tables.blocks),
+            *memory.variable_warnings(launches.facts),
+        ),
+        device_name=(environment.device_name or "") if environment else "",
+        ranks_per_device=max(map(len, preflight.by_device(launches.facts)), default=1),
+        torch=str(environment.facts.get("torch", "")) if environment else "",
+        binding=str(environment.facts.get(NUMA_BOUND, "")) if environment else "",
+        buffers_bytes=environment.buffers_bytes if environment and not plan.spec.by_case else 0,
+        nccl=_nccl(launches, plan),
+        device_clock_bound_ns=_device_clock_bound_ns(launches),
+        stolen=found.stolen,
+    )
+
+
+def _with_roofline(analysis: Analysis, launches: Launches, plan: Plan) -> Analysis:
+    """With rank 0's step against its ceilings, and how well each world size uses the peak; tokens where known."""
+    points = analysis.points
+    tokens = launches.environment.tokens_per_sample if launches.environment else None
+    if tokens:
+        points = with_tokens(points, tokens)
+    launch = next((launch for launch in launches if launch.roofline), None)
+    if launch is None or launch.roofline is None:
+        return dataclasses.replace(analysis, points=points)
+    batches = {t.world_size: t.batch for t in plan.trials}
+    alike = {p.world_size for p in points if batches[p.world_size] == launch.roofline.work.batch}
+    found = _roofline(launch.roofline, launch.kernels, launch.environment(0), analysis, alike)
+    points = with_utilisation(points, found, alike)
+    return dataclasses.replace(analysis, points=points, roofline=found)
+
+
+def _roofline(
+    record: Roofline,
+    kernels: KernelTable | None,
+    environment: Environment | None,
+    analysis: Analysis,
+    alike: Collection[int],
+) -> RooflineResult | None:
+    """The step without DDP; if measured, the one that ran beside all other ranks. `alike`: sizes of the same batch."""
+    largest = max(analysis.points, key=lambda p: p.world_size)
+    arms, parts = largest.arms_ms, largest.parts_ms
+    step = arms.bare_all or arms.bare_one or largest.step_ms
+    if step is None:
+        return None
+    bare = arms.bare_all or arms.bare_one
+    waits = [] if bare else [parts.exposed_transfer, parts.exposed_skew, parts.exposed_enqueue]
+    processor = environment.processor if environment else None
+    return roofline(
+        record.ceilings,
+        record.work,
+        step,
+        rank=0,
+        device=f"{analysis.run.device}: {processor}",
+        device_name=processor or "",
+        input_ms=largest.parts_ms.input,
+        also_ms=[p.step_ms for p in analysis.points if p.step_ms and p.world_size in alike],
+        kernels=kernels,
+        alone_ms=arms.bare_one.value if arms.bare_one else None,
+        waits_ms=sum(wait.value for wait in waits if wait),
+        on_host=analysis.run.device == "cpu",
+    )
+
+
+def _nccl(launches: Launches, plan: Plan) -> NcclLog | None:
+    """What NCCL logged about its transports, from the last launch that has such a log."""
+    if plan.spec.topology.backend != "nccl":
+        return None
+    logs = (nccl_log.read_files(paths) for paths in launches.nccl_logs())
+    return next((log for log in logs if log is not None), None)
+
+
+def _device_clock_bound_ns(launches: Launches) -> int | None:
+    """The largest bound of all ranks; None where none was recorded."""
+    bounds = (record.device_clock_bound_ns for record in launches.memories)
+    return max((bound for bound in bounds if bound is not None), default=None)
+
+
+def _memory(launches: Launches, world_size: int, strategy: int = 0) -> PeakMemory:
+    """The memory of the rank that held most under a strategy, over all launches; None where none was recorded."""
+    records = [r for r in launches.memories if r.rank < world_size and strategy < len(r.strategies)]
+    own = [held[world_size] for r in records if world_size in (held := r.strategies[strategy])]
+    most = max(own, key=lambda held: held.get("peak_bytes", -1), default={})
+    communicators = [held["communicators_bytes"] for held in own if "communicators_bytes" in held]
+    known = {f.name: most.get(f.name) for f in dataclasses.fields(PeakMemory)}
+    return PeakMemory(**known | {"communicators_bytes": max(communicators, default=None)})
