@@ -20,7 +20,7 @@ from ending import exit_with
 from harness import parser, result, skipped
 
 from scaling.analysis.network.cliffs import Timed, cliffs
-from scaling.analysis.network.curve_points import Points
+from scaling.analysis.network.curve import Points
 from scaling.traces.machines.nccl_tests import parse_log
 from scaling.units import format_bytes
 

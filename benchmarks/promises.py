@@ -32,7 +32,7 @@ import harness
 from ending import end, exit_with, run
 
 from scaling.records import files
-from scaling.settings.promise import Promise
+from scaling.settings.plan import Promise
 
 ROOT = Path(__file__).parents[1]
 BAR = 1.25

@@ -31,7 +31,7 @@ from ending import exit_with
 from scaling.analysis.results import SelfTestCase
 from scaling.analysis.selftest import zoo
 from scaling.analysis.selftest.grade import FaultCase
-from scaling.cli.selftesting import graded, planned, run_case
+from scaling.cli.verbs.selftest import graded, planned, run_case
 from scaling.records.paths import RunFolder
 
 RIGHT, OFF, OFF_MS = 0.95, 0.05, 3.0

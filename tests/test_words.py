@@ -20,14 +20,14 @@ VAGUE = frozenset({"found", "one", "said", "of", "own", "known", "held", "made",
 
 LIMITS = {
     "analysis": (480, 41),
-    "cli": (73, 2),
-    "config": (40, 3),
+    "cli": (55, 2),
+    "config": (34, 1),
     "hardware": (12, 0),
     "launchers": (59, 0),
     "leaves": (8, 1),
     "records": (94, 13),
-    "report": (247, 3),
-    "settings": (24, 6),
+    "report": (219, 3),
+    "settings": (24, 3),
     "traces": (140, 1),
     "worker": (202, 12),
 }

@@ -18,10 +18,11 @@ from scaling.analysis.about import Ending
 from scaling.analysis.analyze import analyze
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.results import Analysis, Measured, Point, TrialStatus
-from scaling.records import files, status
+from scaling.records import files
 from scaling.records.check import read_checked
 from scaling.records.frames import SCHEMAS, in_memory
 from scaling.records.paths import RunFolder
+from scaling.records.run import LaunchStatus, status_of
 from scaling.records.tables import Tables
 from scaling.settings.plan import Plan, make_plan
 from scaling.settings.run import Ddp, Measure, Model, Spec
@@ -140,10 +141,10 @@ def run(case: Case) -> Ran:
     )
     with _folder(case) as (folder, plan):
         known = processes.run(_ranked, case.ranks, case=case, folder=str(folder.path), off=off)
-        launch = status.LaunchStatus(
+        launch = LaunchStatus(
             index=0, world_sizes=(case.ranks,), state="done", finished=(case.ranks,), duration_s=60.0
         )
-        files.write_json(folder.status, status.status_of(plan, [launch]))
+        files.write_json(folder.status, status_of(plan, [launch]))
         tables = _in_memory(read_checked(folder, plan))
     if tables.gaps:
         raise SystemExit(f"{case.name}: records were left out: {tables.gaps[0]}")

@@ -29,13 +29,11 @@ from scaling.analysis.results import (
     Timeline,
 )
 from scaling.errors import InputError, ScalingError
-from scaling.records.check import read_checked
+from scaling.records.check import as_recorded, check_meshes, read_checked
 from scaling.records.checkup import KernelTable, Roofline
 from scaling.records.launch import Environment, Launches
 from scaling.records.paths import RunFolder
-from scaling.records.plan_check import as_recorded, check_meshes
-from scaling.records.run import read_largest, read_plan, read_status
-from scaling.records.status import Status, TrialStatus
+from scaling.records.run import Status, TrialStatus, read_largest, read_plan, read_status
 from scaling.records.tables import Tables, with_blocks
 from scaling.settings.batch_search import Largest
 from scaling.settings.environment import NUMA_BOUND
@@ -74,9 +72,9 @@ def _inspected(folder: RunFolder, plan: Plan, launches: Launches) -> tuple[Table
     with ThreadPoolExecutor(1) as beside:
         inspecting = beside.submit(preflight.inspect, launches)
         tables = read_checked(folder, plan)
-        found = inspecting.result()
-    tables = with_blocks(tables, lambda blocks: clocks.with_telemetry(blocks, found.samples))
-    return tables, dataclasses.replace(found, samples={})
+        checks = inspecting.result()
+    tables = with_blocks(tables, lambda blocks: clocks.with_telemetry(blocks, checks.samples))
+    return tables, dataclasses.replace(checks, samples={})
 
 
 def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches, RunRecords]:
@@ -89,7 +87,7 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches, RunRecords]:
         raise InputError(f"{folder.path}: made from profiler traces; run `scaling trace` on them again")
     status, launches = read_status(folder), Launches(folder, plan)
     plan = dataclasses.replace(plan, content=launches.content or plan.content)
-    tables, found = _inspected(folder, plan, launches)
+    tables, checks = _inspected(folder, plan, launches)
     plan, differing = as_recorded(plan, tables)
     check_meshes(plan, folder.plan)
     if differing:  # it may have other ranks
@@ -100,17 +98,17 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches, RunRecords]:
         raise ScalingError(f"{folder.path}: nothing was measured: {errors[0]}")
     grown = memory.growth(tables.memory, tables.blocks)
     largest = read_largest(folder)
-    ending = _ending(plan, tables, launches, status, trials, found, grown, largest)
+    ending = _ending(plan, tables, launches, status, trials, checks, grown, largest)
     ending = dataclasses.replace(ending, warnings=(*differing, *ending.warnings))
     runs = of_strategies(tables, plan)
     drawn = timelines(runs[0])
-    ran = histories(runs[0], found.states)
+    ran = histories(runs[0], checks.states)
     if plan.spec.by_case:
         files = CaseFiles(outcomes=launches.outcomes, largest=largest)
         analysis = analyze_cases(tables, plan, ending, files)
     else:
-        held = [{n: _memory(launches, n, k) for n in plan.spec.world_sizes} for k in range(len(runs))]
-        analysis = analyze_strategies(runs, ending, held)
+        peaks = [{n: _memory(launches, n, k) for n in plan.spec.world_sizes} for k in range(len(runs))]
+        analysis = analyze_strategies(runs, ending, peaks)
     analysis = dataclasses.replace(analysis, memory=grown)
     if analysis.points:
         analysis = _with_roofline(analysis, launches, plan)
@@ -132,7 +130,7 @@ def _ending(
     launches: Launches,
     status: Status | None,
     trials: tuple[TrialStatus, ...],
-    found: Preflight,
+    checks: Preflight,
     grown: tuple[MemoryGrowth, ...],
     largest: Largest | None,
 ) -> Ending:
@@ -145,7 +143,7 @@ def _ending(
         memory={n: _memory(launches, n) for n in plan.spec.world_sizes},
         warnings=(
             *said_left_out(plan, plan.content, largest),
-            *found.warnings,
+            *checks.warnings,
             *memory.warnings(grown),
             *clocks.warnings(tables.blocks),
             *memory.variable_warnings(launches.facts),
@@ -157,7 +155,7 @@ def _ending(
         buffers_bytes=environment.buffers_bytes if environment and not plan.spec.by_case else 0,
         nccl=_nccl(launches, plan),
         device_clock_bound_ns=_device_clock_bound_ns(launches),
-        stolen=found.stolen,
+        stolen=checks.stolen,
     )
 
 
@@ -172,9 +170,9 @@ def _with_roofline(analysis: Analysis, launches: Launches, plan: Plan) -> Analys
         return dataclasses.replace(analysis, points=points)
     batches = {t.world_size: t.batch for t in plan.trials}
     alike = {p.world_size for p in points if batches[p.world_size] == launch.roofline.work.batch}
-    found = _roofline(launch.roofline, launch.kernels, launch.environment(0), analysis, alike)
-    points = with_utilisation(points, found, alike)
-    return dataclasses.replace(analysis, points=points, roofline=found)
+    result = _roofline(launch.roofline, launch.kernels, launch.environment(0), analysis, alike)
+    points = with_utilisation(points, result, alike)
+    return dataclasses.replace(analysis, points=points, roofline=result)
 
 
 def _roofline(
@@ -226,8 +224,8 @@ def _device_clock_bound_ns(launches: Launches) -> int | None:
 def _memory(launches: Launches, world_size: int, strategy: int = 0) -> PeakMemory:
     """The memory of the rank that held most under a strategy, over all launches; None where none was recorded."""
     records = [r for r in launches.memories if r.rank < world_size and strategy < len(r.strategies)]
-    own = [held[world_size] for r in records if world_size in (held := r.strategies[strategy])]
-    most = max(own, key=lambda held: held.get("peak_bytes", -1), default={})
-    communicators = [held["communicators_bytes"] for held in own if "communicators_bytes" in held]
-    known = {f.name: most.get(f.name) for f in dataclasses.fields(PeakMemory)}
-    return PeakMemory(**known | {"communicators_bytes": max(communicators, default=None)})
+    peaks = [sizes[world_size] for r in records if world_size in (sizes := r.strategies[strategy])]
+    most = max(peaks, key=lambda peak: peak.get("peak_bytes", -1), default={})
+    communicators = [peak["communicators_bytes"] for peak in peaks if "communicators_bytes" in peak]
+    fields = {f.name: most.get(f.name) for f in dataclasses.fields(PeakMemory)}
+    return PeakMemory(**fields | {"communicators_bytes": max(communicators, default=None)})

@@ -28,13 +28,12 @@ from scaling.analysis.results import Analysis, Comparison, Point, Prediction
 from scaling.analysis.run import read_tables
 from scaling.cli.pipeline import read_analysis
 from scaling.errors import InputError
-from scaling.records.check import read_checked
+from scaling.records.check import as_recorded, read_checked
 from scaling.records.frames import SCHEMAS, in_memory
 from scaling.records.paths import LATEST, find_run
-from scaling.records.plan_check import as_recorded
 from scaling.records.run import read_plan
 from scaling.records.tables import Tables, read_published
-from scaling.report.brief import brief, brief_html
+from scaling.report.publish import brief, brief_html
 from scaling.report.terminal import print_comparison, print_prediction
 from scaling.settings.plan import Plan
 

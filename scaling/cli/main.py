@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib
-import keyword
 import os
 import sys
 from collections.abc import Callable
@@ -50,6 +49,16 @@ Settings are key=value words; `scaling run --help` lists them.\
 """
 """What `scaling --help` prints: one screen of 80 columns and 24 lines."""
 COMPLETION = 'Tab completion: eval "$(scaling -sc install=bash)"'
+_BASH = """\
+_scaling() {
+    local words
+    words=$(COMP_LINE="$COMP_LINE" scaling -sc query=bash 2>/dev/null)
+    COMPREPLY=($words)
+    [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} != *[=/] ]] || compopt -o nospace
+}
+COMP_WORDBREAKS=${COMP_WORDBREAKS//=}
+complete -F _scaling scaling
+"""
 
 
 def help_text(verb: str | None = None) -> str:
@@ -77,9 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         print(__version__)
         return 0
     if arguments[0] in ("-sc", "--shell-completion"):
-        from scaling.cli.completion import complete
-
-        return complete(arguments, tuple(VERBS))
+        return _complete(arguments)
     os.umask(
         os.umask(0o022) | 0o002
     )  # files that are written are never writable by others, whatever the shell's umask
@@ -139,10 +146,25 @@ def _known(name: str) -> str:
     return name
 
 
+def _complete(arguments: list[str]) -> int:
+    """`-sc install=bash` prints code for the shell to evaluate; `-sc query=bash` the candidates for COMP_LINE."""
+    if arguments[1:] == ["install=bash"]:
+        print(_BASH, end="")
+        return 0
+    words = os.environ.get("COMP_LINE", "").split(" ")[1:]
+    if len(words) <= 1:
+        print(" ".join(v for v in VERBS if v.startswith(words[0] if words else "")))
+    elif words[0] in VERBS and VERBS[words[0]].composed:
+        from scaling.config.compose import candidates  # Hydra is slow to import
+
+        print(" ".join(candidates(words[-1])))
+    return 0
+
+
 def _verb(name: str) -> Callable[[list[str]], int]:
-    file = f"{name}_" if keyword.iskeyword(_known(name)) else name
-    module = importlib.import_module(f"scaling.cli.verbs.{file}")
-    return module.main  # type: ignore[no-any-return]
+    file = VERBS[_known(name)].file
+    module = importlib.import_module(f"scaling.cli.verbs.{file or name}")
+    return getattr(module, name, None) or module.main  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":

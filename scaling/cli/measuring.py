@@ -22,7 +22,7 @@ from scaling.launchers.runner import measure
 from scaling.launchers.tryout import promised
 from scaling.records.launch import Environment, Launch
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.records.status import Status
+from scaling.records.run import Status
 from scaling.report.terminal import print_analysis
 from scaling.settings.estimate import said_left_out
 from scaling.settings.plan import Plan

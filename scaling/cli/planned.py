@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from scaling.launchers.choose import launcher_of
+from scaling.launchers.devices import mps_line, shares_gpu
 from scaling.launchers.launcher import LaunchRequest
 from scaling.launchers.launcher import describe as shell
-from scaling.launchers.shared_gpu import mps_line, shares_gpu
 from scaling.records import files
 from scaling.records.paths import RunFolder
 from scaling.report.progress import takes
@@ -17,8 +17,7 @@ from scaling.report.text import case_batches, count, precisions
 from scaling.settings import sample
 from scaling.settings.cases import batches, cases, variants
 from scaling.settings.estimate import said_left_out
-from scaling.settings.plan import Plan
-from scaling.settings.promise import ORDER
+from scaling.settings.plan import ORDER, Plan
 from scaling.settings.run import WARMUP_SHARE, Spec
 from scaling.settings.schedule import round_blocks
 from scaling.settings.timeouts import MEASURED_RANKS, joining, start_limit_s

@@ -5,6 +5,8 @@ Files of configuration: those of a folder of one's own (`--config-dir DIR`), and
 A file of a group describes a machine, a model or a way of running. It may have come from elsewhere, so it is data: it
 sets its own group, a topology also what TOPOLOGY_SETS lists, and nothing of Hydra's. Code is named by `_target_` of a
 model and of data alone. Experiments are command lines in a file, and may set everything.
+
+Check the command line of `scaling launch`: which overrides a launch of one's own script takes.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -322,3 +324,45 @@ def _request(cfg: DictConfig, machine: Machine) -> Request:
 
 def _last_line(text: str) -> str:
     return text.strip().splitlines()[-1].strip() if text.strip() else "the command line could not be read"
+
+
+KEYS = ("topology", "launcher", "cluster", "env", "threads", "repeats", "world_sizes", "run_dir")
+"""What says where and how often a script runs; all else is the script's own."""
+REPEATS = 2
+_VALUED = ("--world-sizes", "--time-limit", "--config-dir")
+"""Options before the script that are followed by a value."""
+
+
+def cut(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(our options and overrides, the script and its arguments); the script is the first word that is neither."""
+    index = 0
+    while index < len(words):
+        word = words[index]
+        if word == "--":
+            return list(words[:index]), list(words[index + 1 :])
+        if not word.startswith("-") and ("=" not in word or Path(word).is_file()):
+            break
+        index += 2 if word in _VALUED else 1
+    return list(words[:index]), list(words[index:])
+
+
+def overrides(words: Sequence[str], world_sizes: str | None) -> list[str]:
+    """What to compose. InputError for a setting that a script has itself, or without any world size."""
+    found = list(words)
+    keys = {word.lstrip("+~").partition("=")[0] for word in words if not word.startswith("-")}
+    for key in keys:
+        if key.partition(".")[0].partition("@")[0] not in KEYS:
+            raise InputError(
+                f"{key}: the script decides it, not `scaling launch`, which takes {', '.join(KEYS)}; "
+                "pass the script's own arguments after it"
+            )
+    if world_sizes is not None:
+        parts = world_sizes.strip("[]").split(",")
+        if not all(part.strip().isdecimal() for part in parts):
+            raise InputError(f"--world-sizes {world_sizes}: numbers of ranks are expected, such as 1,2,4")
+        found.append(f"world_sizes=[{','.join(part.strip() for part in parts)}]")
+    elif "world_sizes" not in keys and not any(word.startswith("-") for word in words):
+        raise InputError("scaling launch: --world-sizes is expected, such as --world-sizes 1,2,4")
+    if "repeats" not in keys:
+        found.append(f"repeats={REPEATS}")
+    return found

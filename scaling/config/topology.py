@@ -14,9 +14,19 @@ from scaling.config.schema import Composed, check, freeze
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine
 from scaling.reading import as_number
-from scaling.settings.cluster import START_IN_IMAGE_S, START_S, Cluster
 from scaling.settings.environment import is_secret, is_secret_value
-from scaling.settings.topology import BACKEND_OF, CPU, DEVICE_NAMES, GPU, MULTI_RANK_NCCL, SIMULATED, Topology
+from scaling.settings.topology import (
+    BACKEND_OF,
+    CPU,
+    DEVICE_NAMES,
+    GPU,
+    MULTI_RANK_NCCL,
+    SIMULATED,
+    START_IN_IMAGE_S,
+    START_S,
+    Cluster,
+    Topology,
+)
 from scaling.units import parse_time_limit_s
 
 _OWN = {

@@ -18,8 +18,7 @@ from typing import Any
 
 from scaling.hardware.host import Host
 from scaling.hardware.nvml import Gpus, open_nvml
-from scaling.hardware.pulse import record
-from scaling.hardware.telemetry import SCHEMA
+from scaling.hardware.telemetry import SCHEMA, record
 
 
 def main(arguments: list[str]) -> None:

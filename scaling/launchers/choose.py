@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from scaling.errors import InputError
-from scaling.launchers.emulated import Emulated
 from scaling.launchers.launcher import Launcher
 from scaling.launchers.slurm.launcher import Slurm
-from scaling.launchers.torchrun import Local
+from scaling.launchers.torchrun import Emulated, Local
 from scaling.settings.plan import Plan
 
 LAUNCHERS: dict[str, Launcher] = {"local": Local(), "emulated": Emulated(), "slurm": Slurm()}

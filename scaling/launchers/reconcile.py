@@ -10,7 +10,7 @@ from scaling.reading import parse_json, read_tail
 from scaling.records.files import read_json, write_json
 from scaling.records.launch import read_content
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.records.status import SCHEMA, LaunchStatus, Status, left, status_of
+from scaling.records.run import STATUS_SCHEMA, LaunchStatus, Status, left, status_of
 from scaling.settings.plan import Plan
 
 END_LINE_BYTES = 4096
@@ -21,7 +21,7 @@ def earlier_launches(folder: RunFolder) -> list[LaunchStatus]:
     """The launches in status.json. One that is still called running gets its state from the files it left."""
     if not folder.status.exists():
         return []
-    known = read_json(folder.status, Status, SCHEMA).launches
+    known = read_json(folder.status, Status, STATUS_SCHEMA).launches
     return [settled(one, folder.launch(one.index)) if one.state == "running" else one for one in known]
 
 

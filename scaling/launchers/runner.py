@@ -18,8 +18,7 @@ from scaling.reading import read_text
 from scaling.records.files import read_json, write_json, write_text
 from scaling.records.launch import described, read_content
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.records.run import locked
-from scaling.records.status import LaunchStatus, Status, in_words, left, status_of
+from scaling.records.run import LaunchStatus, Status, in_words, left, locked, status_of
 from scaling.settings.estimate import said_left_out
 from scaling.settings.plan import SCHEMA, Plan
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scaling import resources
 from scaling.errors import InputError
-from scaling.launchers.simulated import build_device
+from scaling.launchers.devices import build_device
 from scaling.plain import message
 from scaling.records import files
 from scaling.settings.budget import allowance_s

@@ -19,8 +19,7 @@ from scaling.records.frames import LINES, OF_BLOCKS
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.records.processes import Processes, cores
 from scaling.records.rank_file import Gap, Rank, RankFile, Stored, read_rank
-from scaling.records.run import read_status
-from scaling.records.status import Status
+from scaling.records.run import Status, read_status
 from scaling.records.steps import Stretch, Window, wholes, windows
 from scaling.records.tables import EMPTY, Part, Scratch, Tables, scan_parts, scan_rows, write_part, write_rows
 from scaling.settings.plan import Plan

@@ -15,8 +15,7 @@ from typing import Any
 
 from scaling.errors import ScalingError
 from scaling.hardware import telemetry
-from scaling.hardware.pulse import SCHEMA, RankPulse
-from scaling.hardware.telemetry import HostRecord
+from scaling.hardware.telemetry import PULSE_SCHEMA, HostRecord, RankPulse
 from scaling.reading import RefusedError, as_number, parse_json, read_bytes
 from scaling.reading import read_json as read_json_value
 from scaling.records import checkup
@@ -24,10 +23,8 @@ from scaling.records.checkup import KernelTable, RankCheck, Roofline
 from scaling.records.files import read_json
 from scaling.records.paths import LaunchFolder, RunFolder
 from scaling.settings.environment import VARIABLE
+from scaling.settings.plan import CONTENT_SCHEMA, Content, Outcome, Outcomes, Plan
 from scaling.settings.plan import ENDED_SCHEMA as CASES_SCHEMA
-from scaling.settings.plan import Outcome, Outcomes, Plan
-from scaling.settings.promise import SCHEMA as CONTENT_SCHEMA
-from scaling.settings.promise import Content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +276,7 @@ def read_pulse(launch: LaunchFolder, host: int) -> Pulse:
     """The last pulse of a host; empty where none was written or can be read."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         data = parse_json(read_bytes(launch.pulse(host), BYTES_MAX))
-        if data["schema"] == SCHEMA:
+        if data["schema"] == PULSE_SCHEMA:
             return {rank: RankPulse(**values) for rank, values in data["ranks"].items()}
     return {}
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from scaling.settings.cases import Case, arms, stages
-from scaling.settings.plan import Plan, Trial
-from scaling.settings.promise import CONTROLS, DETAILS, LIGHT, REPLAYS, SWEEP, WHOLE, Content
+from scaling.settings.plan import CONTROLS, DETAILS, LIGHT, REPLAYS, SWEEP, WHOLE, Content, Plan, Trial
 from scaling.settings.run import LEAST_ROUNDS, WARMUP_SHARE, Measure
 from scaling.settings.sample import Traffic, chosen
 from scaling.settings.schedule import (

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from scaling.settings.bounds import AtLeast, Distinct, NotEmpty, Nullable, OneOf, Positive, Text
-from scaling.settings.cluster import Cluster
 from scaling.settings.parallel import SPREAD, Fsdp, Parallel, Pipeline
-from scaling.settings.topology import Topology
+from scaling.settings.topology import Cluster, Topology
 from scaling.units import format_bytes, format_rate, parse_bytes, parse_rate_bit_s
 
 MODES = ("weak", "strong")

@@ -15,8 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from scaling.settings.plan import Plan, Trial
-from scaling.settings.promise import SAMPLED, Content
+from scaling.settings.plan import SAMPLED, Content, Plan, Trial
 from scaling.settings.run import LEAST_ROUNDS, Measure
 from scaling.settings.schedule import DDP_SOLO, FABRIC, PAIRS, PLAIN, REPLAY, REPLAYED, Block, round_blocks
 from scaling.units import format_bytes

@@ -21,8 +21,7 @@ from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
-from scaling.settings.plan import Plan, Ranks, Trial
-from scaling.settings.promise import CONTROLS, DETAILS, LIGHT, REPLAYS, SWEEP, WHOLE, Content
+from scaling.settings.plan import CONTROLS, DETAILS, LIGHT, REPLAYS, SWEEP, WHOLE, Content, Plan, Ranks, Trial
 from scaling.settings.run import FABRIC_BYTES_MIN, SWEEP_SHARE, Measure, Spec
 
 BARE_ONE = "bare_one"

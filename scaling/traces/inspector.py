@@ -28,15 +28,15 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from scaling.analysis.network.curve_points import Points
+from scaling.analysis.network.curve import Points
 from scaling.analysis.results.measured import Measured
 from scaling.errors import InputError, ScalingError
 from scaling.reading import LOG_BYTES_MAX, RefusedError, open_file, read_text
 from scaling.records import files
 from scaling.settings.plan import RANKS_MAX
 from scaling.traces.machines.nccl_tests import parse_log
+from scaling.traces.profiler.jobs import measured
 from scaling.traces.profiler.signs import COUNT_MAX, collective_of
-from scaling.traces.profiler.table import measured
 from scaling.traces.profiler.traffic import FACTORS
 from scaling.units import format_bytes
 

@@ -9,7 +9,7 @@ import pytest
 
 from scaling.cli.main import help_text, main
 from scaling.cli.verbs import VERBS, help_of
-from scaling.config.script import cut
+from scaling.config.compose import cut
 
 
 def test_the_help_fits_one_screen(capsys):

@@ -12,7 +12,7 @@ from scaling.cli.pipeline import read_analysis
 from scaling.records.paths import RunFolder
 from scaling.records.run import read_plan
 from scaling.report.tracking.wandb import log_run
-from scaling.traces.profiler import files
+from scaling.traces.profiler import read
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_several_processes_read_what_one_reads(job, analysed, monkeypatch):
     folder = job()
     (folder / "rank-9.json").write_text("no trace")
     alone = analysed(folder)
-    monkeypatch.setattr(files, "SMALL_BYTES", 0)
+    monkeypatch.setattr(read, "SMALL_BYTES", 0)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     together = analysed(folder)
     for _, document in (alone, together):
@@ -150,8 +150,8 @@ def test_a_baseline_that_knows_of_no_ranks_is_one_rank_alone(job, trace, analyse
 def test_a_host_called_worker_is_no_rank(trace, tmp_path, name, rank):
     made = trace().step(1, 0, 100).kernel("gemm", 10, 10, launched=1)
     del made.document["distributedInfo"]
-    (read,), _ = files.read_all([made.write(tmp_path / name)])
-    assert read.rank == rank
+    (alone,), _ = read.read_all([made.write(tmp_path / name)])
+    assert alone.rank == rank
 
 
 def test_exposed_communication_that_cannot_be_split_is_still_the_largest_part(trace, analysed, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scaling.config.script import cut, overrides
+from scaling.config.compose import cut, overrides
 from scaling.errors import InputError
 
 

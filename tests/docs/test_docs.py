@@ -17,7 +17,7 @@ from scaling.cli.main import main
 from scaling.cli.simulated_run import is_simulated
 from scaling.cli.verbs import VERBS
 from scaling.config import schema
-from scaling.config.script import cut
+from scaling.config.compose import cut
 from scaling_simulator.simulate.request import to_simulation
 from scaling_simulator.simulate.simulations import topologies
 

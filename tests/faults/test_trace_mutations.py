@@ -16,7 +16,7 @@ from support.traces import Trace
 from scaling.errors import ScalingError
 from scaling.traces.inspector import inspector
 from scaling.traces.machines.imported import import_log
-from scaling.traces.profiler.files import read_all
+from scaling.traces.profiler.read import read_all
 from scaling.traces.profiler.summary import analyse
 
 COUNT = int(os.environ.get("SCALING_MUTATIONS", "80"))

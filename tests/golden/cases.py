@@ -20,10 +20,10 @@ from support.simulated_cluster import Bucket, Straggler, Truth, simulate
 from support.traces import SHARED, Trace
 
 from scaling.analysis.run import derive
-from scaling.analysis.study.runs import study_at
+from scaling.analysis.study.study import study_at
 from scaling.records.files import encode
 from scaling.records.paths import RunFolder
-from scaling.traces.profiler.files import read_all
+from scaling.traces.profiler.read import read_all
 from scaling.traces.profiler.summary import analyse
 
 HERE = Path(__file__).parent

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.processes import wait_until
 
-from scaling.hardware.pulse import Ranks
+from scaling.hardware.telemetry import Ranks
 
 ROOT = Path(__file__).parents[2]
 RANK = """

@@ -8,7 +8,7 @@ import pytest
 
 from scaling import resources
 from scaling.errors import InputError, ScalingError
-from scaling.launchers.worker_process import TooLongError, answer
+from scaling.launchers.process import TooLongError, answer
 from scaling.settings.estimate import Sample
 
 ASKED = Sample(batch=2, step_s=1.0)

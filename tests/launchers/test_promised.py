@@ -13,7 +13,7 @@ from scaling.launchers.jobs import plan_request
 from scaling.launchers.tryout import promised, time_model
 from scaling.report.progress import TimeLeft, takes
 from scaling.settings.estimate import Machine, said_left_out
-from scaling.settings.promise import WHOLE
+from scaling.settings.plan import WHOLE
 
 LOCAL = ("topology=local", "topology.device=cpu", "topology.ranks_per_host=2", "measure=quick")
 

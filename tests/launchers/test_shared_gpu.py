@@ -17,8 +17,8 @@ from scaling import resources
 from scaling.config.compose import requests
 from scaling.errors import InputError
 from scaling.launchers.choose import launcher_of
+from scaling.launchers.devices import require_nccl
 from scaling.launchers.launcher import LaunchRequest
-from scaling.launchers.shared_gpu import require_nccl
 from scaling.records.paths import RunFolder
 from scaling.settings.plan import make_plan
 from scaling.settings.topology import GPU, MULTI_RANK

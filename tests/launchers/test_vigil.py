@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from scaling.hardware.pulse import SCHEMA
+from scaling.hardware.telemetry import PULSE_SCHEMA
 from scaling.launchers import follow as follow_module
 from scaling.launchers.follow import HOSTS_A_LOOK, LOOK_S, Vigil
 from scaling.records.paths import RunFolder
@@ -26,7 +26,7 @@ def beat(launch, host, *, beats, at_s=100.0):
     """What the ranks of a host have done so far."""
     rank = {"at_s": at_s, "beats": beats, "cpu_s": 5.0, "io_bytes": 1000}
     ranks = {str(host * A_HOST + k): rank for k in range(A_HOST)}
-    launch.pulse(host).write_text(json.dumps({"schema": SCHEMA, "ranks": ranks}))
+    launch.pulse(host).write_text(json.dumps({"schema": PULSE_SCHEMA, "ranks": ranks}))
 
 
 def vigil_of(launch, hosts):

@@ -9,7 +9,7 @@ import pytest
 from support.results import plan
 
 from scaling.errors import InputError
-from scaling.records.plan_check import as_communicated, check_meshes, of_blocks
+from scaling.records.check import as_communicated, check_meshes, of_blocks
 from scaling.records.rank_file import RankFile
 from scaling.settings.parallel import Fsdp, Parallel
 

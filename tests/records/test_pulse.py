@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from scaling.hardware.pulse import SCHEMA, RankPulse
+from scaling.hardware.telemetry import PULSE_SCHEMA, RankPulse
 from scaling.records.launch import has_beaten, has_moved, has_started, read_pulse
 from scaling.records.paths import RunFolder
 
@@ -43,10 +43,10 @@ def test_a_host_s_file_is_read_and_a_damaged_one_left_out(tmp_path):
     launch = RunFolder(tmp_path).launch(0)
     launch.path.mkdir(parents=True)
     rank = {"at_s": 1.0, "beats": None, "cpu_s": 2.0, "io_bytes": 3}
-    launch.pulse(0).write_text(json.dumps({"schema": SCHEMA, "ranks": {"0": rank, "1": rank}}))
-    launch.pulse(1).write_text(json.dumps({"schema": SCHEMA, "ranks": {"2": rank}}))
+    launch.pulse(0).write_text(json.dumps({"schema": PULSE_SCHEMA, "ranks": {"0": rank, "1": rank}}))
+    launch.pulse(1).write_text(json.dumps({"schema": PULSE_SCHEMA, "ranks": {"2": rank}}))
     launch.pulse(2).write_text('{"schema": 1, "ranks": {"3"')
-    launch.pulse(3).write_text(json.dumps({"schema": SCHEMA, "ranks": [4]}))
-    launch.pulse(4).write_text(json.dumps({"schema": SCHEMA + 1, "ranks": {"5": rank}}))
+    launch.pulse(3).write_text(json.dumps({"schema": PULSE_SCHEMA, "ranks": [4]}))
+    launch.pulse(4).write_text(json.dumps({"schema": PULSE_SCHEMA + 1, "ranks": {"5": rank}}))
     assert [sorted(read_pulse(launch, host)) for host in range(6)] == [["0", "1"], ["2"], [], [], [], []]
     assert read_pulse(launch, 1)["2"] == RankPulse(at_s=1.0, beats=None, cpu_s=2.0, io_bytes=3)

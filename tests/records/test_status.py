@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from scaling.records import files
-from scaling.records.status import LaunchStatus, Status, in_words, left, status_of
+from scaling.records.run import LaunchStatus, Status, in_words, left, status_of
 from scaling.settings.plan import Plan, make_plan
 
 SIZES = (1, 2, 4)

@@ -8,7 +8,7 @@ import pytest
 
 from scaling.analysis.results import CaseComparison, Measured, Sweep, SweepBest, SweepRow
 from scaling.report.cases import comparison_table
-from scaling.report.documents.sweep import answer, table
+from scaling.report.documents.comparison import answer, table
 from scaling.report.html import comparison_page, sweep_page
 from scaling.report.markdown import comparison_markdown, sweep_markdown
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from scaling.settings.budget import CaseCosts, Costs, allowance_s, fit_cases, fit_training
 from scaling.settings.cases import cases
 from scaling.settings.estimate import rounded_up
-from scaling.settings.plan import make_plan
-from scaling.settings.promise import CONTROLS, DETAILS, LIGHT, REPLAYS, SWEEP, WHOLE, Content
+from scaling.settings.plan import CONTROLS, DETAILS, LIGHT, REPLAYS, SWEEP, WHOLE, Content, make_plan
 from scaling.settings.schedule import BARE_ONE, FABRIC, PLAIN, PROBE, REPLAY, round_blocks
 
 QUICK = {"rounds_min": 3, "rounds_max": 6, "steps": 6, "lead_in": 2, "budget_s": 28.0}

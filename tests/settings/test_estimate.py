@@ -20,8 +20,7 @@ from scaling.settings.estimate import (
     synthetic_timing,
     training_costs,
 )
-from scaling.settings.plan import make_plan
-from scaling.settings.promise import DETAILS, WHOLE, Content
+from scaling.settings.plan import DETAILS, WHOLE, Content, make_plan
 
 MACHINE = Machine(cores=2)
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from scaling.cli.planned import describe
 from scaling.records.paths import RunFolder
 from scaling.settings.budget import Costs, fit_training
-from scaling.settings.plan import make_plan
-from scaling.settings.promise import DETAILS, REPLAYS, SWEEP, WHOLE, Content
+from scaling.settings.plan import DETAILS, REPLAYS, SWEEP, WHOLE, Content, make_plan
 from scaling.settings.sample import (
     LEAST_DETAILED,
     Round,

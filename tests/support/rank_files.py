@@ -21,7 +21,7 @@ from scaling.records.encoding import Sealer, pack
 from scaling.records.files import read_json, write_json
 from scaling.records.format import COLLECTIVE_DEFAULTS, COLLECTIVE_FIELDS
 from scaling.records.paths import RunFolder
-from scaling.records.status import SCHEMA, Status
+from scaling.records.run import STATUS_SCHEMA, Status
 
 Line = dict[str, Any]
 
@@ -108,7 +108,7 @@ def launch_again(folder: RunFolder, index: int, of: int = 0) -> None:
     for rank in folder.launch(index).ranks():
         change(folder.launch(index).rank(rank), lambda lines: lines[0].update(launch=index))
     if folder.status.exists():
-        status = read_json(folder.status, Status, SCHEMA)
+        status = read_json(folder.status, Status, STATUS_SCHEMA)
         same = next(one for one in status.launches if one.index == of)
         launches = (*status.launches, dataclasses.replace(same, index=index))
         write_json(folder.status, dataclasses.replace(status, launches=launches))

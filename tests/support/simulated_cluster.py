@@ -22,12 +22,12 @@ from pathlib import Path
 
 import numpy as np
 
-from scaling.records import files, status
+from scaling.records import files
 from scaling.records import format as records
 from scaling.records import paths as store
 from scaling.records.encoding import Sealer
-from scaling.settings.plan import Plan, Trial, make_plan
-from scaling.settings.promise import Content
+from scaling.records.run import LaunchStatus, status_of
+from scaling.settings.plan import Content, Plan, Trial, make_plan
 from scaling.settings.run import Measure, Model, Spec
 from scaling.settings.schedule import (
     BARE_ALL,
@@ -695,9 +695,9 @@ def simulate(truth: Truth, path: Path) -> Expected:
             now = max(track.end_ns for track in tracks)
     ranks.write_clocks("end", now)
     ranks.write_ends()
-    launch = status.LaunchStatus(
+    launch = LaunchStatus(
         index=0, world_sizes=truth.world_sizes, state="done", finished=truth.world_sizes, duration_s=now / 1e9
     )
-    files.write_json(folder.status, status.status_of(plan, [launch]))
+    files.write_json(folder.status, status_of(plan, [launch]))
     points = {t.world_size: expect(truth, t) for t in plan.trials}
     return Expected(alpha_ns=truth.alpha_ns, beta_ns=truth.beta_ns, points=points)

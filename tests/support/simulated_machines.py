@@ -13,7 +13,7 @@ from support.simulated_cluster import ORIGIN_NS, write_facts
 from scaling.hardware.nvml import Gpus
 from scaling.records.files import add_line, read_json
 from scaling.records.paths import LaunchFolder, RunFolder
-from scaling.records.status import SCHEMA, Status
+from scaling.records.run import STATUS_SCHEMA, Status
 from scaling.settings.plan import Plan
 
 SECOND_NS = 10**9
@@ -23,7 +23,7 @@ GIB = 2**30
 def write_machines(folder: RunFolder, plan: Plan) -> None:
     """Add environments, memories-<host>.jsonl and telemetry-<host>.jsonl to launch 0 of a simulated run."""
     launch = folder.launch(0)
-    seconds = int(read_json(folder.status, Status, SCHEMA).duration_s) + 1
+    seconds = int(read_json(folder.status, Status, STATUS_SCHEMA).duration_s) + 1
     for rank in range(plan.ranks):
         host = plan.spec.topology.host_of(rank)
         write_facts(launch, host, environment(plan, rank))

@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 READERS = (
-    "scaling.traces.profiler.files",
+    "scaling.traces.profiler.read",
     "scaling.traces.profiler.summary",
-    "scaling.traces.profiler.verdicts",
+    "scaling.traces.profiler.summary",
 )
 
 

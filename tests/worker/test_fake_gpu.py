@@ -21,8 +21,7 @@ from scaling.launchers.failure.cause import cause
 from scaling.launchers.failure.evidence import gather
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder
-from scaling.records.run import read_plan
-from scaling.records.status import LaunchStatus, status_of
+from scaling.records.run import LaunchStatus, read_plan, status_of
 from scaling.settings.plan import make_plan
 
 pytestmark = pytest.mark.slow  # a whole launch of two ranks

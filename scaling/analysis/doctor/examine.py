@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from scaling.analysis.decompose.roofline import roofline
-from scaling.analysis.doctor import devices, differences, habits, hosts, parity
+from scaling.analysis.doctor import devices, differences, habits, parity
 from scaling.analysis.results import Measured, RooflineResult, RunInfo
 from scaling.analysis.results.doctor import (
     ERROR,
@@ -67,9 +67,9 @@ def examine(
             p
             for c in evidence.checks
             if c.facts
-            for p in hosts.problems(c, evidence.hosts.get(c.host), _gpu(c, evidence))
+            for p in devices.host_problems(c, evidence.hosts.get(c.host), _gpu(c, evidence))
         ),
-        *hosts.pair_problems(pairs),
+        *devices.pair_problems(pairs),
         *(p for c in evidence.checks for p in habits.problems(c, lines[c.rank], run.device)),
         *habits.slow_products(evidence.checks),
         *parity.problems(records, device_of, found, other, facts),

@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scaling.analysis.network.curve_points import Points
+from scaling.analysis.network.curve import Points
 from scaling.analysis.network.ring import Hops
 from scaling.analysis.predict.buckets import Buckets, Gradients
 from scaling.analysis.statistics.rounds import Floats, UnknownQuantityError

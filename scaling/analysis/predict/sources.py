@@ -17,11 +17,11 @@ from scaling.analysis.decompose.quantities import DURATIONS, TrialRecords
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.network import curve
 from scaling.analysis.network.channel import is_fifo
-from scaling.analysis.network.curve_points import Points
+from scaling.analysis.network.curve import Points
 from scaling.analysis.network.ring import Hops, PerHop
+from scaling.analysis.predict.buckets import OWN_PHASES, per_bucket, per_parameter, ready
 from scaling.analysis.predict.change import ByRank, Source, SweptLink
 from scaling.analysis.predict.fabrics import inside_fabric
-from scaling.analysis.predict.ready_times import OWN_PHASES, per_bucket, per_parameter, ready
 from scaling.analysis.results import Analysis
 from scaling.analysis.statistics.rounds import Floats, Means, UnknownQuantityError, interval
 from scaling.records.frames import in_memory

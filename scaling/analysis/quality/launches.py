@@ -17,7 +17,7 @@ from dataclasses import replace
 import polars as pl
 
 from scaling.records.frames import Frame, in_memory
-from scaling.records.status import Status, TrialStatus
+from scaling.records.run import Status, TrialStatus
 from scaling.records.tables import Tables
 from scaling.settings.plan import Plan, Trial
 from scaling.settings.sample import said

@@ -9,10 +9,14 @@ from scaling.analysis.results.comparison import (
     Allocation,
     AllocationRates,
     Allocations,
+    Assumption,
+    Backtest,
     CaseComparison,
     Comparison,
     CostComparison,
     PointComparison,
+    PredictedPoint,
+    Prediction,
     SettingDifference,
     Split,
     Sweep,
@@ -57,12 +61,6 @@ from scaling.analysis.results.point import (
     Throttled,
     TokenBalance,
 )
-from scaling.analysis.results.prediction import (
-    Assumption,
-    Backtest,
-    PredictedPoint,
-    Prediction,
-)
 from scaling.analysis.results.run import Analysis, Details, MemoryGrowth, Quality, RankInDetails, RunInfo
 from scaling.analysis.results.study import (
     InferenceCase,
@@ -76,7 +74,7 @@ from scaling.analysis.results.study import (
 )
 from scaling.analysis.results.traces import Drawn, Span, StepHistory, Timeline
 from scaling.analysis.results.verdicts import NO_CAUSE, Remedy, SelfTest, SelfTestCase, Verdict, Verification
-from scaling.records.status import TrialStatus
+from scaling.records.run import TrialStatus
 
 SCHEMA = 2
 

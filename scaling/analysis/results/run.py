@@ -10,7 +10,7 @@ from scaling.analysis.results.point import Point
 from scaling.analysis.results.study import InferenceCase, LargestBatch, StrategyResult, Study, TrainingCase
 from scaling.analysis.results.traces import Traced
 from scaling.analysis.results.verdicts import Verdict
-from scaling.records.status import TrialStatus
+from scaling.records.run import TrialStatus
 from scaling.settings.plan import SETTLED
 
 CONTENDED = "contended: "

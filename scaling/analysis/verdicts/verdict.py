@@ -15,8 +15,7 @@ from scaling.analysis.verdicts.launch_bound import doubted, launch_bound
 from scaling.analysis.verdicts.remedies import Gain, each_remedy_once, no_gain, remedies
 from scaling.analysis.verdicts.sharded import tensor_across_hosts
 from scaling.settings.parallel import PIPELINED
-from scaling.settings.plan import Plan
-from scaling.settings.promise import DETAILS
+from scaling.settings.plan import DETAILS, Plan
 from scaling.settings.schedule import nobody_alone
 
 OPTIMIZER_NOTABLE = 0.1

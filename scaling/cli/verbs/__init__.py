@@ -1,7 +1,8 @@
-"""One file for each verb: it reads its arguments and runs the stages that it needs.
+"""The verbs: each reads its arguments and runs the stages that it needs.
 
-Each file has `main(arguments)`, which returns the exit status. Imports are made where they are used. This module lists
-every verb and its options; `arguments` parses a command line by this list.
+The file of a verb has `main(arguments)`, or a function of the verb's name where several share it; either returns the
+exit status. Imports are made where they are used. This module lists every verb and its options; `arguments` parses a
+command line by this list.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Verb(NamedTuple):
     calls: tuple[tuple[str, str], ...]
     options: tuple[Option, ...] = ()
     composed: bool = False
+    file: str = ""
+    """Its module, where that has another name."""
 
 
 _VERBOSE = Option("--verbose", "print the whole report, not its five first lines (also -v)")
@@ -73,9 +76,11 @@ VERBS: dict[str, Verb] = {
         calls=(("status RUN", "the state of a submitted run: its job and each trial"),),
     ),
     "cancel": Verb(
+        file="status",
         calls=(("cancel RUN", "end a submitted run's job; what it measured stays"),),
     ),
     "analyze": Verb(
+        file="report",
         calls=(("analyze RUN", "rebuild everything derived from the raw records"),),
         options=(_JSON, _VERBOSE),
     ),
@@ -238,6 +243,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "import": Verb(
+        file="import_",
         calls=(
             (
                 "import KIND FILE [--name NAME]",
@@ -266,6 +272,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "sync": Verb(
+        file="status",
         calls=(("sync RUN", "upload a run's offline W&B runs"),),
     ),
 }

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from scaling.analysis.compare.runs import Gate, gate
-from scaling.analysis.study.runs import make_study, same_script
+from scaling.analysis.study.study import make_study, same_script
 from scaling.cli.api import sweep_of
 from scaling.cli.loaded import Run
 from scaling.cli.output import print_json, say, warn

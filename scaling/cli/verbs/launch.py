@@ -13,8 +13,7 @@ from rich.console import Console
 from scaling.cli.measuring import end_in_order
 from scaling.cli.output import say, warn
 from scaling.cli.verbs.arguments import split
-from scaling.config.compose import requests
-from scaling.config.script import cut, overrides
+from scaling.config.compose import cut, overrides, requests
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.jobs import check_folder, plan_request
@@ -23,7 +22,7 @@ from scaling.launchers.script import ScriptEnd, command_of, run_script
 from scaling.reading import read_text
 from scaling.records.files import make_folder, write_json, write_text
 from scaling.records.paths import RunFolder, default_folder
-from scaling.records.run import SCHEMA, ScriptLaunch, Started
+from scaling.records.run import STARTED_SCHEMA, ScriptLaunch, Started
 from scaling.settings.environment import without_secrets
 from scaling.settings.plan import Plan
 from scaling.units import format_duration, ranks
@@ -60,7 +59,7 @@ def main(arguments: list[str]) -> int:
     folder = check_folder(request.run_dir or default_folder(plan.id))
     make_folder(folder.path, f"run_dir={folder.path}")
     started = Started(
-        schema=SCHEMA,
+        schema=STARTED_SCHEMA,
         id=plan.id,
         created=plan.created,
         version=plan.version,
@@ -164,7 +163,7 @@ def _failed(folder: RunFolder, one: ScriptLaunch, ended: ScriptEnd, name: str) -
 
 def _finish(folder: RunFolder, started: Started, *, verbose: bool) -> int:
     """The study of what was measured; the exit status."""
-    from scaling.analysis.study.runs import study_at  # noqa: PLC0415  polars and scipy are slow to import
+    from scaling.analysis.study.study import study_at  # noqa: PLC0415  polars and scipy are slow to import
     from scaling.cli.verbs.study import show_study  # noqa: PLC0415
 
     complete = all(one.status == "done" for one in started.launches)

@@ -1,4 +1,4 @@
-"""`scaling report`: print a run's report, open its page, or write its figures to files."""
+"""`scaling report`: print a run's report, open its page, or draw its figures; `scaling analyze`: rebuild it all."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from rich.console import Console
 
 from scaling.cli.measuring import print_report
-from scaling.cli.output import say
+from scaling.cli.output import print_json, say
 from scaling.cli.pipeline import read_analysis, rebuild
 from scaling.cli.verbs.arguments import parse
 from scaling.records.paths import RunFolder, find_run, named
 from scaling.records.run import read_plan
 
 
-def main(arguments: list[str]) -> int:
+def report(arguments: list[str]) -> int:
     """Print the report or draw its figures. The exit status is 0, since `scaling run` already gave the run's."""
     paths, given = parse("report", arguments)
     launched = RunFolder(named(paths[0]))
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
 
 def _study(folder: RunFolder, *, open_page: bool, verbose: bool) -> int:
     """Print the study of a folder that `scaling launch` made, from its records."""
-    from scaling.analysis.study.runs import study_at  # noqa: PLC0415  polars and scipy are slow to import
+    from scaling.analysis.study.study import study_at  # noqa: PLC0415  polars and scipy are slow to import
     from scaling.cli.verbs.study import show_study  # noqa: PLC0415
 
     show_study(*study_at(folder), Console(), as_json=False, verbose=verbose, into=folder)
@@ -52,3 +52,15 @@ def _figures(folder: RunFolder, into: Path) -> int:
     for path in write_figures(plots, into, browser):
         say(str(path))
     return 0
+
+
+def analyze(arguments: list[str]) -> int:
+    """Rebuild and print. The exit status is that of `scaling run`."""
+    paths, given = parse("analyze", arguments)
+    folder = find_run(paths[0])
+    rebuilt = rebuild(folder)
+    if given.json:
+        print_json(rebuilt.analysis)
+    else:
+        print_report(folder, rebuilt.analysis, rebuilt.plan, verbose=given.verbose)
+    return rebuilt.exit_code

@@ -5,19 +5,24 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 
 from scaling.analysis.results import SelfTestCase
-from scaling.analysis.selftest import grade, synthetic, zoo
-from scaling.cli.measuring import end_in_order
-from scaling.cli.output import print_json, say
-from scaling.cli.selftesting import CaseRun, planned, run_case
+from scaling.analysis.selftest import zoo
+from scaling.analysis.selftest.grade import CASES, MORE, FaultCase, grade, summary
+from scaling.cli.measuring import end_in_order, watch
+from scaling.cli.output import print_json, say, warn
+from scaling.cli.pipeline import rebuild
 from scaling.cli.verbs.arguments import split
-from scaling.launchers.jobs import check_folder
+from scaling.config.compose import requests
+from scaling.errors import ScalingError
+from scaling.launchers.jobs import check_folder, create, plan_request
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder, default_folder
 from scaling.report.terminal import print_case, print_selftest
+from scaling.settings.plan import Plan, Request
 from scaling.units import format_duration
 
 DRAWN = 8
@@ -28,19 +33,19 @@ def main(arguments: list[str]) -> int:
     """Exit status 0 when every fault is found, with its share and no other cause; 3 when interrupted; else 1."""
     end_in_order()
     overrides, given = split("selftest", arguments)
-    first = planned(synthetic.CASES[0], overrides)
+    first = planned(CASES[0], overrides)
     if first is None:
         return 0  # help was asked for
-    others = [*synthetic.CASES[1:]]
+    others = [*CASES[1:]]
     if given.full:
-        others += [*synthetic.MORE, *zoo.drawn(DRAWN, first.plan.spec.seed)]
+        others += [*MORE, *zoo.drawn(DRAWN, first.plan.spec.seed)]
     runs = [first, *(run for case in others if (run := planned(case, overrides)) is not None)]
     parent = RunFolder(first.request.run_dir or default_folder(first.plan.id))
     folders = [check_folder(parent.path / f"{k:02}") for k in range(len(runs))]
     check_folder(parent.path)
     console = Console(stderr=given.json)
     graded, interrupted = _graded(runs, folders, console)
-    whole = grade.summary(graded, len(runs))
+    whole = summary(graded, len(runs))
     write_json(parent.path / "selftest.json", whole)
     if given.json:
         print_json(whole)
@@ -65,3 +70,37 @@ def _graded(
             graded.append(found)
             print_case(console, found)
     return graded, False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseRun:
+    """A case that is ready to run."""
+
+    case: FaultCase
+    request: Request
+    plan: Plan
+
+
+def planned(case: FaultCase, overrides: list[str]) -> CaseRun | None:
+    """The case with overrides that win over its own; None where only help was asked for. InputError for a bad one."""
+    asked = requests("selftest", [*case.settings, *overrides])
+    if not asked.items:
+        return None
+    return CaseRun(case=case, request=asked.items[0], plan=plan_request(asked.items[0]))
+
+
+def run_case(run: CaseRun, folder: RunFolder) -> tuple[SelfTestCase | None, bool]:
+    """(the graded case, whether the user interrupted it). A case that measured nothing is None, after a line why."""
+    create(run.request, run.plan, check_folder(folder.path))
+    if watch(run.plan, folder).state == "interrupted":
+        return None, True
+    return graded(run.case, folder, run.plan), False
+
+
+def graded(case: FaultCase, folder: RunFolder, plan: Plan) -> SelfTestCase | None:
+    """Analyse a case's run anew and grade it; None, after a line, if it measured nothing."""
+    try:
+        return grade(case, rebuild(folder).analysis, plan)
+    except ScalingError as error:
+        warn(f"{case.name}: {error}")
+        return None

@@ -1,20 +1,21 @@
-"""`scaling status`: print the state of a submitted run.
-
-Describe the state of a submitted run, in lines.
-"""
+"""`scaling status`, `cancel` and `sync`: what became of a submitted run, its end, and its offline W&B runs."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 from scaling.cli.measuring import analyse
 from scaling.cli.output import say
 from scaling.cli.verbs.arguments import parse
+from scaling.errors import InputError
 from scaling.launchers.jobs import begun
+from scaling.launchers.slurm import queue
 from scaling.launchers.slurm.job_status import Standing, settle, standing
 from scaling.launchers.slurm.queue import JobState
-from scaling.records.status import Status
+from scaling.records.paths import RunFolder, find_run, named, require_own
+from scaling.records.run import Status
 from scaling.units import format_duration
 
 
@@ -57,7 +58,7 @@ def trial_lines(status: Status) -> list[str]:
     return lines
 
 
-def main(arguments: list[str]) -> int:
+def status(arguments: list[str]) -> int:
     """Print the state of a run, or of each run of a multirun's folder. The exit status is 0."""
     paths, _ = parse("status", arguments)
     for plan, folder in begun(Path(paths[0])):
@@ -77,3 +78,43 @@ def lines(stands: Standing) -> list[str]:
             said.append(f"log: {log}")
     progress = launch_line(stands.status, stands.progress)
     return [*said, *([progress] if progress else []), *trial_lines(stands.status)]
+
+
+END_S = 120
+"""Longest wait for the job to end. Slurm gives it KillWait (30 s unless the site sets it) to shut down."""
+POLL_S = 1.0
+
+
+def cancel(arguments: list[str]) -> int:
+    """Cancel the job of a run, or of each run of a multirun's folder, and print their state."""
+    paths, _ = parse("cancel", arguments)
+    runs = [standing(require_own(folder), plan) for plan, folder in begun(Path(paths[0]))]
+    alive = [stands for stands in runs if not stands.over]
+    if not alive:
+        raise InputError(
+            f"{paths[0]}: no job of it is waiting or running; `scaling status {paths[0]}` says more"
+        )
+    for stands in alive:
+        assert stands.job is not None
+        queue.cancel(stands.job.id)
+    for stands in alive:
+        say(*lines(settle(_until_over(stands), analyse)))
+    return 0
+
+
+def _until_over(stands: Standing) -> Standing:
+    end = time.monotonic() + END_S
+    while not stands.over and time.monotonic() < end:
+        time.sleep(POLL_S)
+        stands = standing(stands.folder, stands.plan)
+    return stands
+
+
+def sync(arguments: list[str]) -> int:
+    """Upload, and print what was uploaded."""
+    paths, _ = parse("sync", arguments)
+    folder = RunFolder(named(paths[0]))
+    from scaling.report.tracking.sync import sync as upload  # noqa: PLC0415  wandb is slow to import
+
+    say(upload(require_own(folder if folder.comparison.is_file() else find_run(paths[0]))))
+    return 0

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from scaling.analysis.results import Analysis
 from scaling.analysis.study.own_numbers import EXPECTED, concluded, read_numbers, to_measure
-from scaling.analysis.study.runs import make_study, runs_at, study_at
+from scaling.analysis.study.study import make_study, runs_at, study_at
 from scaling.cli.output import print_json, say
 from scaling.cli.verbs.arguments import parse
 from scaling.errors import InputError

@@ -33,7 +33,7 @@ from scaling.launchers.slurm.submit import (
 from scaling.launchers.tryout import needs_trying, try_model
 from scaling.reading import LOG_BYTES_MAX, read_text
 from scaling.records.paths import RunFolder, require_own
-from scaling.records.status import left
+from scaling.records.run import left
 from scaling.report.text import count
 from scaling.settings.plan import Plan
 from scaling.units import format_duration

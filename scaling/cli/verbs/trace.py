@@ -22,7 +22,7 @@ from scaling.report.publish import publish
 from scaling.settings.plan import Plan
 from scaling.traces import kinds
 from scaling.traces.kinds import HOW
-from scaling.traces.profiler.files import read_all
+from scaling.traces.profiler.read import read_all
 
 _ANALYSIS = "scaling.traces.profiler.summary"
 _PAGES = ("scaling.cli.measuring", "scaling.cli.verbs.trace")

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.results import Analysis, Measured, Remedy, Verdict
-from scaling.analysis.verdicts import verify
+from scaling.analysis.verdicts import remedies
 from scaling.cli.measuring import create_run, end_in_order, watch, why
 from scaling.cli.output import print_json
 from scaling.cli.pipeline import read_analysis
@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
     parent = RunFolder(_free(folder))
     jobs = _jobs(now, then, parent)
     gain, same = _interleaved(jobs[0]) if len(jobs) == 1 else _alternating(jobs)
-    how = verify.INTERLEAVED if len(jobs) == 1 else verify.ALTERNATING
-    found = verify.judge(plan, cause, remedy, gain, same, how)
+    how = remedies.INTERLEAVED if len(jobs) == 1 else remedies.ALTERNATING
+    found = remedies.judge(plan, cause, remedy, gain, same, how)
     write_json(parent.path / "verification.json", found)
     if given.json:
         print_json(found)
@@ -122,7 +122,7 @@ def _measured(job: Job) -> RunRecords:
 
 
 def _interleaved(job: Job) -> Gains:
-    return verify.interleaved(_measured(job))
+    return remedies.interleaved(_measured(job))
 
 
 def _alternating(jobs: list[Job]) -> Gains:
@@ -130,7 +130,7 @@ def _alternating(jobs: list[Job]) -> Gains:
     first, second = jobs[0].plan, jobs[1].plan
     n = first.trials[0].world_size
     samples = second.spec.batch_at(n) / first.spec.batch_at(n)
-    return verify.alternating(np.array(steps[::2]), np.array(steps[1::2]), samples, first.spec.seed)
+    return remedies.alternating(np.array(steps[::2]), np.array(steps[1::2]), samples, first.spec.seed)
 
 
 def _plain_ns(run: RunRecords) -> float:

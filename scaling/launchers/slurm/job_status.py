@@ -20,8 +20,7 @@ from scaling.launchers.slurm.queue import JobState, Submitted, submitted
 from scaling.reading import LOG_BYTES_MAX, RefusedError, read_json, read_text
 from scaling.records.files import write_json
 from scaling.records.paths import RunFolder, is_own
-from scaling.records.run import read_status
-from scaling.records.status import Status, status_of
+from scaling.records.run import Status, read_status, status_of
 from scaling.settings.plan import SETTLED, Plan
 
 

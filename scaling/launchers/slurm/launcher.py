@@ -17,11 +17,10 @@ from scaling.launchers.slurm.allocation import Allocation, allocated, allocation
 from scaling.launchers.torchrun import connecting, environment, nccl_log, numa_binding, program_arguments
 from scaling.records.checkup import DOCTOR
 from scaling.records.paths import RunFolder
-from scaling.settings.cluster import Container
 from scaling.settings.plan import Plan
 from scaling.settings.run import Spec
 from scaling.settings.timeouts import start_limit_s
-from scaling.settings.topology import GPU
+from scaling.settings.topology import GPU, Container
 
 IN_IMAGE = "/opt/scaling-harness"
 """Where a container finds this program."""

@@ -29,7 +29,7 @@ from scaling.plain import message
 from scaling.reading import RefusedError, read_text
 from scaling.records.files import write_json, write_text
 from scaling.records.paths import RunFolder
-from scaling.records.status import left, status_of
+from scaling.records.run import left, status_of
 from scaling.settings.plan import Plan, Request
 from scaling.settings.run import Spec
 from scaling.units import hostlist

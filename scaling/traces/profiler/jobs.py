@@ -1,12 +1,25 @@
-"""Group the files by world size and rank, and list the doubts about each."""
+"""Group the files by world size and rank, and list the doubts about each.
+
+Steps of all ranks as one table, and means with intervals over steps.
+
+A typical step of each rank as spans, for the timelines of the report and of Perfetto.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scaling.traces.profiler.files import RankTrace, UnreadFile
+import numpy as np
+from numpy.typing import NDArray
+
+from scaling.analysis.results import Span, Timeline
+from scaling.analysis.results.measured import Measured
+from scaling.analysis.statistics.rounds import student
+from scaling.traces.profiler.columns import Spans, minus, union
+from scaling.traces.profiler.match import Matched, moving, shared_steps, split
+from scaling.traces.profiler.read import RankTrace, UnreadFile
 
 UNSEEN = "it used a device, but its trace has no events of one"
 
@@ -127,3 +140,143 @@ def listed(ranks: Sequence[int]) -> str:
     """`3, 5 and 9 more`."""
     text = ", ".join(map(str, ranks[:8]))
     return text if len(ranks) <= 8 else f"{text} and {len(ranks) - 8} more"
+
+
+STEPS_MIN = 5
+"""With fewer steps there is no interval."""
+
+Floats = NDArray[np.float64]
+
+
+def measured(values: Iterable[float]) -> Measured | None:
+    """Mean of one value a step, with a t-interval widened for the steps' autocorrelation (AR(1)); None without values.
+
+    The mean of n values with lag-1 autocorrelation r has (1+r)/(1-r) times the variance of independent ones
+    (Wilks, "Statistical Methods in the Atmospheric Sciences", section 5.2.4).
+    """
+    x = np.array([v for v in values if np.isfinite(v)], dtype=float)
+    if not len(x):
+        return None
+    mean = float(x.mean())
+    if len(x) < STEPS_MIN:
+        return Measured(mean, n=len(x))
+    d = x - mean
+    square = float((d * d).sum())
+    r = min(max(float((d[1:] * d[:-1]).sum()) / square, 0.0), 0.9) if square else 0.0
+    half = student(len(x) - 1) * (square / (len(x) - 1) / len(x) * (1 + r) / (1 - r)) ** 0.5
+    return Measured.around(mean, half, len(x))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Steps of all ranks: each column is ranks x steps, ms, over the steps that all ranks have."""
+
+    ranks: tuple[int, ...]
+    columns: dict[str, Floats]
+
+    def mean(self, name: str) -> Measured | None:
+        """Mean over ranks and steps, with an interval over steps."""
+        return measured(self.columns[name].mean(axis=0)) if name in self.columns else None
+
+    def of(self, name: str, rank: int) -> Measured | None:
+        if name not in self.columns:
+            return None
+        return measured(self.columns[name][self.ranks.index(rank)])
+
+
+def table(job: TracedRanks, matched: Matched) -> Table:
+    """Columns of decompose.Parts over the steps that all ranks have; `moved` and `waited` where all is matched."""
+    ranks = tuple(job.ranks)
+    shared = shared_steps([file.parts.labels for file in job.ranks.values()])
+    columns: dict[str, list[Floats]] = defaultdict(list)
+    whole = all(np.isfinite(matched.released[r]).all() for r in ranks) and any(
+        len(matched.released[r]) for r in ranks
+    )
+    for rank, file in job.ranks.items():
+        parts = file.parts
+        # Without a common step, each rank's first ones are used, as many as all ranks have.
+        at = [parts.labels.index(s) for s in shared] or list(
+            range(min(len(f.parts.labels) for f in job.ranks.values()))
+        )
+        own = dict(parts.columns)
+        if whole:
+            own["moved"], own["waited"] = split(
+                parts.exposed, parts.collectives, matched.released[rank], parts.borders
+            )
+        for name, values in own.items():
+            columns[name].append(values[at] / 1e6)
+    return Table(ranks=ranks, columns={name: np.stack(rows) for name, rows in columns.items()})
+
+
+RANKS_MAX = 16
+"""Ranks drawn."""
+SPANS_MAX = 400
+"""Spans of a rank's lane; the shortest gaps are closed until no more are left."""
+
+
+def timeline(ranks: Mapping[int, RankTrace], matched: Matched, world_size: int) -> Timeline:
+    """The step whose length is nearest to the mean; each rank from its own begin, since clocks may differ."""
+    lengths = [f.parts.columns["window"] for f in ranks.values()]
+    steps = min(map(len, lengths))
+    mean = np.mean([row[:steps] for row in lengths], axis=0)
+    step = int(np.abs(mean - mean.mean()).argmin())
+    spans: list[Span] = []
+    for rank, file in list(ranks.items())[:RANKS_MAX]:
+        spans += _rank(rank, file, matched, step)
+    return Timeline(world_size=world_size, spans=tuple(spans))
+
+
+def _rank(rank: int, file: RankTrace, matched: Matched, step: int) -> list[Span]:
+    parts, found = file.parts, file.parts.collectives
+    low, high = int(parts.borders[step]), int(parts.borders[step + 1])
+    window = Spans(np.array([low]), np.array([high]))
+    outside = Spans(np.array([-(1 << 62), high]), np.array([low, 1 << 62]))
+    moves = moving(found, matched.released[rank])
+    compute, exposed = minus(parts.compute, outside), minus(parts.exposed, outside)
+    lanes = {
+        "compute": compute,
+        "exposed_skew": minus(exposed, moves),
+        "exposed_transfer": minus(exposed, minus(exposed, moves)),
+        "host": minus(window, union(compute, exposed)),
+    }
+    spans = [
+        _span(rank, "compute", name, begin - low, end - low)
+        for name, held in lanes.items()
+        for begin, end in zip(*_coarse(held), strict=True)
+    ]
+    inside = np.flatnonzero((found.begin >= low) & (found.begin < high))[:SPANS_MAX]
+    for k, row in enumerate(inside):
+        sent = found.sent[row]
+        spans.append(
+            _span(
+                rank,
+                "link",
+                f"{sent.collective} {k}",
+                int(found.begin[row]) - low,
+                int(found.end[row]) - low,
+                sent.bytes,
+            )
+        )
+    return spans
+
+
+def _coarse(spans: Spans) -> tuple[list[int], list[int]]:
+    """At most SPANS_MAX intervals: the shortest gaps between them are closed."""
+    if len(spans) > SPANS_MAX:
+        gaps = spans.begin[1:] - spans.end[:-1]
+        kept = np.sort(np.argsort(-gaps, kind="stable")[: SPANS_MAX - 1])
+        begin = np.concatenate([spans.begin[:1], spans.begin[kept + 1]])
+        end = np.concatenate([spans.end[kept], spans.end[-1:]])
+        return begin.tolist(), end.tolist()
+    return spans.begin.tolist(), spans.end.tolist()
+
+
+def _span(rank: int, lane: str, name: str, begin: int, end: int, size: int | None = None) -> Span:
+    return Span(
+        rank=rank,
+        lane=lane,
+        name=name,
+        begin_ms=round(begin / 1e6, 4),
+        end_ms=round(end / 1e6, 4),
+        bytes=size,
+    )

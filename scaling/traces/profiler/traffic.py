@@ -15,9 +15,8 @@ from scaling.analysis.results.measured import Measured
 from scaling.analysis.results.traces import Dilation, TracedCollective, TracedKind
 from scaling.traces.profiler.columns import Ints, merged
 from scaling.traces.profiler.decompose import KindColumns
-from scaling.traces.profiler.jobs import TracedRanks
+from scaling.traces.profiler.jobs import Floats, Table, TracedRanks, measured
 from scaling.traces.profiler.match import Instance, Matched
-from scaling.traces.profiler.table import Floats, Table, measured
 
 FACTORS = {
     "all_reduce": lambda n: 2 * (n - 1) / n,

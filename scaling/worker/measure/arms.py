@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
-from scaling.settings.plan import Trial
-from scaling.settings.promise import DETAILS, WHOLE, Content
+from scaling.settings.plan import DETAILS, WHOLE, Content, Trial
 from scaling.settings.run import KINDS, Spec
 from scaling.settings.schedule import (
     BARE_ALL,

@@ -7,8 +7,7 @@ import time
 from dataclasses import dataclass
 
 from scaling.records.format import CollectiveRow
-from scaling.settings.plan import Trial
-from scaling.settings.promise import SWEEP, WHOLE, Content
+from scaling.settings.plan import SWEEP, WHOLE, Content, Trial
 from scaling.settings.schedule import PLAIN, PROBE, largest
 from scaling.worker.accelerator.clock import Clock
 from scaling.worker.accelerator.memory import is_out_of_memory

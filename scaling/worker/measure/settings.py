@@ -1,4 +1,7 @@
-"""How a spec builds and feeds the training loops of one world size, and one arm of it while its block runs."""
+"""How a spec builds and feeds the training loops of one world size, and one arm of it while its block runs.
+
+The strategy of a spec: the only place that knows all of them.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,25 @@ from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.step import Loop, edges
 from scaling.worker.models.options import loading
-from scaling.worker.parallel.choose import strategy_of
 from scaling.worker.parallel.groups import Group
-from scaling.worker.parallel.strategy import Detail, Parallelized, Take, Taken
+from scaling.worker.parallel.replicated import Replicas
+from scaling.worker.parallel.sharded import Shards
+from scaling.worker.parallel.strategy import Detail, Parallelized, Strategy, Take, Taken
+
+
+def strategy_of(
+    spec: Spec,
+    workload: Workload,
+    optimizer: torch.optim.Optimizer,
+    *,
+    groups: Mapping[int, Group],
+    world_size: int,
+    device: Accelerator,
+) -> Strategy:
+    """How the spec spreads the workload over a trial's ranks. `optimizer`: over the workload's own parameters."""
+    if spec.parallel.sharded:
+        return Shards(spec, workload, groups=groups, world_size=world_size, device=device)
+    return Replicas(spec, workload.module, optimizer, group=groups[world_size], solo=groups[1], device=device)
 
 
 class Settings:

@@ -11,8 +11,7 @@ import functools
 import torch
 
 from scaling.records.files import write_json
-from scaling.settings.plan import Trial
-from scaling.settings.promise import DETAILS, SWEEP
+from scaling.settings.plan import DETAILS, SWEEP, Trial
 from scaling.settings.run import Spec
 from scaling.settings.sample import Traffic
 from scaling.settings.schedule import (

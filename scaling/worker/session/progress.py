@@ -1,6 +1,6 @@
 """Rank 0 writes the launch's progress, and what the launcher's patience depends on (launchers/failure/patience.py).
 
-Count what this rank has finished, in memory that the host's sampler reads (scaling/hardware/pulse.py).
+Count what this rank has finished, in memory that the host's sampler reads (scaling/hardware/telemetry.py).
 
 A beat is a step, a collective or a phase that has returned. Counting writes eight bytes of memory and calls nothing,
 so that it may stand between timed steps.

@@ -19,8 +19,7 @@ from scaling.settings import schedule
 from scaling.settings.budget import BLOCK_S, CaseCosts, Costs, allowance_s, fit_cases, fit_training
 from scaling.settings.cases import Case
 from scaling.settings.estimate import Machine, local_ranks
-from scaling.settings.plan import Plan, Trial
-from scaling.settings.promise import Content, Promise
+from scaling.settings.plan import Content, Plan, Promise, Trial
 from scaling.settings.run import WARMUP_SHARE
 from scaling.settings.sample import Traffic
 from scaling.worker.measure.pace import Pace

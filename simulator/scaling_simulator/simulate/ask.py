@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from scaling.analysis.statistics.rounds import latest
 from scaling.errors import InputError
 from scaling.hardware.devices import memory_of, peak_flop_s
-from scaling.launchers.worker_process import TooLongError, answer
+from scaling.launchers.process import TooLongError, answer
 from scaling.settings.parallel import Mesh, MeshError, Parallel
 from scaling.settings.run import Spec
 from scaling.settings.topology import Topology

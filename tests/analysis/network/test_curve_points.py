@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scaling.analysis.network.curve_points import Points
+from scaling.analysis.network.curve import Points
 
 
 def points(times, sizes=None):

@@ -24,8 +24,7 @@ from scaling.analysis.results import (
 from scaling.analysis.verdicts.evidence import evidence_of
 from scaling.analysis.verdicts.host_remedies import Host
 from scaling.analysis.verdicts.verdict import verdicts
-from scaling.settings.plan import make_plan
-from scaling.settings.promise import DETAILS, Content
+from scaling.settings.plan import DETAILS, Content, make_plan
 
 
 def about(value, half=0.005):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scaling.analysis.results import Measured, Remedy, Verdict
-from scaling.analysis.verdicts.verify import ALTERNATING, alternating, judge
+from scaling.analysis.verdicts.remedies import ALTERNATING, alternating, judge
 from scaling.settings.plan import make_plan
 
 SAME = Measured(1.0, 0.99, 1.01, 5)

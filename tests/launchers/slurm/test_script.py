@@ -19,9 +19,9 @@ from scaling.launchers.slurm.script import compare_script, job_script, minutes, 
 from scaling.records.paths import RunFolder
 from scaling.resources import folder
 from scaling.settings.batch_search import LAUNCHES_MAX, PROOFS_MAX
-from scaling.settings.cluster import START_IN_IMAGE_S, START_S
 from scaling.settings.plan import make_plan
 from scaling.settings.timeouts import joining
+from scaling.settings.topology import START_IN_IMAGE_S, START_S
 
 TEMPLATE = (folder("slurm") / "job.sbatch").read_text()
 

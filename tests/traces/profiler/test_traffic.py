@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from scaling.traces.profiler.jobs import Table
 from scaling.traces.profiler.match import Instance, Matched
-from scaling.traces.profiler.table import Table
 from scaling.traces.profiler.traffic import traffic
 
 MS = 1_000_000

@@ -18,9 +18,9 @@ from torch import nn
 from scaling.config.compose import requests
 from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.data.workload import Workload, sgd
+from scaling.worker.measure.settings import strategy_of
 from scaling.worker.models.extra import adamw, momentum
 from scaling.worker.models.options import shaped
-from scaling.worker.parallel.choose import strategy_of
 from scaling.worker.parallel.groups import make_groups
 
 WORLD, STEPS, SAMPLES = int(sys.argv[3]), 3, 4

@@ -1,4 +1,8 @@
-"""Several NCCL ranks of one GPU: whether the NCCL that they will load can join them, and how their launch starts."""
+"""What a launch's devices need before its ranks start.
+
+Several NCCL ranks of one GPU: whether the NCCL that they will load can join them, and how their launch starts. The
+simulated accelerator: it is built before, since peers of a rank that builds it would wait for it in a collective.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,12 @@ from scaling import resources
 from scaling.errors import InputError
 from scaling.plain import message
 from scaling.reading import system_text
+from scaling.settings.plan import Plan
 from scaling.settings.run import Spec
-from scaling.settings.topology import GPU, MULTI_RANK, MULTI_RANK_NCCL
+from scaling.settings.topology import GPU, MULTI_RANK, MULTI_RANK_NCCL, SIMULATED
 
 MPS = "nvidia-cuda-mps-control"
-LIMIT_S = 20
+MPS_LIMIT_S = 20
 ASK = """
 import ctypes, sys
 for path in (None, *sys.argv[1:]):
@@ -87,7 +92,7 @@ def _nccl_code(spec: Spec) -> int | None:
         env={**os.environ, **spec.env},
         capture_output=True,
         text=True,
-        timeout=LIMIT_S,
+        timeout=MPS_LIMIT_S,
         check=False,
     )
     return int(done.stdout) if done.returncode == 0 and done.stdout.strip().isdigit() else None
@@ -104,3 +109,33 @@ def _cuda_of_torch() -> str:
     text = system_text(folder / "version.py") if folder else None
     named = re.search(r"^cuda\b[^=]*= '(\d+)", text or "", re.MULTILINE)
     return named[1] if named else "13"
+
+
+BUILD_LIMIT_S = 960
+"""A build takes about a minute of processor time; it has a limit of its own below this one."""
+
+
+def build_device(plan: Plan) -> None:
+    """Build what a plan on simulated accelerators needs and the cache lacks. InputError where it cannot be built."""
+    if plan.spec.topology.device == SIMULATED:
+        _build()
+
+
+@functools.cache
+def _build() -> None:
+    """Once: a plan is checked, its step timed and its run begun by one process."""
+    resources.require_simulator()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "scaling_simulator"],
+            capture_output=True,
+            text=True,
+            timeout=BUILD_LIMIT_S,
+            check=False,
+            env={**os.environ, "PYTHONPATH": resources.import_path()},
+        )
+    except subprocess.TimeoutExpired as error:
+        raise InputError(f"topology.device=sim: it was not built within {BUILD_LIMIT_S} s") from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise InputError(f"topology.device=sim: {lines[-1] if lines else f'failed with {done.returncode}'}")
