@@ -87,7 +87,7 @@ def quality(
         clock_bound_us=max(bounds) / 1e3 if bounds else None,
         device_clock_bound_us=ending.device_clock_bound_ns / 1e3 if ending.device_clock_bound_ns else None,
         details=details,
-        reached=own_loop.reached(points) if plan.own_loop else _reached(tables, points),
+        reached=own_loop.reached(points) if plan.kind.followed else _reached(tables, points),
         warnings=(
             *map(str, tables.gaps),
             *said,

@@ -49,7 +49,7 @@ from scaling.settings.schedule import OF_NONE, PLAIN
 def analyze(run: RunRecords, ending: Ending) -> Analysis:
     """All of analysis.json."""
     plan, spec = run.plan, run.plan.spec
-    apart = own_loop.said(run.tables, plan) if plan.own_loop else ()
+    apart = own_loop.said(run.tables, plan) if plan.kind.followed else ()
     run = run.usable
     tables, counted = run.tables, run.counted
     within = {n: run.within(n) for n in counted}
@@ -204,7 +204,7 @@ def _verdicts(
             contradictions.undecided(found, contradictions.contradictions(p, buffers_share), p.world_size)
         )
     found = [details.with_reason(v, unused) for v in found]
-    if plan.own_loop:
+    if plan.kind.followed:
         found = [own_loop.in_code(v) for v in found]
     found = list(untracked_traffic.bounded(tuple(found), tables))
     doubts = (

@@ -103,7 +103,7 @@ def derive(folder: RunFolder) -> tuple[Rebuilt, Tables, Launches, RunRecords]:
     runs = of_strategies(tables, plan)
     drawn = timelines(runs[0])
     ran = histories(runs[0], checks.states)
-    if plan.spec.by_case:
+    if plan.spec.kind.by_cases:
         files = CaseFiles(outcomes=launches.outcomes, largest=largest)
         analysis = analyze_cases(tables, plan, ending, files)
     else:
@@ -152,7 +152,7 @@ def _ending(
         ranks_per_device=max(map(len, preflight.by_device(launches.facts)), default=1),
         torch=str(environment.facts.get("torch", "")) if environment else "",
         binding=str(environment.facts.get(NUMA_BOUND, "")) if environment else "",
-        buffers_bytes=environment.buffers_bytes if environment and not plan.spec.by_case else 0,
+        buffers_bytes=environment.buffers_bytes if environment and not plan.spec.kind.by_cases else 0,
         nccl=_nccl(launches, plan),
         device_clock_bound_ns=_device_clock_bound_ns(launches),
         stolen=checks.stolen,

@@ -179,7 +179,7 @@ def _searched(folder: Path) -> list[str]:
 
 def _split_sources(run: Run, seed: int) -> tuple[Source, ...]:
     """The measurements that split a ratio into compute and fabric. Runs share no rounds, so each has its own seed."""
-    return () if run.plan.spec.by_case or run.plan.own_loop else sources_with(run, seed)
+    return () if run.plan.spec.kind.by_cases or run.plan.kind.followed else sources_with(run, seed)
 
 
 def _facts(run: Run) -> Mapping[str, Any]:

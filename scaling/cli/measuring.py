@@ -113,7 +113,7 @@ def print_report(
         analysis,
         plan,
         report_path=folder.report_html,
-        verbose=verbose or plan.spec.by_case,
+        verbose=verbose or plan.spec.kind.by_cases,
     )
 
 

@@ -36,7 +36,7 @@ def document(plan: Plan, folder: RunFolder) -> dict[str, Any]:
     promise = plan.promise
     return {
         **files.encode(plan),
-        "cases": files.encode(cases(plan.spec)) if plan.spec.by_case else [],
+        "cases": files.encode(cases(plan.spec)) if plan.spec.kind.by_cases else [],
         "run_dir": str(folder.path),
         "seconds_max": _seconds(plan),
         "seconds": round(promise.seconds, 1) if promise else None,
@@ -79,7 +79,7 @@ def describe(plan: Plan, folder: RunFolder) -> str:
         f"# run_dir   {folder.path}",
         "#",
     ]
-    if spec.by_case:
+    if spec.kind.by_cases:
         return "\n".join([*lines, *_cases(plan), "#", _commands(plan, folder)])
     lines.append("# world size  hosts  batch a rank  blocks a round  sub-groups at once")
     blocks = round_blocks(plan, plan.trials, 0, 0)
@@ -99,7 +99,7 @@ def _allocations(spec: Spec) -> list[str]:
 
 
 def _asked(spec: Spec) -> str:
-    if spec.by_case:
+    if spec.kind.by_cases:
         return f"batch {case_batches(spec)}"
     batch = f"global batch {spec.global_batch}" if spec.mode == "strong" else f"{spec.batch_per_rank} a rank"
     return f"{spec.mode} scaling, {batch}"
@@ -186,7 +186,7 @@ def _time(plan: Plan) -> list[str]:
 
 def _files(plan: Plan) -> list[str]:
     """What rank files may take, where many hosts write them."""
-    if plan.spec.launcher != "slurm" or plan.spec.by_case:
+    if plan.spec.launcher != "slurm" or plan.spec.kind.by_cases:
         return []
     return [f"#           rank files: {sample.bound(plan)}; beyond it only some rounds have details"]
 
@@ -215,7 +215,7 @@ def _seconds(plan: Plan) -> float:
 
 def _idle_rank_hours(plan: Plan) -> float:
     """Rank-hours of waiting while other ranks run, over the whole budget; all blocks of a round count alike."""
-    if plan.spec.by_case:
+    if plan.spec.kind.by_cases:
         sizes = plan.spec.world_sizes
         idle = sum(plan.ranks - n for n in sizes) / len(sizes)
         return idle * plan.spec.measure.budget_s * plan.spec.repeats / 3600

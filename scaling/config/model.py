@@ -130,7 +130,7 @@ def check_cases(spec: Spec) -> None:
         _check_inference(spec)
     else:
         _check_training(spec)
-    if spec.by_case:
+    if spec.kind.by_cases:
         _check_options(spec)
     else:
         limits = {"": spec.memory_limit_bytes, "inject.": spec.inject.memory_limit_bytes}

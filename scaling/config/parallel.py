@@ -36,7 +36,7 @@ def _check_side_by_side(spec: Spec) -> None:
     names, listed = spec.vary.parallel, f"vary.parallel=[{','.join(spec.vary.parallel)}]"
     if not names:
         return
-    if spec.by_case:
+    if spec.kind.by_cases:
         raise InputError(
             f"{listed}: takes the steps of each strategy apart, which batch, the other lists of vary and "
             "task=inference do not; leave those out"
@@ -125,7 +125,7 @@ def _check_unused(spec: Spec, group: str, usual: Ddp | Fsdp, instead: str) -> No
 def _check_settings(spec: Spec) -> None:
     """InputError for settings that sharded training does not have."""
     if spec.parallel.sharded:
-        if spec.by_case:
+        if spec.kind.by_cases:
             raise InputError(
                 f"parallel={spec.parallel.name}: batch, vary and task=inference are measured with parallel=ddp; leave "
                 "them out"

@@ -21,7 +21,7 @@ from scaling.plain import message
 from scaling.reading import system_text
 from scaling.settings.plan import Plan
 from scaling.settings.run import Spec
-from scaling.settings.topology import GPU, MULTI_RANK, MULTI_RANK_NCCL, SIMULATED
+from scaling.settings.topology import GPU, MULTI_RANK, MULTI_RANK_NCCL
 
 MPS = "nvidia-cuda-mps-control"
 MPS_LIMIT_S = 20
@@ -117,7 +117,7 @@ BUILD_LIMIT_S = 960
 
 def build_device(plan: Plan) -> None:
     """Build what a plan on simulated accelerators needs and the cache lacks. InputError where it cannot be built."""
-    if plan.spec.topology.device == SIMULATED:
+    if plan.spec.topology.is_simulated:
         _build()
 
 

@@ -165,7 +165,7 @@ def read_checked(folder: RunFolder, plan: Plan) -> Tables:
     failed = failed.sort("launch", "rank", "block", "why")
     blocks, gaps, missing = failed.select(PLACE).unique(), list[Gap](), 0
     left_out = blocks.height
-    if not plan.own_loop:  # a rank of an own loop gives a block up when the loop does something else
+    if not plan.kind.followed:  # a rank of an own loop gives a block up when the loop does something else
         ragged, gaps, missing = missing_blocks(tables)
         blocks = pl.concat([blocks, ragged]).unique()
     kept = without_blocks(tables, blocks) if blocks.height else tables
@@ -207,7 +207,7 @@ def as_communicated(plan: Plan, files: Iterable[RankFile]) -> tuple[Plan, tuple[
     and that is said. Of settings side by side, the files have the communicators of all, and nothing is said.
     """
     parallel = plan.spec.parallel
-    if plan.own_loop or not parallel.sharded or plan.spec.vary.parallel or plan.variant is not None:
+    if plan.kind.followed or not parallel.sharded or plan.spec.vary.parallel or plan.variant is not None:
         return plan, ()
     seen = {_recorded(file) for file in files if file.rank == 0 and file.groups}
     if _fits(parallel, seen):
@@ -272,18 +272,18 @@ def of_blocks(plan: Plan, blocks: Frame) -> tuple[Plan, tuple[str, ...]]:
     An own loop's plan comes from its records, and a run by cases has its batches in its blocks alone. InputError where
     the blocks are those of cases and the plan asks for none: which cases they were stands in the plan alone.
     """
-    arms = set() if plan.own_loop else set(in_memory(blocks.select("arm").unique())["arm"])
+    arms = set() if plan.kind.followed else set(in_memory(blocks.select("arm").unique())["arm"])
     if not arms:
         return plan, ()
     if not arms.isdisjoint(ARMS):
-        if not plan.spec.by_case:
+        if not plan.spec.kind.by_cases:
             raise InputError(
                 "plan.json asks for a scaling run, and the rank files hold a table of cases; give its task, batches, "
                 "batch_max and vary the values that they had"
             )
         return plan, ()
     said = []
-    if plan.spec.by_case:
+    if plan.spec.kind.by_cases:
         said.append(
             "plan.json asks for a table of cases, and the blocks are those of a scaling run, which is reported"
         )

@@ -236,7 +236,7 @@ def collect(folder: RunFolder, plan: Plan, look: Look[R] | None = None) -> Table
 
     OSError where the tables cannot be written to files, in the run's folder or, if that is read-only, elsewhere.
     """
-    status = None if plan.own_loop else read_status(folder)
+    status = None if plan.kind.followed else read_status(folder)
     launches, gaps = _known(folder, status)
     done = {one.index for one in status.launches if one.state == "done"} if status else set()
     size = sum(size_bytes(launch.rank(rank)) for launch in launches for rank in launch.ranks())

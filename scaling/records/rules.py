@@ -128,7 +128,7 @@ def _of_steps(blocks: pl.DataFrame, steps: pl.DataFrame, plan: Plan, slack: int)
         | (pl.col("first") != 0)
         | (pl.col("last") != pl.col("rows") - 1)
     }
-    if not plan.own_loop:  # there the device may still run when the block's own times are taken
+    if not plan.kind.followed:  # there the device may still run when the block's own times are taken
         rules["its steps lie outside of it"] = (pl.col("first_ns") < pl.col("begin_ns") - slack) | (
             pl.col("last_ns") > pl.col("end_ns") + slack
         )
@@ -171,7 +171,7 @@ def _phases(plan: Plan, slack: int, follows: pl.Expr) -> dict[str, pl.Expr]:
             | (pl.col("buffer_end_ns") > pl.col("sync_end_ns") + slack)
         ),
     }
-    if not plan.own_loop:  # an own loop may have its phases in another order
+    if not plan.kind.followed:  # an own loop may have its phases in another order
         rules["the phases of a step are not in order"] = stamped & (
             (computed > pl.col("sync_end_ns") + slack)
             | (pl.col("sync_end_ns") + pl.col("optimizer_ns") > pl.col("end_ns") + slack)

@@ -28,7 +28,7 @@ def conditions(run: RunInfo, plan: Plan | None = None) -> tuple[tuple[str, str],
     traced = plan is not None and plan.source == TRACE
     launched = f"{count(run.launches, 'launch') if run.launches == 1 else f'{run.launches} launches'}"
     if plan is not None and not traced:
-        launcher = "own loop" if plan.own_loop else plan.spec.launcher
+        launcher = plan.kind.name if plan.kind.followed else plan.spec.launcher
         launched = f"{launcher}, {launched}, {count(plan.spec.threads, 'thread')} a rank"
     if run.binding:
         launched += f", ranks {run.binding}"
@@ -47,13 +47,13 @@ def _batch(plan: Plan) -> str:
         return f"{spec.batch_per_rank} over all ranks, in {spec.accumulation_steps} microbatches"
     batch = f"{spec.batch_per_rank} a rank" if spec.mode == "weak" else f"{spec.global_batch} over all ranks"
     micro = f", {spec.accumulation_steps} accumulation steps" if spec.accumulation_steps > 1 else ""
-    scaled_so = "" if plan.own_loop else f" ({spec.mode} scaling)"
+    scaled_so = "" if plan.kind.followed else f" ({spec.mode} scaling)"
     return f"{batch}{scaled_so}{micro}"
 
 
 def _measure(plan: Plan) -> str:
     m = plan.spec.measure
-    if plan.own_loop:
+    if plan.kind.followed:
         return f"rounds of {m.steps} steps, evenly over the loop; 95 % intervals over stretches of rounds"
     rounds = f"{m.name}, {m.rounds_min} to {m.rounds_max} rounds, blocks of {count(m.steps, 'step')}"
     return f"{rounds}; 95 % intervals over {'launches' if plan.spec.repeats >= LAUNCHES_MIN else 'rounds'}"
@@ -64,7 +64,7 @@ def _plan_lines(plan: Plan) -> list[tuple[str, str]]:
     placed = ", ranks spread over the hosts, all of them at work" if top.spread else ""
     hosts = f"{count(top.hosts, 'host')} x {ranks(top.ranks_per_host)}{placed}"
     unknown = plan.source != HARNESS and not spec.batch_per_rank
-    lines = [] if unknown else [("batch", case_batches(spec) if spec.by_case else _batch(plan))]
+    lines = [] if unknown else [("batch", case_batches(spec) if spec.kind.by_cases else _batch(plan))]
     if len(spec.strategies) > 1:
         named = ", ".join(one.parallel.name for one in spec.strategies)
         lines.append(

@@ -112,7 +112,7 @@ def synthetic_timing(spec: Spec, machine: Machine) -> Timing:
 def fit(plan: Plan, timing: Timing, machine: Machine) -> Fitted:
     """What fits into the budget, by the tryout's steps. With batch=max, of the smallest batch, in all of the time."""
     spec = plan.spec
-    if not spec.by_case:
+    if not spec.kind.by_cases:
         return fit_training(plan, plan.trials, training_costs(plan, timing, machine))
     least = {variant: ladder(1, variant.accumulation_steps) for variant in variants(spec)}
     asked = cases(spec, least if spec.batch_max else None)
@@ -128,7 +128,7 @@ def promise(plan: Plan, timing: Timing, machine: Machine, fitted: Fitted, tried_
     # The launcher imports torch before it starts the ranks.
     start_s = timing.start_s * (1 + starting) + JOIN_S
     start_s += HOST_S * plan.hosts if spec.launcher == "emulated" else 0.0
-    if spec.by_case:
+    if spec.kind.by_cases:
         start_s += COMPILE_S * sum(variant.compile for variant in variants(spec)) * max(1, len(batches(spec)))
     else:
         start_s += timing.first_s * 4 if spec.compile else 0.0
@@ -171,7 +171,7 @@ def said_left_out(plan: Plan, content: Content, largest: Largest | None = None) 
     `largest`: what the search of batch=max found, if it is over.
     """
     spec, most = plan.spec, content.batch_most
-    known = batches(spec) if spec.by_case and not spec.batch_max else ()
+    known = batches(spec) if spec.kind.by_cases and not spec.batch_max else ()
     if largest is not None:
         known = tuple(sorted({batch for rungs in largest.rungs().values() for batch in rungs}))
     large = [batch for batch in known if most is not None and batch > most]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated
 
 from scaling.settings.bounds import Between, Named, NotEmpty
-from scaling.settings.run import Spec
+from scaling.settings.run import FOLLOWED, TRACES, Kind, Spec
 
 DETAILS, SWEEP, REPLAYS, CONTROLS = ("details", "the size sweep", "replay", "controls")
 LIGHT = "the light probe"
@@ -152,9 +152,9 @@ class Plan:
     """How long the run takes, as it was said at its start; None where no step was timed."""
 
     @property
-    def own_loop(self) -> bool:
-        """Whether a Probe measured the user's training loop: one world size, blocks of consecutive steps."""
-        return self.source == OWN_LOOP
+    def kind(self) -> Kind:
+        """What the run measures."""
+        return {OWN_LOOP: FOLLOWED, TRACE: TRACES}.get(self.source, self.spec.kind)
 
     @property
     def ranks(self) -> int:
@@ -181,7 +181,7 @@ class Plan:
         There is one sub-group where ranks are packed, and one at world size 1: the baseline runs without neighbours.
         `ranks`: number of ranks of the launch, if not the plan's.
         """
-        together = self.spec.topology.spread and world_size > 1 and not self.spec.by_case
+        together = self.spec.topology.spread and world_size > 1 and not self.spec.kind.by_cases
         count = (self.ranks if ranks is None else ranks) // world_size if together else 1
         return tuple(tuple(range(g * world_size, (g + 1) * world_size)) for g in range(count))
 
@@ -196,7 +196,7 @@ class Plan:
         if (
             not topology.spread
             or topology.hosts_of(count) < 3
-            or self.spec.by_case
+            or self.spec.kind.by_cases
             or self.variant is not None
         ):
             return ()

@@ -43,6 +43,35 @@ MemoryLimit = Annotated[int | None, Text("memory_limit", parse_bytes, format_byt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """What a run measures, and what follows from it for whoever plans it, checks it and tells of it."""
+
+    name: str
+    by_cases: bool = False
+    """A table of cases (cases.py) is measured, and no step is taken apart."""
+    followed: bool = False
+    """A Probe followed the user's loop: one world size, blocks of consecutive steps, phases in the loop's own order."""
+    blocks: str = "compute blocks"
+    """What shows whether other programs ran."""
+    for_an_interval: str = "use measure=standard"
+    """What to do where rounds are too few."""
+    for_a_cause: str = "measure longer (measure=thorough)"
+    """What to do where no cause is clear of the noise."""
+
+
+TRAINING = Kind(name="training")
+CASES = Kind(name="cases", by_cases=True)
+TRACES = Kind(name="traces")
+FOLLOWED = Kind(
+    name="own loop",
+    followed=True,
+    blocks="blocks of steps",
+    for_an_interval="probe more steps",
+    for_a_cause="probe more steps",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A workload's factory and its arguments."""
 
@@ -230,10 +259,11 @@ class Spec:
     vary: Vary = field(default_factory=Vary)
 
     @property
-    def by_case(self) -> bool:
-        """Whether the run measures a table of cases (cases.py) rather than decomposes a training step."""
+    def kind(self) -> Kind:
+        """What these settings measure in the harness's own loops."""
         varied = replace(self.vary, parallel=()) != Vary()
-        return self.task == "inference" or bool(self.batches) or self.batch_max or varied
+        cases = self.task == "inference" or bool(self.batches) or self.batch_max or varied
+        return CASES if cases else TRAINING
 
     @property
     def strategies(self) -> tuple[Spec, ...]:

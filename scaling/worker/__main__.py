@@ -70,7 +70,7 @@ def _run(session: LaunchSession, run: RunFolder, what: str) -> None:
         from scaling.worker.checks.checkup import Checkup  # noqa: PLC0415
 
         Checkup(session).run()
-    elif session.spec.by_case:
+    elif session.spec.kind.by_cases:
         from scaling.worker.cases import run_cases  # noqa: PLC0415
 
         run_cases(session, run, what)

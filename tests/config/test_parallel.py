@@ -88,7 +88,7 @@ def test_a_mesh_without_a_free_degree_names_what_could_be_free():
 
 def test_strategies_side_by_side_have_their_own_meshes():
     (request,) = requests("run", [*HOSTS, "vary.parallel=[ddp,fsdp,hsdp]"]).items
-    assert not request.spec.by_case
+    assert not request.spec.kind.by_cases
     meshes = [one.parallel.mesh(4) for one in request.spec.strategies]
     assert meshes == [Mesh(replicate=4), Mesh(shard=4), Mesh(replicate=2, shard=2)]
 

@@ -182,14 +182,14 @@ def unlike(base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan) -
         for name in _SAME
         if getattr(base.run, name) != getattr(other.run, name)
         # Cases state their own precision, batch and accumulation steps, and only equal cases are compared.
-        and not (name == "precision" and base_plan.spec.by_case)
+        and not (name == "precision" and base_plan.spec.kind.by_cases)
     ]
     if base_plan.spec.model.args != other_plan.spec.model.args and base.run.model == other.run.model:
         reasons.append(
             f"the model's settings differ: {base_plan.spec.model.args} and {other_plan.spec.model.args}"
         )
     name = "global_batch" if base_plan.spec.mode == "strong" else "batch_per_rank"
-    for key in () if base_plan.spec.by_case else (name, "accumulation_steps"):
+    for key in () if base_plan.spec.kind.by_cases else (name, "accumulation_steps"):
         a, b = getattr(base_plan.spec, key), getattr(other_plan.spec, key)
         if a != b:
             reasons.append(f"{key} differs: {a} and {b}")
@@ -197,9 +197,9 @@ def unlike(base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan) -
         reasons.append("one was made from profiler traces, the other was measured")
     common = {p.world_size for p in base.points} & {p.world_size for p in other.points}
     if not common and not shared(base, other):
-        studied = base_plan.own_loop and other_plan.own_loop
+        studied = base_plan.kind.followed and other_plan.kind.followed
         hint = ": `scaling study` makes a scaling study of such runs" if studied else ""
-        reasons.append(f"no {'case' if base_plan.spec.by_case else 'world size'} in common{hint}")
+        reasons.append(f"no {'case' if base_plan.spec.kind.by_cases else 'world size'} in common{hint}")
     return tuple(reasons)
 
 

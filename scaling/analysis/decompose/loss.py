@@ -48,7 +48,7 @@ def base_world_size(plan: Plan, records: Mapping[int, TrialRecords]) -> int:
         records.values() if plan.spec.mode != "strong" else [one for n, one in records.items() if n == 1]
     )
     alone = any(BARE_ONE in found.arms for found in with_alone)
-    if alone or plan.own_loop or plan.variant is not None:
+    if alone or plan.kind.followed or plan.variant is not None:
         return 1
     return min((n for n, found in records.items() if not found.index.is_empty()), default=1)
 

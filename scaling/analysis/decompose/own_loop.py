@@ -72,7 +72,7 @@ def usable(tables: Tables, plan: Plan) -> Tables:
 def independent(values: dict[str, Floats], records: TrialRecords, plan: Plan) -> Rounds:
     """A trial's rounds, with the units in which they are resampled."""
     seed = plan.spec.seed
-    if not plan.own_loop:
+    if not plan.kind.followed:
         if not records.sampled:
             return Rounds(values, records.launches, seed=seed)
         whole = np.isfinite(records.arm(PROBE, detailed=True)["step"])
@@ -132,7 +132,7 @@ def updates(tables: Tables, plan: Plan) -> tuple[str, ...]:
     looked_at = (pl.col("arm") == PROBE) & (pl.col("rank") == 0) & (pl.col("round") >= 0)
     steps = in_memory(tables.steps.filter(looked_at))
     updated = steps.filter(pl.col("optimizer_ns") > 0).height
-    if not plan.own_loop or not updated or updated > UPDATED_MOST * steps.height:
+    if not plan.kind.followed or not updated or updated > UPDATED_MOST * steps.height:
         return ()
     return (
         f"an optimizer stepped in {updated} of {steps.height} steps that were looked at, and gradients were reduced in "

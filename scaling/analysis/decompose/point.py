@@ -94,7 +94,7 @@ def point(
             strong=strong,
             tensor=tensor,
             sent=records.sent,
-            partly=plan.own_loop,
+            partly=plan.kind.followed,
             split=bool(records.cycles),
         )
         if base_world_size == 1

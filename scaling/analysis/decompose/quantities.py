@@ -193,7 +193,7 @@ class TrialRecords:
         if not self.gradients or not self.bucket_bytes:
             return None
         spec = plan.spec
-        if plan.own_loop:
+        if plan.kind.followed:
             times = len(self.bucket_bytes) / len(self.gradients)
             if spec.ddp.comm_hook != "none":
                 return round(times) if times in (1, spec.accumulation_steps) else None

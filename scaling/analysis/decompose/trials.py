@@ -56,7 +56,7 @@ class RunRecords:
     @cached_property
     def usable(self) -> RunRecords:
         """What a decomposition is made of: all records, but in an own loop those of whole, evenly spread blocks."""
-        return RunRecords(usable(self.tables, self.plan), self.plan) if self.plan.own_loop else self
+        return RunRecords(usable(self.tables, self.plan), self.plan) if self.plan.kind.followed else self
 
     def within(self, n: int) -> Tables:
         """The tables of the launches that count for a world size."""

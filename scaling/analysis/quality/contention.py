@@ -62,7 +62,7 @@ def judged(tables: Tables, plan: Plan) -> pl.DataFrame:
     """The blocks that show whether other programs ran, with `contended`: null where the kernel does not tell."""
     blocks = tables.blocks.select(JUDGED)
     found = alone(blocks)
-    together = [PLAIN, PROBE] if plan.own_loop else [THROUGHPUT, TRAINING]
+    together = [PLAIN, PROBE] if plan.kind.followed else [THROUGHPUT, TRAINING]
     beside = in_memory(blocks.filter(pl.col("arm").is_in(together)))
     cores = min((rank.cores for rank in tables.ranks), default=0)
     if beside.is_empty() or not cores:
@@ -120,12 +120,11 @@ def warnings(blocks: pl.DataFrame, plan: Plan, stolen: Sequence[Stolen] = ()) ->
         if host.said
     ]
     if _crowded(blocks):
-        kind = "blocks of steps" if plan.own_loop else "compute blocks"
         said.append(
-            f"contended: {contended} of {whole} {kind} waited for a core more than {CONTENDED:.0%} of the "
+            f"contended: {contended} of {whole} {plan.kind.blocks} waited for a core more than {CONTENDED:.0%} of the "
             f"time, because {_others(plan)} were running; intervals are wide; measure again on a quiet machine"
         )
-    elif plan.own_loop and (share := _share_waited(blocks)) > CONTENDED:
+    elif plan.kind.followed and (share := _share_waited(blocks)) > CONTENDED:
         said.append(
             f"the ranks waited for a core {share:.0%} of the time, and their own threads may be why, if there are more "
             "of them than cores (torch.set_num_threads, OMP_NUM_THREADS)"
@@ -186,5 +185,5 @@ def _share_waited(blocks: pl.DataFrame) -> float:
 
 def _others(plan: Plan) -> str:
     """The programs that may have taken the cores."""
-    workers = plan.own_loop or plan.spec.data.workers
+    workers = plan.kind.followed or plan.spec.data.workers
     return "other programs or this run's own data workers" if workers else "other programs"

@@ -38,7 +38,7 @@ def counted(tables: Tables, plan: Plan, trial: Trial) -> frozenset[int]:
     whole = [launch for launch in measured if _ended(tables, launch)]
     if whole:
         return frozenset(whole)
-    if plan.own_loop:
+    if plan.kind.followed:
         rounds, kinds = own.filter(pl.col("round") >= 0), OWN_KINDS  # its baseline has rounds of its own
     else:
         batches = {t.batch for t in (trial, *plan.baseline((trial,)))}
@@ -141,7 +141,7 @@ def warnings(tables: Tables, plan: Plan) -> tuple[str, ...]:
 
 def endings(plan: Plan, status: Status | None, tables: Tables) -> tuple[TrialStatus, ...]:
     """A status for each trial, in the plan's order. `status`: None where status.json is missing."""
-    if plan.own_loop:
+    if plan.kind.followed:
         return tuple(_of_own_loop(t.world_size, tables) for t in plan.trials)
     return tuple(_of_trial(t.world_size, status, tables) for t in plan.trials)
 

@@ -122,8 +122,8 @@ def over_launches(number: Measured, spread: float | None, degrees: int, *counts:
 def _checked(sizes: Sequence[Size]) -> str:
     """The mode of scaling; InputError where the runs are no study."""
     first = sizes[0]
-    if not all(size.plan.own_loop for size in sizes):
-        other = next(size for size in sizes if not size.plan.own_loop)
+    if not all(size.plan.kind.followed for size in sizes):
+        other = next(size for size in sizes if not size.plan.kind.followed)
         raise InputError(
             f"{other.path}: made by `scaling run`, whose report has every world size; runs of a Probe are expected"
         )
@@ -247,7 +247,7 @@ def runs_at(path: Path | str) -> list[RunFolder]:
 
 def same_script(plans: Sequence[Plan]) -> bool:
     """Whether these are runs of own loops at different world sizes, which only a study can compare."""
-    return all(plan.own_loop for plan in plans) and len({plan.ranks for plan in plans}) == len(plans) > 1
+    return all(plan.kind.followed for plan in plans) and len({plan.ranks for plan in plans}) == len(plans) > 1
 
 
 def make_study(folders: Sequence[RunFolder], first: Sequence[str] = ()) -> tuple[Analysis, Plan]:
@@ -256,7 +256,7 @@ def make_study(folders: Sequence[RunFolder], first: Sequence[str] = ()) -> tuple
     InputError where they are no study; ScalingError where a run measured nothing.
     """
     plans = [read_plan(folder) for folder in folders]
-    alien = next((f for f, plan in zip(folders, plans, strict=True) if not plan.own_loop), None)
+    alien = next((f for f, plan in zip(folders, plans, strict=True) if not plan.kind.followed), None)
     if alien is not None:
         raise InputError(
             f"{alien.path}: made by `scaling run`, whose report has every world size; runs of a Probe are expected"

@@ -37,7 +37,7 @@ def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[
     if cause == "neighbours":
         return own_cores(point, spec, host)
     if cause == "input":
-        return fed(point, spec, host, own_loop=plan.own_loop)
+        return fed(point, spec, host, own_loop=plan.kind.followed)
     if cause == "launch_bound":
         return _fewer_launches(spec, point.world_size)
     if cause == "optimizer":

@@ -135,8 +135,7 @@ def _causes_of(
     if point.base_world_size > 1:
         return (_undecided(point, f"{nobody_alone(plan.spec.mode)}, so the loss is not split by cause"),)
     if point.loss is None or (point.efficiency is not None and point.efficiency.interval is None):
-        more = "probe more steps" if plan.own_loop else "use measure=standard"
-        return (_undecided(point, f"too few rounds for an interval; {more}"),)
+        return (_undecided(point, f"too few rounds for an interval; {plan.kind.for_an_interval}"),)
     shares = _shares(point.loss)
     families = sum(trial.world_size > 1 for trial in plan.trials)
     clear = confidences(dict(shares), point, families)
@@ -167,15 +166,14 @@ def _causes_of(
                 evidence=(f"efficiency {point.efficiency.low:.1%} to {point.efficiency.high:.1%}",),
             ),
         )
-    if not plan.own_loop and not (plan.content.has(DETAILS) and _shares(point.loss)):
+    if not plan.kind.followed and not (plan.content.has(DETAILS) and _shares(point.loss)):
         return (
             undecided(
                 point,
                 "the time held nothing that tells causes apart; measure longer (measure=standard, or measure.budget_s)",
             ),
         )
-    longer = "probe more steps" if plan.own_loop else "measure longer (measure=thorough)"
-    return (_undecided(point, f"no cause stands clear of the noise; {longer}"),)
+    return (_undecided(point, f"no cause stands clear of the noise; {plan.kind.for_a_cause}"),)
 
 
 def _slow_path(

@@ -72,7 +72,7 @@ def of_trial(plan: Plan, trial: Trial) -> Json:
     """What only one world size has."""
     spec = plan.spec
     found: Json = {"world_size": trial.world_size, "hosts": trial.hosts}
-    if not spec.by_case or (batches(spec) == (trial.batch,) and not spec.batch_max):
+    if not spec.kind.by_cases or (batches(spec) == (trial.batch,) and not spec.batch_max):
         found["batch_per_rank"] = trial.batch  # a run by cases has one only where all cases have the same
     return found | ({"global_batch": spec.global_batch} if spec.mode == "strong" else {})
 
@@ -130,7 +130,7 @@ def _alert(what: str, run: RunInfo, said: str, level: str) -> Alert:
 def objective(analysis: Analysis, plan: Plan) -> Measured | None:
     """`tracking.objective` at the plan's largest world size, or the fastest case's throughput; None if not measured."""
     size = plan.ranks
-    if plan.spec.by_case:
+    if plan.spec.kind.by_cases:
         rows: list[InferenceCase | TrainingCase] = [*analysis.inference, *analysis.training]
         found = [row.samples_per_s for row in rows if row.world_size == size and row.samples_per_s]
         return max(found, key=lambda m: m.value, default=None)

@@ -26,7 +26,7 @@ def open_device(spec: Spec, *, rank: int, local_rank: int) -> Accelerator:
         return Cpu()
     # Emulated hosts each number their ranks from 0, but share this machine.
     place = rank if spec.launcher == "emulated" else local_rank
-    if topology.device == SIMULATED:
+    if topology.is_simulated:
         computes = topology.simulated.arithmetic or spec.task == DOCTOR  # it compares what devices compute
         settings = dataclasses.replace(topology.simulated, arithmetic=computes)
         return _simulated(place, settings, devices=max(topology.ranks_per_host, place + 1))

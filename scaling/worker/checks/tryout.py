@@ -190,7 +190,7 @@ def time_steps(spec: Spec, began_s: float, say: Callable[[Timing], None]) -> Non
 
 def largest(spec: Spec) -> int:
     """The largest batch that is asked for, samples of a micro-step."""
-    most = max(batches(spec)) if spec.by_case else max(spec.batch_at(n) for n in spec.world_sizes)
+    most = max(batches(spec)) if spec.kind.by_cases else max(spec.batch_at(n) for n in spec.world_sizes)
     return max(1, most // spec.accumulation_steps)
 
 
@@ -209,7 +209,7 @@ def _steps(spec: Spec, workload: Workload, device: Accelerator) -> Callable[[int
     """Makes a step of one micro-step (in inference a forward) on a batch of the run's data; it waits for nothing."""
     alone = dataclasses.replace(spec, data=dataclasses.replace(spec.data, workers=0))
     module, load = workload.module, loading(spec, device.load)
-    precision = Precision(variants(spec)[0].precision if spec.by_case else spec.precision, device.type)
+    precision = Precision(variants(spec)[0].precision if spec.kind.by_cases else spec.precision, device.type)
     if spec.task == "inference":
         module.eval()
     elif spec.compile and device.type == CPU:  # in inference compiling takes longer than a tryout may

@@ -114,7 +114,7 @@ def _check_norms(spec: Spec) -> None:
         )
     unseen = {
         "compile=true": spec.compile,
-        "a run by cases (batch=[...], batch=max, vary)": spec.by_case,
+        "a run by cases (batch=[...], batch=max, vary)": spec.kind.by_cases,
         "parallel other than ddp": any(one.parallel.sharded for one in spec.strategies),
     }
     for what, asked in unseen.items():

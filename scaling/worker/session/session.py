@@ -164,7 +164,9 @@ class LaunchSession(Session):
         """Build the model, shape it as the run's options say, move it to the device, and record the environment."""
         torch.manual_seed(self.spec.seed)
         # In a run by cases, each case switches checkpointing on or off.
-        throughout = dataclasses.replace(self.spec, checkpointing=False) if self.spec.by_case else self.spec
+        throughout = (
+            dataclasses.replace(self.spec, checkpointing=False) if self.spec.kind.by_cases else self.spec
+        )
         workload = shaped(build(self.spec.model.target, self.spec.model.args), throughout)
         workload.module.to(self.device.torch_device)
         self.record_environment(self.spec, workload.module, workload.tokens_per_sample)
