@@ -1,6 +1,17 @@
-"""`scaling run` is a real Hydra application: its flags, grammar and completion work."""
+"""`scaling run` is a real Hydra application: its flags, grammar and completion work.
 
+A folder of configuration of one's own adds names; it takes none that the program has.
+
+What a file of a group may set: its own group, a topology also its links and its cluster; never code by the way.
+
+The command line of `scaling launch`: what is ours, and what is the script's.
+"""
+
+from __future__ import annotations
+
+import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,12 +19,16 @@ from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
+from support.commands import refused
 
+from scaling import resources
 from scaling.cli.main import main
-from scaling.config.compose import requests
+from scaling.config import messages
+from scaling.config.compose import composed, cut, named, overrides, requests, require_readable
 from scaling.errors import InputError
 from scaling.hardware.devices import Gpu, Machine
 from scaling.resources import folder
+from scaling.settings.environment import is_of_links, loads_code
 
 EXPERIMENTS = sorted(path.stem for path in (folder("conf") / "experiment").glob("*.yaml"))
 
@@ -136,3 +151,201 @@ def test_completion_in_a_real_shell():
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, env=env)
     assert done.stdout.strip() == "model=synthetic"
+
+
+@pytest.mark.parametrize("words", [["--config-dir", "mine"], ["--config-dir=mine"], ["-cd", "mine"]])
+def test_it_is_found_on_a_command_line(words):
+    assert named(["model=mlp", *words]) == Path("mine")
+
+
+def test_a_command_line_without_one():
+    assert named(["model=mlp", "--config-dir"]) is None
+
+
+def test_a_copy_of_ours_that_was_changed_is_refused_and_the_file_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder("conf") / "topology", "mine/topology")
+    require_readable(Path("mine"))  # as it is, it says the same as ours
+    changed = Path("mine/topology/nvlink_node.yaml")
+    changed.write_text(changed.read_text().replace("partition: nvlink", "partition: fast"))
+    refused(
+        capsys,
+        ["plan", "--config-dir", "mine", "topology=nvlink_node"],
+        "scaling: mine/topology/nvlink_node.yaml: topology=nvlink_node is one of those",
+    )
+
+
+def spec_of(capsys, *options):
+    """What a plan of one rank on this machine would run."""
+    assert main(["plan", *options, "topology=local", "world_sizes=[1]", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["spec"]
+
+
+def test_a_folder_with_another_programs_config_yaml_adds_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("conf").mkdir()
+    Path("conf/config.yaml").write_text("database: mysql\n")
+    assert spec_of(capsys, "--config-dir", "conf") == spec_of(capsys)
+
+
+def test_our_own_folder_as_config_dir_changes_nothing(capsys):
+    assert spec_of(capsys, "--config-dir", str(folder("conf"))) == spec_of(capsys)
+
+
+LAUGHS = "".join(f"a{k}: &a{k} [{', '.join([f'*a{k - 1}'] * 9) if k else 'x'}]\n" for k in range(9))
+"""Aliases of aliases: 400 bytes that stand for 9^8 values."""
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (LAUGHS.encode(), "more than 20000 values, with its aliases written out"),
+        (b"a: &a [*a]", "more than 20000 values"),
+        (b"a: " + b"[" * 5000 + b"]" * 5000, "nested more than 64 levels deep"),
+        (b"name: caf\xe9", "cannot be read (it is not UTF-8 (byte 9))"),
+        (b"#" * (2 << 20), "cannot be read (it has 2 MiB, more than the limit of 1 MiB)"),
+        (b"a: 'open", "not the YAML that is expected (while scanning a quoted scalar"),
+    ],
+)
+def test_a_file_that_cannot_be_bounded_is_refused_before_hydra_reads_it(tmp_path, capsys, text, why):
+    path = tmp_path / "topology" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_bytes(text)
+    said = refused(capsys, ["plan", "--config-dir", str(tmp_path), "topology=mine"], f"scaling: {path}: ")
+    assert why in said
+
+
+def test_a_pipe_in_it_is_not_waited_for(tmp_path):
+    (tmp_path / "topology").mkdir()
+    os.mkfifo(tmp_path / "topology" / "mine.yaml")
+    with pytest.raises(InputError, match="it is a pipe; a regular file is expected"):
+        require_readable(tmp_path)
+
+
+def test_aliases_are_read_where_they_are_few():
+    assert messages.load("a: &a {rate: 1e-4}\nb: *a\n", "here") == {"a": {"rate": 1e-4}, "b": {"rate": 1e-4}}
+
+
+GLOBAL = "# @package _global_\n"
+REFUSED = {
+    "hydra": ("topology", GLOBAL + "hydra:\n  callbacks: {x: {_target_: os.getcwd}}\n"),
+    "another's target": ("topology", GLOBAL + "model: {_target_: os.system}\n"),
+    "preload": ("topology", GLOBAL + "env: {LD_PRELOAD: /tmp/x.so}\n"),
+    "plugin": ("topology", GLOBAL + "env: {NCCL_NET_PLUGIN: /tmp/x.so}\n"),
+    "a file of NCCL's": ("topology", GLOBAL + "env: {NCCL_DEBUG_FILE: /home/user/.bashrc}\n"),
+    "on the cluster": ("topology", GLOBAL + "cluster: {env: {PYTHONPATH: /tmp}}\n"),
+    "shell": ("topology", GLOBAL + "cluster: {setup: [id]}\n"),
+    "an image": ("topology", GLOBAL + "cluster: {container: {image: x}}\n"),
+    "sbatch": ("topology", GLOBAL + "cluster: {sbatch: {output: /home/user/.bashrc}}\n"),
+    "where it writes": ("topology", GLOBAL + "run_dir: /tmp/x\n"),
+    "where it uploads": ("topology", GLOBAL + "tracking: {mode: online, entity: them}\n"),
+    "hydra's own group": ("topology", "defaults: [override /hydra/job_logging: none]\nname: x\n"),
+    "an experiment": ("topology", "defaults: [/experiment/demo]\nname: x\n"),
+    "moved": ("topology", "defaults: [local@model]\nname: x\n"),
+    "a package of another": ("topology", "# @package model\n_target_: os.system\n"),
+    "everywhere": ("model", GLOBAL + "run_dir: /tmp/x\n"),
+    "data everywhere": ("data", GLOBAL + "env: {LD_PRELOAD: x}\n"),
+    "inside of arguments": ("model", "name: x\n_target_: a.b\nargs: {inner: {_target_: os.system}}\n"),
+    "the environment": ("model", "name: ${oc.env:HOME}\n_target_: a.b\n"),
+    "by way of another": ("measure", "name: '${${oc.select:x}}'\n"),
+    "libraries": ("cluster", "env: {LD_LIBRARY_PATH: /tmp}\n"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_more_than_its_own_is_refused_in_one_line(case, tmp_path):
+    group, text = REFUSED[case]
+    file = tmp_path / group / "theirs.yaml"
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(InputError) as refused:
+        requests("plan", ["--config-dir", str(tmp_path), f"{group}=theirs"])
+    assert str(file) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_no_file_takes_the_place_of_the_schema(tmp_path):
+    (tmp_path / "schema.yaml").write_text("anything: 1\n")
+    with pytest.raises(InputError, match="in none of the groups' folders"):
+        requests("plan", ["--config-dir", str(tmp_path), "topology.device=cpu", "model=synthetic"])
+
+
+def test_a_topology_of_ones_own_sets_its_links_and_its_cluster(tmp_path):
+    (tmp_path / "topology").mkdir()
+    (tmp_path / "topology/mine.yaml").write_text(
+        GLOBAL + "defaults: [/topology/local@topology, _self_]\ntopology: {name: mine, device: cpu}\n"
+        "env: {NCCL_IB_HCA: mlx5}\ncluster: {partition: mine, sbatch: {licenses: machine}}\n"
+    )
+    (request,) = requests("plan", ["--config-dir", str(tmp_path), "topology=mine"]).items
+    assert (request.spec.topology.name, request.spec.env) == ("mine", {"NCCL_IB_HCA": "mlx5"})
+
+
+@pytest.mark.parametrize(
+    "word", [f"{p.parent.name}={p.stem}" for p in sorted(resources.folder("conf").glob("[clt]*/*.yaml"))]
+)
+def test_what_comes_with_the_program_keeps_to_it(word):
+    composed([word])
+
+
+def test_an_experiment_may_set_everything():
+    assert composed(["experiment=demo"]).ddp.bucket_cap_mb == 0.36
+
+
+def test_variables_that_load_code_are_known():
+    for name in (
+        "LD_AUDIT",
+        "LD_PRELOAD",
+        "PYTHONSTARTUP",
+        "BASH_ENV",
+        "NCCL_TUNER_PLUGIN",
+        "PATH",
+        "TRITON_PTXAS_PATH",
+    ):
+        assert loads_code(name)
+        assert not is_of_links(name)
+    for name in ("NCCL_P2P_DISABLE", "GLOO_SOCKET_IFNAME", "NCCL_ALGO"):
+        assert is_of_links(name)
+        assert not loads_code(name)
+
+
+@pytest.mark.parametrize(
+    ("line", "ours", "script"),
+    [
+        ("--world-sizes 1,2 train.py", "--world-sizes 1,2", "train.py"),
+        ("topology=local train.py lr=0.1 --no-probe", "topology=local", "train.py lr=0.1 --no-probe"),
+        ("--no-probe repeats=3 -- train.py -m", "--no-probe repeats=3", "train.py -m"),
+        (
+            "--time-limit 60 --world-sizes=1,2 train.py --world-sizes 3",
+            "--time-limit 60 --world-sizes=1,2",
+            "train.py --world-sizes 3",
+        ),
+        ("--world-sizes 1,2", "--world-sizes 1,2", ""),
+    ],
+)
+def test_the_script_is_the_first_word_that_is_neither_option_nor_override(line, ours, script):
+    assert cut(line.split()) == (ours.split(), script.split())
+
+
+def test_a_file_with_an_equals_sign_is_a_script(tmp_path):
+    path = tmp_path / "lr=1.py"
+    path.touch()
+    assert cut(["repeats=1", str(path), "a"]) == (["repeats=1"], [str(path), "a"])
+
+
+def test_launches_are_repeated_unless_it_is_said_otherwise():
+    assert overrides(["topology=local"], "1,2") == ["topology=local", "world_sizes=[1,2]", "repeats=2"]
+    assert overrides(["repeats=5", "world_sizes=[1,4]"], None) == ["repeats=5", "world_sizes=[1,4]"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sizes", "said"),
+    [
+        (["model=mlp"], "1,2", "model: the script decides it"),
+        (["ddp.bucket_cap_mb=1"], "1,2", "ddp.bucket_cap_mb: the script decides it"),
+        ([], None, "--world-sizes is expected"),
+        ([], "one", "numbers of ranks are expected"),
+    ],
+)
+def test_what_a_script_decides_is_refused(words, sizes, said):
+    with pytest.raises(InputError, match=said):
+        overrides(words, sizes)

@@ -1,13 +1,20 @@
-"""Skew apart from transfer, on steps small enough for pencil and paper."""
+"""Skew apart from transfer, on steps small enough for pencil and paper.
+
+Micro-steps that reduce one by one, because no_sync was left out: each ends in its own reductions.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.expected import MS
 
-from scaling.analysis.decompose.detailed import BlockStamps, merge
+from scaling.analysis.decompose.detailed import BlockStamps, cycles_of, merge
 from scaling.analysis.network.channel import Channel
 
 
@@ -160,3 +167,159 @@ def test_shares_add_up_to_the_busy_link_and_exposed_parts_to_the_wait(step):
     assert found.exposed_transfer[0] + found.exposed_skew[0] == pytest.approx(wait)
     assert (found.exposed_transfer[0] <= found.busy[0] + 1e-9).all()
     assert (found.exposed_skew >= 0).all()
+
+
+INPUT, COMPUTE, TRANSFER, BUFFERS, OPTIMIZER = 2.0, 8.0, 3.0, 0.5, 1.0
+STEPS = 4
+
+
+def trained(late_ms, *, buffers=True):
+    """Two ranks and two micro-steps of one bucket each; `late_ms` by micro-step and rank, in input. Times in ms."""
+    late = np.array(late_ms, dtype=float)
+    begin, end, launch, done, sent = ([] for _ in range(5))
+    now = np.zeros(2)
+    for _ in range(STEPS):
+        begin.append(now)
+        for micro in range(2):
+            met = now + INPUT + late[micro]
+            gone = np.full(2, met.max() + BUFFERS) if buffers else met
+            sent.append((met, gone))
+            launch.append(gone + COMPUTE)
+            now = np.full(2, launch[-1].max() + TRANSFER)
+            done.append(now)
+        now = now + OPTIMIZER
+        end.append(now)
+
+    def by_step(values):
+        return np.array(values).reshape(STEPS, 2, 2).swapaxes(1, 2)  # S x R x micro-step
+
+    launched, ended = by_step(launch), by_step(done)
+    held = [by_step([each[k] for each in sent]) for k in (0, 1)]
+    wait = (held[1] - held[0]).sum(axis=2)
+    nothing = np.zeros((STEPS, 2))
+    return BlockStamps(
+        begin=np.array(begin),
+        end=np.array(end),
+        input=2 * INPUT + nothing + late.sum(axis=0),
+        forward=nothing,
+        backward=nothing,
+        optimizer=nothing,
+        compute_end=launched[:, :, 1],
+        sync_end=ended[:, :, 1],
+        ready=launched,
+        launch=launched,
+        done=ended,
+        bytes=np.ones(2),
+        earlier_wait=ended[:, :, 0] - launched[:, :, 0],
+        buffer_wait=wait,
+        buffer_begin=held[0] if buffers else held[0][:, :, :0],
+        buffer_end=held[1] if buffers else held[1][:, :, :0],
+        micro_steps=2,
+    )
+
+
+def cost_of(stamps, rank):
+    """What a rank costs the step: replayed as it was, less without its lateness."""
+    cycles = list(cycles_of((0, 0), stamps, merge(stamps)))
+    assert [cycle.of for cycle in cycles] == [2, 2]
+    period = sum(cycle.replay.period().mean() for cycle in cycles)
+    assert period == pytest.approx((stamps.end - stamps.begin).mean())
+    return period - sum(cycle.replay.without([rank]).period().mean() for cycle in cycles)
+
+
+@pytest.mark.parametrize("buffers", [True, False])
+@pytest.mark.parametrize("micro", [0, 1])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_late_in_one_micro_step_costs_what_it_is_late(buffers, micro, rank):
+    late = np.zeros((2, 2))
+    late[micro, rank] = 40
+    stamps = trained(late, buffers=buffers)
+    assert cost_of(stamps, rank) == pytest.approx(40)
+    assert cost_of(stamps, 1 - rank) == pytest.approx(0)
+
+
+def test_late_by_turns_each_costs_its_own():
+    stamps = trained([[40, 0], [0, 25]])
+    assert (cost_of(stamps, 0), cost_of(stamps, 1)) == (pytest.approx(40), pytest.approx(25))
+
+
+@pytest.mark.parametrize("buffers", [True, False])
+def test_every_wait_is_skew_or_transfer(buffers):
+    stamps = trained([[0, 40], [0, 0]], buffers=buffers)
+    merged = merge(stamps)
+    held = stamps.buffer_end - stamps.buffer_begin
+    skew = merged.exposed_skew + merged.buffer_skew.sum(axis=2)
+    transfer = merged.exposed_transfer + (held - merged.buffer_skew).sum(axis=2)
+    assert skew.mean(axis=0).tolist() == pytest.approx([40, 0])
+    assert transfer.mean(axis=0).tolist() == pytest.approx([2 * (TRANSFER + BUFFERS * buffers)] * 2)
+
+
+@pytest.fixture(scope="module")
+def pair(measure, cluster):
+    """A run of four ranks, and the same with every two steps as the micro-steps of one."""
+    truth = cluster.Truth(
+        world_sizes=(4,),
+        buffers_ns=0.8 * MS,
+        stragglers=(cluster.Straggler(rank=1, phase="input", extra_ns=30 * MS),),
+    )
+    run = measure(replace(truth, steps=8))
+    return run, run.analyze(in_pairs(run.tables))
+
+
+def in_pairs(tables):
+    place = ["launch", "rank", "block", "step"]
+    trained = pl.col("arm").is_in(["plain", "probe"])
+    steps = (
+        tables.steps.filter(trained)
+        .with_columns(half=pl.col("step") % 2, step=pl.col("step") // 2)
+        .sort(*place, "half")
+    )
+    sums = ["input_ns", "forward_ns", "backward_ns", "optimizer_ns", "buffer_wait_ns"]
+    lasts = ["end_ns", "compute_end_ns", "sync_end_ns", "buffer_begin_ns", "buffer_end_ns"]
+    waited = (pl.col("sync_end_ns") - pl.col("compute_end_ns")).first().alias("earlier_wait_ns")
+    firsts = [c for c in tables.steps.columns if c not in (*place, *sums, *lasts, "earlier_wait_ns")]
+    joined = steps.group_by(place, maintain_order=True).agg(
+        pl.col(firsts).first(), pl.col(sums).sum(), pl.col(lasts).last(), waited
+    )
+    rows = tables.buckets.filter(trained)
+    count = rows["seq"].max() + 1
+    sent = steps.filter((pl.col("arm") == "probe") & pl.col("detailed")).select(
+        *(c for c in rows.columns if c in steps.columns),
+        seq=2 * count + pl.col("half"),
+        kind=pl.lit(3, pl.Int64),
+        group=pl.lit(4, pl.Int64),
+        bytes=pl.lit(64, pl.Int64),
+        ready_ns=pl.lit(0, pl.Int64),
+        launch_ns="buffer_begin_ns",
+        done_ns="buffer_end_ns",
+        phase=pl.lit(1, pl.Int64),
+    )
+    sent = sent.with_columns(
+        pl.lit(0, rows.schema[name]).alias(name) for name in {*rows.columns} - {*sent.columns}
+    )
+    rows = rows.with_columns(seq=pl.col("seq") + count * (pl.col("step") % 2), step=pl.col("step") // 2)
+    blocks = tables.blocks.with_columns(
+        accumulation=pl.when(trained)
+        .then(2)
+        .otherwise(pl.col("accumulation"))
+        .cast(tables.blocks["accumulation"].dtype)
+    )
+    return replace(
+        tables,
+        steps=pl.concat([tables.steps.filter(~trained), joined.select(tables.steps.columns)]),
+        buckets=pl.concat([tables.buckets.filter(~trained), rows, sent.select(rows.columns)]),
+        blocks=blocks,
+    )
+
+
+def test_two_micro_steps_cost_twice_what_one_costs(pair):
+    run, joined = pair
+    once, twice = run.point(4), joined.points[0]
+    assert (twice.straggler.rank, twice.straggler.phase) == (1, "input")
+    assert twice.step_ms.value == pytest.approx(2 * once.step_ms.value, rel=0.02)
+    assert twice.straggler.cost_ms.value == pytest.approx(2 * once.straggler.cost_ms.value, rel=0.03)
+    for part in ("exposed_skew", "exposed_transfer"):
+        found = getattr(twice.parts_ms, part).value
+        assert found == pytest.approx(2 * getattr(once.parts_ms, part).value, rel=0.05), part
+    assert twice.loss.straggler.value == pytest.approx(once.loss.straggler.value, rel=0.05)
+    assert twice.comm.hidden_share.value == pytest.approx(once.comm.hidden_share.value, abs=0.03)

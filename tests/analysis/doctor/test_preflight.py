@@ -1,4 +1,7 @@
-"""What differs between the ranks of a run stands in its report."""
+"""What differs between the ranks of a run stands in its report.
+
+Ranks that share a device, and gradients through host memory, are labelled.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 from support.simulated_cluster import write_facts
 
 from scaling.analysis.doctor.differences import differences
-from scaling.analysis.doctor.preflight import inspect
+from scaling.analysis.doctor.preflight import inspect, labels
 from scaling.records.launch import Launches
 from scaling.records.paths import RunFolder
 
@@ -132,3 +135,44 @@ def test_ranks_that_share_a_device_name_it_alike(tmp_path, fake_nvml):
 def test_memory_that_differs_by_what_firmware_keeps_is_as_much(other, differ):
     found = differences({0: {"memory_bytes": 2**36}, 1: {"memory_bytes": other}})
     assert [one.key for one in found] == (["memory_bytes"] if differ else [])
+
+
+def ranks(*uuids, backend="gloo", device="cuda", hosts=None):
+    """What each wrote down of itself: env-<r>.json."""
+    hosts = hosts or [0] * len(uuids)
+    own = {"device": device, "backend": backend}
+    return {
+        r: {**own, "host": h, "device_uuid": u} for r, (u, h) in enumerate(zip(uuids, hosts, strict=True))
+    }
+
+
+def test_gloo_ranks_on_one_device_are_host_staged_and_share_it():
+    shared, staged = labels(ranks("a", "a", "a", "a"))
+    assert shared.startswith("ranks 0-3 share one device")
+    assert staged.startswith("host-staged: Gloo carries the gradients through host memory")
+
+
+def test_gloo_ranks_with_a_device_each_are_host_staged_only():
+    (staged,) = labels(ranks("a", "b"))
+    assert "host-staged" in staged
+
+
+def test_nccl_ranks_that_share_a_device_go_over_no_link():
+    shared, nccl = labels(ranks("a", "b", "a", backend="nccl"))
+    assert shared.startswith("ranks 0 and 2 share one device")
+    assert "its traffic crosses no link" in nccl
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        ranks("a", "b", backend="nccl"),
+        ranks("a"),
+        ranks("a", "a", backend="nccl", hosts=[0, 1]),  # a UUID is a host's own
+        ranks(None, None, device="cpu"),
+        {0: {"host": 0}, 1: {"host": 0}},
+        {},
+    ],
+)
+def test_a_device_each_and_nccl_need_no_label(facts):
+    assert labels(facts) == ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from scaling.analysis.network.ring import Hops, NoPathError, PerHop, ring_times
+from scaling.analysis.network.ring import Hops, NoPathError, PerHop, bus_factor, ring_times
 
 
 def hops(name, ranks, alpha, beta):
@@ -50,3 +50,15 @@ def test_latency_goes_by_the_messages_size_on_a_line_over_its_logarithm():
     assert alpha.at(100).tolist() == pytest.approx([30.0, 3.0])
     assert alpha.at(1).tolist() == [50.0, 5.0]
     assert alpha.at(10**6).tolist() == [10.0, 1.0]
+
+
+def test_bus_factor_is_that_of_nccl_tests():
+    assert (bus_factor(2), bus_factor(4), bus_factor(8)) == (1.0, 1.5, 1.75)
+
+
+@pytest.mark.parametrize(
+    ("collective", "factor"),
+    [("all_reduce", 1.5), ("all_gather", 0.75), ("reduce_scatter", 0.75), ("broadcast", 1.0)],
+)
+def test_every_collective_has_its_own_bus_factor(collective, factor):
+    assert bus_factor(4, collective) == factor

@@ -1,4 +1,7 @@
-"""What log_run writes is read back from the files themselves, with W&B's own message classes."""
+"""What log_run writes is read back from the files themselves, with W&B's own message classes.
+
+When an alert is sent of runs that were compared, and what it says.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import pytest
 
 import scaling
 from scaling.analysis.results import (
+    CaseComparison,
     CostComparison,
     Measured,
     PointComparison,
@@ -26,6 +30,7 @@ from scaling.records.launch import Launches
 from scaling.records.paths import RunFolder
 from scaling.report.tracking import sync, wandb
 from scaling.report.tracking import wandb as report
+from scaling.report.tracking.wandb import regressions
 from scaling.settings.run import Vary
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -367,3 +372,38 @@ def test_comparisons_against_one_base_stand_beside_each_other_and_each_replaces_
     runs = [wandb_files.read(p) for p in folder.path.glob("wandb/offline-run-*/run-*.wandb")]
     assert sorted(run.config["others"] for run in runs) == [["nvlink"], ["pcie5"], ["pcie5", "nvlink"]]
     assert all(run.run.run_id.endswith("-comparison") for run in runs)
+
+
+SAID = "Throughput of emulated_nvlink over emulated_pcie: "
+
+
+def test_a_regression_names_the_world_sizes_that_are_slower(sample):
+    """And no other: at the largest the run is faster."""
+    one = sample.comparison()
+    slower = replace(one.points[1], ratio=sample.about(0.8, 0.03))
+    (alert,) = regressions([replace(one, points=(one.points[0], slower, one.points[2]))])
+    assert alert["text"] == f"{SAID}0.80 ±0.03 at 2 ranks."
+
+
+def test_a_regression_in_a_case_is_one(sample):
+    def case(batch: int, ratio: float, *, distinguishable: bool = True) -> CaseComparison:
+        return CaseComparison(
+            world_size=2,
+            batch=batch,
+            setting={"precision": "bf16", "autocast": True, "compile": False},
+            samples_per_s=(None, None),
+            ratio=sample.about(ratio, 0.03),
+            distinguishable=distinguishable,
+        )
+
+    one = replace(sample.comparison(), points=())
+    found = (case(8, 0.8), case(16, 1.2), case(32, 0.98, distinguishable=False))
+    (alert,) = regressions([replace(one, cases=found)])
+    assert alert["text"] == f"{SAID}0.80 ±0.03 at 2 ranks, bf16, autocast, batch 8."
+    assert list(regressions([replace(one, cases=found[1:])])) == []
+
+
+def test_runs_that_are_not_comparable_are_no_regression(sample):
+    one = sample.comparison(comparable=False)
+    slower = replace(one.points[1], ratio=sample.about(0.8, 0.03))
+    assert list(regressions([replace(one, points=(slower,))])) == []
