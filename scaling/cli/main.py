@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Callable
@@ -162,9 +163,10 @@ def _complete(arguments: list[str]) -> int:
 
 
 def _verb(name: str) -> Callable[[list[str]], int]:
-    file = VERBS[_known(name)].file
-    module = importlib.import_module(f"scaling.cli.verbs.{file or name}")
-    return getattr(module, name, None) or module.main  # type: ignore[no-any-return]
+    home = VERBS[_known(name)].home
+    file = home or (f"{name}_" if keyword.iskeyword(name) else name)
+    module = importlib.import_module(f"scaling.cli.verbs.{file}")
+    return getattr(module, name if home else "main")  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":

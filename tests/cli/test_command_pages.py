@@ -16,7 +16,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from scaling import resources
-from scaling.cli.main import help_text, main
+from scaling.cli.main import _verb, help_text, main
 from scaling.cli.verbs import VERBS, help_of
 from scaling.cli.verbs.arguments import attribute, split
 from scaling.config.compose import cut
@@ -46,9 +46,10 @@ def called(verb):
 
 
 def source(verb):
-    """The text of a verb's own file."""
-    file = Path(inspect.getfile(split)).with_name(f"{verb}.py")
-    return (file if file.exists() else file.with_name(f"{verb}_.py")).read_text(encoding="utf-8")
+    """The text of a verb's own file, or of its function where several verbs share the file."""
+    function = _verb(verb)
+    shared = VERBS[verb].home or any(other.home == verb for other in VERBS.values())
+    return inspect.getsource(function if shared else inspect.getmodule(function))
 
 
 def test_every_verb_has_a_page_and_every_page_a_verb():

@@ -28,8 +28,8 @@ class Verb(NamedTuple):
     calls: tuple[tuple[str, str], ...]
     options: tuple[Option, ...] = ()
     composed: bool = False
-    file: str = ""
-    """Its module, where that has another name."""
+    home: str = ""
+    """The verb in whose file it is, as a function of its own name."""
 
 
 _VERBOSE = Option("--verbose", "print the whole report, not its five first lines (also -v)")
@@ -76,11 +76,11 @@ VERBS: dict[str, Verb] = {
         calls=(("status RUN", "the state of a submitted run: its job and each trial"),),
     ),
     "cancel": Verb(
-        file="status",
+        home="status",
         calls=(("cancel RUN", "end a submitted run's job; what it measured stays"),),
     ),
     "analyze": Verb(
-        file="report",
+        home="report",
         calls=(("analyze RUN", "rebuild everything derived from the raw records"),),
         options=(_JSON, _VERBOSE),
     ),
@@ -243,7 +243,6 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "import": Verb(
-        file="import_",
         calls=(
             (
                 "import KIND FILE [--name NAME]",
@@ -272,7 +271,7 @@ VERBS: dict[str, Verb] = {
         ),
     ),
     "sync": Verb(
-        file="status",
+        home="status",
         calls=(("sync RUN", "upload a run's offline W&B runs"),),
     ),
 }

@@ -15,7 +15,7 @@ from scaling.records.paths import RunFolder, find_run, named
 from scaling.records.run import read_plan
 
 
-def report(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Print the report or draw its figures. The exit status is 0, since `scaling run` already gave the run's."""
     paths, given = parse("report", arguments)
     launched = RunFolder(named(paths[0]))

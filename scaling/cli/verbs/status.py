@@ -58,7 +58,7 @@ def trial_lines(status: Status) -> list[str]:
     return lines
 
 
-def status(arguments: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Print the state of a run, or of each run of a multirun's folder. The exit status is 0."""
     paths, _ = parse("status", arguments)
     for plan, folder in begun(Path(paths[0])):
