@@ -15,8 +15,6 @@ from scaling.records.tables import Tables
 from scaling.settings.plan import Plan
 from scaling.units import UNKNOWN, format_duration, two_digits
 
-MORE_MOST = 25
-"""Times as many rounds at most that a better half-width is promised for; beyond, their spread is a guess."""
 TARGETS = (5.0, 2.0, 1.0, 0.5)
 """Half-widths of the efficiency that are worth aiming at, percentage points."""
 
@@ -121,7 +119,7 @@ def _reached(tables: Tables, points: tuple[Point, ...]) -> tuple[str, ...]:
     if target is None:
         return (text,)
     more = math.ceil(units * (half / target) ** 2)
-    if more > MORE_MOST * units:
+    if more > contention.MORE_MOST * units:
         return (f"{text}, too uneven to say how many would do",)
     took_s = launches.span_ns(tables.blocks) / 1e9 / units
     return (f"{text}; ±{target:g} would take about {more} {unit} ({format_duration(more * took_s)})",)

@@ -35,11 +35,12 @@ from scaling.analysis.results import (
     StrategyAtSize,
     StrategyResult,
     Verdict,
+    at,
 )
 from scaling.analysis.statistics.rounds import Floats, Rounds
 from scaling.analysis.verdicts.host_remedies import Host
 from scaling.analysis.verdicts.remedies import Gain, no_gain
-from scaling.analysis.verdicts.verdict import verdicts
+from scaling.analysis.verdicts.verdict import NOISE, verdicts
 from scaling.records.frames import in_memory, joined
 from scaling.records.tables import Tables
 from scaling.settings.plan import Plan, Trial
@@ -206,6 +207,8 @@ def _verdicts(
     found = [details.with_reason(v, unused) for v in found]
     if plan.kind.followed:
         found = [own_loop.in_code(v) for v in found]
+    else:
+        found = [_and_why_undecided(v, tables, points, ending) for v in found]
     found = list(untracked_traffic.bounded(tuple(found), tables))
     doubts = (
         *contention.doubts(contention.judged(tables, plan), plan, ending.stolen),
@@ -214,6 +217,24 @@ def _verdicts(
     if not doubts:
         return tuple(found)
     return tuple(dataclasses.replace(v, confidence="low", evidence=(*v.evidence, *doubts)) for v in found)
+
+
+def _and_why_undecided(verdict: Verdict, tables: Tables, points: Sequence[Point], ending: Ending) -> Verdict:
+    """With what the machine's noise hides, where it is why no cause is named."""
+    point = at(verdict.world_size, points)
+    if (
+        point is None
+        or point.efficiency is None
+        or not verdict.evidence
+        or not verdict.evidence[0].startswith(NOISE)
+    ):
+        return verdict
+    round_s = launches.span_ns(tables.blocks) / 1e9 / point.efficiency.n
+    why = contention.unquiet(point, round_s, ending.stolen)
+    if not why:
+        return verdict
+    longer, *uncertain = verdict.evidence
+    return dataclasses.replace(verdict, evidence=(*why[:1], *uncertain, longer, *why[1:]))
 
 
 FRAMES = ("blocks", "steps", "buckets", "parameters")

@@ -38,8 +38,8 @@ LEAST_GAIN = 0.02
 """A part that takes a smaller fraction of the time is not left out: that would gain nothing."""
 MOSTLY = 0.5
 """A step mostly waits for data if the exchange of its gradients takes a larger share of it."""
-ROOM = 1.3
-"""A budget that is named has this much room: steps in a launch differ from those of a tryout."""
+ROOM = 1.6
+"""A budget that is named has this much room: steps of a launch, or of another tryout, differ from those of this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

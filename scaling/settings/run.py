@@ -53,10 +53,8 @@ class Kind:
     """A Probe followed the user's loop: one world size, blocks of consecutive steps, phases in the loop's own order."""
     blocks: str = "compute blocks"
     """What shows whether other programs ran."""
-    for_an_interval: str = "use measure=standard"
-    """What to do where rounds are too few."""
-    for_a_cause: str = "measure longer (measure=thorough)"
-    """What to do where no cause is clear of the noise."""
+    longer: str = ""
+    """How to get more rounds; empty: by the settings of the measurement."""
 
 
 TRAINING = Kind(name="training")
@@ -66,8 +64,7 @@ FOLLOWED = Kind(
     name="own loop",
     followed=True,
     blocks="blocks of steps",
-    for_an_interval="probe more steps",
-    for_a_cause="probe more steps",
+    longer="probe more steps",
 )
 
 

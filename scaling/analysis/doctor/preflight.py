@@ -81,6 +81,7 @@ def inspect(launches: Iterable[Launch]) -> Preflight:
     samples: dict[tuple[int, int], DeviceSamples] = {}
     states: dict[int, tuple[Mapping[str, float], ...]] = {}
     stolen: dict[str, list[float]] = {}
+    pressed: dict[str, Mapping[str, float]] = {}
     for launch in launches:
         facts, on = launch.facts, _by_host(launch)
         first = launch.environment(0)
@@ -94,9 +95,8 @@ def inspect(launches: Iterable[Launch]) -> Preflight:
                 samples[launch.index, rank] = clocks.device_samples(host, index)
             if host.host == host_of_first:
                 states[launch.index] = tuple(clocks.states(host, used.get(0)))
-            shares[host.hostname] = clocks.stolen_shares(
-                host
-            )  # emulated hosts share a machine: one is enough
+            # Emulated hosts share a machine: one is enough.
+            shares[host.hostname], pressed[host.hostname] = clocks.stolen_shares(host), clocks.pressed(host)
         for hostname, own in shares.items():
             stolen.setdefault(hostname, []).extend(own)
         warnings += [*_lines(found), *labels(facts)]
@@ -104,7 +104,11 @@ def inspect(launches: Iterable[Launch]) -> Preflight:
         warnings=tuple(dict.fromkeys(warnings)),
         samples=samples,
         states=states,
-        stolen=tuple(Stolen(hostname=name, shares=tuple(all_)) for name, all_ in stolen.items() if all_),
+        stolen=tuple(
+            Stolen(hostname=name, shares=tuple(all_), pressed=pressed[name])
+            for name, all_ in stolen.items()
+            if all_
+        ),
     )
 
 

@@ -283,6 +283,17 @@ def stolen_shares(host: HostRecord) -> list[float]:
     return [share for share in shares if share is not None]
 
 
+def pressed(host: HostRecord) -> dict[str, float]:
+    """Share of a launch's time in which some process waited for a core, for memory, or for a disk, by resource."""
+    if len(host.samples) < 2:
+        return {}
+    first, last = host.samples[0], host.samples[-1]
+    before, after = (sample.system.get("pressure_ns") or {} for sample in (first, last))
+    span = last.time_ns - first.time_ns
+    rates = {name: _rate(before, after, name, span) for name in ("cpu", "memory", "io")}
+    return {name: rate for name, rate in rates.items() if rate is not None}
+
+
 def _stolen_share(before: Sample, sample: Sample) -> float | None:
     """The busy time counts as one processor's whole time at least, so that an idle machine shows no large share."""
     span = sample.time_ns - before.time_ns

@@ -8,19 +8,25 @@ they took, was caused by another program.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import polars as pl
 
+from scaling.analysis.results import Point
+from scaling.analysis.verdicts.certainty import NOTABLE
 from scaling.records.frames import Frame, in_memory
 from scaling.records.tables import Tables
 from scaling.settings.cases import LATENCY, THROUGHPUT, TRAINING
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import BARE_ALL, BARE_ONE, PLAIN, PROBE
+from scaling.units import format_duration
 
 CONTENDED = 0.05
 """A block is contended if its thread waited for a core for more than this share of the time."""
+MORE_MOST = 25
+"""Times as many rounds at most that a better answer is promised for; beyond, their spread is a guess."""
 CONTENDED_SHARE = 0.1
 """A warning is given if more than this share of the blocks is contended."""
 
@@ -46,6 +52,8 @@ class Stolen:
 
     hostname: str
     shares: tuple[float, ...]
+    pressed: Mapping[str, float] = field(default_factory=dict)
+    """Share of the time in which some process waited for `cpu`, `memory`, `io`; empty where that is not known."""
 
     @property
     def often(self) -> int:
@@ -144,6 +152,28 @@ def doubts(blocks: pl.DataFrame, plan: Plan, stolen: Sequence[Stolen] = ()) -> t
         if hosts
         else ()
     )
+
+
+def unquiet(point: Point, seconds_a_round: float, stolen: Sequence[Stolen] = ()) -> tuple[str, ...]:
+    """What the machine was too unquiet for, how long it would take, and what others waited for; empty if quiet."""
+    apart = point.overhead.equal_arms_apart
+    if apart is None or apart.value <= NOTABLE or point.efficiency is None:
+        return ()
+    rounds = point.efficiency.n
+    more = math.ceil(rounds * (apart.value / NOTABLE) ** 2)
+    takes = "it takes a quieter machine"
+    if more <= MORE_MOST * rounds:
+        takes = (
+            f"it takes about {more} rounds ({format_duration(more * seconds_a_round)}), or a quieter machine"
+        )
+    quiet = (
+        f"this machine was not quiet enough for less than {apart.value:.0%} of the step, by which equal blocks of this "
+        f"run come out apart; for {NOTABLE:.0%} {takes}"
+    )
+    names = {"cpu": "a core", "memory": "memory", "io": "a disk"}
+    waits = [f"{names[name]} {share:.0%}" for host in stolen[:1] for name, share in host.pressed.items()]
+    pressed = f"meanwhile some process waited for {', '.join(waits)} of the time"
+    return (quiet, *([pressed] if waits else []))
 
 
 def beside(steps: pl.DataFrame, blocks: pl.DataFrame, world_size: int) -> tuple[bool | None, ...]:

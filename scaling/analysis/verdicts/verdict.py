@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 from scaling.analysis.decompose.loss import BETWEEN_ARMS
@@ -18,6 +19,7 @@ from scaling.settings.parallel import PIPELINED
 from scaling.settings.plan import DETAILS, Plan
 from scaling.settings.schedule import nobody_alone
 
+NOISE = "no cause stands clear of the noise"
 OPTIMIZER_NOTABLE = 0.1
 """An optimizer that surely takes a larger share of the step is worth changing."""
 SCALES_WELL = 0.90
@@ -135,7 +137,7 @@ def _causes_of(
     if point.base_world_size > 1:
         return (_undecided(point, f"{nobody_alone(plan.spec.mode)}, so the loss is not split by cause"),)
     if point.loss is None or (point.efficiency is not None and point.efficiency.interval is None):
-        return (_undecided(point, f"too few rounds for an interval; {plan.kind.for_an_interval}"),)
+        return (_undecided(point, f"too few rounds for an interval; {_longer(plan)}"),)
     shares = _shares(point.loss)
     families = sum(trial.world_size > 1 for trial in plan.trials)
     clear = confidences(dict(shares), point, families)
@@ -173,7 +175,17 @@ def _causes_of(
                 "the time held nothing that tells causes apart; measure longer (measure=standard, or measure.budget_s)",
             ),
         )
-    return (_undecided(point, f"no cause stands clear of the noise; {plan.kind.for_a_cause}"),)
+    return (_undecided(point, f"{NOISE}; {_longer(plan)}"),)
+
+
+def _longer(plan: Plan) -> str:
+    """What gives more rounds than this plan did."""
+    measure = plan.spec.measure
+    if plan.kind.longer:
+        return plan.kind.longer
+    longer = {"quick": "measure=standard", "standard": "measure=thorough"}.get(measure.name, "")
+    budget = f"measure.budget_s={2 * math.ceil(measure.budget_s)}"
+    return f"measure longer ({longer} or {budget})" if longer else f"measure longer ({budget})"
 
 
 def _slow_path(

@@ -17,8 +17,10 @@ from scaling.analysis.quality.contention import (
     count,
     doubts,
     judged,
+    unquiet,
     warnings,
 )
+from scaling.analysis.results import Measured, Overhead, Point
 from scaling.settings.plan import OWN_LOOP
 
 MS = 1_000_000
@@ -176,3 +178,17 @@ def test_a_training_by_cases_is_judged_by_the_same_rule(run):
     training = replace(tables, blocks=tables.blocks.with_columns(arm=pl.lit("training")))
     by_cases = replace(plan, source=run.plan.source)
     assert count(judged(training, by_cases))[0] == training.blocks.height
+
+
+def test_a_machine_that_is_not_quiet_says_for_what_how_long_and_who_waited():
+    apart = Overhead(equal_arms_apart=Measured(0.12, n=12))
+    noisy = Point(world_size=2, hosts=1, status="done", efficiency=Measured(0.8, 0.5, 1.1, 3), overhead=apart)
+    busy = Stolen(hostname="a", shares=(), pressed={"cpu": 0.31, "memory": 0.0, "io": 0.04})
+    quiet, waited = unquiet(noisy, 6.0, [busy])
+    assert "not quiet enough for less than 12% of the step" in quiet
+    assert "for 3% it takes about 48 rounds (4 min 48 s), or a quieter machine" in quiet
+    assert waited == "meanwhile some process waited for a core 31%, memory 0%, a disk 4% of the time"
+    noisier = replace(noisy, overhead=Overhead(equal_arms_apart=Measured(0.5, n=12)))
+    assert unquiet(noisier, 6.0)[0].endswith("for 3% it takes a quieter machine")
+    still = replace(noisy, overhead=Overhead(equal_arms_apart=Measured(0.02, n=12)))
+    assert unquiet(still, 6.0, [busy]) == ()

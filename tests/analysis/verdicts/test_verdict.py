@@ -149,7 +149,7 @@ def test_little_lost_scales_well(plan):
 def test_nothing_that_stands_out_is_undecided(plan, efficiency):
     (found,) = verdicts(point({"unexplained": 0.02}, efficiency=efficiency), plan)
     assert (found.cause, found.share, found.try_) == ("undecided", None, ())
-    assert "measure=" in found.evidence[0]
+    assert "measure longer (measure" in found.evidence[0]
 
 
 def test_beside_a_larger_term_that_is_not_certain_a_cause_is_a_hint(plan):
