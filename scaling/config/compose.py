@@ -52,6 +52,9 @@ SBATCH = ("licenses", "switches", "nodelist", "exclude", "contiguous", "mem", "g
 NAMES_CODE = ("model", "data")
 _NAME = r"[\w][\w.-]*"
 
+_LISTED = re.compile(r"^(\+{0,2}cluster\.s(?:batch|run)\.[a-z-]+=)([^'\"\[{$]+\[[^'\"]*)$")
+"""Node names as Slurm writes them, such as n[1-2], which Hydra's grammar only takes in quotes of its own."""
+
 FLAGS = ("--config-dir", "-cd")
 
 
@@ -198,6 +201,7 @@ def requests(verb: str, arguments: list[str], measure: Callable[[Request], float
         with contextlib.redirect_stderr(terminal):
             return measure(_request(cfg, find_machine()))
 
+    arguments = [_LISTED.sub(r"\1'\2'", word) for word in arguments]
     own = named(arguments)
     if own is not None:
         require_readable(own)

@@ -21,6 +21,7 @@ from scaling.settings.topology import (
     DEVICE_NAMES,
     GPU,
     MULTI_RANK_NCCL,
+    NO_GPUS,
     SIMULATED,
     START_IN_IMAGE_S,
     START_S,
@@ -54,6 +55,17 @@ _OWN = {
     "gpu-bind": "cluster.gpus_per_node: with it each rank sees its own GPU alone, and NVLink goes unused",
 }
 """sbatch options that have a key in conf/cluster or would break the job -> what to use instead."""
+_OF_SRUN = {
+    "nodes": "topology.hosts and world_sizes",
+    "ntasks": "topology.hosts",
+    "ntasks-per-node": "topology.hosts",
+    "nodelist": "cluster.sbatch.nodelist",
+    "output": "run_dir",
+    "export": "cluster.env",
+    "container-image": "cluster.container.image",
+    "gpus-per-task": _OWN["gpus-per-task"],
+    "gpu-bind": _OWN["gpu-bind"],
+}
 
 
 def to_cluster(config: Composed) -> Cluster:
@@ -62,13 +74,22 @@ def to_cluster(config: Composed) -> Cluster:
         parse_time_limit_s(config.time, "cluster.time")
     if config.gpus_per_node is not None and re.fullmatch(r"(\w+:)?0+", config.gpus_per_node):
         raise InputError(
-            f"cluster.gpus_per_node={config.gpus_per_node}: at least 1 is expected; null where there are none"
+            f"cluster.gpus_per_node={config.gpus_per_node}: at least 1 is expected; {NO_GPUS} where Slurm knows of none"
         )
-    for name, value in config.sbatch.items():
-        if name in _OWN:
-            raise InputError(f"cluster.sbatch.{name}: use {_OWN[name]}")
-        if not re.fullmatch(r"[a-z][a-z-]*", name) or "\n" in str(value):
-            raise InputError(f"cluster.sbatch.{name}: a long option of sbatch is expected, such as mail-type")
+    if config.gres is not None and config.gpus_per_node not in (None, NO_GPUS):
+        raise InputError(
+            f"cluster.gpus_per_node={config.gpus_per_node}: cluster.gres={config.gres} is given too, and Slurm would "
+            "get both; leave one of them out"
+        )
+    for program, options, ours in (("sbatch", config.sbatch, _OWN), ("srun", config.srun, _OF_SRUN)):
+        for name, value in options.items():
+            if name in ours:
+                raise InputError(f"cluster.{program}.{name}: use {ours[name]}")
+            if not re.fullmatch(r"[a-z][a-z-]*", name) or "\n" in str(value):
+                raise InputError(
+                    f"cluster.{program}.{name}: a long option of {program} is expected, such as "
+                    f"{'mail-type' if program == 'sbatch' else 'network'}"
+                )
     usual_s = START_S if config.container.image is None else START_IN_IMAGE_S
     return freeze(
         Cluster,
@@ -76,8 +97,13 @@ def to_cluster(config: Composed) -> Cluster:
         "cluster",
         start_s=usual_s if config.start_s is None else config.start_s,
         env=to_env("cluster.env", config.env),
-        sbatch={str(k): "" if v is None or v is True else str(v) for k, v in config.sbatch.items()},
+        sbatch=_options(config.sbatch),
+        srun=_options(config.srun),
     )
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, str]:
+    return {str(k): "" if v is None or v is True else str(v) for k, v in given.items()}
 
 
 def to_env(key: str, config: Mapping[str, Any]) -> dict[str, str]:

@@ -195,7 +195,9 @@ class Topology:
 
 
 NUMA_BINDINGS = ("none", "node", "socket", "exclusive", "core-complex")
-RUNTIMES = ("pyxis", "apptainer")
+RUNTIMES = ("pyxis", "apptainer", "singularity")
+NO_GPUS = "none"
+"""`cluster.gpus_per_node` of a cluster whose Slurm has no generic resource gpu: whole nodes bring their GPUs."""
 START_S, START_IN_IMAGE_S = 180, 900
 """Default limits on a launch's start-up, without and with an image: pyxis may unpack many gigabytes each time."""
 
@@ -209,7 +211,7 @@ class Container:
 
     image: str | None = None
     runtime: Annotated[str, OneOf(RUNTIMES)] = "pyxis"
-    """`pyxis` (srun's --container-image, with enroot) or `apptainer`."""
+    """`pyxis` (srun's --container-image, with enroot), `apptainer`, or its other name `singularity`."""
     mounts: Annotated[
         tuple[str, ...], Matches(r"/[^\s:,]*:/[^\s:,]*(:\w+)?", "/SOURCE:/TARGET is expected")
     ] = ()
@@ -233,7 +235,7 @@ class Cluster:
     gres: OneWord = None
     """Replaces `gpus_per_node` at sites that require it."""
     gpus_per_node: OneWord = None
-    """None: one a rank where the device is cuda, unless `gres` is given."""
+    """None: one a rank where the device is cuda, unless `gres` is given. `none`: Slurm knows of no GPUs there."""
     cpus_per_rank: Annotated[int | None, AtLeast(1)] = None
     """None: the CPUs that Slurm gives the node's task."""
     exclusive: bool = True
@@ -255,4 +257,6 @@ class Cluster:
     """Shell lines at the start of the job: modules, proxies."""
     sbatch: dict[str, str] = field(default_factory=dict)
     """More sbatch options by their long names; an empty string is an option without a value."""
+    srun: dict[str, str] = field(default_factory=dict)
+    """More options of the ranks' srun by their long names, such as mpi or network."""
     container: Container = field(default_factory=Container)

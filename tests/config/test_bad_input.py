@@ -131,6 +131,18 @@ CASES = [
     (["submit", "--dry-run", "topology=pcie_node", "cluster.gpus_per_node=0"], "at least 1"),
     (["submit", "--dry-run", "topology=pcie_node", "+cluster.sbatch.gpus-per-task=1"], "NVLink goes unused"),
     (["submit", "--dry-run", "topology=pcie_node", "+cluster.sbatch.time=3"], "use cluster.time"),
+    (
+        ["submit", "--dry-run", "topology=pcie_node", "+cluster.srun.nodelist=a"],
+        "use cluster.sbatch.nodelist",
+    ),
+    (
+        ["submit", "--dry-run", "topology=pcie_node", "+cluster.srun.Net=a"],
+        "a long option of srun is expected",
+    ),
+    (
+        ["submit", "--dry-run", "topology=pcie_node", "cluster.gres=gpu:8", "cluster.gpus_per_node=8"],
+        "cluster.gres=gpu:8 is given too",
+    ),
     (["submit", "--dry-run", "topology=pcie_node", "+cluster.sbatch.array=0-3"], "would share one"),
     (["submit", "--dry-run", "topology=pcie_node", "cluster.time=2"], "cluster.time=19 holds all of it"),
     (

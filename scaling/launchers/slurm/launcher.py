@@ -93,6 +93,7 @@ def srun(request: LaunchRequest, where: Allocation) -> Command:
         f"--master-port={port(where.job, launch.index)}",
         *program_arguments(request),
     ]
+    options = {"mpi": "none", "cpu-bind": "none", "kill-on-bad-exit": "1", **spec.cluster.srun}
     started = [
         "srun",
         f"--nodes={hosts}",
@@ -100,9 +101,7 @@ def srun(request: LaunchRequest, where: Allocation) -> Command:
         "--ntasks-per-node=1",
         f"--nodelist={','.join(where.nodes[:hosts])}",
         "--export=ALL",
-        "--mpi=none",
-        "--cpu-bind=none",
-        "--kill-on-bad-exit=1",
+        *(f"--{name}={value}" if value else f"--{name}" for name, value in options.items()),
         f"--output={launch.path.absolute()}/torchrun-%n.txt",
     ]
     if inside:
@@ -170,4 +169,4 @@ def _pyxis(container: Container, mounts: list[str], _device: str) -> list[str]:
 def _apptainer(container: Container, mounts: list[str], device: str) -> list[str]:
     nv = ["--nv"] if device == GPU else []
     where = [f"--bind={','.join(mounts)}", f"--pwd={Path.cwd()}"]
-    return ["apptainer", "exec", *nv, *where, str(container.image)]
+    return [container.runtime, "exec", *nv, *where, str(container.image)]

@@ -22,6 +22,7 @@ from scaling.records.paths import RunFolder
 from scaling.settings.batch_search import LAUNCHES_MAX, PROOFS_MAX
 from scaling.settings.plan import Plan
 from scaling.settings.timeouts import joining, start_limit_s
+from scaling.settings.topology import NO_GPUS
 from scaling.units import parse_time_limit_s
 
 _CPUS = {"cpus-per-task", "cpus-per-gpu", "mincpus"}
@@ -56,7 +57,8 @@ def job_script(
     for name in ("partition", "account", "qos", "constraint", "reservation", "gres"):
         if getattr(cluster, name) is not None:
             options[name] = getattr(cluster, name)
-    if cluster.gpus_per_node is not None or (topology.accelerated and cluster.gres is None):
+    needs_gpus = topology.accelerated and cluster.gres is None
+    if cluster.gpus_per_node != NO_GPUS and (cluster.gpus_per_node is not None or needs_gpus):
         options["gpus-per-node"] = cluster.gpus_per_node or str(topology.ranks_per_host)
     if cluster.cpus_per_rank is not None:
         options["cpus-per-task"] = str(cluster.cpus_per_rank * topology.ranks_per_host)
@@ -217,7 +219,7 @@ _KEYS = (
     ("constraint", "cluster.constraint"),
     ("time limit", "cluster.time"),
     ("node name", "cluster.sbatch.exclude or cluster.sbatch.nodelist"),
-    ("gres", "cluster.gpus_per_node or cluster.gres"),
+    ("gres", "cluster.gpus_per_node (none: where Slurm has no GRES) or cluster.gres"),
     ("tres", "cluster.gpus_per_node or cluster.gres"),
     ("licen", "cluster.sbatch.licenses"),
     ("node count", "topology.hosts or world_sizes"),

@@ -231,14 +231,22 @@ def test_pyxis(tmp_path):
     assert made.env["SCALING_PYTHON"] == "python3"
 
 
-def test_apptainer(tmp_path):
+def test_options_of_srun_by_key(tmp_path):
+    plan = plan_of("topology=nvlink_node", "+cluster.srun.mpi=pmix", "+cluster.srun.network=single_node_vni")
+    words = argv_of(plan, tmp_path, [8]).argv
+    assert {"--mpi=pmix", "--network=single_node_vni", "--cpu-bind=none"} <= set(words)
+    assert "--mpi=none" not in words
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "singularity"])
+def test_apptainer(tmp_path, runtime):
     plan = plan_of(
         "topology=nvlink_node",
         "cluster.container.image=/images/torch.sif",
-        "cluster.container.runtime=apptainer",
+        f"cluster.container.runtime={runtime}",
     )
     text = " ".join(argv_of(plan, tmp_path, [8]).argv)
-    assert "apptainer exec --nv --bind=" in text
+    assert f"{runtime} exec --nv --bind=" in text
     assert "/images/torch.sif /opt/scaling-harness/launch/slurm_node.sh 8 nccl" in text
 
 

@@ -99,6 +99,18 @@ def test_a_sites_own_ways():
     assert not {name for name in found if name.startswith(("gpus-per-node", "exclusive", "mem", "signal"))}
 
 
+def test_a_cluster_whose_slurm_knows_of_no_gpus_is_asked_for_none():
+    found = directives(script_of("topology=nvlink_node", "cluster.gpus_per_node=none"))
+    assert not {name for name in found if "gpu" in name or name.startswith("gres")}
+
+
+@pytest.mark.parametrize("option", ["nodelist", "exclude"])
+def test_nodes_are_named_as_slurm_writes_them(option):
+    assert f"{option}=n[1-2,5]" in directives(
+        script_of("topology=pcie_node", f"+cluster.sbatch.{option}=n[1-2,5]")
+    )
+
+
 def test_an_option_of_ones_own_wins():
     assert "mem=64G" in directives(script_of("topology=pcie_node", "+cluster.sbatch.mem=64G"))
 
