@@ -4,7 +4,8 @@
     python benchmarks/nccl_one_gpu.py --simulated          # the same program on the simulated accelerator
 
 ResNet-50 with BatchNorm under DDP at CUDA_DEVICE_MAX_CONNECTIONS unset, 1 and 32, and GPT-2 under DDP and FSDP. Each
-is trained clean, and with rank 1 late by 20 ms in its input (benchmarks/gpu_parts/shared_rank.py). Bars:
+is trained clean, and with rank 1 late by 20 ms in its input (benchmarks/gpu_parts/shared_rank.py). A simulated host
+waits for its device in each step, and in a part of its own it runs ahead, as that of a GPU does. Bars:
 
 late        The Probe's run names rank 1 and the input, and the interval of its cost holds the paired plain steps'.
 clean       It names nobody.
@@ -41,6 +42,8 @@ ROOT = HERE.parent
 RANKS, LATE_RANK, LATE_MS, PHASE = 2, 1, 20.0, "input"
 LIMIT_S, PART_S, ANALYSIS_S = 480.0, 90.0, 60.0
 """Of the whole, of one training, and of the analyses, which run side by side at the end."""
+SIMULATED_PART_S = 240.0
+"""A simulated training takes the processors of a machine that may be busy; the whole has its limit still."""
 COST_SHARE = 0.02
 SUM_BAR, BUCKET_BAR, BUCKET_FLOOR_MS = 0.05, 0.10, 0.010
 NCCL = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "16"}
@@ -48,17 +51,21 @@ NCCL = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CT
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One training; `connections`: work queues of the device, None for its default."""
+    """One training; `connections`: work queues of the device, None for its default.
+
+    `ahead`: a simulated host runs ahead of its device, as that of a GPU always does.
+    """
 
     model: str
     strategy: str
     connections: int | None = None
+    ahead: bool = False
 
     @property
     def name(self) -> str:
         """For the table and the folder."""
         queues = "" if self.model != "resnet50" else f"-{self.connections or 'default'}"
-        return f"{self.model}-{self.strategy}{queues}"
+        return f"{self.model}-{self.strategy}{queues}{'-ahead' if self.ahead else ''}"
 
 
 CASES = (
@@ -66,6 +73,7 @@ CASES = (
     Case(model="gpt2", strategy="ddp"),
     Case(model="gpt2", strategy="fsdp"),
 )
+AHEAD = Case(model="resnet50", strategy="ddp", ahead=True)
 
 
 def missing(*, simulated: bool) -> str | None:
@@ -95,7 +103,7 @@ def train(case: Case, folder: Path, limit_s: float, *, simulated: bool) -> str |
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     env |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     if simulated:
-        words += ["--simulated", str(case.connections or 8)]
+        words += ["--simulated", str(case.connections or 8), *(["--ahead"] if case.ahead else [])]
     else:
         words, env = [str(ROOT / "launch/mps.sh"), *words], {**env, **NCCL}
         if case.connections is not None:
@@ -268,14 +276,15 @@ def main(clock: Callable[[], float] = time.monotonic) -> int:
     begin, rows, left_out, trained = clock(), list[Row](), list[str](), list[Case]()
     with tempfile.TemporaryDirectory(prefix="scaling-") as scratch:
         folder = asked.keep or Path(scratch)
-        for case in CASES:
+        for case in (*CASES, *([AHEAD] if asked.simulated else [])):
             if asked.only and case.name not in asked.only:
                 continue
             left_s = asked.limit_s - (clock() - begin) - ANALYSIS_S
             if left_s < PART_S / 3:
                 left_out.append(case.name)
                 continue
-            failed = train(case, folder / case.name, min(PART_S, left_s), simulated=asked.simulated)
+            part_s = min(SIMULATED_PART_S if asked.simulated else PART_S, left_s)
+            failed = train(case, folder / case.name, part_s, simulated=asked.simulated)
             print(f"{case.name}: {failed or 'trained'}, {clock() - begin:.0f} s", flush=True)
             if failed:
                 rows.append(Row(section="late", what=case.name, measured=failed, bar="trains", met=False))

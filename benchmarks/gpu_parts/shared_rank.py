@@ -1,6 +1,6 @@
 """One of the ranks that share a GPU: trains clean and with rank 1 late in its input, plain, under a Probe, and traced.
 
-    torchrun --nproc-per-node 2 shared_rank.py MODEL STRATEGY LATE_MS FOLDER [--simulated CONNECTIONS]
+    torchrun --nproc-per-node 2 shared_rank.py MODEL STRATEGY LATE_MS FOLDER [--simulated CONNECTIONS [--ahead]]
 
 Plain blocks come in pairs, one clean and one late, by turns; their difference is what the late rank truly costs.
 FOLDER/clean and FOLDER/late are the Probe's runs, FOLDER/rank-R.json the plain times and the device's own collectives.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -33,6 +34,8 @@ WARMUP, PAIRS, BLOCK, PROBED, TRACED = 15, 4, 15, 160, 8
 """Steps before anything is measured; pairs of plain blocks, steps of a block; steps under a Probe, and traced."""
 EXACT = (5, 2, 3, 80, 3)
 """The same on the virtual clock, which is exact and takes the host longer."""
+LOOK = 7
+"""A simulated host that runs ahead reads the loss in every so many steps, which ends its lead."""
 KERNEL_US, PRODUCT_US, LAUNCH_US, LINK_US, LINK_GB_S = 3.0, 400.0, 1.0, 20.0, 1.0
 """A simulated device's: what a kernel takes, a convolution or matrix product, and a launch; its link."""
 PRODUCTS = ("convolution_overrideable", "convolution_backward_overrideable", "addmm", "mm", "bmm")
@@ -192,6 +195,7 @@ def main() -> None:
     arguments.add_argument("late_ms", type=float)
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--simulated", type=int)
+    arguments.add_argument("--ahead", action="store_true", help="its host runs ahead, as that of a GPU does")
     asked = arguments.parse_args()
     machine: Any = Gpu() if asked.simulated is None else Simulated(asked.simulated)
     dist.init_process_group(machine.backend)
@@ -200,6 +204,8 @@ def main() -> None:
     module, loss_of, batch, bring = build(asked.model, device, small=asked.simulated is not None)
     trained = spread(module, asked.strategy, device)
     optimizer = torch.optim.SGD(trained.parameters(), 1e-4, momentum=0.9)
+
+    looks = itertools.cycle([False] * (LOOK - 1) + [True] if asked.ahead else [True])
 
     def step(*, late: bool) -> None:
         bring()
@@ -210,12 +216,13 @@ def main() -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
-        if asked.simulated is not None:
+        if asked.simulated is not None and next(looks):
             loss.item()  # a simulated host's lead has no end, and would hide that it is late
 
     def block(size: int, *, late: bool) -> float:
         """Milliseconds of a plain step in a block of them."""
-        step(late=late)
+        for _ in range(LOOK if asked.ahead else 1):
+            step(late=late)
         begin = machine.now_ms()
         for _ in range(size):
             step(late=late)
@@ -224,6 +231,8 @@ def main() -> None:
     warmup, pairs, size, probed, steps = (
         (WARMUP, PAIRS, BLOCK, PROBED, TRACED) if asked.simulated is None else EXACT
     )
+    if asked.ahead:
+        warmup, size = LOOK, LOOK
 
     for _ in range(warmup):
         step(late=False)
