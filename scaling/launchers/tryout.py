@@ -20,6 +20,7 @@ from scaling.settings.budget import allowance_s
 from scaling.settings.estimate import Machine, Timing, fit, promise, refusal, synthetic_timing
 from scaling.settings.plan import Plan
 from scaling.settings.run import Spec
+from scaling.settings.topology import SIMULATED
 
 TRY_S = 120
 """Time limit for a custom model's factory and first step, and for the steps that are timed."""
@@ -76,8 +77,10 @@ def time_model(plan: Plan, machine: Machine) -> Timing | None:
     None where no step was done in time, or where one did not fit into memory. InputError when a step fails.
     """
     spec = plan.spec
-    if spec.model.synthetic and not needs_trying(spec):
-        return synthetic_timing(spec, machine)
+    if spec.model.synthetic and not needs_trying(
+        spec
+    ):  # its settings tell, but not of a device that is simulated
+        return synthetic_timing(spec, machine) if spec.topology.device != SIMULATED else None
     limit_s = max(TRY_S, allowance_s(spec.measure) / 4)
     lines = _tried(plan, limit_s, flops=False, time=True, step=needs_trying(spec)).splitlines()
     found = [line.removeprefix(TIMING) for line in lines if line.startswith(TIMING)]

@@ -49,6 +49,11 @@ def test_a_budget_that_holds_nothing_is_refused_with_one_that_does():
     assert said_left_out(plan, plan.content)[0].startswith("the budget of ")
 
 
+def test_what_a_synthetic_step_takes_on_a_simulated_device_is_not_foretold():
+    plan = plan_of("model=synthetic", "topology.device=sim")
+    assert promised(plan) is plan
+
+
 def test_a_plan_whose_devices_are_elsewhere_is_not_timed():
     plan = plan_of("model=synthetic", "launcher=slurm")
     assert promised(plan) is plan
