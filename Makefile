@@ -61,8 +61,8 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)  ## every benchmark not measured yet, one after the other, onto the pages of docs/ (over three hours)
-	@$(BIN)/python benchmarks/pages.py
+bench: $(READY)  ## every benchmark not measured yet, one after the other (over three hours)
+	@$(BIN)/python benchmarks/keep.py
 
 clean:  ## remove what was built
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

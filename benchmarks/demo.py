@@ -89,13 +89,13 @@ def without_reason(analysis: dict[str, Any]) -> Iterator[str]:
 
 
 def readme_lines(demo: Demo) -> str:
-    """The first lines of the report over the slow link, and the answer of the comparison."""
-    return _lead(demo.report) + _answer(_comparison(demo))
+    """The first lines of the report over the slow link."""
+    return _lead(demo.report)
 
 
 def tour_lines(demo: Demo) -> str:
-    """The same with the step and its loss, and the ratios."""
-    steps = "# key figures\n" + _between(demo.report, "# key figures\n", "  memory ")
+    """The first lines, the key figures, and the ratios of the comparison; figures show the step and its loss."""
+    steps = "# key figures\n" + _between(demo.report, "# key figures\n", "# transfer, skew")
     ratios = "# throughput, other over base\n" + _between(
         _comparison(demo), "# throughput, other over base\n", "# settings that differ"
     )

@@ -1,14 +1,13 @@
-"""Run the benchmarks one after the other and write how each ended into the pages of docs/ named below.
+"""Run the benchmarks one after the other and keep what each printed.
 
-    python benchmarks/pages.py                 # all that are not measured yet: `make bench`
-    python benchmarks/pages.py --anew          # all
-    python benchmarks/pages.py startup scale   # only these; the others stay on the pages as they were
-    python benchmarks/pages.py --write         # none: write the pages again from earlier figures
-    python benchmarks/pages.py ground_truth --with="--keep DIR"   # one, with its own options
+    python benchmarks/keep.py                 # all that are not measured yet: `make bench`
+    python benchmarks/keep.py --anew          # all
+    python benchmarks/keep.py startup scale   # only these
+    python benchmarks/keep.py ground_truth --with="--keep DIR"   # one, with its own options
 
-benchmarks/results/NAME.json keeps the output of each benchmark, its exit status and the machine that it ran on. The
-pages have a row for each between two marks; the text around the marks is written by hand. A benchmark that cannot run
-here (exit 77) leaves the figures from another machine in place. Exit 1 where a bar was missed.
+benchmarks/results/NAME.json keeps the output of each benchmark, its exit status and the machine that it ran on; the
+tables of docs/ are written from it by hand. A benchmark that cannot run here (exit 77) leaves the figures from another
+machine in place. Exit 1 where a bar was missed.
 
 All benchmarks together take hours. Each result is kept as soon as its benchmark has ended, so an interrupted
 `make bench` continues where it stopped. A result stays valid while the machine, the program, its settings and the
@@ -38,39 +37,36 @@ from harness import CANNOT
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
-PAGES: dict[str, tuple[str, ...]] = {
-    "accuracy.md": (
-        "ground_truth",
-        "coverage",
-        "prediction",
-        "simulation",
-        "mesh_prediction",
-        "plain_loop",
-        "own_loop",
-        "zoo",
-        "meshes",
-        "simulated_gpu",
-        "published_series",
-        "published_meshes",
-        "curves",
-        "models",
-    ),
-    "performance.md": (
-        "demo",
-        "scale",
-        "traces",
-        "overhead",
-        "tap",
-        "startup",
-        "joining",
-        "ceilings",
-        "resume",
-        "promises",
-    ),
-    "gpu-validation.md": ("gpu", "nccl_one_gpu"),
-}
-"""The benchmarks of each page, in its order."""
+NAMES = (
+    "ground_truth",
+    "coverage",
+    "false_alarms",
+    "prediction",
+    "simulation",
+    "mesh_prediction",
+    "plain_loop",
+    "own_loop",
+    "zoo",
+    "meshes",
+    "simulated_gpu",
+    "published_series",
+    "published_meshes",
+    "curves",
+    "models",
+    "demo",
+    "scale",
+    "traces",
+    "overhead",
+    "tap",
+    "startup",
+    "joining",
+    "ceilings",
+    "resume",
+    "promises",
+    "gpu",
+    "nccl_one_gpu",
+)
+"""Every benchmark, in the order in which they run."""
 MEASURED = (
     *("scaling", "conf", "launch", "constraints.txt"),
     *(
@@ -87,7 +83,7 @@ MEASURED = (
 )
 """Files that the figures depend on, besides the benchmark's own file."""
 MACHINE = ("cpu", "cores", "memory_gib", "kernel", "python", "torch")
-VERDICTS = {0: "every bar met", 1: "**a bar was missed**", CANNOT: "could not run here"}
+VERDICTS = {0: "every bar met", 1: "a bar was missed", CANNOT: "could not run here"}
 
 
 def conditions() -> dict[str, Any]:
@@ -113,7 +109,7 @@ def conditions() -> dict[str, Any]:
 
 
 def version_of_this() -> str:
-    """The commit, marked where measured files differ from it; pages that were just written do not count."""
+    """The commit, marked where measured files differ from it."""
     commit = _git("describe", "--always")
     changed = _git("status", "--porcelain", "--", *MEASURED, "benchmarks/*.py")
     return f"{commit}-dirty" if commit and changed else commit or "unknown"
@@ -189,66 +185,32 @@ def end_script(process: subprocess.Popen[str]) -> None:
     end(process)
 
 
-def row(document: dict[str, Any]) -> str:
-    """One benchmark's row on a page: its command, how it ended, when and on what."""
-    name, where = document["benchmark"], document["conditions"]
-    command = " ".join(["python", f"benchmarks/{name}.py", *document["options"]])
-    return (
-        f"| `{command}` | {VERDICTS.get(document['status'], '**it failed**')} | {where['when']} | "
-        f"{where['cores']} cores ({where['cpu']}), {where['memory_gib']} GiB, Python {where['python']}, "
-        f"torch {where['torch']}, commit {where['scaling']} |"
-    )
-
-
-def filled(page: str, documents: list[dict[str, Any]]) -> str:
-    """A page with the table between its marks replaced; ValueError where it has none."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"a page needs the lines {BEGIN} and {END}")
-    table = ["", "| command | result | when | on |", "|---|---|---|---|", *map(row, documents), ""]
-    return before + "\n".join([begin, *(table if documents else []), end]) + after
-
-
-def write_pages(docs: Path, results: Path) -> None:
-    """Write all pages from the figures so far."""
-    for page, names in PAGES.items():
-        known = [results / f"{name}.json" for name in names]
-        documents = [json.loads(path.read_text(encoding="utf-8")) for path in known if path.exists()]
-        text = filled((docs / page).read_text(encoding="utf-8"), documents)
-        (docs / page).write_text(text, encoding="utf-8")
-
-
 def main() -> int:
-    every = [name for names in PAGES.values() for name in names]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="*", help=", ".join(every))
-    parser.add_argument("--write", action="store_true", help="measure nothing")
+    parser.add_argument("names", nargs="*", help=", ".join(NAMES))
     parser.add_argument("--anew", action="store_true", help="also what is measured already")
     parser.add_argument(
         "--with", dest="given", default="", metavar="OPTIONS", help="of the one benchmark named"
     )
     options = parser.parse_args()
-    if unknown := set(options.names) - set(every):
-        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(every)}")
+    if unknown := set(options.names) - set(NAMES):
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
     if options.given and len(options.names) != 1:
         parser.error("--with: options are of one benchmark; name one")
     given = shlex.split(options.given)
-    docs, results = ROOT / "docs", HERE / "results"
+    results = HERE / "results"
     ended = {}
-    for name in [] if options.write else options.names or every:
+    for name in options.names or NAMES:
         script, kept = HERE / f"{name}.py", results / f"{name}.json"
         if not options.names and not options.anew and stands(script, kept):
             print(f"== {name}: measured already ({kept.relative_to(ROOT)})")
             ended[name] = json.loads(kept.read_text(encoding="utf-8"))["status"]
             continue
         ended[name] = measure(name, script, kept, given)
-        write_pages(docs, results)
-    write_pages(docs, results)
     for name, status in ended.items():
-        print(f"{name:<16}{VERDICTS.get(status, f'failed with {status}').strip('*')}")
+        print(f"{name:<16}{VERDICTS.get(status, f'failed with {status}')}")
     return int(any(status not in (0, CANNOT) for status in ended.values()))
 
 
