@@ -146,7 +146,6 @@ class Runs:
         return np.minimum.reduceat(values, self.begins) if len(values) else values
 
     def most(self, values: Ints) -> Ints:
-        """The largest value of each run."""
         return np.maximum.reduceat(values, self.begins) if len(values) else values
 
     def inside(self, larger: Runs) -> Ints:

@@ -168,7 +168,6 @@ class Launches:
 
     @property
     def memories(self) -> tuple[RankMemory, ...]:
-        """What the ranks of all launches held."""
         return tuple(memory for launch in self for memory in launch.memories)
 
     @property

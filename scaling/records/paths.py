@@ -52,7 +52,6 @@ class RunFolder(_Folder):
     config = _File("config.yaml")
     """The composed Hydra config."""
     plan = _File("plan.json")
-    """What is to run."""
     command = _File("command.txt")
     """The commands that were executed, one a line."""
     lock = _File(".lock")
@@ -63,7 +62,6 @@ class RunFolder(_Folder):
     """The largest batches that fit, and the tries that found them."""
 
     job_script = _File("job.sbatch")
-    """The script that Slurm runs."""
     jobs = _File("jobs.json")
     """The Slurm jobs that were submitted for this run."""
     job_log = _FileOf("slurm-{}.out")
@@ -136,7 +134,6 @@ class LaunchFolder(_Folder):
     """Names of all files below RUN/launches/<k>/."""
 
     rank = _FileOf("rank-{}.jsonl")
-    """The records of one rank."""
     env = _FileOf("env-{}.json")
     """Versions, device and environment of rank 0."""
     envs = _FileOf("envs-{}.jsonl")
@@ -179,7 +176,6 @@ class LaunchFolder(_Folder):
     content = _File("content.json")
     """What the launch measures, where its budget holds less than the plan says."""
     cases = _File("cases.json")
-    """How each case of the launch stands."""
     fabric = _File("network.json")
     """Hosts and links of the emulated network."""
 
@@ -195,7 +191,6 @@ class LaunchFolder(_Folder):
         return sorted(int(name[1]) for name in found if name)
 
     def nccl_log(self, host: str, process: str) -> Path:
-        """NCCL's log of one process."""
         return self.path / f"nccl-{host}-{process}.txt"
 
     def nccl_logs(self) -> list[Path]:

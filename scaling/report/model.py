@@ -160,7 +160,6 @@ class Section:
     blocks: tuple[Block, ...] = ()
     on: Renderer = EVERYWHERE
     titled_on: Renderer = EVERYWHERE
-    """Renderers that print the title."""
     folded_on: Renderer = NOWHERE
     """Renderers that fold the section away under its title."""
     alarm: bool = False
@@ -169,7 +168,6 @@ class Section:
     """Whether the title says enough without any block."""
 
     def blocks_on(self, renderer: Renderer) -> tuple[Block, ...]:
-        """The blocks that a renderer shows."""
         return tuple(block for block in self.blocks if block.shown_by(renderer))
 
 

@@ -80,7 +80,6 @@ class Distinct:
 
 Bound = AtLeast | Between | Positive | Fraction | OneOf | Matches | NotEmpty | Distinct | Named
 OF_LISTS = (NotEmpty, Distinct)
-"""Bounds of a list as a whole."""
 
 
 HELD = (Between, NotEmpty, Named)

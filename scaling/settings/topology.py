@@ -163,7 +163,6 @@ class Topology:
         return self.placement == "spread"
 
     def host_of(self, rank: int) -> int:
-        """The host a rank runs on."""
         return rank % self.hosts if self.spread else rank // self.ranks_per_host
 
     def local_of(self, rank: int) -> int:

@@ -135,7 +135,6 @@ def shared(base: Analysis, other: Analysis) -> list[tuple[Case, Case]]:
 
 
 def cases_of(run: Analysis) -> list[Case]:
-    """All cases of a run."""
     return [*run.inference, *run.training]
 
 

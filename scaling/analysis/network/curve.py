@@ -61,7 +61,6 @@ class Points:
         return found
 
     def without(self, index: int) -> Points:
-        """The same without one point."""
         sizes = self.sizes[:index] + self.sizes[index + 1 :]
         return Points(sizes=sizes, times=np.delete(self.times, index, axis=1))
 

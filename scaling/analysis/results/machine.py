@@ -77,7 +77,6 @@ class HostSteps:
     host: int
     hostname: str
     ranks: int
-    """Of this host, in all."""
     ratio: float
     """Mean of its ranks' own steps over the median rank's."""
     slowest: tuple[OwnStep, ...]

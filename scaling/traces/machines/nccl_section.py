@@ -125,12 +125,10 @@ class Section:
     """It has the title of its columns as a comment, so the average that ends a log is expected too."""
 
     def of(self, mode: str) -> list[Row]:
-        """Rows of one mode with bytes in them."""
         return [r for r in self.rows if r.mode == mode and r.bytes > 0]
 
     @property
     def wrong(self) -> list[Row]:
-        """Rows with wrong values."""
         return [r for r in self.rows if r.wrong]
 
     @property

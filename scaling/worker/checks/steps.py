@@ -104,7 +104,6 @@ class Bench:
         return max(1, batch // self._plan.spec.accumulation_steps)
 
     def _timed(self, batch: int) -> list[StepRow]:
-        """Rows of some steps."""
         loop, _ = self._loop(batch)
         clock = self._device.clock
         for _ in range(WARMUP):

@@ -226,7 +226,6 @@ class Arms:
         return loop.stamps + most * loop.micro_steps
 
     def feed(self, arm: str) -> Feed:
-        """The feed of an arm."""
         return self._other.feed if arm == VARIANT and self._other is not None else self._own.feed
 
     def feeds(self) -> list[Feed]:

@@ -134,7 +134,6 @@ class LaunchSession(Session):
         torch.set_num_threads(self.spec.threads)
 
     def enter(self, stage: str) -> None:
-        """Begin a stage of the launch."""
         self.stage = stage
         self.progress(stage, elapsed_s=self.elapsed_s)
 
