@@ -13,11 +13,11 @@ import time
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from scaling.worker.accelerator import cuda, memory
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import EventClock
+from scaling.worker.parallel.torch_private import tree_map_only
 
 _SPIN_ROWS, _SPIN_MOST = 2**17, 2**25
 """Rows of the kernel by which `spin` learns how long a row takes, and the most that it sums."""

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_map_only
 
 from scaling.records.format import AnyStepRow, PlainRow
 from scaling.settings.cases import LATENCY, Case, Variant, cases, variants
@@ -25,6 +24,7 @@ from scaling.worker.measure.step import Loop, step_row
 from scaling.worker.models.options import checkpoint_activations, loading
 from scaling.worker.parallel.ddp import wrap
 from scaling.worker.parallel.groups import Group
+from scaling.worker.parallel.torch_private import limit_recompiles, tree_map_only
 from scaling.worker.session.progress import beat
 
 RECOMPILES = 512
@@ -124,7 +124,7 @@ class Inference:
 
     def _compile(self) -> Callable[[Any], Any]:
         if self._compiled is None:
-            torch._dynamo.config.recompile_limit = RECOMPILES  # noqa: SLF001
+            limit_recompiles(RECOMPILES)
             self._compiled = torch.compile(self._module, dynamic=False)
         return self._compiled
 

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from scaling.records.checkup import SCHEMA, Kernel, KernelTable, Roofline
@@ -27,6 +25,7 @@ from scaling.worker.checks.steps import Bench, benched
 from scaling.worker.checks.work import Layers, is_free
 from scaling.worker.data.workload import Workload
 from scaling.worker.measure.step import Loop
+from scaling.worker.parallel.torch_private import TorchDispatchMode, aten_name, packet_of, tree_leaves
 from scaling.worker.session.session import LaunchSession
 
 STEPS = 3
@@ -219,9 +218,9 @@ class Timing(TorchDispatchMode):
         made = [t for t in tree_leaves(args[0] if result is None and args else result) if _is(t)]
         if not made or not any(t.device.type == self._device.type for t in made):
             return result
-        counter = flop_registry.get(func._overloadpacket)  # noqa: SLF001
+        counter = flop_registry.get(packet_of(func))
         flops = int(counter(*args, **kwargs, out_val=result)) if counter else 0
-        key, operator = _key(func._schema.name.removeprefix("aten::"), given, made)  # noqa: SLF001
+        key, operator = _key(aten_name(func), given, made)
         size = sum(t.numel() * t.element_size() for t in (*given, *made))
         self._work[key] = operator, flops, size
         self._layers_of[key][layer] = None

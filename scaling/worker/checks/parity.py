@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from scaling.records.checkup import Layer, ParityStep, PrecisionRecord
 from scaling.worker.accelerator.accelerator import Accelerator, Precision
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.accelerator.memory import is_out_of_memory
 from scaling.worker.data.workload import Workload
+from scaling.worker.parallel.torch_private import tree_leaves, tree_map_only
 
 SAMPLES = 64
 COMPARED = 2**14

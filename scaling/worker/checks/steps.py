@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from scaling.records.checkup import PhaseMemory, StepTimes, StepWork
 from scaling.records.format import StepRow
@@ -21,6 +20,7 @@ from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
 from scaling.worker.measure.recorder import resident_bytes
 from scaling.worker.measure.step import Loop, step_row
+from scaling.worker.parallel.torch_private import tree_leaves
 from scaling.worker.session.session import LaunchSession
 
 WARMUP = 3

@@ -12,12 +12,19 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
 from scaling.records.checkup import Operator, Sighting
+from scaling.worker.parallel.torch_private import (
+    TorchDispatchMode,
+    aten_name,
+    in_backward,
+    last_node,
+    node_in_backward,
+    packet_of,
+    tree_leaves,
+)
 
 FLOAT64 = "float64"
 HOST_SYNC = "host_sync"
@@ -50,12 +57,12 @@ class Layers(ModuleTracker):
 
     def layer(self) -> str:
         """The path of the module that runs; empty outside of all, as in the optimizer."""
-        node = torch._C._current_autograd_node()  # noqa: SLF001
+        node = node_in_backward()
         if node is not None and not torch.is_grad_enabled():
-            return self._by_node.get(node._sequence_nr(), "")  # noqa: SLF001
+            return self._by_node.get(node, "")
         names = [n for n in self.parents if n != "Global"]
         layer = max(names, key=len).partition(".")[2] if names else ""
-        number = torch._C._autograd._get_sequence_nr() - 1  # noqa: SLF001
+        number = last_node()
         if number != self._last:  # an operator without a node leaves the number as it is
             self._by_node[number], self._last = layer, number
         return layer
@@ -85,7 +92,7 @@ class Work(TorchDispatchMode):
         layer = self._layers.layer()
         if is_free(func):
             return result
-        packet, name = func._overloadpacket, str(func._overloadpacket).partition(".")[2]  # noqa: SLF001
+        packet, name = packet_of(func), str(packet_of(func)).partition(".")[2]
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         made = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor)]
         written = [t for t in made if not any(t is g for g in given)] or made
@@ -172,7 +179,7 @@ def watching(home: str) -> Iterator[Work]:
 
 def is_free(func: Any) -> bool:
     """Whether an operator moves no data: views, allocations, marks of a profiler."""
-    name = func._schema.name.removeprefix("aten::")  # noqa: SLF001
+    name = aten_name(func)
     return func.namespace in _FREE or getattr(func, "is_view", False) or name in _CREATES
 
 
@@ -181,7 +188,7 @@ def _recomputing() -> bool:
 
     A backward that makes a graph of itself (create_graph) has gradients on too, but no checkpointing on its stack.
     """
-    if torch._C._current_graph_task_id() == -1 or not torch.is_grad_enabled():  # noqa: SLF001
+    if not in_backward() or not torch.is_grad_enabled():
         return False
     frame: FrameType | None = sys._getframe()  # noqa: SLF001
     while frame is not None and not frame.f_code.co_filename.endswith(_CHECKPOINT):

@@ -16,7 +16,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from scaling.errors import InputError
@@ -27,6 +26,7 @@ from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import Clock
 from scaling.worker.data.gate import Collate, Gate, Shards, Stream, Timed, end_with_parent
 from scaling.worker.data.workload import Workload, find
+from scaling.worker.parallel.torch_private import tree_leaves
 
 BATCHES = 4
 """Number of synthetic batches, made once and used in turn."""

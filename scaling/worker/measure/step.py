@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import Variable
 
 from scaling.records.format import AnyStepRow, PlainRow, StepRow
 from scaling.worker.accelerator.accelerator import Accelerator, Precision
@@ -19,10 +18,9 @@ from scaling.worker.data.workload import Workload
 from scaling.worker.measure.inject import Faults
 from scaling.worker.parallel.ddp import accumulating
 from scaling.worker.parallel.strategy import FORWARD, Edges, Wait
+from scaling.worker.parallel.torch_private import ENGINE
 from scaling.worker.parallel.waits import BufferSync, sends_buffers
 from scaling.worker.session.progress import beat
-
-_ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is no other way to see the end of backward's compute
 
 STAMPS_A_MICRO_STEP = 7
 """Begin of fetch, forward and backward, end of backward and of its compute, begin and end of its buffers' broadcast."""
@@ -241,4 +239,4 @@ def _at_end_of_backward(loss: torch.Tensor, stamp: Callable[[], int], cell: list
     def at_end() -> None:
         cell[-1] = stamp()
 
-    loss.register_hook(lambda _grad: _ENGINE.queue_callback(at_end))  # type: ignore[no-untyped-call]
+    loss.register_hook(lambda _grad: ENGINE.queue_callback(at_end))  # type: ignore[no-untyped-call]

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from scaling.errors import InputError
 from scaling.settings.run import Spec
 from scaling.settings.topology import CPU
 from scaling.worker.data.workload import Workload
+from scaling.worker.parallel.torch_private import limit_recompiles, tree_map_only
 
 
 def checkpoint_activations(workload: Workload) -> Callable[[], None]:
@@ -156,7 +156,7 @@ def own_backend() -> Any:
     """A back end with graphs of its own."""
     from torch._inductor.compile_fx import compile_fx  # noqa: PLC0415  # takes a second, which only compiling needs
 
-    torch._dynamo.config.recompile_limit = GRAPHS_MAX  # noqa: SLF001
+    limit_recompiles(GRAPHS_MAX)
 
     def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
         return compile_fx(graph, inputs)

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.settings.run import DEFAULT_BUCKET_MB, Ddp
 from scaling.worker.models.options import compiled
 from scaling.worker.parallel.tap import Tap
+from scaling.worker.parallel.torch_private import logging_data, rebuild_buckets
 from scaling.worker.parallel.waits import Norms
 
 # No postponed annotations here: DDP checks a hook's annotations by identity.
@@ -145,17 +146,11 @@ def settle(ddp: DistributedDataParallel) -> None:
     prepared.
     """
     assert ddp.logger is not None
-    if ddp.reducer._rebuild_buckets():  # noqa: SLF001
-        ddp._has_rebuilt_buckets = True  # noqa: SLF001  # as its forward notes
+    rebuild_buckets(ddp)
     ddp.logger.set_runtime_stats_and_log()
     ddp._set_ddp_runtime_logging_sample_rate(_NEVER)  # type: ignore[no-untyped-call]  # noqa: SLF001
     for _ in range(_SAMPLED_FIRST):
         ddp.reducer.prepare_for_forward()
-
-
-def logging_data(ddp: DistributedDataParallel) -> dict[str, Any]:
-    """DDP's own report: settings, buckets, times."""
-    return dict(ddp._get_ddp_logging_data())  # type: ignore[no-untyped-call]  # noqa: SLF001
 
 
 def bucket_parameters(ddp: DistributedDataParallel) -> list[list[int]]:

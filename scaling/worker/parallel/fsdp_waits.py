@@ -28,10 +28,10 @@ from scaling.records.format import CollectiveRow
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES, Message
 from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.parallel.fsdp_state import awaited_buffer, last_reductions
 from scaling.worker.parallel.guard import around, guarded
 from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Edges, Take, Taken, Wait
 from scaling.worker.parallel.tap import Seen, Tap
+from scaling.worker.parallel.torch_private import awaited_buffer, last_reductions
 from scaling.worker.parallel.waits import FunctionalWaits
 
 

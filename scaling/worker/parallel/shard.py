@@ -19,8 +19,8 @@ from scaling.errors import InputError
 from scaling.settings.parallel import Fsdp
 from scaling.worker.models.options import repeated
 from scaling.worker.parallel.collectives import all_gather, reduce_scatter
-from scaling.worker.parallel.fsdp_state import reduces_alone
 from scaling.worker.parallel.fsdp_waits import Watch
+from scaling.worker.parallel.torch_private import param_groups, reduces_alone
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HALF = ("bf16", "fp16")
@@ -149,19 +149,6 @@ def _prefetch(root: nn.Module, units: Sequence[nn.Module], count: int) -> None:
             unit.set_modules_to_forward_prefetch(ahead)
         if behind:
             unit.set_modules_to_backward_prefetch(behind)
-
-
-def param_groups(unit: Any) -> list[Any]:
-    """What a unit communicates: its parameter groups, most often one; none where all are in other units."""
-    state = unit._get_fsdp_state()  # noqa: SLF001
-    found = getattr(state, "_fsdp_param_groups", None)
-    return list(found) if found is not None else [g for g in (state._fsdp_param_group,) if g]  # noqa: SLF001
-
-
-def whole_bytes(parameter: Any) -> int:
-    """Of a parameter in all ranks that share it together."""
-    size: torch.Size = parameter._orig_size  # noqa: SLF001
-    return size.numel() * parameter.sharded_param.element_size()  # type: ignore[no-any-return]
 
 
 AUTO = "auto"

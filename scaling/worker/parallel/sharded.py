@@ -25,7 +25,6 @@ from scaling.worker.data.workload import MakeOptimizer, Workload
 from scaling.worker.models.options import compile_units, own_backend
 from scaling.worker.parallel.computed import share_bytes, unsharded_bytes
 from scaling.worker.parallel.ddp import Wrapping
-from scaling.worker.parallel.fsdp_state import shard_fused_sgd
 from scaling.worker.parallel.fsdp_waits import UnitProbe, Watch
 from scaling.worker.parallel.groups import Group
 from scaling.worker.parallel.replicated import held_bytes
@@ -33,15 +32,14 @@ from scaling.worker.parallel.shard import (
     HALF,
     TYPES,
     HostReduceScatter,
-    param_groups,
     reduces_of,
     shard,
     unit_names,
-    whole_bytes,
 )
 from scaling.worker.parallel.streams import find, rewind, withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, backend_of
 from scaling.worker.parallel.tensor import Divided, divide
+from scaling.worker.parallel.torch_private import param_groups, shard_fused_sgd, whole_bytes
 
 
 class Shards:

@@ -37,6 +37,7 @@ from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.guard import around
 from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Wait
 from scaling.worker.parallel.tap import SELECT, Seen, Tap
+from scaling.worker.parallel.torch_private import in_backward
 
 
 class FunctionalWaits:
@@ -100,7 +101,7 @@ class FunctionalWaits:
 
 def phase_now() -> int:
     """Whether this thread computes forward or backward."""
-    return FORWARD if torch._C._current_graph_task_id() == -1 else BACKWARD  # noqa: SLF001
+    return BACKWARD if in_backward() else FORWARD
 
 
 _CALLS = {

@@ -22,14 +22,13 @@ from scaling.settings.run import Ddp
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.buckets import BucketDetail
 from scaling.worker.parallel.ddp import bucket_bytes, has_own_hook
-from scaling.worker.parallel.fsdp_state import reduces_alone
 from scaling.worker.parallel.fsdp_waits import UnitProbe, Watch
 from scaling.worker.parallel.guard import compiled as is_compiled
 from scaling.worker.parallel.replicated import InlineProbe
-from scaling.worker.parallel.shard import param_groups, whole_bytes
 from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.streams import withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, Tap, backend_of
+from scaling.worker.parallel.torch_private import param_groups, reduces_alone, whole_bytes
 from scaling.worker.parallel.waits import InlineWaits, Norms, sends_buffers, will_send_buffers
 from scaling.worker.probe.followed import Followed
 from scaling.worker.probe.phases import Phases, StepMarks

@@ -28,6 +28,7 @@ from scaling.worker.accelerator.devices import open_device, require
 from scaling.worker.data.workload import Workload, build
 from scaling.worker.models.options import shaped
 from scaling.worker.parallel.groups import make_groups
+from scaling.worker.parallel.torch_private import default_store, set_timeout
 from scaling.worker.session.control import Control, compare_hosts
 from scaling.worker.session.environment import describe
 from scaling.worker.session.progress import Progress
@@ -97,8 +98,8 @@ class LaunchSession(Session):
         timeout = timedelta(seconds=collective_s(None, self.spec.measure.step_timeout_s))
         # The control plane is Gloo's, whatever carries the gradients.
         dist.init_process_group("gloo", timeout=timeout)
-        default_store = dist.distributed_c10d._get_default_store()  # noqa: SLF001
-        store = dist.PrefixStore(f"launch/{folder.index}", default_store)  # type: ignore[attr-defined]
+        at = default_store()
+        store = dist.PrefixStore(f"launch/{folder.index}", at)  # type: ignore[attr-defined]
         super().__init__(
             rank=rank,
             world=world,
@@ -157,7 +158,7 @@ class LaunchSession(Session):
             *(g for each in self.groups.values() for g in (each.control, each.data)),
         ):
             if group is not None and dist.get_backend(group) in ("nccl", "gloo"):  # torch knows only theirs
-                dist.distributed_c10d._set_pg_timeout(limit, group)  # noqa: SLF001
+                set_timeout(limit, group)
 
     def open_workload(self) -> Workload:
         """Build the model, shape it as the run's options say, move it to the device, and record the environment."""
