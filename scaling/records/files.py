@@ -41,7 +41,7 @@ def encode(value: Any) -> Any:
 def decode(kind: type[T], data: Any) -> T:
     """Build `kind` from plain JSON values. Missing keys take the default.
 
-    ValueError for unknown keys, wrong types, and values out of the HELD bounds of a field (spec.settings);
+    ValueError for unknown keys, wrong types, and values out of the HELD bounds of a field (settings.bounds);
     TypeError for a missing key.
     """
     return typing.cast("T", _decode(kind, data, kind.__name__))

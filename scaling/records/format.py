@@ -83,7 +83,7 @@ class CollectiveRow(NamedTuple):
     seq: int
     """Position within the step, the same on every rank."""
     kind: int
-    """Index into spec.run.KINDS."""
+    """Index into settings.run.KINDS."""
     group: int
     """The communicator, as a key of HeadRecord.groups: the world size, -k for the k-th pairing of the pairs arm, or
     another number for a communicator of one mesh axis."""
@@ -101,7 +101,7 @@ class CollectiveRow(NamedTuple):
     0: not taken. A row leaves out those of the next fields at its end that have their default, and this one.
     """
     phase: int = 0
-    """Index into spec.schedule.PHASES: the part of the step that it belongs to."""
+    """Index into settings.schedule.PHASES: the part of the step that it belongs to."""
     unit: int = -1
     """The bucket or the sharded unit that it belongs to, the same on every rank; -1: none is known."""
     calls: int = 1

@@ -1,8 +1,8 @@
 """What YAML may hold for a field of a frozen type, written beside the field: `steps: Annotated[int, AtLeast(1)]`.
 
-`config.schema` makes Hydra's mutable dataclasses from these types and `config.values` checks the bounds of what was
-asked for, so each field is listed once. Of what is read from a file, `records.codec` checks HELD only, since the plans
-of traces and of own loops hold no settings. Type checkers and everything else see the plain type.
+`config.schema` makes Hydra's mutable dataclasses from these types and checks the bounds of what was asked for, so each
+field is listed once. What is read from a file, `records.files` checks against HELD only, since the plans of traces and
+of own loops hold no settings. Type checkers and everything else see the plain type.
 """
 
 from __future__ import annotations

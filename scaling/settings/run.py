@@ -127,7 +127,7 @@ class Measure:
     """Time for the rounds of a launch. Start-up is extra, and so is the warm-up (WARMUP_SHARE)."""
     fabric_bytes_max: Annotated[int, Text("fabric_max", parse_bytes, format_bytes), AtLeast(FABRIC_BYTES_MIN)]
     records_bytes_max: Annotated[int, Text("records_max", parse_bytes, format_bytes), AtLeast(1)] = 2**35
-    """For the rank files of a run on all hosts together. Beyond it only some rounds have details (spec.sample)."""
+    """For the rank files of a run on all hosts together. Beyond it only some rounds have details (settings.sample)."""
     collectives: Annotated[tuple[str, ...], OneOf(COLLECTIVES), NotEmpty("[all_reduce]")] = ("all_reduce",)
     """Collectives of the size sweep."""
     step_timeout_s: Annotated[float, AtLeast(1)]

@@ -253,7 +253,7 @@ class Message(NamedTuple):
     """One measurement of the sweep, or one message of a replay."""
 
     kind: int
-    """Index into spec.run.KINDS."""
+    """Index into settings.run.KINDS."""
     bytes: int
     """As nccl-tests counts them: the whole result of an all-gather, the whole input of a reduce-scatter."""
     calls: int = 1

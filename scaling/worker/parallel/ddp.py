@@ -138,7 +138,7 @@ def wrap(
 
 
 def settle(ddp: DistributedDataParallel) -> None:
-    """After a new wrapper's first steps (spec.schedule.settling_steps): make it like one that has trained for long.
+    """After a new wrapper's first steps (settings.schedule.settling_steps): make it like one that has trained for long.
 
     It makes its buckets in the order of the gradients now, as all ranks do, where it would do so at the next forward.
     It says what they are, and takes no statistics again. DDP takes them in its first ten forwards and in every

@@ -44,7 +44,7 @@ class Seen:
     """One collective that this rank took part in. Stamps are tokens of the clock; 0: not taken."""
 
     kind: int
-    """Index into spec.run.KINDS."""
+    """Index into settings.run.KINDS."""
     group: Any
     """Its process group."""
     bytes: int
@@ -131,7 +131,7 @@ class Tap:
         self._backends: dict[tuple[str, str], bool] = {}
         """(name of the group, type of device) -> whether its ends are host times."""
         self.phase = 0
-        """Index into spec.schedule.PHASES of collectives from here on."""
+        """Index into settings.schedule.PHASES of collectives from here on."""
         self.unit = -1
         """Bucket or sharded unit of collectives from here on; -1: none."""
         self.bucket = -1
