@@ -77,9 +77,8 @@ def time_model(plan: Plan, machine: Machine) -> Timing | None:
     None where no step was done in time, or where one did not fit into memory. InputError when a step fails.
     """
     spec = plan.spec
-    if spec.model.synthetic and not needs_trying(
-        spec
-    ):  # its settings tell, but not of a device that is simulated
+    if spec.model.synthetic and not needs_trying(spec):
+        # Its settings tell, but of a simulated device's steps they do not say what these take of this machine.
         return synthetic_timing(spec, machine) if spec.topology.device != SIMULATED else None
     limit_s = max(TRY_S, allowance_s(spec.measure) / 4)
     lines = _tried(plan, limit_s, flops=False, time=True, step=needs_trying(spec)).splitlines()
