@@ -23,8 +23,10 @@ from scaling.records.paths import LaunchFolder
 from scaling.settings.plan import Plan, Trial
 from scaling.settings.run import Spec
 from scaling.settings.timeouts import collective_s
+from scaling.settings.topology import CPU
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.devices import open_device, require
+from scaling.worker.accelerator.memory import keep_freed
 from scaling.worker.data.workload import Workload, build
 from scaling.worker.models.options import shaped
 from scaling.worker.parallel.groups import make_groups
@@ -92,6 +94,8 @@ class LaunchSession(Session):
         self.first_on_host = os.environ["LOCAL_RANK"] == "0"
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         device = open_device(self.spec, rank=rank, local_rank=int(os.environ["LOCAL_RANK"]))
+        if device.type == CPU and not self.spec.kind.by_cases:  # cases may have a limit, which returns memory
+            keep_freed()
         if self.spec.task != DOCTOR:  # the doctor reports what a device lacks
             for precision in (self.spec.precision, *self.spec.vary.precision):
                 require(device, precision)

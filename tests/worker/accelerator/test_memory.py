@@ -82,3 +82,29 @@ print(*[int(fits(size)) for size in (190, 210, 100, 190, 210, 190)])
 )
 def test_what_counts_as_out_of_memory(error, memory):
     assert is_out_of_memory(error) is memory
+
+
+STEPS = """
+import resource
+from scaling.worker.accelerator.memory import keep_freed
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def step():
+    kept = [torch.ones(3 * MIB, dtype=torch.uint8) for _ in range(8)]
+    return len(kept)
+
+for _ in range(3):
+    step()
+before = faults()
+for _ in range(10):
+    step()
+print(faults() - before)
+"""
+
+
+def test_steps_take_their_memory_where_the_one_before_left_it():
+    (kept,) = run(STEPS.replace("for _ in range(3)", "keep_freed()\nfor _ in range(3)"))
+    (without,) = run("import os, ctypes\nctypes.CDLL(None).mallopt(-3, 2**20)\n" + STEPS)
+    assert int(kept) < 100 < int(without)
