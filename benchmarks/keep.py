@@ -45,6 +45,8 @@ NAMES = (
     "simulation",
     "mesh_prediction",
     "plain_loop",
+    "plain_arms",
+    "lived_in",
     "own_loop",
     "zoo",
     "meshes",
