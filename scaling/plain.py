@@ -28,7 +28,7 @@ def plain(text: str) -> str:
 LINE_MAX = 300
 """Characters of an error or a note. More is in the files that it names."""
 _TAIL = 100
-"""Of these, how many are kept of the end, where the remedy and the files stand."""
+"""How many of these are kept from the end, where the remedy and the files stand."""
 
 
 def message(text: str) -> str:

@@ -41,7 +41,7 @@ class Ending:
     """Largest error over ranks of a device event's time on the host's clock; 0: stamps are the host's own."""
     stolen: tuple[contention.Stolen, ...] = ()
     buffers_bytes: int = 0
-    """Of the module, which DDP keeps alike on all ranks."""
+    """Bytes of the module's buffers, which DDP keeps alike on all ranks."""
 
 
 def run_info(plan: Plan, ending: Ending) -> RunInfo:

@@ -189,12 +189,12 @@ class ShownPrediction(Prediction):
 
 
 def shown_comparison(found: Comparison) -> Comparison:
-    """The same comparison, shown as the terminal shows it."""
+    """The comparison, shown as the terminal shows it."""
     return ShownComparison(**{field.name: getattr(found, field.name) for field in fields(found)})
 
 
 def shown_prediction(found: Prediction) -> Prediction:
-    """The same prediction, shown as the terminal shows it."""
+    """The prediction, shown as the terminal shows it."""
     return ShownPrediction(**{field.name: getattr(found, field.name) for field in fields(found)})
 
 

@@ -283,7 +283,7 @@ def changed(measured: str, arguments: list[str]) -> tuple[Composed, Composed]:
 
 
 def _literal(value: Any) -> Any:
-    """The same value with nothing in it for OmegaConf to resolve."""
+    """The value with nothing in it for OmegaConf to resolve."""
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", value)
     if isinstance(value, dict):

@@ -167,7 +167,7 @@ class ParityStep(ParityErrors):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionRecord:
-    """The same seeded steps in one precision."""
+    """Results of the seeded steps in one precision."""
 
     precision: str
     scale: float
@@ -216,7 +216,7 @@ class Kernel:
     calls: float
     """A step."""
     time_ns: int
-    """Of one call, the median."""
+    """Median time of one call."""
     flops: int
     bytes: int
     """Read and written by one call."""
@@ -234,7 +234,7 @@ class KernelTable:
     batch: int
     precision: str
     step_ns: int
-    """Of a step without timed operators."""
+    """Time of a step without timed operators."""
     kernels: tuple[Kernel, ...]
     slept_ns: int = 0
     """Part of `step_ns` in which a synthetic model sleeps: no operator."""

@@ -84,7 +84,7 @@ class Share:
 
 
 def size_bytes(path: Path) -> int:
-    """Of a file; 0 where there is none."""
+    """Size of a file; 0 where there is none."""
     try:
         return path.stat().st_size
     except OSError:

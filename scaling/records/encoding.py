@@ -75,7 +75,7 @@ def unpacked_bytes(steps: int, stamps: int, calls: int, width: int) -> int:
 
 KEY = b',"crc":'
 DIGITS = 10
-"""Of a 32-bit number."""
+"""Decimal digits of a 32-bit number at most."""
 _SEAL = re.compile(KEY + rb"([0-9]{1,%d})\}?(?:\n|\Z)" % DIGITS)
 """The seal at the end of a line, or of a text that was cut off behind it."""
 

@@ -185,7 +185,7 @@ class HeadRecord:
     buckets: list[int] = field(default_factory=list)
     """Own loops: bytes of DDP's buckets in the order of reduction; together they are the gradients."""
     plan_digest: str = ""
-    """Of the plan.json that the rank read (records.encoding.digest); empty in own loops."""
+    """Digest of the plan.json that the rank read (records.encoding.digest); empty in own loops."""
     detailed: list[int] = field(default_factory=list)
     """Rounds that have details, replay and the size sweep; empty: all rounds of the launch (Content.detailed)."""
 
@@ -233,7 +233,7 @@ class BlockRecord:
     TAG: ClassVar[str] = "block"
 
     id: int
-    """The same on every rank."""
+    """Number of the block, equal on every rank."""
     round: int
     world_size: int
     arm: str

@@ -56,7 +56,7 @@ class RankMemory:
     held: Mapping[int, Mapping[str, int]]
     """By world size: bytes by name (PeakMemory), those that are known."""
     strategies: tuple[Mapping[int, Mapping[str, int]], ...]
-    """The same of each strategy that was measured side by side, in order; the first is `held`."""
+    """Peaks of each strategy that was measured side by side, in order; the first is `held`."""
     device_clock_bound_ns: int | None
     """How far the device's clock may be off from its host's; None where it was not noted."""
 
@@ -268,7 +268,7 @@ IO_BYTES_S = 4096
 BYTES_MAX = 1 << 20
 
 Pulse = Mapping[str, RankPulse]
-"""Of one host's ranks."""
+"""Pulses of one host's ranks, by rank."""
 
 
 def read_pulse(launch: LaunchFolder, host: int) -> Pulse:

@@ -137,7 +137,7 @@ class LaunchFolder(_Folder):
     env = _FileOf("env-{}.json")
     """Versions, device and environment of rank 0."""
     envs = _FileOf("envs-{}.jsonl")
-    """The same of the other ranks of one host, a line each."""
+    """Environments of the other ranks of one host, a line each."""
     failed = _File("failed")
     """Exists once a rank has failed, so that no list of all files has to be read to see it."""
     error = _FileOf("error-{}.json")

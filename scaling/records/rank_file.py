@@ -129,7 +129,7 @@ class RankFile:
     ended: bool
     """Whether the rank reached the end of the launch, where its clock is compared a second time."""
     plan_digest: str = ""
-    """Of the plan.json that the rank read; empty in own loops."""
+    """Digest of the plan.json that the rank read; empty in own loops."""
     detailed: frozenset[int] = frozenset()
     """Rounds of the launch that have details; empty: all of them."""
     blocks: int | None = None

@@ -33,7 +33,7 @@ from scaling.settings.schedule import (
 SLACK_NS = 50_000
 """Allowed on one rank's clock: rounding of a corrected clock, and a callback that is late."""
 DEVICE_SLACK_NS = 500_000
-"""The same where stamps are a device's events, which are converted to host time with an error."""
+"""Allowed where stamps are a device's events, which are converted to host time with an error."""
 ACROSS_NS = 500_000
 """Allowed between ranks, beside twice the bound of their clocks."""
 ARMS = (*STEP_ARMS, REPLAY, FABRIC, PAIRS, LATENCY, THROUGHPUT, TRAINING)
@@ -267,7 +267,7 @@ def _apart_in_time(rows: pl.DataFrame, allowed_ns: int) -> Broken:
 
 
 def _slack(plan: Plan) -> int:
-    """Of stamps, ns."""
+    """Slack that stamps are allowed, ns."""
     return SLACK_NS if plan.spec.topology.device == "cpu" else DEVICE_SLACK_NS
 
 

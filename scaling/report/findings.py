@@ -199,7 +199,7 @@ def level_line(level: FabricLevel) -> str:
 
 
 def level_figures(level: FabricLevel) -> str:
-    """The same without the level's name."""
+    """Figures of a level without its name."""
     rate = "unknown" if level.nominal_gbit_s is None else f"{number(level.nominal_gbit_s)} Gbit/s"
     alpha, busbw = quantity(level.alpha_us, "us"), quantity(level.busbw_gbit_s, "Gbit/s")
     off = "" if level.fit_error is None else f" (a line with these is {level.fit_error:.0%} off its points)"

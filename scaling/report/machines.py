@@ -75,7 +75,7 @@ def _variables(machine: MachineGroup) -> str:
 SHOWN = 16
 """Hosts that text reports show; where there are more, the slowest."""
 ON_PAGE = 64
-"""The same for a page."""
+"""Hosts that a page shows."""
 NAME_WIDTH = 24
 HOSTS_NOTE = (
     "step: without DDP, every rank at work; link: with the better of two other hosts, all pairs at once"

@@ -59,7 +59,7 @@ def brief(analysis: Analysis) -> str:
 
 
 def brief_html(analysis: Analysis, path: str) -> str:
-    """The same as HTML, with the run's folder."""
+    """A run's summary as HTML, with its folder."""
     tables = [(_heads(table), table.rows) for table in _tables(analysis)]
     return render("brief.html.j2", what=_what(analysis), path=path, tables=tables, verdict=_verdict(analysis))
 

@@ -56,7 +56,7 @@ class Content:
     schema: int = CONTENT_SCHEMA
 
     def less(self, part: str) -> Content:
-        """The same without a part."""
+        """The content without a part."""
         return self if part in self.without else replace(self, without=(*self.without, part))
 
     def has(self, part: str) -> bool:

@@ -60,7 +60,7 @@ class Round(NamedTuple):
     """What one round takes."""
 
     bytes: float
-    """Of the files of the host that writes most."""
+    """Bytes of the files of the host that writes most."""
     seconds: float
 
 

@@ -90,7 +90,7 @@ class SimulatedDevice:
     """What a kernel takes whatever its size."""
     link_us: Annotated[float, AtLeast(0)] = 20.0
     link_gb_s: Annotated[float, Positive()] = 20.0
-    """Of what a rank puts on the wire in a collective."""
+    """GB/s of what a rank puts on the wire in a collective."""
     connections: Annotated[int, Between(1, 1024)] = 8
     """In-order work queues that its streams share, as CUDA_DEVICE_MAX_CONNECTIONS sets them."""
     wait_us: Annotated[float, AtLeast(0)] = 0.0

@@ -69,7 +69,7 @@ class SizeRow:
     count: int
     """Collectives that at least one rank timed."""
     whole: int
-    """Of these, those that every rank of the communicator timed."""
+    """Collectives that every rank of the communicator timed."""
     time_us: Measured
     """Mean over ranks."""
     transfer_us: Measured

@@ -204,7 +204,7 @@ def unlike(base: Analysis, other: Analysis, base_plan: Plan, other_plan: Plan) -
 
 
 def with_split(comparison: Comparison, base: Sequence[Source], other: Sequence[Source]) -> Comparison:
-    """The same with each ratio split into compute and fabric, at world sizes that both sources have.
+    """The comparison with each ratio split into compute and fabric, at world sizes that both sources have.
 
     `base` and `other` must be resampled with different seeds, since the runs share no rounds.
     """

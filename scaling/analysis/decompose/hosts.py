@@ -217,7 +217,7 @@ class _Ranks:
         self._level = level_of_each(len(numbers))
 
     def step(self, at: int) -> OwnStep | None:
-        """Of a column."""
+        """Own step of the rank or host in column `at`."""
         there = np.where(np.isfinite(self._own[:, at]), self._median, np.nan)
         rounds = self._rounds.extend({"own": self._own[:, at], "median": there})
         step_ms, ratio = rounds.ratio("own", scale=MS), rounds.ratio(lambda m: m["own"] / m["median"])

@@ -64,7 +64,7 @@ class Light:
     """
 
     def changed(self, change: Callable[[Key, Floats], Floats]) -> Light:
-        """The same steps with other own times."""
+        """These steps with other own times."""
         return dataclasses.replace(self, own={key: change(key, own) for key, own in self.own.items()})
 
 

@@ -243,7 +243,7 @@ def _closure(records: TrialRecords, plan: Plan) -> dict[tuple[int, int], float]:
 
 
 def _closure_of_units(records: TrialRecords) -> dict[tuple[int, int], float]:
-    """The same of a sharded step: from its units' turns over one rank."""
+    """Closure of a sharded step in each round, from its units' turns over one rank."""
     light = records.by_rank(PROBE, detailed=False)
     both = {name: np.stack([_filled(own) for own in light[name].T]) for name in ("forward", "compute")}
     found = {}
@@ -259,7 +259,7 @@ def _closure_of_units(records: TrialRecords) -> dict[tuple[int, int], float]:
 
 
 def _closure_at_pace(records: TrialRecords) -> dict[tuple[int, int], float]:
-    """The same where no rank computes its part alone: of layers that are divided over ranks, of SyncBatchNorm.
+    """Closure where no rank computes its part alone: layers that are divided over ranks, SyncBatchNorm.
 
     So own times are the detailed block's, at the light probe's pace.
     """

@@ -38,7 +38,7 @@ class Sent:
     bytes: int
     """As nccl-tests counts them."""
     ranks: int
-    """Of its communicator."""
+    """Ranks of its communicator."""
     axis: str
     """The mesh axis of its communicator: `shard`, `replicate` or `tensor`."""
 

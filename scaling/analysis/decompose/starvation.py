@@ -24,7 +24,7 @@ from scaling.settings.schedule import PLAIN, PROBE
 UNEVEN = 1.25
 """A rank is named if its steps spend this many times the mean over ranks in input."""
 NOTABLE = 0.03
-"""The same as in scaling.analysis.verdicts.verdict."""
+"""Share of the step from which a wait is named, as in scaling.analysis.verdicts.verdict."""
 
 
 def loader(

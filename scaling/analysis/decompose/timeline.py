@@ -31,7 +31,7 @@ from scaling.settings.schedule import PLAIN, PROBE
 RANKS_MAX = 16
 """At most this many ranks are drawn."""
 SLOWEST, HOSTS = 5, 3
-"""Of them the slowest ranks, and the slowest rank of each of the slowest other hosts."""
+"""Among the drawn: the slowest ranks overall, and the slowest rank of each of the slowest other hosts."""
 
 
 def drawn(own_ns: Floats, hosts: Sequence[int]) -> Drawn | None:

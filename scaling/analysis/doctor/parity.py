@@ -1,4 +1,4 @@
-"""The same steps in every precision on every rank: which ranks differ, at which layer, and how fast each format is.
+"""Run equal steps in every precision on every rank: which ranks differ, at which layer, and how fast each format is.
 
 Compare two records of the same steps: where they first differ, and by how much.
 """

@@ -52,7 +52,7 @@ from scaling.analysis.statistics.rounds import Floats
 CLOCKS_NS = 200_000.0
 """On a back end of the host, ranks' clocks and stamps may differ by this."""
 STAMPS_NS = 20_000.0
-"""The same of a device's stamps, beside the error of the comparison of clocks."""
+"""A device's stamps may differ by this, beside the error of the comparison of clocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Awaited:
 
     @property
     def after_the_first(self) -> Awaited:
-        """The same of all steps but the first."""
+        """The waits of all steps but the first."""
         return Awaited(order=self.order[1:], count=self.count[1:])
 
     def latest(self, times: Floats) -> Floats:
@@ -165,7 +165,7 @@ class Channel:
         return Awaited.of(begin, end, fifo=self.fifo, clocks_ns=self.clocks_ns)
 
     def among(self, places: slice) -> Channel:
-        """The same for some of the collectives."""
+        """The channel of some of the collectives."""
         return dataclasses.replace(
             self,
             communicator=self.communicator[places],

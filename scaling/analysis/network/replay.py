@@ -140,7 +140,7 @@ class Replay:
         )
 
     def free(self) -> Replay:
-        """The same if communication took no time."""
+        """The step if communication took no time."""
         barriers = tuple(barrier.free() for barrier in self.barriers)
         return dataclasses.replace(self, transfer=np.zeros_like(self.transfer), barriers=barriers)
 
@@ -268,7 +268,7 @@ class Program:
         return dataclasses.replace(self, own=self.own * by[:, :, None])
 
     def free(self) -> Program:
-        """The same if communication took no time."""
+        """The step if communication took no time."""
         return dataclasses.replace(self, transfer=np.zeros_like(self.transfer), lag=np.zeros_like(self.lag))
 
     def computed(self) -> Floats:

@@ -57,7 +57,7 @@ class Hops:
     beta_ns: Floats
 
     def estimate(self) -> Hops:
-        """The same without its resampled values."""
+        """The estimates alone, without resampled values."""
         alpha = replace(self.alpha, values=self.alpha.values[:1])
         return replace(self, alpha=alpha, beta_ns=self.beta_ns[:1])
 

@@ -207,11 +207,11 @@ class Placed:
     hosts: int
     """Most hosts of a group."""
     places: tuple[int, ...]
-    """Of the ranks of one group, of those with most edges between hosts: host after host, as ring_times takes them."""
+    """Host of each rank in the group whose ring crosses hosts most often, in ring order (input of `ring_times`)."""
     ring: float
     """What a host's link carries for each byte of a rank's wire where the groups go round rings; 0 within hosts."""
     exchange: float
-    """The same where every rank sends to every other."""
+    """Load per byte of a rank's wire where every rank sends to every other."""
 
     @property
     def across(self) -> bool:

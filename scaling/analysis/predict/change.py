@@ -195,7 +195,7 @@ class Source:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def estimate(self) -> Source:
-        """The same with the estimate only, without resampled values."""
+        """The source with its estimates alone, without resampled values."""
         first = partial(_some, slice(1))
 
         def alone(ranks: ByRank) -> ByRank:

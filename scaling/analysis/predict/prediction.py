@@ -54,7 +54,7 @@ def leans(source: Source, change: Change, *, other_launch: bool) -> tuple[Lean, 
 
 
 def named_leans(source: Source, change: Change, *, other_launch: bool) -> list[tuple[str, Lean]]:
-    """The same, each with its name in `assumptions`."""
+    """What the prediction leans on, each with its name in `assumptions`."""
     moved = change.world_size not in (None, source.world_size)
     elsewhere = moved or change.fabric is not None
     micro_batch = (change.batch or source.batch) / (change.accumulation or source.accumulation)

@@ -243,7 +243,7 @@ def _fixed_by_half(means: Means) -> Floats | None:
 
 
 def _fixed(alone: Mapping[str, Floats], whole: Mapping[str, Floats], parts: int) -> Floats:
-    """The same for strong scaling, from a rank's own batch and the whole batch, `parts` times as large."""
+    """Fixed share of forward and backward in strong scaling. The whole batch is `parts` times as large as a rank's."""
     small, large = (phases["forward"] + phases["compute"] for phases in (alone, whole))
     each = (large - small) / (parts - 1)
     return np.clip(1 - each / small, 0.0, 1.0)

@@ -108,7 +108,7 @@ def with_telemetry(blocks: pl.DataFrame, samples: Mapping[tuple[int, int], Devic
 
 
 _NO_REASONS = -1
-"""Of a block none of whose samples reports any; reported ones are bits."""
+"""Stands for a block whose samples report no reasons; reported ones are bits."""
 
 
 def _beside(

@@ -14,7 +14,7 @@ from scaling.settings.schedule import PHASES, PROBE
 from scaling.units import format_bytes
 
 NOTABLE = 0.03
-"""The same as in scaling.analysis.verdicts.verdict."""
+"""Share of the step from which traffic is named, as in scaling.analysis.verdicts.verdict."""
 _STEP = ["launch", "block", "step", "rank"]
 _OF_PHASES = ("input", "host", "overlap")
 """Causes that are differences of phases, which hold the waits in collectives beside the model's own."""
@@ -47,8 +47,8 @@ class Others:
     calls: int = 0
     bytes: int = 0
     share: float = 0.0
-    """Of the step that some rank spent in them at most: from launch to done, their sum, without the wait for DDP's last
-    bucket, which is known."""
+    """Largest share of a step that any rank spent in them: sum from launch to done, without the wait for DDP's last
+    bucket."""
 
 
 def others(tables: Tables) -> Others:

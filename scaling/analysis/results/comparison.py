@@ -92,7 +92,7 @@ class PointComparison(Ratio):
     causes: dict[str, Measured | None]
     """Difference of step time B - A by cause, ms: compute and each loss cause."""
     control: Measured | None = None
-    """The same ratio for one rank alone on the same machine: an A/A pair, which is 1 except for the machine's drift."""
+    """The ratio of one rank alone on the same machine: an A/A pair, which is 1 except for the machine's drift."""
     split: Split | None = None
     """None at one rank, for runs that are not comparable, and where the records of a run are missing."""
     cost: CostComparison = field(default_factory=CostComparison)

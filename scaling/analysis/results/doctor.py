@@ -82,7 +82,7 @@ class Divergence(ParityErrors):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParityTable:
-    """The same seeded steps in every precision, everywhere."""
+    """Equal seeded steps in every precision on every rank."""
 
     steps: int
     batch: int

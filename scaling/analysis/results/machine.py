@@ -98,7 +98,7 @@ class RankSpread:
     slow: int
     """Ranks that are slower than the median rank by more than chance."""
     edges_ms: tuple[float, ...]
-    """Of equally wide bins from the least to the most."""
+    """Edges of equally wide bins from the least to the most."""
     counts: tuple[int, ...]
     """Ranks in each bin."""
     hosts: tuple[HostSteps, ...]

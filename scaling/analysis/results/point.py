@@ -77,9 +77,9 @@ class TokenBalance:
     """How the tokens of an own loop's steps are spread over the ranks, and what that costs."""
 
     per_step: Measured
-    """Of a rank and step, mean over the ranks."""
+    """Tokens per rank and step, mean over the ranks."""
     most_over_mean: Measured
-    """Of the rank that has most in its step over the mean rank's, mean over the steps: 1 where all have as many."""
+    """Largest token count of any rank divided by the mean over ranks, averaged over steps; 1.0 is perfect balance."""
     rank: int | None
     """The rank that has most over all steps; None where that is chance."""
     rank_extra: Measured | None
@@ -131,10 +131,10 @@ class Collective:
     communicator: str
     """Its mesh axis: `shard`, `replicate` or `tensor`."""
     ranks: int
-    """Of the communicator."""
+    """Ranks of the communicator."""
     calls: int
     bytes: int
-    """Of all calls, as nccl-tests counts them."""
+    """Bytes of all calls, as nccl-tests counts them."""
     transfer_ms: Measured | None = None
     """What they, and the same ones of other groups on their link, have of it; sharing it with others counts half."""
     exposed_transfer_ms: Measured | None = None
@@ -315,7 +315,7 @@ class Point(KeyFigures):
     """Model FLOPs utilisation of the plain step; `hfu` counts what checkpointing runs again too. See RooflineResult."""
     hfu: Measured | None = None
     tokens_per_s: Measured | None = None
-    """Of all ranks; None where neither the model tells the tokens of a sample, nor an own loop those of its steps."""
+    """Sum over ranks; None where neither the model tells the tokens of a sample, nor an own loop those of its steps."""
     straggler: Straggler | None = None
     tokens: TokenBalance | None = None
     """None where the loop does not tell its tokens (Probe.tokens)."""

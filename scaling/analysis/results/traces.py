@@ -71,7 +71,7 @@ class TracedKind:
     busy_ms: Measured
     """Time on which at least one of them runs: the union of their spans."""
     exposed_ms: Measured
-    """Of that, without concurrent compute."""
+    """Part of busy_ms without concurrent compute."""
     hidden_ms: Measured
 
 

@@ -69,7 +69,7 @@ class SelfTest:
     hit_rate: float
     """A fraction of 1."""
     false_alarms: int
-    """Of all cases; one at high confidence counts double."""
+    """Causes named falsely in all cases; one at high confidence counts double."""
     attribution_error: float | None
     """Median of |error|."""
     passed: bool

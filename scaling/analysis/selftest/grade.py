@@ -41,7 +41,7 @@ class FaultCase:
 
     name: str
     overrides: tuple[str, ...]
-    """Of the run, with the fault; where a key stands twice the later one counts."""
+    """Overrides of the run, with the fault; where a key stands twice the later one counts."""
     accepted: tuple[str, ...]
     """One of these causes has to be the first verdict."""
     possible: tuple[str, ...] = ()

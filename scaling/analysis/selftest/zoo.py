@@ -96,7 +96,7 @@ class Fault:
     late_in: str = ""
     """The phase of the late rank."""
     costs_ms: float | None = None
-    """Of the late rank, or of every rank's input."""
+    """Cost of the late rank, or of every rank's input, ms per step."""
     contended: bool = False
 
 

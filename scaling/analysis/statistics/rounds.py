@@ -113,7 +113,7 @@ class Rounds:
         return name in self.values and bool(np.isfinite(self.values[name]).any())
 
     def extend(self, values: Mapping[str, Floats]) -> Rounds:
-        """The same rounds with more quantities."""
+        """These rounds with more quantities."""
         grown = object.__new__(Rounds)
         grown.values = {**self.values, **values}
         grown.launch, grown.unit, grown.part, grown.whole = self.launch, self.unit, self.part, self.whole

@@ -31,7 +31,7 @@ class OwnNumber:
 
     world_size: int
     throughput: float
-    """Of all GPUs together, in the unit of the file."""
+    """All GPUs together, in the unit of the file."""
     rows: int
     apart: float
     """Largest over smallest row, less 1; 0 for one row."""

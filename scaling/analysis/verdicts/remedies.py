@@ -298,7 +298,7 @@ def interleaved(run: RunRecords) -> tuple[Measured | None, Measured | None]:
 def alternating(
     now: Floats, then: Floats, samples: float, seed: int
 ) -> tuple[Measured | None, Measured | None]:
-    """The same from plain step times of pairs of launches. `samples`: of a step with the remedy over a present one."""
+    """Gain and A/A ratio from plain steps of pairs of launches. `samples`: ratio of samples per step, then to now."""
     count = min(len(now), len(then))
     pairs = Rounds({"now": now[:count], "then": then[:count]}, np.zeros(count, dtype=np.int64), seed=seed)
     halves = Rounds(

@@ -37,7 +37,7 @@ CHUNK = 200
 FIRST_NS, LONGEST_NS = 50_000_000, 1_000_000_000
 """How long the device waits for the first of them to be queued, and for any at most."""
 CYCLES_S = 2e9
-"""Of a GPU: `torch.cuda._sleep` counts cycles, and none has a higher clock by much."""
+"""Clock of a GPU: `torch.cuda._sleep` counts cycles, and few have a higher clock."""
 COPIES = ("copy_", "_to_copy", "clone", "contiguous")
 TYPES = {
     torch.float64: "Double",
@@ -163,7 +163,7 @@ class Timing(TorchDispatchMode):
         self._begin_ns, self._wait_ns = 0, FIRST_NS
         self._times: dict[str, list[int]] = collections.defaultdict(list)
         self._late: dict[str, list[int]] = collections.defaultdict(list)
-        """Of operators for which the device may have waited; they count where an operator has no other time."""
+        """Times of operators for which the device may have waited; they count where an operator has no other time."""
         self._work: dict[str, tuple[str, int, int]] = {}
         self._layers_of: dict[str, dict[str, None]] = collections.defaultdict(dict)
         self._own_ns = self._cost_of_a_call() if self._on_host else 0

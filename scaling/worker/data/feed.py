@@ -44,7 +44,7 @@ class NoBatchError(RuntimeError):
 
 
 class Feed:
-    """The same few synthetic batches in turn. There is nothing to wait for."""
+    """A few synthetic batches in turn. There is nothing to wait for."""
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self._batches = itertools.cycle(batches)

@@ -183,7 +183,7 @@ def _as_channels_last(tensor: torch.Tensor) -> torch.Tensor:
 def _fused(
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer], parameters: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """The same optimizer with the same settings and `fused=True`."""
+    """The optimizer with its settings and `fused=True`."""
     plain = optimizer(parameters)
     if "fused" not in plain.defaults:
         raise InputError(

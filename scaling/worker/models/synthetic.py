@@ -106,7 +106,7 @@ class _Divided(ParallelStyle):
 
 
 class _DividedByTokens(_Divided):
-    """The same with sequence parallel: between layers each rank has a part of what a sample has there."""
+    """Divided layers with sequence parallel: between layers each rank has a part of what a sample has there."""
 
     def __init__(self, tokens: int, *, first: bool, last: bool) -> None:
         self._tokens, self._first, self._last = tokens, first, last

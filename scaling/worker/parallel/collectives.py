@@ -25,7 +25,7 @@ import torch.distributed as dist
 from scaling.worker.parallel.tap import HOST_BACKENDS, Tap, backend_of
 
 _TAG = 0x5CA1
-"""Of all messages here, so that no other message of the group is taken for one. Those of a pair arrive in order."""
+"""Tag of all messages here, so that no other message of the group is taken for one. Those of a pair arrive in order."""
 _Ended: TypeAlias = "Future[None]"
 
 

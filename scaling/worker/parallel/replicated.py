@@ -120,7 +120,7 @@ class InlineProbe:
 
     @property
     def stamps(self) -> int:
-        """Of the layers and the buckets."""
+        """Stamps of the layers and the buckets."""
         return STAMPS_A_LAYER * self._layers + 3 * self._count
 
 

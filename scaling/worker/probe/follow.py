@@ -158,7 +158,7 @@ class ShardedModel:
 
     @property
     def module(self) -> torch.nn.Module:
-        """The same: fully_shard wraps nothing."""
+        """The followed module itself: fully_shard wraps nothing."""
         return self.root
 
     @property

@@ -135,7 +135,7 @@ _ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is n
 
 
 class Phases(StepMarks):
-    """Of DDP's wrapper or a sharded module. `wrapped` is the followed model, or what torch.compile made of it."""
+    """Phases of DDP's wrapper or a sharded module. `wrapped` is the followed model or what torch.compile made of it."""
 
     def __init__(self, followed: Followed, wrapped: torch.nn.Module, stamp: Callable[[], int]) -> None:
         super().__init__(followed, stamp)

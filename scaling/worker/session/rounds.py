@@ -37,7 +37,7 @@ class Turn:
     """One block of a round, as every rank of the launch sees it."""
 
     id: int
-    """The same on every rank, and used once in a launch."""
+    """Number of the block, equal on every rank and used once in a launch."""
     participants: int
     mine: bool
     """Whether this rank takes part."""
@@ -109,7 +109,7 @@ def _take(session: LaunchSession, turn: Turn, *, skip: bool) -> None:
 SLACK = 0.18
 """The least number of rounds may take this share of the promised time on top. The rest of a quarter is the report's."""
 UNPROMISED = 0.25
-"""The same share of the budget, where nothing was promised."""
+"""Share of the budget that the least rounds may take on top, where nothing was promised."""
 
 
 class Budget:
