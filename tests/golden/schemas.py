@@ -76,6 +76,7 @@ def _schema(root: type) -> dict[str, Any]:
                 for key, of in kind["properties"].items()
             }
             kind |= {"required": sorted(kind["properties"]), "additionalProperties": False}
+        kind.pop("description", None)  # of the code, not of the document
     return schema
 
 
