@@ -44,6 +44,7 @@ from scaling.analysis.decompose.detailed import BlockStamps, read_detailed  # no
 from scaling.analysis.decompose.light import Light  # noqa: E402
 from scaling.analysis.decompose.point import point  # noqa: E402
 from scaling.analysis.decompose.quantities import COLUMNS, Sent, TrialRecords  # noqa: E402
+from scaling.analysis.decompose.trials import RunRecords  # noqa: E402
 from scaling.analysis.network.channel import ONE  # noqa: E402
 from scaling.analysis.results import TrialStatus, Verdict  # noqa: E402
 from scaling.analysis.results.verdicts import NO_CAUSE  # noqa: E402
@@ -282,7 +283,9 @@ def cluster(cell: Cell, seed: int) -> tuple[Verdict, ...]:
         simulate(truth, folder.path)
         plan = read_json(folder.plan, Plan, plans.SCHEMA)
         trials = tuple(TrialStatus(world_size=t.world_size, status="done") for t in plan.trials)
-        found = analyze(checked(folder, plan), plan, Ending(duration_s=60.0, launches=1, trials=trials))
+        found = analyze(
+            RunRecords(checked(folder, plan), plan), Ending(duration_s=60.0, launches=1, trials=trials)
+        )
     return found.verdicts
 
 
