@@ -10,8 +10,9 @@ from scaling.worker.accelerator.accelerator import Cpu, Precision
 from scaling.worker.data.feed import Feed
 from scaling.worker.data.workload import Workload, sgd
 from scaling.worker.measure.inject import Faults
-from scaling.worker.measure.step import _ENGINE, Loop, edges, step_row
+from scaling.worker.measure.step import Loop, edges, step_row
 from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Wait
+from scaling.worker.parallel.torch_private import ENGINE
 
 MS = 1_000_000
 TOLERANCE_NS = 20_000
@@ -26,7 +27,7 @@ class Kernels(torch.nn.Linear):
 
         def backward(grad):
             cuda.enqueue(backward_ns)
-            _ENGINE.queue_callback(lambda: cuda.enqueue(wait_ns))  # as DDP makes the stream wait
+            ENGINE.queue_callback(lambda: cuda.enqueue(wait_ns))  # as DDP makes the stream wait
             return grad
 
         self.weight.register_hook(backward)
