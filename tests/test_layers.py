@@ -25,6 +25,7 @@ ROOMS = {
     "hardware": set(),
     "records": {"settings", "hardware"},
     "worker": {"settings", "records"},
+    "integrations": {"worker"},
     "config": {"settings", "hardware"},
     "launchers": {"settings", "records"},
     "analysis": {"settings", "records", "hardware"},

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import io
 import os
 import re
@@ -333,21 +334,44 @@ def _last_line(text: str) -> str:
 KEYS = ("topology", "launcher", "cluster", "env", "threads", "repeats", "world_sizes", "run_dir")
 """What says where and how often a script runs; all else is the script's own."""
 REPEATS = 2
-_VALUED = ("--world-sizes", "--time-limit", "--config-dir")
+_VALUED = ("--world-sizes", "--time-limit", "--config-dir", "--fresh")
 """Options before the script that are followed by a value."""
 
 
 def cut(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(our options and overrides, the script and its arguments); the script is the first word that is neither."""
+    """(our options and overrides, the script and its arguments); the script is the first word that is neither.
+
+    As with `python`, `-m MODULE` stands in place of a script.
+    """
     index = 0
     while index < len(words):
         word = words[index]
         if word == "--":
             return list(words[:index]), list(words[index + 1 :])
-        if not word.startswith("-") and ("=" not in word or Path(word).is_file()):
+        if word == "-m" or (not word.startswith("-") and ("=" not in word or Path(word).is_file())):
             break
         index += 2 if word in _VALUED else 1
     return list(words[:index]), list(words[index:])
+
+
+def script_name(script: Sequence[str]) -> str:
+    """What messages call the script. InputError where there is no such file or module."""
+    if not script or script == ["-m"]:
+        raise InputError(
+            "scaling launch: a script is expected after the options, such as train.py or -m package.train"
+        )
+    if script[0] != "-m":
+        if not Path(script[0]).is_file():
+            raise InputError(
+                f"{script[0]}: no such file; the script is expected after the options, such as train.py"
+            )
+        return Path(script[0]).name
+    top, *rest = script[1].split(".")
+    here = Path(top, *rest)
+    there = here.is_dir() or here.with_suffix(".py").is_file()
+    if not there and not (top.isidentifier() and importlib.util.find_spec(top)):
+        raise InputError(f"-m {script[1]}: no such module here; one is expected, such as -m package.train")
+    return script[1]
 
 
 def overrides(words: Sequence[str], world_sizes: str | None) -> list[str]:

@@ -58,6 +58,8 @@ class Command:
     """The hosts to emulate, written to the launch's folder before it starts."""
     hosts: int = 1
     """Hosts that it starts ranks on."""
+    cwd: str | None = None
+    """Its working directory; None: the caller's."""
     ranks: tuple[int, ...] = ()
     """Our rank of each process, in torchrun's order; empty where both count alike."""
     start_s: int = 0

@@ -35,6 +35,7 @@ def start(command: Command, launch: LaunchFolder) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **command.env},
+            cwd=command.cwd,
             start_new_session=True,  # so that Ctrl-C at the terminal reaches only this process, which ends the launch
             preexec_fn=_die_with_parent,  # noqa: PLW1509  # safe beside other threads: it only calls prctl
         )

@@ -18,6 +18,7 @@ from scaling.records.format import (
     COLLECTIVE_WIDTHS,
     STEP_FIELDS,
     WITHOUT_BUFFERS,
+    WITHOUT_OTHER_WAITS,
     WITHOUT_TOKENS,
     WITHOUT_WAITS,
     BlockRecord,
@@ -39,6 +40,7 @@ WIDTHS = (
     WITHOUT_BUFFERS,
     WITHOUT_WAITS,
     WITHOUT_TOKENS,
+    WITHOUT_OTHER_WAITS,
     len(STEP_FIELDS),
 )
 """Lengths of a step's row: a plain step, one without buffers, one of a module that is not sharded, a step of one that

@@ -75,6 +75,12 @@ class StepRow(NamedTuple):
     """Duration: the part of backward in which it waits for parameters or for the reduction of gradients."""
     tokens: int = -1
     """Own loops: how many tokens (or samples) this rank's step had, as the loop told; -1 and left out: it told none."""
+    input_wait_ns: int = 0
+    """Own loops: the part of input that is waits for communication. Older files lack this and the next two."""
+    optimizer_wait_ns: int = 0
+    """Own loops: that part of optimizer, such as gradients that the loop reduces by itself."""
+    host_wait_ns: int = 0
+    """Own loops: that part of the step's rest."""
 
 
 class CollectiveRow(NamedTuple):
@@ -124,6 +130,8 @@ WITHOUT_WAITS = STEP_FIELDS.index("forward_wait_ns")
 """Length of a step's row of a strategy that is not sharded."""
 WITHOUT_TOKENS = STEP_FIELDS.index("tokens")
 """Length of a step's row without its number of tokens."""
+WITHOUT_OTHER_WAITS = STEP_FIELDS.index("input_wait_ns")
+"""Length of a step's row that waits in forward and backward alone."""
 NO_TOKENS: int = StepRow._field_defaults["tokens"]
 COLLECTIVE_FIELDS = CollectiveRow._fields
 COLLECTIVE_DEFAULTS = tuple(CollectiveRow._field_defaults.values())
@@ -138,10 +146,13 @@ AnyStepRow = PlainRow | StepRow
 def shortest(row: AnyStepRow) -> Sequence[int]:
     """What is written of a step's row: without what is not known of it, or what there was none of.
 
-    These are the number of tokens, and before that the waits of a sharded module and the buffers.
+    These are the waits outside of forward and backward, the number of tokens, and before that the waits of a sharded
+    module and the buffers.
     """
-    if len(row) > WITHOUT_TOKENS and row[WITHOUT_TOKENS] != NO_TOKENS:
+    if any(row[WITHOUT_OTHER_WAITS:]):
         return row
+    if len(row) > WITHOUT_TOKENS and row[WITHOUT_TOKENS] != NO_TOKENS:
+        return row[:WITHOUT_OTHER_WAITS]
     found: Sequence[int] = row[:WITHOUT_TOKENS]
     for width in (WITHOUT_WAITS, WITHOUT_BUFFERS):
         if len(found) > width and not any(found[width:]):

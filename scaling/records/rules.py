@@ -142,7 +142,9 @@ def _phases(plan: Plan, slack: int, follows: pl.Expr) -> dict[str, pl.Expr]:
     """The order of a step's stamps, and its phases within it. `follows`: whether the row before is the step before."""
     length, wait = pl.col("end_ns") - pl.col("begin_ns"), pl.col("sync_end_ns") - pl.col("compute_end_ns")
     phases = ("input_ns", "forward_ns", "backward_ns", "optimizer_ns")
-    waits = ("earlier_wait_ns", "buffer_wait_ns", "forward_wait_ns", "backward_wait_ns")
+    elsewhere = ("input_wait_ns", "optimizer_wait_ns", "host_wait_ns")
+    waits = ("earlier_wait_ns", "buffer_wait_ns", "forward_wait_ns", "backward_wait_ns", *elsewhere)
+    rest = length - pl.sum_horizontal(phases)
     stamped = pl.col("compute_end_ns").is_not_null()
     computed = pl.col("begin_ns") + pl.sum_horizontal(phases[:-1])
     buffered = pl.col("buffer_end_ns") - pl.col("buffer_begin_ns")
@@ -163,6 +165,12 @@ def _phases(plan: Plan, slack: int, follows: pl.Expr) -> dict[str, pl.Expr]:
         & (wait + pl.col("earlier_wait_ns") + pl.col("backward_wait_ns") > pl.col("backward_ns") + slack),
         "forward waits for longer than it lasts": stamped
         & (pl.col("buffer_wait_ns") + pl.col("forward_wait_ns") > pl.col("forward_ns") + slack),
+        "input, optimizer or the rest of a step waits for longer than it lasts": stamped
+        & (
+            (pl.col("input_wait_ns") > pl.col("input_ns") + slack)
+            | (pl.col("optimizer_wait_ns") > pl.col("optimizer_ns") + slack)
+            | (pl.col("host_wait_ns") > rest + slack)
+        ),
         "forward's buffers come before or after their step, or take longer than forward waits for them": stamped
         & (pl.col("buffer_wait_ns") > 0)
         & (

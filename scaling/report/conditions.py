@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from scaling.analysis.results import LAUNCHES_MIN, RunInfo
 from scaling.plain import plain
 from scaling.report.text import case_batches, count, moment, precisions, ranks
-from scaling.settings.parallel import PIPELINED, Fsdp, show_reshard
+from scaling.settings.parallel import OWN, PIPELINED, Fsdp, show_reshard
 from scaling.settings.plan import HARNESS, TRACE, Plan
 from scaling.settings.run import Ddp, Inject, Spec
 from scaling.units import format_duration, format_rate
@@ -70,7 +70,7 @@ def _plan_lines(plan: Plan) -> list[tuple[str, str]]:
         lines.append(
             ("strategies", f"{named}, in turns in one launch; figures without a name are the first one's")
         )
-    elif spec.parallel.sharded or spec.parallel.name == PIPELINED:
+    elif spec.parallel.sharded or spec.parallel.name in (OWN, PIPELINED):
         lines.append(("parallel", _strategy(spec)))
     lines.append(("topology", f"{top.name}, {hosts}"))
     if top.hosts > 1 or top.link.rate_bit_s is not None:

@@ -14,6 +14,8 @@ from scaling.settings.bounds import AtLeast, Nullable, OneOf, Text
 
 PIPELINED = "pp"
 """The strategy of a loop of one's own whose ranks each have some of the layers; `scaling run` does not offer it."""
+OWN = "own"
+"""The strategy of a loop of one's own that spreads its model over ranks in a way that is not known."""
 STRATEGIES = ("ddp", "fsdp", "hsdp", "tp", "fsdp_tp", "hsdp_tp", "single")
 SPREAD = STRATEGIES[:-1]
 """Strategies of several ranks, which can be measured side by side."""

@@ -593,7 +593,7 @@ class RankFiles:
                 end = self.stamps(np.broadcast_to(track.buffered[:, None], track.at[0].shape), ranks)
                 columns += [end - at[1], at[1], end]
             if track.tokens is not None and block.arm == PROBE:
-                left_out = len(records.STEP_FIELDS) - 1 - len(columns)
+                left_out = records.WITHOUT_TOKENS - len(columns)
                 columns += [*[np.zeros_like(track.tokens)] * left_out, track.tokens]
         if block.detailed:
             ready = self.stamps(track.ready, ranks)

@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from scaling.analysis.decompose.quantities import Key, TrialRecords
+from scaling.analysis.decompose.quantities import ELSEWHERE, Key, TrialRecords
 from scaling.analysis.statistics.rounds import Floats
 from scaling.records.frames import ITS_PART, Frame, few_rounds, in_order
 from scaling.settings.schedule import PROBE
@@ -31,11 +31,11 @@ _VALUES = {
     "length": pl.col("end_ns") - pl.col("begin_ns"),
     "behind": pl.col("sync_end_ns") - pl.col("compute_end_ns") + pl.col("earlier_wait_ns"),
     "buffers": pl.col("buffer_wait_ns"),
-    "inside": pl.col("forward_wait_ns") + pl.col("backward_wait_ns"),
+    "inside": pl.col("forward_wait_ns") + pl.col("backward_wait_ns") + ELSEWHERE,
     "begin": pl.col("buffer_begin_ns"),
     "end": pl.col("buffer_end_ns"),
 }
-"""A step, what it waits behind backward, for buffers and at a sharded module's units; and its last broadcast."""
+"""A step, what it waits behind backward, for buffers and elsewhere; and its last broadcast."""
 _SHARED = {
     "computed": pl.col("backward_ns")
     - (

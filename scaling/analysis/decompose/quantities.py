@@ -64,7 +64,7 @@ def by_kind(sent: Sequence[Sent]) -> list[tuple[int, ...]]:
 Key = tuple[int, int]
 """(launch, round)"""
 PHASES = ("input", "forward", "compute", "optimizer", "host", "exposed")
-"""`compute`: backward without its wait for communication. `exposed`: that wait, and the one for buffers in forward."""
+"""Each without its waits for communication, which are `exposed`; `compute` is backward's."""
 EARLIER = "earlier_wait"
 """Part of `exposed` that earlier micro-steps of accumulation waited; 0 where they do not reduce."""
 
@@ -72,15 +72,17 @@ _WAIT = (
     pl.col("sync_end_ns") - pl.col("compute_end_ns") + pl.col("earlier_wait_ns") + pl.col("backward_wait_ns")
 )
 _BUFFERS = pl.col("buffer_wait_ns") + pl.col("forward_wait_ns")
-WAITS = _WAIT + _BUFFERS
+ELSEWHERE = pl.col("input_wait_ns") + pl.col("optimizer_wait_ns") + pl.col("host_wait_ns")
+"""Waits outside of forward and backward, which a loop of one's own may have."""
+WAITS = _WAIT + _BUFFERS + ELSEWHERE
 """All that a step waits for communication, by its own stamps."""
 
 DURATIONS = [
     (pl.col("end_ns") - pl.col("begin_ns")).alias("step"),
-    pl.col("input_ns").alias("input"),
+    (pl.col("input_ns") - pl.col("input_wait_ns")).alias("input"),
     (pl.col("forward_ns") - _BUFFERS).alias("forward"),
     (pl.col("backward_ns") - _WAIT).alias("compute"),
-    pl.col("optimizer_ns").alias("optimizer"),
+    (pl.col("optimizer_ns") - pl.col("optimizer_wait_ns")).alias("optimizer"),
     (
         pl.col("end_ns")
         - pl.col("begin_ns")
@@ -88,6 +90,7 @@ DURATIONS = [
         - pl.col("forward_ns")
         - pl.col("backward_ns")
         - pl.col("optimizer_ns")
+        - pl.col("host_wait_ns")
     ).alias("host"),
     WAITS.alias("exposed"),
     pl.col("earlier_wait_ns").alias(EARLIER),

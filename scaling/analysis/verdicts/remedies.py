@@ -21,7 +21,7 @@ from scaling.analysis.statistics.rounds import Floats, Rounds
 from scaling.analysis.verdicts import imbalance
 from scaling.analysis.verdicts.host_remedies import UNKNOWN, Host, Offer, fed, lighter_optimizer, own_cores
 from scaling.analysis.verdicts.sharded import sharded_link, sharded_overhead
-from scaling.settings.parallel import PIPELINED
+from scaling.settings.parallel import OWN, PIPELINED
 from scaling.settings.plan import Plan
 from scaling.settings.run import Spec
 from scaling.settings.schedule import PLAIN, VARIANT
@@ -31,9 +31,14 @@ BUCKET_CAP_MB = 25.0
 FEWER_UPDATES = "half as many optimizer steps for the same samples; check the loss"
 
 
+_OF_DDP = ("optimizer", "communication", "link_bandwidth", "link_latency", "strategy_overhead")
+
+
 def offers(cause: str, point: Point, plan: Plan, host: Host = UNKNOWN) -> tuple[Offer, ...]:
     """Remedies for a cause at one world size, the most promising first."""
     spec = plan.spec
+    if spec.parallel.name == OWN and cause in _OF_DDP:
+        return ()  # how it sends its gradients is not known
     if cause == "neighbours":
         return own_cores(point, spec, host)
     if cause == "input":

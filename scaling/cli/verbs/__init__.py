@@ -147,10 +147,12 @@ VERBS: dict[str, Verb] = {
                 "your own script (with a Probe) under torchrun at each world size, launches in turns; ends in a study",
             ),
             ("launch --no-probe ... SCRIPT", "the same without any line in the script, which is coarser"),
+            ("launch ... -m package.module", "a module of a package, as torchrun takes it"),
         ),
         options=(
             Option("--world-sizes", "numbers of ranks, such as 1,2,4", value="LIST"),
-            Option("--no-probe", "open a Probe for a script that has none; DDP and fully_shard"),
+            Option("--no-probe", "open a Probe for a script that has none"),
+            Option("--fresh", "give each launch an empty working directory below this one", value="DIR"),
             Option("--time-limit", "end a launch after so many seconds, by default 3600", value="S"),
             _VERBOSE,
         ),

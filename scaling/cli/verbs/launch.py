@@ -13,7 +13,7 @@ from rich.console import Console
 from scaling.cli.measuring import end_in_order
 from scaling.cli.output import say, warn
 from scaling.cli.verbs.arguments import split
-from scaling.config.compose import cut, overrides, requests
+from scaling.config.compose import cut, overrides, requests, script_name
 from scaling.errors import InputError, ScalingError
 from scaling.launchers.choose import launcher_of
 from scaling.launchers.jobs import check_folder, plan_request
@@ -30,6 +30,8 @@ from scaling.units import format_duration, ranks
 TIME_LIMIT_S = 3600.0
 HOOKED = ("-m", "scaling.worker.probe.hooked")
 """Runs a script that has no line of a Probe."""
+SPAWNS = "the script starts its own ranks"
+"""What it says of a script that would do so in each rank."""
 
 
 def main(arguments: list[str]) -> int:
@@ -42,13 +44,8 @@ def main(arguments: list[str]) -> int:
     if not asked.items:
         return 0
     if asked.multirun:
-        raise InputError("scaling launch -m: there is no multirun of a script; call it for each")
-    if not script:
-        raise InputError("scaling launch: a script is expected after the options, such as train.py")
-    if not Path(script[0]).is_file():
-        raise InputError(
-            f"{script[0]}: no such file; the script is expected after the options, such as train.py"
-        )
+        raise InputError("scaling launch --multirun: there is no multirun of a script; call it for each")
+    name = script_name(script)
     request = asked.items[0]
     plan = plan_request(request)
     if len(set(plan.spec.world_sizes)) < 2:
@@ -69,7 +66,9 @@ def main(arguments: list[str]) -> int:
         world_sizes=plan.spec.world_sizes,
         repeats=plan.spec.repeats,
     )
-    return _finish(folder, _launched(plan, folder, started, script, limit_s), verbose=given.verbose)
+    fresh = None if given.fresh is None else Path(given.fresh)
+    started = _launched(plan, folder, started, script, limit_s, name=name, fresh=fresh)
+    return _finish(folder, started, verbose=given.verbose)
 
 
 def _limit(asked: str | None) -> float:
@@ -83,25 +82,38 @@ def _limit(asked: str | None) -> float:
 
 
 def _launched(
-    plan: Plan, folder: RunFolder, started: Started, script: Sequence[str], limit_s: float
+    plan: Plan,
+    folder: RunFolder,
+    started: Started,
+    script: Sequence[str],
+    limit_s: float,
+    *,
+    name: str,
+    fresh: Path | None,
 ) -> Started:
-    """All launches, in turns: 1, 2, 4, 1, 2, 4. A world size that failed is not launched again."""
+    """All launches, in turns: 1, 2, 4, 1, 2, 4. A world size that failed is not launched again.
+
+    Nor is anything once a launch that ended well has recorded nothing: the others would do alike.
+    """
+    if fresh is not None and script[0] != "-m":
+        script = [str(Path(script[0]).absolute()), *script[1:]]
     program = (*(() if started.probe else HOOKED), *script)
     turns = [n for _ in range(started.repeats) for n in started.world_sizes]
-    name = Path(started.script[0]).name
     for index, n in enumerate(turns):
         if any(one.world_size == n and one.status != "done" for one in started.launches):
             continue
         _progress(f"# launch {index + 1} of {len(turns)}: {name} at {ranks(n)}")
         begin = time.monotonic()
-        ended = _launch(plan, folder, index, n, program, limit_s)
+        before = _rank_files(folder, n)
+        ended = _launch(plan, folder, index, n, program, limit_s, fresh)
         took_s = time.monotonic() - begin
-        if ended.status == "done":
+        nothing = ended.status == "done" and _rank_files(folder, n) == before
+        if nothing:
+            ended = dataclasses.replace(
+                ended, status="failed", error=_recorded_nothing(folder, index, started)
+            )
+        elif ended.status == "done":
             _progress(f"#   done in {format_duration(took_s)}")
-            if not any(folder.at_size(n).path.glob("launches/*/rank-*.jsonl")):
-                ended = dataclasses.replace(
-                    ended, status="failed", error=_recorded_nothing(folder, index, started)
-                )
         one = ScriptLaunch(
             index=index,
             world_size=n,
@@ -116,11 +128,19 @@ def _launched(
             break
         if ended.status != "done":
             _failed(folder, one, ended, name)
+        if nothing or SPAWNS in (ended.error or ""):
+            break
     return started
 
 
 def _launch(
-    plan: Plan, folder: RunFolder, index: int, n: int, program: tuple[str, ...], limit_s: float
+    plan: Plan,
+    folder: RunFolder,
+    index: int,
+    n: int,
+    program: tuple[str, ...],
+    limit_s: float,
+    fresh: Path | None,
 ) -> ScriptEnd:
     logs = folder.log(index)
     logs.path.mkdir(parents=True)
@@ -128,6 +148,9 @@ def _launch(
         command = command_of(plan, folder, logs, n, program)
         earlier = read_text(folder.command, strict=False) if folder.command.exists() else ""
         write_text(folder.command, earlier + describe(command), private=True)
+        if fresh is not None:
+            make_folder(fresh / str(index), f"--fresh {fresh}")
+            command = dataclasses.replace(command, cwd=str(fresh / str(index)))
         return run_script(command, logs, limit_s)
     except KeyboardInterrupt:
         return ScriptEnd(status="interrupted", error="interrupted")
@@ -137,8 +160,17 @@ def _launch(
         return ScriptEnd(status="failed", error=str(error))
 
 
+def _rank_files(folder: RunFolder, n: int) -> set[Path]:
+    return set(folder.at_size(n).path.glob("launches/*/rank-*.jsonl"))
+
+
 def _recorded_nothing(folder: RunFolder, index: int, started: Started) -> str:
     """Why a script that ended well left no records: what the probe said, or what is missing."""
+    if any(one.status == "done" for one in started.launches):
+        return (
+            f"launch {index + 1} trained 0 steps, or too few: does the script resume what an earlier launch saved? "
+            "--fresh DIR gives each launch a working directory of its own"
+        )
     logs = folder.log(index)
     texts = [read_text(p, strict=False) for p in sorted(logs.path.glob("*.txt"))]
     said = [line for text in texts for line in text.splitlines() if "scaling: Probe: " in line]
@@ -149,7 +181,7 @@ def _recorded_nothing(folder: RunFolder, index: int, started: Started) -> str:
             "no Probe was opened, so nothing was recorded; put the two lines around the training "
             "(docs/own-script.md), or use --no-probe"
         )
-    return "no training of a DistributedDataParallel was seen, so nothing was recorded"
+    return "no training was seen, so nothing was recorded"
 
 
 def _failed(folder: RunFolder, one: ScriptLaunch, ended: ScriptEnd, name: str) -> None:
@@ -169,7 +201,8 @@ def _finish(folder: RunFolder, started: Started, *, verbose: bool) -> int:
     complete = all(one.status == "done" for one in started.launches)
     measured = sorted({run.world_size for run in started.launches if _has_records(folder, run.world_size)})
     if not measured:
-        warn(f"{folder.path}: nothing was measured")
+        why = started.launches[0].error if started.launches else "no launch was started"
+        warn(f"{folder.path}: nothing was measured: {why}")
         return 3 if any(one.status == "interrupted" for one in started.launches) else 1
     if len(measured) < 2:
         warn(
@@ -183,7 +216,7 @@ def _finish(folder: RunFolder, started: Started, *, verbose: bool) -> int:
 
 
 def _has_records(folder: RunFolder, n: int) -> bool:
-    return any(folder.at_size(n).path.glob("launches/*/rank-*.jsonl"))
+    return bool(_rank_files(folder, n))
 
 
 def _progress(line: str) -> None:

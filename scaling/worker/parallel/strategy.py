@@ -17,13 +17,15 @@ from scaling.records.format import CollectiveRow
 from scaling.settings.schedule import PHASES, Message
 
 FORWARD, BACKWARD = PHASES.index("forward"), PHASES.index("backward")
+ANYWHERE, BUFFERS = -1, -2
+"""Of a Wait in an own loop, whose phase is where it lies, and of one for DDP's broadcast of buffers."""
 
 
 class Wait(NamedTuple):
     """A window in which a rank waits for communication; stamps are tokens, then ns."""
 
     phase: int
-    """FORWARD or BACKWARD."""
+    """FORWARD or BACKWARD, ANYWHERE or BUFFERS."""
     begin: int
     end: int
 

@@ -1,4 +1,6 @@
-"""Stamp where a rank waits for a functional collective, as those of DTensor and tensor parallel are.
+"""Stamp where a rank waits for communication: in an own loop every window, whoever started it (Waits).
+
+Stamp where a rank waits for a functional collective, as those of DTensor and tensor parallel are.
 
 Their result is waited for by the operator `wait_tensor`, in forward and in backward. While a watch is on, the operator
 has a kernel that takes a stamp before and after it. On an accelerator the stamps are events: the stream waits. Nothing
@@ -22,6 +24,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,11 +37,101 @@ from torch.nn.parallel import DistributedDataParallel
 from scaling.records.format import CollectiveRow
 from scaling.settings.run import KINDS
 from scaling.settings.schedule import PHASES
+from scaling.settings.topology import CPU
+from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import now_ns
 from scaling.worker.parallel.guard import around
-from scaling.worker.parallel.strategy import BACKWARD, FORWARD, Wait
+from scaling.worker.parallel.strategy import ANYWHERE, BACKWARD, BUFFERS, FORWARD, Wait
 from scaling.worker.parallel.tap import SELECT, Seen, Tap
 from scaling.worker.parallel.torch_private import in_backward
+
+_CALLS_OF_GROUPS = (
+    *("allreduce", "allreduce_coalesced", "broadcast", "reduce", "gather", "scatter", "barrier"),
+    *("allgather", "_allgather_base", "allgather_coalesced", "allgather_into_tensor_coalesced"),
+    *("all_gather_single", "all_gather_single_coalesced", "all_to_all_single", "alltoall", "alltoall_base"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "reduce_scatter_single"),
+    *("reduce_scatter_single_coalesced", "monitored_barrier", "send", "recv", "recv_anysource"),
+)
+"""What torch.distributed calls of a process group in Python; older torch lacks a few."""
+
+
+class Waits:
+    """Every window in which the loop waits for communication, whoever started it. One is open at a time in a process.
+
+    Python waits by `Work.wait`, by `Future.wait`, by the operator `wait_tensor` (DTensor), and inside of calls that
+    are not asynchronous; DDP's broadcast of buffers waits in C++. These are replaced while it is open. On the host's
+    back ends (Gloo) a call may block as well, so it counts from its begin to its end. On an accelerator the stamps are
+    events on the stream that computes, with nothing between them where that stream waits for nothing. Waits of other
+    threads, and on other streams, are not the loop's.
+    """
+
+    def __init__(self, device: Accelerator) -> None:
+        self._stamp, self._host = device.clock.stamp, device.type == CPU
+        self._thread = threading.get_ident()
+        self._stream: torch.Stream | None = None
+        self._windows: list[Wait] = []
+        self._waiting = threading.local()
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[Waits]:
+        """Stamp inside."""
+        self._windows, self._stream = [], None if self._host else torch.accelerator.current_stream()
+        waits = functools.partial(self._timed, ANYWHERE)
+        places: list[tuple[Any, str, Callable[..., Any]]]
+        places = [(dist.Work, "wait", waits), (torch._C.Future, "wait", waits)]  # noqa: SLF001
+        places += [(dist, "_broadcast_coalesced", functools.partial(self._timed, BUFFERS))]
+        places += [
+            (dist.ProcessGroup, n, self._begun) for n in _CALLS_OF_GROUPS if hasattr(dist.ProcessGroup, n)
+        ]
+        before = [(place, name, vars(place)[name]) for place, name, _ in places]  # bound to nothing
+        library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
+        operator = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001
+
+        def wait_tensor(keys: Any, tensor: torch.Tensor) -> Any:
+            return operator.redispatch(keys.remove(SELECT), tensor)
+
+        kernel = around(wait_tensor, waits)
+        library.impl("wait_tensor", kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
+        for place, name, stand in places:
+            setattr(place, name, untraced(around(getattr(place, name), stand)))
+        try:
+            yield self
+        finally:
+            library._destroy()  # type: ignore[no-untyped-call]  # noqa: SLF001
+            for place, name, inner in before:
+                setattr(place, name, inner)
+
+    def take(self) -> list[Wait]:
+        """The windows since the last call."""
+        windows, self._windows = self._windows, []
+        return windows
+
+    def _begun(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """A call that starts communication: it blocks the host, or makes the current stream go through it."""
+        asynchronous = getattr(args[-1] if args else None, "asyncOp", True)
+        if self._host or not asynchronous:
+            return self._timed(ANYWHERE, call, *args, **named)
+        return call(*args, **named)
+
+    def _timed(self, phase: int, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        if getattr(self._waiting, "inside", False) or not self._of_loop():
+            return call(*args, **named)
+        self._waiting.inside, begin = True, self._stamp()
+        try:
+            return call(*args, **named)
+        finally:
+            self._waiting.inside = False
+            self._windows.append(Wait(phase, begin, self._stamp()))
+
+    def _of_loop(self) -> bool:
+        """Whether the loop's thread waits, or one of autograd's for it, on the stream that computes."""
+        mine = threading.get_ident() == self._thread or torch._C._current_graph_task_id() != -1  # noqa: SLF001
+        return mine and (self._stream is None or torch.accelerator.current_stream() == self._stream)
+
+
+def untraced(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, which torch.compile leaves alone where it is in use."""
+    return torch.compiler.disable(call) if "torch._dynamo" in sys.modules else call  # type: ignore[no-untyped-call]
 
 
 class FunctionalWaits:

@@ -45,8 +45,11 @@ class Agreement:
     def __init__(self, members: Sequence[int]) -> None:
         """`members`: the ranks in the default group, in their order."""
         self.members = list(members)
-        self.rank, self.world = self.members.index(dist.get_rank()), len(self.members)
-        everybody = dist.distributed_c10d._get_default_store()  # noqa: SLF001
+        together = dist.is_available() and dist.is_initialized()  # one process alone needs no group
+        self.rank, self.world = self.members.index(dist.get_rank() if together else 0), len(self.members)
+        everybody: Any = dist.HashStore()  # type: ignore[attr-defined]
+        if together:
+            everybody = dist.distributed_c10d._get_default_store()  # noqa: SLF001
         self._met = dist.PrefixStore(f"scaling/own/{self.members}", everybody)  # type: ignore[attr-defined]
         self.store: Any = None
         """Keys of this probe alone, once the ranks have met."""

@@ -29,7 +29,8 @@ from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.streams import withheld
 from scaling.worker.parallel.tap import HOST_BACKENDS, Tap, backend_of
 from scaling.worker.parallel.torch_private import param_groups, reduces_alone, whole_bytes
-from scaling.worker.parallel.waits import InlineWaits, Norms, sends_buffers, will_send_buffers
+from scaling.worker.parallel.waits import InlineWaits, Norms, sends_buffers
+from scaling.worker.probe.any_loop import AnyLoop
 from scaling.worker.probe.followed import Followed
 from scaling.worker.probe.phases import Phases, StepMarks
 from scaling.worker.probe.pipelined import PipelinedModel, PipelineMarks, is_schedule
@@ -38,7 +39,7 @@ from scaling.worker.probe.pipelined import PipelinedModel, PipelineMarks, is_sch
 class WrappedModel:
     """DDP's wrapper, as a probe sees it (probe.followed.Followed)."""
 
-    hooks_first = False
+    reduces_behind = True
 
     def __init__(self, ddp: DistributedDataParallel, *, compiled: bool) -> None:
         """`compiled`: the loop calls what torch.compile made of the wrapper."""
@@ -67,10 +68,6 @@ class WrappedModel:
     def dtype(self) -> torch.dtype:
         """The type in which it computes."""
         return next(self.ddp.parameters()).dtype
-
-    def will_send_buffers(self) -> bool:
-        """Whether the next forward broadcasts the buffers."""
-        return will_send_buffers(self.ddp)
 
     def reduces(self) -> bool:
         """Whether the next backward reduces."""
@@ -139,7 +136,7 @@ class WrappedModel:
 class ShardedModel:
     """A sharded module, as a probe sees it (probe.followed.Followed). Over two axes of ranks it is HSDP's."""
 
-    hooks_first = True
+    reduces_behind = False
     sends_buffers = False
 
     def __init__(self, module: FSDPModule) -> None:
@@ -170,10 +167,6 @@ class ShardedModel:
     def dtype(self) -> torch.dtype:
         """The type in which it computes."""
         return self._groups[0].mp_policy.param_dtype or next(self.root.parameters()).dtype
-
-    def will_send_buffers(self) -> bool:
-        """fully_shard sends no buffers."""
-        return False
 
     def reduces(self) -> bool:
         """Some unit sums its gradients over all ranks; without set_requires_all_reduce HSDP does so over the shards."""
@@ -276,28 +269,26 @@ class ShardedModel:
 
 
 def follow(model: Any) -> Followed:
-    """InputError where `model` is neither DDP's wrapper, nor sharded by fully_shard, nor a pipeline's schedule.
-
-    What torch.compile made of one of the first two is one as well.
-    """
+    """How a probe sees a model. What torch.compile made of one is one as well. InputError where it is no model."""
     inner = getattr(model, "_orig_mod", model)
     if isinstance(inner, DistributedDataParallel):
         return WrappedModel(inner, compiled=inner is not model)
-    if isinstance(inner, FSDPModule):
-        return ShardedModel(inner)
+    if isinstance(inner, FSDPModule) and not (sharded := ShardedModel(inner)).refused():
+        return sharded
     if is_schedule(model):
         return PipelinedModel(model)
-    given = f"Probe({type(model).__name__}): "
-    if type(inner).__name__ == "FullyShardedDataParallel":
-        raise InputError(f"{given}torch's older FSDP is not followed; use torch.distributed.fsdp.fully_shard")
+    if isinstance(inner, torch.nn.Module):
+        return AnyLoop(inner)
     raise InputError(
-        f"{given}a DistributedDataParallel, a module after fully_shard, or a schedule of torch.distributed.pipelining "
-        "is expected; wrap the model before, Probe(DistributedDataParallel(model)), or call fully_shard(model)"
+        f"Probe({type(model).__name__}): what the loop calls is expected: a module, a wrapper or an engine of one, "
+        "or a schedule of torch.distributed.pipelining"
     )
 
 
-def marks_of(followed: Followed, model: Any, stamp: Callable[[], int]) -> StepMarks:
-    """What finds the phases of its steps. `model`: what the loop calls."""
+def marks_of(
+    followed: Followed, model: Any, beside: Sequence[torch.nn.Module], stamp: Callable[[], int]
+) -> StepMarks:
+    """What finds the phases of its steps. `model`: what the loop calls; `beside`: other models that it trains."""
     if isinstance(followed, PipelinedModel):
         return PipelineMarks(followed, stamp)
-    return Phases(followed, model, stamp)
+    return Phases(followed, model, beside, stamp)

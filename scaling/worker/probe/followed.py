@@ -16,8 +16,10 @@ class Followed(Protocol):
 
     members: list[int]
     """Its ranks in the default group. Their places in it are the ranks of the records."""
-    hooks_first: bool
-    """Whether the probe's hooks on the model have to run before all others, since the model waits in its own."""
+
+    @property
+    def reduces_behind(self) -> bool:
+        """Whether a rank waits for gradients in C++, between the end of backward's compute and of backward."""
 
     @property
     def root(self) -> torch.nn.Module:
@@ -38,9 +40,6 @@ class Followed(Protocol):
     @property
     def sends_buffers(self) -> bool:
         """Whether forwards may begin with a broadcast of the buffers."""
-
-    def will_send_buffers(self) -> bool:
-        """Whether the next forward does."""
 
     def reduces(self) -> bool:
         """Whether the backward of the forward that begins now completes the gradients' reduction."""

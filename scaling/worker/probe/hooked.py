@@ -1,12 +1,15 @@
-"""`python -m scaling.worker.probe.hooked SCRIPT ARGS`: run a script, and open a Probe that it does not open itself.
+"""Run a script, and open a Probe that it does not open itself: `python -m scaling.worker.probe.hooked SCRIPT ARGS`.
+
+`-m MODULE` stands in place of a script, as with python itself.
 
 The probe is that of `scaling.Probe`; only where a step begins and ends has to be found. A step lasts from the end of
 one `Optimizer.step` to the end of the next, and is entered at the first forward with gradients, so that an evaluation
 in between is a pause as it is around `probe.step()`. What runs between an optimizer's step and the next forward
 (`zero_grad`, logging) counts as input, which is coarser than two lines in the script.
 
-Several models: the largest DistributedDataParallel, or module after fully_shard, and its optimizer are followed, chosen
-when an optimizer has stepped for the second time. Every rank sees the same models and steps, so all choose alike.
+A model is an outermost module that a forward with gradients is called of. Of several the largest is followed, chosen
+when an optimizer has stepped for the second time; forwards of the others are forward too, and the last optimizer ends a
+step. Every rank sees the same models and steps, so all choose alike.
 """
 
 from __future__ import annotations
@@ -16,24 +19,19 @@ import functools
 import os
 import runpy
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
-import torch.distributed._composable.fsdp
-from torch.distributed import fsdp
-from torch.nn.parallel import DistributedDataParallel
+import torch.multiprocessing
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from scaling.plain import one_line
-from scaling.worker.parallel.guard import Calls, Guard, around, guarded, tell
+from scaling.worker.parallel.guard import Calls, Guard, guarded, tell
+from scaling.worker.probe.any_loop import Outermost, size_of
 from scaling.worker.probe.probe import Probe
-
-_SHARDING: list[Any] = [fsdp, fsdp._fully_shard, torch.distributed._composable.fsdp]  # noqa: SLF001
-"""Where scripts find fully_shard."""
 
 
 class _Found(Probe):
@@ -46,11 +44,12 @@ class Hooked:
     """Finds the model and its steps, and puts a Probe around them."""
 
     def __init__(self) -> None:
-        self._models: weakref.WeakKeyDictionary[torch.nn.Module, Any] = weakref.WeakKeyDictionary()
-        """Models, with the handle of the hook on their forward."""
-        self._stepped: dict[int, torch.nn.Module] = {}
-        """The largest model of each optimizer that stepped, in order."""
-        self._chosen: torch.nn.Module | None = None
+        self._outermost: Outermost | None = None
+        self._stepped: dict[int, list[torch.nn.Module]] = {}
+        """The models of each optimizer that stepped, in order; the largest one is the first."""
+        self._models: list[torch.nn.Module] = []
+        """Once they are chosen: the one that is followed, and the others."""
+        self._calls: list[Calls] = []
         self._optimizer = 0
         self._probe: Probe | None = None
         self._inside: contextlib.ExitStack | None = None
@@ -59,44 +58,15 @@ class Hooked:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Inside, every DistributedDataParallel that is made, and every module that is sharded, is seen."""
-        made = DistributedDataParallel.__init__
-
-        def init(made: Any, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-            made(ddp, *args, **kwargs)
-            self._see(ddp)
-
-        shard: Any = fsdp.fully_shard
-
-        def fully_shard(shard: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-            found = shard(module, *args, **kwargs)
-            for one in module if isinstance(module, list | tuple) else [module]:
-                self._see(one)
-            return found
-
-        compile_: Any = torch.compile
-
-        def compiled(compile_: Any, model: Any = None, *args: Any, **kwargs: Any) -> Any:
-            outer = compile_(model, *args, **kwargs)
-            if isinstance(model, torch.nn.Module) and model in self._models:
-                self._models[model].remove()  # it would be traced; the outer module's hooks are not
-                self._models[model] = Calls(outer, self._before_forward)
-            return outer
-
-        DistributedDataParallel.__init__ = around(made, init)  # type: ignore[method-assign]
-        torch.compile = around(compile_, compiled)
-        for place in _SHARDING:
-            place.fully_shard = around(shard, fully_shard)
+        """Inside, every module that is called is seen until the one to be followed is chosen."""
+        self._outermost = Outermost()
         self._handle = register_optimizer_step_post_hook(guarded(self._after_step))
         Guard.told = self._fail
         try:
             yield
         finally:
             Guard.told = None
-            DistributedDataParallel.__init__ = made  # type: ignore[method-assign]
-            torch.compile = compile_
-            for place in _SHARDING:
-                place.fully_shard = shard
+            self._forget()
             self._handle.remove()
 
     def close(self, error: BaseException | None) -> None:
@@ -104,10 +74,15 @@ class Hooked:
         if self._probe is not None:
             self._probe.close(error)
         elif error is None and os.environ.get("RANK", "0") == "0":
-            tell(
-                "scaling: Probe: no training of a DistributedDataParallel, or of a module after fully_shard, was seen; "
-                "nothing was recorded"
-            )
+            few = f"its optimizer stepped {'once' if self._stepped else 'never'} behind a forward with gradients"
+            tell(f"scaling: Probe: no training was seen: {few}; nothing was recorded")
+
+    def _forget(self) -> None:
+        if self._outermost is not None:
+            self._outermost.close()
+        for calls in self._calls:
+            calls.remove()
+        self._outermost, self._models, self._calls = None, [], []
 
     def _fail(self, error: Exception) -> None:
         """Follow nothing from here on."""
@@ -120,51 +95,46 @@ class Hooked:
     def _after_step(self, optimizer: torch.optim.Optimizer, *_rest: Any) -> None:
         if self._failed:
             return
-        if self._chosen is None:
-            self._choose(optimizer)
+        if self._outermost is not None:
+            self._choose(optimizer, self._outermost)
         elif self._inside is not None and id(optimizer) == self._optimizer:
             self._inside.close()
             self._inside = None
 
-    def _choose(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note an optimizer's model; choose once an optimizer steps again, since all have stepped by then."""
+    def _choose(self, optimizer: torch.optim.Optimizer, outermost: Outermost) -> None:
+        """Note an optimizer's models; choose once an optimizer steps again, since all have stepped by then."""
         if id(optimizer) not in self._stepped:
-            own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            mine = [one for one in self._models if any(id(p) in own for p in one.parameters())]
-            if mine:
-                self._stepped[id(optimizer)] = max(mine, key=_size)
+            if mine := outermost.trained_by(optimizer):
+                self._stepped[id(optimizer)] = mine
             return
-        # Of several optimizers of one model the last one ends the step.
-        self._optimizer, self._chosen = max(reversed(self._stepped.items()), key=lambda item: _size(item[1]))
+        self._optimizer = list(self._stepped)[-1]  # the last one ends a step
+        mine = max(self._stepped.values(), key=lambda models: size_of(models[0]))
+        others = [model for models in self._stepped.values() for model in models]
+        self._forget()
+        self._models = list(dict.fromkeys((*mine, *others)))
+        self._calls = [Calls(model, self._before_forward) for model in self._models]
 
-    def _before_forward(self, module: torch.nn.Module, _args: Any, _kwargs: Any) -> None:
-        chosen = self._chosen
-        if getattr(module, "_orig_mod", module) is not chosen or chosen is None:
-            return
+    def _before_forward(self, _module: torch.nn.Module, _args: Any, _kwargs: Any) -> None:
         if self._failed or not torch.is_grad_enabled():
             return
         if self._probe is None:
             # The probe's own hooks act from the next forward on.
-            self._probe = _Found(module).open()
-            self._models[chosen].remove()
-            self._models[chosen] = Calls(module, self._before_forward)
+            followed, *beside = self._models
+            self._probe = _Found(followed)
+            self._probe._beside = beside  # noqa: SLF001
+            self._probe.open()
+            for calls in self._calls:
+                calls.remove()
+            self._calls = [Calls(model, self._before_forward) for model in self._models]
             self._last()
         elif self._inside is None:
             self._inside = contextlib.ExitStack()
             self._inside.enter_context(self._probe.step())
 
-    def _see(self, model: torch.nn.Module) -> None:
-        self._models[model] = Calls(model, self._before_forward)
-
     def _last(self) -> None:
         """Let the hook that ends a step run behind the probe's own, which stamps the optimizer's end."""
         self._handle.remove()
         self._handle = register_optimizer_step_post_hook(guarded(self._after_step))
-
-
-def _size(model: torch.nn.Module) -> tuple[int, int]:
-    """Elements of its parameters, and its modules: of a sharded model and its only unit the model is the larger."""
-    return sum(parameter.numel() for parameter in model.parameters()), sum(1 for _ in model.modules())
 
 
 def _of_script(
@@ -183,16 +153,33 @@ def _of_script(
     show(kind, error.with_traceback(trace), trace)
 
 
+def _no_ranks_of_its_own(*_args: Any, **_named: Any) -> None:
+    raise SystemExit(
+        "scaling: the script starts its own ranks (torch.multiprocessing.spawn), in each rank that was launched; "
+        "give it to `scaling launch` in the way in which torchrun starts it"
+    )
+
+
 def main() -> None:
-    """Run the script that the command line names as if it had been started itself."""
+    """Run the script, or the module behind `-m`, that the command line names as if it had been started itself."""
     sys.argv = sys.argv[1:]
+    module = sys.argv[0] == "-m"
+    if module:
+        sys.argv = sys.argv[1:]
+        sys.path[0] = str(Path.cwd())
+    else:
+        sys.path[0] = str(Path(sys.argv[0]).absolute().parent)
     script = sys.argv[0]
-    sys.path[0] = str(Path(script).absolute().parent)
     sys.excepthook = functools.partial(_of_script, script, sys.excepthook)
     hooked = Hooked()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        torch.multiprocessing.spawn = _no_ranks_of_its_own  # type: ignore[attr-defined]
     with hooked.installed():
         try:
-            runpy.run_path(script, run_name="__main__")
+            if module:
+                runpy.run_module(script, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(script, run_name="__main__")
         except BaseException as error:
             hooked.close(error)
             raise

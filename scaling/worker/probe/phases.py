@@ -1,40 +1,36 @@
 """Find the phases of a step in a user's loop, with hooks that only take stamps.
 
-What stands around the module's calls (parallel.guard.Calls) marks forward. A hook on the gradients of its outputs marks
-the begin of backward, so the loss and its gradient count as forward. Optimizers' step hooks mark their steps. Two
-callbacks of the autograd engine mark the end of backward's compute and of its communication: the first is queued when
-backward begins, so it runs before the callback in which DDP waits for its last bucket; the second is queued by the
-first, so it runs after that. Nothing is patched, no value is changed, and no copy of the model has anything of it. The
-hooks on the outputs of a sharded module go before torch's own, which wait for its parameters.
-
-What a probe notes of one step in a user's loop, whatever tells where its phases begin and end.
-
-A mark is what begins or ends, and when. Optimizers' step hooks mark their steps; forward and backward are marked by
-the kind of model (phases.Phases); of a pipeline nothing is marked (pipelined.PipelineMarks).
+A mark is what begins or ends, and when. What stands around the calls of modules (parallel.guard.Calls) marks forward,
+and optimizers' step hooks mark their steps. Every backward passes torch's call of its engine, around which this module
+stands while it is open: it marks begin and end. A callback of the engine marks the end of backward's compute. It is
+queued by the first node, so it runs before the callback in which DDP waits for its last bucket. No value is changed,
+and no copy of the model has anything of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.autograd import Variable
-from torch.nn.parallel.distributed import _find_tensors  # lists, tuples, dicts and dataclasses
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
-from torch.utils.hooks import unserializable_hook
 
 from scaling.records.format import NO_TOKENS, StepRow
 from scaling.worker.accelerator.clock import now_ns
-from scaling.worker.parallel.guard import Calls, guarded
-from scaling.worker.parallel.strategy import FORWARD as IN_FORWARD
-from scaling.worker.parallel.strategy import Wait
+from scaling.worker.parallel.guard import Calls, around, guarded
+from scaling.worker.parallel.strategy import BUFFERS, Wait
+from scaling.worker.parallel.waits import untraced
 from scaling.worker.probe.followed import Followed
 
-FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END, BUFFERS_END = range(7)
+FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END, FORWARD_END = range(7)
 
 Marks = list[tuple[int, int]]
 """(what begins or ends, clock token), in order."""
@@ -111,9 +107,7 @@ class StepMarks:
 
     def _look(self, args: Any, kwargs: Any) -> None:
         """Note the batch size and the number format, which the model itself cannot tell."""
-        tensors = (x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.dim())
-        first = next(tensors, None)
-        self.samples += 0 if first is None else first.size(0)
+        self.samples += samples_of(args, kwargs)
         device, dtype = next(self._followed.module.parameters()).device.type, self._followed.dtype
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
@@ -131,25 +125,119 @@ class StepMarks:
             self.marks.append((OPTIMIZER_END, self._stamp()))
 
 
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in containers, such as a tokenizer's batch."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+
+
+_CHANNELS = (1, 3, 4)
+"""Of an image (channels, height, width)."""
+
+
+def samples_of(args: Any, kwargs: Any) -> int:
+    """How many samples a model is called with: the first dimension of the first tensor, or a list's items; 0: unknown.
+
+    A list has a sample in each item if its tensors differ in their first dimension, if they are single images, or if
+    another list has as many items, with a mapping in each (the targets of torchvision's detection models).
+    """
+    given = [*args, *kwargs.values()]
+    for value in given:
+        tensors = [t for t in value if isinstance(t, torch.Tensor)] if isinstance(value, list) else []
+        if not tensors or len(tensors) != len(value):
+            continue
+        first = {t.size(0) if t.dim() else 0 for t in tensors}
+        images = all(t.dim() == 3 for t in tensors) and first <= set(_CHANNELS)
+        beside = [v for v in given if isinstance(v, list) and v is not value and len(v) == len(value)]
+        if len(first) > 1 or images or any(all(isinstance(x, Mapping) for x in v) for v in beside):
+            return len(value)
+        break
+    whole = next((t for t in _tensors(given) if t.dim()), None)
+    return 0 if whole is None else whole.size(0)
+
+
+class _Fetches:
+    """Find out whether a loop fetches its next batch between forward and backward, as nanoGPT does.
+
+    It does if a tensor that a forward is called with was not there when the forward before began, and was when the
+    backward before began: as a variable of the function that calls the model.
+    """
+
+    def __init__(self) -> None:
+        self._place = 0
+        self._known: list[weakref.ref[torch.Tensor]] = []
+        self._new: list[weakref.ref[torch.Tensor]] = []
+        self.between = 0
+        """How many forwards took such a tensor."""
+
+    def before_forward(self, args: Any, kwargs: Any) -> None:
+        """Look at the tensors that a forward takes."""
+        taken = {id(t) for t in _tensors([*args, *kwargs.values()])}
+        self.between += any(id(ref()) in taken for ref in self._new)
+        self._place, there = _variables()
+        self._known, self._new = list(map(weakref.ref, there)), []
+
+    def before_backward(self) -> None:
+        """Look at the tensors that are there now."""
+        place, there = _variables()
+        if place == self._place:
+            known = {id(ref()) for ref in self._known}
+            self._new = [weakref.ref(t) for t in there if id(t) not in known]
+
+
+_NOT_THE_LOOP = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
+
+
+def _variables() -> tuple[int, list[torch.Tensor]]:
+    """The function that has called torch, and the tensors among its variables."""
+    frame: Any = sys._getframe(1)  # noqa: SLF001
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_LOOP):
+        frame = frame.f_back
+    if frame is None:
+        return 0, []
+    variables = frame.f_locals
+    there = [v for v in list(variables.values()) if isinstance(v, torch.Tensor)]
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(variables, dict):
+        variables.clear()  # a copy, which would keep them alive; younger Python makes none
+    return id(frame), there
+
+
 _ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is no other way to see the end of backward's compute
+_CALL = "_engine_run_backward"
+"""What `Tensor.backward`, `torch.autograd.backward` and `torch.autograd.grad` call."""
 
 
 class Phases(StepMarks):
-    """Phases of DDP's wrapper or a sharded module. `wrapped` is the followed model or what torch.compile made of it."""
+    """The phases of a loop that calls modules."""
 
-    def __init__(self, followed: Followed, wrapped: torch.nn.Module, stamp: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        followed: Followed,
+        wrapped: torch.nn.Module,
+        beside: Sequence[torch.nn.Module],
+        stamp: Callable[[], int],
+    ) -> None:
+        """`wrapped`: the followed model, or what torch.compile made of it. `beside`: others that the loop trains."""
         super().__init__(followed, stamp)
-        self._wrapped = wrapped
-        self._sends_buffers = followed.sends_buffers
-        self._sending = False
-        """Whether the forward that has begun broadcasts the buffers before it reaches the module."""
-        self._in_backward = False
-        self._tensor_hook: Any = guarded(self._at_backward)
-        unserializable_hook(self._tensor_hook)  # type: ignore[no-untyped-call]  # torch.save is silent about such
-        self._handles.append(Calls(wrapped, self._before_forward, self._after_forward))
-        inner = followed.module
-        if wrapped is followed.root is not inner:  # torch.compile would trace hooks inside a compiled module
-            self._handles.append(Calls(inner, self._before_inner))
+        self._beside = frozenset(map(id, beside))
+        self._thread = threading.get_ident()
+        self._calls = self._backwards = 0
+        """How deep the loop is in forwards and in backwards, which may begin further ones."""
+        self._fetches = _Fetches()
+        self._handles += [
+            Calls(module, self._before_forward, self._after_forward) for module in (wrapped, *beside)
+        ]
+        inner: Any = torch.autograd.graph._engine_run_backward  # noqa: SLF001
+        run = untraced(around(inner, self._run_backward))
+        for place in (torch.autograd, torch.autograd.graph):
+            setattr(place, _CALL, run)
+            self._handles.append(_PutBack(place, run, inner))
 
     @contextlib.contextmanager
     def also(self, module: torch.nn.Module) -> Iterator[None]:
@@ -160,76 +248,152 @@ class Phases(StepMarks):
         finally:
             calls.remove()
 
-    def close(self) -> None:
-        """Remove every hook, and hold nothing of the training."""
-        super().close()
-        del self._wrapped
-
     def begin(self, *, marking: bool) -> None:
         """Begin a new step."""
         super().begin(marking=marking)
-        self._in_backward = False
+        self._calls = self._backwards = 0
 
     def _before_forward(self, module: Any, args: Any, kwargs: Any) -> None:
+        if self._backwards or threading.get_ident() != self._thread:
+            return  # computed again by a checkpoint
+        self._calls += 1
+        if self._calls > 1:
+            return
         if not self.inside:
             self._outside()
             return
         if self._marking:
-            sends = self._sends_buffers and module is self._wrapped
-            self._sending = sends and self._followed.will_send_buffers()
             self.marks.append((FORWARD, self._stamp()))
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and id(module) not in self._beside:
+            if self.looking:
+                self._fetches.before_forward(args, kwargs)
             self._count(args, kwargs)
 
-    def _before_inner(self, _module: Any, _args: Any, _kwargs: Any) -> None:
-        if not self.inside:
-            self.elsewhere += 1
-        elif self._sending:
-            self._sending = False
-            self.marks.append((BUFFERS_END, self._stamp()))
-
-    def _after_forward(self, _module: Any, output: Any) -> None:
-        if self._marking and self.inside and torch.is_grad_enabled():
+    def _after_forward(self, _module: Any, _output: Any) -> None:
+        if self._backwards or threading.get_ident() != self._thread:
+            return
+        self._calls = max(0, self._calls - 1)
+        if self._marking and self.inside and not self._calls and torch.is_grad_enabled():
             self.forward_end_ns = now_ns()
-            for tensor in _find_tensors(output):  # type: ignore[no-untyped-call]
-                if tensor.requires_grad:
-                    handle = tensor.register_hook(self._tensor_hook)
-                    if self._followed.hooks_first:
-                        _put_first(tensor._backward_hooks, handle.id)  # noqa: SLF001
+            if self._fetches.between > 1:
+                self.marks.append((FORWARD_END, self._stamp()))
 
-    def _at_backward(self, _gradient: torch.Tensor) -> None:
-        if self._marking and self.inside and not self._in_backward:
-            self._in_backward = True
-            self.marks.append((BACKWARD, self._stamp()))
-            _ENGINE.queue_callback(guarded(self._at_compute_end))
+    def _run_backward(self, run: Callable[..., Any], outputs: Any, *args: Any, **named: Any) -> Any:
+        if self.looking and self.inside and not self._backwards:
+            guarded(self._fetches.before_backward)()
+        ours = self.inside and self._marking and not self._backwards
+        if not ours or threading.get_ident() != self._thread:
+            return run(outputs, *args, **named)
+        self._backwards = 1
+        self.marks.append((BACKWARD, self._stamp()))
+        queued: list[int] = []
+
+        def at_begin(*_gradients: Any) -> None:
+            if not queued:  # a node that is reached again
+                queued.append(1)
+                _ENGINE.queue_callback(guarded(self._at_compute_end))
+
+        handle = None
+        with contextlib.suppress(Exception):  # torch says itself what it cannot differentiate
+            root: Any = torch.autograd.graph._get_grad_fn_or_grad_acc(outputs[0])  # noqa: SLF001
+            handle = root.register_prehook(guarded(at_begin))
+        try:
+            return run(outputs, *args, **named)
+        finally:
+            if handle is not None:
+                handle.remove()
+            self._backwards = 0
+            self.marks.append((SYNC_END, self._stamp()))
 
     def _at_compute_end(self) -> None:
         self.marks.append((COMPUTE_END, self._stamp()))
-        _ENGINE.queue_callback(guarded(self._at_sync_end))
-
-    def _at_sync_end(self) -> None:
-        self.marks.append((SYNC_END, self._stamp()))
-        self._in_backward = False
 
 
-def _put_first(hooks: dict[int, Any], key: int) -> None:
-    """Let this hook of a tensor run first. The engine calls them in the order of insertion, as in a plain dict."""
-    others = {other: hook for other, hook in hooks.items() if other != key}
-    for other in others:
-        del hooks[other]
-    hooks.update(others)
+class _PutBack:
+    """Puts torch's call of the engine back, unless another has replaced this one since."""
+
+    def __init__(self, place: Any, ours: Any, inner: Any) -> None:
+        self._place, self._ours, self._inner = place, ours, inner
+
+    def remove(self) -> None:
+        if getattr(self._place, _CALL) is self._ours:
+            setattr(self._place, _CALL, self._inner)
 
 
-def broadcasts(marks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Begin and end of each broadcast of buffers, from a step's marks."""
-    return [(begin, end) for (_, begin), (kind, end) in itertools.pairwise(marks) if kind == BUFFERS_END]
+Window = tuple[int, int]
 
 
-def behind(marks: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+def behind(marks: Sequence[Window]) -> list[Window]:
     """End of backward's compute and of backward, of each backward of a step."""
     return [
         (computed, whole) for (kind, computed), (_, whole) in itertools.pairwise(marks) if kind == COMPUTE_END
     ]
+
+
+def pieces(begin: int, marks: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int, str]]:
+    """A step's time from begin to end, as (begin, end, phase) in order; `host`: none of the four phases.
+
+    The time from the begin to the first forward is `input`. So is the time between a backward and the next forward,
+    where the next micro-batch is fetched, unless an optimizer stepped in between. The time between a backward and the
+    optimizer is `optimizer`: gradients are unscaled and clipped there. An optimizer that is given a closure runs
+    forward and backward inside of its step; it is `optimizer` from then on.
+    """
+    spent: list[tuple[int, int, str]] = []
+    phase, since, stepped, steps, before = "input", begin, False, 0, ""
+    for kind, at in marks:
+        name = phase
+        if kind == FORWARD:
+            if steps:  # a closure's: of its first forward, what came before the step goes on
+                name, before = before or "optimizer", ""
+            elif phase == "host" and not stepped:
+                name = "input"
+            following, stepped = "forward", False
+        elif kind == FORWARD_END:
+            following = _BETWEEN
+        elif kind == BACKWARD:
+            gap = phase == "host" and not stepped
+            name, following = "input" if phase == _BETWEEN else "backward" if gap else phase, "backward"
+        elif kind == SYNC_END:
+            following = "host"
+        elif kind == OPTIMIZER:
+            steps += 1
+            if steps > 1:  # inside of another one, which wraps it
+                continue
+            before = "input" if phase == "input" else ""
+            name = "optimizer" if phase == "host" and not stepped else phase
+            following = "optimizer"
+        elif kind == OPTIMIZER_END:
+            steps = max(0, steps - 1)
+            if steps:
+                continue
+            name = "optimizer" if phase == "host" else phase
+            following, stepped = "host", True
+        else:
+            continue
+        spent.append((since, at, "forward" if name == _BETWEEN else name))
+        phase, since = following, at
+    return [*spent, (since, end, "host")]
+
+
+_BETWEEN = "between forward and backward"
+
+
+def _apart(windows: Iterable[Window], others: Sequence[Window] = ()) -> list[Window]:
+    """The time that the windows cover together, in order, without that of the others, which do not overlap."""
+    covered: list[Window] = []
+    for begin, end in sorted(windows):
+        if covered and begin <= covered[-1][1]:
+            covered[-1] = (covered[-1][0], max(end, covered[-1][1]))
+        elif end > begin:
+            covered.append((begin, end))
+    for first, last in others:
+        covered = [
+            part
+            for begin, end in covered
+            for part in ((begin, min(end, first)), (max(begin, last), end))
+            if part[1] > part[0]
+        ]
+    return covered
 
 
 def step_row(
@@ -238,47 +402,31 @@ def step_row(
     end: int,
     waits: Sequence[Wait] | None = None,
     *,
-    waits_behind: bool = False,
+    waits_behind: bool = True,
 ) -> StepRow | None:
     """The row of a step, from its marks as host times, ns; None where no backward was seen.
 
-    `waits`: where the rank waited for communication, if the model tells. Without them, and with `waits_behind` beside
-    them, it waits after backward's compute.
-
-    The time from the begin to the first forward is `input`. So is the time between a backward and the next forward,
-    where the next micro-batch is fetched, unless an optimizer stepped in between. The time between a backward and the
-    optimizer is `optimizer`: gradients are unscaled and clipped there.
+    `waits`: windows in which the rank waited for communication. They count once where they overlap, and in the phase
+    in which they lie. With `waits_behind`, it waits between the end of backward's compute and of backward as well.
     """
-    spent = {"input": 0, "forward": 0, "backward": 0, "optimizer": 0, "host": 0}
-    phase, since, stepped = "input", begin, False
-    backward_begin = compute_end = sync_end = waited = buffered = buffers_begin = buffers_end = 0
-    for kind, at in marks:
-        if kind == FORWARD:
-            fetching = phase == "host" and not stepped
-            spent["input" if fetching else phase] += at - since
-            phase, since, stepped = "forward", at, False
-        elif kind == BUFFERS_END:
-            buffers_begin, buffers_end = since, at
-            buffered += at - since
-        elif kind == BACKWARD:
-            spent[phase] += at - since
-            phase, since, backward_begin = "backward", at, at
-        elif kind == COMPUTE_END:
-            waited += sync_end - compute_end  # in the backward before this one
-            compute_end = at
-        elif kind == SYNC_END:
-            spent["backward"] += at - backward_begin
-            phase, since, sync_end = "host", at, at
-        elif kind == OPTIMIZER:
-            updating = phase == "host" and not stepped
-            spent["optimizer" if updating else phase] += at - since
-            phase, since, stepped = "optimizer", at, True
-        elif kind == OPTIMIZER_END:
-            spent[phase] += at - since
-            phase, since = "host", at
-    if not sync_end:
+    parts, ends = pieces(begin, marks, end), [at for kind, at in marks if kind == SYNC_END]
+    if not ends:
         return None
-    after = waits is None or waits_behind
+    spent = dict.fromkeys(("input", "forward", "backward", "optimizer", "host"), 0)
+    for first, last, phase in parts:
+        spent[phase] += last - first
+    last_update = max((at for kind, at in marks if kind == OPTIMIZER_END and at < ends[-1]), default=begin)
+    after = [one for one in behind(marks) if waits_behind]
+    apart = [one for one in after if one[1] > last_update]  # others are of another model's update
+    buffers = [(one.begin, one.end) for one in waits or () if one.phase == BUFFERS]
+    rest = _apart(
+        [*((one.begin, one.end) for one in waits or ()), *(one for one in after if one not in apart)],
+        [*apart, *buffers],
+    )
+    waited = dict.fromkeys(spent, 0)
+    for first, last, phase in parts:
+        waited[phase] += sum(max(0, min(last, z) - max(first, a)) for a, z in rest)
+    compute_end = next((computed for computed, whole in apart if whole == ends[-1]), ends[-1])
     return StepRow(
         begin_ns=begin,
         end_ns=end,
@@ -286,12 +434,15 @@ def step_row(
         forward_ns=spent["forward"],
         backward_ns=spent["backward"],
         optimizer_ns=spent["optimizer"],
-        compute_end_ns=compute_end if after else sync_end,
-        sync_end_ns=sync_end,
-        earlier_wait_ns=waited if after else 0,
-        buffer_wait_ns=buffered,
-        buffer_begin_ns=buffers_begin,
-        buffer_end_ns=buffers_end,
-        forward_wait_ns=sum(w.end - w.begin for w in waits or () if w.phase == IN_FORWARD),
-        backward_wait_ns=sum(w.end - w.begin for w in waits or () if w.phase != IN_FORWARD),
+        compute_end_ns=compute_end,
+        sync_end_ns=ends[-1],
+        earlier_wait_ns=sum(whole - computed for computed, whole in apart if whole != ends[-1]),
+        buffer_wait_ns=sum(last - first for first, last in buffers),
+        buffer_begin_ns=buffers[-1][0] if buffers else 0,
+        buffer_end_ns=buffers[-1][1] if buffers else 0,
+        forward_wait_ns=waited["forward"],
+        backward_wait_ns=waited["backward"],
+        input_wait_ns=waited["input"],
+        optimizer_wait_ns=waited["optimizer"],
+        host_wait_ns=waited["host"],
     )

@@ -32,7 +32,7 @@ def is_schedule(model: Any) -> bool:
 class PipelinedModel:
     """A schedule, as a probe sees it (probe.followed.Followed)."""
 
-    hooks_first = False
+    reduces_behind = False
     sends_buffers = False
 
     def __init__(self, schedule: Any) -> None:
@@ -61,10 +61,6 @@ class PipelinedModel:
     def dtype(self) -> torch.dtype:
         """The type in which it computes."""
         return next(self.stages.parameters()).dtype
-
-    def will_send_buffers(self) -> bool:
-        """Stages share none."""
-        return False
 
     def reduces(self) -> bool:
         """A step of the schedule is a whole one."""

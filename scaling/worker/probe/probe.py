@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -33,11 +34,12 @@ from scaling.worker.parallel.guard import Guard, tell
 from scaling.worker.parallel.streams import find
 from scaling.worker.parallel.tap import HOST_BACKENDS
 from scaling.worker.probe.agreement import Agreement, Clocks
+from scaling.worker.probe.any_loop import Outermost
 from scaling.worker.probe.baseline import Baseline, SharedStepError, Step, why_not
 from scaling.worker.probe.follow import follow, marks_of
 from scaling.worker.probe.loop_file import LoopFile
 from scaling.worker.probe.phases import Phases
-from scaling.worker.probe.steps import Live, StepContext, Steps, as_count
+from scaling.worker.probe.steps import Live, Log, Logged, StepContext, Steps, as_count
 from scaling.worker.probe.track import Track
 from scaling.worker.session.control import Aborted, Control
 from scaling.worker.session.session import Session
@@ -51,6 +53,8 @@ minutes. Peers that went on training instead wait in their next collective meanw
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+LOOKED = 2
+"""Steps in which the models are looked for, where none is given."""
 NAME_MAX = 200
 """Characters of a model's name in reports."""
 
@@ -87,24 +91,31 @@ class Probe:
     `runs/<date>/<time>-<hash>` below rank 0's working directory; a folder that already holds records of such a loop
     gets another launch. `name`: what reports call the model, by default its class. `batch`: samples per rank and step,
     if the first dimension of the first tensor is something else. `live`: print one line about the last steps every ten
-    seconds, on rank 0. The last line on standard error says where the run is. `SCALING_PROBE=0` in the environment
-    turns the probe off.
+    seconds, on rank 0. `log`: `wandb.log` or a SummaryWriter, which gets figures of the last steps on rank 0. The last
+    line on standard error says where the run is. `SCALING_PROBE=0` in the environment turns the probe off.
     """
 
     _never_entered = "step() was never entered: put `with probe.step():` around each training step"
 
+    _beside: Sequence[torch.nn.Module] = ()
+    """Other models that the loop trains."""
+    _outermost: Outermost | None = None
+    """What looks for the models, until they are found."""
+    _looked = 0
+
     def __init__(
         self,
-        model: Any,
+        model: Any = None,
         *,
         run_dir: str | os.PathLike[str] | None = None,
         name: str | None = None,
         batch: int | None = None,
         live: bool = False,
+        log: Log | None = None,
     ) -> None:
-        """`model`: DDP's wrapper, a module after fully_shard, what torch.compile made of one, or a pipeline's schedule.
+        """`model`: what the loop calls: a module, a wrapper or an engine of one, or a pipeline's schedule.
 
-        Else InputError.
+        Without one it is found in the first two steps. Else InputError.
         """
         self._on = self._failed = self._wanted = False
         self.run_dir: Path | None = None
@@ -115,13 +126,14 @@ class Probe:
         try:
             if os.environ.get(SWITCH) == "0":
                 return
-            follow(model)
-            self._kept = weakref.ref(model)
+            if model is not None:
+                follow(model)
+            self._kept: Any = None if model is None else weakref.ref(model)
             given = os.environ.get(RUN_DIR) or run_dir
             self._asked = None if given is None else Path(given)
             self._name = None if name is None else one_line(str(name))[:NAME_MAX]
             self._batch = None if batch is None else as_count(batch)
-            self._live = Live() if live else None
+            self._live, self._log = Live() if live else None, log
             self._step = StepContext(self._enter, self._leave, self._end_by)
             self._wanted = True
         except InputError:
@@ -146,6 +158,9 @@ class Probe:
     def open(self) -> Probe:
         """Agree with the other ranks on a folder and begin. If that fails, say why and do nothing."""
         if not self._wanted or self._on or self._undo:
+            return self
+        if self._kept is None:
+            self._outermost = self._outermost or Outermost()
             return self
         try:
             refused = self._begin()
@@ -189,7 +204,7 @@ class Probe:
         )
         before, Guard.told = Guard.told, self._fail
         self._undo.append(lambda: setattr(Guard, "told", before))
-        self.phases = marks_of(followed, self._model, device.clock.stamp)
+        self.phases = marks_of(followed, self._model, self._beside, device.clock.stamp)
         self._undo.append(self.phases.close)
         self._track = Track(
             self.phases,
@@ -197,13 +212,17 @@ class Probe:
             device,
             self._record,
             self._withheld,
+            reduces_behind=followed.reduces_behind,
         )
         self._undo.append(self._track.drop)
         self._file = LoopFile(
             followed, self._session, agreement, clocks, self.phases, batch=self._batch, name=self._name
         )
         self._undo.append(self._file.close)
-        self._steps = Steps(self.phases, self._track, self._file, live=live, say=self._say)
+        logged = (
+            None if self._log is None else Logged(self._log, agreement.store, agreement.rank, agreement.world)
+        )
+        self._steps = Steps(self.phases, self._track, self._file, live=live, logged=logged, say=self._say)
         self._baseline: Baseline | None = None
         _open.add(self)
         self._undo.append(lambda: _open.discard(self))
@@ -248,7 +267,24 @@ class Probe:
 
     def step(self) -> contextlib.AbstractContextManager[Any]:
         """Put this around one training step, from the forward to the optimizer, or around each micro-step."""
+        if self._outermost is not None:
+            self._look(self._outermost)
         return self._step if self._on else _NOTHING
+
+    @_quiet
+    def _look(self, outermost: Outermost) -> None:
+        """Follow what was called in the first two steps, on every rank from the third one on."""
+        self._looked += 1
+        if self._looked <= LOOKED:
+            return
+        outermost.close()
+        self._outermost = None
+        if not outermost.modules:
+            self._say("no module was called with gradients in the first steps; nothing is recorded")
+            return
+        model, *self._beside = outermost.modules
+        self._kept = weakref.ref(model)
+        self.open()
 
     @_quiet
     def tokens(self, count: int) -> None:
@@ -342,6 +378,9 @@ class Probe:
     def _stop(self) -> None:
         """Take everything back, and hold nothing of the training."""
         self._on = False
+        if self._outermost is not None:
+            self._outermost.close()
+            self._outermost = None
         while self._undo:
             try:  # noqa: SIM105  # suppress() might fail, too
                 self._undo.pop()()
@@ -349,6 +388,7 @@ class Probe:
                 pass
         for part in _PARTS:
             self.__dict__.pop(part, None)
+        self._beside = ()
 
     def _leave_to_parent(self) -> None:
         """In a forked process: the records are the parent's."""

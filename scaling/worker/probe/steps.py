@@ -98,11 +98,93 @@ def summary(number: int, steps: Sequence[StepRow]) -> str:
     phases = ("input", "forward", "backward", "optimizer")
     parts = {phase: sum(getattr(step, f"{phase}_ns") for step in steps) for phase in phases}
     host = whole - sum(parts.values())
-    parts["forward"] -= in_forward
-    parts["backward"] -= in_backward
-    parts |= {"communication": in_forward + in_backward, "host": host}
+    waited = {
+        name: sum(getattr(s, f"{name}_wait_ns") for s in steps) for name in ("input", "optimizer", "host")
+    }
+    waited |= {"forward": in_forward, "backward": in_backward}
+    parts = {name: ns - waited[name] for name, ns in parts.items()}
+    parts |= {"communication": sum(waited.values()), "host": host - waited["host"]}
     text = ", ".join(f"{name} {ns / whole:.0%}" for name, ns in parts.items())
     return f"scaling: step {number}: {whole / len(steps) / 1e6:.1f} ms on rank 0; {text}"
+
+
+Log = Any
+"""Takes figures by name, as `wandb.log` does, or has `add_scalar`, as a SummaryWriter has."""
+ROUNDS = 4
+"""Rounds of steps between two logs."""
+LATE = 0.03
+"""A rank is called late in a log if it takes longer than the median of all by more than this share of the step."""
+
+
+class Logged:
+    """Gives `log` the figures of the last steps, on rank 0. Other ranks tell theirs over the store; nobody waits."""
+
+    def __init__(self, log: Log, store: Any, rank: int, world: int) -> None:
+        self._log, self._store, self._rank, self._world = log, store, rank, world
+        self._steps: list[StepRow] = []
+        self._told: list[tuple[int, dict[str, float]]] = []
+        """The slot of figures that rank 0 has yet to log, and they."""
+
+    def add(self, recorded: RecordedBlock) -> None:
+        """Add the steps of a block without details."""
+        if not recorded.block.detailed:
+            self._steps += [step for step in recorded.steps if isinstance(step, StepRow)]
+
+    def between(self, slot: int, number: int) -> None:
+        """Tell and log between two rounds. `number`: steps so far."""
+        if slot % ROUNDS or not self._steps:
+            return
+        steps, self._steps = self._steps, []
+        step_ms = _mean_ms(steps, lambda s: s.end_ns - s.begin_ns)
+        exposed_ms = _mean_ms(steps, waited_ns)
+        self._store.set(_key(slot, self._rank), str(step_ms - exposed_ms))
+        if self._rank:
+            return
+        for earlier, figures in self._told:
+            self._write(figures | self._lateness(earlier, figures["scaling/step_ms"]), number)
+        figures = {"scaling/step_ms": step_ms, "scaling/exposed_ms": exposed_ms}
+        figures["scaling/input_ms"] = _mean_ms(steps, lambda s: s.input_ns - s.input_wait_ns)
+        tokens = sum(s.tokens for s in steps)
+        if all(s.tokens >= 0 for s in steps):
+            figures["scaling/tokens_per_s"] = self._world * tokens / (len(steps) * step_ms) * 1e3
+        self._told = [(slot, figures)]
+
+    def _lateness(self, slot: int, step_ms: float) -> dict[str, float]:
+        """The late rank, or -1, and by how much; nothing where a rank has not told its time yet."""
+        keys = [_key(slot, rank) for rank in range(self._world)]
+        if self._world < 2 or not self._store.check(keys):
+            return {}
+        computed = [float(self._store.get(key)) for key in keys]
+        for key in keys:
+            self._store.delete_key(key)
+        late_ms = max(computed) - statistics.median_low(computed)
+        late = late_ms > LATE * step_ms
+        return {
+            "scaling/late_rank": computed.index(max(computed)) if late else -1,
+            "scaling/late_ms": late_ms if late else 0.0,
+        }
+
+    def _write(self, figures: dict[str, float], number: int) -> None:
+        if hasattr(self._log, "add_scalar"):
+            for name, value in figures.items():
+                self._log.add_scalar(name, value, number)
+        else:
+            self._log(figures)
+
+
+def _key(slot: int, rank: int) -> str:
+    return f"logged/{slot}/{rank}"
+
+
+def _mean_ms(steps: Sequence[StepRow], value: Callable[[StepRow], int]) -> float:
+    return sum(map(value, steps)) / len(steps) / 1e6
+
+
+def waited_ns(step: StepRow) -> int:
+    """All that a step waits for communication."""
+    behind = step.sync_end_ns - step.compute_end_ns + step.earlier_wait_ns
+    inside = step.forward_wait_ns + step.backward_wait_ns + step.buffer_wait_ns
+    return behind + inside + step.input_wait_ns + step.optimizer_wait_ns + step.host_wait_ns
 
 
 ASTRAY = 8
@@ -119,9 +201,11 @@ class Steps:
         file: LoopFile,
         *,
         live: Live | None,
+        logged: Logged | None = None,
         say: Callable[[str], None],
     ) -> None:
-        """`live`: prints a line about the last steps; None: nothing is printed."""
+        """`live`: prints a line about the last steps. `logged`: gives figures of them to a log."""
+        self._logged = logged
         self._phases, self._track, self._file, self._live = phases, track, file, live
         self._say = say
         self._depth, self._left_ns = 0, 0
@@ -140,6 +224,8 @@ class Steps:
         self._file.block(recorded)
         if self._live is not None:
             self._live.add(recorded.steps)
+        if self._logged is not None:
+            self._logged.add(recorded)
 
     def enter(self) -> None:
         """Begin a step, or go on with one that has run only micro-steps so far."""
@@ -197,6 +283,8 @@ class Steps:
         self._file.look(slot)
         if self._live is not None:
             self._live.say(self._track.steps)
+        if self._logged is not None:
+            self._logged.between(slot, self._track.steps)
         if unseen := self._track.unseen():
             self._say(unseen)
 

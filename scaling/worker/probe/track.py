@@ -16,11 +16,13 @@ from scaling.settings.schedule import PHASES
 from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.accelerator.clock import resolve_collective
 from scaling.worker.measure.recorder import Reading, Usage
-from scaling.worker.parallel.strategy import Detail, Edges, Take, Taken, Wait
+from scaling.worker.parallel.strategy import BUFFERS, Detail, Edges, Take, Taken, Wait
+from scaling.worker.parallel.waits import Waits
 from scaling.worker.probe.loop_file import ROUND_STEPS, Planned, round_of, slot_of
-from scaling.worker.probe.phases import Marks, StepMarks, behind, broadcasts, step_row
+from scaling.worker.probe.phases import Marks, StepMarks, behind, step_row
 
-STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 5, 8
+STAMPS_A_MICRO_STEP, STAMPS_A_STEP = 13, 24
+"""With the loop's own waits, as many as most loops have."""
 
 DetailOf = Callable[[bool], Detail | None]
 """What a stamped block records of communication, given whether it is a detailed one."""
@@ -48,6 +50,8 @@ class _Open:
     usage: Usage
     detail: Detail | None = None
     """What it records of communication."""
+    waits: Waits | None = None
+    """Where it waits; None where it takes no stamps."""
     micro_steps: int = 1
     rows: list[_Row] = field(default_factory=list)
 
@@ -62,8 +66,14 @@ class Track:
         device: Accelerator,
         sink: Sink,
         withheld: Callable[[], str] = str,
+        *,
+        reduces_behind: bool = True,
     ) -> None:
-        """`withheld`: why no collective is to be stamped; asked once, between two steps."""
+        """`withheld`: why no collective is to be stamped; asked once, between two steps.
+
+        `reduces_behind`: whether the rank waits for reductions between the end of backward's compute and of backward.
+        """
+        self._reduces_behind = reduces_behind
         self._why, self._withheld = withheld, ""
         self._phases, self._detail_of, self._device, self._sink = phases, detail_of, device, sink
         self._clock = device.clock
@@ -128,6 +138,9 @@ class Track:
         else:
             self._since = self._clock.stamp()
             taken = self._take(self._phases.forward_end_ns)
+            if block.waits is not None:
+                both = [*(taken.waits or ()), *block.waits.take()]
+                taken = taken._replace(waits=both, waits_behind=taken.waits is None or taken.waits_behind)
             block.rows.append(_Row(self._begin, self._since, self._phases.marks, taken, self._phases.tokens))
             block.micro_steps = max(block.micro_steps, self._phases.forwards)
         over = self._close() if block is not None and len(block.rows) == block.planned.steps else None
@@ -168,6 +181,8 @@ class Track:
                 over = None
             detail = self._detail_of(planned.detailed and not self._withheld) if planned.stamped else None
             self._open = _Open(planned, Usage(), detail)
+            if planned.stamped:
+                self._open.waits = self._recording.enter_context(Waits(self._device).on())
             if detail is not None:
                 self._take = self._recording.enter_context(detail.taking())
             self._open.usage.begin = over or Reading.take()
@@ -228,7 +243,7 @@ class Track:
             waits = row.taken.waits
             if waits is not None:
                 waits = [Wait(one.phase, *resolve([one.begin, one.end])) for one in waits]
-            after = row.taken.waits_behind
+            after = self._reduces_behind and row.taken.waits_behind
             step = step_row(begin, marks, end, waits, waits_behind=after) if all(times) else None
             if step is None:
                 self.blind += 1
@@ -238,7 +253,8 @@ class Track:
                 done = [resolve_collective(self._clock, one) for one in row.taken.collectives or ()]
                 known = [one._replace(done_ns=_done(one, step)) for one in done]
                 if block.detail is not None:
-                    known = block.detail.all_of(known, Edges(broadcasts(marks), behind(marks)))
+                    sent = [(one.begin, one.end) for one in waits or () if one.phase == BUFFERS]
+                    known = block.detail.all_of(known, Edges(sent, behind(marks)))
                 collectives.append(known)
         record = BlockRecord(
             id=planned.id,

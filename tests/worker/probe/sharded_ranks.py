@@ -139,8 +139,10 @@ def main() -> None:
         model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH))
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
-        with Probe(fully_shard(model, mesh=mesh["dp"]), run_dir=folder / "divided") as one, one.step():
-            pass
+        with Probe(fully_shard(model, mesh=mesh["dp"]), run_dir=folder / "divided") as one:
+            for _ in range(26):
+                with one.step():
+                    model(torch.ones(2, WIDTH)).square().mean().backward()
 
     found["said"] = {"baseline": said(baseline), "divided": said(divided)}
     dist.barrier()

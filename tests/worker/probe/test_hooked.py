@@ -47,12 +47,11 @@ def script(order=(0, 1)):
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0), (0,)])
 def test_it_follows_the_largest_model_from_one_optimizer_step_to_the_next(folder, order):
-    made, before = DistributedDataParallel.__init__, len(OPTIMIZERS._global_optimizer_post_hooks)
+    before = len(OPTIMIZERS._global_optimizer_post_hooks)
     hooked = Hooked()
     with hooked.installed():
         script(order)
         hooked.close(None)
-    assert DistributedDataParallel.__init__ is made
     assert len(OPTIMIZERS._global_optimizer_post_hooks) == before
     rebuilt, tables, *_ = derive(folder)
     assert rebuilt.plan.spec.batch_per_rank == 6  # both micro-steps
@@ -103,17 +102,12 @@ def test_without_a_model_it_says_so_and_leaves_nothing(folder, capsys):
         optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
         optimizer.step()
         hooked.close(None)
-    assert (
-        "no training of a DistributedDataParallel, or of a module after fully_shard, was seen"
-        in capsys.readouterr().err
-    )
+    assert "no training was seen: its optimizer stepped never" in capsys.readouterr().err
     assert not folder.path.exists()
 
 
 def test_it_follows_a_sharded_module_and_not_its_units(folder):
-    from torch.distributed import fsdp
-
-    before, hooked = fsdp.fully_shard, Hooked()
+    hooked = Hooked()
     with hooked.installed():
         from torch.distributed.fsdp import fully_shard  # as a script does
 
@@ -127,7 +121,6 @@ def test_it_follows_a_sharded_module_and_not_its_units(folder):
             optimizer.step()
             optimizer.zero_grad()
         hooked.close(None)
-    assert fsdp.fully_shard is before
     rebuilt, tables, *_ = derive(folder)
     spec = rebuilt.plan.spec
     assert (spec.model.name, spec.parallel.name, spec.batch_per_rank) == ("Sequential", "fsdp", 3)

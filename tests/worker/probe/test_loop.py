@@ -47,11 +47,7 @@ def test_a_second_training_in_the_same_folder_is_another_launch(found):
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        (
-            "not_ddp",
-            "a DistributedDataParallel, a module after fully_shard, or a schedule of torch.distributed.pipelining "
-            "is expected",
-        ),
+        ("no_module", "what the loop calls is expected: a module, a wrapper or an engine of one"),
         ("nested", "step() inside step()"),
         ("left_out", "step() was never entered"),
         ("two", "another Probe is open in this process"),
@@ -62,8 +58,10 @@ def test_a_second_training_in_the_same_folder_is_another_launch(found):
 def test_misuse_is_told_in_one_line_and_the_training_goes_on(ranks, case, said):
     (line,) = ranks[0]["misuse"]["lines"][case]
     assert said in line
-    assert ranks[1]["misuse"]["lines"][case] == ([line] if case == "not_ddp" else [])  # rank 0 speaks for all
-    assert case == "not_ddp" or case in ranks[1]["misuse"]["trained"]
+    assert ranks[1]["misuse"]["lines"][case] == (
+        [line] if case == "no_module" else []
+    )  # rank 0 speaks for all
+    assert case == "no_module" or case in ranks[1]["misuse"]["trained"]
 
 
 def test_the_last_line_says_where_the_run_is(ranks, kept):

@@ -83,6 +83,9 @@ def test_the_parts_of_a_step():
         "forward_wait_ns": 0,
         "backward_wait_ns": 0,
         "tokens": -1,
+        "input_wait_ns": 0,
+        "optimizer_wait_ns": 0,
+        "host_wait_ns": 0,
     }
 
 

@@ -83,5 +83,11 @@ def test_parts_add_up_to_the_step_and_blocks_are_whole(found):
 def test_what_cannot_be_seen_is_said_and_the_training_goes_on(ranks):
     first, *others = (rank["said"] for rank in ranks)
     assert "no rank has the whole of a sharded model" in first["baseline"][0]
-    assert "tensor parallel), which is not followed" in first["divided"][0]
+    assert "`scaling analyze" in first["divided"][0]
     assert others == [{"baseline": [], "divided": []}] * 3  # rank 0 speaks for all
+
+
+def test_layers_that_are_divided_over_ranks_are_followed_by_their_waits(found):
+    point = found("divided").points[0]
+    assert point.parallel.strategy == "own"
+    assert point.parts_ms.exposed_transfer.value + point.parts_ms.exposed_skew.value > 0

@@ -59,7 +59,7 @@ class Eight:
 def tracked(path):
     """A track that records into a file, and its steps, so many at a time."""
     recorder = Recorder(path, HeadRecord(schema=SCHEMA, rank=0, host=0), flush_s=0.0)
-    device = SimpleNamespace(clock=HostClock())
+    device = SimpleNamespace(clock=HostClock(), type="cpu")
     phases = Phases()
     track = Track(phases, lambda detailed: Eight(phases) if detailed else None, device, recorder.block)
     track.begin(paused=False)
@@ -84,10 +84,9 @@ def rounds(last):
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_steps(tmp_path):
     _, steps = tracked(tmp_path / "rank-0.jsonl")
-    steps(20_000)  # whatever is made once is made
-    tracemalloc.start()
+    tracemalloc.start()  # torch keeps some 200 objects of the last kernels, and gives them up for later ones
     try:
-        steps(2_000)
+        steps(22_000)  # whatever is made once is made
         before = tracemalloc.get_traced_memory()[0]
         steps(20_000)
         after, peak = tracemalloc.get_traced_memory()

@@ -77,7 +77,8 @@ class Loop:
             finds_phases=True, forwards=1, marks=[], tokens=NO_TOKENS, forward_end_ns=0, begin=self.mark
         )
         self.phases = phases
-        self.track = Track(phases, lambda _detailed: None, SimpleNamespace(clock=self.clock), self.sink)
+        device = SimpleNamespace(clock=self.clock, type="cpu")
+        self.track = Track(phases, lambda _detailed: None, device, self.sink)
         self.slots: list[int] = []
         self.track.between = self.slots.append
 

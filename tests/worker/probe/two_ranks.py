@@ -105,9 +105,9 @@ def misuse(folder):
     lines: dict[str, list[str]] = {}
     trained = {}
     try:
-        Probe(torch.nn.Linear(2, 2))
+        Probe([torch.nn.Linear(2, 2)])
     except InputError as error:
-        lines["not_ddp"] = str(error).splitlines()
+        lines["no_module"] = str(error).splitlines()
     ddp = wrapped()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     with said(lines, "nested"), Probe(ddp, run_dir=folder / "nested") as probe:

@@ -1,0 +1,51 @@
+"""transformers' Trainer, and what is built on it (TRL): `Trainer(..., callbacks=[ScalingCallback()])`.
+
+A step is an optimizer's step with all of its micro-steps. The batches are fetched before it begins, and count as its
+input, since a step lasts from the end of one to the end of the next. Evaluation and saving come between two steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import TrainerCallback
+
+from scaling.worker.probe.probe import Probe
+
+
+class ScalingCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
+    """Records the steps of a Trainer; takes what `scaling.Probe` takes, but for the model."""
+
+    def __init__(self, **options: Any) -> None:
+        """`options`: run_dir, name, batch, live, log; figures go into the Trainer's own W&B run by default."""
+        self._probe = Probe(**{"log": _into_wandb, **options})
+        self._step: contextlib.AbstractContextManager[Any] | None = None
+
+    def on_train_begin(self, *_state: Any, **_more: Any) -> None:
+        """Look for the model from the first step on."""
+        self._probe.open()
+
+    def on_step_begin(self, *_state: Any, **_more: Any) -> None:
+        """Begin an optimizer's step."""
+        self._step = self._probe.step()
+        self._step.__enter__()
+
+    def on_step_end(self, *_state: Any, **_more: Any) -> None:
+        """End it."""
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+
+    def on_train_end(self, *_state: Any, **_more: Any) -> None:
+        """Write what is left; after an exception the end of the process does so."""
+        self._probe.close()
+
+
+def _into_wandb(figures: Mapping[str, float]) -> None:
+    """Into the run that the Trainer reports to, if there is one."""
+    run = getattr(sys.modules.get("wandb"), "run", None)
+    if run is not None:
+        run.log(figures)

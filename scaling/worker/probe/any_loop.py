@@ -1,0 +1,165 @@
+"""A loop of which only its outermost modules are known: FSDP1, replicate, tensor parallel, ZeRO, calls of its own.
+
+Its steps have phases and waits (parallel.waits.Waits) as those of any loop. Which collective sends what, nobody tells,
+so no buckets or units are recorded.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed._composable.contract import _get_registry
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from scaling.settings.parallel import OWN, REST, Parallel
+from scaling.worker.accelerator import cuda
+from scaling.worker.accelerator.accelerator import Accelerator
+from scaling.worker.parallel.guard import guarded
+from scaling.worker.parallel.strategy import Detail
+from scaling.worker.parallel.tap import backend_of
+
+
+class AnyLoop:
+    """A module, as a probe sees it (probe.followed.Followed). All ranks of the default group train it together."""
+
+    sends_buffers = False
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        together = dist.is_available() and dist.is_initialized()
+        self.members = list(range(dist.get_world_size())) if together else [0]
+        self._group: Any = dist.group.WORLD if together else None
+
+    @property
+    def reduces_behind(self) -> bool:
+        """DDP's reducer does, which `replicate` uses too."""
+        return any(map(_has_reducer, self._module.modules()))
+
+    @property
+    def root(self) -> torch.nn.Module:
+        """The module that the loop calls."""
+        return self._module
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The user's own module: without an engine or a wrapper around it."""
+        inner = self._module
+        while isinstance(within := getattr(inner, "module", None), torch.nn.Module):
+            inner = within
+        return inner
+
+    @property
+    def backend(self) -> str:
+        """The back end of the default group; without one, that which its device would have."""
+        device = next(self.root.parameters()).device.type
+        if self._group is None:
+            return "nccl" if device == cuda.TYPE else "gloo"
+        return backend_of(self._group, device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type in which it computes."""
+        return next(self.root.parameters()).dtype
+
+    def reduces(self) -> bool:
+        """Only an optimizer's step tells the end of a step."""
+        return False
+
+    def communicators(self) -> list[Any]:
+        """None of its collectives is stamped."""
+        return []
+
+    def withheld(self, device: Accelerator) -> str:  # noqa: ARG002
+        """Nothing was to be stamped."""
+        return ""
+
+    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:  # noqa: ARG002
+        """Waits are stamped for every loop."""
+        return None
+
+    def sizes(self) -> list[int]:
+        """Not known."""
+        return []
+
+    def groups(self) -> Mapping[int, Sequence[int]]:
+        """No communicator is recorded."""
+        return {}
+
+    def settings(self) -> dict[str, Any]:
+        """Every rank is taken to have samples of its own."""
+        return {"parallel": Parallel(name=OWN, replicate=REST)}
+
+    def refused(self) -> str:
+        """A module without parameters trains nothing."""
+        return "" if any(True for _ in self._module.parameters()) else "it has no parameters"
+
+    def no_baseline(self) -> str:
+        """A baseline needs DDP."""
+        return "only a DistributedDataParallel can be trained by one rank alone beside the loop"
+
+
+def _has_reducer(module: torch.nn.Module) -> bool:
+    return isinstance(module, DistributedDataParallel) or "replicate" in (_get_registry(module) or ())
+
+
+class Outermost:
+    """Finds the modules with parameters that a loop calls, and not those that these call."""
+
+    def __init__(self) -> None:
+        self._thread, self._depth = threading.get_ident(), 0
+        self._seen: weakref.WeakKeyDictionary[torch.nn.Module, None] = weakref.WeakKeyDictionary()
+        self._handles: list[Any] = [
+            register_module_forward_pre_hook(guarded(self._before)),
+            register_module_forward_hook(guarded(self._after), always_call=True),
+        ]
+
+    def close(self) -> None:
+        """Remove the hooks, which every call of a module passes."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """Those that were called with gradients, the largest first."""
+        return sorted(self._seen, key=size_of, reverse=True)
+
+    def trained_by(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Module]:
+        """The modules of an optimizer, the largest first; all of them where it steps copies of their parameters."""
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        mine = [one for one in self._seen if any(id(p) in stepped for p in one.parameters())]
+        return sorted(mine, key=size_of, reverse=True) if mine else self.modules
+
+    def _passes(self) -> bool:
+        if torch.compiler.is_compiling():
+            return True
+        recomputed = torch._C._current_graph_task_id() != -1  # noqa: SLF001  # in a backward
+        return recomputed or threading.get_ident() != self._thread
+
+    def _before(self, module: torch.nn.Module, _args: Any) -> None:
+        if self._passes():
+            return
+        self._depth += 1
+        if self._depth == 1 and torch.is_grad_enabled() and any(_trained(module)):
+            self._seen[module] = None
+
+    def _after(self, _module: torch.nn.Module, _args: Any, _output: Any) -> None:
+        if not self._passes():
+            self._depth = max(0, self._depth - 1)
+
+
+def _trained(module: torch.nn.Module) -> Iterator[bool]:
+    return (parameter.requires_grad for parameter in module.parameters())
+
+
+def size_of(model: torch.nn.Module) -> tuple[int, int]:
+    """Elements of its parameters, and its modules: of a sharded model and its only unit the model is the larger."""
+    numbers = (
+        getattr(p, "ds_numel", 0) or p.numel() for p in model.parameters()
+    )  # ZeRO-3's are empty between uses
+    return sum(numbers), sum(1 for _ in model.modules())
