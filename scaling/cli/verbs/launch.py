@@ -30,6 +30,7 @@ from scaling.units import format_duration, ranks
 TIME_LIMIT_S = 3600.0
 HOOKED = ("-m", "scaling.worker.probe.hooked")
 """Runs a script that has no line of a Probe."""
+PLAIN_STEPS = b'"arm":"plain"'
 SPAWNS = "the script starts its own ranks"
 """What it says of a script that would do so in each rank."""
 
@@ -161,7 +162,9 @@ def _launch(
 
 
 def _rank_files(folder: RunFolder, n: int) -> set[Path]:
-    return set(folder.at_size(n).path.glob("launches/*/rank-*.jsonl"))
+    """The ranks' files that have a step without stamps, which alone count as steps."""
+    files = folder.at_size(n).path.glob("launches/*/rank-*.jsonl")
+    return {path for path in files if PLAIN_STEPS in path.read_bytes()}
 
 
 def _recorded_nothing(folder: RunFolder, index: int, started: Started) -> str:
@@ -171,6 +174,8 @@ def _recorded_nothing(folder: RunFolder, index: int, started: Started) -> str:
             f"launch {index + 1} trained 0 steps, or too few: does the script resume what an earlier launch saved? "
             "--fresh DIR gives each launch a working directory of its own"
         )
+    if any(folder.path.glob("ranks-*/launches/*/rank-*.jsonl")):
+        return "the training ended before a round of steps was whole; train for more steps (60 or more)"
     logs = folder.log(index)
     texts = [read_text(p, strict=False) for p in sorted(logs.path.glob("*.txt"))]
     said = [line for text in texts for line in text.splitlines() if "scaling: Probe: " in line]
