@@ -368,8 +368,8 @@ def script_name(script: Sequence[str]) -> str:
         return Path(script[0]).name
     top, *rest = script[1].split(".")
     here = Path(top, *rest)
-    there = here.is_dir() or here.with_suffix(".py").is_file()
-    if not there and not (top.isidentifier() and importlib.util.find_spec(top)):
+    below = here.is_dir() or here.with_suffix(".py").is_file()
+    if not below and not (top.isidentifier() and importlib.util.find_spec(top)):
         raise InputError(f"-m {script[1]}: no such module here; one is expected, such as -m package.train")
     return script[1]
 

@@ -169,7 +169,7 @@ def _rank_files(folder: RunFolder, n: int) -> set[Path]:
 
 def _recorded_nothing(folder: RunFolder, index: int, started: Started) -> str:
     """Why a script that ended well left no records: what the probe said, or what is missing."""
-    if any(one.status == "done" for one in started.launches):
+    if any(earlier.status == "done" for earlier in started.launches):
         return (
             f"launch {index + 1} trained 0 steps, or too few: does the script resume what an earlier launch saved? "
             "--fresh DIR gives each launch a working directory of its own"

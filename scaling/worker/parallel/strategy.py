@@ -18,7 +18,7 @@ from scaling.settings.schedule import PHASES, Message
 
 FORWARD, BACKWARD = PHASES.index("forward"), PHASES.index("backward")
 ANYWHERE, BUFFERS = -1, -2
-"""Of a Wait in an own loop, whose phase is where it lies, and of one for DDP's broadcast of buffers."""
+"""Phases of a Wait in an own loop: the one in which it lies, and that of DDP's broadcast of buffers."""
 
 
 class Wait(NamedTuple):

@@ -132,7 +132,7 @@ class Outermost:
     def trained_by(self, optimizer: torch.optim.Optimizer) -> list[torch.nn.Module]:
         """The modules of an optimizer, the largest first; all of them where it steps copies of their parameters."""
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        mine = [one for one in self._seen if any(id(p) in stepped for p in one.parameters())]
+        mine = [module for module in self._seen if any(id(p) in stepped for p in module.parameters())]
         return sorted(mine, key=size_of, reverse=True) if mine else self.modules
 
     def _passes(self) -> bool:

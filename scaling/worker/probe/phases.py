@@ -138,7 +138,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 _CHANNELS = (1, 3, 4)
-"""Of an image (channels, height, width)."""
+"""An image (channels, height, width) has so many channels."""
 
 
 def samples_of(args: Any, kwargs: Any) -> int:
@@ -178,17 +178,17 @@ class _Fetches:
 
     def before_forward(self, args: Any, kwargs: Any) -> None:
         """Look at the tensors that a forward takes."""
-        taken = {id(t) for t in _tensors([*args, *kwargs.values()])}
-        self.between += any(id(ref()) in taken for ref in self._new)
-        self._place, there = _variables()
-        self._known, self._new = list(map(weakref.ref, there)), []
+        given = {id(t) for t in _tensors([*args, *kwargs.values()])}
+        self.between += any(id(ref()) in given for ref in self._new)
+        self._place, tensors = _variables()
+        self._known, self._new = list(map(weakref.ref, tensors)), []
 
     def before_backward(self) -> None:
         """Look at the tensors that are there now."""
-        place, there = _variables()
+        place, tensors = _variables()
         if place == self._place:
-            known = {id(ref()) for ref in self._known}
-            self._new = [weakref.ref(t) for t in there if id(t) not in known]
+            before = {id(ref()) for ref in self._known}
+            self._new = [weakref.ref(t) for t in tensors if id(t) not in before]
 
 
 _NOT_THE_LOOP = (str(Path(torch.__file__).parent), str(Path(__file__).parent.parent))
@@ -202,10 +202,10 @@ def _variables() -> tuple[int, list[torch.Tensor]]:
     if frame is None:
         return 0, []
     variables = frame.f_locals
-    there = [v for v in list(variables.values()) if isinstance(v, torch.Tensor)]
+    tensors = [v for v in list(variables.values()) if isinstance(v, torch.Tensor)]
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and isinstance(variables, dict):
         variables.clear()  # a copy, which would keep them alive; younger Python makes none
-    return id(frame), there
+    return id(frame), tensors
 
 
 _ENGINE = Variable._execution_engine  # noqa: SLF001  # as FSDP does: there is no other way to see the end of backward's compute
@@ -416,11 +416,11 @@ def step_row(
     for first, last, phase in parts:
         spent[phase] += last - first
     last_update = max((at for kind, at in marks if kind == OPTIMIZER_END and at < ends[-1]), default=begin)
-    after = [one for one in behind(marks) if waits_behind]
-    apart = [one for one in after if one[1] > last_update]  # others are of another model's update
-    buffers = [(one.begin, one.end) for one in waits or () if one.phase == BUFFERS]
+    after = behind(marks) if waits_behind else []
+    apart = [window for window in after if window[1] > last_update]  # others are of another model's update
+    buffers = [(wait.begin, wait.end) for wait in waits or () if wait.phase == BUFFERS]
     rest = _apart(
-        [*((one.begin, one.end) for one in waits or ()), *(one for one in after if one not in apart)],
+        [*((wait.begin, wait.end) for wait in waits or ()), *(pair for pair in after if pair not in apart)],
         [*apart, *buffers],
     )
     waited = dict.fromkeys(spent, 0)

@@ -253,7 +253,7 @@ class Track:
                 done = [resolve_collective(self._clock, one) for one in row.taken.collectives or ()]
                 known = [one._replace(done_ns=_done(one, step)) for one in done]
                 if block.detail is not None:
-                    sent = [(one.begin, one.end) for one in waits or () if one.phase == BUFFERS]
+                    sent = [(wait.begin, wait.end) for wait in waits or () if wait.phase == BUFFERS]
                     known = block.detail.all_of(known, Edges(sent, behind(marks)))
                 collectives.append(known)
         record = BlockRecord(
