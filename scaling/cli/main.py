@@ -15,16 +15,8 @@ from scaling.cli.output import tolerate_closed, warn
 from scaling.cli.verbs import VERBS, help_of, lines
 from scaling.errors import InputError, ScalingError
 
-_OUTSIDE = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.ESTALE,
-    errno.ENAMETOOLONG,
-)
-"""Errors of the file system that are not bugs: a folder without permission, a full disk, a file server that is gone."""
+_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE)
+"""Errors of a write that are not bugs: a full disk, a limit of sizes, a file server that is gone."""
 DOORS = """\
 usage: scaling VERB ...
 
@@ -74,7 +66,36 @@ def help_text(verb: str | None = None) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Entry point of the `scaling` command; returns the exit status."""
     tolerate_closed()
-    arguments = sys.argv[1:] if argv is None else argv
+    try:
+        code = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except ScalingError as error:
+        warn(error)
+        return error.exit_code
+    except KeyboardInterrupt:
+        warn("interrupted")
+        return 3
+    except (IsADirectoryError, NotADirectoryError) as error:  # in a run's folder that somebody else made
+        warn(
+            f"{error.filename2 or error.filename}: {error.strerror}; it is in the way of a file, move it away"
+        )
+        return InputError.exit_code
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            warn(f"{error.filename}: {error.strerror}; a shorter path is expected")
+            return InputError.exit_code
+        ours = error.errno == errno.ENOENT if error.filename else error.errno not in _WRITING
+        if ours:
+            raise
+        # The error of a failed write has no file name.
+        where = f"{error.filename}: " if error.filename else ""
+        warn(f"{where}{error.strerror}")
+        return ScalingError.exit_code
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    """The exit status of a command line."""
     if not arguments:  # fail, so that a script with an empty variable does not pass
         print(help_text(), file=sys.stderr)
         return InputError.exit_code
@@ -91,32 +112,10 @@ def main(argv: list[str] | None = None) -> int:
     os.umask(
         os.umask(0o022) | 0o002
     )  # files that are written are never writable by others, whatever the shell's umask
-    try:
-        if arguments[0] == "help":
-            return _help(arguments[1:])
-        _require_readable(arguments)
-        return _verb(arguments[0])(arguments[1:])
-    except ScalingError as error:
-        warn(error)
-        return error.exit_code
-    except KeyboardInterrupt:
-        warn("interrupted")
-        return 3
-    except (IsADirectoryError, NotADirectoryError) as error:  # in a run's folder that somebody else made
-        warn(
-            f"{error.filename2 or error.filename}: {error.strerror}; it is in the way of a file, move it away"
-        )
-        return InputError.exit_code
-    except OSError as error:
-        if error.errno not in _OUTSIDE:
-            raise
-        if error.errno == errno.ENAMETOOLONG:
-            warn(f"{error.filename}: {error.strerror}; a shorter path is expected")
-            return InputError.exit_code
-        # The error of a failed write has no file name.
-        where = f"{error.filename}: " if error.filename else ""
-        warn(f"{where}{error.strerror}")
-        return ScalingError.exit_code
+    if arguments[0] == "help":
+        return _help(arguments[1:])
+    _require_readable(arguments)
+    return _verb(arguments[0])(arguments[1:])
 
 
 def _require_readable(arguments: list[str]) -> None:

@@ -41,15 +41,15 @@ GONE = (errno.EPIPE, errno.EIO)
 
 
 class _Tolerant(io.FileIO):
-    """A file descriptor that takes writes for nothing once its reader is gone."""
+    """A standard stream that takes writes for nothing once its reader is gone, or after a write that failed."""
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in GONE:
-                raise
             _discard(self.fileno(), os.O_WRONLY)
+            if self.fileno() == 1 and error.errno not in GONE:
+                raise OSError(error.errno, error.strerror, "standard output") from error
             return memoryview(data).nbytes
 
 

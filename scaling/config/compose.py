@@ -39,7 +39,7 @@ from scaling.config.run import to_spec
 from scaling.config.schema import Composed, Config, WhatIfConfig
 from scaling.errors import InputError
 from scaling.hardware.devices import Machine, find_machine
-from scaling.settings.environment import is_of_links, loads_code
+from scaling.settings.environment import is_of_links, is_of_machine
 from scaling.settings.plan import Request, Requests
 
 TRUSTED = "experiment"
@@ -141,9 +141,10 @@ def _check(where: str, group: str, package: str | None, values: dict[Any, Any]) 
                 f"{where}: {min(given)}: a topology does not set it; give it on the command line"
             )
     for name in own.get("env") or () if group == "cluster" else ():
-        if loads_code(str(name)):
+        if not is_of_machine(str(name)):
             raise InputError(
-                f"{where}: env.{name}: loads code; set it in the environment, or as +env.{name}=..."
+                f"{where}: env.{name}: a cluster's file sets variables of NCCL, Gloo, UCX, CUDA, PyTorch and OpenMP "
+                f"that name no file; set it in the environment, or as +cluster.env.{name}=..."
             )
     target = values.pop("_target_", None) if group in NAMES_CODE else None
     _check_values(where, [target, values])

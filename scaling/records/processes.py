@@ -31,12 +31,14 @@ AHEAD = 2
 ANSWER_S = 300.0
 """How long a process may take over a task, which takes seconds."""
 _SETTINGS = {
+    "PYTHONSAFEPATH": "1",
     "POLARS_MAX_THREADS": "1",
     "MALLOC_MMAP_THRESHOLD_": f"{1 << 30}",
     "MALLOC_TRIM_THRESHOLD_": f"{1 << 30}",
     "_RJEM_MALLOC_CONF": "dirty_decay_ms:10000,muzzy_decay_ms:-1",
 }
-"""Environment of a process: one thread, and memory is kept for the next task.
+"""Environment of a process: one thread, memory is kept for the next task, and nothing is imported from the working
+directory, which may be a folder of somebody else's (from Python 3.11 on).
 
 Tasks are alike and need the same large arrays. Otherwise NumPy (glibc) and polars (jemalloc) return them to the kernel,
 and it takes a fifth of a process's CPU time to clear the pages again.
@@ -58,7 +60,8 @@ class Processes:
         self._pool: ProcessPoolExecutor | None = None
         if count:
             spawn = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(count, mp_context=spawn, initializer=_prepare)
+            with _as_a_library():  # it starts a process that keeps track of the others
+                self._pool = ProcessPoolExecutor(count, mp_context=spawn, initializer=_prepare)
 
     def __enter__(self) -> Processes:  # noqa: PYI034  # typing.Self is younger than Python 3.10
         return self

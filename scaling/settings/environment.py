@@ -110,20 +110,20 @@ def _named_so(option: str) -> bool:
     return is_secret(name.replace("-", "_"))
 
 
-_CODE = re.compile(
-    r"LD_|DYLD_|PYTHON|BASH|(ENV|IFS|PATH|SHELLOPTS|GCONV_PATH|GLIBC_TUNABLES)$|(\w*_)?(PLUGIN|PRELOAD|LIBRARY|PATH|CC|CXX)"
-)
-_FILES = re.compile(r"PLUGIN|FILE|PATH|DIR|CONF|LIB|HELPER")
-
-
-def loads_code(name: str) -> bool:
-    """Whether a variable names code that a process then runs: LD_PRELOAD, PYTHONPATH, NCCL_NET_PLUGIN."""
-    return _CODE.match(name) is not None
+_FILES = re.compile(r"PLUGIN|FILE|PATH|DIR|HOME|CONFIG|LIB|HELPER|LOGDEST|_TLS_")
+"""In names of variables that name a file, a folder or code."""
+_OF_A_JOB = ("SLURM_", "SCALING_", "TORCHELASTIC_")
 
 
 def is_of_links(name: str) -> bool:
     """Whether a topology may set it: a variable of NCCL or Gloo that names no file and loads no code."""
     return name.startswith(("NCCL_", "GLOO_")) and _FILES.search(name) is None
+
+
+def is_of_machine(name: str) -> bool:
+    """Whether a cluster may set it: a variable of a library that measuring needs, which names no file and no code."""
+    ours = name.startswith((*RECORDED, *FABRIC)) and not name.startswith(_OF_A_JOB)
+    return ours and _FILES.search(name) is None
 
 
 def is_recorded(name: str) -> bool:

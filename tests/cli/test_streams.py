@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.commands import command, environment
@@ -32,14 +32,12 @@ def test_what_is_opened_later_does_not_get_what_is_printed(tmp_path):
     assert (tmp_path / "kept.txt").read_text() == "mine"
 
 
-def test_a_full_disk_is_still_an_error(tmp_path):
-    with open(os.devnull if not os.path.exists("/dev/full") else "/dev/full", "w") as full:  # noqa: PTH110, PTH123
-        done = subprocess.run(
-            command(["--help"]),
-            cwd=tmp_path,
-            env=environment(),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            check=False,
-        )
-    assert done.returncode != 0 or not os.path.exists("/dev/full")  # noqa: PTH110
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["help", "run"], ["-sc", "install=bash"]])
+def test_a_full_disk_is_an_error_of_one_line(words, tmp_path):
+    script = f"{' '.join(command(words))} >/dev/full"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr == "scaling: standard output: No space left on device\n"

@@ -28,7 +28,7 @@ from scaling.config.compose import composed, cut, named, overrides, requests, re
 from scaling.errors import InputError
 from scaling.hardware.devices import Gpu, Machine
 from scaling.resources import folder
-from scaling.settings.environment import is_of_links, loads_code
+from scaling.settings.environment import is_of_links, is_of_machine
 
 EXPERIMENTS = sorted(path.stem for path in (folder("conf") / "experiment").glob("*.yaml"))
 
@@ -249,6 +249,7 @@ REFUSED = {
     "the environment": ("model", "name: ${oc.env:HOME}\n_target_: a.b\n"),
     "by way of another": ("measure", "name: '${${oc.select:x}}'\n"),
     "libraries": ("cluster", "env: {LD_LIBRARY_PATH: /tmp}\n"),
+    "the interpreter": ("cluster", "env: {SCALING_PYTHON: /tmp/x}\n"),
 }
 
 
@@ -291,21 +292,25 @@ def test_an_experiment_may_set_everything():
     assert composed(["experiment=demo"]).ddp.bucket_cap_mb == 0.36
 
 
-def test_variables_that_load_code_are_known():
+def test_a_file_sets_no_variable_that_names_code_or_a_file():
     for name in (
-        "LD_AUDIT",
-        "LD_PRELOAD",
-        "PYTHONSTARTUP",
-        "BASH_ENV",
-        "NCCL_TUNER_PLUGIN",
-        "PATH",
-        "TRITON_PTXAS_PATH",
+        *("LD_AUDIT", "PYTHONSTARTUP", "BASH_ENV", "PATH", "TRITON_PTXAS_PATH", "HOME", "OPENSSL_CONF"),
+        *("SCALING_PYTHON", "SLURM_TASK_PROLOG", "TORCHINDUCTOR_CACHE_DIR", "RDMAV_DRIVERS", "SOME_TOOL"),
+        *(
+            "NCCL_TUNER_PLUGIN",
+            "UCX_MODULE_DIR",
+            "CUDA_HOME",
+            "OMP_TOOL_LIBRARIES",
+            "GLOO_DEVICE_TRANSPORT_TCP_TLS_PKEY",
+        ),
     ):
-        assert loads_code(name)
+        assert not is_of_machine(name)
         assert not is_of_links(name)
-    for name in ("NCCL_P2P_DISABLE", "GLOO_SOCKET_IFNAME", "NCCL_ALGO"):
+    for name in ("NCCL_P2P_DISABLE", "GLOO_SOCKET_IFNAME", "NCCL_ALGO", "NCCL_IB_PKEY"):
+        assert is_of_machine(name)
         assert is_of_links(name)
-        assert not loads_code(name)
+    for name in ("UCX_TLS", "PYTORCH_CUDA_ALLOC_CONF", "OMP_NUM_THREADS", "FI_PROVIDER"):
+        assert is_of_machine(name)
 
 
 @pytest.mark.parametrize(

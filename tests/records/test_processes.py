@@ -116,3 +116,13 @@ def test_processes_end_with_their_caller(how):
     caller.wait(20)
     caller.stdout.close()
     assert ended(pids)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="from Python 3.11 on")
+def test_nothing_is_imported_from_the_working_directory(tmp_path, monkeypatch):
+    for name in ("multiprocessing", "pickle", "selectors"):
+        (tmp_path / f"{name}.py").write_text("open('imported', 'w')\nraise SystemExit(1)\n")
+    monkeypatch.chdir(tmp_path)
+    with Processes(1) as processes:
+        assert list(processes.each(operator.add, [(1, 2)])) == [3]
+    assert not (tmp_path / "imported").exists()

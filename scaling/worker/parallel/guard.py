@@ -8,7 +8,11 @@ as if the code were not there. Without one (`scaling run`) errors are raised.
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
+import signal
 import sys
+import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -39,8 +43,21 @@ def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def raise_from_signal(error: BaseException) -> None:
+    """Raise what a signal handler of the training raised: it may interrupt any line, and is meant for the training."""
+    handlers: list[Any] = [signal.getsignal(number) for number in signal.valid_signals()]
+    parts = (
+        (handler, getattr(handler, "func", None), inspect.getattr_static(type(handler), "__call__", None))
+        for handler in handlers
+    )
+    codes = {getattr(part, "__code__", None) for part in itertools.chain(*parts)}
+    if any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__)):
+        raise error
+
+
 def _tell_or_raise(error: Exception) -> None:
     """Tell the open Probe; without one, raise."""
+    raise_from_signal(error)
     if Guard.told is None:
         raise error
     Guard.told(error)
@@ -66,9 +83,9 @@ def around(inner: Callable[..., Any], replacement: Callable[..., Any]) -> Callab
         try:
             return replacement(once, *args, **named)
         except Exception as error:
-            if Guard.told is None or raised:
+            if raised:
                 raise
-            Guard.told(error)
+            _tell_or_raise(error)
         return done[0] if done else inner(*args, **named)
 
     return call
@@ -78,7 +95,8 @@ class Calls:
     """Stands around the calls of a module, where copies, checkpoints and scripts of it do not find anything.
 
     `Module.__call__` looks into this slot for what `Module.compile` made. torch leaves it out of copies and pickles; a
-    module with a `__getstate__` of its own copies and pickles this object as None, which is an empty slot.
+    module with a `__getstate__` of its own copies and pickles this object as None, which is an empty slot. A shallow
+    copy that shares it is called as if it were not there.
     """
 
     SLOT = "_compiled_call_impl"
@@ -97,15 +115,23 @@ class Calls:
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         module: Any = self._module()
-        inner = self.inner or module._call_impl  # noqa: SLF001
         if torch.compiler.is_compiling():  # it would be traced
-            return inner(*args, **named)
-        try:
-            self._before(module, args, named)
-        except Exception as error:  # noqa: BLE001
-            _tell_or_raise(error)
-        output = inner(*args, **named)
-        if self._after is not None:
+            return (self.inner or module._call_impl)(*args, **named)  # noqa: SLF001
+        caller = sys._getframe(1).f_locals.get("self")  # noqa: SLF001  # the slot is not told which copy is called
+        return self._call(caller if isinstance(caller, torch.nn.Module) else module, args, named)
+
+    def _call(self, module: Any, args: Any, named: Any) -> Any:
+        followed = module is self._module()
+        if followed:
+            try:
+                self._before(module, args, named)
+            except Exception as error:  # noqa: BLE001
+                _tell_or_raise(error)
+        if isinstance(self.inner, Calls):
+            output = self.inner._call(module, args, named)  # noqa: SLF001
+        else:
+            output = (self.inner or module._call_impl)(*args, **named)  # noqa: SLF001
+        if followed and self._after is not None:
             try:
                 self._after(module, output)
             except Exception as error:  # noqa: BLE001

@@ -13,6 +13,7 @@ all ranks of its kernel.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import json
@@ -31,20 +32,33 @@ from scaling.records.format import ClockRecord
 from scaling.records.paths import LaunchFolder, RunFolder, default_folder
 from scaling.settings.plan import run_id
 from scaling.worker.accelerator.clock import now_ns
+from scaling.worker.parallel.guard import raise_from_signal
 from scaling.worker.session.control import compare_clocks
 
 WAIT = timedelta(seconds=120)
-"""Longest time that the slowest rank may take to open its probe."""
+"""Longest time that the slowest rank may take to open its probe, where no collective fails sooner (`patience`)."""
 POLL_S = 0.02
 """Between two looks for ranks that ask."""
+
+
+def patience(groups: Sequence[Any], most: timedelta = WAIT) -> timedelta:
+    """How long a rank may wait for others that went on training: half the time after which their collectives fail."""
+    limits = [most]
+    if not (dist.is_available() and dist.is_initialized()):
+        return most
+    for group in (dist.distributed_c10d._get_default_group(), *groups):  # noqa: SLF001
+        for device in group._device_types:  # noqa: SLF001
+            with contextlib.suppress(AttributeError, RuntimeError):  # a back end without options
+                limits.append(group._get_backend(device).options._timeout / 2)  # noqa: SLF001
+    return min(limits)
 
 
 class Agreement:
     """The ranks of one model, numbered among them, and what they agreed on."""
 
-    def __init__(self, members: Sequence[int]) -> None:
-        """`members`: the ranks in the default group, in their order."""
-        self.members = list(members)
+    def __init__(self, members: Sequence[int], wait: timedelta = WAIT) -> None:
+        """`members`: the ranks in the default group, in their order. `wait`: for the slowest of them."""
+        self.members, self._wait = list(members), wait
         together = dist.is_available() and dist.is_initialized()  # one process alone needs no group
         self.rank, self.world = self.members.index(dist.get_rank() if together else 0), len(self.members)
         everybody: Any = dist.HashStore()  # type: ignore[attr-defined]
@@ -76,14 +90,14 @@ class Agreement:
             self._answer(own)
         else:
             self._met.set(f"asked/{self.rank}", own)
-            word = _heard(self._met, f"answer/{own}")
+            word = self._heard(self._met, f"answer/{own}")
             self.store = dist.PrefixStore(word, self._met)  # type: ignore[attr-defined]
             self._met.set(f"came/{word}/{self.rank}", "")
 
     def _answer(self, word: str) -> None:
         """On rank 0: answer every other rank until it has come."""
         missing = dict.fromkeys(range(1, self.world), "")
-        end = time.monotonic() + WAIT.total_seconds()
+        end = time.monotonic() + self._wait.total_seconds()
         while missing:
             for rank, answered in list(missing.items()):
                 if self._met.check([f"came/{word}/{rank}"]):
@@ -95,7 +109,8 @@ class Agreement:
                         missing[rank] = asked
             if missing and time.monotonic() > end:
                 raise ScalingError(
-                    f"rank {min(missing)} of {self.world} opened no Probe within {WAIT.seconds} s; every rank has to"
+                    f"rank {min(missing)} of {self.world} opened no Probe within {self._wait.seconds} s; "
+                    "every rank has to"
                 )
             time.sleep(POLL_S)
 
@@ -104,7 +119,7 @@ class Agreement:
         self.store.set(f"{key}/{self.rank}", json.dumps(mine))
         if self.rank:
             return []
-        deadline = dt.datetime.now(tz=dt.timezone.utc) + WAIT
+        deadline = dt.datetime.now(tz=dt.timezone.utc) + self._wait
         found = []
         for rank in range(self.world):
             left = deadline - dt.datetime.now(tz=dt.timezone.utc)
@@ -112,7 +127,7 @@ class Agreement:
                 self.store.wait([f"{key}/{rank}"], max(left, timedelta(milliseconds=10)))
             except dist.DistStoreError:
                 raise ScalingError(
-                    f"rank {rank} of {self.world} did not answer within {WAIT.seconds} s"
+                    f"rank {rank} of {self.world} did not answer within {self._wait.seconds} s"
                 ) from None
             found.append(json.loads(self.store.get(f"{key}/{rank}")))
         return found
@@ -122,7 +137,15 @@ class Agreement:
         if self.rank == 0:
             self.store.set(key, json.dumps(said))
             return said
-        return json.loads(_heard(self.store, key))
+        return json.loads(self._heard(self.store, key))
+
+    def _heard(self, store: Any, key: str) -> str:
+        """What rank 0 says under a key, which waits for the others itself."""
+        try:
+            store.wait([key], self._wait * 13 / 12)
+        except dist.DistStoreError:
+            raise ScalingError("rank 0 opened no Probe; every rank has to") from None
+        return str(store.get(key).decode())
 
     def folder(self, asked: Path | None) -> LaunchFolder:
         """Agree on the launch's folder and make it. ScalingError, on every rank, where one of them cannot write."""
@@ -140,6 +163,7 @@ class Agreement:
                 raise
             decision = {"error": str(error)}
         except (OSError, ValueError) as error:  # on rank 0: a removed working directory, a path that is none
+            raise_from_signal(error)
             why = getattr(error, "strerror", None) or error
             decision = {"error": f"rank 0 cannot choose a folder ({why}); name one with run_dir"}
         decision = self.hear("decision", decision)
@@ -153,15 +177,6 @@ class Agreement:
         if first:
             raise ScalingError(first)
         return found
-
-
-def _heard(store: Any, key: str) -> str:
-    """What rank 0 says under a key."""
-    try:
-        store.wait([key], WAIT + timedelta(seconds=10))
-    except dist.DistStoreError:
-        raise ScalingError("rank 0 opened no Probe; every rank has to") from None
-    return str(store.get(key).decode())
 
 
 def _numbered(names: Iterable[Iterable[str]]) -> list[int]:

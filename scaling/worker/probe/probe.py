@@ -18,6 +18,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -30,10 +31,10 @@ from scaling.errors import InputError, ScalingError
 from scaling.plain import one_line
 from scaling.records.format import RecordedBlock
 from scaling.worker.accelerator.devices import device_of
-from scaling.worker.parallel.guard import Guard, tell
+from scaling.worker.parallel.guard import Guard, raise_from_signal, tell
 from scaling.worker.parallel.streams import find
 from scaling.worker.parallel.tap import HOST_BACKENDS
-from scaling.worker.probe.agreement import Agreement, Clocks
+from scaling.worker.probe.agreement import Agreement, Clocks, patience
 from scaling.worker.probe.any_loop import Outermost
 from scaling.worker.probe.baseline import Baseline, SharedStepError, Step, why_not
 from scaling.worker.probe.follow import follow, marks_of
@@ -47,9 +48,9 @@ from scaling.worker.session.session import Session
 SWITCH = "SCALING_PROBE"
 RUN_DIR = "SCALING_RUN_DIR"
 """Where the records go whatever the script says: `scaling launch` sets it."""
-PATIENCE_S = 300.0
+PATIENCE = timedelta(seconds=300)
 """Longest time that a rank waits for another in a baseline. Compiling, or a few steps of one rank alone, may take
-minutes. Peers that went on training instead wait in their next collective meanwhile, by default 10 minutes on NCCL."""
+minutes. Peers that went on training instead wait in their next collective meanwhile (agreement.patience)."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _NOTHING: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -71,7 +72,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def _quiet(method: Method) -> Method:
-    """An entry from the training, which never raises: where it fails, the probe stops, and is returned."""
+    """An entry from the training, which never raises: where it fails, the probe stops. `__enter__` returns it."""
 
     @functools.wraps(method)
     def call(self: Probe, *args: Any, **named: Any) -> Any:
@@ -79,7 +80,9 @@ def _quiet(method: Method) -> Method:
             return method(self, *args, **named)
         except Exception as error:  # noqa: BLE001  # the training does not depend on it
             self._end_by(error)
-            return self
+            return (
+                self if method.__name__ == "__enter__" else None
+            )  # from `__exit__` it would end what was raised
 
     return cast("Method", call)
 
@@ -117,12 +120,7 @@ class Probe:
 
         Without one it is found in the first two steps. Else InputError.
         """
-        self._on = self._failed = self._wanted = False
-        self.run_dir: Path | None = None
-        """Where the records go, once the probe is open."""
-        self._said: set[str] = set()
-        self._undo: list[Callable[[], Any]] = []
-        """What `open` has to take back."""
+        self._close_up()
         try:
             if os.environ.get(SWITCH) == "0":
                 return
@@ -141,6 +139,14 @@ class Probe:
         except Exception as error:  # noqa: BLE001  # the training does not depend on it
             self._end_by(error)
 
+    def _close_up(self) -> None:
+        self._on = self._failed = self._wanted = False
+        self.run_dir: Path | None = None
+        """Where the records go, once the probe is open."""
+        self._said: set[str] = set()
+        self._undo: list[Callable[[], Any]] = []
+        """What `open` has to take back."""
+
     @_quiet
     def __enter__(self) -> Probe:  # noqa: PYI034  # typing.Self is younger than Python 3.10
         return self.open()
@@ -152,8 +158,16 @@ class Probe:
         self.close(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy is no probe: it could record nothing."""
+        """A pickle of a Probe holds nothing, and loads where this package is not installed."""
         return contextlib.nullcontext, ()
+
+    def __deepcopy__(self, _memo: object = None) -> Probe:
+        """A copy of a Probe does nothing: it could record nothing."""
+        twin = object.__new__(type(self))
+        twin._close_up()
+        return twin
+
+    __copy__ = __deepcopy__
 
     def open(self) -> Probe:
         """Agree with the other ranks on a folder and begin. If that fails, say why and do nothing."""
@@ -168,6 +182,7 @@ class Probe:
             if refused:
                 self._say(refused)
         except Exception as error:  # noqa: BLE001  # the training does not depend on it
+            raise_from_signal(error)
             self._say(f"{_words(error)}; the training goes on without the probe")
         finally:  # also where the user interrupts it
             if not self._on:
@@ -186,7 +201,7 @@ class Probe:
         refused = "it spans several devices, each with a clock of its own" if several else followed.refused()
         if refused:
             return f"the model is not followed: {refused}; the training goes on without the probe"
-        agreement = self._agreement = Agreement(followed.members)
+        agreement = self._agreement = Agreement(followed.members, patience(followed.communicators()))
         folder = agreement.folder(self._asked)
         clocks = Clocks(agreement)
         live = self._live if agreement.rank == 0 else None  # elsewhere steps would only pile up
@@ -194,13 +209,14 @@ class Probe:
         device = self._device = device_of(next(followed.root.parameters()))
         agreement.hear("streams", agreement.gather("here", 1) and 1)  # nobody is missing in what follows
         find(followed.communicators(), device)
+        patience_s = patience(followed.communicators(), PATIENCE).total_seconds()
         self._session = Session(
             rank=agreement.rank,
             world=agreement.world,
             host=agreement.host,
             folder=folder,
             device=device,
-            control=Control(agreement.store, agreement.rank, patience_s=PATIENCE_S, waiting=device.waiting),
+            control=Control(agreement.store, agreement.rank, patience_s=patience_s, waiting=device.waiting),
         )
         before, Guard.told = Guard.told, self._fail
         self._undo.append(lambda: setattr(Guard, "told", before))
@@ -326,6 +342,7 @@ class Probe:
         except SharedStepError as error:  # on every rank
             self._say(f"baseline() was not measured: {error}; the training goes on")
         except (Aborted, TimeoutError) as error:  # another rank failed; this one goes on recording
+            raise_from_signal(error)
             self._abort(error)
             self._say(f"baseline() was not measured: {why_not(error)}; the training goes on")
         finally:
@@ -357,6 +374,7 @@ class Probe:
 
     def _fail(self, error: Exception) -> None:
         """Say so once, and record nothing more. Hooks go at the end of the step: this may run inside of one."""
+        raise_from_signal(error)
         if not self._failed:
             self._failed, self._on = True, False
             self._say(f"stopped: {_words(error)}; the training goes on without it", everywhere=True)
@@ -415,4 +433,6 @@ _PARTS = (
 
 
 def _words(error: BaseException) -> str:
-    return str(error) if isinstance(error, ScalingError) else f"{type(error).__name__}: {error}"
+    with contextlib.suppress(Exception):  # of the user's classes, str() may fail
+        return str(error) if isinstance(error, ScalingError) else f"{type(error).__name__}: {error}"
+    return type(error).__name__

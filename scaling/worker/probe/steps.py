@@ -9,6 +9,7 @@ Print one line about the last steps on rank 0's standard error every few seconds
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import statistics
 import time
@@ -299,6 +300,9 @@ class StepContext:
         failed: Callable[[Exception], None],
     ) -> None:
         self._enter, self._leave, self._failed = enter, leave, failed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return contextlib.nullcontext, ()
 
     def __enter__(self) -> None:
         try:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import gc
 import io
 import os
+import signal
 import subprocess
 import sys
 import warnings
 import weakref
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -26,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from scaling import Probe
+from scaling.worker.probe.agreement import patience
 from scaling.worker.probe.hooked import Hooked
 
 STEPS = 20
@@ -101,6 +105,14 @@ def shallow(model):
     return [other(torch.ones(2, 8)).tolist(), sorted(vars(other))]
 
 
+def shared(model):
+    """A twin that shares all attributes, but has other layers."""
+    twin = torch.nn.Sequential.__new__(torch.nn.Sequential)
+    vars(twin).update(vars(model.module))
+    vars(twin)["_modules"] = {"0": torch.nn.Identity()}
+    return twin(torch.ones(2, 8)).tolist()
+
+
 def lbfgs(model):
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
 
@@ -135,6 +147,7 @@ CASES = {
     "checkpoint": checkpoint,
     "script": script,
     "copy": shallow,
+    "shared": shared,
     "lbfgs": lbfgs,
     "fork": loader("fork"),
     "spawn": loader("spawn"),
@@ -232,6 +245,74 @@ def test_a_closed_probe_holds_no_model(tmp_path):
     gc.collect()
     assert [one() for one in gone] == [None, None]
     assert probe.run_dir == tmp_path / "run"
+
+
+def test_a_twin_that_shares_its_attributes_outlives_the_model(tmp_path):
+    model = DistributedDataParallel(Careless())
+    with Probe(model, run_dir=tmp_path / "run") as probe:
+        trained(model, step=probe.step)
+        twin, expected = copy.copy(model.module), model(torch.ones(2, 8)).tolist()
+    del model
+    gc.collect()
+    assert twin(torch.ones(2, 8)).tolist() == expected
+
+
+def test_a_copy_of_a_probe_does_nothing(tmp_path):
+    model = DistributedDataParallel(net())
+    with Probe(model, run_dir=tmp_path / "run") as probe:
+        trained(model, step=probe.step)
+        for twin in (copy.deepcopy({"probe": probe})["probe"], copy.copy(probe)):
+            with twin.open().step():
+                twin.tokens(4)
+            twin.close()
+        assert trained(model, step=probe.step)
+    assert (tmp_path / "run/launches/0/rank-0.jsonl").exists()
+
+
+def test_a_parameter_that_forward_returns_keeps_no_hook(tmp_path):
+    class Scale(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(8))
+
+        def forward(self, _x):
+            return self.scale
+
+    model = DistributedDataParallel(Scale())
+    with Probe(model, run_dir=tmp_path / "run") as probe:
+        trained(model, step=probe.step)
+    assert not model.module.scale._backward_hooks
+
+
+class PreemptedError(Exception):
+    """What a handler of the training raises."""
+
+
+class Interrupting:
+    """The signal comes while the Probe asks for the name's text."""
+
+    def __str__(self):
+        signal.raise_signal(signal.SIGUSR1)
+        return "name"
+
+
+@pytest.mark.parametrize("make", [lambda handler: handler, functools.partial])
+def test_what_a_signal_handler_raises_reaches_the_training(make, tmp_path):
+    def preempt(*_):
+        raise PreemptedError
+
+    before = signal.signal(signal.SIGUSR1, make(preempt))
+    try:
+        with pytest.raises(PreemptedError):
+            Probe(DistributedDataParallel(net()), run_dir=tmp_path / "run", name=Interrupting())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_it_waits_no_longer_than_collectives_of_the_others():
+    group = dist.new_group([0], timeout=timedelta(seconds=12))
+    assert patience([]).total_seconds() == 120
+    assert patience([group]).total_seconds() == 6
 
 
 def test_a_forked_process_writes_nothing_into_the_records(tmp_path):

@@ -1,9 +1,14 @@
-"""Rank 0's working directory is removed before its Probe opens: `vanished.py RANK STORE FOLDER`, on two ranks."""
+"""Rank 0's working directory is removed before its Probe opens; or only one rank opens a Probe, in a group of 8 s.
 
+`vanished.py RANK STORE FOLDER [THE RANK WITH A PROBE]`, on two ranks.
+"""
+
+import contextlib
 import json
 import os
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -12,13 +17,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling import Probe
 
-rank, store, folder = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+rank, store, folder, *alone = int(sys.argv[1]), *sys.argv[2:]
+limit = {"timeout": timedelta(seconds=8)} if alone else {}
+dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, **limit)
 model = DistributedDataParallel(torch.nn.Linear(8, 8))
 if rank == 0:
     Path(folder).mkdir()
     os.chdir(folder)
-    Path(folder).rmdir()
+    if not alone:
+        Path(folder).rmdir()
 begin = time.monotonic()
-with Probe(model) as probe:
-    sys.stdout.write(json.dumps([time.monotonic() - begin, probe.run_dir]) + "\n")
+with contextlib.nullcontext() if alone and int(alone[0]) != rank else Probe(model) as probe:
+    model(torch.ones(2, 8)).sum().backward()
+    sys.stdout.write(json.dumps([time.monotonic() - begin, probe and probe.run_dir]) + "\n")
