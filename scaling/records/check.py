@@ -306,7 +306,7 @@ def of_blocks(plan: Plan, blocks: Frame) -> tuple[Plan, tuple[str, ...]]:
         batch = batches.get(n, trial.batch)
         if batch != trial.batch:
             said.append(
-                f"plan.json says {trial.batch} samples a rank and step at world size {n}, the blocks say {batch}, "
+                f"plan.json says {trial.batch} samples per rank and step at world size {n}, the blocks say {batch}, "
                 "which is used"
             )
         trials.append(dataclasses.replace(trial, batch=batch))

@@ -120,9 +120,11 @@ def _main_part(analysis: Analysis, point: Point) -> str:
     """What takes most of the step beside compute. Traces alone give no efficiency."""
     here = [v for v in analysis.verdicts if v.world_size == point.world_size and v.share is not None]
     if not here:
-        return "; what takes it beside compute is undecided."
+        return "; what else takes it is undecided."
     main = max(here, key=lambda v: v.share.value if v.share else 0.0)
-    return f"; beside compute the largest part, {value_of(main.share, 100)} %, is {cause_name(main.cause)}."
+    return (
+        f"; apart from compute the largest part, {value_of(main.share, 100)} %, is {cause_name(main.cause)}."
+    )
 
 
 def _missing(analysis: Analysis) -> str:

@@ -50,7 +50,7 @@ TRAINING: Columns = (
     *LAST,
 )
 TRAINING_NOTE = (
-    "batch: a rank and optimizer step, over all micro-steps; exposed: what a step waits for others. "
+    "batch: samples per rank and optimizer step, all micro-steps together; exposed: wait for other ranks per step. "
     f"{KNEE_NOTE}"
 )
 
@@ -220,7 +220,7 @@ def largest_line(found: LargestBatch) -> str:
         if found.proved is None
         else f"{found.proved} proved in fresh processes with a margin of 3 % of memory"
     )
-    return f"{setting(found)}: {found.found} a rank and step fits{_limit(found)}, {beyond}; {proof}"
+    return f"{setting(found)}: {found.found} per rank and step fit{_limit(found)}, {beyond}; {proof}"
 
 
 def _limit(found: LargestBatch) -> str:

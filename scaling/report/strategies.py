@@ -13,8 +13,8 @@ from scaling.report.text import NONE, cause_name, cell, count, quantity, ranks, 
 from scaling.units import format_bytes
 
 NOTE = (
-    "times x: samples a second over the first strategy's in the same rounds; transfer, skew: what a step waits for; "
-    "state: parameters, gradients and optimizer that a rank holds; ±: half of the 95 % interval"
+    "times x: throughput relative to the first strategy in the same rounds; transfer, skew: exposed wait per step; "
+    "state: parameters, gradients and optimizer per rank; ±: half of the 95 % interval"
 )
 SHARDING_TERMS = ("straggler", "imbalance", "link_latency", "link_bandwidth", "overlap", "strategy_overhead")
 """Terms of the loss that a strategy can change."""
@@ -123,7 +123,7 @@ def _told(ran: Sequence[StrategyResult], n: int) -> Iterator[str]:
     for one in ran:
         if (ratio := _ratio(one, n)) is not None:
             close = "" if _apart(one, n) else ", which is not distinguishable"
-            yield f"{one.parallel.strategy} has {quantity(ratio)} times the samples a second of {first}{close}"
+            yield f"{one.parallel.strategy} has {quantity(ratio)} times the throughput of {first}{close}"
 
 
 def _why(best: StrategyResult, others: Sequence[StrategyResult]) -> str:

@@ -38,7 +38,7 @@ class Try:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Search state of one variant; batches in samples a rank and step."""
+    """Search state of one variant; batches in samples per rank and step."""
 
     variant: Variant
     tries: tuple[Try, ...] = ()

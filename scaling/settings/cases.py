@@ -38,7 +38,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A variant at one batch, in samples a rank and step (training: over all accumulation steps)."""
+    """A variant at one batch, in samples per rank and step (training: over all accumulation steps)."""
 
     variant: Variant
     batch: int

@@ -248,7 +248,7 @@ class Spec:
     tracking: Tracking = field(default_factory=Tracking)
     cost: Cost = field(default_factory=Cost)
     batches: tuple[int, ...] = ()
-    """Batches to measure side by side, samples a rank and step."""
+    """Batches to measure side by side, samples per rank and step."""
     batch_max: bool = False
     """First find the largest batch that fits, then measure batches up to it."""
     memory_limit_bytes: MemoryLimit = None

@@ -253,7 +253,7 @@ def test_a_batch_changed_in_the_plan_changes_no_figure(folder):
     after = rebuild(folder).analysis
     assert after.points == before.points
     assert (
-        "plan.json says 64 samples a rank and step at world size 2, the blocks say 32, which is used"
+        "plan.json says 64 samples per rank and step at world size 2, the blocks say 32, which is used"
         in after.quality.warnings
     )
 

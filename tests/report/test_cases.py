@@ -124,7 +124,7 @@ def test_a_batch_that_is_too_small_to_train_with_is_not_called_too_large():
 
 def test_the_terminal_tells_training_settings_and_the_largest_batch(sample):
     words = " ".join(printed(print_analysis, TRAINED, sample.plan()).split())
-    assert "100 a rank and step fits in 2 GiB, 103 does not; 98 proved in fresh processes" in words
+    assert "100 per rank and step fit in 2 GiB, 103 does not; 98 proved in fresh processes" in words
     assert "micro-steps" in words
 
 

@@ -52,7 +52,7 @@ HSDP = strategy("hsdp", 80.0, 1.25, bandwidth=0.1, held=15)
 def test_the_fastest_is_named_with_its_reason_and_what_it_holds():
     said = strategies_answer([DDP, HSDP])
     assert said.startswith(
-        "At 4 ranks hsdp is fastest: hsdp has 1.250 ±0.010 times the samples a second of ddp"
+        "At 4 ranks hsdp is fastest: hsdp has 1.250 ±0.010 times the throughput of ddp"
     )
     assert "ddp loses 40 ms of a step to link bandwidth, hsdp 8" in said
     assert "A rank holds parameters, gradients and optimizer of ddp 90 MiB, hsdp 45 MiB." in said
@@ -96,4 +96,4 @@ def test_nothing_is_said_where_nothing_ran(found):
 def test_those_that_are_not_told_from_the_first_share_its_place():
     said = strategies_answer([DDP, strategy("fsdp", 140.0, 0.7), strategy("hsdp", 98.0, 1.02, apart=False)])
     assert said.startswith("At 4 ranks ddp and hsdp are fastest: ")
-    assert "hsdp has 1.020 ±0.010 times the samples a second of ddp, which is not distinguishable" in said
+    assert "hsdp has 1.020 ±0.010 times the throughput of ddp, which is not distinguishable" in said

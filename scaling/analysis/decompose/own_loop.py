@@ -115,7 +115,7 @@ def reached(points: tuple[Point, ...]) -> tuple[str, ...]:
 def said(tables: Tables, plan: Plan) -> tuple[str, ...]:
     """A warning for each launch in the same folder that trained with another batch and is not counted."""
     return tuple(
-        f"launch {launch} is not counted: it trained with {batch} samples a rank and step, the last launch with "
+        f"launch {launch} is not counted: it trained with {batch} samples per rank and step, the last launch with "
         f"{plan.trials[0].batch}"
         for launch, batch in sorted(_others(tables, plan).items())
     )

@@ -158,7 +158,7 @@ def _said(name: str, lean: Lean, source: Source, links: Links | None) -> tuple[s
             "not at all",
         ),
         "fixed": (
-            "the part of forward and backward that no batch changes is known",
+            "the fixed part of forward and backward is known",
             f"{lean.fixed_off:.0%} more",
         ),
     }[name]

@@ -31,7 +31,7 @@ WITHHELD = {
     "the back end runs its collectives was not found",
 }
 NOT_PROVED = (
-    "on a GPU, stamps of NCCL's collectives can hold up the step, and that these do not was not shown on one"
+    "stamps of NCCL's collectives can hold up the step on a GPU, and no GPU has shown yet that these do not"
 )
 
 
@@ -85,7 +85,7 @@ def with_reason(verdict: Verdict, unused: Mapping[int, str]) -> Verdict:
     if verdict.cause != "communication":
         return verdict
     why = unused.get(verdict.world_size, "no details were recorded")
-    split = f"what of it is latency, bandwidth or late ranks by turns is not told: {why}"
+    split = f"how much of it is latency, bandwidth or ranks that are late in turns cannot be separated: {why}"
     return dataclasses.replace(verdict, evidence=(*verdict.evidence, split))
 
 

@@ -79,8 +79,8 @@ def _beside(found: Others) -> str:
         return ""
     calls = "1 collective" if found.calls == 1 else f"{found.calls} collectives"
     return (
-        f"a step has {calls} beside the model's own ({format_bytes(found.bytes)}; another model's, SyncBatchNorm's or "
-        f"the loop's): up to {found.share:.1%} of the step on a rank, counted in the phase where they lie"
+        f"a step has {calls} other than the model's own ({format_bytes(found.bytes)}; another model's, SyncBatchNorm's "
+        f"or the loop's): up to {found.share:.1%} of the step on a rank, counted in the phase where they lie"
     )
 
 
@@ -95,8 +95,8 @@ def bounded(verdicts: tuple[Verdict, ...], tables: Tables) -> tuple[Verdict, ...
         return verdicts
     named = ", ".join(dict.fromkeys(v.cause for v in lost))
     why = (
-        f"{named}: cannot be told from waiting for other ranks in collectives beside the model's own, which take up to "
-        f"{found.share:.0%} of a step"
+        f"{named}: cannot be told from waiting for other ranks in collectives other than the model's own, which take "
+        f"up to {found.share:.0%} of a step"
     )
     return (
         Verdict(

@@ -214,7 +214,7 @@ def _slower(size: Size, point: Point, base: Size, found: Study) -> list[Verdict]
     said = (
         f"forward, backward and optimizer take {here:.3g} ms at {size.world_size} ranks and {before:.3g} ms at "
         f"{base.world_size}{of}; waits for other ranks are left out",
-        "ranks that share cores, caches or memory slow each other, and so does communication beside compute; "
+        "ranks that share cores, caches or memory slow each other, and so does communication during compute; "
         "probe.baseline(step) separates the two",
     )
     verdict = named("slower_compute", point, share, said, ())
@@ -226,7 +226,7 @@ def _slower(size: Size, point: Point, base: Size, found: Study) -> list[Verdict]
 def _doubts(size: Size, base: Size, found: Study) -> tuple[str, ...]:
     """Why a difference between launches is only a hint."""
     contended = [one.world_size for one in (base, size) if one.analysis.quality.contended]
-    other = f"other programs ran beside the launches at world size {', '.join(map(str, contended))}"
+    other = f"other programs ran during the launches at world size {', '.join(map(str, contended))}"
     return (
         *((ONE_EACH,) if found.covers == "within" else ()),
         *((f"{other}, so this is a hint, not a finding",) if contended else ()),

@@ -164,7 +164,7 @@ def _mode(sizes: Sequence[Size]) -> str:
         return "strong"
     seen = ", ".join(f"{size.batch} at {size.world_size}" for size in sizes)
     raise InputError(
-        f"samples a rank and step: {seen}: neither equal (weak scaling) nor equal over all ranks (strong scaling); "
+        f"samples per rank and step: {seen}: neither equal (weak scaling) nor equal over all ranks (strong scaling); "
         "train with one of them, or say what a step has: Probe(batch=...)"
     )
 
@@ -319,7 +319,7 @@ def read_runs(folders: Sequence[RunFolder]) -> Size:
     if len(batches) > 1:
         seen = " and ".join(map(str, sorted(batches)))
         raise InputError(
-            f"{path}: all at world size {last.plan.ranks}, with {seen} samples a rank and step; one batch is expected"
+            f"{path}: all at world size {last.plan.ranks}, with {seen} samples per rank and step; one batch is expected"
         )
     ending = dataclasses.replace(
         last.ending,

@@ -123,7 +123,7 @@ def _batch(text: str | None) -> int | None:
         return None
     batch = as_number(text)
     if not batch:
-        raise InputError(f"--batch {text}: the samples of a rank and step are expected, such as --batch 32")
+        raise InputError(f"--batch {text}: the samples per rank and step are expected, such as --batch 32")
     return batch
 
 

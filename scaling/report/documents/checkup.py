@@ -208,7 +208,7 @@ def case_lines(case: SelfTestCase) -> Iterator[str]:
     mark = "hit " if case.hit else "MISS"
     yield f"{mark} {case.name:<25} {case.first:<15} {cost:>11} {found:>11} {error:>7}"
     if case.contended and not case.hit:
-        yield "     other programs ran beside it (contended), so that it may be rightly undecided"
+        yield "     other programs ran at the same time (contended), so that undecided may be right"
     if case.false_alarms:
         yield f"     false alarm: {', '.join(case.false_alarms)}"
 

@@ -59,7 +59,7 @@ def _kind_table(traced: Traced) -> Table:
         )
         for k in traced.kinds[:COLLECTIVES_SHOWN]
     )
-    title = "Communication by kind and process group, a step and rank"
+    title = "Communication by kind and process group, per rank and step"
     return Table(columns=columns, rows=rows, title=title, label=title)
 
 
@@ -101,7 +101,7 @@ def _lines(traced: Traced) -> Iterator[str]:
     if traced.dilation is not None:
         dilation = traced.dilation
         yield (
-            f"{count(dilation.kernels, 'kernel')} take {number(dilation.ratio.value)} times as long beside "
+            f"{count(dilation.kernels, 'kernel')} take {number(dilation.ratio.value)} times as long during "
             f"communication as alone, {quantity(dilation.cost_ms, 'ms')} a step"
         )
     if traced.end_spread_us is not None:

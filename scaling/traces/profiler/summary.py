@@ -118,7 +118,7 @@ def _causes(
             "overlap",
             dilation.cost_ms,
             (
-                f"{dilation.kernels} kernels take {dilation.ratio.value:.3g} times as long beside communication",
+                f"{dilation.kernels} kernels take {dilation.ratio.value:.3g} times as long during communication",
             ),
         )
     if parts.host is not None:

@@ -117,7 +117,7 @@ def describe_loop(
     precision: str,
     name: str | None = None,
 ) -> Plan:
-    """One trial at the group's size. `batch`: samples a rank and step, 0 where unknown."""
+    """One trial at the group's size. `batch`: samples per rank and step, 0 where unknown."""
     device = next(followed.module.parameters()).device.type
     ranks_per_host = max(Counter(agreement.hosts).values())
     hosts = len(set(agreement.hosts))

@@ -74,7 +74,7 @@ def test_other_collectives_are_said_with_what_they_take_at_most(run):
     assert (found.calls, found.bytes) == (1, 4096)
     assert found.share == pytest.approx(0.1, rel=0.1)
     said = untracked_traffic.warnings(tables, run.plan, 0)[0]
-    assert said.startswith("a step has 1 collective beside the model's own (4 KiB")
+    assert said.startswith("a step has 1 collective other than the model's own (4 KiB")
     assert untracked_traffic.others(run.tables) == untracked_traffic.Others()
 
 

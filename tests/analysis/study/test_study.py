@@ -115,7 +115,7 @@ def test_a_contended_run_makes_slower_compute_a_hint_and_is_said(sizes):
     found, _ = study([launched(size, 1.0, 1.001) for size in (busy, sizes[1])])
     slower = next(v for v in found.verdicts if v.cause == "slower_compute")
     assert slower.confidence == "low"
-    assert "other programs ran beside the launches at world size 1" in slower.evidence[-1]
+    assert "other programs ran during the launches at world size 1" in slower.evidence[-1]
     assert found.quality.contended == ("at 1 rank, 8 of 9 blocks waited",)
 
 
