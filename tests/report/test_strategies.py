@@ -51,9 +51,7 @@ HSDP = strategy("hsdp", 80.0, 1.25, bandwidth=0.1, held=15)
 
 def test_the_fastest_is_named_with_its_reason_and_what_it_holds():
     said = strategies_answer([DDP, HSDP])
-    assert said.startswith(
-        "At 4 ranks hsdp is fastest: hsdp has 1.250 ±0.010 times the throughput of ddp"
-    )
+    assert said.startswith("At 4 ranks hsdp is fastest: hsdp has 1.250 ±0.010 times the throughput of ddp")
     assert "ddp loses 40 ms of a step to link bandwidth, hsdp 8" in said
     assert "A rank holds parameters, gradients and optimizer of ddp 90 MiB, hsdp 45 MiB." in said
 
