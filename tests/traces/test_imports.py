@@ -3,11 +3,7 @@
 import subprocess
 import sys
 
-READERS = (
-    "scaling.traces.profiler.read",
-    "scaling.traces.profiler.summary",
-    "scaling.traces.profiler.summary",
-)
+READERS = ("scaling.traces.profiler.read", "scaling.traces.profiler.summary")
 
 
 def test_reading_traces_imports_neither_polars_nor_scipy():

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from scaling.analysis.results import Point
-from scaling.analysis.verdicts.certainty import NOTABLE
+from scaling.analysis.results.verdicts import NOTABLE
 from scaling.records.frames import Frame, in_memory
 from scaling.records.tables import Tables
 from scaling.settings.cases import LATENCY, THROUGHPUT, TRAINING

@@ -24,6 +24,10 @@ class Remedy:
     """What the gain takes for granted, or what else the remedy changes; empty where nothing."""
 
 
+NOTABLE = 0.03
+"""A cause that costs a smaller share of the step gets no verdict."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict(AtSize):
     """A named cause at one world size. `share` is the fraction of the plain step that removing it would save."""
@@ -33,6 +37,32 @@ class Verdict(AtSize):
     confidence: str
     evidence: tuple[str, ...]
     try_: tuple[Remedy, ...] = ()
+
+
+def named(
+    cause: str,
+    point: AtSize,
+    share: Measured,
+    evidence: tuple[str, ...],
+    remedies: tuple[Remedy, ...],
+    confidence: str = "",
+) -> Verdict:
+    """A cause and its share of the step; by default, the confidence is high where the share is surely notable."""
+    return Verdict(
+        cause=cause,
+        world_size=point.world_size,
+        share=share,
+        confidence=confidence or ("high" if share.surely_above(NOTABLE) else "medium"),
+        evidence=evidence,
+        try_=remedies,
+    )
+
+
+def undecided(point: AtSize, *evidence: str, confidence: str = "low") -> Verdict:
+    """No cause can be named, and why."""
+    return Verdict(
+        cause="undecided", world_size=point.world_size, share=None, confidence=confidence, evidence=evidence
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,9 @@ from scaling.analysis.decompose.point import arms
 from scaling.analysis.decompose.trials import RunRecords
 from scaling.analysis.results import NO_CAUSE, Analysis, Loss, Measured, Point, Quality, Study, Verdict
 from scaling.analysis.results.run import CONTENDED
+from scaling.analysis.results.verdicts import NOTABLE, named, undecided
 from scaling.analysis.statistics.rounds import Formula, Rounds
-from scaling.analysis.verdicts.certainty import NOTABLE
-from scaling.analysis.verdicts.verdict import SCALES_WELL, named, uncertain, undecided
+from scaling.analysis.verdicts.verdict import SCALES_WELL, uncertain
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PLAIN, PROBE
 from scaling.units import UNKNOWN, ranks, two_digits

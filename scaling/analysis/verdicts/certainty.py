@@ -15,10 +15,9 @@ from collections.abc import Mapping
 
 from scaling.analysis.decompose.loss import BETWEEN_ARMS
 from scaling.analysis.results import Measured, Point
+from scaling.analysis.results.verdicts import NOTABLE
 from scaling.analysis.statistics.rounds import beyond, chance, student
 
-NOTABLE = 0.03
-"""A cause that costs a smaller share of the step gets no verdict."""
 HIGH, MEDIUM = 0.01, 0.05
 """Share of runs without a loss that may name a cause at that confidence."""
 GROWN = ("input", "host")
@@ -77,8 +76,8 @@ def _loses(cause: str, share: Measured, point: Point) -> bool:
 
 
 def _rest_is_known(share: Measured, point: Point) -> bool:
-    """Whether the efficiency and what is unexplained are known well enough to call a share sure."""
+    """Whether the efficiency (or the share itself, without one) and the rest are known well enough to be sure."""
     rest = point.loss.unexplained if point.loss else None
     explained = rest is None or abs(rest.value) < share.value
-    efficiency = point.efficiency
-    return explained and (efficiency is None or (efficiency.half_width or 0.0) <= share.value / 2)
+    headline = point.efficiency or share
+    return explained and (headline.half_width or 0.0) <= share.value / 2

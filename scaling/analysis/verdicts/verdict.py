@@ -7,8 +7,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 
 from scaling.analysis.decompose.loss import BETWEEN_ARMS
-from scaling.analysis.results import FabricLevel, Loss, Measured, NcclGroup, Point, Remedy, Verdict
-from scaling.analysis.verdicts.certainty import NOTABLE, confidences
+from scaling.analysis.results import FabricLevel, Loss, Measured, NcclGroup, Point, Verdict
+from scaling.analysis.results.verdicts import NOTABLE, named, undecided
+from scaling.analysis.verdicts.certainty import confidences
 from scaling.analysis.verdicts.evidence import evidence_of
 from scaling.analysis.verdicts.host_remedies import UNKNOWN, Host
 from scaling.analysis.verdicts.imbalance import or_fuller
@@ -89,36 +90,6 @@ def _optimizer(point: Point, plan: Plan, gain: Gain) -> tuple[Verdict, ...]:
             (f"the optimizer takes {spent.value:.3g} of {step.value:.3g} ms, with one rank as with many",),
             remedies("optimizer", point, plan, gain)[0],
         ),
-    )
-
-
-def named(
-    cause: str,
-    point: Point,
-    share: Measured,
-    evidence: tuple[str, ...],
-    remedies: tuple[Remedy, ...],
-    confidence: str = "",
-) -> Verdict:
-    """A cause and its share of the step; by default, the confidence is high where the share is surely notable."""
-    return Verdict(
-        cause=cause,
-        world_size=point.world_size,
-        share=share,
-        confidence=confidence or ("high" if share.surely_above(NOTABLE) else "medium"),
-        evidence=evidence,
-        try_=remedies,
-    )
-
-
-def undecided(point: Point, *evidence: str, confidence: str = "low") -> Verdict:
-    """No cause can be named, and why."""
-    return Verdict(
-        cause="undecided",
-        world_size=point.world_size,
-        share=None,
-        confidence=confidence,
-        evidence=evidence,
     )
 
 

@@ -28,8 +28,7 @@ from scaling.analysis.results import (
 )
 from scaling.analysis.results.measured import Measured, mean_of
 from scaling.analysis.results.traces import Traced, TracedRank
-from scaling.analysis.verdicts.certainty import NOTABLE
-from scaling.analysis.verdicts.verdict import named, undecided
+from scaling.analysis.results.verdicts import NOTABLE, named, undecided
 from scaling.settings.plan import TRACE, Plan
 from scaling.settings.topology import BACKEND_OF, CPU, GPU, Topology
 from scaling.traces.kinds import described

@@ -233,6 +233,11 @@ class Phases(StepMarks):
         self._handles += [
             Calls(module, self._before_forward, self._after_forward) for module in (wrapped, *beside)
         ]
+        module = followed.module
+        if (
+            wrapped is followed.root is not module
+        ):  # torch.compile would trace what is inside a compiled module
+            self._handles.append(Calls(module, self._before_inner))
         inner: Any = torch.autograd.graph._engine_run_backward  # noqa: SLF001
         run = untraced(around(inner, self._run_backward))
         for place in (torch.autograd, torch.autograd.graph):
@@ -268,6 +273,11 @@ class Phases(StepMarks):
             if self.looking:
                 self._fetches.before_forward(args, kwargs)
             self._count(args, kwargs)
+
+    def _before_inner(self, _module: Any, _args: Any, _kwargs: Any) -> None:
+        """An evaluation between two steps may call what the wrapper holds."""
+        if not (self.inside or self._calls):
+            self.elsewhere += 1
 
     def _after_forward(self, _module: Any, _output: Any) -> None:
         if self._backwards or threading.get_ident() != self._thread:

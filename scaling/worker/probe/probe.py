@@ -100,6 +100,10 @@ class Probe:
 
     _never_entered = "step() was never entered: put `with probe.step():` around each training step"
 
+    run_dir: Path | None = None
+    """Where the records go, once the probe is open."""
+
+    _on = _failed = _wanted = False
     _beside: Sequence[torch.nn.Module] = ()
     """Other models that the loop trains."""
     _outermost: Outermost | None = None
@@ -120,7 +124,9 @@ class Probe:
 
         Without one it is found in the first two steps. Else InputError.
         """
-        self._close_up()
+        self._said: set[str] = set()
+        self._undo: list[Callable[[], Any]] = []
+        """What `open` has to take back."""
         try:
             if os.environ.get(SWITCH) == "0":
                 return
@@ -139,14 +145,6 @@ class Probe:
         except Exception as error:  # noqa: BLE001  # the training does not depend on it
             self._end_by(error)
 
-    def _close_up(self) -> None:
-        self._on = self._failed = self._wanted = False
-        self.run_dir: Path | None = None
-        """Where the records go, once the probe is open."""
-        self._said: set[str] = set()
-        self._undo: list[Callable[[], Any]] = []
-        """What `open` has to take back."""
-
     @_quiet
     def __enter__(self) -> Probe:  # noqa: PYI034  # typing.Self is younger than Python 3.10
         return self.open()
@@ -164,7 +162,7 @@ class Probe:
     def __deepcopy__(self, _memo: object = None) -> Probe:
         """A copy of a Probe does nothing: it could record nothing."""
         twin = object.__new__(type(self))
-        twin._close_up()
+        twin._said, twin._undo = set(), []
         return twin
 
     __copy__ = __deepcopy__
@@ -272,7 +270,10 @@ class Probe:
     def _end(self, error: BaseException | None) -> str:
         """Record whole blocks and how the loop ended. Returns where the run is."""
         if not self._steps.inside and self._track.steps == 0:
-            self._say(self._never_entered)
+            only_micro = (
+                "no optimizer stepped inside step(), and nothing was reduced: a step is one optimizer step"
+            )
+            self._say(only_micro if self.phases.unfinished else self._never_entered)
         fine = error is None and getattr(sys, "last_value", None) is None
         if fine or self._device.torch_device.type == "cpu":
             self._track.stop()

@@ -89,7 +89,7 @@ def test_its_collectives_are_transfers_of_the_link_in_every_micro_step(tmp_path,
     assert point.straggler is None
     parts = [getattr(point.parts_ms, name) for name in point.parts_ms.__dataclass_fields__]
     assert sum(part.value for part in parts if part) == pytest.approx(point.step_ms.value, rel=0.01)
-    assert not any("beside the model's own" in said for said in warnings)
+    assert not any("other than the model's own" in said for said in warnings)
 
 
 @pytest.mark.parametrize("micro_steps", [1, 3])
@@ -106,4 +106,4 @@ def test_a_rank_that_is_late_for_the_first_one_is_found(tmp_path, micro_steps):
 def test_what_the_loop_sends_itself_is_none_of_its_collectives(tmp_path):
     point, warnings, _ = taken(tmp_path / "own", logs=True)
     assert kinds(point)["all_gather", "forward"].calls == LAYERS
-    assert any("a step has 1 collective beside the model's own" in said for said in warnings)
+    assert any("a step has 1 collective other than the model's own" in said for said in warnings)

@@ -95,7 +95,7 @@ def said(work):
     text = io.StringIO()
     with contextlib.redirect_stderr(text):
         work()
-    return text.getvalue().splitlines()
+    return [line for line in text.getvalue().splitlines() if line.startswith("scaling:")]
 
 
 def main() -> None:
@@ -139,10 +139,13 @@ def main() -> None:
         model = torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH))
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
-        with Probe(fully_shard(model, mesh=mesh["dp"]), run_dir=folder / "divided") as one:
+        fully_shard(model, mesh=mesh["dp"])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with Probe(model, run_dir=folder / "divided") as one:
             for _ in range(26):
                 with one.step():
                     model(torch.ones(2, WIDTH)).square().mean().backward()
+                    optimizer.step()
 
     found["said"] = {"baseline": said(baseline), "divided": said(divided)}
     dist.barrier()

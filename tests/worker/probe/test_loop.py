@@ -140,8 +140,7 @@ def test_gradients_reduced_in_every_micro_step_are_counted(found, kept):
 
 
 def test_an_evaluation_between_steps_is_no_input(found):
-    (warning,) = found("optimizers").quality.warnings[-1:]
-    assert "1 pause between two steps" in warning
+    assert any("1 pause between two steps" in line for line in found("optimizers").quality.warnings)
 
 
 def test_autocast_and_a_compiled_model(found):

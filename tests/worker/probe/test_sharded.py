@@ -64,8 +64,8 @@ def test_micro_steps_around_which_step_is_put_are_joined_to_one_step(found, name
 
 
 def test_what_the_loop_itself_sends_is_named_apart(found):
-    (said,) = (line for line in found("kept").quality.warnings if "beside the model's own" in line)
-    assert said.startswith("a step has 1 collective beside the model's own")  # the norm of the gradients
+    (said,) = (line for line in found("kept").quality.warnings if "other than the model's own" in line)
+    assert said.startswith("a step has 1 collective other than the model's own")  # the norm of the gradients
 
 
 def test_parts_add_up_to_the_step_and_blocks_are_whole(found):
