@@ -64,7 +64,9 @@ def broken_rows(plan: Plan, parts: Iterable[Tables]) -> pl.DataFrame:
         found += _named(_of_blocks(blocks))
         found += _named(_of_steps(blocks, steps, plan, slack))
         synchronised = pl.col("arm").is_in(TOGETHER) & (pl.col("world_size") > 1)
-        synchronised &= pl.lit(plan.spec.parallel.name != OWN)  # ranks may send to some others alone, or seldom
+        synchronised &= pl.lit(
+            plan.spec.parallel.name != OWN
+        )  # ranks may send to some others alone, or seldom
         times = _together(steps.lazy().filter(synchronised), "begin_ns", "end_ns", pl.lit(-1))
         shared.setdefault("steps", []).append(times)
         for name, rows in (("buckets", in_memory(part.buckets)), ("fabric", in_memory(part.fabric))):

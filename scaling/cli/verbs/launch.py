@@ -19,7 +19,7 @@ from scaling.launchers.choose import launcher_of
 from scaling.launchers.jobs import check_folder, plan_request
 from scaling.launchers.launcher import describe
 from scaling.launchers.script import ScriptEnd, command_of, run_script
-from scaling.reading import read_text
+from scaling.reading import read_tail, read_text
 from scaling.records.files import make_folder, write_json, write_text
 from scaling.records.paths import RunFolder, default_folder
 from scaling.records.run import STARTED_SCHEMA, ScriptLaunch, Started
@@ -161,10 +161,14 @@ def _launch(
         return ScriptEnd(status="failed", error=str(error))
 
 
+STEPS_BYTES = 2**24
+"""A longer rank file has many rounds, and steps without stamps among the last ones."""
+
+
 def _rank_files(folder: RunFolder, n: int) -> set[Path]:
     """The ranks' files that have a step without stamps, which alone count as steps."""
     files = folder.at_size(n).path.glob("launches/*/rank-*.jsonl")
-    return {path for path in files if PLAIN_STEPS in path.read_bytes()}
+    return {path for path in files if PLAIN_STEPS in read_tail(path, STEPS_BYTES)}
 
 
 def _recorded_nothing(folder: RunFolder, index: int, started: Started) -> str:

@@ -65,7 +65,16 @@ def read(late_ms, beside):
             row = {"launch": 0, "block": 1, "round": 0, "step": step, "rank": rank, "arm": "probe"}
             row |= {"detailed": True, "begin_ns": begin[rank] * MS, "backward_wait_ns": waits[rank] * MS}
             row |= dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), now[rank] * MS)
-            none = ("input_ns", "optimizer_ns", "backward_ns", "earlier_wait_ns", "buffer_wait_ns")
+            none = (
+                "input_ns",
+                "optimizer_ns",
+                "backward_ns",
+                "earlier_wait_ns",
+                "buffer_wait_ns",
+                "input_wait_ns",
+                "optimizer_wait_ns",
+                "host_wait_ns",
+            )
             steps.append(row | dict.fromkeys((*none, "forward_wait_ns"), 0.0))
     return read_sharded(
         pl.DataFrame(steps),

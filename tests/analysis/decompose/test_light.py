@@ -9,9 +9,8 @@ import pytest
 from scaling.analysis.decompose.light import lead, read_light
 
 MS = 10**6
-NONE = dict.fromkeys(
-    ("earlier_wait", "buffer_wait", "buffer_begin", "buffer_end", "forward_wait", "backward_wait"), 0
-)
+WAITS = ("earlier", "buffer", "forward", "backward", "input", "optimizer", "host")
+NONE = dict.fromkeys(("buffer_begin", "buffer_end", *(f"{phase}_wait" for phase in WAITS)), 0)
 
 
 def step(rank, **stamps_ms):

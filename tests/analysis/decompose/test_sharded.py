@@ -83,7 +83,16 @@ class Cluster:
         for rank in range(RANKS):
             at = dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), self.now[rank])
             at["begin_ns"] = begin[rank]
-            none = ("input_ns", "optimizer_ns", "backward_ns", "earlier_wait_ns", "buffer_wait_ns")
+            none = (
+                "input_ns",
+                "optimizer_ns",
+                "backward_ns",
+                "earlier_wait_ns",
+                "buffer_wait_ns",
+                "input_wait_ns",
+                "optimizer_wait_ns",
+                "host_wait_ns",
+            )
             durations = dict.fromkeys(none, 0.0)
             durations |= {"forward_wait_ns": waits[1][rank], "backward_wait_ns": waits[0][rank]}
             values = {name: (value + 1000) * MS for name, value in at.items()}
@@ -200,7 +209,16 @@ def of_copies(late_ms):
             place |= {"arm": "probe", "detailed": True}
             rows += rows_of(place, sent)
             ends = dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), (over + 1000) * MS)
-            none = ("input_ns", "optimizer_ns", "backward_ns", "earlier_wait_ns", "buffer_wait_ns")
+            none = (
+                "input_ns",
+                "optimizer_ns",
+                "backward_ns",
+                "earlier_wait_ns",
+                "buffer_wait_ns",
+                "input_wait_ns",
+                "optimizer_wait_ns",
+                "host_wait_ns",
+            )
             waits = {
                 "forward_wait_ns": (now + late + 1.0 - asked) * MS,
                 "backward_wait_ns": (over - window) * MS,
@@ -246,6 +264,9 @@ def test_an_all_reduce_goes_at_the_pace_of_its_rank_that_shares_its_wire():
             "earlier_wait_ns",
             "buffer_wait_ns",
             "forward_wait_ns",
+            "input_wait_ns",
+            "optimizer_wait_ns",
+            "host_wait_ns",
         )
         waits = {"begin_ns": 1000.0 * MS, "backward_wait_ns": (50.0 - scattered[0]) * MS}
         ends = dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), 1050.0 * MS)

@@ -64,7 +64,16 @@ def tables(late):
             }
             row |= {"begin_ns": begin[rank] * MS}
             row |= dict.fromkeys(("end_ns", "sync_end_ns", "compute_end_ns"), now[rank] * MS)
-            none = ("input_ns", "optimizer_ns", "backward_ns", "earlier_wait_ns", "buffer_wait_ns")
+            none = (
+                "input_ns",
+                "optimizer_ns",
+                "backward_ns",
+                "earlier_wait_ns",
+                "buffer_wait_ns",
+                "input_wait_ns",
+                "optimizer_wait_ns",
+                "host_wait_ns",
+            )
             row |= dict.fromkeys(none, 0.0)
             row |= {"forward_wait_ns": waits[rank][1] * MS, "backward_wait_ns": waits[rank][0] * MS}
             steps.append(row)
