@@ -55,9 +55,6 @@ def test_the_study_is_made_again_and_printed_by_report_and_compare(probed, scali
     assert "scaling study run" in refused.stderr
 
 
-@pytest.mark.xfail(
-    strict=False, reason="its late rank is named in host, not in input, since any loop is followed"
-)
 def test_without_a_line_in_the_script_the_late_rank_is_found(scaling, tmp_path):
     done = scaling(
         "launch",

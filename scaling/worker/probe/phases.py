@@ -30,7 +30,7 @@ from scaling.worker.parallel.strategy import BUFFERS, Wait
 from scaling.worker.parallel.waits import untraced
 from scaling.worker.probe.followed import Followed
 
-FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END, FORWARD_END = range(7)
+FORWARD, BACKWARD, COMPUTE_END, SYNC_END, OPTIMIZER, OPTIMIZER_END, FORWARD_END, NEXT_MODEL = range(8)
 
 Marks = list[tuple[int, int]]
 """(what begins or ends, clock token), in order."""
@@ -229,6 +229,8 @@ class Phases(StepMarks):
         self._thread = threading.get_ident()
         self._calls = self._backwards = 0
         """How deep the loop is in forwards and in backwards, which may begin further ones."""
+        self._last = 0
+        """The id of the model whose forward was the last one of this step."""
         self._fetches = _Fetches()
         self._handles += [
             Calls(module, self._before_forward, self._after_forward) for module in (wrapped, *beside)
@@ -257,6 +259,7 @@ class Phases(StepMarks):
         """Begin a new step."""
         super().begin(marking=marking)
         self._calls = self._backwards = 0
+        self._last = 0
 
     def _before_forward(self, module: Any, args: Any, kwargs: Any) -> None:
         if self._backwards or threading.get_ident() != self._thread:
@@ -268,7 +271,9 @@ class Phases(StepMarks):
             self._outside()
             return
         if self._marking:
-            self.marks.append((FORWARD, self._stamp()))
+            another = self._last not in (0, id(module))
+            self.marks.append((NEXT_MODEL if another else FORWARD, self._stamp()))
+            self._last = id(module)
         if torch.is_grad_enabled() and id(module) not in self._beside:
             if self.looking:
                 self._fetches.before_forward(args, kwargs)
@@ -344,18 +349,18 @@ def pieces(begin: int, marks: Sequence[tuple[int, int]], end: int) -> list[tuple
     """A step's time from begin to end, as (begin, end, phase) in order; `host`: none of the four phases.
 
     The time from the begin to the first forward is `input`. So is the time between a backward and the next forward,
-    where the next micro-batch is fetched, unless an optimizer stepped in between. The time between a backward and the
-    optimizer is `optimizer`: gradients are unscaled and clipped there. An optimizer that is given a closure runs
-    forward and backward inside of its step; it is `optimizer` from then on.
+    where the next micro-batch is fetched, unless an optimizer stepped in between and the model is the same. The time
+    between a backward and the optimizer is `optimizer`: gradients are unscaled and clipped there. An optimizer that is
+    given a closure runs forward and backward inside of its step; it is `optimizer` from then on.
     """
     spent: list[tuple[int, int, str]] = []
     phase, since, stepped, steps, before = "input", begin, False, 0, ""
     for kind, at in marks:
         name = phase
-        if kind == FORWARD:
+        if kind in (FORWARD, NEXT_MODEL):
             if steps:  # a closure's: of its first forward, what came before the step goes on
                 name, before = before or "optimizer", ""
-            elif phase == "host" and not stepped:
+            elif phase == "host" and (kind == NEXT_MODEL or not stepped):
                 name = "input"
             following, stepped = "forward", False
         elif kind == FORWARD_END:

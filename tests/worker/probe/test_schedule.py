@@ -13,6 +13,7 @@ from scaling.worker.probe.phases import (
     BACKWARD,
     COMPUTE_END,
     FORWARD,
+    NEXT_MODEL,
     OPTIMIZER,
     OPTIMIZER_END,
     SYNC_END,
@@ -119,6 +120,20 @@ def test_after_an_optimizer_s_step_it_is_not():
     )
     assert found["input_ns"] == 10
     assert found["optimizer_ns"] == 10
+
+
+def test_before_the_forward_of_another_model_its_batch_is_fetched():
+    found = fields(
+        (FORWARD, 110),
+        (BACKWARD, 120),
+        (SYNC_END, 130),
+        (OPTIMIZER, 130),
+        (OPTIMIZER_END, 140),
+        (NEXT_MODEL, 160),
+        (BACKWARD, 165),
+        (SYNC_END, 170),
+    )
+    assert (found["input_ns"], found["forward_ns"], found["optimizer_ns"]) == (10 + 20, 10 + 5, 10)
 
 
 def test_a_step_without_a_backward_is_none():
