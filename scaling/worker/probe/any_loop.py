@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,16 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from scaling.settings.parallel import OWN, REST, Parallel
 from scaling.worker.accelerator import cuda
-from scaling.worker.accelerator.accelerator import Accelerator
 from scaling.worker.parallel.guard import guarded
-from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.tap import backend_of
+from scaling.worker.probe.followed import Unstamped
 
 
-class AnyLoop:
+class AnyLoop(Unstamped):
     """A module, as a probe sees it (probe.followed.Followed). All ranks of the default group train it together."""
-
-    sends_buffers = False
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
@@ -62,34 +59,9 @@ class AnyLoop:
             return "nccl" if device == cuda.TYPE else "gloo"
         return backend_of(self._group, device)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type in which it computes."""
-        return next(self.root.parameters()).dtype
-
     def reduces(self) -> bool:
         """Only an optimizer's step tells the end of a step."""
         return False
-
-    def communicators(self) -> list[Any]:
-        """None of its collectives is stamped."""
-        return []
-
-    def withheld(self, device: Accelerator) -> str:  # noqa: ARG002
-        """Nothing was to be stamped."""
-        return ""
-
-    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:  # noqa: ARG002
-        """Waits are stamped for every loop."""
-        return None
-
-    def sizes(self) -> list[int]:
-        """Not known."""
-        return []
-
-    def groups(self) -> Mapping[int, Sequence[int]]:
-        """No communicator is recorded."""
-        return {}
 
     def settings(self) -> dict[str, Any]:
         """Every rank is taken to have samples of its own."""

@@ -7,7 +7,7 @@ phases, no rank is called late, and nothing is told of its messages.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,9 +16,8 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from scaling.settings.parallel import PIPELINED, REST, Parallel, Pipeline
-from scaling.worker.accelerator.accelerator import Accelerator
-from scaling.worker.parallel.strategy import Detail
 from scaling.worker.parallel.tap import backend_of
+from scaling.worker.probe.followed import Unstamped
 from scaling.worker.probe.phases import StepMarks
 
 
@@ -29,11 +28,10 @@ def is_schedule(model: Any) -> bool:
     return kind is not None and isinstance(model, kind)
 
 
-class PipelinedModel:
+class PipelinedModel(Unstamped):
     """A schedule, as a probe sees it (probe.followed.Followed)."""
 
     reduces_behind = False
-    sends_buffers = False
 
     def __init__(self, schedule: Any) -> None:
         stages = list(getattr(schedule, "_stages", None) or [schedule._stage])  # noqa: SLF001
@@ -57,34 +55,9 @@ class PipelinedModel:
         """The back end that carries the messages."""
         return backend_of(self._group, next(self.stages.parameters()).device.type)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type in which it computes."""
-        return next(self.stages.parameters()).dtype
-
     def reduces(self) -> bool:
         """A step of the schedule is a whole one."""
         return True
-
-    def communicators(self) -> list[Any]:
-        """None of its collectives is stamped."""
-        return []
-
-    def withheld(self, device: Accelerator) -> str:  # noqa: ARG002
-        """Nothing was to be stamped."""
-        return ""
-
-    def detail(self, device: Accelerator, *, detailed: bool) -> Detail | None:  # noqa: ARG002
-        """Messages are not seen."""
-        return None
-
-    def sizes(self) -> list[int]:
-        """Nothing is sent together."""
-        return []
-
-    def groups(self) -> Mapping[int, Sequence[int]]:
-        """No communicator is recorded."""
-        return {}
 
     def settings(self) -> dict[str, Any]:
         """The mesh and the schedule."""
