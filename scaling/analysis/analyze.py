@@ -37,7 +37,7 @@ from scaling.analysis.results import (
     Verdict,
     at,
 )
-from scaling.analysis.statistics.rounds import Floats, Rounds
+from scaling.analysis.statistics.rounds import Floats, Rounds, among
 from scaling.analysis.verdicts.host_remedies import Host
 from scaling.analysis.verdicts.remedies import Gain, no_gain
 from scaling.analysis.verdicts.verdict import NOISE, verdicts
@@ -277,7 +277,9 @@ def analyze_strategies(
     return dataclasses.replace(
         first,
         quality=quality,
-        strategies=tuple(_result(run, runs[0], one.points) for run, one in zip(runs, each, strict=True)),
+        strategies=tuple(
+            _result(run, runs[0], one.points, len(others)) for run, one in zip(runs, each, strict=True)
+        ),
     )
 
 
@@ -287,19 +289,24 @@ def _with_status(point: Point) -> Point:
     return dataclasses.replace(point, status=OUT_OF_MEMORY) if missing else point
 
 
-def _result(run: RunRecords, first: RunRecords, points: tuple[Point, ...]) -> StrategyResult:
+def _result(run: RunRecords, first: RunRecords, points: tuple[Point, ...], others: int) -> StrategyResult:
     spec, last = run.plan.spec, max(points, key=lambda p: p.world_size)
     mesh = spec.parallel.mesh(last.world_size)
     return StrategyResult(
         parallel=Degrees(strategy=spec.parallel.name, **dataclasses.asdict(mesh)),
         points=points,
         memory=last.memory,
-        against_first=tuple(_against(run, first, trial.world_size) for trial in run.plan.trials),
+        against_first=tuple(
+            _against(run, first, trial.world_size, others * len(run.plan.trials)) for trial in run.plan.trials
+        ),
     )
 
 
-def _against(run: RunRecords, base: RunRecords, n: int) -> StrategyAtSize:
-    """One strategy's samples a second over the first's, by round. Ranks that divide layers have the same samples."""
+def _against(run: RunRecords, base: RunRecords, n: int, comparisons: int) -> StrategyAtSize:
+    """One strategy's samples a second over the first's, by round: one of `comparisons` such ratios.
+
+    Ranks that divide layers have the same samples.
+    """
     if run is base:
         return StrategyAtSize(world_size=n)
     first, other = base.trial(n), run.trial(n)
@@ -320,5 +327,5 @@ def _against(run: RunRecords, base: RunRecords, n: int) -> StrategyAtSize:
     return StrategyAtSize(
         world_size=n,
         throughput=ratio,
-        distinguishable=ratio is not None and ratio.differs_from(1, by=floor),
+        distinguishable=ratio is not None and among(ratio, comparisons).differs_from(1, by=floor),
     )

@@ -76,7 +76,7 @@ def with_allocations(found: Comparison, base: Sequence[Member], other: Sequence[
         return found
     return dataclasses.replace(
         found,
-        points=tuple(_point(point, base, other) for point in found.points),
+        points=tuple(_point(point, base, other, len(found.points)) for point in found.points),
         cases=tuple(_case(case, base, other, len(found.cases)) for case in found.cases),
     )
 
@@ -106,7 +106,9 @@ def _error(rate: Measured) -> float:
     return half / student(rate.n - 1) if half and rate.n > 1 else 0.0
 
 
-def _point(point: PointComparison, base: Sequence[Member], other: Sequence[Member]) -> PointComparison:
+def _point(
+    point: PointComparison, base: Sequence[Member], other: Sequence[Member], sizes: int
+) -> PointComparison:
     first, second = (_rates(side, point.world_size) for side in (base, other))
     ratio = across(_known(first), _known(second))
     if ratio is None or point.ratio is None:
@@ -116,7 +118,7 @@ def _point(point: PointComparison, base: Sequence[Member], other: Sequence[Membe
     return dataclasses.replace(
         point,
         ratio=ratio,
-        distinguishable=ratio.differs_from(1, by=drift(point.control)),
+        distinguishable=among(ratio, sizes).differs_from(1, by=drift(point.control)),
         cost=dataclasses.replace(point.cost, per_usd=priced),
         allocations=AllocationRates(base=first, other=second),
     )

@@ -43,7 +43,7 @@ from scaling.analysis.results import (
     Split,
     ratio_of,
 )
-from scaling.analysis.statistics.rounds import Floats, interval
+from scaling.analysis.statistics.rounds import Floats, among, interval
 from scaling.settings.environment import FABRIC
 from scaling.settings.plan import Plan
 from scaling.settings.run import Spec
@@ -143,7 +143,7 @@ def compare(
         other=other.run,
         comparable=not reasons,
         reasons=reasons,
-        points=tuple(_point(a, b, prices, same_machine=same_machine) for a, b in pairs),
+        points=tuple(_point(a, b, prices, len(pairs), same_machine=same_machine) for a, b in pairs),
         roofline=explain(base.roofline, other.roofline),
         cases=compared(base, other, prices),
         settings=differing(plans, environments),
@@ -244,7 +244,8 @@ def alone(spec: Spec) -> tuple[object, ...]:
     return (*(getattr(spec, name) for name in _ALONE), env)
 
 
-def _point(base: Point, other: Point, prices: Prices, *, same_machine: bool) -> PointComparison:
+def _point(base: Point, other: Point, prices: Prices, sizes: int, *, same_machine: bool) -> PointComparison:
+    """Both runs at one of the `sizes` world sizes that they have in common."""
     ratio = ratio_of(other.samples_per_s, base.samples_per_s)
     if base.samples_per_s is None and other.samples_per_s is None:
         ratio = ratio_of(
@@ -254,7 +255,7 @@ def _point(base: Point, other: Point, prices: Prices, *, same_machine: bool) -> 
     return PointComparison(
         world_size=base.world_size,
         ratio=ratio,
-        distinguishable=ratio is not None and ratio.differs_from(1, by=drift(control)),
+        distinguishable=ratio is not None and among(ratio, sizes).differs_from(1, by=drift(control)),
         control=control,
         causes=_causes(base, other),
         cost=_cost(base, other, prices),
@@ -262,8 +263,8 @@ def _point(base: Point, other: Point, prices: Prices, *, same_machine: bool) -> 
 
 
 def drift(control: Measured | None) -> float:
-    """How much the machine itself changed between two runs, as a fraction; 0 where that is not known."""
-    return abs(control.value - 1) if control else 0.0
+    """The most that the machine itself may have changed between two runs, as a fraction; 0 where it is not known."""
+    return control.departure(1.0) if control else 0.0
 
 
 def _cost(base: Point, other: Point, prices: Prices) -> CostComparison:

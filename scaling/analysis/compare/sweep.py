@@ -19,6 +19,7 @@ from scaling.analysis.results import (
     at,
     ratio_of,
 )
+from scaling.analysis.statistics.rounds import among
 from scaling.settings.plan import Plan
 from scaling.settings.run import Spec
 from scaling.units import hostlist
@@ -164,7 +165,9 @@ def _best(runs: Sequence[Member], rows: Sequence[SweepRow]) -> Iterator[SweepBes
             continue
         found = max(members, key=lambda k: _rate(rows[k]).value)
         others = [k for k in members if k != found]
-        yield SweepBest(row=found, rivals=tuple(k for k in others if not _below(runs, rows[k], rows[found])))
+        yield SweepBest(
+            row=found, rivals=tuple(k for k in others if not _below(runs, rows[k], rows[found], len(others)))
+        )
 
 
 def _kind(run: Member) -> Hashable:
@@ -178,14 +181,14 @@ def _kind(run: Member) -> Hashable:
     )
 
 
-def _below(runs: Sequence[Member], row: SweepRow, best: SweepRow) -> bool:
-    """Whether a row surely has the lower throughput, by more than the machine is known to have drifted."""
+def _below(runs: Sequence[Member], row: SweepRow, best: SweepRow, rows: int) -> bool:
+    """Whether one of `rows` rows surely has the lower throughput, by more than the machine may have drifted."""
     one, other = runs[row.run], runs[best.run]
     by = 0.0
     if row.run != best.run and one.machine is not None and one.machine == other.machine:
         by = _moved(one, row.world_size, other, best.world_size)
     ratio = _rate(row) / _rate(best)
-    return ratio.widened(by).surely_below(1.0)
+    return among(ratio, rows).widened(by).surely_below(1.0)
 
 
 def _moved(one: Member, size: int, other: Member, other_size: int) -> float:

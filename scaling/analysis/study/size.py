@@ -19,6 +19,7 @@ from scaling.analysis.results import NO_CAUSE, Analysis, Loss, Measured, Point, 
 from scaling.analysis.results.run import CONTENDED
 from scaling.analysis.results.verdicts import NOTABLE, named, undecided
 from scaling.analysis.statistics.rounds import Formula, Rounds
+from scaling.analysis.verdicts.certainty import confidence_of
 from scaling.analysis.verdicts.verdict import SCALES_WELL, uncertain
 from scaling.settings.plan import Plan
 from scaling.settings.schedule import PLAIN, PROBE
@@ -156,15 +157,18 @@ def _at(n: int, line: str) -> str:
 ONE_EACH = "one launch at each world size, and launches differ, so this is a hint, not a finding"
 
 
-def causes(size: Size, point: Point, base: Size, found: Study) -> tuple[Verdict, ...]:
-    """The causes that the run itself shows, and compute that has become slower; largest first."""
+def causes(size: Size, point: Point, base: Size, found: Study, compared: int) -> tuple[Verdict, ...]:
+    """The causes that the run itself shows, and compute that has become slower; largest first.
+
+    `compared`: world sizes that are compared with the base.
+    """
     if point.world_size == base.world_size or point.efficiency is None:
         return ()
     well = point.efficiency.surely_above(SCALES_WELL)
     there = [
         v for v in size.analysis.verdicts if v.cause not in NO_CAUSE and (well or not _as_at_base(v, point))
     ]
-    there += _slower(size, point, base, found)
+    there += _slower(size, point, base, found, compared)
     if there:
         return tuple(sorted(there, key=lambda v: -(v.share.value if v.share else 0.0)))
     if well:
@@ -200,10 +204,11 @@ def _as_at_base(verdict: Verdict, point: Point) -> bool:
     return grown is not None and not (grown.surely_above(0) and grown.value > NOTABLE)
 
 
-def _slower(size: Size, point: Point, base: Size, found: Study) -> list[Verdict]:
+def _slower(size: Size, point: Point, base: Size, found: Study, compared: int) -> list[Verdict]:
     """Compute that takes longer than at the base; never more than a hint with one launch at each size."""
     share = point.loss.slower_compute if point.loss else None
-    if share is None or not share.surely_above(0) or share.value <= max(NOTABLE, point.overhead.floor):
+    confidence = confidence_of(share, compared) if share and share.value > point.overhead.floor else ""
+    if share is None or not confidence:
         return []
     assert size.point.step_ms is not None
     assert base.point.step_ms is not None
@@ -217,7 +222,7 @@ def _slower(size: Size, point: Point, base: Size, found: Study) -> list[Verdict]
         "ranks that share cores, caches or memory slow each other, and so does communication during compute; "
         "probe.baseline(step) separates the two",
     )
-    verdict = named("slower_compute", point, share, said, ())
+    verdict = named("slower_compute", point, share, said, (), confidence)
     if doubts := _doubts(size, base, found):
         verdict = dataclasses.replace(verdict, confidence="low", evidence=(*said, *doubts))
     return [verdict]

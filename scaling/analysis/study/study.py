@@ -83,7 +83,8 @@ def study(sizes: Sequence[Size], said: Sequence[str] = ()) -> tuple[Analysis, Pl
         inference=(),
         verdicts=tuple(
             chain.from_iterable(
-                causes(size, point, base, found) for size, point in zip(sizes, points, strict=True)
+                causes(size, point, base, found, len(sizes) - 1)
+                for size, point in zip(sizes, points, strict=True)
             )
         ),
         quality=quality(sizes, found, points, (*said, *warnings(sizes, found))),

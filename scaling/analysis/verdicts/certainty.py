@@ -46,6 +46,13 @@ def confidences(shares: Mapping[str, Measured], point: Point, families: int = 1)
     return named
 
 
+def confidence_of(share: Measured, tests: int) -> str:
+    """`high` or `medium` for a share that is one of `tests` differences; empty where chance makes it too easily."""
+    if not share.surely_above(0) or share.value <= NOTABLE or chance(share) * tests > MEDIUM:
+        return ""
+    return "high" if share.surely_above(NOTABLE) and chance(share, NOTABLE) * tests <= HIGH else "medium"
+
+
 def _holm(shares: Mapping[str, Measured], point: Point, bound: float, families: int) -> dict[str, float]:
     """Each cause's chance if it costs no more than `bound`, adjusted for all of them in all `families`."""
     each = sorted((_chance(cause, share, point, bound), cause) for cause, share in shares.items())

@@ -129,6 +129,27 @@ def test_on_one_machine_a_ratio_within_its_drift_is_no_difference(plan):
     assert elsewhere.control is None
 
 
+def test_a_machine_whose_drift_is_not_known_decides_no_ratio(plan):
+    """A rank alone is the same in the mean, but may have moved by 40 %: a third more samples can be the machine's."""
+    base = replace(point(step=134.0), arms_ms=ArmTimes(bare_one=about(60.0, 0.4)))
+    other = point(step=100.0)
+    (found,) = compare(run(base), run(other), plan, plan, same_machine=True).points
+    assert found.ratio.value == pytest.approx(1.34)
+    assert not found.distinguishable
+    (elsewhere,) = compare(run(base), run(other), plan, plan).points
+    assert elsewhere.distinguishable
+
+
+def test_several_world_sizes_pay_for_each_other(plan):
+    """A ratio that stands clear of 1 by itself does not where twelve are asked for: one in twenty does so by chance."""
+    sizes = [2**k for k in range(1, 13)]
+    base = [point(n=n, step=100.0) for n in sizes]
+    other = [point(n=n, step=96.9 if n == 2 else 100.0) for n in sizes]
+    (by_itself,) = compare(run(base[0]), run(other[0]), plan, plan).points
+    assert by_itself.distinguishable
+    assert not any(p.distinguishable for p in compare(run(*base), run(*other), plan, plan).points)
+
+
 def cases(*rates):
     """A batch each, samples a second, known to 2 %."""
     return tuple(
