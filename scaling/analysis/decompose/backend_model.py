@@ -43,8 +43,8 @@ def served(tables: Tables, plan: Plan) -> Served:
 
 def groups_of(tables: Tables) -> Groups:
     """From the heads of the rank files; a communicator that none names is the rank alone."""
-    known = {(file.rank, key): ranks for file in tables.ranks for key, ranks in file.groups.items()}
-    return lambda rank, key: known.get((rank, key), (rank,))
+    ranks_of_group = {(file.rank, key): ranks for file in tables.ranks for key, ranks in file.groups.items()}
+    return lambda rank, key: ranks_of_group.get((rank, key), (rank,))
 
 
 def links(tables: Tables, plan: Plan) -> Beside:
@@ -65,8 +65,8 @@ def channels(tables: Tables, plan: Plan) -> ChannelOf:
     host = {(file.launch, file.rank): file.host for file in tables.ranks}
     across: dict[int, int] = {}
     bounds = [file.clock_bound_ns for file in tables.ranks]
-    known = [bound for bound in bounds if bound is not None]
-    bound = max(known, default=0) if len(known) == len(bounds) else None
+    measured_bounds = [bound for bound in bounds if bound is not None]
+    bound = max(measured_bounds, default=0) if len(measured_bounds) == len(bounds) else None
     for file in tables.ranks:
         for key, members in file.groups.items():
             if file.rank == members[0]:  # each group once

@@ -59,8 +59,8 @@ def analyze_cases(tables: Tables, plan: Plan, ending: Ending, files: CaseFiles) 
     for n in spec.world_sizes:
         for index, case in enumerate(listed):
             here = whole_rounds(rows.filter((pl.col("world_size") == n) & (pl.col("case") == index)), n)
-            held = plan.content.holds(n) and plan.content.has_batch(case.batch)
-            missing = Outcome(world_size=n, case=index, status="lost" if held else LEFT_OUT)
+            planned = plan.content.holds(n) and plan.content.has_batch(case.batch)
+            missing = Outcome(world_size=n, case=index, status="lost" if planned else LEFT_OUT)
             outcome = ended.get((n, index), missing)
             if spec.task == "inference":
                 inference.append(_inference(here, n, case, outcome, spec.seed))
@@ -98,13 +98,13 @@ def _case(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome) -> dict[str,
 
 def _inference(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome, seed: int) -> InferenceCase:
     variant = case.variant
-    found = InferenceCase(**_case(rows, n, case, outcome), autocast=variant.autocast, compile=variant.compile)
+    row = InferenceCase(**_case(rows, n, case, outcome), autocast=variant.autocast, compile=variant.compile)
     if rows.is_empty():
-        return found
+        return row
     requests = rows.filter(pl.col("arm") == LATENCY)
     loaded = rows.filter(pl.col("arm") == THROUGHPUT)
     return dataclasses.replace(
-        found,
+        row,
         latency_ms=_latency(requests, seed),
         samples_per_s=_throughput(requests if loaded.is_empty() else loaded, seed),
         peak_bytes=_peak(rows),
@@ -113,14 +113,14 @@ def _inference(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome, seed: i
 
 def _training(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome, seed: int) -> TrainingCase:
     variant = case.variant
-    found = TrainingCase(
+    row = TrainingCase(
         **_case(rows, n, case, outcome),
         accumulation_steps=variant.accumulation_steps,
         checkpointing=variant.checkpointing,
     )
     steps = rows.filter(pl.col("arm") == TRAINING)
     if steps.is_empty():
-        return found
+        return row
     means = _by_round(
         steps,
         step=(pl.col("end_ns_step") - pl.col("begin_ns_step")).mean(),
@@ -128,7 +128,7 @@ def _training(rows: pl.DataFrame, n: int, case: Case, outcome: Outcome, seed: in
     )
     rounds = Rounds(means.values, means.launch, seed=seed)
     return dataclasses.replace(
-        found,
+        row,
         step_ms=rounds.ratio("step", scale=MS),
         samples_per_s=rounds.ratio(lambda m: n * case.batch * 1e9 / m["step"]),
         exposed_ms=rounds.measure("exposed", scale=MS) if n > 1 else None,
@@ -165,11 +165,11 @@ def _latency(rows: pl.DataFrame, seed: int) -> Latency:
     if rows.is_empty():
         return Latency()
     keys = rows.select("launch", "round").unique().sort("launch", "round").with_row_index("unit")
-    found = rows.join(keys, on=["launch", "round"])
-    took = (found["end_ns_step"] - found["begin_ns_step"]).to_numpy() / 1e6
+    requests = rows.join(keys, on=["launch", "round"])
+    took = (requests["end_ns_step"] - requests["begin_ns_step"]).to_numpy() / 1e6
     weights = resampling_weights(keys["launch"].to_numpy(), seed)
-    of = drawn(keys["launch"].to_numpy())
-    p50, p90, p99 = percentiles(took, found["unit"].to_numpy(), weights, (0.5, 0.9, 0.99), of)
+    draw = drawn(keys["launch"].to_numpy())
+    p50, p90, p99 = percentiles(took, requests["unit"].to_numpy(), weights, (0.5, 0.9, 0.99), draw)
     return Latency(p50=p50, p90=p90, p99=p99)
 
 
@@ -186,7 +186,7 @@ def _peak(rows: pl.DataFrame) -> int | None:
 
 def _with_efficiency(rows: list[Row]) -> list[Row]:
     """Each row against one rank with the same batch and setting, of the same launches."""
-    alone = {_case_of(one): one.samples_per_s for one in rows if one.world_size == 1}
+    alone = {_case_of(row): row.samples_per_s for row in rows if row.world_size == 1}
     return [dataclasses.replace(row, efficiency=_efficiency(row, alone.get(_case_of(row)))) for row in rows]
 
 
@@ -211,21 +211,21 @@ def _kneed(rows: list[Row]) -> tuple[Row, ...]:
 
 def setting(row: InferenceCase | TrainingCase) -> tuple[object, ...]:
     """Everything but the batch: rows with equal settings are compared by batch."""
-    own = (
+    options = (
         (row.compile, row.autocast)
         if isinstance(row, InferenceCase)
         else (row.accumulation_steps, row.checkpointing)
     )
-    return (row.world_size, row.precision, *own)
+    return (row.world_size, row.precision, *options)
 
 
 def _knee(group: list[Row]) -> Row | None:
-    known = sorted((r for r in group if r.samples_per_s is not None), key=lambda r: r.batch)
-    if len(known) < 2:
+    measured = sorted((r for r in group if r.samples_per_s is not None), key=lambda r: r.batch)
+    if len(measured) < 2:
         return None
-    best = max(r.samples_per_s.value for r in known if r.samples_per_s)
-    knee = next(r for r in known if r.samples_per_s and r.samples_per_s.value >= KNEE * best)
-    return None if knee is known[-1] else knee  # throughput still grows at the largest batch
+    best = max(r.samples_per_s.value for r in measured if r.samples_per_s)
+    knee = next(r for r in measured if r.samples_per_s and r.samples_per_s.value >= KNEE * best)
+    return None if knee is measured[-1] else knee  # throughput still grows at the largest batch
 
 
 def _largest(largest: Largest | None) -> tuple[LargestBatch, ...]:

@@ -19,7 +19,7 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
     `clock_bound_ns`: error of corrected clocks; `floor`: A/A floor, the fraction to which bandwidth can be known.
     """
     n, total = records.trial.world_size, sum(records.bucket_bytes)
-    one_axis = len({one.axis for one in records.sent}) <= 1
+    one_axis = len({collective.axis for collective in records.sent}) <= 1
     # Several axes of a mesh go over several links, within hosts and between them: no one rate is nominal for their sum.
     nominal, micro_steps = plan.nominal_bit_s(n) if one_axis else None, plan.spec.accumulation_steps
     busy = rounds.measure("busy")
@@ -28,9 +28,9 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
 
     def rate(formula: Callable[[Means], Floats]) -> Measured | None:
         """A bandwidth over the link's busy time, which the clocks' error makes uncertain."""
-        found = rounds.ratio(formula)
+        bandwidth = rounds.ratio(formula)
         off = clock_bound_ns / busy.value if busy else 0.0
-        return found and found.widened(found.value * off).no_finer(floor)
+        return bandwidth and bandwidth.widened(bandwidth.value * off).no_finer(floor)
 
     buckets = tuple(
         Bucket(
@@ -45,14 +45,14 @@ def comm(rounds: Rounds, records: TrialRecords, plan: Plan, clock_bound_ns: int,
 
     def collective(index: int, places: Sequence[int]) -> Collective:
         some = [records.sent[place] for place in places]
-        moved, name = sum(one.moved for one in some), f"kind.{index}"
+        moved, name = sum(message.moved for message in some), f"kind.{index}"
         return Collective(
             kind=some[0].kind,
             phase=some[0].phase,
             communicator=some[0].axis,
             ranks=some[0].ranks,
             calls=len(some),
-            bytes=sum(one.bytes for one in some),
+            bytes=sum(message.bytes for message in some),
             transfer_ms=rounds.measure(f"{name}.transfer", scale=MS),
             exposed_transfer_ms=rounds.measure(f"{name}.exposed_transfer", scale=MS),
             exposed_skew_ms=rounds.measure(f"{name}.exposed_skew", scale=MS),

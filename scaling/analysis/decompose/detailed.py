@@ -70,8 +70,8 @@ class BlockStamps:
             return np.where(self.start > 0, self.launch + np.maximum(late, 0.0), self.launch)
         if self.enqueue is None or not self.host_ns:
             return self.launch
-        found: Floats = np.minimum(np.maximum(self.launch, self.enqueue + self.host_ns), self.done)
-        return np.maximum(found, self.launch)
+        arrived: Floats = np.minimum(np.maximum(self.launch, self.enqueue + self.host_ns), self.done)
+        return np.maximum(arrived, self.launch)
 
     @property
     def waited(self) -> Floats:
@@ -231,19 +231,19 @@ def cycles_of(key: tuple[int, int], stamps: BlockStamps, merged: Merged) -> Iter
     shared = {name: of_steps[1:] / count for name, of_steps in durations.items()}
     for index in range(count):
         before = ends[:-1, :, -1] if index == 0 else ends[1:, :, index - 1]
-        held, barriers = np.zeros_like(before), []
+        broadcasting, barriers = np.zeros_like(before), []
         for k in np.flatnonzero(in_which == index):
             begin, end = stamps.buffer_begin[1:, :, k], stamps.buffer_end[1:, :, k]
-            barriers.append(Barrier.of(begin, end, before + held, stamps.channel.awaited(begin, end)))
-            held = held + (end - begin)
-        own = slice(index * each, (index + 1) * each)
+            barriers.append(Barrier.of(begin, end, before + broadcasting, stamps.channel.awaited(begin, end)))
+            broadcasting = broadcasting + (end - begin)
+        reduced = slice(index * each, (index + 1) * each)
         replay = Replay(
-            ready=stamps.handed[1:, :, own] - (before + held)[:, :, None],
-            compute_end=compute_ends[1:, :, index] - before - held,
-            transfer=merged.transfer[1:, own],
+            ready=stamps.handed[1:, :, reduced] - (before + broadcasting)[:, :, None],
+            compute_end=compute_ends[1:, :, index] - before - broadcasting,
+            transfer=merged.transfer[1:, reduced],
             start=before - before.max(axis=1, keepdims=True),
             barriers=tuple(barriers),
-            channel=stamps.channel.among(own),
+            channel=stamps.channel.among(reduced),
         )
         yield Cycle(key=key, replay=replay, of=count, **shared)
 
@@ -255,12 +255,12 @@ def _micro_step_of_broadcasts(stamps: BlockStamps) -> Floats:
     end is stamped by another thread, which may be late.
     """
     after = (stamps.buffer_begin[:, :, :, None] >= stamps.compute_ends[:, :, None, :]).sum(axis=3)
-    found: Floats = np.median(after, axis=(0, 1)) if after.size else np.zeros(0)
-    return found
+    micro_step: Floats = np.median(after, axis=(0, 1)) if after.size else np.zeros(0)
+    return micro_step
 
 
 def detailed_blocks(
-    own: Frame,
+    step_rows: Frame,
     buckets: Frame,
     blocks: Frame,
     n: int,
@@ -269,7 +269,7 @@ def detailed_blocks(
 ) -> Iterator[tuple[tuple[int, int], BlockStamps]]:
     """Detailed probe blocks that all ranks have whole, as arrays, by (launch, round).
 
-    Those of a large run are read a few rounds at a time. `own`, `buckets`: of world size `n`. `channel`: how the back
+    Those of a large run are read a few rounds at a time. `step_rows`, `buckets`: of world size `n`. `channel`: how the back
     end serves collectives on these communicators. `host_ns`: how long the host takes to bring one to an idle device.
     """
     probed = blocks.filter((pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("rank") == 0))
@@ -281,7 +281,7 @@ def detailed_blocks(
     stamps = ("ready_ns", "launch_ns", "start_ns", "done_ns", "enqueue_ns")
     sent = buckets.filter(chosen & of_model)
     sent = sent.select(*place, "round", "seq", "kind", "bytes", "group", *stamps, ITS_PART)
-    stepped = own.filter(chosen).select(*place, "round", *STAMPS, ITS_PART)
+    stepped = step_rows.filter(chosen).select(*place, "round", *STAMPS, ITS_PART)
     for steps, rows in few_rounds(stepped, sent):
         yield from _blocks(
             in_order(steps, place), in_order(rows, (*place, "seq")), n, accumulation, channel, host_ns
@@ -304,8 +304,8 @@ def _blocks(
     for block_key, part in steps.partition_by("launch", "block", as_dict=True, maintain_order=True).items():
         if block_key not in stretches:
             continue
-        own = rows.slice(*stretches[block_key])
-        block_rows, broadcasts = (_of_kind(own, kind) for kind in (ALL_REDUCE, BROADCAST))
+        collectives = rows.slice(*stretches[block_key])
+        block_rows, broadcasts = (_of_kind(collectives, kind) for kind in (ALL_REDUCE, BROADCAST))
         count = part["step"].n_unique()
         if part.height != count * n or part["rank"].n_unique() != n:
             continue
@@ -373,18 +373,18 @@ def _broadcasts(steps: pl.DataFrame, rows: pl.DataFrame, count: int, n: int) -> 
     elif not (begin > 0).all():
         begin = end = np.zeros(0)
     begins, ends = (
-        np.ascontiguousarray(of.reshape(n, count, -1).swapaxes(0, 1), dtype=float) for of in (begin, end)
+        np.ascontiguousarray(ns.reshape(n, count, -1).swapaxes(0, 1), dtype=float) for ns in (begin, end)
     )
     return begins, ends
 
 
 def _buffer_skew(stamps: BlockStamps, merged: Merged) -> Floats:
     """S x R: the part of all waits for buffers in which others had not come yet."""
-    found: Floats = merged.buffer_skew.sum(axis=2)
-    known = (stamps.buffer_end - stamps.buffer_begin).sum(axis=2)
-    if known.mean() < stamps.buffer_wait.mean():  # the others are split as the last one
-        found = found * stamps.buffer_wait.mean() / max(1.0, known.mean())
-    return found
+    skew: Floats = merged.buffer_skew.sum(axis=2)
+    seen = (stamps.buffer_end - stamps.buffer_begin).sum(axis=2)
+    if seen.mean() < stamps.buffer_wait.mean():  # the others are split as the last one
+        skew = skew * stamps.buffer_wait.mean() / max(1.0, seen.mean())
+    return skew
 
 
 def _scalars(stamps: BlockStamps, merged: Merged) -> dict[str, float]:

@@ -41,18 +41,18 @@ def hosts(tables: Tables, plan: Plan, *, floor: float, clock_bound_ns: int = 0) 
     topology = plan.spec.topology
     if not topology.spread or topology.hosts_of(plan.ranks) < 2:
         return ()
-    found = sorted({(file.host, file.hostname) for file in tables.ranks})
-    if not found:  # no launch measured it
+    named_hosts = sorted({(file.host, file.hostname) for file in tables.ranks})
+    if not named_hosts:  # no launch measured it
         return ()
-    place = {(file.launch, file.rank): found.index((file.host, file.hostname)) for file in tables.ranks}
+    place = {(file.launch, file.rank): named_hosts.index((file.host, file.hostname)) for file in tables.ranks}
     messages = in_memory(tables.buckets.filter(pl.col("arm") == PAIRS))
     rounds = _rounds(
         {"step": _own_steps(tables, plan, place), "link": _links(messages, tables, place)}, plan.spec.seed
     )
     size = messages.select(pl.col("bytes").mean()).item()
-    beyond, level = max(floor, FLOOR), level_of_each(len(found) * len(QUANTITIES))
+    beyond, level = max(floor, FLOOR), level_of_each(len(named_hosts) * len(QUANTITIES))
     rows = []
-    for at, (host, hostname) in enumerate(found):
+    for at, (host, hostname) in enumerate(named_hosts):
         step_ratio = rounds.ratio(_over(f"step.{at}", f"step.median.{at}"))
         link, link_ratio = (
             rounds.ratio(_busbw(f"link.{at}")),
@@ -70,7 +70,7 @@ def hosts(tables: Tables, plan: Plan, *, floor: float, clock_bound_ns: int = 0) 
             HostSpeed(
                 host=host,
                 hostname=hostname,
-                ranks=tuple(sorted({rank for (_, rank), own in place.items() if own == at})),
+                ranks=tuple(sorted({rank for (_, rank), index in place.items() if index == at})),
                 step_ms=rounds.ratio(f"step.{at}", scale=MS),
                 step_ratio=step_ratio,
                 link_gbit_s=link and link.widened(off * link.value),
@@ -140,14 +140,14 @@ def _links(messages: pl.DataFrame, tables: Tables, place: Mapping[tuple[int, int
     )
 
 
-def _rounds(found: Mapping[str, pl.DataFrame], seed: int) -> Rounds:
+def _rounds(frames: Mapping[str, pl.DataFrame], seed: int) -> Rounds:
     """`<name>.<place>` of each frame (launch, round, place, value), and `<name>.median.<place>`.
 
     The latter is the median host's value in the rounds of that place.
     """
-    index = pl.concat([frame.select(_ROUND) for frame in found.values()]).unique().sort(_ROUND)
+    index = pl.concat([frame.select(_ROUND) for frame in frames.values()]).unique().sort(_ROUND)
     values = {}
-    for name, frame in found.items():
+    for name, frame in frames.items():
         median = frame.group_by(_ROUND).agg(pl.col("value").median())
         each = {at: part for (at,), part in frame.partition_by("place", as_dict=True).items()}
         for at, part in {**each, "median": median}.items():
@@ -183,12 +183,12 @@ def spread(tables: Tables, plan: Plan, *, floor: float) -> RankSpread | None:
     index = rows.select("launch", "round").unique().sort("launch", "round").with_row_index("at")
     rows = rows.join(index, on=["launch", "round"])
     numbers, column = np.unique(rows["rank"].to_numpy(), return_inverse=True)
-    own = np.full((index.height, len(numbers)), np.nan)
-    own[rows["at"].to_numpy(), column] = rows["took"].to_numpy()
-    median = np.nanmedian(own, axis=1)
-    ratios = np.nanmean(own / median[:, None], axis=0)
-    steps_ms = np.nanmean(own, axis=0) * MS
-    rounds = _Ranks(own, median, index["launch"].to_numpy(), numbers, plan.spec.seed, max(floor, FLOOR))
+    steps_ns = np.full((index.height, len(numbers)), np.nan)
+    steps_ns[rows["at"].to_numpy(), column] = rows["took"].to_numpy()
+    median = np.nanmedian(steps_ns, axis=1)
+    ratios = np.nanmean(steps_ns / median[:, None], axis=0)
+    steps_ms = np.nanmean(steps_ns, axis=0) * MS
+    rounds = _Ranks(steps_ns, median, index["launch"].to_numpy(), numbers, plan.spec.seed, max(floor, FLOOR))
     counts, edges = np.histogram(steps_ms, BINS)
     least, p5, middle, p95, most = np.percentile(steps_ms, [0, 5, 50, 95, 100]).tolist()
     return RankSpread(
@@ -209,17 +209,17 @@ class _Ranks:
     """Own steps a round and rank, with their intervals where they are asked for."""
 
     def __init__(
-        self, own: Floats, median: Floats, launch: np.ndarray, numbers: np.ndarray, seed: int, beyond: float
+        self, steps: Floats, median: Floats, launch: np.ndarray, numbers: np.ndarray, seed: int, beyond: float
     ) -> None:
-        self._own, self._median, self._beyond = own, median, beyond
+        self._own, self._median, self._beyond = steps, median, beyond
         self.numbers: list[int] = numbers.tolist()
         self._rounds = Rounds({}, launch, seed=seed)
         self._level = level_of_each(len(numbers))
 
     def step(self, at: int) -> OwnStep | None:
         """Own step of the rank or host in column `at`."""
-        there = np.where(np.isfinite(self._own[:, at]), self._median, np.nan)
-        rounds = self._rounds.extend({"own": self._own[:, at], "median": there})
+        median = np.where(np.isfinite(self._own[:, at]), self._median, np.nan)
+        rounds = self._rounds.extend({"own": self._own[:, at], "median": median})
         step_ms, ratio = rounds.ratio("own", scale=MS), rounds.ratio(lambda m: m["own"] / m["median"])
         sure = rounds.ratio(lambda m: m["own"] / m["median"], level=self._level)
         if step_ms is None or ratio is None or sure is None:
@@ -229,22 +229,22 @@ class _Ranks:
 
     def slow(self, ratios: Floats) -> int:
         """How many are slower than the median rank by more than chance."""
-        found = (self.step(int(at)) for at in np.flatnonzero(ratios > 1 + self._beyond))
-        return sum(step is not None and step.slow for step in found)
+        steps = (self.step(int(at)) for at in np.flatnonzero(ratios > 1 + self._beyond))
+        return sum(step is not None and step.slow for step in steps)
 
 
 def _hosts(files: Sequence[RankFile], rounds: _Ranks, ratios: Floats) -> tuple[HostSteps, ...]:
     """The hosts with the slowest ranks."""
     column = {rank: at for at, rank in enumerate(rounds.numbers)}
-    of: dict[tuple[int, str], set[int]] = {}
+    columns_of_host: dict[tuple[int, str], set[int]] = {}
     for file in files:
         if file.rank in column:
-            of.setdefault((file.host, file.hostname), set()).add(column[file.rank])
-    worst = sorted(of.items(), key=lambda item: -max(ratios[at] for at in item[1]))
-    found = []
+            columns_of_host.setdefault((file.host, file.hostname), set()).add(column[file.rank])
+    worst = sorted(columns_of_host.items(), key=lambda item: -max(ratios[at] for at in item[1]))
+    host_steps = []
     for (host, hostname), columns in worst[:HOSTS]:
         slowest = sorted(columns, key=lambda at: -ratios[at])[:RANKS]
-        found.append(
+        host_steps.append(
             HostSteps(
                 host=host,
                 hostname=hostname,
@@ -253,4 +253,4 @@ def _hosts(files: Sequence[RankFile], rounds: _Ranks, ratios: Floats) -> tuple[H
                 slowest=tuple(step for step in map(rounds.step, slowest) if step is not None),
             )
         )
-    return tuple(found)
+    return tuple(host_steps)

@@ -94,8 +94,8 @@ def step_time(
         for name in sorted(means, key=lambda name: -spent[name])
         if spent[name] > 0
     )
-    known = sum(part.ms.value for part in parts)
-    rest = step_ms.mapped(lambda ms: round(ms - known, 9))
+    accounted_ms = sum(part.ms.value for part in parts)
+    rest = step_ms.mapped(lambda ms: round(ms - accounted_ms, 9))
     lost = sum(max(0.0, k.ms.value - k.least_ms.value) for k in slow)
     joined = [k for k in slow if k.elementwise]
     return StepTime(

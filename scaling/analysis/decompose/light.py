@@ -80,7 +80,7 @@ def read_light(steps: Frame, n: int, *, shared: bool = False) -> Light | None:
     values = _VALUES | (_SHARED if shared else {})
     needed = sorted({name for value in values.values() for name in value.meta.root_names()})
     rows = steps.filter(chosen).select("launch", "round", "block", "step", "rank", *needed, ITS_PART)
-    own: dict[Key, list[Floats]] = {}
+    own_ns: dict[Key, list[Floats]] = {}
     waited: dict[Key, list[Floats]] = {}
     alike: dict[Key, list[Floats]] = {}
     for some, _ in few_rounds(rows, rows.clear()):
@@ -90,13 +90,13 @@ def read_light(steps: Frame, n: int, *, shared: bool = False) -> Light | None:
                 total += grid["computed"] - grid["computed"].min(axis=1, keepdims=True)
             late = np.minimum(grid["end"], grid["begin"].max(axis=1, keepdims=True)) - grid["begin"]
             for_data = (grid["behind"], grid["buffers"] - np.maximum(late, 0.0), grid["inside"])
-            own.setdefault(key, []).append(grid["length"] - total)
+            own_ns.setdefault(key, []).append(grid["length"] - total)
             waited.setdefault(key, []).append(total)
             alike.setdefault(key, []).append(np.sum([wait.min(axis=1) for wait in for_data], axis=0))
     if not any(each.any() for blocks in waited.values() for each in blocks):
         return None
     return Light(
-        own={key: np.concatenate(blocks) for key, blocks in own.items()},
+        own={key: np.concatenate(blocks) for key, blocks in own_ns.items()},
         waited={key: np.concatenate(blocks).mean(axis=0) for key, blocks in waited.items()},
         alike={key: float(np.concatenate(blocks).mean()) for key, blocks in alike.items()},
     )
@@ -106,7 +106,7 @@ def grids_of(
     steps: pl.DataFrame, n: int, values: Mapping[str, pl.Expr]
 ) -> list[tuple[Key, dict[str, Floats]]]:
     """Values of each block that all ranks have whole, S x R by name, in the order of launches and blocks."""
-    found = []
+    grids = []
     ordered = in_order(
         steps.select("launch", "round", "block", "step", "rank", **values),
         ("launch", "block", "step", "rank"),
@@ -114,14 +114,14 @@ def grids_of(
     for part in ordered.partition_by("launch", "block", maintain_order=True):
         if part.height == part["step"].n_unique() * n and part["rank"].n_unique() == n:
             key = (int(part["launch"][0]), int(part["round"][0]))
-            found.append((key, {name: part[name].to_numpy().astype(float).reshape(-1, n) for name in values}))
-    return found
+            grids.append((key, {name: part[name].to_numpy().astype(float).reshape(-1, n) for name in values}))
+    return grids
 
 
-def lead(own: Floats, ranks: Collection[int]) -> float:
+def lead(own_ns: Floats, ranks: Collection[int]) -> float:
     """By how much the latest of all ranks has more own time than the latest of the others, mean over the steps."""
-    others: NDArray[np.intp] = np.setdiff1d(np.arange(own.shape[1]), list(ranks))
-    return float((own.max(axis=1) - own[:, others].max(axis=1)).mean())
+    others: NDArray[np.intp] = np.setdiff1d(np.arange(own_ns.shape[1]), list(ranks))
+    return float((own_ns.max(axis=1) - own_ns[:, others].max(axis=1)).mean())
 
 
 def waits(records: TrialRecords) -> dict[str, Floats]:

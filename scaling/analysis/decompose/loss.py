@@ -45,12 +45,12 @@ def base_world_size(plan: Plan, records: Mapping[int, TrialRecords]) -> int:
     it ran out of memory. `records`: by world size.
     """
     with_alone = (
-        records.values() if plan.spec.mode != "strong" else [one for n, one in records.items() if n == 1]
+        records.values() if plan.spec.mode != "strong" else [trial for n, trial in records.items() if n == 1]
     )
-    alone = any(BARE_ONE in found.arms for found in with_alone)
+    alone = any(BARE_ONE in trial.arms for trial in with_alone)
     if alone or plan.kind.followed or plan.variant is not None:
         return 1
-    return min((n for n, found in records.items() if not found.index.is_empty()), default=1)
+    return min((n for n, trial in records.items() if not trial.index.is_empty()), default=1)
 
 
 def no_single_rank(size: int, mode: str) -> tuple[str, ...]:
@@ -71,14 +71,14 @@ Link = Callable[[Means], AlphaBeta]
 """The fitted link of this world size, resampled with the same rounds."""
 
 
-def share_of_wait(m: Means, exposed: Floats, of: str = "detailed") -> Floats:
+def share_of_wait(m: Means, exposed: Floats, steps: str = "detailed") -> Floats:
     """A wait in the detailed steps, ns, as a share of the step.
 
-    `of`: the steps that it is a mean over; `replayed` are those but the first of each block, which has none before it.
+    `steps`: the steps that it is a mean over; `replayed` are those but the first of each block, which has none before it.
     """
     # The detailed probe's own cost stretches backward, which hides more communication than in a normal step. Only the
     # shares of the wait are taken from it; the wait itself is the light probe's.
-    wait = m[f"{of}.exposed"]
+    wait = m[f"{steps}.exposed"]
     share = np.divide(exposed, wait, out=np.zeros_like(wait), where=wait > 0)
     result: Floats = share * m[f"{PROBE}.exposed"] / m[PROBE]
     return result
@@ -103,9 +103,9 @@ def split_by_kind(sent: Sequence[Sent], link: Link | None) -> list[tuple[Term, T
     def latency_share(index: int, m: Means) -> Floats:
         if link is None:
             return np.zeros(1)
-        fitted, own = link(m), [sent[place] for place in places[index]]
-        fixed = fitted.alpha_ns * sum(one.hops for one in own)
-        moved = fitted.beta_ns * sum(one.moved for one in own)
+        fitted, collectives = link(m), [sent[place] for place in places[index]]
+        fixed = fitted.alpha_ns * sum(collective.hops for collective in collectives)
+        moved = fitted.beta_ns * sum(collective.moved for collective in collectives)
         result: Floats = fixed / (fixed + moved)
         return result
 
@@ -137,11 +137,11 @@ def waited_alike(m: Means) -> Floats:
 
 def by_kinds(rounds: Rounds, sent: Sequence[Sent], link: Link | None) -> tuple[LossOfKind, ...]:
     """`link_latency` and `link_bandwidth` by kind and phase; without a fitted link all of it is bandwidth."""
-    found: dict[tuple[str, str], list[tuple[Term, Term]]] = {}
+    terms_of_kind: dict[tuple[str, str], list[tuple[Term, Term]]] = {}
     for places, terms in zip(by_kind(sent), split_by_kind(sent, link), strict=True):
-        one = sent[places[0]]
-        kind = TENSOR if one.axis == TENSOR else one.kind
-        found.setdefault((kind, one.phase), []).append(terms)
+        first = sent[places[0]]
+        kind = TENSOR if first.axis == TENSOR else first.kind
+        terms_of_kind.setdefault((kind, first.phase), []).append(terms)
 
     def together(terms: Sequence[Term]) -> Measured | None:
         return rounds.measure(lambda m: sum((term(m.paired) for term in terms), np.zeros(1)))
@@ -153,7 +153,7 @@ def by_kinds(rounds: Rounds, sent: Sequence[Sent], link: Link | None) -> tuple[L
             latency=None if link is None else together([latency for latency, _ in terms]),
             bandwidth=together([rest for _, rest in terms]),
         )
-        for (kind, phase), terms in found.items()
+        for (kind, phase), terms in terms_of_kind.items()
     )
 
 
@@ -233,9 +233,9 @@ def loss(
     terms = {name: _paired(term) for name, term in terms.items()}
     measured = {name: rounds.measure(term) for name, term in terms.items()}
     measured |= {name: rounds.agreed(terms[name], measured[name]) for name in BETWEEN_ARMS if name in terms}
-    known = [terms[name] for name, number in measured.items() if number is not None]
-    unexplained = rounds.measure(lambda m: 1 - ratio(m) - sum(term(m) for term in known))
-    if unexplained is None and not (partly and known):
+    measurable = [terms[name] for name, number in measured.items() if number is not None]
+    unexplained = rounds.measure(lambda m: 1 - ratio(m) - sum(term(m) for term in measurable))
+    if unexplained is None and not (partly and measurable):
         return None
     measured |= {name: rounds.measure(term) for name, term in clocks.taken_out(rounds, terms).items()}
     return Loss(**measured, unexplained=unexplained)

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaling.analysis.decompose import imbalance, light, stragglers
-from scaling.analysis.decompose import own_loop as own
+from scaling.analysis.decompose import imbalance, light, own_loop, stragglers
 from scaling.analysis.decompose.comm import comm
 from scaling.analysis.decompose.imbalance import MEAN
 from scaling.analysis.decompose.loss import BASE, Link, by_kinds, cost, efficiency, loss
@@ -53,10 +52,10 @@ def point(
     n = trial.world_size
     if records.index.is_empty():
         return Point(world_size=n, hosts=trial.hosts, status=status, warmup_steps=warmup_steps)
-    found = arms(records, plan)
-    rounds, late, typical = found.rounds, found.late, found.typical
+    readings = arms(records, plan)
+    rounds, late, typical = readings.rounds, readings.late, readings.typical
     overhead = _overhead(rounds)
-    rounds = rounds.extend(_merged_values(records, found, plan)).extend(sweep)
+    rounds = rounds.extend(_merged_values(records, readings, plan)).extend(sweep)
     rounds = rounds.extend(clocks.quantities(records, typical))
     strong = spec.mode == "strong"
     if base is not None:
@@ -105,7 +104,7 @@ def point(
         parallel=_degrees(plan, n),
         tokens=imbalance.balance(records, rounds),
         tokens_per_s=rounds.ratio(lambda m: mesh.data_parallel * m[MEAN] * 1e9 / m["plain"]),
-        straggler=describe(late, found.evened, typical, rounds, found.explained_ns) if late else None,
+        straggler=describe(late, readings.evened, typical, rounds, readings.explained_ns) if late else None,
         overhead=overhead,
         comm=comm(rounds, records, plan, clock_bound_ns, overhead.floor)
         if n > 1 and (records.bucket_bytes or records.sent)
@@ -148,7 +147,7 @@ def arms(records: TrialRecords, plan: Plan) -> Arms:
     """Read the arms of a trial, and find its late ranks."""
     n = records.trial.world_size
     everybody = set(range(n))
-    rounds = own.independent(_arm_values(records, everybody), records, plan)
+    rounds = own_loop.independent(_arm_values(records, everybody), records, plan)
     hosts = [plan.spec.topology.host_of(rank) for rank in range(n)]
     rounds = rounds.extend(imbalance.quantities(records))
     of_tokens = imbalance.effect(records, rounds)
@@ -174,11 +173,11 @@ def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = 
         (PROBE, PROBE, False),
         ("detailed", PROBE, True),
     ):
-        found = records.arm(arm, detailed=detailed, ranks=ranks)
+        means = records.arm(arm, detailed=detailed, ranks=ranks)
         prefix = f"typical.{name}" if typical_only and name in (PROBE, "detailed") else name
-        values[prefix] = found["step"]
+        values[prefix] = means["step"]
         for phase in PHASES:
-            values[f"{prefix}.{phase}"] = found[phase]
+            values[f"{prefix}.{phase}"] = means[phase]
     if not typical_only:
         values[PLAIN] = records.arm(PLAIN)["step"]
         for half in (0, 1):
@@ -186,18 +185,19 @@ def _arm_values(records: TrialRecords, ranks: set[int], *, typical_only: bool = 
     return values
 
 
-def _merged_values(records: TrialRecords, found: Arms, plan: Plan) -> dict[str, Floats]:
+def _merged_values(records: TrialRecords, readings: Arms, plan: Plan) -> dict[str, Floats]:
     """Quantities of all ranks together: merged blocks, their replays, and the step simulated for closure."""
-    values = {name: records.per_round(found) for name, found in records.merged.items()}
+    values = {name: records.per_round(values_by_round) for name, values_by_round in records.merged.items()}
     if records.light and not records.cycles:
         values |= light.waits(records)
     values[EARLIER] = records.arm(PROBE, detailed=True)[EARLIER]
-    evened, mask = found.evened, np.array([r in found.typical for r in range(records.trial.world_size)])
+    evened, typical = readings.evened, readings.typical
+    mask = np.array([rank in typical for rank in range(records.trial.world_size)])
     values["replayed"] = records.of_cycles(lambda c: float(c.step.mean()))
     values["replayed.exposed"] = records.of_cycles(lambda c: float(c.waited.mean()))
     values["replayed.transfer"] = records.of_cycles(lambda c: float(c.moving.mean()))
     values["sim"] = records.of_cycles(lambda c: float(c.replay.period().mean()))
-    values |= stragglers.quantities(records, evened, found.typical)
+    values |= stragglers.quantities(records, evened, typical)
     if evened is not records:
         values[imbalance.EVENED] = imbalance.evened(records, evened)
     values["sim_typical"] = evened.of_cycles(lambda c: float(c.replay.of_mean(mask)[0].mean()))
@@ -221,8 +221,8 @@ def _closure(records: TrialRecords, plan: Plan) -> dict[tuple[int, int], float]:
     if abs(sum(records.replayed) - sent) > REPLAYED_OFF * sent:  # other traffic than the step's
         return {}
     light = records.by_rank(PROBE, detailed=False)
-    both = {name: np.stack([_filled(own) for own in light[name].T]) for name in ("forward", "compute")}
-    found: dict[tuple[int, int], float] = {}
+    both = {name: np.stack([_filled(row) for row in light[name].T]) for name in ("forward", "compute")}
+    periods: dict[tuple[int, int], float] = {}
     for i, key in enumerate(records.keys()):
         alone, transfer = records.solo.get(key), records.replay.get(key)
         if alone is None or transfer is None or alone["ready"].shape[1] != len(transfer):
@@ -238,15 +238,15 @@ def _closure(records: TrialRecords, plan: Plan) -> dict[tuple[int, int], float]:
         replay = Replay(
             ready=ready[None], compute_end=compute_end[None], transfer=transfer[None], barriers=barriers
         )
-        found[key] = float(replay.period()[0])
-    return found
+        periods[key] = float(replay.period()[0])
+    return periods
 
 
 def _closure_of_units(records: TrialRecords) -> dict[tuple[int, int], float]:
     """Closure of a sharded step in each round, from its units' turns over one rank."""
     light = records.by_rank(PROBE, detailed=False)
-    both = {name: np.stack([_filled(own) for own in light[name].T]) for name in ("forward", "compute")}
-    found = {}
+    both = {name: np.stack([_filled(row) for row in light[name].T]) for name in ("forward", "compute")}
+    periods = {}
     for i, key in enumerate(records.keys()):
         program, alone = records.programs.get(key), records.turns.get(key)
         transfer = records.replay.get(key)
@@ -254,8 +254,8 @@ def _closure_of_units(records: TrialRecords) -> dict[tuple[int, int], float]:
             continue
         forward, backward = (both[name][:, i] / alone.phases[name] for name in ("forward", "compute"))
         stretch = {"forward": forward, "backward": backward}
-        found[key] = simulated(program, records.sent, alone, stretch, transfer)
-    return found
+        periods[key] = simulated(program, records.sent, alone, stretch, transfer)
+    return periods
 
 
 def _closure_at_pace(records: TrialRecords) -> dict[tuple[int, int], float]:
@@ -266,21 +266,21 @@ def _closure_at_pace(records: TrialRecords) -> dict[tuple[int, int], float]:
     paces = [records.by_rank(PROBE, detailed=detailed) for detailed in (False, True)]
     phases = [name for name in PHASES if name != "exposed"]
     light, detailed = (
-        np.sum([np.stack([_filled(own) for own in pace[name].T]) for name in phases], axis=0)
+        np.sum([np.stack([_filled(row) for row in pace[name].T]) for name in phases], axis=0)
         for pace in paces
     )
-    found = {}
+    periods = {}
     for i, key in enumerate(records.keys()):
         program, transfer = records.programs.get(key), records.replay.get(key)
         if program is not None and transfer is not None and len(transfer) == len(records.sent):
-            found[key] = program.at_pace(light[:, i] / detailed[:, i], transfer)
-    return found
+            periods[key] = program.at_pace(light[:, i] / detailed[:, i], transfer)
+    return periods
 
 
 def _filled(values: Floats) -> Floats:
     """NaN replaced by the mean, since the rounds of an own loop's baseline have no probe arm."""
-    there = np.isfinite(values)
-    return np.where(there, values, values[there].mean()) if there.any() else values
+    finite = np.isfinite(values)
+    return np.where(finite, values, values[finite].mean()) if finite.any() else values
 
 
 SPREAD_OF = (BARE_ONE, BARE_ALL, DDP_SOLO, "plain.0", "plain.1", PROBE, "detailed")
@@ -302,8 +302,8 @@ def _parts(rounds: Rounds, n: int, clock_bound_ms: float) -> StepParts:
         return lambda m: m[f"{PROBE}.exposed"] * m[name] / m["exposed_all"]
 
     def waits(name: str) -> Measured | None:
-        found = ms(split(name)) if n > 1 else None
-        return found and found.widened(clock_bound_ms)
+        wait_ms = ms(split(name)) if n > 1 else None
+        return wait_ms and wait_ms.widened(clock_bound_ms)
 
     def ms(formula: Callable[[Means], Floats] | str) -> Measured | None:
         return rounds.measure(formula, scale=MS)

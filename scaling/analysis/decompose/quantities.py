@@ -55,10 +55,10 @@ class Sent:
 
 def by_kind(sent: Sequence[Sent]) -> list[tuple[int, ...]]:
     """Places of the collectives that have kind, phase and communicator in common, in the order of the first."""
-    found: dict[tuple[str, str, str], list[int]] = {}
-    for place, one in enumerate(sent):
-        found.setdefault((one.kind, one.phase, one.axis), []).append(place)
-    return [tuple(places) for places in found.values()]
+    places_of_kind: dict[tuple[str, str, str], list[int]] = {}
+    for place, collective in enumerate(sent):
+        places_of_kind.setdefault((collective.kind, collective.phase, collective.axis), []).append(place)
+    return [tuple(places) for places in places_of_kind.values()]
 
 
 Key = tuple[int, int]
@@ -175,12 +175,12 @@ class TrialRecords:
     @property
     def moved_bytes(self) -> float:
         """What a rank's link carries in a step: bytes x the bus factor of each collective."""
-        return sum(one.moved for one in self.sent)
+        return sum(collective.moved for collective in self.sent)
 
     @property
     def hops(self) -> int:
         """Steps of rings in a step."""
-        return sum(one.hops for one in self.sent)
+        return sum(collective.hops for collective in self.sent)
 
     @property
     def gradient_bytes(self) -> int:
@@ -240,10 +240,10 @@ class TrialRecords:
 
     def of_cycles(self, value: Callable[[Cycle], float]) -> Floats:
         """A value of every cycle, summed over a block's micro-steps; one a round."""
-        found: dict[tuple[int, int], float] = {}
+        total: dict[tuple[int, int], float] = {}
         for cycle in self.cycles:
-            found[cycle.key] = found.get(cycle.key, 0.0) + value(cycle)
-        return self.per_round(found)
+            total[cycle.key] = total.get(cycle.key, 0.0) + value(cycle)
+        return self.per_round(total)
 
     def per_round(self, values: dict[tuple[int, int], float]) -> Floats:
         """Align scalars to the rounds; NaN where a round has none."""
@@ -312,8 +312,8 @@ class TrialRecords:
         rows = self.devices.filter(
             pl.col("arm").is_in(list(arms)) & pl.col("rank").is_in(list(ranks)) & pl.col(name).is_not_null()
         )
-        found = rows.group_by("launch", "round", "rank").agg(pl.col(name).mean(), pl.col("device").first())
-        return in_memory(found)
+        means = rows.group_by("launch", "round", "rank").agg(pl.col(name).mean(), pl.col("device").first())
+        return in_memory(means)
 
     def by_rank(self, arm: str, *, detailed: bool | None = None) -> dict[str, Floats]:
         """`step` and PHASES of each rank, rounds x ranks; NaN where a rank has none."""
@@ -324,9 +324,9 @@ class TrialRecords:
         means = rows.group_by("launch", "round", "rank").agg(pl.col("step", *PHASES).mean())
         means = means.join(self.index.with_row_index("at"), on=["launch", "round"])
         at, rank = means["at"].to_numpy(), means["rank"].to_numpy()
-        found = {}
+        grids = {}
         for name in ("step", *PHASES):
             values = np.full((self.index.height, n), np.nan)
             values[at, rank] = means[name].cast(pl.Float64).fill_null(float("nan")).to_numpy()
-            found[name] = values
-        return found
+            grids[name] = values
+        return grids

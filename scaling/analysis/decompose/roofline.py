@@ -132,8 +132,8 @@ def _with_sheet(ceilings: Sequence[Ceiling], precision: str, device_name: str) -
     return (Ceiling(name=name, unit="FLOP/s", size=0, best=sheet, repeats=0), *ceilings)
 
 
-def _result(one: Ceiling) -> CeilingResult:
-    return CeilingResult(name=one.name, unit=one.unit, size=one.size, best=Measured(one.best, n=one.repeats))
+def _result(top: Ceiling) -> CeilingResult:
+    return CeilingResult(name=top.name, unit=top.unit, size=top.size, best=Measured(top.best, n=top.repeats))
 
 
 def _peak_is(peak: Ceiling) -> str:
@@ -163,15 +163,15 @@ def explain(base: RooflineResult | None, other: RooflineResult | None) -> tuple[
     """Which ceiling each of two runs hits, in sentences; why a faster device may not train faster."""
     if base is None or other is None:
         return ()
-    said = [f"{role}: {found.said}" for role, found in (("base", base), ("other", other))]
+    sentences = [f"{role}: {roofline.said}" for role, roofline in (("base", base), ("other", other))]
     if base.peak and other.peak and base.device != other.device:
         faster = other.peak.best.value / base.peak.best.value
         steps = base.step_ms.value / other.step_ms.value
-        said.append(
+        sentences.append(
             f"the peak of the other device ({other.device}) is {faster:.2g} times as high, and a step is "
             f"{steps:.2g} times as fast; the limit there is {other.bound}"
         )
-    return tuple(said)
+    return tuple(sentences)
 
 
 def _said(bound: str, step_ms: Measured, least: Mapping[str, float], idle: float | None) -> str:

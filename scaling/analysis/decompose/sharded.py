@@ -31,7 +31,7 @@ class ShardedBlocks:
 
 
 def read_sharded(
-    own: pl.DataFrame,
+    step_rows: pl.DataFrame,
     buckets: pl.LazyFrame,
     mesh: Mesh,
     served: Served,
@@ -41,7 +41,7 @@ def read_sharded(
     merged: dict[str, dict[Key, float]] = {}
     programs: dict[Key, Program] = {}
     sent: tuple[Sent, ...] = ()
-    for key, stamps, inputs in unit_blocks(own, buckets, mesh, served):
+    for key, stamps, inputs in unit_blocks(step_rows, buckets, mesh, served):
         sent = stamps.sent
         for name, value in _scalars(stamps).items():
             merged.setdefault(name, {})[key] = value
@@ -89,8 +89,8 @@ def _least(stamps: UnitStamps) -> float:
     """The shortest duration of each collective on any one rank of its communicator, summed, mean over ranks."""
     took = stamps.done - np.maximum(stamps.launch, np.minimum(stamps.begun, stamps.done))
     least = took.copy()
-    for k, of in enumerate(stamps.members):
-        for group in of:
+    for k, groups in enumerate(stamps.members):
+        for group in groups:
             ranks = list(group)
             least[:, ranks, k] = took[:, ranks, k].min(axis=1, keepdims=True)
     return float(least.sum(axis=2).mean())
@@ -102,14 +102,14 @@ def _program(stamps: UnitStamps) -> Program:
     marks = _marks(stamps)
     ended = _ended(stamps)  # S x R
     resumed, origin = ended[:-1].copy(), ended[:-1].max(axis=1, keepdims=True)
-    own = np.zeros((steps - 1, ranks, len(marks)))
+    own_ns = np.zeros((steps - 1, ranks, len(marks)))
     lag = np.zeros((steps - 1, ranks, width))
     last, behind = _last_of_windows(stamps, marks), _behind(stamps)
     for place, mark in enumerate(marks):
         k = mark.collective
         at = (stamps.wait if mark.waits else stamps.launch)[1:, :, k]
         streamed = not mark.waits and k in behind
-        own[:, :, place] = np.maximum(at - (_free(stamps, k, behind[k]) if streamed else resumed), 0.0)
+        own_ns[:, :, place] = np.maximum(at - (_free(stamps, k, behind[k]) if streamed else resumed), 0.0)
         if mark.waits:
             came = np.maximum(at, resumed)
             over = np.maximum(came, stamps.finished[1:, :, k])
@@ -119,7 +119,7 @@ def _program(stamps: UnitStamps) -> Program:
             resumed = went
     return Program(
         marks=marks,
-        own=own,
+        own=own_ns,
         transfer=stamps.transfer[1:],
         lag=lag,
         members=stamps.members,
@@ -134,13 +134,13 @@ def _program(stamps: UnitStamps) -> Program:
 def _behind(stamps: UnitStamps) -> dict[int, int]:
     """All-reduces over copies, each with its unit's reduce-scatter: on accelerators their own stream waits for that."""
     scattered: dict[int, int] = {}
-    found = {}
-    for k, one in enumerate(stamps.sent if stamps.channel.fifo else ()):
-        if one.kind == "reduce_scatter":
-            scattered[one.unit] = k
-        elif one.kind == "all_reduce" and one.unit in scattered:
-            found[k] = scattered[one.unit]
-    return found
+    earlier = {}
+    for k, collective in enumerate(stamps.sent if stamps.channel.fifo else ()):
+        if collective.kind == "reduce_scatter":
+            scattered[collective.unit] = k
+        elif collective.kind == "all_reduce" and collective.unit in scattered:
+            earlier[k] = scattered[collective.unit]
+    return earlier
 
 
 def _free(stamps: UnitStamps, k: int, after: int) -> Floats:
@@ -179,10 +179,10 @@ def _marks(stamps: UnitStamps) -> tuple[Mark, ...]:
     launch = (stamps.launch - origin).mean(axis=0).min(axis=0)
     wait = (stamps.wait - origin).mean(axis=0).min(axis=0)
     done = (stamps.finished - origin).mean(axis=(0, 1))
-    found = [((launch[k], 0, 0.0), Mark(waits=False, collective=k)) for k in range(len(launch))]
-    found += [
+    ordered = [((launch[k], 0, 0.0), Mark(waits=False, collective=k)) for k in range(len(launch))]
+    ordered += [
         ((max(wait[k], launch[k]), 1, -done[k]), Mark(waits=True, collective=k))
         for k in range(len(launch))
         if stamps.wait[:, :, k].min() > 0
     ]
-    return tuple(mark for _, mark in sorted(found, key=lambda item: item[0]))
+    return tuple(mark for _, mark in sorted(ordered, key=lambda item: item[0]))

@@ -39,7 +39,7 @@ def loader(
     if spec.data.target is None or not records.making:
         return None
     fed = max(0, fed_ns) * spec.accumulation_steps
-    rounds = rounds.extend({name: records.per_round(found) for name, found in records.making.items()})
+    rounds = rounds.extend({name: records.per_round(values) for name, values in records.making.items()})
     rounds = rounds.extend({"sim_fed": _fed_periods(records, fed)})
     share: Callable[[Means], Floats] = (
         (lambda m: (m["sim"] - m["sim_fed"]) / m["replayed"])
@@ -101,20 +101,20 @@ def _fed_periods(records: TrialRecords, fed_ns: float) -> Floats:
 
 def with_input(verdicts: tuple[Verdict, ...], point: Point, plan: Plan) -> tuple[Verdict, ...]:
     """The verdicts of one world size, with `input` inserted by its share if steps wait for their batches."""
-    found = point.loader
-    share = found.wait_share if found else None
-    if found is None or share is None or not (share.surely_above(0) and share.value > NOTABLE):
+    feed = point.loader
+    share = feed.wait_share if feed else None
+    if feed is None or share is None or not (share.surely_above(0) and share.value > NOTABLE):
         return verdicts
     verdict = Verdict(
         cause="input",
         world_size=point.world_size,
         share=share,
         confidence="high" if share.surely_above(NOTABLE) else "medium",
-        evidence=_evidence(found, point),
-        try_=_remedies(found, plan),
+        evidence=_evidence(feed, point),
+        try_=_remedies(feed, plan),
     )
     late = point.straggler
-    if late is not None and late.phase == "input" and late.rank == found.slowest_rank:
+    if late is not None and late.phase == "input" and late.rank == feed.slowest_rank:
         # The same wait, of one rank: the straggler's verdict says what its input lacks.
         return tuple(
             replace(v, evidence=(*v.evidence, *verdict.evidence), try_=(*verdict.try_, *v.try_))
@@ -128,31 +128,31 @@ def with_input(verdicts: tuple[Verdict, ...], point: Point, plan: Plan) -> tuple
     return (*larger, verdict, *(v for v in others if v not in larger))
 
 
-def _evidence(found: DataLoading, point: Point) -> tuple[str, ...]:
-    made = f"making a batch takes {found.make_ms.value:.3g} ms"
-    if found.workers:
-        every = found.make_ms.value / found.workers
-        many = "1 worker makes" if found.workers == 1 else f"{found.workers} workers make"
-        made = f"{made}, so {many} one every {every:.3g} ms a rank"
+def _evidence(feed: DataLoading, point: Point) -> tuple[str, ...]:
+    making = f"making a batch takes {feed.make_ms.value:.3g} ms"
+    if feed.workers:
+        every = feed.make_ms.value / feed.workers
+        many = "1 worker makes" if feed.workers == 1 else f"{feed.workers} workers make"
+        making = f"{making}, so {many} one every {every:.3g} ms a rank"
     else:
-        made = f"{made} in the training process, between steps"
-    lines = [made]
-    if found.slowest_input_ms is not None and found.others_input_ms is not None:
+        making = f"{making} in the training process, between steps"
+    lines = [making]
+    if feed.slowest_input_ms is not None and feed.others_input_ms is not None:
         lines.append(
-            f"rank {found.slowest_rank} spends {found.slowest_input_ms.value:.3g} ms of a step in input, the others "
-            f"{found.others_input_ms.value:.3g} ms, and then they wait for it"
+            f"rank {feed.slowest_rank} spends {feed.slowest_input_ms.value:.3g} ms of a step in input, the others "
+            f"{feed.others_input_ms.value:.3g} ms, and then they wait for it"
         )
-    if point.step_ms is not None and found.wait_share is not None:
-        without = point.step_ms.value * (1 - found.wait_share.value)
+    if point.step_ms is not None and feed.wait_share is not None:
+        without = point.step_ms.value * (1 - feed.wait_share.value)
         lines.append(
             f"without waiting for input a step would take {without:.3g} of {point.step_ms.value:.3g} ms"
         )
     if point.efficiency is not None and point.world_size > 1 and _hides(point):
         lines.append("one rank alone waits for its input too, so the efficiency does not show this")
-    if _too_few_cores(found):
+    if _too_few_cores(feed):
         lines.append(
-            f"more workers do not help: training and making batches this fast takes {found.cores_needed:.1f} cores "
-            f"a host, and there are {found.cores}; make samples cheaper (decode or resize them beforehand)"
+            f"more workers do not help: training and making batches this fast takes {feed.cores_needed:.1f} cores "
+            f"a host, and there are {feed.cores}; make samples cheaper (decode or resize them beforehand)"
         )
     return tuple(lines)
 
@@ -164,15 +164,15 @@ def _hides(point: Point) -> bool:
     return grown is not None and share is not None and grown.value < share.value / 2
 
 
-def _too_few_cores(found: DataLoading) -> bool:
-    return found.cores_needed is not None and found.cores is not None and found.cores_needed > found.cores
+def _too_few_cores(feed: DataLoading) -> bool:
+    return feed.cores_needed is not None and feed.cores is not None and feed.cores_needed > feed.cores
 
 
-def _remedies(found: DataLoading, plan: Plan) -> tuple[Remedy, ...]:
-    if found.workers_needed is None:
+def _remedies(feed: DataLoading, plan: Plan) -> tuple[Remedy, ...]:
+    if feed.workers_needed is None:
         return ()
-    gain = None if found.wait_share is None else saved(found.wait_share)
-    if _too_few_cores(found):
+    gain = None if feed.wait_share is None else saved(feed.wait_share)
+    if _too_few_cores(feed):
         return (
             Remedy(
                 overrides="",
@@ -181,10 +181,10 @@ def _remedies(found: DataLoading, plan: Plan) -> tuple[Remedy, ...]:
                 assumes=ALL_READY,
             ),
         )
-    if found.workers_needed > found.workers:
+    if feed.workers_needed > feed.workers:
         more = Remedy(
-            overrides=f"data.workers={found.workers_needed}",
-            code=f"DataLoader(dataset, num_workers={found.workers_needed})",
+            overrides=f"data.workers={feed.workers_needed}",
+            code=f"DataLoader(dataset, num_workers={feed.workers_needed})",
             predicted_gain=gain,
             assumes=ALL_READY,
         )
@@ -192,7 +192,7 @@ def _remedies(found: DataLoading, plan: Plan) -> tuple[Remedy, ...]:
         deeper = plan.spec.data.prefetch * 2  # the average rate suffices, but batches arrive in bursts
         more = Remedy(
             overrides=f"data.prefetch={deeper}",
-            code=f"DataLoader(dataset, num_workers={found.workers}, prefetch_factor={deeper})",
+            code=f"DataLoader(dataset, num_workers={feed.workers}, prefetch_factor={deeper})",
         )
     if plan.spec.topology.device == "cpu" or plan.spec.data.pin_memory:
         return (more,)

@@ -41,9 +41,9 @@ def drawn(own_ns: Floats, hosts: Sequence[int]) -> Drawn | None:
     order = np.argsort(-own_ns, kind="stable").tolist()
     slowest = order[:SLOWEST]
     of_hosts = _of_hosts(own_ns, order, hosts, {hosts[rank] for rank in slowest})
-    taken = {*slowest, *(rank for _, rank in of_hosts)}
+    chosen = {*slowest, *(rank for _, rank in of_hosts)}
     away = np.argsort(np.abs(own_ns - np.median(own_ns)), kind="stable").tolist()
-    typical = [rank for rank in away if rank not in taken][: RANKS_MAX - len(taken)]
+    typical = [rank for rank in away if rank not in chosen][: RANKS_MAX - len(chosen)]
     return Drawn(slowest=tuple(slowest), of_hosts=tuple(of_hosts), typical=tuple(sorted(typical)))
 
 
@@ -62,37 +62,37 @@ def _of_hosts(
 
 def timelines(run: RunRecords) -> tuple[Timeline, ...]:
     """One typical step of every world size above 1."""
-    found, plan = [], run.plan
+    per_size, plan = [], run.plan
     for trial in plan.trials:
         n = trial.world_size
         if n == 1:
             continue
         within = run.within(n)
         here = (pl.col("world_size") == n) & (pl.col("rank") < n)
-        own = within.steps.filter(here & (pl.col("arm") == PROBE))
+        steps = within.steps.filter(here & (pl.col("arm") == PROBE))
         buckets = within.buckets.filter(here)
-        some = _drawn(own.filter(pl.col("detailed")), within, plan, n)
+        some = _drawn(steps.filter(pl.col("detailed")), within, plan, n)
         ranks = some.ranks if some else range(n)
         if has_units(buckets.lazy()):
             mesh = plan.spec.parallel.mesh(n)
-            units = unit_blocks(in_memory(own), buckets.lazy(), mesh, served(within, plan))
+            units = unit_blocks(in_memory(steps), buckets.lazy(), mesh, served(within, plan))
             spans = typical_step([stamps for _, stamps, _ in units], ranks) if units else ()
-            found += [Timeline(world_size=n, spans=spans, drawn=some)] if spans else []
+            per_size += [Timeline(world_size=n, spans=spans, drawn=some)] if spans else []
             continue
         lengths = in_memory(
-            own.filter(pl.col("detailed"))
+            steps.filter(pl.col("detailed"))
             .group_by("launch", "block", "step")
             .agg(length=(pl.col("end_ns") - pl.col("begin_ns")).mean(), ranks=pl.len())
         )
         mean = lengths.filter(pl.col("ranks") == n)["length"].mean()
         for launch, block in _nearest(lengths.filter(pl.col("ranks") == n), mean):
             this = (pl.col("launch") == launch) & (pl.col("block") == block)
-            here_alone = (own.filter(this), buckets.filter(this), within.blocks.filter(this))
+            here_alone = (steps.filter(this), buckets.filter(this), within.blocks.filter(this))
             whole = [stamps for _, stamps in detailed_blocks(*here_alone, n, channels(within, plan))]
             if whole:
-                found.append(Timeline(world_size=n, spans=_typical(whole[0], mean, ranks), drawn=some))
+                per_size.append(Timeline(world_size=n, spans=_typical(whole[0], mean, ranks), drawn=some))
                 break
-    return tuple(found)
+    return tuple(per_size)
 
 
 def _nearest(lengths: pl.DataFrame, mean: Any) -> list[tuple[int, int]]:
@@ -104,8 +104,8 @@ def _nearest(lengths: pl.DataFrame, mean: Any) -> list[tuple[int, int]]:
 
 def _drawn(steps: Frame, tables: Tables, plan: Plan, n: int) -> Drawn | None:
     """The ranks that are drawn, by their own steps. `steps`: detailed ones of `n` ranks."""
-    own = (pl.col("end_ns") - pl.col("begin_ns") - WAITS).mean()
-    means = in_memory(steps.group_by("rank").agg(own=own)).sort("rank")
+    own_step = (pl.col("end_ns") - pl.col("begin_ns") - WAITS).mean()
+    means = in_memory(steps.group_by("rank").agg(own=own_step)).sort("rank")
     if means.height != n:  # then no block has all ranks, so none is drawn
         return None
     on = {file.rank: file.host for file in tables.ranks}
@@ -149,14 +149,14 @@ def _spans(stamps: BlockStamps, step: int, ranks: Sequence[int]) -> tuple[Span, 
         optimizer_end = sync_end + stamps.optimizer[step, rank]
         add("compute", "input", begin, forward)
         going = forward
-        for held, skew, gone in zip(*(b[step, rank] for b in broadcasts), strict=True):
+        for begun, skew, ended in zip(*(b[step, rank] for b in broadcasts), strict=True):
             if (
-                held >= forward and gone <= backward
+                begun >= forward and ended <= backward
             ):  # those of earlier micro-steps lie where no phase is drawn
-                add("compute", "forward", going, held)
-                add("compute", "exposed_skew", held, held + skew)
-                add("compute", "exposed_transfer", held + skew, gone)
-                going = gone
+                add("compute", "forward", going, begun)
+                add("compute", "exposed_skew", begun, begun + skew)
+                add("compute", "exposed_transfer", begun + skew, ended)
+                going = ended
         add("compute", "forward", going, backward)
         add("compute", "backward", backward, compute_end)
         last = stamps.done[step, rank].max()
@@ -195,7 +195,7 @@ def histories(
     run: RunRecords, states: Mapping[int, Sequence[State]] | None = None
 ) -> tuple[StepHistory, ...]:
     """A history for each world size. `states`: by launch, of rank 0's host in order of time."""
-    found = []
+    per_size = []
     for trial in run.plan.trials:
         within = run.within(trial.world_size)
         rows = (
@@ -213,7 +213,7 @@ def histories(
         for name in rows.columns[len(KEYS) + 1 :]:
             columns[f"{name}_ms"] = tuple(None if v is None else v / 1e6 for v in rows[name].to_list())
         columns |= _beside(rows, states or {})
-        found.append(
+        per_size.append(
             StepHistory(
                 world_size=trial.world_size,
                 columns=columns,
@@ -221,7 +221,7 @@ def histories(
                 contended=contention.beside(rows, contention.judged(within, run.plan), trial.world_size),
             )
         )
-    return tuple(found)
+    return tuple(per_size)
 
 
 def _timed(tables: Tables) -> pl.DataFrame:

@@ -78,7 +78,7 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     together = first & (pl.col("arm") != BARE_ONE)
     mesh, shards = plan.spec.parallel.mesh(n), None
     seen = STEP_ARMS if mesh.pipeline == 1 else (PLAIN,)  # a pipeline's step is not taken apart
-    own = tables.steps.filter(together & pl.col("arm").is_in(seen))
+    steps = tables.steps.filter(together & pl.col("arm").is_in(seen))
     bare = tables.steps.filter(
         (pl.col("arm") == BARE_ONE) & (pl.col("batch") == trial.batch) & (pl.col("solo_rank") < n)
     )
@@ -90,14 +90,14 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     cycles: tuple[Cycle, ...] = ()
     sizes: tuple[int, ...] = ()
     if has_units(buckets.lazy()):
-        stamped = in_memory(own)
-        own = stamped.lazy()
+        stamped = in_memory(steps)
+        steps = stamped.lazy()
         shards = read_sharded(stamped, buckets.lazy(), mesh, how)
-        cycles, merged, sizes = shards.cycles, shards.merged, tuple(one.bytes for one in shards.sent)
-        sent = shards.sent
+        cycles, merged, sent = shards.cycles, shards.merged, shards.sent
+        sizes = tuple(collective.bytes for collective in sent)
     else:
         cycles, merged, sizes = read_detailed(
-            detailed_blocks(own, buckets, tables.blocks, n, how.channel, host_ns)
+            detailed_blocks(steps, buckets, tables.blocks, n, how.channel, host_ns)
         )
         sent = tuple(
             Sent(kind="all_reduce", phase="backward", unit=k, bytes=size, ranks=n, axis="replicate")
@@ -106,21 +106,21 @@ def _read(tables: Tables, plan: Plan, trial: Trial) -> TrialRecords:
     return TrialRecords(
         trial=trial,
         index=index,
-        ranks=_by_block([own, bare]),
+        ranks=_by_block([steps, bare]),
         cycles=cycles,
         merged=merged,
         bucket_bytes=sizes,
         sampled=any(file.detailed for file in tables.ranks),
         sent=sent,
         programs=shards.programs if shards else {},
-        turns=turns(in_memory(own), buckets.lazy(), n, DDP_SOLO) if shards else {},
-        solo={} if shards else _solo(own, buckets, n),
+        turns=turns(in_memory(steps), buckets.lazy(), n, DDP_SOLO) if shards else {},
+        solo={} if shards else _solo(steps, buckets, n),
         making=_making(tables.blocks.filter(first)),
         replay=_replay(buckets, n),
         gradients=() if shards else _messages(buckets, DDP_SOLO) or _of_wrapper(tables),
         replayed=_messages(buckets, REPLAY),
-        light=read_light(own, n, shared=DISTURBS in withheld(tables, n)),
-        tokens=read_tokens(own, n) if n > 1 else None,
+        light=read_light(steps, n, shared=DISTURBS in withheld(tables, n)),
+        tokens=read_tokens(steps, n) if n > 1 else None,
         devices=_devices(tables.blocks, trial),
     )
 
@@ -133,8 +133,8 @@ def withheld(tables: Tables, n: int) -> tuple[str, ...]:
 
 def _host_ns(tables: Tables, n: int) -> float:
     """How long the host takes to bring a collective to an idle device; 0 where the sweep does not tell."""
-    found = host_latency(tables.fabric, n)["time_ns"].mean()
-    return max(0.0, float(found)) if isinstance(found, float) else 0.0
+    mean_ns = host_latency(tables.fabric, n)["time_ns"].mean()
+    return max(0.0, float(mean_ns)) if isinstance(mean_ns, float) else 0.0
 
 
 def _devices(blocks: Frame, trial: Trial) -> Frame:
@@ -142,9 +142,9 @@ def _devices(blocks: Frame, trial: Trial) -> Frame:
     if "sm_mhz" not in blocks.collect_schema():
         return pl.LazyFrame(schema=DEVICE_COLUMNS)
     n = trial.world_size
-    own = (pl.col("world_size") == n) & (pl.col("arm") != BARE_ONE)
+    together = (pl.col("world_size") == n) & (pl.col("arm") != BARE_ONE)
     bare = (pl.col("arm") == BARE_ONE) & (pl.col("batch") == trial.batch)
-    return blocks.filter((own | bare) & (pl.col("rank") < n)).select(list(DEVICE_COLUMNS))
+    return blocks.filter((together | bare) & (pl.col("rank") < n)).select(list(DEVICE_COLUMNS))
 
 
 def _by_block(steps: Sequence[Frame]) -> pl.DataFrame:
@@ -155,8 +155,8 @@ def _by_block(steps: Sequence[Frame]) -> pl.DataFrame:
     return pl.concat(
         [
             rows.group_by(*kind, "block").agg(means).sort(*kind, "block").with_columns(half=half)
-            for of in steps
-            for rows in _few_blocks(of)
+            for frame in steps
+            for rows in _few_blocks(frame)
         ]
     )
 
@@ -172,16 +172,16 @@ def _few_blocks(steps: Frame) -> Iterator[pl.DataFrame]:
     yield from (in_memory(needed.filter(chosen)) for chosen in round_selections(needed, ROUND_ROWS))
 
 
-def _solo(own: Frame, buckets: Frame, n: int) -> dict[tuple[int, int], dict[str, Floats]]:
+def _solo(step_rows: Frame, buckets: Frame, n: int) -> dict[tuple[int, int], dict[str, Floats]]:
     """ddp_solo blocks: per round, `ready` R x K since the step's begin, and means of phases, R each.
 
     Ready times are clamped to the end of backward's compute, which DDP's own stamp can exceed.
     """
-    steps = own.filter((pl.col("arm") == DDP_SOLO) & pl.col("detailed"))
+    steps = step_rows.filter((pl.col("arm") == DDP_SOLO) & pl.col("detailed"))
     sent = buckets.filter((pl.col("arm") == DDP_SOLO) & (pl.col("ready_ns") > 0))
     sent = sent.select("launch", "round", "rank", "block", "step", "seq", "ready_ns", ITS_PART)
     place, rounds = ["launch", "rank", "block", "step"], ("launch", "round")
-    found: dict[tuple[int, int], dict[str, Floats]] = {}
+    by_round: dict[tuple[int, int], dict[str, Floats]] = {}
     for mine, rows in few_rounds(steps, sent):
         ready = (
             mine.select(*place, "begin_ns", "compute_end_ns")
@@ -199,27 +199,27 @@ def _solo(own: Frame, buckets: Frame, n: int) -> dict[tuple[int, int], dict[str,
             block_rows = row_parts.get(key)
             if block_rows is None or part.height != n or block_rows.height % n:
                 continue
-            found[(int(key[0]), int(key[1]))] = {
+            by_round[(int(key[0]), int(key[1]))] = {
                 "ready": block_rows["ready"].to_numpy().reshape(n, -1),
                 **{name: part[name].to_numpy() for name in PHASES},
             }
-    return found
+    return by_round
 
 
 def _making(blocks: Frame) -> dict[str, dict[tuple[int, int], float]]:
     """Mean over the ranks' plain and probe blocks; `blocks`: of one world size."""
-    own = blocks.filter(pl.col("arm").is_in([PLAIN, PROBE]) & (pl.col("make_ns") > 0))
+    timed = blocks.filter(pl.col("arm").is_in([PLAIN, PROBE]) & (pl.col("make_ns") > 0))
     columns = {
         "make": pl.col("make_ns"),
         "make_cpu": pl.col("make_cpu_ns"),
         "train_cpu": pl.col("cpu_ns") / (pl.col("steps") + pl.col("lead_in")),
     }
-    means = own.group_by("launch", "round").agg(**{name: column.mean() for name, column in columns.items()})
-    found: dict[str, dict[tuple[int, int], float]] = {}
+    means = timed.group_by("launch", "round").agg(**{name: column.mean() for name, column in columns.items()})
+    by_name: dict[str, dict[tuple[int, int], float]] = {}
     for row in in_memory(means).iter_rows(named=True):
         for name in columns:
-            found.setdefault(name, {})[row["launch"], row["round"]] = row[name]
-    return found
+            by_name.setdefault(name, {})[row["launch"], row["round"]] = row[name]
+    return by_name
 
 
 def _replay(buckets: Frame, n: int) -> dict[tuple[int, int], Floats]:

@@ -76,21 +76,21 @@ def has_units(buckets: pl.LazyFrame) -> bool:
 
 
 def unit_blocks(
-    own: pl.DataFrame,
+    step_rows: pl.DataFrame,
     buckets: pl.LazyFrame,
     mesh: Mesh,
     served: Served,
 ) -> list[tuple[Key, UnitStamps, Floats]]:
     """Blocks that all ranks have whole: (launch, round), stamps, and durations of input S x R."""
     n = mesh.size
-    steps = own.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort(PLACE)
+    steps = step_rows.filter((pl.col("arm") == PROBE) & pl.col("detailed")).sort(PLACE)
     rows = (
         buckets.filter((pl.col("arm") == PROBE) & pl.col("detailed") & (pl.col("unit") >= 0))
         .sort(*PLACE, "seq")
         .collect()
     )
     parts = rows.partition_by("launch", "block", as_dict=True)
-    found = []
+    blocks = []
     for place, part in steps.partition_by("launch", "block", as_dict=True, maintain_order=True).items():
         mine, count = parts.get(place), part["step"].n_unique()
         if mine is None or part.height != count * n:
@@ -101,8 +101,8 @@ def unit_blocks(
         shape = (count, n, width)
         stamps = _stamps(mine, part, shape, served, mesh)
         key = (int(part["launch"][0]), int(part["round"][0]))
-        found.append((key, stamps, grid(part, "input_ns", (count, n))))
-    return found
+        blocks.append((key, stamps, grid(part, "input_ns", (count, n))))
+    return blocks
 
 
 def grid(frame: pl.DataFrame, name: str, shape: tuple[int, ...]) -> Floats:
@@ -127,12 +127,12 @@ def _stamps(
     handed = np.maximum(launch, grid(rows, "start_ns", shape))
     released, finished = handed.copy(), done.copy()
     follows: dict[int, Awaited] = {}
-    for k, of in enumerate(members):
-        if int(first["kind"][k]) == BROADCAST and len(of) == 1:
+    for k, groups in enumerate(members):
+        if int(first["kind"][k]) == BROADCAST and len(groups) == 1:
             follows[k] = served.channel(()).awaited(launch[:, :, k], done[:, :, k])
             released[:, :, k] = follows[k].latest(launch[:, :, k])
             continue
-        for group in of:
+        for group in groups:
             ranks = list(group)
             released[:, ranks, k] = handed[:, ranks, k].max(axis=1, keepdims=True)
             finished[:, ranks, k] = done[:, ranks, k].max(axis=1, keepdims=True)
@@ -140,8 +140,8 @@ def _stamps(
     begun, transfer = np.empty_like(launch), np.empty_like(launch)
     shared: dict[tuple[object, ...], list[int]] = {}
     for rank in range(n):
-        own = tuple(next(g for g in of if rank in g) for of in members)
-        shared.setdefault((own, rank if follows else 0), []).append(rank)
+        groups_of_rank = tuple(next(g for g in groups if rank in g) for groups in members)
+        shared.setdefault((groups_of_rank, rank if follows else 0), []).append(rank)
     over = ONE
     for ranks in shared.values():
         over = served.channel([int(key) for key in keys[ranks[0]]], first["kind"].to_list())
@@ -157,10 +157,10 @@ def _stamps(
             phase=PHASES[int(phase)],
             unit=int(unit),
             bytes=int(size),
-            ranks=len(of[0]),
-            axis=mesh.axis_of(of[0]),
+            ranks=len(groups[0]),
+            axis=mesh.axis_of(groups[0]),
         )
-        for kind, phase, unit, size, of in zip(
+        for kind, phase, unit, size, groups in zip(
             first["kind"], first["phase"], first["unit"], first["bytes"], members, strict=True
         )
     )
@@ -193,8 +193,8 @@ def _at_the_pace_of_the_fullest(
     On accelerators a group moves data at the pace of its rank that shares its wire with most others. The others of
     the group, whose wires are theirs alone, would take that pace for a longer transfer.
     """
-    for k, of in enumerate(members):
-        for group in of if k not in follows else ():
+    for k, groups in enumerate(members):
+        for group in groups if k not in follows else ():
             ranks = list(group)
             transfer[:, ranks, k] = transfer[:, ranks, k].min(axis=1, keepdims=True)
 
@@ -244,21 +244,21 @@ def simulated(
     """
     place = {turn: index for index, turn in enumerate(alone.names)}
     ranks = program.own.shape[1]
-    own = program.own.mean(axis=0)  # R x M; kept where one rank alone has no such mark
+    own_ns = program.own.mean(axis=0)  # R x M; kept where one rank alone has no such mark
     resumed = np.zeros(ranks)
     for index, mark in enumerate(program.marks):
-        one = sent[mark.collective]
-        turn = place.get((one.kind, one.phase, one.unit))
+        collective = sent[mark.collective]
+        turn = place.get((collective.kind, collective.phase, collective.unit))
         if turn is None:
             continue
         at = alone.at[:, turn, int(mark.waits)]
-        factor = stretch[one.phase] if index else np.ones(ranks)
-        own[:, index] = np.maximum(at - resumed, 0.0) * factor
+        factor = stretch[collective.phase] if index else np.ones(ranks)
+        own_ns[:, index] = np.maximum(at - resumed, 0.0) * factor
         if mark.waits:
             resumed = np.maximum(resumed, at)
     replay = dataclasses.replace(
         program,
-        own=own[None],
+        own=own_ns[None],
         transfer=program.of_groups(transfer),
         lag=np.zeros((1, ranks, len(transfer))),
         start=np.zeros((1, ranks)),
@@ -267,7 +267,7 @@ def simulated(
     return float(replay.period()[0])
 
 
-def turns(own: pl.DataFrame, buckets: pl.LazyFrame, n: int, arm: str) -> dict[Key, Turns]:
+def turns(step_rows: pl.DataFrame, buckets: pl.LazyFrame, n: int, arm: str) -> dict[Key, Turns]:
     """By round: when each unit had its turns over a mesh of one rank, mean over the steps of a block but the first.
 
     Times count from the last turn of the step before.
@@ -278,9 +278,9 @@ def turns(own: pl.DataFrame, buckets: pl.LazyFrame, n: int, arm: str) -> dict[Ke
         .sort(*PLACE, "seq")
         .collect()
     )
-    steps = own.filter((pl.col("arm") == arm) & pl.col("detailed"))
+    steps = step_rows.filter((pl.col("arm") == arm) & pl.col("detailed"))
     phases = steps.group_by("launch", "round", "rank").agg(*[e.mean() for e in DURATIONS])
-    found: dict[Key, Turns] = {}
+    by_round: dict[Key, Turns] = {}
     for part in rows.partition_by("launch", "block", maintain_order=True):
         count = part["step"].n_unique()
         width, rest = divmod(part.height, count * n)
@@ -291,7 +291,7 @@ def turns(own: pl.DataFrame, buckets: pl.LazyFrame, n: int, arm: str) -> dict[Ke
         key = (int(part["launch"][0]), int(part["round"][0]))
         mine = phases.filter((pl.col("launch") == key[0]) & (pl.col("round") == key[1])).sort("rank")
         first = part.head(width)
-        found[key] = Turns(
+        by_round[key] = Turns(
             names=tuple(
                 (KINDS[kind], PHASES[phase], unit)
                 for kind, phase, unit in first.select("kind", "phase", "unit").iter_rows()
@@ -299,7 +299,7 @@ def turns(own: pl.DataFrame, buckets: pl.LazyFrame, n: int, arm: str) -> dict[Ke
             at=(at[1:] - ended[:, :, None, None]).mean(axis=0),
             phases={name: mine[name].to_numpy() for name in ("forward", "compute")},
         )
-    return found
+    return by_round
 
 
 def typical_step(blocks: Sequence[UnitStamps], ranks: Sequence[int]) -> tuple[Span, ...]:
@@ -316,12 +316,12 @@ def _of_rank(stamps: UnitStamps, step: int, rank: int) -> list[Span]:
     at = {name: values[step, rank] for name, values in stamps.steps.items()}
     forward, backward = at["begin_ns"] + at["input_ns"], at["sync_end_ns"] - at["backward_ns"]
     optimized = at["sync_end_ns"] + at["optimizer_ns"]
-    found: list[Span] = []
+    spans: list[Span] = []
 
     def add(lane: str, name: str, low: float, high: float, size: int | None = None) -> None:
         if high > low:
             begin, end = (round((value - origin) / 1e6, 4) for value in (low, high))
-            found.append(Span(rank=rank, lane=lane, name=name, begin_ms=begin, end_ms=end, bytes=size))
+            spans.append(Span(rank=rank, lane=lane, name=name, begin_ms=begin, end_ms=end, bytes=size))
 
     add("compute", "input", at["begin_ns"], forward)
     moved, skew = (values[step, rank] for values in exposed(stamps))
@@ -340,7 +340,7 @@ def _of_rank(stamps: UnitStamps, step: int, rank: int) -> list[Span]:
         add("compute", name, going, high)
     add("compute", "optimizer", at["sync_end_ns"], optimized)
     add("compute", "host", optimized, at["end_ns"])
-    for k, one in enumerate(stamps.sent):
+    for k, call in enumerate(stamps.sent):
         begin, end = stamps.launch[step, rank, k], stamps.done[step, rank, k]
-        add(one.axis, f"{one.kind} of unit {one.unit}, {one.phase}", begin, end, one.bytes)
-    return found
+        add(call.axis, f"{call.kind} of unit {call.unit}, {call.phase}", begin, end, call.bytes)
+    return spans
